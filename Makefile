@@ -1,0 +1,74 @@
+# Every target says what it does: `make help`. Everything heavy is cached below ~/.cache/gpushare (GPUSHARE_CACHE).
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help
+help: ## Show this text
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo "CLUSTER=local|kind|existing picks the cluster (default: what this machine has)."
+
+.PHONY: venv
+venv: ## Make .venv with gpushare and every development tool (instant when it is there)
+	@hack/venv
+
+.PHONY: check
+check: venv ## Formatting, lint, types, layers and unit tests: under a minute
+	ruff format --check .
+	ruff check .
+	mypy
+	MYPYPATH=hack mypy --strict --explicit-package-bases -p devcluster
+	lint-imports
+	pytest -q -m "not integration and not e2e and not gpu and not slow" $(PYTEST_ARGS)
+
+.PHONY: test
+test: venv ## Every test this machine can run, integration and e2e on a cluster that it brings up included
+	@hack/test $(PYTEST_ARGS)
+
+.PHONY: test-gpu
+test-gpu: venv ## The tests that need an NVIDIA GPU
+	pytest -m gpu $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: venv ## The extender's latency at 5,000 nodes, and pods per second through the real kube-scheduler
+	@hack/cluster tools
+	$(BIN)/python hack/bench latency
+	$(BIN)/python hack/bench throughput
+
+.PHONY: demo
+demo: venv ## A local cluster with two simulated GPUs, gpushare, sample pods, and the table of who shares what
+	@hack/cluster demo
+
+.PHONY: demo-down
+demo-down: ## Remove every trace of the demo
+	@hack/cluster demo-down
+
+.PHONY: cluster-up
+cluster-up: venv ## Only the cluster
+	@hack/cluster up
+
+.PHONY: cluster-down
+cluster-down: ## Remove the cluster
+	@hack/cluster down
+
+.PHONY: image
+image: venv ## Build the image, print its name
+	@hack/cluster image
+
+.PHONY: proto
+proto: venv ## Generate the gRPC stubs of kubelet's device plugin and PodResources APIs
+	python -m grpc_tools.protoc -I deviceplugin --python_out=deviceplugin --pyi_out=deviceplugin \
+		--grpc_python_out=deviceplugin gpushare_deviceplugin/api.proto gpushare_deviceplugin/podresources.proto
+
+.PHONY: crds
+crds: venv ## Generate crds/ from the core types, and docs/values.md from the chart
+	python hack/generate_crds.py
+	python hack/generate_values_doc.py
+
+.PHONY: format
+format: venv ## Format the code and mend what the linter can mend
+	ruff format .
+	ruff check --fix .

@@ -1,0 +1,1 @@
+"""Node agent: gRPC device plugin, sampling, GpuNode status."""

@@ -1,0 +1,34 @@
+"""`python -m gpushare_deviceplugin`: the node agent."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+
+from gpushare_deviceplugin import frugal
+from gpushare_deviceplugin.options import Options, parse_options
+
+
+async def _until_stopped(options: Options) -> None:
+    """Run until SIGTERM or SIGINT; stopping changes nothing for the pods."""
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    from gpushare_deviceplugin.agent import run_agent  # noqa: PLC0415 - after frugal.before_imports
+
+    with contextlib.suppress(asyncio.CancelledError):
+        await run_agent(options)
+
+
+def main() -> None:
+    """Run the agent with the command line's options."""
+    options = parse_options(sys.argv[1:])
+    frugal.before_imports()
+    logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    asyncio.run(_until_stopped(options))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""The node agent: its parts joined and run until told to stop."""
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from gpushare.core.attribution import Predict
+from gpushare.core.expectation import expectation
+from gpushare.core.hardware import Devices, GpuHealth
+from gpushare.core.objects import Condition, ConditionStatus, GpuNodeStatus
+from gpushare.core.simulated import parse_simulated
+from gpushare.data import default_model
+from gpushare.devices import SimulatedDevices
+from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
+from gpushare.kube import Api, connect
+from gpushare.mps.status import GateStatus
+from gpushare_deviceplugin import frugal
+from gpushare_deviceplugin.cluster import Cluster
+from gpushare_deviceplugin.decisions import DecisionWriter
+from gpushare_deviceplugin.figures import node_figures
+from gpushare_deviceplugin.gates import Gates, health_notices, notices
+from gpushare_deviceplugin.kubelet import PodResources, Reconciler
+from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.options import Options
+from gpushare_deviceplugin.plugin import DevicePlugin
+from gpushare_deviceplugin.registration import Registrar
+from gpushare_deviceplugin.sampler import LAST_BACKOFF_SECONDS, Sampler
+from gpushare_deviceplugin.signatures import Signatures
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import StatusWriter, build_status, tenants_of
+
+_log = logging.getLogger(__name__)
+EVENT_SECONDS: Final = 1.0
+RESTART_SECONDS: Final = 5.0
+ALLOCATIONS_SECONDS: Final = 5.0  # kubelet answers within milliseconds
+HUNG_SECONDS: Final = 60.0  # without a round of sampling, or without the loop turning at all
+
+
+def devices_opener(options: Options, clock: Callable[[], float] = time.monotonic) -> Callable[[], Devices]:
+    """What makes the device side that the options name; the driver's library is loaded only when it is called."""
+    if options.simulated:
+        gpus = parse_simulated(options.simulated, options.node_name)
+        return lambda: SimulatedDevices(gpus, options.directory, clock)
+
+    def open_real() -> Devices:
+        from gpushare.devices.nvml import NvmlDevices  # noqa: PLC0415 - ctypes, where there is a driver
+
+        return NvmlDevices.open(clock, dcgm_url=options.dcgm_url)
+
+    return open_real
+
+
+@functools.cache
+def predict_on(gpu_model: str) -> Predict:
+    """The shipped interference model's expectation on a GPU model."""
+    return expectation(default_model().for_gpu(gpu_model))
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, options: Options, api: Api, open_devices: Callable[[], Devices]) -> None:
+        clock = time.monotonic
+        self._clock = clock
+        self._node_name = options.node_name
+        self.state = NodeState(clock)
+        self.cluster = Cluster(api, options.node_name, self.state)
+        self._shares = self.cluster.profiles()
+        measurer = Measurer(self.state, Signatures(self._shares.items), predict_on)
+        gates = Gates(options.directory, clock)
+        self.sampler = Sampler(
+            self.state, open_devices, gates, measurer, clock=clock, period_seconds=options.sample_seconds
+        )
+        kubelet: Path = options.kubelet_directory
+        source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
+        self.reconciler = Reconciler(self.state, source, self.cluster.correct)
+        plugin = DevicePlugin(
+            self.state, options.directory, strategy=options.device_list_strategy,
+            refresh_pods=self.cluster.refresh_pods, on_allocated=self.reconciler.poke,
+        )  # fmt: skip
+        self.registrar = Registrar(plugin, self.state, kubelet / "device-plugins")
+        self.decisions = DecisionWriter(self.state, options.directory)
+        self.status = StatusWriter(self.state, self.build, self.cluster, clock)
+
+    def build(self) -> GpuNodeStatus:
+        """The GpuNode's status as of now."""
+        status = build_status(self.state, self.sampler.gates, self.sampler.measures, self.sampler.driver_version)
+        problem = self.state.problem
+        condition = Condition(
+            type="DevicesReady",
+            status=ConditionStatus.FALSE if problem else ConditionStatus.TRUE,
+            reason="DriverError" if problem else "Sampled",
+            message=problem,
+        )
+        return GpuNodeStatus.of(status.gpus, driver_version=status.driver_version, conditions=(condition,))
+
+    def figures(self) -> NodeFigures:
+        """What the metrics say as of now."""
+        return node_figures(
+            self._node_name, self.state, self.sampler.gates, self.sampler.measures,
+            is_registered=self.registrar.is_registered,
+        )  # fmt: skip
+
+    def trouble(self) -> str:
+        """Why kubelet should restart this process; empty while it turns. A missing driver is no reason."""
+        age = self._clock() - self.sampler.beat_at
+        return f"no round of sampling for {age:.0f} s" if age > HUNG_SECONDS + LAST_BACKOFF_SECONDS else ""
+
+    async def run(self) -> None:
+        """Run every part for ever; a part that fails is logged and started again."""
+        await self.sampler.step()  # so that the first listing that kubelet sees is a whole one
+        async with self.cluster.pods() as pods, self._shares, asyncio.TaskGroup() as tasks:
+            self._start(tasks, "sampler", self.sampler.run)
+            self._start(tasks, "events", self._tell_events)
+            # The plugin serves without the API server too; decisions and the GpuNode wait for the pods, since what
+            # is written before would say that nobody runs here.
+            self._start(tasks, "plugin", self.registrar.run)
+            await pods.synced.wait()
+            self._start(tasks, "frugal", frugal.keep_small)
+            self._start(tasks, "reconciler", self.reconciler.run)
+            self._start(tasks, "decisions", self.decisions.run)
+            self._start(tasks, "gpunode", self._write_status)
+            self._start(tasks, "prune", lambda: self._prune(pods.items))
+
+    def _start(self, tasks: asyncio.TaskGroup, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def keep() -> None:
+            while True:
+                try:
+                    await run()
+                except Exception:  # noqa: BLE001 - one failing part must not end the others
+                    self.state.counts.error(name)
+                    _log.exception("part %s failed, starting it again", name)
+                await asyncio.sleep(RESTART_SECONDS)
+
+        tasks.create_task(keep(), name=name)
+
+    async def _write_status(self) -> None:
+        """Write the GpuNode once kubelet has said who has which ids: before, a pod that starts looks absent."""
+        changed = self.state.subscribe()
+        try:
+            async with asyncio.timeout(ALLOCATIONS_SECONDS):
+                while self.state.allocations is None:
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            _log.warning("kubelet does not say who has which ids; writing the GpuNode without that")
+        finally:
+            self.state.unsubscribe(changed)
+        await self.status.run()
+
+    async def _tell_events(self) -> None:
+        """Compare each GPU's health and its gate's word with those before and tell what is new."""
+        before: dict[str, GateStatus | None] = {}
+        healths: dict[str, GpuHealth] = {}
+        while True:
+            for uuid, health in list(self.state.health.items()):
+                was, healths[uuid] = healths.get(uuid), health
+                uids = [pod.uid for pod, _ in tenants_of(self.state, uuid)]
+                for notice in health_notices(uuid, was, health, uids):
+                    await self.cluster.tell(notice)
+            for uuid, status in list(self.sampler.gates.items()):
+                old = before.get(uuid)
+                if status is None or status is old:
+                    continue
+                before[uuid] = status
+                uids = [pod.uid for pod, _ in tenants_of(self.state, uuid)]
+                for notice in notices(old, status, uids):
+                    await self.cluster.tell(notice)
+            await asyncio.sleep(EVENT_SECONDS)
+
+    async def _prune(self, watched: Any) -> None:
+        """Forget pods that a direct list brought and the watch does not know: gone between the two."""
+        suspects: set[str] = set()
+        while True:
+            await asyncio.sleep(60.0)
+            unknown = {pod.uid for pod in self.state.pods.values() if pod.key not in watched}
+            for uid in suspects & unknown:
+                self.state.drop_pod(uid)
+            suspects = unknown
+
+
+async def run_agent(options: Options) -> None:
+    """Connect and run until cancelled."""
+    async with connect(field_manager="gpushare-agent") as api:
+        agent = Agent(options, api, devices_opener(options))
+        server: MetricsServer | None = None
+        if options.metrics_port:
+            server = MetricsServer([NodeCollector(agent.figures)], options.metrics_port, agent.trouble)
+            server.start()
+        try:
+            await agent.run()
+        finally:
+            if server is not None:
+                server.close()

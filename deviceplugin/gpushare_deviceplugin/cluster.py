@@ -1,0 +1,140 @@
+"""The agent's few words with the API server: its pods, the GpuNode, corrected annotations, events."""
+
+import logging
+from typing import Any, Final
+
+from gpushare.core.decision import Decision
+from gpushare.core.names import API_VERSION, MANAGED_SELECTOR
+from gpushare.core.objects import GpuNodeStatus
+from gpushare.core.schema import to_json
+from gpushare.kube import (
+    GPUNODES,
+    GPUSHARES,
+    NODES,
+    PODS,
+    AlreadyExists,
+    Api,
+    ApiError,
+    Change,
+    EventType,
+    NotFound,
+    Reflector,
+    record_event,
+)  # fmt: skip
+from gpushare_deviceplugin.gates import Notice
+from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
+from gpushare_deviceplugin.signatures import SharedProfile, reduce_gpushare
+from gpushare_deviceplugin.state import NodeState
+
+_log = logging.getLogger(__name__)
+CONTROLLER: Final = "gpushare.io/agent"
+
+
+class Cluster:
+    """What the agent asks of the API; no method but `pods` raises ApiError."""
+
+    def __init__(self, api: Api, node_name: str, state: NodeState) -> None:
+        self._api = api
+        self._node_name = node_name
+        self._state = state
+        self._failing = False
+        self._node: dict[str, Any] = {"kind": "Node", "apiVersion": "v1", "name": node_name}
+
+    def pods(self) -> Reflector[ManagedPod]:
+        """This node's managed pods, delivered into the state."""
+
+        def on_change(change: Change, key: str, pod: ManagedPod) -> None:  # noqa: ARG001 - the reflector's signature
+            if change is Change.DELETED:
+                self._state.drop_pod(pod.uid)
+                return
+            for other in [p for p in self._state.pods.values() if p.key == pod.key and p.uid != pod.uid]:
+                self._state.drop_pod(other.uid)
+            self._state.put_pod(pod)
+
+        return Reflector(
+            self._api, PODS, reduce_pod, on_change=on_change, label_selector=MANAGED_SELECTOR,
+            field_selector=f"spec.nodeName={self._node_name}",
+        )  # fmt: skip
+
+    def profiles(self) -> Reflector[SharedProfile]:
+        """Every GpuShare's profile."""
+        return Reflector(self._api, GPUSHARES, reduce_gpushare)
+
+    async def refresh_pods(self) -> None:
+        """Ask for this node's pods now, for when kubelet was told of one before our watch."""
+        try:
+            listing = await self._api.list(
+                PODS,
+                reduce_pod,
+                label_selector=MANAGED_SELECTOR,
+                field_selector=f"spec.nodeName={self._node_name}",
+            )
+        except ApiError as error:
+            _log.warning("the node's pods could not be read: %s", error)
+            return
+        for pod in listing.items:
+            self._state.put_pod(pod)
+
+    async def correct(self, pod: ManagedPod, decision: Decision) -> bool:
+        """Write a pod's decision annotations; False when it could not be done now."""
+        body = {"metadata": {"uid": pod.uid, "annotations": decision.to_annotations()}}
+        try:
+            await self._api.patch(PODS, pod.name, body, namespace=pod.namespace)
+        except ApiError as error:
+            self._state.counts.error("annotations")
+            _log.warning("annotations of pod %s not corrected: %s", pod.key, error, extra={"pod": pod.uid})
+            return False
+        return True
+
+    async def write(self, status: GpuNodeStatus) -> bool:
+        """Write the GpuNode's status, making the object if it is not there."""
+        body = {"status": to_json(status, nulls=True)}
+        try:
+            try:
+                await self._api.patch(GPUNODES, self._node_name, body, subresource="status")
+            except NotFound:
+                await self._create()
+                await self._api.patch(GPUNODES, self._node_name, body, subresource="status")
+        except ApiError as error:
+            if not self._failing:
+                _log.warning("GpuNode %s not written, trying on: %s", self._node_name, error)
+            self._failing = True
+            return False
+        if self._failing:
+            _log.info("GpuNode %s is written again", self._node_name)
+        self._failing = False
+        return True
+
+    async def tell(self, notice: Notice) -> None:
+        """Write an event about a pod of this node, or about the node."""
+        regarding = self._node
+        if notice.pod_uid is not None:
+            pod = self._state.pods.get(notice.pod_uid)
+            if pod is None:
+                return
+            regarding = {
+                "kind": "Pod", "apiVersion": "v1", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid,
+            }  # fmt: skip
+        await record_event(
+            self._api, regarding, reason=notice.reason, note=notice.note, action="Sharing",
+            event_type=EventType.WARNING if notice.is_warning else EventType.NORMAL, controller=CONTROLLER,
+        )  # fmt: skip
+
+    async def _create(self) -> None:
+        metadata: dict[str, Any] = {"name": self._node_name}
+        if (uid := await self._node_uid()) is not None:
+            metadata["ownerReferences"] = [
+                {"apiVersion": "v1", "kind": "Node", "name": self._node_name, "uid": uid}
+            ]
+        try:
+            await self._api.create(GPUNODES, {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": metadata})
+        except AlreadyExists:
+            return
+
+    async def _node_uid(self) -> str | None:
+        """The Node's uid, so that its GpuNode goes with it; None where we may not read nodes."""
+        try:
+            node = await self._api.get(NODES, self._node_name)
+        except ApiError:
+            return None
+        return str(node["metadata"]["uid"])

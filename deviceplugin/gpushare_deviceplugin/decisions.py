@@ -1,0 +1,69 @@
+"""The decisions file of each GPU, which the gate enforces: written from the pods, replaced atomically."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Final
+
+from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, decisions_reader, write_decisions
+from gpushare_deviceplugin.state import NodeState
+
+_log = logging.getLogger(__name__)
+RETRY_SECONDS: Final = 5.0  # after a full disk; what is on disk stays in force meanwhile
+
+
+def decide(state: NodeState) -> dict[str, Decisions]:
+    """Each GPU's decisions: every pod of ours that runs, or may start to run, on it."""
+    by_gpu: dict[str, dict[str, PodDecision]] = {uuid: {} for uuid in state.gpus}
+    for pod in sorted(state.pods.values(), key=lambda each: each.uid):
+        if pod.is_over or pod.decision is None:
+            continue
+        ceilings = PodDecision(pod.decision.thread_percentage, pod.decision.memory_limit_mib, pod.job_class)
+        for uuid in state.gpus_of(pod):
+            if uuid in by_gpu:
+                by_gpu[uuid][pod.uid] = ceilings
+    return {uuid: Decisions(pods) for uuid, pods in by_gpu.items()}
+
+
+class DecisionWriter:
+    """Keeps the files as `decide` says. Start it once the pods are known: an empty file would hold them."""
+
+    def __init__(self, state: NodeState, directory: Path) -> None:
+        self._state = state
+        self._directory = directory
+        self._written: dict[str, Decisions] = {}
+        self._failing = False
+
+    async def run(self) -> None:
+        """Write at every change, for ever."""
+        changed = self._state.subscribe()
+        while True:
+            changed.clear()
+            if self.write():
+                await changed.wait()
+            else:
+                await asyncio.sleep(RETRY_SECONDS)
+
+    def write(self) -> bool:
+        """Write what differs from the disk; False when something could not be written."""
+        whole = True
+        for uuid, decisions in decide(self._state).items():
+            gpu = GpuDirectory.of(self._directory, uuid)
+            if uuid not in self._written and gpu.decisions.exists():
+                self._written[uuid] = decisions_reader(gpu).read()
+            if self._written.get(uuid) == decisions:
+                continue
+            try:
+                gpu.create()
+                write_decisions(gpu, decisions)
+            except OSError as error:
+                whole = False
+                self._state.counts.error("decisions")
+                if not self._failing:
+                    _log.error("decisions of GPU %s not written, the old ones stay in force: %s", uuid, error)
+                self._failing = True
+            else:
+                self._written[uuid] = decisions
+        if whole:
+            self._failing = False
+        return whole

@@ -1,0 +1,90 @@
+"""The agent's state as the exporter's figures."""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from gpushare.core.hardware import Health
+from gpushare.core.objects import Ceilings, GpuStatus
+from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
+from gpushare.mps.status import GateStatus
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import GpuMeasure, build_status
+
+_ENFORCED = {Ceilings.ENFORCED: True, Ceilings.NOT_ENFORCED: False}
+
+
+def node_figures(
+    node: str,
+    state: NodeState,
+    gates: Mapping[str, GateStatus | None],
+    measures: Mapping[str, GpuMeasure],
+    *,
+    is_registered: bool,
+) -> NodeFigures:
+    """Figures of this moment; built from the same status as the GpuNode, so that the two never differ."""
+    status = build_status(state, gates, measures)
+    return NodeFigures(
+        node=node,
+        devices=tuple(
+            _device(gpu, gates.get(gpu.uuid), measures.get(gpu.uuid, GpuMeasure())) for gpu in status.gpus
+        ),
+        tenants=tuple(
+            tenant for gpu in status.gpus for tenant in _tenants(gpu, measures.get(gpu.uuid, GpuMeasure()))
+        ),
+        errors=dict(state.counts.errors),
+        allocation_mismatches=state.counts.mismatches,
+        refused_allocations=state.counts.refused_allocations,
+        bad_pods=state.counts.bad_pods,
+        is_registered=is_registered,
+    )
+
+
+def _device(gpu: GpuStatus, gate: GateStatus | None, measure: GpuMeasure) -> DeviceFigures:
+    sample = measure.sample
+    return DeviceFigures(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        model=gpu.model,
+        memory_mib=gpu.memory_mib,
+        is_healthy=gpu.health is Health.HEALTHY,
+        pipes=sample.counters.pipes() if sample else {},
+        sm_activity_ratio=sample.counters.sm_util if sample else None,
+        sm_occupancy_ratio=sample.counters.sm_occupancy if sample else None,
+        nvml_utilization_ratio=sample.gpu_utilization_ratio if sample else None,
+        memory_used_mib=sample.memory_used_mib if sample else None,
+        share_used_ratio=sum(tenant.share_percent for tenant in gpu.tenants) / 100,
+        mps_state=gpu.mps.state.value,
+        is_ceilings_enforced=_ENFORCED.get(gpu.mps.ceilings),
+        clients=len(gate.clients) if gate else None,
+        held=Counter(held.reason.value for held in gate.held) if gate else {},
+        refused=gate.refused if gate else {},
+        mismatches=Counter(mismatch.kind.value for mismatch in gate.mismatches) if gate else {},
+        faults=gate.faults if gate else None,
+        daemon_restarts=gate.daemon_restarts if gate else None,
+        turns=gate.turns.count if gate else None,
+        turn_seconds_sum=gate.turns.durations_seconds_sum if gate else None,
+    )
+
+
+def _tenants(gpu: GpuStatus, measure: GpuMeasure) -> list[TenantFigures]:
+    found = []
+    for tenant in gpu.tenants:
+        measured = measure.tenants.get(tenant.pod_uid)
+        found.append(
+            TenantFigures(
+                gpu_uuid=gpu.uuid,
+                namespace=tenant.namespace or "",
+                pod=tenant.pod or "",
+                pod_uid=tenant.pod_uid,
+                share_ratio=tenant.share_percent / 100,
+                thread_percentage=tenant.thread_percentage,
+                memory_limit_mib=tenant.memory_limit_mib,
+                memory_used_mib=tenant.memory_used_mib,
+                clients=tenant.clients,
+                progress_ratio=tenant.progress_ratio,
+                progress_error_ratio=tenant.progress_error_ratio,
+                slowdown_ratio=tenant.slowdown_ratio,
+                pipes=measured.pipes if measured else {},
+            )
+        )
+    return found

@@ -1,0 +1,140 @@
+"""What the MPS host says of each GPU, its freshness, and what people should hear of it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpushare.core.hardware import GpuHealth, Health
+from gpushare.core.objects import Ceilings, MpsState, MpsStatus
+from gpushare.mps.layout import GpuDirectory, LastGood, status_reader
+from gpushare.mps.status import GateStatus, HoldReason, SelfTestResult
+from gpushare.mps.status import MpsState as GateState
+
+STALE_SECONDS: Final = 10.0  # the host writes at least every few seconds
+
+_STATES: Final = {
+    GateState.STARTING: MpsState.STARTING,
+    GateState.SELF_TEST: MpsState.STARTING,
+    GateState.ACTIVE: MpsState.ACTIVE,
+    GateState.FAULT: MpsState.FAULT,
+    GateState.DOWN: MpsState.DOWN,
+}
+_CEILINGS: Final = {SelfTestResult.PASSED: Ceilings.ENFORCED, SelfTestResult.FAILED: Ceilings.NOT_ENFORCED}
+_SHOWN_HOLDS: Final = frozenset({HoldReason.CLIENTS, HoldReason.WRONG_GPU, HoldReason.PROTOCOL})
+
+
+class Gates:
+    """Readers of every GPU's gate.json, with their age on our own monotonic clock.
+
+    The file's own time stamp is compared only with itself, so a jump of the wall clock changes nothing.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._readers: dict[str, LastGood[GateStatus | None]] = {}
+        self._changed: dict[str, tuple[float, float]] = {}
+
+    def read(self, uuid: str) -> GateStatus | None:
+        """The gate's word on a GPU; None when it never spoke or fell silent."""
+        if uuid not in self._readers:
+            self._readers[uuid] = status_reader(GpuDirectory.of(self._directory, uuid))
+        status = self._readers[uuid].read()
+        if status is None:
+            return None
+        now = self._clock()
+        written_at, since = self._changed.get(uuid, (None, now))
+        if written_at != status.written_at:
+            self._changed[uuid] = (status.written_at, now)
+            return status
+        return status if now - since <= STALE_SECONDS else None
+
+
+def mps_status(status: GateStatus | None) -> MpsStatus:
+    """The GpuNode's view of a gate."""
+    if status is None:
+        return MpsStatus(state=MpsState.DOWN, message="the MPS host does not report")
+    message = status.detail or None
+    if status.self_test.result is SelfTestResult.FAILED:
+        message = message or f"ceilings do not bind on this driver: {status.self_test.detail}"
+    return MpsStatus(
+        state=_STATES[status.state],
+        clients=len(status.clients),
+        held=len(status.held),
+        ceilings=_CEILINGS.get(status.self_test.result, Ceilings.UNTESTED),
+        message=message[:1024] if message else None,
+    )
+
+
+def conclude_health(device: GpuHealth, status: GateStatus | None) -> GpuHealth:
+    """A GPU takes tenants when its device is well and its MPS is up: a client without MPS would run uncapped."""
+    if device.health is Health.UNHEALTHY:
+        return device
+    if status is None:
+        return GpuHealth(Health.UNHEALTHY, "the MPS host does not report")
+    if status.state is GateState.ACTIVE:
+        return device
+    reasons = {
+        GateState.STARTING: "MPS is starting",
+        GateState.SELF_TEST: "MPS tests whether ceilings bind",
+        GateState.FAULT: "the MPS server is in FAULT and is being drained",
+        GateState.DOWN: "the MPS daemon is down",
+    }
+    detail = f": {status.detail}" if status.detail else ""
+    return GpuHealth(Health.UNHEALTHY, f"{reasons[status.state]}{detail}")
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that people should hear of: about a pod by uid, or about the node when None."""
+
+    pod_uid: str | None
+    reason: str
+    note: str
+    is_warning: bool = True
+
+
+def health_notices(uuid: str, old: GpuHealth | None, new: GpuHealth, tenants: Iterable[str]) -> tuple[Notice, ...]:
+    """A GPU fell out or came back, for its tenants and the node; nothing for one that is seen the first time."""
+    if old is None or old.health is new.health:
+        return ()
+    everyone = [*tenants, None]
+    if new.health is Health.UNHEALTHY:
+        note = f"GPU {uuid} is unhealthy and takes no new tenants: {new.reason}"
+        return tuple(Notice(uid, "GpuUnhealthy", note) for uid in everyone)
+    note = f"GPU {uuid} is healthy again"
+    return tuple(Notice(uid, "GpuRecovered", note, is_warning=False) for uid in everyone)
+
+
+def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> tuple[Notice, ...]:
+    """What is new in a gate's word, as events for the pods concerned.
+
+    Args:
+        tenants: uids of the pods on this GPU, who all hear of a fault of their server.
+    """
+    found: list[Notice] = []
+    if old is not None and new.gate_started_at == old.gate_started_at and new.faults > old.faults:
+        note = f"a fault on GPU {new.gpu_uuid} ended every process under its MPS server: {new.last_fault}"
+        found += [Notice(uid, "GpuFault", note) for uid in tenants]
+        found.append(Notice(None, "GpuFault", note))
+    if (
+        old is not None
+        and new.gate_started_at == old.gate_started_at
+        and new.daemon_restarts > old.daemon_restarts
+    ):
+        note = f"the MPS daemon of GPU {new.gpu_uuid} was restarted; processes that it served have ended"
+        found += [Notice(uid, "MpsRestarted", note) for uid in tenants]
+        found.append(Notice(None, "MpsRestarted", note))
+    seen = {(h.pod_uid, h.reason) for h in old.held} if old is not None else set()
+    for held in new.held:
+        if held.reason in _SHOWN_HOLDS and (held.pod_uid, held.reason) not in seen:
+            note = f"a process waits at the gate of GPU {new.gpu_uuid}: {held.reason}"
+            found.append(Notice(held.pod_uid, f"Held{held.reason}", note))
+    known = {(m.kind, m.pod_uid, m.pid) for m in old.mismatches} if old is not None else set()
+    found += [
+        Notice(mismatch.pod_uid, f"Mismatch{mismatch.kind}", mismatch.detail)
+        for mismatch in new.mismatches
+        if (mismatch.kind, mismatch.pod_uid, mismatch.pid) not in known
+    ]
+    return tuple(dict.fromkeys(found))

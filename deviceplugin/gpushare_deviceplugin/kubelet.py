@@ -1,0 +1,142 @@
+"""PodResources, kubelet's own word on who has which device ids, and the reconciliation with what was decided."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import grpc
+
+from gpushare.core import names
+from gpushare.core.decision import Decision
+from gpushare_deviceplugin import podresources_pb2, podresources_pb2_grpc
+from gpushare_deviceplugin.allocation import shares_by_gpu
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.state import NodeState
+
+_log = logging.getLogger(__name__)
+
+LIST_SECONDS: Final = 5.0
+MAX_MESSAGE_BYTES: Final = 64 * 2**20  # 110 pods with every id spelled out stay far below
+PERIOD_SECONDS: Final = 10.0
+FAST_POLLS_SECONDS: Final = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.5, 0.5)  # after an Allocate
+
+
+class PodResourcesError(Exception):
+    """kubelet does not answer; asking again can help."""
+
+
+class PodResourcesSource(Protocol):
+    """Who has which shares: "namespace/name" -> shares by GPU. Raises PodResourcesError."""
+
+    async def list(self) -> dict[str, dict[str, int]]:
+        """What kubelet says now."""
+        ...
+
+
+class PodResources:
+    """kubelet's PodResources API v1 over its socket."""
+
+    def __init__(self, socket: Path) -> None:
+        self._address = f"unix://{socket}"
+
+    async def list(self) -> dict[str, dict[str, int]]:
+        """Shares by GPU of every pod that has any."""
+        limits = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+        try:
+            async with grpc.aio.insecure_channel(self._address, options=limits) as channel:
+                stub = podresources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]  # generated
+                answer = await stub.List(podresources_pb2.ListPodResourcesRequest(), timeout=LIST_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise PodResourcesError(error.details() or str(error.code())) from error
+        found: dict[str, dict[str, int]] = {}
+        for pod in answer.pod_resources:
+            ids = [
+                device_id
+                for container in pod.containers
+                for devices in container.devices
+                if devices.resource_name == names.SHARE_RESOURCE
+                for device_id in devices.device_ids
+            ]
+            if ids:
+                found[f"{pod.namespace}/{pod.name}"] = shares_by_gpu(ids)
+        return found
+
+
+class Reconciler:
+    """Holds the state to PodResources, and the annotations to the state.
+
+    Args:
+        correct: writes a pod's decision annotations; may raise, then it is tried again at the next round.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        source: PodResourcesSource,
+        correct: Callable[[ManagedPod, Decision], Awaitable[bool]],
+    ) -> None:
+        self._state = state
+        self._source = source
+        self._correct = correct
+        self._poked = asyncio.Event()
+        self._counted: set[tuple[str, tuple[str, ...]]] = set()
+        self._failing = False
+
+    def poke(self) -> None:
+        """An Allocate was just answered: look soon and often until its pod is known."""
+        self._poked.set()
+
+    async def run(self) -> None:
+        """Reconcile for ever, at once after an allocation and every ten seconds."""
+        while True:
+            await self.reconcile()
+            try:
+                await asyncio.wait_for(self._poked.wait(), PERIOD_SECONDS)
+            except TimeoutError:
+                continue
+            self._poked.clear()
+            for delay in FAST_POLLS_SECONDS:
+                await asyncio.sleep(delay)
+                before = self._state.allocations
+                await self.reconcile()
+                if self._state.allocations != before and not self._poked.is_set():
+                    break
+
+    async def reconcile(self) -> None:
+        """One round; trouble is logged once until it is over, and counted."""
+        try:
+            by_key = await self._source.list()
+        except PodResourcesError as error:
+            self._state.counts.error("podresources")
+            if not self._failing:
+                _log.warning("kubelet's PodResources does not answer, allocations stay as last known: %s", error)
+            self._failing = True
+            return
+        self._failing = False
+        live = {pod.key: pod for pod in self._state.pods.values() if not pod.is_over}
+        self._state.set_allocations({live[key].uid: shares for key, shares in by_key.items() if key in live})
+        for key, shares in by_key.items():
+            if key in live:
+                await self._hold_to(live[key], shares)
+
+    async def _hold_to(self, pod: ManagedPod, shares: dict[str, int]) -> None:
+        decision = pod.decision
+        if decision is None or set(decision.gpu_uuids) == set(shares):
+            return
+        actual = tuple(
+            sorted(shares, key=lambda uuid: self._state.gpus[uuid].index if uuid in self._state.gpus else 0)
+        )
+        if (pod.uid, actual) not in self._counted:
+            self._counted = {(uid, gpus) for uid, gpus in self._counted if uid in self._state.pods}
+            self._counted.add((pod.uid, actual))
+            self._state.counts.mismatches += 1
+            _log.warning(
+                "pod %s was decided for %s but kubelet allocated %s: its annotation is corrected",
+                pod.key, ",".join(decision.gpu_uuids), ",".join(actual), extra={"pod": pod.uid},
+            )  # fmt: skip
+        corrected = replace(decision, gpu_uuids=actual)
+        if await self._correct(pod, corrected):
+            self._state.put_pod(replace(pod, decision=corrected))

@@ -1,0 +1,159 @@
+"""From a GPU's window to its tenants: clients and memory by the gate, progress and pipes by attribution."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from gpushare.core.attribution import (
+    Load,
+    Predict,
+    Prior,
+    TenantEvidence,
+    attribute,
+    cap_bound,
+    no_prediction,
+)
+from gpushare.core.dataset import mean_counters
+from gpushare.core.hardware import GpuSample
+from gpushare.mps.status import GateStatus
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.signatures import Signature, Signatures
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import GpuMeasure, TenantMeasure, tenants_of
+
+
+def merge(samples: Iterable[GpuSample]) -> GpuSample:
+    """Several windows as one: counters averaged, memory as of the last; at least one sample."""
+    listed = list(samples)
+    busy = [s.gpu_utilization_ratio for s in listed if s.gpu_utilization_ratio is not None]
+    return GpuSample(
+        counters=mean_counters(s.counters for s in listed),
+        window_seconds=sum(s.window_seconds for s in listed),
+        memory_used_mib=listed[-1].memory_used_mib,
+        gpu_utilization_ratio=sum(busy) / len(busy) if busy else None,
+    )
+
+
+PREDICTED_FOR: Final = 6  # conclusions: signatures change slowly, and a prediction costs more than all the rest
+
+
+class Measurer:
+    """Measures the tenants of a GPU, and learns signatures from those that run alone.
+
+    Args:
+        predict_on: the interference model's expectation on a GPU model, by its name.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        signatures: Signatures,
+        predict_on: Callable[[str], Predict] = lambda _: no_prediction,
+    ) -> None:
+        self._state = state
+        self._signatures = signatures
+        self._predict_on = predict_on
+        self._priors: dict[str, tuple[object, int, Sequence[Prior | None]]] = {}
+
+    def measure(
+        self, uuid: str, gate: GateStatus | None, latest: GpuSample | None, window: GpuSample | None
+    ) -> GpuMeasure:
+        """What can be said of a GPU and its tenants.
+
+        Args:
+            latest: the newest sample, to learn from; window: several merged, to conclude from; None: no figures.
+        """
+        pods = [pod for pod, _ in tenants_of(self._state, uuid)]
+        tenants = {pod.uid: _by_gate(gate, pod.uid) for pod in pods}
+        if gate is None or window is None:
+            return GpuMeasure(window, tenants)
+        active = [pod for pod in pods if tenants[pod.uid].clients]
+        strangers = any(client.pod_uid not in tenants for client in gate.clients)
+        if len(active) == 1 and not strangers:
+            [pod] = active
+            tenants |= self._alone(uuid, pod, _threads(gate, pod), tenants[pod.uid], latest=latest, window=window)
+        elif len(pods) == 1 and not gate.clients and self._has_whole_gpus(pods[0]):
+            # It runs outside MPS (ADR 0030), and the GPU's counters are its own.
+            tenants[pods[0].uid] = replace(tenants[pods[0].uid], clients=None, pipes=window.counters.pipes())
+        elif active:
+            threads = [_threads(gate, pod) for pod in active]
+            tenants |= self._together(uuid, active, threads, tenants, window, has_strangers=strangers)
+        model = self._state.gpus[uuid].model
+        news = {pod.uid: self._signatures.news(pod, model) for pod in pods}
+        return GpuMeasure(window, {uid: replace(each, profile=news[uid]) for uid, each in tenants.items()})
+
+    def _alone(
+        self, uuid: str, pod: ManagedPod, threads: int, measured: TenantMeasure, *, latest: GpuSample | None,
+        window: GpuSample,
+    ) -> dict[str, TenantMeasure]:  # fmt: skip
+        """The only one with processes: the counters are its own, and at 100% it runs as alone by definition."""
+        model = self._state.gpus[uuid].model
+        measured = replace(measured, pipes=window.counters.pipes())
+        if threads == 100:
+            if latest is not None:
+                self._signatures.learn(pod, model, latest)
+            return {pod.uid: replace(measured, progress_ratio=1.0, progress_error_ratio=0.0)}
+        [found] = attribute(window.counters, [_evidence(self._signatures.of(pod, model), threads, None)])
+        return {
+            pod.uid: replace(measured, progress_ratio=found.progress_ratio, progress_error_ratio=found.error_ratio)
+        }
+
+    def _together(
+        self, uuid: str, active: Sequence[ManagedPod], threads: Sequence[int], tenants: dict[str, TenantMeasure],
+        window: GpuSample, *, has_strangers: bool,
+    ) -> dict[str, TenantMeasure]:  # fmt: skip
+        model = self._state.gpus[uuid].model
+        signatures = [self._signatures.of(pod, model) for pod in active]
+        known = [signature for signature in signatures if signature is not None]
+        priors: Sequence[Prior | None] = [None] * len(active)
+        if len(known) == len(active) and not has_strangers:
+            priors = self._expected(uuid, active, known, threads)
+        evidence = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
+        if has_strangers:
+            evidence.append(TenantEvidence(None))
+        found = attribute(window.counters, evidence)
+        return {
+            pod.uid: replace(
+                tenants[pod.uid], progress_ratio=each.progress_ratio, progress_error_ratio=each.error_ratio,
+                pipes=each.pipes,
+            )
+            for pod, each in zip(active, found[: len(active)], strict=True)
+        }  # fmt: skip
+
+    def _expected(
+        self, uuid: str, active: Sequence[ManagedPod], signatures: Sequence[Signature], threads: Sequence[int]
+    ) -> Sequence[Prior | None]:
+        """The model's word on these tenants; asked anew when they change, and now and then."""
+        key = tuple((pod.uid, cap) for pod, cap in zip(active, threads, strict=True))
+        before, uses, priors = self._priors.get(uuid, (None, 0, ()))
+        if before != key or uses >= PREDICTED_FOR:
+            loads = [
+                Load(s.counters, cap, s.cap_curve, iterations_per_s=s.iterations_per_s)
+                for s, cap in zip(signatures, threads, strict=True)
+            ]
+            uses, priors = 0, self._predict_on(self._state.gpus[uuid].model)(loads)
+        self._priors[uuid] = (key, uses + 1, priors)
+        return priors
+
+    def _has_whole_gpus(self, pod: ManagedPod) -> bool:
+        return len(self._state.allocated(pod) or {}) > 1
+
+
+def _evidence(signature: Signature | None, threads: int, prior: Prior | None) -> TenantEvidence:
+    if signature is None:
+        return TenantEvidence(None)
+    return TenantEvidence(signature.counters, cap_bound(signature.cap_curve, threads), prior)
+
+
+def _threads(gate: GateStatus, pod: ManagedPod) -> int:
+    """The cap that the pod's processes connected under; a process keeps it when the decision changes (FACTS 5)."""
+    caps = [c.thread_percentage for c in gate.clients if c.pod_uid == pod.uid and c.thread_percentage is not None]
+    return max(caps, default=pod.decision.thread_percentage if pod.decision else 100)
+
+
+def _by_gate(gate: GateStatus | None, uid: str) -> TenantMeasure:
+    if gate is None:
+        return TenantMeasure()
+    used = [client.memory_used_mib for client in gate.clients if client.pod_uid == uid]
+    known = [mib for mib in used if mib is not None]
+    return TenantMeasure(clients=len(used), memory_used_mib=sum(known) if len(known) == len(used) else None)

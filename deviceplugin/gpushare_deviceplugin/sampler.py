@@ -1,0 +1,188 @@
+"""The sampling loop: device readings in a thread of their own, health concluded, windows and tenants measured."""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.core.hardware import Devices, DevicesError, GpuHealth, GpuInfo, GpuSample, Health
+from gpushare.mps.status import GateStatus
+from gpushare_deviceplugin.gates import Gates, conclude_health
+from gpushare_deviceplugin.measuring import Measurer, merge
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import GpuMeasure, tenants_of
+
+_log = logging.getLogger(__name__)
+
+HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes this long may never return
+FIRST_BACKOFF_SECONDS: Final = 2.0
+LAST_BACKOFF_SECONDS: Final = 60.0
+WINDOWS: Final = 5  # samples averaged into what is reported, and between two conclusions
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the device side said of one GPU in one round; `sample` None when it has no figures now."""
+
+    health: GpuHealth
+    sample: GpuSample | None
+    error: str = ""
+
+
+class Sampler:
+    """Reads the devices for ever; never raises, never invents.
+
+    Args:
+        open_devices: makes the device side; raises DevicesError where there is no driver (yet).
+
+    Attributes:
+        measures: the last measure of each GPU, by uuid; gates: the last word of each gate.
+        beat_at: when the last round ended, monotonic seconds; an old one means that the loop hangs.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        open_devices: Callable[[], Devices],
+        gates: Gates,
+        measurer: Measurer,
+        *,
+        clock: Callable[[], float],
+        period_seconds: float,
+    ) -> None:
+        self.measures: dict[str, GpuMeasure] = {}
+        self.gates: dict[str, GateStatus | None] = {}
+        self.driver_version: str | None = None
+        self.beat_at = clock()
+        self._state = state
+        self._open = open_devices
+        self._gates = gates
+        self._measurer = measurer
+        self._clock = clock
+        self._period = period_seconds
+        self._devices: Devices | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
+        self._windows: dict[str, deque[GpuSample]] = {}
+        self._fresh: dict[str, list[GpuSample]] = {}
+        self._tenants: dict[str, tuple[str, ...]] = {}
+        self._failures = 0
+
+    async def run(self) -> None:
+        """Sample at the period; without devices, look for them with back-off."""
+        try:
+            while True:
+                started = self._clock()
+                delay = await self.step()
+                self.beat_at = self._clock()
+                await asyncio.sleep(max(0.05, delay - (self._clock() - started)))
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def step(self) -> float:
+        """One round; returns how many seconds after its start the next one is due."""
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._thread, self._read)
+        try:
+            readings = await asyncio.wait_for(asyncio.shield(work), HUNG_SECONDS)
+        except DevicesError as error:
+            self._without_devices(str(error))
+            self._failures += 1
+            return min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 10))
+        except TimeoutError:
+            self._without_devices("the driver does not answer")
+            await asyncio.wait([work])
+            return self._period
+        self._failures = 0
+        if self._state.problem:
+            _log.info("the devices answer again")
+            self._state.problem = ""
+            self._state.touch()
+        self._take(readings)
+        return self._period
+
+    def _read(self) -> list[tuple[GpuInfo, Reading]]:
+        """In the devices' thread: everything of one round."""
+        if self._devices is None:
+            self._devices = self._open()
+            self.driver_version = self._devices.driver_version()
+        devices = self._devices
+        try:
+            return [(gpu, self._read_gpu(devices, gpu.uuid)) for gpu in devices.list()]
+        except DevicesError:
+            self._devices = None
+            with contextlib.suppress(Exception):  # of a driver that is gone; what can be freed is
+                devices.close()
+            raise
+
+    @staticmethod
+    def _read_gpu(devices: Devices, uuid: str) -> Reading:
+        health = devices.health(uuid)
+        if health.health is Health.UNHEALTHY:
+            return Reading(health, None)
+        try:
+            return Reading(health, devices.sample(uuid))
+        except DevicesError as error:
+            return Reading(health, None, str(error))
+
+    def _take(self, readings: list[tuple[GpuInfo, Reading]]) -> None:
+        self._state.set_gpus(tuple(gpu for gpu, _ in readings))
+        listed = {gpu.uuid for gpu, _ in readings}
+        for uuid in self._state.gpus.keys() - listed:
+            self._conclude(uuid, GpuHealth(Health.UNHEALTHY, "the driver does not list this GPU any more"))
+            self.measures.pop(uuid, None)
+        for gpu, reading in readings:
+            self._conclude(gpu.uuid, reading.health)
+            if reading.error:
+                self._state.counts.error("sampling")
+                _log.debug("GPU %s not sampled: %s", gpu.uuid, reading.error)
+            self._measure(gpu.uuid, reading)
+
+    def _conclude(self, uuid: str, device: GpuHealth) -> None:
+        gate = self._gates.read(uuid)
+        self.gates[uuid] = gate
+        self._state.set_health(uuid, conclude_health(device, gate))
+
+    def _measure(self, uuid: str, reading: Reading) -> None:
+        windows = self._windows.setdefault(uuid, deque(maxlen=WINDOWS))
+        tenants = tuple(pod.uid for pod, _ in tenants_of(self._state, uuid))
+        gate = self.gates.get(uuid)
+        present = (*tenants, *sorted(str(c.pid) for c in gate.clients)) if gate else tenants
+        fresh = self._fresh.setdefault(uuid, [])
+        if self._tenants.get(uuid) != present:  # a window across a change says nothing of either side
+            windows.clear()
+            fresh.clear()
+            self._tenants[uuid] = present
+            self.measures[uuid] = self._measurer.measure(uuid, gate, None, None)
+            return
+        if reading.sample is None:
+            if reading.error or reading.health.health is Health.UNHEALTHY:
+                windows.clear()
+                fresh.clear()
+                self.measures[uuid] = self._measurer.measure(uuid, gate, None, None)
+            return
+        is_first = not windows
+        windows.append(reading.sample)
+        fresh.append(reading.sample)
+        if is_first or len(fresh) >= WINDOWS:  # telling tenants apart costs more than reading counters
+            self.measures[uuid] = self._measurer.measure(uuid, gate, merge(fresh), merge(windows))
+            fresh.clear()
+
+    def _without_devices(self, problem: str) -> None:
+        self._state.counts.error("devices")
+        if self._state.problem != problem:
+            _log.error("no devices: %s; trying on", problem)
+            self._state.problem = problem
+            self._state.touch()
+        self._devices_lost(problem)
+
+    def _devices_lost(self, problem: str) -> None:
+        for uuid in self._state.gpus:
+            self._conclude(uuid, GpuHealth(Health.UNHEALTHY, problem))
+        self._windows.clear()
+        self._fresh.clear()
+        self.measures.clear()
+        self._devices = None

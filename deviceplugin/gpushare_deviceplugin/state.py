@@ -1,0 +1,158 @@
+"""What the agent knows of its node: GPUs and health, pods, and who was allocated what. One event loop owns it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpushare.core.hardware import GpuHealth, GpuInfo, Health
+from gpushare_deviceplugin.pods import ManagedPod
+
+_log = logging.getLogger(__name__)
+_WAITING: Final = frozenset({"", "Pending"})
+PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation within its sync; far longer means the pod was refused
+
+
+@dataclass(slots=True)
+class Counts:
+    """How often the agent met trouble since it started; counters of docs/metrics.md."""
+
+    mismatches: int = 0
+    refused_allocations: int = 0
+    bad_pods: int = 0
+    registrations: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def error(self, kind: str) -> None:
+        """Count one error of a kind."""
+        self.errors[kind] = self.errors.get(kind, 0) + 1
+
+
+class NodeState:
+    """The agent's memory. Nothing in it is durable: pods and PodResources rebuild it.
+
+    Attributes:
+        gpus: every GPU seen since start, by uuid; one that vanished stays, unhealthy.
+        allocations: pod uid -> shares by GPU, as kubelet's PodResources says; None until it first answered.
+        changed: set by every change that the GpuNode, the decisions or kubelet must hear of.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.gpus: dict[str, GpuInfo] = {}
+        self.health: dict[str, GpuHealth] = {}
+        self.pods: dict[str, ManagedPod] = {}
+        self.allocations: dict[str, dict[str, int]] | None = None
+        self.counts = Counts()
+        self.problem = ""
+        self._presumed: dict[str, tuple[dict[str, int], float]] = {}
+        self._said: set[tuple[str, str]] = set()
+        self._clock = clock
+        self._waiters: set[asyncio.Event] = set()
+
+    def subscribe(self) -> asyncio.Event:
+        """An event that every change sets; the subscriber clears it."""
+        event = asyncio.Event()
+        self._waiters.add(event)
+        return event
+
+    def unsubscribe(self, event: asyncio.Event) -> None:
+        """End a subscription."""
+        self._waiters.discard(event)
+
+    def touch(self) -> None:
+        """Tell every subscriber that something changed."""
+        for event in self._waiters:
+            event.set()
+
+    def set_gpus(self, gpus: tuple[GpuInfo, ...]) -> None:
+        """GPUs that the driver lists now; those seen before and missing now stay known."""
+        new = {gpu.uuid: gpu for gpu in gpus}
+        if any(self.gpus.get(uuid) != gpu for uuid, gpu in new.items()):
+            self.gpus |= new
+            for uuid in new:
+                self.health.setdefault(uuid, GpuHealth(Health.HEALTHY))
+            self.touch()
+
+    def set_health(self, uuid: str, health: GpuHealth) -> None:
+        """A GPU's health as concluded from the device and its MPS."""
+        old = self.health.get(uuid)
+        if old == health:
+            return
+        self.health[uuid] = health
+        level = logging.INFO if health.health is Health.HEALTHY else logging.WARNING
+        if old is not None and (old.health != health.health or health.health is Health.UNHEALTHY):
+            _log.log(level, "GPU %s is %s %s", uuid, health.health, health.reason, extra={"gpu": uuid})
+        self.touch()
+
+    def put_pod(self, pod: ManagedPod) -> None:
+        """A pod appeared or changed; trouble with its annotations is said once."""
+        if pod.problem and (pod.uid, pod.problem) not in self._said:
+            self._said.add((pod.uid, pod.problem))
+            self.counts.bad_pods += 1
+            _log.warning("pod %s is left without a decision: %s", pod.key, pod.problem, extra={"pod": pod.uid})
+        old = self.pods.get(pod.uid)
+        if pod.problem and old is not None and old.decision is not None:
+            return  # what runs keeps the last decision that made sense
+        if old != pod:
+            self.pods[pod.uid] = pod
+            self.touch()
+
+    def drop_pod(self, uid: str) -> None:
+        """A pod is gone from the API."""
+        if self.pods.pop(uid, None) is not None:
+            self._presumed.pop(uid, None)
+            self._said = {said for said in self._said if said[0] != uid}
+            self.touch()
+
+    def allocated(self, pod: ManagedPod) -> Mapping[str, int] | None:
+        """Shares by GPU that kubelet gave the pod; None when it has none (yet).
+
+        Until PodResources has answered, a running pod is taken to have what was decided: it could not run without.
+        """
+        if self.allocations is not None and pod.uid in self.allocations:
+            return self.allocations[pod.uid]
+        presumed = self._presumed.get(pod.uid)
+        if presumed is not None and self._clock() < presumed[1]:
+            return presumed[0]
+        if self.allocations is None and pod.phase == "Running" and pod.decision is not None:
+            gpus = pod.decision.gpu_uuids
+            return {uuid: pod.share_units // len(gpus) for uuid in gpus}
+        return None
+
+    def gpus_of(self, pod: ManagedPod) -> tuple[str, ...]:
+        """Where the pod's processes may run: where it was allocated, else where it was decided."""
+        allocated = self.allocated(pod)
+        if allocated:
+            return tuple(allocated)
+        return pod.decision.gpu_uuids if pod.decision else ()
+
+    def pending(self) -> list[ManagedPod]:
+        """Pods that are bound here and have no device ids yet; one that runs has them, whatever is known here."""
+        return [pod for pod in self.pods.values() if pod.phase in _WAITING and self.allocated(pod) is None]
+
+    def presume(self, shares: Mapping[str, int]) -> ManagedPod | None:
+        """An Allocate was answered: the pod decided first among those it fits is taken to be the one meant.
+
+        kubelet does not name the pod; PodResources does, moments later, and then replaces this.
+        """
+        size = sum(shares.values())
+        fitting = [
+            pod
+            for pod in self.pending()
+            if pod.share_units == size and pod.decision is not None and set(pod.decision.gpu_uuids) == set(shares)
+        ]
+        if not fitting:
+            return None
+        pod = min(fitting, key=lambda each: (each.decision.decided_at if each.decision else "", each.uid))
+        self._presumed[pod.uid] = (dict(shares), self._clock() + PRESUMED_SECONDS)
+        self.touch()
+        return pod
+
+    def set_allocations(self, allocations: dict[str, dict[str, int]]) -> None:
+        """What PodResources says, by pod uid."""
+        for uid in allocations:
+            self._presumed.pop(uid, None)
+        if allocations != self.allocations:
+            self.allocations = allocations
+            self.touch()

@@ -1,0 +1,191 @@
+"""The GpuNode of this node: built from what the agent knows, written seldom, but at once when it matters."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+from gpushare.core.hardware import GpuHealth, GpuSample, Health
+from gpushare.core.objects import GpuNodeStatus, GpuStatus, Profile, Tenant, Utilization
+from gpushare.mps.status import GateStatus
+from gpushare_deviceplugin.gates import mps_status
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.state import NodeState
+
+_log = logging.getLogger(__name__)
+
+QUIET_SECONDS: Final = 10.0  # DESIGN section 1: at most one write per 10 s
+HEARTBEAT_SECONDS: Final = 60.0  # so that a reader can tell a quiet node from a dead agent
+RETRY_SECONDS: Final = 2.0
+DIGITS: Final = 3  # of ratios on the wire
+
+
+@dataclass(frozen=True, slots=True)
+class TenantMeasure:
+    """What is known of one pod on one GPU; None where it cannot be told.
+
+    Attributes:
+        progress_ratio: relative to running alone at 100% threads; progress_error_ratio: one standard deviation.
+        pipes: its own use of each pipe, 0 to 1.
+        profile: its workload's signature, where its GpuShare has none as good.
+    """
+
+    clients: int | None = None
+    memory_used_mib: int | None = None
+    progress_ratio: float | None = None
+    progress_error_ratio: float | None = None
+    pipes: Mapping[str, float] = field(default_factory=dict)
+    profile: Profile | None = None
+
+    @property
+    def slowdown_ratio(self) -> float | None:
+        """How much longer it takes than alone; None when unknown or standing still."""
+        return 1.0 / self.progress_ratio if self.progress_ratio else None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMeasure:
+    """The last window of one GPU, and its tenants by pod uid."""
+
+    sample: GpuSample | None = None
+    tenants: Mapping[str, TenantMeasure] = field(default_factory=dict)
+
+
+def build_status(
+    state: NodeState,
+    gates: Mapping[str, GateStatus | None],
+    measures: Mapping[str, GpuMeasure],
+    driver_version: str | None = None,
+) -> GpuNodeStatus:
+    """Everything of this node, without a time of observation."""
+    gpus = []
+    for gpu in sorted(state.gpus.values(), key=lambda each: (each.index, each.uuid)):
+        health = state.health.get(gpu.uuid, GpuHealth(Health.UNHEALTHY, "not looked at yet"))
+        measure = measures.get(gpu.uuid, GpuMeasure())
+        sample = measure.sample
+        gpus.append(
+            GpuStatus(
+                uuid=gpu.uuid,
+                index=gpu.index,
+                model=gpu.model,
+                memory_mib=gpu.memory_mib,
+                sm_count=gpu.sm_count,
+                health=health.health,
+                health_reason=health.reason[:1024] or None,
+                mps=mps_status(gates.get(gpu.uuid)),
+                utilization=_utilization(sample) if sample else None,
+                memory_used_mib=sample.memory_used_mib if sample else None,
+                tenants=tuple(_tenants(state, gpu.uuid, measure)),
+            )
+        )
+    return GpuNodeStatus.of(tuple(gpus), driver_version=driver_version)
+
+
+def tenants_of(state: NodeState, uuid: str) -> list[tuple[ManagedPod, int]]:
+    """Pods with device ids of a GPU, with their percent of it."""
+    found = []
+    for pod in sorted(state.pods.values(), key=lambda each: each.uid):
+        share = (state.allocated(pod) or {}).get(uuid)
+        if share and not pod.is_over:
+            found.append((pod, share))
+    return found
+
+
+def _tenants(state: NodeState, uuid: str, measure: GpuMeasure) -> list[Tenant]:
+    made = []
+    for pod, share in tenants_of(state, uuid):
+        measured = measure.tenants.get(pod.uid, TenantMeasure())
+        made.append(
+            Tenant(
+                pod_uid=pod.uid,
+                namespace=pod.namespace,
+                pod=pod.name,
+                share_percent=share,
+                thread_percentage=pod.decision.thread_percentage if pod.decision else None,
+                memory_limit_mib=pod.decision.memory_limit_mib if pod.decision else None,
+                memory_used_mib=measured.memory_used_mib,
+                clients=measured.clients,
+                progress_ratio=_rounded(measured.progress_ratio),
+                progress_error_ratio=_rounded(measured.progress_error_ratio),
+                slowdown_ratio=_rounded(measured.slowdown_ratio),
+                profile=measured.profile,
+            )
+        )
+    return made
+
+
+def _utilization(sample: GpuSample) -> Utilization:
+    counters = sample.counters
+    figures = {
+        **counters.pipes(), "sm": counters.sm_util, "sm_occupancy": counters.sm_occupancy,
+        "nvml": sample.gpu_utilization_ratio,
+    }  # fmt: skip
+    return Utilization(**{name: _rounded(min(1.0, v)) for name, v in figures.items() if v is not None})
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, DIGITS)
+
+
+def urgent_part(status: GpuNodeStatus) -> object:
+    """What must be written at once when it differs: which GPUs, their health, and who is on them."""
+    return tuple(
+        (gpu.uuid, gpu.health, gpu.mps.state, tuple((t.pod_uid, t.share_percent) for t in gpu.tenants))
+        for gpu in status.gpus
+    ), tuple((condition.type, condition.status) for condition in status.conditions)
+
+
+class StatusSink(Protocol):
+    """Where a GpuNode's status goes; False when it could not be written now."""
+
+    async def write(self, status: GpuNodeStatus) -> bool:
+        """Write the whole status."""
+        ...
+
+
+class StatusWriter:
+    """Writes the GpuNode: at once when its urgent part changed, else at most every ten seconds."""
+
+    def __init__(
+        self, state: NodeState, build: Callable[[], GpuNodeStatus], sink: StatusSink, clock: Callable[[], float]
+    ) -> None:
+        self._state = state
+        self._build = build
+        self._sink = sink
+        self._clock = clock
+        self._last: GpuNodeStatus | None = None
+        self._last_at = float("-inf")
+
+    def due(self, status: GpuNodeStatus) -> bool:
+        """Whether this status should be written now."""
+        if self._last is None or urgent_part(status) != urgent_part(self._last):
+            return True
+        age = self._clock() - self._last_at
+        return age >= HEARTBEAT_SECONDS or (age >= QUIET_SECONDS and status != self._last)
+
+    async def step(self) -> bool:
+        """Write if due; False when it was due and failed."""
+        status = self._build()
+        if not self.due(status):
+            return True
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        if not await self._sink.write(replace(status, observed_at=now)):
+            self._state.counts.error("gpunode")
+            return False
+        self._last, self._last_at = status, self._clock()
+        return True
+
+    async def run(self) -> None:
+        """For ever: at every change of the state and every second, write what is due."""
+        changed = self._state.subscribe()
+        while True:
+            changed.clear()
+            if not await self.step():
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            try:
+                await asyncio.wait_for(changed.wait(), 1.0)
+            except TimeoutError:
+                continue

@@ -1,0 +1,1 @@
+"""Benchmarks: `python hack/bench latency` and `python hack/bench throughput`."""

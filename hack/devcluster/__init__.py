@@ -1,0 +1,1 @@
+"""A Kubernetes for development, demo and tests on whatever this machine has; standard library only."""

@@ -1,0 +1,53 @@
+"""Writes small image archives without any container tool: one layer of given files."""
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def write(
+    out: Path,
+    name: str,
+    files: Mapping[str, Path],
+    *,
+    entrypoint: Sequence[str],
+    links: Mapping[str, str] | None = None,
+) -> None:
+    """A docker-archive at `out` of one image `name`: `files` by their path in the image, symbolic `links`."""
+    layer = out.with_suffix(".layer")
+    with tarfile.open(layer, "w") as tar:
+        tmp = tarfile.TarInfo("tmp")
+        tmp.type, tmp.mode = tarfile.DIRTYPE, 0o1777
+        tar.addfile(tmp)
+        for target, source in files.items():
+            member = tar.gettarinfo(source.resolve(), arcname=target.lstrip("/"))
+            member.uid = member.gid = 0
+            member.mtime = 0
+            with source.open("rb") as data:
+                tar.addfile(member, data)
+        for place, points_to in (links or {}).items():
+            member = tarfile.TarInfo(place.lstrip("/"))
+            member.type, member.linkname = tarfile.SYMTYPE, points_to
+            tar.addfile(member)
+    with layer.open("rb") as data:
+        digest = hashlib.file_digest(data, "sha256").hexdigest()
+    config = json.dumps(
+        {
+            "architecture": "amd64",
+            "os": "linux",
+            "config": {"Entrypoint": list(entrypoint), "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]},
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+        }
+    ).encode()
+    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
+    manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
+    with tarfile.open(out, "w") as tar:
+        for member_name, content in ((config_name, config), ("manifest.json", manifest)):
+            member = tarfile.TarInfo(member_name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        tar.add(layer, arcname="layer.tar")
+    layer.unlink()

@@ -1,0 +1,64 @@
+"""A cache of build results keyed by the hash of what went in; entries appear whole or not at all."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from devcluster.settings import cache_dir
+
+
+def key_of(*parts: str | bytes | Path) -> str:
+    """Hash of strings and of files (directories: every file below them, by name and content)."""
+    digest = hashlib.sha256()
+    for part in parts:
+        for name, data in _pieces(part):
+            digest.update(len(name).to_bytes(4, "big") + name.encode() + len(data).to_bytes(8, "big") + data)
+    return digest.hexdigest()[:16]
+
+
+def _pieces(part: str | bytes | Path) -> Iterable[tuple[str, bytes]]:
+    if isinstance(part, str):
+        yield "", part.encode()
+    elif isinstance(part, bytes):
+        yield "", part
+    elif part.is_dir():
+        for path in sorted(part.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield str(path.relative_to(part)), path.read_bytes()
+    else:
+        yield part.name, part.read_bytes()
+
+
+def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
+    """The directory for this key; `build` fills a temporary one first, which is then renamed into place."""
+    target = cache_dir() / kind / key
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=target.parent))
+    try:
+        build(work)
+        work.chmod(0o755)
+        try:
+            work.rename(target)
+        except OSError:  # somebody else built the same thing in the meantime
+            if not target.is_dir():
+                raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return target
+
+
+def link(name: str, target: Path) -> Path:
+    """A stable name in the cache's bin directory for an executable in it."""
+    place = cache_dir() / "bin" / name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.is_symlink() or place.readlink() != target:
+        temporary = place.with_name(f".{name}.{os.getpid()}")
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(target)
+        temporary.rename(place)
+    return place

@@ -1,0 +1,90 @@
+"""The cluster's bridge and rules on this machine, and taking every one of them away again."""
+
+import json
+import re
+from pathlib import Path
+
+from devcluster import progress
+from devcluster.progress import Failed
+from devcluster.settings import BRIDGE, NODE_IP, POD_CIDR
+
+FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+BRIDGE_RULES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
+MARK = ["-m", "comment", "--comment", BRIDGE]
+RULES = [
+    ["nat", "POSTROUTING", "-s", POD_CIDR, "!", "-d", POD_CIDR, *MARK, "-j", "MASQUERADE"],
+    ["filter", "FORWARD", "-i", BRIDGE, *MARK, "-j", "ACCEPT"],
+    ["filter", "FORWARD", "-o", BRIDGE, *MARK, "-j", "ACCEPT"],
+]
+# kubelet and kube-proxy make these chains; removed on `down` unless they were here before us
+KUBERNETES_CHAIN = re.compile(r"^:(KUBE-\S+)", re.MULTILINE)
+
+
+def _succeeds(*command: str) -> bool:
+    try:
+        progress.run(command)
+    except Failed:
+        return False
+    return True
+
+
+def up(state: Path) -> None:
+    """Bridge with the node's address, forwarding, masquerading; remembers what it found."""
+    before = state / "network-before.json"
+    if not before.exists():
+        found = {str(path): path.read_text().strip() for path in (FORWARD, BRIDGE_RULES) if path.exists()}
+        before.write_text(json.dumps({"sysctl": found, "chains": _chains()}))
+    if not Path(f"/sys/class/net/{BRIDGE}").exists():
+        progress.run(["ip", "link", "add", BRIDGE, "type", "bridge"])
+    if f"{NODE_IP}/" not in progress.run(["ip", "-4", "addr", "show", "dev", BRIDGE]):
+        progress.run(["ip", "addr", "add", f"{NODE_IP}/{POD_CIDR.partition('/')[2]}", "dev", BRIDGE])
+    progress.run(["ip", "link", "set", BRIDGE, "up"])
+    FORWARD.write_text("1")
+    if BRIDGE_RULES.exists():
+        BRIDGE_RULES.write_text("1")
+    for table, chain, *rule in RULES:
+        if not _succeeds("iptables", "-w", "-t", table, "-C", chain, *rule):
+            progress.run(["iptables", "-w", "-t", table, "-I", chain, *rule])
+
+
+def down(state: Path) -> None:
+    """Undo `up` and whatever kubelet, kube-proxy and CNI left; needs no cluster to be running."""
+    before = state / "network-before.json"
+    known = json.loads(before.read_text()) if before.exists() else {"sysctl": {}, "chains": {}}
+    for table, chain, *rule in RULES:
+        while _succeeds("iptables", "-w", "-t", table, "-C", chain, *rule):
+            progress.run(["iptables", "-w", "-t", table, "-D", chain, *rule])
+    if before.exists():
+        _remove_kubernetes_chains(known["chains"])
+    if Path(f"/sys/class/net/{BRIDGE}").exists():
+        progress.run(["ip", "link", "delete", BRIDGE])
+    for path, value in known["sysctl"].items():
+        Path(path).write_text(value)
+
+
+def _chains() -> dict[str, list[str]]:
+    """Kubernetes' chains by "program table"."""
+    found = {}
+    for program in ("iptables", "ip6tables"):
+        for table in ("filter", "nat", "mangle"):
+            try:
+                found[f"{program} {table}"] = KUBERNETES_CHAIN.findall(
+                    progress.run([f"{program}-save", "-t", table])
+                )
+            except Failed:  # no IPv6 on this machine
+                continue
+    return found
+
+
+def _remove_kubernetes_chains(before: dict[str, list[str]]) -> None:
+    for place, chains in _chains().items():
+        ours = set(chains) - set(before.get(place, []))
+        if not ours:
+            continue
+        program, table = place.split()
+        kept = [
+            line
+            for line in progress.run([f"{program}-save", "-t", table]).splitlines()
+            if not any(word.removeprefix(":") in ours for word in line.split())
+        ]
+        progress.run([f"{program}-restore", "-w", "-T", table], stdin="\n".join(kept) + "\n")

@@ -1,0 +1,151 @@
+"""The programs a cluster needs: Debian packages, and Go programs built from pinned modules into the cache."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from devcluster import cache, progress
+from devcluster.progress import Failed
+from devcluster.settings import HACK, KUBERNETES_VERSION, cache_dir
+from devcluster.toolchain import fetch_go
+
+HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
+KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
+KIND = "sigs.k8s.io/kind@v0.33.0"
+MINIMUM_GO = (1, 21)  # the first that fetches the toolchain a go.mod asks for
+
+# What has to be on the path, and the Debian package that brings it.
+LOCAL_PROGRAMS = {
+    "etcd": "etcd-server",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "openssl": "openssl",
+    "debootstrap": "debootstrap",
+    "buildah": "buildah",
+}
+CNI_DIRECTORY = Path("/usr/lib/cni")
+
+
+def install_packages() -> None:
+    """Install the missing Debian packages; does nothing where all are there."""
+    missing = {package for program, package in LOCAL_PROGRAMS.items() if shutil.which(program) is None}
+    if not (CNI_DIRECTORY / "bridge").exists():
+        missing.add("containernetworking-plugins")
+    if not missing:
+        return
+    if shutil.which("apt-get") is None:
+        raise Failed(f"missing: {', '.join(sorted(missing))} (Debian package names); install them and try again")
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    with progress.step(f"installing Debian packages: {' '.join(sorted(missing))}"):
+        progress.run(["apt-get", "-qq", "update"], env=env)
+        # policy-rc.d keeps Debian from starting its own etcd and containerd: we run ours with our own state
+        policy = Path("/usr/sbin/policy-rc.d")
+        ours = not policy.exists()
+        if ours:
+            policy.write_text("#!/bin/sh\nexit 101\n")
+            policy.chmod(0o755)
+        try:
+            install = ["apt-get", "-qq", "install", "--no-install-recommends", "-y", *sorted(missing)]
+            progress.run(install, env=env)
+        finally:
+            if ours:
+                policy.unlink()
+
+
+def _go() -> str:
+    go = shutil.which("go") or next(
+        (str(p) for p in (Path("/usr/local/go/bin/go"), *cache_dir().glob("go/*/go/bin/go")) if p.exists()), None
+    )
+    if go is not None:
+        found = re.search(r"go(\d+)\.(\d+)", progress.run([go, "env", "GOVERSION"], env=_go_env(), cwd=Path("/")))
+        if found and (int(found[1]), int(found[2])) >= MINIMUM_GO:
+            return go
+    return str(fetch_go())
+
+
+def _go_env() -> dict[str, str]:
+    return {"HOME": str(Path.home()), **os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
+
+
+def _build(kind: str, source: Path, target: str, flags: str, expectation: str) -> Path:
+    """Build the main package at `source`/`target`; the key is the pinned module, the sources and the flags."""
+
+    def build(into: Path) -> None:
+        go = _go()
+        package = target or "."
+        with progress.step(f"building {expectation}"):
+            # -mod=readonly: what go.sum pins is what is built
+            command = [go, "build", "-mod=readonly", "-trimpath", f"-ldflags={flags}", "-o", into / kind, package]
+            progress.run(command, cwd=source, env=_go_env(), timeout_seconds=3600)
+
+    return cache.cached(kind, cache.key_of(source, target, flags), build) / kind
+
+
+def _install(kind: str, module: str, expectation: str) -> Path:
+    def build(into: Path) -> None:
+        env = {**_go_env(), "GOBIN": str(into)}
+        with progress.step(f"building {expectation}"):
+            command = [_go(), "install", "-trimpath", "-ldflags=-s -w", module]
+            progress.run(command, cwd=Path("/"), env=env, timeout_seconds=3600)
+
+    return cache.link(kind, cache.cached(kind, cache.key_of(module), build) / kind)
+
+
+def kubernetes() -> Path:
+    """The binary with every Kubernetes component; also links `kubectl` into the cache's bin directory."""
+    major, minor, _ = KUBERNETES_VERSION.split(".")
+    stamp = {
+        "k8s.io/component-base/version.gitVersion": f"v{KUBERNETES_VERSION}",
+        "k8s.io/component-base/version.gitMajor": major,
+        "k8s.io/component-base/version.gitMinor": minor,
+        "k8s.io/client-go/pkg/version.gitVersion": f"v{KUBERNETES_VERSION}",
+    }
+    flags = " ".join(["-s -w", *(f"-X {name}={value}" for name, value in stamp.items())])
+    kube = _build(
+        "kube",
+        HACK / "localkube",
+        ".",
+        flags,
+        f"Kubernetes {KUBERNETES_VERSION} from its Go module (first time only; about 5 minutes on 2 cores)",
+    )
+    cache.link("kubectl", kube)
+    return kube
+
+
+def pause() -> Path:
+    return _build("pause", HACK / "localkube", "./pause", "-s -w", "the pause container's program")
+
+
+def coredns() -> Path:
+    return _build(
+        "coredns", HACK / "coredns", ".", "-s -w", "CoreDNS (first time only; about 2 minutes on 2 cores)"
+    )
+
+
+def helm() -> Path:
+    return _install("helm", HELM, "helm (first time only; about 2 minutes on 2 cores)")
+
+
+def kwok() -> Path:
+    return _install("kwok", KWOK, "kwok (first time only; about a minute on 2 cores)")
+
+
+def kind() -> Path:
+    if there := shutil.which("kind"):
+        return Path(there)
+    return _install("kind", KIND, "kind (first time only; about a minute on 2 cores)")
+
+
+def kubectl() -> Path:
+    """The pinned kubectl where Kubernetes is built, else the one on the path."""
+    own = cache_dir() / "bin" / "kubectl"
+    if own.exists():
+        return own
+    if there := shutil.which("kubectl"):
+        return Path(there)
+    kubernetes()
+    return own

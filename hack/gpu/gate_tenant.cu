@@ -1,0 +1,91 @@
+// A CUDA tenant for gate_suite.py: says what it sees, one JSON line an event, and does what the suite asks for.
+//
+// usage: gate_tenant MODE SECONDS MIB
+//   MODE  run    allocate MIB (one refused allocation is an event, not the end), launch kernels for SECONDS
+//         fill   allocate in steps of 64 MiB until refused, then as run
+//         late   allocate nothing; MIB after a third of SECONDS
+//         long   one kernel that runs for SECONDS, for being killed in the middle of it
+//         fault  access memory that is not there after a third of SECONDS
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <chrono>
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <unistd.h>
+
+static double now() {
+    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+#define SAY(...) do { printf("{\"t\":%.3f,\"pid\":%d,", now(), (int)getpid()); printf(__VA_ARGS__); printf("}\n"); fflush(stdout); } while (0)
+static void check(cudaError_t status, const char *what) {
+    if (status == cudaSuccess) return;
+    SAY("\"event\":\"error\",\"what\":\"%s\",\"error\":\"%s\",\"code\":%d", what, cudaGetErrorString(status), (int)status);
+    exit(1);
+}
+__global__ void work(float *data, int rounds) {
+    float x = threadIdx.x;
+    for (int i = 0; i < rounds; i++) x = x * 1.0001f + 0.5f;
+    if (x == 12345.678f) data[0] = x;
+}
+__global__ void spin(long long cycles) { long long start = clock64(); while (clock64() - start < cycles) {} }
+__global__ void illegal() { *(volatile int *)0x10 = 1; }
+
+static bool allocate(size_t mib) {
+    void *p = nullptr;
+    cudaError_t status = cudaMalloc(&p, mib << 20);
+    if (status == cudaSuccess) status = cudaMemset(p, 1, mib << 20);
+    SAY("\"event\":\"alloc\",\"mib\":%zu,\"ok\":%s,\"error\":\"%s\"", mib, status == cudaSuccess ? "true" : "false",
+        status == cudaSuccess ? "" : cudaGetErrorString(status));
+    if (status != cudaSuccess) cudaGetLastError();
+    return status == cudaSuccess;
+}
+
+int main(int argc, char **argv) {
+    const char *mode = argc > 1 ? argv[1] : "run";
+    double seconds = argc > 2 ? atof(argv[2]) : 5;
+    size_t mib = argc > 3 ? atoll(argv[3]) : 0;
+    double t0 = now();
+    SAY("\"event\":\"start\",\"uid\":%d", (int)getuid());
+    check(cudaFree(0), "context");
+    double cost = now() - t0;
+    int sms = 0; size_t free_bytes = 0, total = 0;
+    check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0), "SM count");
+    CUexecAffinityParam affinity; memset(&affinity, 0, sizeof affinity);
+    int affine = cuCtxGetExecAffinity(&affinity, CU_EXEC_AFFINITY_TYPE_SM_COUNT) == CUDA_SUCCESS
+                     ? (int)affinity.param.smCount.val : -1;
+    check(cudaMemGetInfo(&free_bytes, &total), "memory");
+    SAY("\"event\":\"context\",\"start_s\":%.3f,\"sms\":%d,\"affinity_sms\":%d,\"free_mib\":%zu,\"total_mib\":%zu",
+        cost, sms, affine, free_bytes >> 20, total >> 20);
+    float *data; check(cudaMalloc((void **)&data, 4096), "first allocation");
+    if (!strcmp(mode, "fill")) {
+        size_t sum = 0;
+        for (void *p; cudaMalloc(&p, (size_t)64 << 20) == cudaSuccess; sum += 64) cudaMemset(p, 1, 64 << 20);
+        cudaGetLastError();
+        SAY("\"event\":\"filled\",\"mib\":%zu", sum);
+    } else if (mib && strcmp(mode, "late")) {
+        allocate(mib);
+    }
+    if (!strcmp(mode, "long")) {
+        int khz = 0; cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0);
+        SAY("\"event\":\"long\"");
+        spin<<<sms, 32>>>((long long)(seconds * (khz ? khz : 1500000) * 1e3));
+        check(cudaDeviceSynchronize(), "long kernel");
+    }
+    double start = now(), last = start; long launches = 0; bool done = false;
+    while (now() - start < seconds) {
+        work<<<sms, 256>>>(data, 20000);
+        check(cudaGetLastError(), "launch");
+        check(cudaDeviceSynchronize(), "synchronize");
+        launches++;
+        double t = now();
+        if (!done && t - start > seconds / 3) {
+            done = true;
+            if (!strcmp(mode, "late")) allocate(mib);
+            if (!strcmp(mode, "fault")) { SAY("\"event\":\"faulting\""); illegal<<<1, 1>>>(); check(cudaDeviceSynchronize(), "illegal access"); }
+        }
+        if (t - last > 0.5) { SAY("\"event\":\"rate\",\"per_s\":%.1f", launches / (t - last)); launches = 0; last = t; }
+    }
+    SAY("\"event\":\"end\"");
+    return 0;
+}

@@ -1,0 +1,151 @@
+{{- define "gpushare.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "gpushare.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains (include "gpushare.name" .) .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "gpushare.name" .) | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{/* Labels of every object. */}}
+{{- define "gpushare.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/name: {{ include "gpushare.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: gpushare
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
+{{/* Labels by which a part's pods are selected; takes (list $ "part"). They never change. */}}
+{{- define "gpushare.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "gpushare.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* Metadata of a part's object; takes (list $ "part"). */}}
+{{- define "gpushare.metadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "gpushare.fullname" $root }}-{{ index . 1 }}
+namespace: {{ $root.Release.Namespace }}
+labels:
+  {{- include "gpushare.labels" $root | nindent 2 }}
+  app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{/* The same for cluster-scoped objects, whose names carry the namespace's release so that two releases are refused early. */}}
+{{- define "gpushare.clusterMetadata" -}}
+{{- $root := index . 0 -}}
+name: {{ include "gpushare.fullname" $root }}-{{ index . 1 }}
+labels:
+  {{- include "gpushare.labels" $root | nindent 2 }}
+  app.kubernetes.io/component: {{ index . 1 }}
+{{- end }}
+
+{{- define "gpushare.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+{{- end }}
+
+{{/* kube-scheduler of the cluster's own version, without a vendor's suffix such as -gke.100 or -eks-1a2b3c. */}}
+{{- define "gpushare.schedulerImage" -}}
+{{ .Values.scheduler.image.repository }}:{{ .Values.scheduler.image.tag | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+
+{{- define "gpushare.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Username by which the API server knows a part; takes (list $ "part"). */}}
+{{- define "gpushare.username" -}}
+{{- $root := index . 0 -}}
+system:serviceaccount:{{ $root.Release.Namespace }}:{{ include "gpushare.fullname" $root }}-{{ index . 1 }}
+{{- end }}
+
+{{/* Pod and container security of the parts that need nothing of the node. */}}
+{{- define "gpushare.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+{{- define "gpushare.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{/* Environment of every part. */}}
+{{- define "gpushare.env" -}}
+- name: GPUSHARE_LOG_LEVEL
+  value: {{ .Values.logging.level | quote }}
+{{- end }}
+
+{{/* Replicas apart: preferably on other nodes; takes (list $ "part"). */}}
+{{- define "gpushare.spread" -}}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "gpushare.selector" . | nindent 8 }}
+  - maxSkew: 1
+    topologyKey: topology.kubernetes.io/zone
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "gpushare.selector" . | nindent 8 }}
+{{- end }}
+
+{{/* Where the agent and the MPS host run. */}}
+{{- define "gpushare.nodePlacement" -}}
+nodeSelector:
+  kubernetes.io/os: linux
+  {{- with .Values.nodes.selector }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- if and .Values.nodes.affinity (not .Values.simulated.gpus) }}
+affinity:
+  nodeAffinity:
+    {{- toYaml .Values.nodes.affinity | nindent 4 }}
+{{- end }}
+{{- with .Values.nodes.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .Values.priorityClasses.node }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Of the two parts that keep GPUs; the NVIDIA container toolkit shows them all. */}}
+{{- define "gpushare.gpuEnv" -}}
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- if not .Values.simulated.gpus }}
+- name: NVIDIA_VISIBLE_DEVICES
+  value: all
+- name: NVIDIA_DRIVER_CAPABILITIES
+  value: compute,utility
+{{- end }}
+{{- end }}

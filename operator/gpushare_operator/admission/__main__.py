@@ -1,0 +1,66 @@
+"""`python -m gpushare_operator.admission --port 8443 --cert-dir /tls`; the rest comes from the environment."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from gpushare.core.admission import Policy
+from gpushare.core.rejection import Rejection
+from gpushare.core.request import parse_fraction
+from gpushare.core.resolve import AUTO_FRACTION, Defaults
+from gpushare_operator.admission.server import Settings, serve
+
+# After SIGTERM the endpoints point here for a moment longer; what arrives in it is still answered.
+_DRAIN_SECONDS: Final = 5.0
+
+
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+    """Command line and environment as settings.
+
+    Raises:
+        SystemExit: one of them is wrong; the sentence is on stderr, the exit code 2.
+    """
+    parser = argparse.ArgumentParser(prog="gpushare-admission", description="gpushare's admission webhooks")
+    parser.add_argument("--port", type=int, default=8443, help="HTTPS port (default: %(default)s)")
+    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--cert-dir", type=Path, required=True, help="directory with tls.crt and tls.key")
+    parsed = parser.parse_args(arguments)
+    fraction = environment.get("GPUSHARE_DEFAULT_FRACTION") or AUTO_FRACTION
+    if isinstance(parse_fraction(fraction), Rejection) or fraction == "auto":
+        parser.error(f'GPUSHARE_DEFAULT_FRACTION: "{fraction}" is not a fraction such as "0.25"')
+    env_caps = environment.get("GPUSHARE_ENV_CAPS_FALLBACK") or "false"
+    if env_caps not in ("true", "false"):
+        parser.error(f'GPUSHARE_ENV_CAPS_FALLBACK: "{env_caps}" is not true or false')
+    runtime_class = environment.get("GPUSHARE_RUNTIME_CLASS") or None
+    policy = Policy(Defaults(auto_fraction=fraction), runtime_class, env_caps == "true")
+    return Settings(parsed.cert_dir, parsed.host, parsed.port, policy)
+
+
+async def _run(settings: Settings) -> None:
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGINT, stop.set)
+    loop.add_signal_handler(signal.SIGTERM, lambda: loop.call_later(_DRAIN_SECONDS, stop.set))
+    await serve(settings, stop)
+
+
+def main() -> None:
+    """Serve until SIGTERM or SIGINT."""
+    settings = parse_settings(sys.argv[1:], os.environ)
+    logging.basicConfig(
+        level=os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO",
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    try:
+        asyncio.run(_run(settings))
+    except OSError as error:
+        sys.exit(f"gpushare-admission: {settings.certificates}, port {settings.port}: {error}")
+
+
+if __name__ == "__main__":
+    main()

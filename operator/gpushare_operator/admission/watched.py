@@ -1,0 +1,77 @@
+"""What the admission server knows of the cluster: the largest GPU, and the GpuShares. It serves without either."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+from gpushare.core import admission, ownership
+from gpushare.core.objects import GpuNode, GpuNodeStatus, GpuShare
+from gpushare.core.resolve import share_of
+from gpushare.kube import GPUNODES, GPUSHARES, ApiError, Change, Reflector, connect
+
+_log = logging.getLogger(__name__)
+_CONNECT_AGAIN_SECONDS: Final = 10.0
+
+
+class Watched:
+    """GpuNodes and GpuShares as last seen; empty until the watches run."""
+
+    def __init__(self) -> None:
+        self._memory_mib: dict[str, int] = {}
+        self._shares: dict[str, dict[str, GpuShare]] = {}
+
+    def know(self, pod: Mapping[str, Any], namespace: str) -> admission.Knowledge:
+        """What bears on a pod (or a pod template) of a namespace."""
+        return admission.Knowledge(max(self._memory_mib.values(), default=None), self._share(pod, namespace))
+
+    def _share(self, pod: Mapping[str, Any], namespace: str) -> GpuShare | None:
+        shares = self._shares.get(namespace)
+        if not shares:
+            return None
+        metadata = pod.get("metadata") or {}
+        owners = [owner.uid for owner in ownership.owners_of(pod)]
+        found = share_of(metadata.get("labels") or {}, owners, shares.values())
+        made = ownership.guess_top_owner(pod)  # the first pod of a new ReplicaSet: its uid is in no GpuShare yet
+        return found or (shares.get(ownership.share_name(made)) if made else None)
+
+    def on_node(self, change: Change, name: str, largest_mib: int) -> None:
+        """Take up a GpuNode."""
+        if change is Change.DELETED:
+            self._memory_mib.pop(name, None)
+        else:
+            self._memory_mib[name] = largest_mib
+
+    def on_share(self, change: Change, _key: str, share: GpuShare) -> None:
+        """Take up a GpuShare."""
+        of_namespace = self._shares.setdefault(share.namespace, {})
+        if change is Change.DELETED:
+            of_namespace.pop(share.name, None)
+        else:
+            of_namespace[share.name] = share
+
+    async def keep(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Watch for ever; without a cluster configuration, go on without."""
+        while True:
+            try:
+                async with self._watches():
+                    await asyncio.Event().wait()
+            except ApiError as error:
+                _log.warning("serving without knowledge of the cluster: %s", error)
+            await sleep(_CONNECT_AGAIN_SECONDS)
+
+    @asynccontextmanager
+    async def _watches(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            api = await stack.enter_async_context(connect(field_manager="gpushare-admission"))
+            await stack.enter_async_context(Reflector(api, GPUNODES, _largest, on_change=self.on_node))
+            await stack.enter_async_context(
+                Reflector(api, GPUSHARES, GpuShare.from_object, on_change=self.on_share)
+            )
+            yield
+
+
+def _largest(obj: Mapping[str, Any]) -> int | None:
+    status: GpuNodeStatus = GpuNode.from_object(obj).status
+    return admission.largest_gpu_memory_mib([status])

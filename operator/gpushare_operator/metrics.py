@@ -1,0 +1,41 @@
+"""The operator's own metrics, in a registry of their own."""
+
+from collections import Counter as Tally
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from gpushare.core.objects import Phase
+
+
+class Metrics:
+    """Counters of the work done, and gauges of what is known."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.reconciliations = Counter(
+            "gpushare_operator_reconciliations_total", "Reconciliations, by kind and result.", ["kind", "result"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.seconds = Histogram(
+            "gpushare_operator_reconciliation_duration_seconds", "Time of one reconciliation, by kind.", ["kind"],
+            registry=self.registry, buckets=(0.001, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0),
+        )  # fmt: skip
+        self.status_writes = Counter(
+            "gpushare_operator_status_writes_total", "Statuses of GpuShares written.", registry=self.registry
+        )
+        self.bad_objects = Gauge(
+            "gpushare_operator_bad_objects", "Objects since the start that could not be understood, by kind.",
+            ["kind"], registry=self.registry,
+        )  # fmt: skip
+        self.queued = Gauge("gpushare_operator_queue_length", "Keys that wait for work.", registry=self.registry)
+        self.pods = Gauge("gpushare_operator_pods", "Managed pods known.", registry=self.registry)
+        self.shares = Gauge(
+            "gpushare_operator_gpushares", "GpuShares known, by phase.", ["phase"], registry=self.registry
+        )
+
+    def count_shares(self, phases: Iterable[Phase]) -> None:
+        """Set the gauge of GpuShares by phase; a phase without any reads 0."""
+        tally = Tally(phases)
+        for phase in Phase:
+            self.shares.labels(phase.value).set(tally[phase])

@@ -1,0 +1,66 @@
+"""Who owns a pod, asked of the API as far up as ReplicaSets and Jobs go; answers are remembered."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+from gpushare.core import ownership
+from gpushare.core.objects import OwnerReference
+from gpushare.kube import Api, Forbidden, NotFound, Resource
+
+_log = logging.getLogger(__name__)
+_MOST_REMEMBERED: Final = 20_000
+_KINDS: Final = {
+    "ReplicaSet": Resource("apps", "v1", "replicasets", "ReplicaSet", namespaced=True),
+    "Job": Resource("batch", "v1", "jobs", "Job", namespaced=True),
+}
+
+
+class OwnerGoneError(Exception):
+    """The pod's owner no longer exists; the pod is about to be collected with it."""
+
+
+class Owners:
+    """Looks up the controllers above ReplicaSets and Jobs."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._above: OrderedDict[str, OwnerReference | None] = OrderedDict()
+        self._forbidden: set[str] = set()
+
+    async def chain(self, namespace: str, pod: Mapping[str, Any]) -> tuple[OwnerReference, ...]:
+        """The pod's owners, its controller first, the one that a user made last; a bare pod is its own owner.
+
+        Raises:
+            OwnerGoneError: an owner does not exist any more. ApiError: it could not be asked for now.
+        """
+        owner = ownership.controller_of(pod)
+        if owner is None:
+            return (ownership.pod_as_owner(pod),)
+        found = [owner]
+        while ownership.may_have_owner(owner) and (above := await self._controller(namespace, owner)) is not None:
+            found.append(above)
+            owner = above
+        return tuple(found)
+
+    async def _controller(self, namespace: str, owner: OwnerReference) -> OwnerReference | None:
+        if owner.uid not in self._above:
+            self._above[owner.uid] = await self._ask(namespace, owner)
+            if len(self._above) > _MOST_REMEMBERED:
+                self._above.popitem(last=False)
+        return self._above[owner.uid]
+
+    async def _ask(self, namespace: str, owner: OwnerReference) -> OwnerReference | None:
+        try:
+            obj = await self._api.get(_KINDS[owner.kind], owner.name, namespace=namespace)
+        except NotFound as error:
+            raise OwnerGoneError(f"{owner.kind} {namespace}/{owner.name} is gone") from error
+        except Forbidden as error:
+            if owner.kind not in self._forbidden:
+                _log.error("may not read owners of kind %s, each stands for itself: %s", owner.kind, error)
+            self._forbidden.add(owner.kind)
+            return None
+        if obj["metadata"]["uid"] != owner.uid:
+            raise OwnerGoneError(f"{owner.kind} {namespace}/{owner.name} is another one by now")
+        return ownership.controller_of(obj)

@@ -1,0 +1,211 @@
+"""The work: give each pod a GpuShare, keep each GpuShare's status. Decisions are core's; this reads and writes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from gpushare.core import lifecycle, ownership
+from gpushare.core.lifecycle import PodFacts
+from gpushare.core.objects import GpuShare, GpuShareStatus, OwnerReference
+from gpushare.core.schema import to_json
+from gpushare.kube import (
+    GPUSHARES,
+    PODS,
+    AlreadyExists,
+    Api,
+    ApiError,
+    EventType,
+    Invalid,
+    NotFound,
+    Retryable,
+    record_event,
+)
+from gpushare_operator.metrics import Metrics
+from gpushare_operator.owners import OwnerGoneError, Owners
+from gpushare_operator.workqueue import WorkQueue
+from gpushare_operator.world import Key, PodKey, ShareKey, World
+
+_log = logging.getLogger(__name__)
+CONTROLLER: Final = "gpushare.io/operator"
+# As often as an agent writes its GpuNode: figures alone are not worth more writes.
+FIGURES_SECONDS: Final = 10.0
+# And no more of them than this over all GpuShares, so that a large cluster's API server hardly notices us.
+FIGURE_WRITES_PER_SECOND: Final = 20.0
+# Pods come by the dozen; one write says as much as twelve.
+_SETTLE_SECONDS: Final = 0.1
+_AT_ONCE: Final = 16
+_IDLE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The last status that this process wrote: a watch may still bring an older one."""
+
+    at: float
+    uid: str
+    status: GpuShareStatus
+
+
+class Reconciler:
+    """Does the World's work; `run` is its loop.
+
+    Attributes:
+        world: fed by the watches.
+        beat: when the loop last came round, by `clock`; the liveness probe looks at it.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        settings: lifecycle.Settings,
+        metrics: Metrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.world = World(self._touch)
+        self.beat = clock()
+        self._api = api
+        self._owners = Owners(api)
+        self._settings = settings
+        self._metrics = metrics
+        self._clock = clock
+        self._now = now
+        self._queue: WorkQueue[Key] = WorkQueue()
+        self._wake = asyncio.Event()
+        self._written: dict[ShareKey, _Written] = {}
+        self._making: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+
+    async def run(self) -> None:
+        """Work for ever."""
+        self.beat = self._clock()
+        while True:
+            await self.step()
+            due = self._queue.next_due()
+            wait = _IDLE_SECONDS if due is None else min(_IDLE_SECONDS, max(0.0, due - self._clock()))
+            self._wake.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), wait)
+
+    async def step(self) -> int:
+        """Do what is due now; answers how many keys that were."""
+        self.beat = self._clock()
+        keys = self._queue.take(self._clock(), _AT_ONCE)
+        await asyncio.gather(*(self._work(key) for key in keys))
+        self._metrics.queued.set(len(self._queue))
+        if len(keys) < _AT_ONCE:  # not after each batch of a long queue: it looks at every GpuShare
+            self._metrics.pods.set(len(self.world.pods))
+            self._metrics.count_shares(share.status.phase for share in self.world.shares.values())
+        return len(keys)
+
+    def _touch(self, key: Key) -> None:
+        self._queue.add(key, self._clock() + _SETTLE_SECONDS)
+        self._wake.set()
+
+    async def _work(self, key: Key) -> None:
+        kind, started = ("pod" if isinstance(key, PodKey) else "share"), self._clock()
+        try:
+            await (self._adopt(key) if isinstance(key, PodKey) else self._update(key))
+        except OwnerGoneError as error:
+            result = "skipped"
+            _log.info("%s", error)
+        except Invalid as error:  # a retry cannot help; the next change of the object is another try
+            result = "refused"
+            _log.error("the API server refuses what was made of %s: %s", key, error)
+        except ApiError as error:
+            result = "failed"
+            after = error.retry_after_seconds if isinstance(error, Retryable) else 0.0
+            wait = self._queue.failed(key, self._clock(), after)
+            _log.warning("%s not reconciled, again in %.1f s: %s", key, wait, error)
+        except Exception:  # noqa: BLE001 - one object must not stop the work on all others
+            result = "failed"
+            wait = self._queue.failed(key, self._clock())
+            _log.exception("%s not reconciled, again in %.1f s", key, wait)
+        else:
+            result = "done"
+            self._queue.succeeded(key)
+        self._metrics.reconciliations.labels(kind, result).inc()
+        self._metrics.seconds.labels(kind).observe(self._clock() - started)
+
+    async def _adopt(self, key: PodKey) -> None:
+        """See that a pod has a GpuShare: the one of its top owner, made when there is none."""
+        pod = self.world.pods.get(key.uid)
+        if pod is None or self.world.share_of_pod(key.uid) is not None:
+            return
+        try:
+            raw = await self._api.get(PODS, pod.name, namespace=pod.namespace)
+        except NotFound:
+            return
+        chain = await self._owners.chain(pod.namespace, raw)
+        async with self._making.setdefault((pod.namespace, chain[-1].uid), asyncio.Lock()):
+            existing = self.world.share_of_owners(pod.namespace, [owner.uid for owner in chain])
+            if existing is None:
+                await self._create(pod, chain)
+            elif ownership.missing_owners(existing, chain):
+                await self._add_owners(existing, chain)
+
+    async def _create(self, pod: PodFacts, chain: tuple[OwnerReference, ...]) -> None:
+        name = ownership.share_name(chain[-1])
+        if ShareKey(pod.namespace, name) in self.world.shares:  # a user's own, or of an owner that was replaced
+            name = ownership.share_name(chain[-1], distinct=True)
+        body = ownership.new_share(pod.namespace, name, chain, pod.fraction or "")
+        try:
+            made = await self._api.create(GPUSHARES, body, namespace=pod.namespace)
+            _log.info("made GpuShare %s/%s for %s %s", pod.namespace, name, chain[-1].kind, chain[-1].name)
+        except AlreadyExists:  # the watch has not brought it yet
+            made = await self._api.get(GPUSHARES, name, namespace=pod.namespace)
+            self._touch(PodKey(pod.namespace, pod.uid))
+        self.world.put_share(GpuShare.from_object(made))
+
+    async def _add_owners(self, share: GpuShare, chain: tuple[OwnerReference, ...]) -> None:
+        """Add a pod's new owners, such as the ReplicaSet of a roll-out, so that every part finds the GpuShare."""
+        missing = ownership.missing_owners(share, chain)
+        references = ownership.references((*missing, *reversed(share.owners)))
+        body = {"metadata": {"uid": share.uid, "ownerReferences": references}}
+        changed = await self._api.patch(GPUSHARES, share.name, body, namespace=share.namespace)
+        self.world.put_share(GpuShare.from_object(changed))
+
+    async def _update(self, key: ShareKey) -> None:
+        """Write a GpuShare's status where it changed; figures alone wait for their time."""
+        share = self.world.shares.get(key)
+        if share is None:
+            self._written.pop(key, None)
+            return
+        written = self._written.get(key)
+        before = written.status if written is not None and written.uid == share.uid else share.status
+        now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
+        status = lifecycle.status_of(
+            replace(share, status=before), self.world.pods_of(key), self.world.fares_of(key), self._settings, now
+        )
+        if status == share.status:
+            return
+        pause = max(FIGURES_SECONDS, len(self.world.shares) / FIGURE_WRITES_PER_SECOND)
+        due = written.at + pause if written is not None else 0.0
+        if self._clock() < due and lifecycle.differs_only_in_figures(status, share.status):
+            self._queue.add(key, due)
+            return
+        body = {"metadata": {"uid": share.uid}, "status": to_json(status, nulls=True)}
+        try:
+            changed = await self._api.patch(
+                GPUSHARES, share.name, body, namespace=share.namespace, subresource="status"
+            )
+        except NotFound:
+            return
+        self._written[key] = _Written(self._clock(), share.uid, status)
+        self._metrics.status_writes.inc()
+        self.world.put_share(GpuShare.from_object(changed))
+        for reason, note in lifecycle.transitions(before, status):
+            await self._tell(changed, reason, note)
+
+    async def _tell(self, share: dict[str, Any], reason: str, note: str) -> None:
+        warning = reason in ("Retracted", "SlowdownBeyondTolerance")
+        await record_event(
+            self._api, share, reason=reason, note=note, action="Reconcile", controller=CONTROLLER,
+            event_type=EventType.WARNING if warning else EventType.NORMAL,
+        )  # fmt: skip

@@ -1,0 +1,202 @@
+"""What the operator knows: managed pods, GpuShares, and how each pod fares; and whose status each change touches.
+
+In memory only, rebuilt from the API at every start; no I/O. It tells its listener which GpuShares may need a new
+status and which pods are without one.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gpushare.core.lifecycle import Fares, PodFacts
+from gpushare.core.objects import GpuShare
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class ShareKey:
+    """A GpuShare whose status may be out of date."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PodKey:
+    """A pod that no GpuShare speaks for."""
+
+    namespace: str
+    uid: str
+
+
+Key = ShareKey | PodKey
+
+
+class World:
+    """The state, and `touched` called for each key that a change concerns."""
+
+    def __init__(self, touched: Callable[[Key], None]) -> None:
+        self._touched = touched
+        self._shares: dict[ShareKey, GpuShare] = {}
+        self._selecting: dict[str, dict[str, GpuShare]] = {}  # those with a selector, by namespace and name
+        self._by_owner: dict[tuple[str, str], set[str]] = {}  # (namespace, owner uid) -> names of those without
+        self._pods: dict[str, PodFacts] = {}
+        self._pods_of_owner: dict[tuple[str, str], set[str]] = {}
+        self._pods_of_namespace: dict[str, set[str]] = {}
+        self._share_of_pod: dict[str, ShareKey | None] = {}
+        self._pods_of_share: dict[ShareKey, set[str]] = {}
+        self._fares: dict[str, dict[str, Fares]] = {}  # by node and pod uid
+        self._node_of_pod: dict[str, dict[str, Fares]] = {}
+
+    @property
+    def shares(self) -> Mapping[ShareKey, GpuShare]:
+        """Every GpuShare."""
+        return self._shares
+
+    @property
+    def pods(self) -> Mapping[str, PodFacts]:
+        """Every managed pod by uid."""
+        return self._pods
+
+    def pods_of(self, key: ShareKey) -> list[PodFacts]:
+        """The pods that a GpuShare speaks for."""
+        return [self._pods[uid] for uid in self._pods_of_share.get(key, ())]
+
+    def fares_of(self, key: ShareKey) -> dict[str, Fares]:
+        """How its pods fare, by uid."""
+        found = {}
+        for uid in self._pods_of_share.get(key, ()):
+            for fares in self._node_of_pod.get(uid, {}).values():
+                found[uid] = fares
+        return found
+
+    def share_of_pod(self, uid: str) -> ShareKey | None:
+        """The GpuShare that speaks for a pod."""
+        return self._share_of_pod.get(uid)
+
+    def share_of_owners(self, namespace: str, uids: Iterable[str]) -> GpuShare | None:
+        """The GpuShare without a selector that one of these owners has; the first by name."""
+        owned = [self._by_owner.get((namespace, uid), set()) for uid in uids]
+        name = min(set().union(*owned), default=None)
+        return self._shares[ShareKey(namespace, name)] if name is not None else None
+
+    def put_pod(self, pod: PodFacts) -> None:
+        """Take up a new or changed pod; one without our annotation is not ours, whatever its labels say."""
+        if pod.fraction is None:
+            self.drop_pod(pod.uid)
+            return
+        self._forget_pod(pod.uid)
+        self._pods[pod.uid] = pod
+        self._pods_of_namespace.setdefault(pod.namespace, set()).add(pod.uid)
+        for owner in (*pod.owner_uids, pod.uid):
+            self._pods_of_owner.setdefault((pod.namespace, owner), set()).add(pod.uid)
+        self._assign(pod)
+
+    def drop_pod(self, uid: str) -> None:
+        """Forget a pod that is gone."""
+        self._forget_pod(uid)
+        share = self._share_of_pod.pop(uid, None)
+        if share is not None:
+            self._pods_of_share[share].discard(uid)
+            self._touched(share)
+
+    def put_share(self, share: GpuShare) -> None:
+        """Take up a new or changed GpuShare; pods may come to it, or from it to another."""
+        key = ShareKey(share.namespace, share.name)
+        before = self._shares.get(key)
+        self._forget_share(key)
+        self._shares[key] = share
+        if share.spec.selector is not None:
+            self._selecting.setdefault(share.namespace, {})[share.name] = share
+        for owner in share.owners if share.spec.selector is None else ():
+            self._by_owner.setdefault((share.namespace, owner.uid), set()).add(share.name)
+        if before is None or (before.spec.selector, before.owners) != (share.spec.selector, share.owners):
+            self._assign_all(self._may_concern(share) | (self._may_concern(before) if before else set()))
+        self._touched(key)
+
+    def drop_share(self, namespace: str, name: str) -> None:
+        """Forget a GpuShare that is gone; its pods look for another, and the listener can forget it too."""
+        key = ShareKey(namespace, name)
+        if self._forget_share(key) is not None:
+            self._assign_all(set(self._pods_of_share.get(key, ())))
+            self._pods_of_share.pop(key, None)
+            self._touched(key)
+
+    def put_node(self, node: str, fares: Mapping[str, Fares]) -> None:
+        """Take up what a node's agent saw; an empty mapping forgets the node."""
+        before = self._fares.pop(node, {})
+        if fares:
+            self._fares[node] = dict(fares)
+        for uid in before.keys() | fares.keys():
+            if before.get(uid) == fares.get(uid):
+                continue
+            of_pod = self._node_of_pod.setdefault(uid, {})
+            if uid in fares:
+                of_pod[node] = fares[uid]
+            else:
+                of_pod.pop(node, None)
+            if not of_pod:
+                del self._node_of_pod[uid]
+            if (share := self._share_of_pod.get(uid)) is not None:
+                self._touched(share)
+
+    def _assign_all(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            self._assign(self._pods[uid])
+
+    def _assign(self, pod: PodFacts) -> None:
+        """Find the pod's GpuShare, as `core.resolve.share_of` does; both it and the one before are touched."""
+        old, new = self._share_of_pod.get(pod.uid), self._find(pod)
+        self._share_of_pod[pod.uid] = new
+        if old is not None and old != new:
+            self._pods_of_share.get(old, set()).discard(pod.uid)
+            self._touched(old)
+        if new is not None:
+            self._pods_of_share.setdefault(new, set()).add(pod.uid)
+            self._touched(new)
+        elif not pod.finished:
+            self._touched(PodKey(pod.namespace, pod.uid))
+
+    def _find(self, pod: PodFacts) -> ShareKey | None:
+        selecting = self._selecting.get(pod.namespace, {})
+        chosen = min((name for name, s in selecting.items() if _selects(s, pod)), default=None)
+        if chosen is None:
+            owned = self.share_of_owners(pod.namespace, (*pod.owner_uids, pod.uid))
+            chosen = owned.name if owned is not None else None
+        return ShareKey(pod.namespace, chosen) if chosen is not None else None
+
+    def _may_concern(self, share: GpuShare) -> set[str]:
+        """Pods whose GpuShare may change with this one."""
+        if share.spec.selector is not None:
+            return set(self._pods_of_namespace.get(share.namespace, ()))
+        owned = [self._pods_of_owner.get((share.namespace, owner.uid), set()) for owner in share.owners]
+        return set().union(*owned)
+
+    def _forget_share(self, key: ShareKey) -> GpuShare | None:
+        share = self._shares.pop(key, None)
+        if share is None:
+            return None
+        self._selecting.get(key.namespace, {}).pop(key.name, None)
+        for owner in share.owners:
+            _discard(self._by_owner, (key.namespace, owner.uid), key.name)
+        return share
+
+    def _forget_pod(self, uid: str) -> None:
+        pod = self._pods.pop(uid, None)
+        if pod is None:
+            return
+        _discard(self._pods_of_namespace, pod.namespace, uid)
+        for owner in (*pod.owner_uids, uid):
+            _discard(self._pods_of_owner, (pod.namespace, owner), uid)
+
+
+def _selects(share: GpuShare, pod: PodFacts) -> bool:
+    return share.spec.selector is not None and share.spec.selector.matches(pod.labels)
+
+
+def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
+    index.get(key, set()).discard(value)
+    if key in index and not index[key]:
+        del index[key]

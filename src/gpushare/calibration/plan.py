@@ -1,0 +1,135 @@
+"""Which runs a collection makes, in which order: informative rather than exhaustive. Pure.
+
+A *phase* keeps a group of workloads ready under several caps each (one MPS client a workload and cap, 48 at most,
+FACTS 9) and fires sets of them. Everything that differs between two programs shows at pairs; what differs between
+caps shows when one set is measured under many of them; the rest of the time goes to random sets of three and more.
+"""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+Cell = tuple[str, int]  # a workload and its thread percentage
+CLIENTS: int = 48  # FACTS 9
+BASE_CAPS: tuple[int, ...] = (100, 50, 25)
+_EXHAUSTED: int = 500  # draws in a row that gave no new set: a small group has no more
+OTHER_CAPS: tuple[int, ...] = (100, 75, 33)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Workers that live at the same time and the runs made with them, most informative first.
+
+    Attributes:
+        cells: one worker each; at most 48.
+        runs: sets of cells fired together; a set of one is a solo measurement.
+    """
+
+    cells: tuple[Cell, ...]
+    runs: tuple[tuple[Cell, ...], ...]
+
+
+def phases(
+    workloads: Sequence[str], *, count: int, runs_per_phase: int, seed: int, capped: bool = True
+) -> tuple[Phase, ...]:
+    """Plan `count` phases over the workloads; the same arguments give the same plan.
+
+    With caps, a survey of all workloads without caps comes before them, so that the first minute shows which
+    programs start and what they draw. `capped` False plans for time slicing: every worker at 100.
+    """
+    chance = random.Random(seed)
+    seen: Counter[str] = Counter()
+    planned = [_survey(workloads[:CLIENTS], len(workloads) + runs_per_phase // 2, chance)] if capped else []
+    for number in range(count):
+        caps = (BASE_CAPS if number % 5 != 4 else OTHER_CAPS) if capped else (100,)
+        order = sorted(workloads, key=lambda name: (seen[name], chance.random()))
+        group = order[: CLIENTS // len(caps)] if capped else order[:16]
+        capped_solos = [
+            ((name, cap),)
+            for name in group
+            for cap in caps
+            if cap < 100 and (caps == OTHER_CAPS or not seen[name])
+        ]
+        whole_solos = [((name, 100),) for name in group]
+        seen.update(group)
+        room = max(0, runs_per_phase - len(capped_solos) - len(whole_solos))
+        shared = list(itertools.islice(_sets(group, caps, number, chance), room))
+        # Solos at 100% come again between the sets: every progress is relative to them, so their drift must show.
+        runs = (*capped_solos, *shared[: room // 2], *whole_solos, *shared[room // 2 :])
+        planned.append(Phase(tuple(itertools.product(group, caps)), runs))
+    return tuple(planned)
+
+
+def _survey(workloads: Sequence[str], runs: int, chance: random.Random) -> Phase:
+    """Every workload alone, then random pairs, triples and fours of all of them, uncapped."""
+    solos = [((name, 100),) for name in workloads]
+    shared = [
+        tuple((name, 100) for name in chance.sample(list(workloads), min(size, len(workloads))))
+        for size in itertools.islice(itertools.cycle((2, 3, 2, 4)), max(0, runs - len(solos)))
+    ]
+    return Phase(tuple((name, 100) for name in workloads), (*solos, *shared))
+
+
+def _sets(
+    group: Sequence[str], caps: Sequence[int], number: int, chance: random.Random
+) -> Iterator[tuple[Cell, ...]]:
+    """Endless sets: in the first phase every pair of the group at the middle cap, then a mix of every size."""
+    done: set[tuple[Cell, ...]] = set()
+
+    def fresh(cells: Sequence[Cell]) -> tuple[Cell, ...] | None:
+        key = tuple(sorted(cells))
+        if key in done:
+            return None
+        done.add(key)
+        return tuple(cells)
+
+    first: list[Sequence[Cell]] = []
+    if number == 0:
+        middle = caps[len(caps) // 2]
+        first = [((a, middle), (b, middle)) for a, b in itertools.combinations(group, 2)]
+        chance.shuffle(first)
+    families = _families(group, caps, chance)
+    mixed = _mixed(group, caps, chance)
+    misses = 0
+    for step in itertools.count():
+        source: Iterator[Sequence[Cell]] = (
+            iter(first) if step % 2 and first else families if step % 3 == 2 else mixed
+        )
+        cells = next(source, None)
+        if first and step % 2:
+            first = first[1:]
+        kept = fresh(cells) if cells is not None else None
+        misses = 0 if kept is not None else misses + 1
+        if kept is not None:
+            yield kept
+        if misses > _EXHAUSTED:
+            return
+
+
+def _families(group: Sequence[str], caps: Sequence[int], chance: random.Random) -> Iterator[Sequence[Cell]]:
+    """One set under many caps, then the next: what choosing caps is judged on."""
+    if len(caps) == 1:
+        return
+    for size in itertools.cycle((2, 3, 2, 4, 3)):
+        names = chance.sample(list(group), min(size, len(group)))
+        choices = list(itertools.product(caps, repeat=len(names)))
+        kept = [tuple([cap] * len(names)) for cap in caps]
+        rest = [choice for choice in choices if choice not in kept]
+        chance.shuffle(rest)
+        for choice in [*kept, *rest][: 9 if size == 2 else 8]:
+            yield list(zip(names, choice, strict=True))
+
+
+def _mixed(group: Sequence[str], caps: Sequence[int], chance: random.Random) -> Iterator[Sequence[Cell]]:
+    """Random sets: more pairs than triples, more triples than fours, some of up to eight; equal or mixed caps."""
+    sizes = (2, 3, 2, 4, 3, 2, 4, 3, 2, 5, 3, 4, 2, 6, 3, 4, 8)
+    for size in itertools.cycle(sizes):
+        names = chance.sample(list(group), min(size, len(group)))
+        if chance.random() < 0.5:
+            weights = [1.0] * len(caps) if size == 2 else [0.6, *[1.0] * (len(caps) - 1)]
+            cap = chance.choices(list(caps), weights)[0]
+            yield [(name, cap) for name in names]
+        else:
+            yield [(name, chance.choice(list(caps))) for name in names]

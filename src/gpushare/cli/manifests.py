@@ -1,0 +1,80 @@
+"""Pods from manifests that users would apply: pods, lists of them, and the templates of workloads."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpushare.cli.errors import UsageError
+from gpushare.cli.files import read_text
+from gpushare.cli.live import request_of
+from gpushare.core import names
+from gpushare.core.rejection import Rejection
+from gpushare.core.resources import PlacementRequest
+
+
+def read_manifests(path: Path) -> list[PlacementRequest]:
+    """Requests of the annotated pods in a YAML or JSON file; those without our annotation are not ours to place.
+
+    Raises:
+        UsageError: the file is not YAML, an annotation or quantity is wrong, or no pod asks for a share.
+    """
+    found: list[PlacementRequest] = []
+    try:
+        documents = [document for document in yaml.safe_load_all(read_text(path)) if document is not None]
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UsageError(f"{path}{where}: is not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: is not YAML: {error}") from error
+    for document in documents:
+        for pod in _pods(path, document):
+            if names.FRACTION not in (pod["metadata"].get("annotations") or {}):
+                continue
+            try:
+                request = request_of(pod)
+            except (ValueError, TypeError, AttributeError) as error:
+                raise UsageError(f"{path}: pod {pod['metadata']['name']}: {error}") from error
+            if isinstance(request, Rejection):
+                raise UsageError(f"{path}: pod {pod['metadata']['name']}: {request}")
+            found.append(request)
+    if not found:
+        raise UsageError(f"{path} holds no pod with the annotation {names.FRACTION}")
+    return found
+
+
+def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:
+    """The pods that one document stands for."""
+    if not isinstance(document, Mapping):
+        raise UsageError(f"{path}: a document is not a Kubernetes object")
+    if str(document.get("kind", "")).endswith("List") and isinstance(document.get("items"), list):
+        for item in document["items"]:
+            yield from _pods(path, item)
+        return
+    metadata, spec = document.get("metadata"), document.get("spec")
+    if not isinstance(metadata, Mapping) or not isinstance(
+        metadata.get("name") or metadata.get("generateName"), str
+    ):
+        raise UsageError(f"{path}: an object of kind {document.get('kind')} has no name")
+    if not isinstance(spec, Mapping):
+        return
+    name, namespace = metadata.get("name") or metadata["generateName"], metadata.get("namespace")
+    if document.get("kind") == "Pod":
+        yield {"metadata": {**metadata, "name": name}, "spec": spec}
+        return
+    if isinstance(spec.get("jobTemplate"), Mapping):
+        spec = spec["jobTemplate"].get("spec") or {}
+    template = spec.get("template")
+    if not isinstance(template, Mapping):
+        return
+    count = spec.get("replicas", spec.get("parallelism", 1))
+    if not isinstance(count, int) or not 0 <= count <= 100_000:
+        raise UsageError(f"{path}: {document.get('kind')} {name} asks for {count!r} replicas")
+    inner = template.get("metadata") or {}
+    for index in range(count):
+        yield {
+            "metadata": {**inner, "name": f"{name}-{index}", "namespace": namespace},
+            "spec": template.get("spec") or {},
+        }

@@ -1,0 +1,87 @@
+"""`gpushare model`: what the interference model and the attribution do on measured runs."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gpushare.cli import interference
+from gpushare.cli.errors import UsageError
+from gpushare.core.attribution import no_prediction
+from gpushare.core.attribution_score import AttributionScore, score
+from gpushare.core.dataset import Dataset, DatasetError, parse
+from gpushare.core.expectation import expectation
+from gpushare.core.interference import InterferenceModel
+
+app = typer.Typer(no_args_is_help=True, help="The interference model and attribution on measured runs.")
+
+DatasetFile = Annotated[Path, typer.Option("--dataset", help="A colocation dataset v1 (JSON Lines).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+app.command("fit")(interference.fit)
+app.command("evaluate")(interference.evaluation)
+app.command("advise")(interference.advise)
+
+
+def read_dataset(path: Path) -> Dataset:
+    """Read a colocation dataset.
+
+    Raises:
+        UsageError: the file cannot be read; the sentence names file, line and column.
+    """
+    try:
+        with path.open("rb") as lines:
+            return parse(lines)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror or error}") from error
+    except DatasetError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+@app.command()
+def attribute(
+    dataset: DatasetFile,
+    model: interference.ModelFile = None,
+    without_model: Annotated[bool, typer.Option("--without-model", help="No prior: the counters alone.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Infer every tenant's progress from the device's counters and score it against the measured rates.
+
+    Solo runs give the signatures and cap curves, and the interference model an expectation from these; of the
+    other runs only the counters are used, and the measured rates are the truth to score against.
+    """
+    data = read_dataset(dataset)
+    predict = no_prediction if without_model else expectation(_model(model, data))
+    scores = score(data, predict)
+    if not scores:
+        raise UsageError(f"{dataset}: no run of several tenants whose solo runs at 100% are there too")
+    notes = data.notes()
+    if as_json:
+        by_tenants = {str(size): _rounded(each) for size, each in scores.items()}
+        typer.echo(json.dumps({"gpu_model": data.gpu_model, "by_tenants": by_tenants, "notes": notes}, indent=2))
+        return
+    table = Table(title=f"Inferred progress against measured, {data.gpu_model}")
+    for column in ("tenants", "mae", "median", "p90", "n", "unknown", "within 2 sd"):
+        table.add_column(column, justify="right")
+    for size, each in scores.items():
+        table.add_row(
+            str(size), f"{each.mae:.3f}", f"{each.median:.3f}", f"{each.p90:.3f}", str(each.n), str(each.unknown),
+            f"{each.within_two_errors:.0%}",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    for note in notes:
+        console.print(note)
+
+
+def _model(path: Path | None, data: Dataset) -> InterferenceModel:
+    return interference.load_model(path).for_gpu(data.gpu_model)
+
+
+def _rounded(each: AttributionScore) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in dataclasses.asdict(each).items()}

@@ -1,0 +1,187 @@
+"""`gpushare plan`: where pods would go on a cluster, and why not elsewhere, without touching it."""
+
+import asyncio
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from gpushare.cli.errors import UsageError
+from gpushare.cli.files import read_text
+from gpushare.cli.live import Cluster, read_cluster
+from gpushare.cli.manifests import read_manifests
+from gpushare.cli.sim_cluster import read_cluster as read_nodes
+from gpushare.cli.sim_cluster import read_trace
+from gpushare.cli.snapshot import NODES_FILE, PODS_FILE
+from gpushare.core.cluster import ClusterState
+from gpushare.core.placement import Candidates, Policy, candidates, place
+from gpushare.core.policies import NAMES, make
+from gpushare.core.rejection import Rejection
+from gpushare.core.resources import GPU_MILLI, Placement, PlacementRequest
+from gpushare.kube import ApiError, connect
+from gpushare.sim.openb import TraceError, parse_placed_pods
+
+app = typer.Typer(help=__doc__)
+
+SHOWN_REASONS = 3  # sentences of refused nodes in the table; JSON has all
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What the plan says of one pod.
+
+    Attributes:
+        decided: where it would go, or why nowhere.
+        fits_on: nodes on which it fits, the chosen one included.
+        refused: sentence -> how many nodes say it, with one of them.
+    """
+
+    request: PlacementRequest
+    decided: Placement | Rejection
+    fits_on: int
+    refused: tuple[tuple[str, str, int, str], ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """One object a pod."""
+        found: dict[str, Any] = {"pod": self.request.pod_uid}
+        if isinstance(self.decided, Rejection):
+            found |= {"node": None, "reason": str(self.decided.reason), "detail": self.decided.detail}
+        else:
+            found |= {
+                "node": self.decided.node,
+                "gpus": list(self.decided.gpu_uuids),
+                "memory_mib": self.decided.memory_mib,
+            }
+        found["fits_on"] = self.fits_on
+        found["elsewhere"] = [
+            {"reason": reason, "detail": detail, "nodes": count, "example": node}
+            for reason, detail, count, node in self.refused
+        ]
+        return found
+
+
+@app.callback(invoke_without_command=True)
+def plan(
+    pods: Annotated[Path, typer.Option("--pods", help="manifests (YAML or JSON), or a CSV in openb's format")],
+    snapshot: Annotated[
+        Path | None,
+        typer.Option("--snapshot", help="folder written by gpushare snapshot; default: the live cluster"),
+    ] = None,
+    nodes: Annotated[
+        Path | None, typer.Option("--nodes", help="plan for an empty cluster of these nodes (CSV)")
+    ] = None,
+    policy: Annotated[str, typer.Option(help="one of " + ", ".join(NAMES))] = "gpushare",
+    seed: Annotated[int, typer.Option(min=0, help="of the policy random")] = 0,
+    kubeconfig: Annotated[str | None, typer.Option(help="default: $KUBECONFIG or ~/.kube/config")] = None,
+    context: Annotated[str | None, typer.Option(help="context of the kubeconfig")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Say where pods would go one after the other, and why not elsewhere. Exit code 1 when one fits nowhere."""
+    if policy not in NAMES:
+        raise UsageError(f'policy "{policy}" is not known; there are {", ".join(NAMES)}')
+    if snapshot is not None and nodes is not None:
+        raise UsageError("--snapshot and --nodes exclude each other")
+    asked = read_trace(pods) if pods.suffix == ".csv" else read_manifests(pods)
+    cluster = _cluster(snapshot, nodes, kubeconfig, context)
+    console = Console(stderr=True)
+    for note in cluster.notes:
+        console.print(note)
+    state = state_of(cluster)
+    history = Counter(state.held_shapes) + Counter(request.shape for request in asked)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        chooser = make(policy, history, np.random.default_rng(seed))
+        lines = [plan_one(request, state, chooser) for request in bar.track(asked, description="placing")]
+    if as_json:
+        typer.echo(json.dumps({"policy": policy, "pods": [line.as_json() for line in lines]}))
+    else:
+        Console().print(_table(lines))
+    if any(isinstance(line.decided, Rejection) for line in lines):
+        raise typer.Exit(1)
+
+
+def plan_one(request: PlacementRequest, state: ClusterState, policy: Policy) -> Line:
+    """Place one pod and keep its place for those after it; one of the same name that runs already stays."""
+    found = candidates(request, state, policy)
+    decided = place(request, state, policy)
+    if isinstance(decided, Placement):
+        uid = f"plan-{len(state.reservations)}/{request.pod_uid}"
+        state.reserve(uid, decided, replace(request, pod_uid=uid))
+    return Line(request, decided, len(found.rows), _refused(found))
+
+
+def state_of(cluster: Cluster) -> ClusterState:
+    """The engine's state of a cluster, with the pods that run there."""
+    state = ClusterState(cluster.nodes)
+    for uuid in cluster.unhealthy:
+        state.set_health(uuid, healthy=False)
+    for request, placement in cluster.pods:
+        if placement is not None:
+            state.reserve(request.pod_uid, placement, request)
+    return state
+
+
+def _cluster(snapshot: Path | None, nodes: Path | None, kubeconfig: str | None, context: str | None) -> Cluster:
+    if nodes is not None:
+        return Cluster(tuple(read_nodes(nodes)), ())
+    if snapshot is not None:
+        specs = read_nodes(snapshot / NODES_FILE)
+        path = snapshot / PODS_FILE
+        try:
+            return Cluster(tuple(specs), tuple(parse_placed_pods(read_text(path), str(path), specs)))
+        except TraceError as error:
+            raise UsageError(str(error)) from error
+    try:
+        return asyncio.run(_read(kubeconfig, context))
+    except ApiError as error:
+        raise UsageError(f"cannot read the cluster: {error} (or give --snapshot or --nodes)") from error
+
+
+async def _read(kubeconfig: str | None, context: str | None) -> Cluster:
+    async with connect(kubeconfig, context=context) as api:
+        return await read_cluster(api)
+
+
+def _refused(found: Candidates) -> tuple[tuple[str, str, int, str], ...]:
+    """Refusals grouped by sentence, most frequent first."""
+    groups: dict[tuple[str, str], tuple[int, str]] = {}
+    for node, rejection in found.rejections().items():
+        key = (str(rejection.reason), rejection.detail)
+        count, example = groups.get(key, (0, node))
+        groups[key] = (count + 1, example)
+    ordered = sorted(groups.items(), key=lambda item: (-item[1][0], item[0]))
+    return tuple((reason, detail, count, example) for (reason, detail), (count, example) in ordered)
+
+
+def _table(lines: list[Line]) -> Table:
+    table = Table()
+    for title in ("pod", "asks", "goes to", "why not elsewhere"):
+        table.add_column(title, overflow="fold")
+    for line in lines:
+        if isinstance(line.decided, Placement):
+            where = "\n".join([line.decided.node, *line.decided.gpu_uuids])
+        else:
+            where = f"nowhere: {line.decided.reason}"
+        why = []
+        if line.fits_on > 1:
+            why.append(f"{line.fits_on - 1} more fit, not better ranked")
+        for _, detail, count, example in line.refused[:SHOWN_REASONS]:
+            why.append(f"{example}: {detail}" if count == 1 else f"{count} nodes such as {example}: {detail}")
+        if len(line.refused) > SHOWN_REASONS:
+            why.append(f"and {len(line.refused) - SHOWN_REASONS} more reasons (--json has them)")
+        table.add_row(line.request.pod_uid, _asks(line.request), where, "\n".join(why) or "there is no other node")
+    return table
+
+
+def _asks(request: PlacementRequest) -> str:
+    if not request.gpu_count:
+        return "no GPU"
+    if request.share_milli == GPU_MILLI:
+        return f"{request.gpu_count} GPU{'s' * (request.gpu_count > 1)}"
+    return f"{request.share_milli / 10:g}%"

@@ -1,0 +1,181 @@
+"""`gpushare sim cluster`: fill a cluster with a trace's pods and see how much of its GPUs a policy allocates."""
+
+import json
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from gpushare.cli.errors import UsageError
+from gpushare.cli.files import read_text
+from gpushare.core.policies import NAMES, make
+from gpushare.core.resources import NodeSpec, PlacementRequest
+from gpushare.sim.cluster import fill
+from gpushare.sim.openb import TraceError, parse_nodes, parse_pods
+
+NodesFile = Annotated[Path, typer.Option("--nodes", help="CSV: sn, cpu_milli, memory_mib, gpu, model")]
+PodsFile = Annotated[
+    Path, typer.Option("--pods", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run as it is printed."""
+
+    policy: str
+    seed: int
+    allocated_gpu_percent: float
+    fragmented_gpu_percent: float
+    placed: int
+    rejected: dict[str, int]
+    seconds: float
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that users rely on."""
+        return {
+            "policy": self.policy,
+            "seed": self.seed,
+            "allocated_gpu_percent": round(self.allocated_gpu_percent, 4),
+            "fragmented_gpu_percent": round(self.fragmented_gpu_percent, 4),
+            "placed": self.placed,
+            "rejected": self.rejected,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the group `sim`."""
+    app.command("cluster")(cluster_command)
+
+
+def cluster_command(
+    nodes: NodesFile,
+    pods: PodsFile,
+    policy: Annotated[str, typer.Option(help="one of " + ", ".join(NAMES))] = "gpushare",
+    demand: Annotated[
+        float,
+        typer.Option(min=0.01, max=100.0, help="GPU demand of all arrivals, as a multiple of the cluster's GPUs"),
+    ] = 1.3,
+    seed: Annotated[
+        int, typer.Option(min=0, help="of the order of arrivals; run i of several takes seed + i")
+    ] = 42,
+    runs: Annotated[int, typer.Option(min=1, help="how many seeds to run")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Fill a cluster with a trace's pods in random order until their demand is a multiple of its GPUs.
+
+    With --json: one object of policy, seed, allocated_gpu_percent, fragmented_gpu_percent, placed, rejected (by
+    reason) and seconds. With --runs above 1 the same keys hold means over the runs (seconds their sum, seed the
+    first), and `runs` lists one such object for each.
+    """
+    if policy not in NAMES:
+        raise UsageError(f'policy "{policy}" is not known; there are {", ".join(NAMES)}')
+    cluster, trace = read_cluster(nodes), read_trace(pods)
+    done = _run_all(cluster, trace, policy, demand, range(seed, seed + runs))
+    if as_json:
+        typer.echo(json.dumps(done[0].as_json() if runs == 1 else _summary(done)))
+    else:
+        _print(done, cluster, demand)
+
+
+def read_cluster(path: Path) -> list[NodeSpec]:
+    """Nodes of a CSV file.
+
+    Raises:
+        UsageError: it cannot be read or used; the sentence names file, line and column.
+    """
+    try:
+        return parse_nodes(read_text(path), str(path))
+    except TraceError as error:
+        raise UsageError(str(error)) from error
+
+
+def read_trace(path: Path) -> list[PlacementRequest]:
+    """Pods of a CSV file.
+
+    Raises:
+        UsageError: it cannot be read or used; the sentence names file, line and column.
+    """
+    try:
+        return parse_pods(read_text(path), str(path))
+    except TraceError as error:
+        raise UsageError(str(error)) from error
+
+
+def _run_all(
+    cluster: list[NodeSpec], trace: list[PlacementRequest], policy: str, demand: float, seeds: range
+) -> list[Run]:
+    console = Console(stderr=True)
+    history = Counter(pod.shape for pod in trace)
+    done = []
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        for seed in seeds:
+            task = bar.add_task(f"{policy}, seed {seed}", total=None)
+
+            def on_arrival(count: int, total: int, task: Any = task) -> None:
+                if count % 256 == 0 or count == total:
+                    bar.update(task, completed=count, total=total)
+
+            rng = np.random.default_rng(seed)
+            started = time.perf_counter()
+            result = fill(
+                cluster, trace, make(policy, history, rng), demand_ratio=demand, rng=rng, on_arrival=on_arrival
+            )
+            done.append(
+                Run(
+                    policy, seed, result.allocated_gpu_percent, result.fragmented_gpu_percent, result.placed,
+                    {str(reason): count for reason, count in result.rejected.items()},
+                    time.perf_counter() - started,
+                )
+            )  # fmt: skip
+    return done
+
+
+def _summary(done: list[Run]) -> dict[str, Any]:
+    """Means over runs, with the runs."""
+    reasons = sorted({reason for run in done for reason in run.rejected})
+    return {
+        "policy": done[0].policy,
+        "seed": done[0].seed,
+        "allocated_gpu_percent": round(fmean(run.allocated_gpu_percent for run in done), 4),
+        "fragmented_gpu_percent": round(fmean(run.fragmented_gpu_percent for run in done), 4),
+        "placed": round(fmean(run.placed for run in done), 1),
+        "rejected": {reason: round(fmean(run.rejected.get(reason, 0) for run in done), 1) for reason in reasons},
+        "seconds": round(sum(run.seconds for run in done), 3),
+        "runs": [run.as_json() for run in done],
+    }
+
+
+def _print(done: list[Run], cluster: list[NodeSpec], demand: float) -> None:
+    gpus = sum(len(node.gpus) for node in cluster)
+    table = Table(title=f"{done[0].policy}: {len(cluster)} nodes, {gpus} GPUs, demand {demand:g}")
+    for name in ("seed", "allocated", "fragmented", "placed", "rejected", "seconds"):
+        table.add_column(name, justify="right")
+    for run in done:
+        table.add_row(
+            str(run.seed), f"{run.allocated_gpu_percent:.2f}%", f"{run.fragmented_gpu_percent:.2f}%",
+            str(run.placed), str(sum(run.rejected.values())), f"{run.seconds:.1f}",
+        )  # fmt: skip
+    if len(done) > 1:
+        table.add_section()
+        table.add_row(
+            "mean", f"{fmean(run.allocated_gpu_percent for run in done):.2f}%",
+            f"{fmean(run.fragmented_gpu_percent for run in done):.2f}%",
+            f"{fmean(run.placed for run in done):.0f}",
+            f"{fmean(sum(run.rejected.values()) for run in done):.0f}", f"{sum(run.seconds for run in done):.1f}",
+        )  # fmt: skip
+    Console().print(table)
+    reasons: Counter[str] = Counter()
+    for run in done:
+        reasons.update(run.rejected)
+    for reason, count in reasons.most_common():
+        Console().print(f"  rejected for {reason}: {count / len(done):.0f}")

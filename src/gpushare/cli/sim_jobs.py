@@ -1,0 +1,233 @@
+"""`gpushare sim jobs`, `sim compare` and `sim trace`: jobs that share GPUs under many policies."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from gpushare.cli.errors import UsageError
+from gpushare.cli.files import read_lines, write_whole
+from gpushare.core.dataset import Dataset, DatasetError, Mechanism, parse
+from gpushare.data import default_model
+from gpushare.sim.job_catalog import POLICIES
+from gpushare.sim.job_policy_gpushare import Predict
+from gpushare.sim.job_predict import from_model, from_pairs
+from gpushare.sim.job_report import Report, report
+from gpushare.sim.job_trace import TraceError, draw_jobs, format_jobs, parse_jobs
+from gpushare.sim.jobs import Job, Outcome, SimulationError, simulate
+from gpushare.sim.pairs_table import TableError, parse_pair_table
+from gpushare.sim.truth import DatasetTruth, PairsTruth, Truth
+
+# Device memory by a substring of the dataset's gpu_model (vendors' data sheets, as NVML reports it).
+GPU_MEMORY_MIB: Final = {"H200": 143771, "H100": 81559, "A100": 40960, "L40": 46068, "V100": 16384, "T4": 15360}
+DEFAULT_GPU_MEMORY_MIB: Final = 81559
+
+TraceFile = Annotated[
+    Path, typer.Option("--trace", help="CSV: job, workload, submit_seconds, solo_seconds[, max_slowdown]")
+]
+ColocationFile = Annotated[
+    Path,
+    typer.Option(
+        "--colocation", help="colocation dataset v1 (JSON Lines), or a CSV of measured pairs with --solo"
+    ),
+]
+SoloFile = Annotated[
+    Path | None, typer.Option("--solo", help="CSV of solo rates, where --colocation is a CSV of pairs")
+]
+GpuName = Annotated[str | None, typer.Option("--gpu", help="which GPU of the CSV tables")]
+SlicingFile = Annotated[Path | None, typer.Option("--time-slicing", help="dataset v1 measured under time slicing")]
+GpuCount = Annotated[int, typer.Option("--gpus", min=1, help="how many GPUs")]
+Seed = Annotated[int, typer.Option(min=0, help="of everything drawn at random")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the group `sim`."""
+    app.command("jobs")(jobs_command)
+    app.command("compare")(compare_command)
+    app.command("trace")(trace_command)
+
+
+def jobs_command(
+    trace: TraceFile,
+    colocation: ColocationFile,
+    gpus: GpuCount,
+    policy: Annotated[str, typer.Option(help="one of " + ", ".join(POLICIES))],
+    solo: SoloFile = None,
+    gpu: GpuName = None,
+    time_slicing: SlicingFile = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a trace of jobs under one policy."""
+    if policy not in POLICIES:
+        raise UsageError(f'policy "{policy}" is not known; there are {", ".join(POLICIES)}')
+    jobs = _read_jobs(trace)
+    truth, predict = _read_truth(colocation, solo, gpu, time_slicing, seed)
+    outcomes = _run(jobs, gpus, [policy], truth, predict, seed, source=trace, skip_impossible=False)
+    reports = [report(outcome) for outcome in outcomes]
+    if as_json:
+        typer.echo(json.dumps({"gpus": gpus, "seed": seed, **asdict(reports[0])}))
+    else:
+        _print(reports, gpus)
+
+
+def compare_command(
+    trace: TraceFile,
+    colocation: ColocationFile,
+    gpus: GpuCount,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the HTML report")] = Path("compare.html"),
+    solo: SoloFile = None,
+    gpu: GpuName = None,
+    time_slicing: SlicingFile = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Run a trace under every policy and write one self-contained HTML report with plots."""
+    from gpushare.cli.job_html import render  # noqa: PLC0415 - matplotlib is slow to load and an extra
+
+    jobs = _read_jobs(trace)
+    truth, predict = _read_truth(colocation, solo, gpu, time_slicing, seed)
+    outcomes = _run(jobs, gpus, list(POLICIES), truth, predict, seed, source=trace, skip_impossible=True)
+    reports = [report(outcome) for outcome in outcomes]
+    write_whole(
+        output, render(outcomes, reports, trace=trace.name, colocation=colocation.name, gpus=gpus, seed=seed)
+    )
+    if as_json:
+        typer.echo(json.dumps({"gpus": gpus, "seed": seed, "results": [asdict(each) for each in reports]}))
+    else:
+        _print(reports, gpus)
+        Console(stderr=True).print(f"report: {output}")
+
+
+def trace_command(
+    colocation: ColocationFile,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the CSV to write")],
+    jobs: Annotated[int, typer.Option(min=1, help="how many jobs")] = 200,
+    interarrival: Annotated[
+        float, typer.Option(min=0.0, help="mean seconds between arrivals; 0: all at once")
+    ] = 60.0,
+    length: Annotated[float, typer.Option(min=1.0, help="mean seconds that a job runs alone")] = 1800.0,
+    solo: SoloFile = None,
+    gpu: GpuName = None,
+    seed: Seed = 0,
+) -> None:
+    """Draw a trace of the colocation data's workloads: Poisson arrivals, log-normal lengths."""
+    truth, _ = _read_truth(colocation, solo, gpu, None, seed, needs_prediction=False)
+    drawn = draw_jobs(
+        truth.workloads, jobs, mean_interarrival_seconds=interarrival, mean_solo_seconds=length, seed=seed
+    )
+    write_whole(output, format_jobs(drawn))
+
+
+def _read_jobs(path: Path) -> list[Job]:
+    try:
+        return parse_jobs(read_lines(path))
+    except TraceError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _read_truth(
+    colocation: Path,
+    solo: Path | None,
+    gpu: str | None,
+    time_slicing: Path | None,
+    seed: int,
+    *,
+    needs_prediction: bool = True,
+) -> tuple[Truth, Predict | None]:
+    if colocation.suffix == ".csv":
+        if solo is None or gpu is None:
+            raise UsageError(f"{colocation}: a table of pairs needs --solo FILE and --gpu NAME")
+        try:
+            table = parse_pair_table(read_lines(solo), read_lines(colocation), gpu)
+        except TableError as error:
+            raise UsageError(f"{solo if error.table == 'solo' else colocation}: {error}") from error
+        return PairsTruth(table), from_pairs(table, seed) if needs_prediction else None
+    dataset = _read_dataset(colocation)
+    memory = next(
+        (mib for name, mib in GPU_MEMORY_MIB.items() if name in dataset.gpu_model), DEFAULT_GPU_MEMORY_MIB
+    )
+    sliced = _read_dataset(time_slicing) if time_slicing else None
+    if sliced is not None and sliced.mechanism is not Mechanism.TIME_SLICING:
+        raise UsageError(f"{time_slicing}: was measured under {sliced.mechanism}, not time-slicing")
+    forecaster = default_model().for_gpu(dataset.gpu_model).predict
+    truth = DatasetTruth(dataset, forecaster, gpu_memory_mib=memory, time_slicing=sliced, seed=seed)
+    if not truth.workloads:
+        raise UsageError(f"{colocation}: has no usable solo run at 100%, so no progress can be computed")
+    return truth, from_model(truth, forecaster)
+
+
+def _read_dataset(path: Path) -> Dataset:
+    try:
+        dataset = parse(read_lines(path))
+    except DatasetError as error:
+        raise UsageError(f"{path}: {error}") from error
+    for note in dataset.notes():
+        Console(stderr=True).print(f"{path}: {note}")
+    return dataset
+
+
+def _run(
+    jobs: list[Job],
+    gpus: int,
+    names: list[str],
+    truth: Truth,
+    predict: Predict | None,
+    seed: int,
+    *,
+    source: Path,
+    skip_impossible: bool,
+) -> list[Outcome]:
+    console = Console(stderr=True)
+    outcomes = []
+    assert predict is not None
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("simulating", total=len(names) * len(jobs))
+        for name in names:
+            bar.update(task, description=name)
+            try:
+                policy = POLICIES[name](truth, predict, seed)
+            except SimulationError as error:
+                if not skip_impossible:
+                    raise UsageError(str(error)) from error
+                console.print(f"left out: {error}")
+                bar.advance(task, len(jobs))
+                continue
+            try:
+                outcomes.append(simulate(jobs, gpus, policy, truth, on_end=lambda: bar.advance(task)))
+            except SimulationError as error:
+                raise UsageError(f"{source}: {error}") from error
+    return outcomes
+
+
+def _print(reports: list[Report], gpus: int) -> None:
+    table = Table(title=f"{reports[0].jobs} jobs on {gpus} GPUs" if reports else "no policy ran")
+    table.add_column("policy")
+    columns = (
+        "makespan h",
+        "mean h",
+        "p95 h",
+        "throughput",
+        "slowdown",
+        "worst",
+        "late",
+        "in use",
+        "Jain",
+        "retracted",
+    )
+    for name in columns:
+        table.add_column(name, justify="right")
+    for r in reports:
+        table.add_row(
+            r.policy, f"{r.makespan_seconds / 3600:.2f}", f"{r.mean_completion_seconds / 3600:.2f}",
+            f"{r.p95_completion_seconds / 3600:.2f}", f"{r.throughput_ratio:.2f}", f"{r.mean_slowdown:.2f}",
+            f"{r.worst_slowdown:.2f}", f"{r.late_share:.1%}", f"{r.utilization_ratio:.0%}", f"{r.jain_index:.3f}",
+            str(r.retractions),
+        )  # fmt: skip
+    Console().print(table)

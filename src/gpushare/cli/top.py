@@ -1,0 +1,197 @@
+"""`gpushare top`: who shares which GPU, at what cap, and how much slower each one runs than alone."""
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gpushare.cli.errors import UsageError
+from gpushare.core import names
+from gpushare.core.decision import Decision
+from gpushare.core.objects import GpuNode, GpuStatus, Tenant
+from gpushare.core.request import JobClass
+from gpushare.kube import GPUNODES, PODS, Api, ApiError, Json, connect
+
+app = typer.Typer(help=__doc__)
+
+REFRESH_SECONDS = 2.0
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One pod as the table shows it; None where nothing is known yet, never a guess.
+
+    Attributes:
+        state: the pod's phase, or why it waits.
+        gpu: node and index of its GPU, several joined by a comma.
+        share_percent: of each of its GPUs, guaranteed.
+        thread_percentage: its cap.
+        progress_ratio: relative to running alone, the worst of its GPUs.
+    """
+
+    namespace: str
+    pod: str
+    workload: str
+    job_class: str
+    state: str
+    gpu: str | None
+    share_percent: int | None
+    thread_percentage: int | None
+    memory_limit_mib: int | None
+    memory_used_mib: int | None
+    progress_ratio: float | None
+    slowdown_ratio: float | None
+
+
+def rows(pods: Iterable[Json], nodes: Iterable[GpuNode]) -> list[Row]:
+    """Join pods with what the agents say about them; sorted by GPU, waiting pods last."""
+    tenants: dict[str, list[tuple[str, GpuStatus, Tenant]]] = {}
+    gpu_names: dict[str, str] = {}
+    for node in nodes:
+        for gpu in node.status.gpus:
+            gpu_names[gpu.uuid] = f"{node.name}/{gpu.index}"
+            for tenant in gpu.tenants:
+                tenants.setdefault(tenant.pod_uid, []).append((node.name, gpu, tenant))
+    found = [
+        _row(pod, tenants.get(pod["metadata"]["uid"], []), gpu_names)
+        for pod in pods
+        if (pod.get("status") or {}).get("phase") not in _ENDED
+    ]
+    return sorted(found, key=lambda row: (row.gpu is None, row.gpu or "", row.namespace, row.pod))
+
+
+def _row(pod: Json, seen: list[tuple[str, GpuStatus, Tenant]], gpu_names: Mapping[str, str]) -> Row:
+    metadata = pod["metadata"]
+    annotations: Mapping[str, str] = metadata.get("annotations") or {}
+    try:
+        decision = Decision.from_annotations(annotations)
+    except ValueError:  # somebody broke them; the admission policy refuses that, an older cluster may hold some
+        decision = None
+    uuids = decision.gpu_uuids if decision else tuple(gpu.uuid for _, gpu, _ in seen)
+    progress = [t.progress_ratio for _, _, t in seen if t.progress_ratio is not None]
+    slowdown = [t.slowdown_ratio for _, _, t in seen if t.slowdown_ratio is not None]
+    used = [t.memory_used_mib for _, _, t in seen if t.memory_used_mib is not None]
+    limits = [t.memory_limit_mib for _, _, t in seen if t.memory_limit_mib is not None]
+    return Row(
+        namespace=metadata.get("namespace", ""),
+        pod=metadata["name"],
+        workload=annotations.get(names.WORKLOAD) or _owner(metadata),
+        job_class=annotations.get(names.CLASS) or JobClass.THROUGHPUT.value,
+        state=_state(pod),
+        gpu=", ".join(gpu_names.get(uuid, uuid) for uuid in uuids) or None,
+        share_percent=seen[0][2].share_percent if seen else _share_limit(pod, len(uuids)),
+        thread_percentage=decision.thread_percentage if decision else None,
+        memory_limit_mib=decision.memory_limit_mib if decision else min(limits, default=None),
+        memory_used_mib=sum(used) if used else None,
+        progress_ratio=min(progress, default=None),
+        slowdown_ratio=max(slowdown, default=None),
+    )
+
+
+def _owner(metadata: Json) -> str:
+    for owner in metadata.get("ownerReferences") or []:
+        if owner.get("controller"):
+            return str(owner["name"])
+    return str(metadata["name"])
+
+
+def _state(pod: Json) -> str:
+    status = pod.get("status") or {}
+    if pod["metadata"].get("deletionTimestamp"):
+        return "Terminating"
+    for container in status.get("containerStatuses") or []:
+        if reason := ((container.get("state") or {}).get("waiting") or {}).get("reason"):
+            return str(reason)
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("reason") or "Pending")
+    return str(status.get("phase") or "Pending")
+
+
+def _share_limit(pod: Json, gpu_count: int) -> int | None:
+    limits = [
+        int((container.get("resources") or {}).get("limits", {}).get(names.SHARE_RESOURCE, 0))
+        for container in pod["spec"].get("containers") or []
+    ]
+    total = sum(limits)
+    return total // max(gpu_count, 1) if total else None
+
+
+async def _read(api: Api, namespace: str | None) -> list[Row]:
+    def whole(obj: Json) -> Json:
+        return obj
+
+    pods = await api.list(PODS, whole, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
+    nodes = await api.list(GPUNODES, GpuNode.from_object)
+    return rows(pods.items, nodes.items)
+
+
+def render(found: Iterable[Row]) -> Table:
+    """The table for people."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title, justify in (
+        ("POD", "left"), ("WORKLOAD", "left"), ("CLASS", "left"), ("STATE", "left"), ("GPU", "left"),
+        ("SHARE", "right"), ("CAP", "right"), ("MEM LIMIT", "right"), ("MEM USED", "right"),
+        ("PROGRESS", "right"), ("SLOWDOWN", "right"),
+    ):  # fmt: skip
+        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # a Literal, as above
+    for row in found:
+        table.add_row(
+            f"{row.namespace}/{row.pod}",
+            row.workload,
+            row.job_class,
+            row.state,
+            row.gpu or "-",
+            _shown(row.share_percent, "{}%"),
+            _shown(row.thread_percentage, "{}%"),
+            _shown(row.memory_limit_mib, "{} MiB"),
+            _shown(row.memory_used_mib, "{} MiB"),
+            _shown(row.progress_ratio, "{:.2f}"),
+            _shown(row.slowdown_ratio, "{:.2f}x"),
+        )
+    return table
+
+
+def _shown(value: Any, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    namespace: Annotated[str | None, typer.Option("--namespace", "-n", help="only this namespace")] = None,
+    kubeconfig: Annotated[str | None, typer.Option(help="default: $KUBECONFIG or ~/.kube/config")] = None,
+    context: Annotated[str | None, typer.Option(help="context of the kubeconfig")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="print anew every 2 s")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Show who shares which GPU, at what cap, and how much slower each one runs than alone."""
+    try:
+        asyncio.run(_top(namespace, kubeconfig, context, watch=watch, as_json=as_json))
+    except ApiError as error:
+        raise UsageError(f"cannot read the cluster: {error}") from error
+    except KeyboardInterrupt:
+        return
+
+
+async def _top(
+    namespace: str | None, kubeconfig: str | None, context: str | None, *, watch: bool, as_json: bool
+) -> None:
+    console = Console(width=None if Console().is_terminal else 200)
+    async with connect(kubeconfig, context=context) as api:
+        while True:
+            found = await _read(api, namespace)
+            if as_json:
+                typer.echo(json.dumps([asdict(row) for row in found]))
+            else:
+                if watch and console.is_terminal:
+                    console.clear()
+                console.print(render(found) if found else "no pod shares a GPU yet")
+            if not watch:
+                return
+            await asyncio.sleep(REFRESH_SECONDS)

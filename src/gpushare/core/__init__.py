@@ -1,0 +1,1 @@
+"""Pure decisions: shares, placement, interference, attribution. No I/O, no clock, no unseeded randomness."""

@@ -1,0 +1,309 @@
+"""Cautious packing (DESIGN section 5): no pod goes where the interference model says it would hurt too much.
+
+`Judge` knows the tenants of every GPU by what is known of their workloads, and what a newcomer would do to each
+such set; a set is judged once, however many GPUs hold it. `Cautious` is any placement policy kept off the GPUs
+that the judge refuses. Where a tenant's workload has no profile on that GPU model, nothing is refused.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.caps import Neighbour, thread_percentage
+from gpushare.core.cluster import BoolArray, ClusterState, FloatArray, IntArray
+from gpushare.core.interference import InterferenceModel, Profile
+from gpushare.core.placement import Policy
+from gpushare.core.refusal import fitting_gpus
+from gpushare.core.rejection import Reason, Rejection
+from gpushare.core.request import JobClass
+from gpushare.core.resources import GPU_MILLI, MILLI_PER_PERCENT, Shape
+
+TIE_WEIGHT: Final = 0.4
+"""Policies score in whole points, so that a gain of at most 1 times this only decides between equals."""
+MOST_SETS: Final = 20_000
+"""Kinds of sets remembered, 1 KB each or so; beyond, all is looked at anew."""
+MOST_NEWCOMERS: Final = 256
+_MOST_SHOWN: Final = 99.0
+_LEAST: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of one workload.
+
+    Attributes:
+        key: names the profile as it is now; equal keys have equal profiles.
+        gpu_model: where it was taken; "" for any.
+        max_slowdown: tolerated, 1 or more.
+    """
+
+    key: str
+    gpu_model: str
+    max_slowdown: float
+    profile: Profile = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One tenant of a set, under its cap (1 to 100)."""
+
+    known: Known
+    thread_percentage: int
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSet:
+    """The known tenants of a GPU, in a fixed order; `latency_percent` is what those of class latency share."""
+
+    gpu_model: str
+    members: tuple[Member, ...]
+    latency_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A tenant to place."""
+
+    known: Known
+    share_percent: int
+    job_class: JobClass
+
+
+@dataclass(slots=True)
+class _Verdicts:
+    """By id of set: whether the newcomer may join, what summed progress it adds, and the worst of its tenants."""
+
+    accepts: BoolArray
+    gains: FloatArray
+    slowdowns: FloatArray
+    tolerated: FloatArray
+    newcomer_suffers: BoolArray
+
+
+class Judge:
+    """What each GPU holds, and what a newcomer would do there.
+
+    Args:
+        model: where the interference model comes from; called when first needed.
+        known: what is known of a pod's workload, by its uid; None for nothing.
+        cap: the thread percentage that a pod was given, by its uid; None while it is not known.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], InterferenceModel],
+        known: Callable[[str], Known | None],
+        cap: Callable[[str], int | None],
+    ) -> None:
+        self.version = 0
+        self._model, self._known, self._cap = model, known, cap
+        self._models: dict[str, InterferenceModel] = {}
+        self._sets: list[TenantSet] = []
+        self._ids: dict[TenantSet, int] = {}
+        self._verdicts: dict[Newcomer, _Verdicts] = {}
+        self._held: IntArray = np.zeros((0, 0), np.int64)
+        self._held_as_of: tuple[int, int] = (-1, -1)
+        self._seen = 0
+        self._clear()
+
+    def forget(self) -> None:
+        """What is known of some workload has changed: look again."""
+        self.version += 1
+        self._clear()
+
+    def _clear(self) -> None:
+        """Set 0 stands for a GPU about which there is nothing to say: empty, or with somebody unknown."""
+        nothing = TenantSet("", (), 0)
+        self._sets, self._ids, self._verdicts = [nothing], {nothing: 0}, {}
+        self._held_as_of = (-1, -1)
+
+    def held(self, state: ClusterState) -> IntArray:
+        """Id of the set that each GPU holds, (width, rows)."""
+        if len(self._sets) > MOST_SETS:
+            self.forget()
+        changed = state.changed_since(self._seen)
+        if self._held_as_of != (self.version, state.epoch) or changed is None:
+            self._held = np.zeros(state.clients.shape, np.int64)
+            self._held_as_of = (self.version, state.epoch)
+            changed = np.flatnonzero(state.clients.any(axis=0))
+        self._seen = state.change_count
+        for row in changed.tolist():
+            clients = state.clients[:, row].tolist()
+            for slot, uuid in enumerate(state.uuids(row)):
+                self._held[slot, row] = self._set_of(state, slot, row, uuid) if clients[slot] else 0
+        return self._held
+
+    def _set_of(self, state: ClusterState, slot: int, row: int, uuid: str) -> int:
+        gpu_model = state.model_names[int(state.model_ids[slot, row])]
+        members: list[Member] = []
+        neighbours: list[Neighbour] = []
+        for tenant in state.tenants(uuid):
+            known = self._known(tenant.pod_uid)
+            if known is None or known.gpu_model not in {"", gpu_model}:
+                return 0
+            percent = tenant.share_milli // MILLI_PER_PERCENT
+            cap = self._cap(tenant.pod_uid) or thread_percentage(percent, tenant.job_class, neighbours)
+            neighbours.append(Neighbour(percent, tenant.job_class))
+            members.append(Member(known, cap))
+        members.sort(key=lambda each: (each.known.key, each.thread_percentage, each.known.max_slowdown))
+        latency = sum(each.share_percent for each in neighbours if each.job_class is JobClass.LATENCY)
+        found = TenantSet(gpu_model, tuple(members), latency)
+        if found not in self._ids:
+            self._ids[found] = len(self._sets)
+            self._sets.append(found)
+        return self._ids[found]
+
+    def verdicts(self, newcomer: Newcomer) -> _Verdicts:
+        """The verdict on every set so far; only sets not judged yet cost anything."""
+        said = self._verdicts.get(newcomer)
+        done = len(said.accepts) if said is not None else 0
+        if said is None or done < len(self._sets):
+            more = self._judge(newcomer, self._sets[done:])
+            if said is None:
+                said = more
+            else:
+                said = _Verdicts(
+                    *(np.concatenate([getattr(said, n), getattr(more, n)]) for n in _Verdicts.__slots__)
+                )
+            if len(self._verdicts) >= MOST_NEWCOMERS:
+                self._verdicts.clear()
+            self._verdicts[newcomer] = said
+        return said
+
+    def _judge(self, newcomer: Newcomer, sets: Sequence[TenantSet]) -> _Verdicts:
+        count = len(sets)
+        said = _Verdicts(
+            np.ones(count, bool), np.zeros(count), np.ones(count), np.ones(count), np.zeros(count, bool)
+        )
+        for gpu_model in {each.gpu_model for each in sets if each.members}:
+            if newcomer.known.gpu_model in {"", gpu_model}:
+                at = [n for n, each in enumerate(sets) if each.members and each.gpu_model == gpu_model]
+                self._judge_on(gpu_model, newcomer, [sets[n] for n in at], np.array(at), said)
+        return said
+
+    def _judge_on(
+        self, gpu_model: str, newcomer: Newcomer, sets: Sequence[TenantSet], at: IntArray, said: _Verdicts
+    ) -> None:
+        """Judge sets on one GPU model in one pass; the newcomer is in the first place of each."""
+        if gpu_model not in self._models:
+            self._models[gpu_model] = self._model().for_gpu(gpu_model)
+        model = self._models[gpu_model]
+        full = [(Member(newcomer.known, _newcomer_cap(newcomer, each)), *each.members) for each in sets]
+        row: dict[Member, int] = {}
+        for members in full:
+            for member in members:
+                row.setdefault(member, len(row))
+        index = np.full((len(full), max(map(len, full))), -1, np.int64)
+        for number, members in enumerate(full):
+            index[number, : len(members)] = [row[member] for member in members]
+        table = model.table([m.known.profile for m in row], [m.thread_percentage for m in row])
+        alone = model.predict_sets(table, np.arange(len(row))[:, None])
+        together, before = model.predict_sets(table, index), model.predict_sets(table, index[:, 1:])
+        floors, tolerated = _floors(list(row), alone.progress[:, 0], alone.lower[:, 0])
+        there = index >= 0
+        excess = np.where(there, floors[index] / np.maximum(together.lower, _LEAST), 0.0)
+        worst = excess.argmax(axis=1)
+        lines = np.arange(len(full))
+        said.accepts[at] = excess[lines, worst] <= 1.0
+        said.gains[at] = together.progress.sum(axis=1) - before.progress.sum(axis=1)
+        said.slowdowns[at] = np.minimum(_MOST_SHOWN, 1.0 / np.maximum(together.lower[lines, worst], _LEAST))
+        said.tolerated[at] = tolerated[index[lines, worst]]
+        said.newcomer_suffers[at] = worst == 0
+
+
+def _newcomer_cap(newcomer: Newcomer, there: TenantSet) -> int:
+    latency = [Neighbour(there.latency_percent, JobClass.LATENCY)] if there.latency_percent else []
+    return thread_percentage(newcomer.share_percent, newcomer.job_class, latency)
+
+
+def _floors(
+    members: Sequence[Member], alone: FloatArray, alone_lower: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """Least progress that each member must keep at the lower bound, and the slowdown that this tolerates.
+
+    It is 1 / maxSlowdown. A tenant whose own cap may cost it that much already, before any neighbour, asked for so
+    small a share; neighbours may then cost it maxSlowdown beyond that (docs/adr/0091).
+    """
+    most = np.array([max(1.0, member.known.max_slowdown) for member in members])
+    floors: FloatArray = np.where(alone_lower >= 1.0 / most, 1.0, np.minimum(alone, 1.0)) / most
+    return floors, 1.0 / np.maximum(floors, _LEAST)
+
+
+class Cautious:
+    """A policy for one newcomer that takes only GPUs that the judge accepts, and among equals the greatest gain.
+
+    Gain is the summed progress that the newcomer adds to a GPU whose tenants are all known; 0 stands for an empty
+    GPU, so that of equals one where sharing pays comes before an empty one, and that before one where it does not.
+    """
+
+    is_choosy = True
+
+    def __init__(self, policy: Policy, judge: Judge, newcomer: Newcomer) -> None:
+        self.name = f"{policy.name} for {newcomer!r}"
+        self._policy, self._judge, self._newcomer = policy, judge, newcomer
+
+    def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
+        """The policy's scores with the gain as a tie-break; -inf where every GPU that fits is refused."""
+        held = self._judge.held(state).take(rows, 1)
+        said = self._judge.verdicts(self._newcomer)
+        accepted = gpu_fits & said.accepts[held]
+        takes = accepted.any(axis=0)
+        scores = np.full(len(rows), -np.inf)
+        if takes.any():
+            gains = np.where(accepted, said.gains[held], -1.0).max(axis=0)[takes]
+            scores[takes] = self._policy.rank(state, shape, rows[takes], accepted[:, takes])
+            scores[takes] += TIE_WEIGHT * np.clip(gains, -1.0, 1.0)
+        return scores
+
+    def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
+        """The policy's GPU, or one with as much free share where the gain is greater."""
+        held = self._judge.held(state)[:, row]
+        said = self._judge.verdicts(self._newcomer)
+        accepted = [slot for slot in slots if said.accepts[held[slot]]]
+        (chosen,) = self._policy.pick(state, shape, row, accepted)
+        free = state.share_free_milli[:, row]
+        equals = [slot for slot in accepted if free[slot] == free[chosen]]
+        return (max(equals, key=lambda slot: (said.gains[held[slot]], slot == chosen)),)
+
+    def select(self, scores: FloatArray) -> int:
+        """As the policy."""
+        return self._policy.select(scores)
+
+    def token(self, state: ClusterState) -> object:
+        """Changes with the policy's and with what is known."""
+        inner = self._policy.token(state)
+        return None if inner is None else (inner, self._judge.version)
+
+    def takes(self, state: ClusterState, row: int, slot: int) -> bool:
+        """Whether the judge accepts a GPU."""
+        held = int(self._judge.held(state)[slot, row])
+        return bool(self._judge.verdicts(self._newcomer).accepts[held])
+
+    def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
+        """Why none of the GPUs of `rows` on which the newcomer fits is taken, by the least bad of each."""
+        held = self._judge.held(state).take(rows, 1)
+        said = self._judge.verdicts(self._newcomer)
+        fits = fitting_gpus(state, shape, rows)
+        harm = np.where(fits, (said.slowdowns / said.tolerated)[held], np.inf)
+        best = held[harm.argmin(axis=0), np.arange(len(rows))]
+        kinds, which = np.unique(np.stack([best, fits.sum(axis=0)]), axis=1, return_inverse=True)
+        return [self._say(said, *kind) for kind in kinds.T.tolist()], which.reshape(-1)
+
+    @staticmethod
+    def _say(said: _Verdicts, at: int, count: int) -> Rejection:
+        who = "it" if said.newcomer_suffers[at] else "a tenant there"
+        gpus = "1 GPU" if count == 1 else f"{count} GPUs"
+        return Rejection(
+            Reason.SLOWDOWN,
+            f"has room on {gpus}, but {who} could run up to {said.slowdowns[at]:.1f} times as long as alone, "
+            f"at most {said.tolerated[at]:.1f} is tolerated",
+        )
+
+
+def cautious(policy: Policy, judge: Judge, shape: Shape, known: Known | None) -> Policy:
+    """The policy to place one request by: cautious for a part of a GPU and a known workload, else as it is."""
+    if known is None or shape.gpu_count != 1 or shape.share_milli >= GPU_MILLI:
+        return policy
+    return Cautious(policy, judge, Newcomer(known, shape.share_milli // MILLI_PER_PERCENT, shape.job_class))

@@ -1,0 +1,24 @@
+"""The interference model (DESIGN section 4): who can live together, known beforehand from short solo profiles."""
+
+from gpushare.core.interference.advice import Advice, Wish, auto_share, best_caps, best_number, recommended_number
+from gpushare.core.interference.model import ArtefactError, Forecast, InterferenceModel, Prediction, from_json
+from gpushare.core.interference.profile import MIN_WINDOW_SECONDS, Profile, ProfileError, cap_progress, profile_of
+
+__all__ = [
+    "MIN_WINDOW_SECONDS",
+    "Advice",
+    "ArtefactError",
+    "Forecast",
+    "InterferenceModel",
+    "Prediction",
+    "Profile",
+    "ProfileError",
+    "Wish",
+    "auto_share",
+    "best_caps",
+    "best_number",
+    "cap_progress",
+    "from_json",
+    "profile_of",
+    "recommended_number",
+]

@@ -1,0 +1,114 @@
+"""The best caps for a set of tenants, the best number of tenants, and the share that `auto` stands for."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.interference.model import Forecast, InterferenceModel
+from gpushare.core.interference.profile import Profile, cap_progress
+from gpushare.core.request import JobClass
+
+CAPS: Final = (15, 25, 33, 50, 67, 75, 100)
+_MOST_COMBINATIONS: Final = 20_000  # above, tenants of one set are given fewer caps to choose from
+_AUTO_STEP: Final = 5
+_AUTO_LEAST: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One tenant to place.
+
+    Attributes:
+        max_slowdown: tolerated, 1.0 or more; the cautious bound holds it at the pessimistic end of the interval.
+    """
+
+    profile: Profile
+    job_class: JobClass = JobClass.THROUGHPUT
+    max_slowdown: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Caps and what to expect of them, aligned with the wishes.
+
+    Attributes:
+        within_tolerance: whether every tenant's pessimistic slowdown stays within its tolerance.
+    """
+
+    thread_percentages: tuple[int, ...]
+    forecasts: tuple[Forecast, ...]
+    within_tolerance: bool
+
+    @property
+    def summed_progress(self) -> float:
+        """Throughput of the GPU relative to one tenant alone."""
+        return sum(forecast.progress for forecast in self.forecasts)
+
+
+def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: bool = True) -> Advice:
+    """Caps that maximise summed progress within every tenant's tolerance (Pan 2021's open question).
+
+    Latency tenants run uncapped (DESIGN section 5). When no combination keeps every tolerance, the one that breaks
+    them least is returned with `within_tolerance` False. `cautious` judges tolerance at the lower bound.
+    """
+    if not wishes:
+        return Advice((), (), True)
+    choices = _choices(wishes)
+    combinations = list(itertools.product(*choices))
+    cells = sorted({(at, cap) for combination in combinations for at, cap in enumerate(combination)})
+    row = {cell: number for number, cell in enumerate(cells)}
+    table = model.table([wishes[at].profile for at, _ in cells], [cap for _, cap in cells])
+    index = np.array([[row[at, cap] for at, cap in enumerate(each)] for each in combinations])
+    said = model.predict_sets(table, index)
+    floors = np.array([1 / wish.max_slowdown for wish in wishes])
+    lacking = np.maximum(floors - (said.lower if cautious else said.progress), 0.0).sum(axis=1)
+    total = said.progress.sum(axis=1)
+    order = np.lexsort((-total, np.round(lacking, 3)))
+    best = int(order[0])
+    return Advice(
+        combinations[best],
+        tuple(
+            Forecast(float(p), float(low), float(high))
+            for p, low, high in zip(said.progress[best], said.lower[best], said.upper[best], strict=True)
+        ),
+        bool(lacking[best] <= 0),
+    )
+
+
+def best_number(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: bool = True) -> tuple[Advice, ...]:
+    """Advice for the first one, the first two, ... of the wishes; the caller takes the best.
+
+    The best number is the length of the longest advice within tolerance whose summed progress is highest
+    (`recommended_number`).
+    """
+    return tuple(best_caps(model, wishes[:count], cautious=cautious) for count in range(1, len(wishes) + 1))
+
+
+def recommended_number(advices: Sequence[Advice]) -> int:
+    """How many tenants to put together; at least 1."""
+    kept = [(advice.summed_progress, len(advice.forecasts)) for advice in advices if advice.within_tolerance]
+    return max(kept)[1] if kept else 1
+
+
+def auto_share(profile: Profile, *, max_slowdown: float, job_class: JobClass) -> int:
+    """Percent of a GPU that `gpushare.io/fraction: auto` means for a profiled workload, 10 to 100 in steps of 5.
+
+    The least cap at which it keeps its tolerated speed alone; a latency tenant gets the least at which it loses
+    nothing that can be measured (2%).
+    """
+    floor = 0.98 if job_class is JobClass.LATENCY else 1 / max(1.0, max_slowdown)
+    for percent in range(_AUTO_LEAST, 100, _AUTO_STEP):
+        if cap_progress(profile, percent / 100) >= floor:
+            return percent
+    return 100
+
+
+def _choices(wishes: Sequence[Wish]) -> list[tuple[int, ...]]:
+    caps: tuple[int, ...] = CAPS
+    free = sum(wish.job_class is JobClass.THROUGHPUT for wish in wishes)
+    while len(caps) > 2 and len(caps) ** free > _MOST_COMBINATIONS:
+        caps = caps[1::2] if len(caps) > 3 else (caps[0], caps[-1])
+    return [(100,) if wish.job_class is JobClass.LATENCY else caps for wish in wishes]

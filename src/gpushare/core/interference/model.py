@@ -1,0 +1,209 @@
+"""The fitted model: profiles and caps in, progress of each tenant with a 90% interval out."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpushare.core.contention import Load
+from gpushare.core.interference import network
+from gpushare.core.interference.profile import Array, Lacking, Profile, feature_table, lacking
+
+ARTEFACT_VERSION: Final = 1
+_ARTEFACT: Final = "gpushare.io/interference-model"
+COVERAGE: Final = 0.9
+# A lone tenant under a cap: error of interpolating a measured cap curve (docs/interference.md).
+_ALONE_ERROR: Final = 0.05
+_MOST_PROGRESS: Final = 1.1
+# How far the H200's errors reach on GPUs not fitted on. Ratios of a GPU's own capacities carry over; caches,
+# block schedulers and bandwidth per SM do not. Not measured: a caution until that GPU is calibrated.
+_HOPPER: Final = ("H100", "GH200", "H800", "H20")
+_WIDEN_HOPPER: Final = 1.25
+_WIDEN_OTHER: Final = 1.75
+_AT_ONCE: Final = 2048  # sets; more leave a core's cache and take half as long again
+# Strata of the interval: how many tenants, and how much of the progress alone is predicted to be kept.
+SIZES: Final = (2, 3, 4, 5)
+KEPT_EDGES: Final = (0.15, 0.35, 0.6, 0.8, 0.93)
+_EDGES: Final = np.array(KEPT_EDGES, dtype=np.float32)
+
+
+class ArtefactError(Exception):
+    """A model artefact cannot be used; one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """One tenant's predicted progress relative to alone at 100%, with the bounds of the 90% interval; ratios."""
+
+    progress: float
+    lower: float
+    upper: float
+
+    @property
+    def slowdown(self) -> float:
+        """1 / progress."""
+        return 1.0 / max(self.progress, 1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Many sets at once: sets x places; places without a tenant read 0."""
+
+    progress: Array
+    lower: Array
+    upper: Array
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTable:
+    """Tenants under their caps, ready to be put into any number of sets; `widening` is of each one's interval."""
+
+    pressures: tuple[network.Pressure, ...]
+    alone: Array
+    widening: Array
+
+
+@dataclass(frozen=True)
+class InterferenceModel:
+    """A versioned artefact: standardisation, an ensemble of the law's parameters, intervals, provenance.
+
+    Attributes:
+        errors: by size stratum and kept stratum, the lower and upper bound of measured less predicted progress.
+        baselines: coefficients of the linear models that are reported beside this one.
+        lacking: by `Lacking`, how much wider the interval of a set is where a tenant's profile lacks that.
+    """
+
+    gpu_model: str
+    provenance: Mapping[str, Any]
+    mean: Array
+    scale: Array
+    members: tuple[Mapping[str, Array], ...]
+    errors: Array
+    baselines: Mapping[str, Array] = field(default_factory=dict)
+    widening: float = 1.0
+    lacking: tuple[float, ...] = (1.0,) * len(Lacking)
+
+    def table(self, profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> TenantTable:
+        """Prepare tenants (aligned profiles and caps, 1 to 100)."""
+        caps = [percentage / 100 for percentage in thread_percentages]
+        inputs, alone = feature_table(profiles, caps)
+        standard = np.clip((inputs - self.mean) / self.scale, -4.0, 4.0).astype(np.float32)
+        row = np.asarray(caps, dtype=np.float32)
+        members = [{name: each.astype(np.float32) for name, each in member.items()} for member in self.members]
+        wider = [
+            self.lacking[lacking(profile, percentage)]
+            for profile, percentage in zip(profiles, thread_percentages, strict=True)
+        ]
+        pressures = tuple(network.pressure(member, standard, row) for member in members)
+        return TenantTable(pressures, alone, np.array(wider))
+
+    def predict_sets(self, table: TenantTable, index: npt.NDArray[np.int64]) -> Prediction:
+        """Predict sets of tenants: index is sets x places, rows of the table, -1 where a place is empty."""
+        stands = index >= 0
+        rows = np.ascontiguousarray(np.where(stands, index, 0).T)
+        present = np.ascontiguousarray(stands.T, dtype=np.float32)
+        kept = np.empty(rows.shape, dtype=np.float32)
+        for begin in range(0, rows.shape[1], _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            each = [network.stretch(member, rows[:, part], present[:, part]) for member in table.pressures]
+            kept[:, part] = sum(each) / len(each)
+        progress = kept.T * table.alone[rows].T
+        sizes = stands.sum(axis=1)
+        strata = np.searchsorted(_EDGES, kept.T, side="right")
+        bounds = self.errors[np.clip(sizes, SIZES[0], SIZES[-1])[:, None] - SIZES[0], strata]
+        bounds[sizes == 1] = (-_ALONE_ERROR, _ALONE_ERROR)
+        wider = self.widening
+        if table.widening.max(initial=1.0) > 1.0:
+            wider = wider * np.where(stands, table.widening[rows.T], 1.0).max(axis=1, keepdims=True)
+        lower = np.clip(progress + wider * bounds[:, :, 0], 0.0, None) * stands
+        upper = np.minimum(progress + wider * bounds[:, :, 1], _MOST_PROGRESS) * stands
+        return Prediction(progress, np.minimum(lower, progress), np.maximum(upper, progress))
+
+    def predict(self, tenants: Sequence[tuple[Profile, int]]) -> tuple[Forecast, ...]:
+        """Predict one set: (profile, thread percentage) of each tenant, in order."""
+        if not tenants:
+            return ()
+        table = self.table([profile for profile, _ in tenants], [percentage for _, percentage in tenants])
+        said = self.predict_sets(table, np.arange(len(tenants))[None])
+        return tuple(
+            Forecast(float(p), float(low), float(high))
+            for p, low, high in zip(said.progress[0], said.lower[0], said.upper[0], strict=True)
+        )
+
+    def __call__(self, loads: Sequence[Load]) -> tuple[float, ...]:
+        """Progress of each load: this model as a `gpushare.core.contention.ProgressModel`."""
+        return tuple(
+            forecast.progress
+            for forecast in self.predict(
+                [(Profile(load.solo, load.iterations_per_s), load.thread_percentage) for load in loads]
+            )
+        )
+
+    def for_gpu(self, gpu_model: str) -> "InterferenceModel":
+        """This model for another GPU: the same law on that GPU's own ratios, with wider intervals."""
+        if self.gpu_model.lower() in gpu_model.lower() or gpu_model.lower() in self.gpu_model.lower():
+            return self
+        near = any(name.lower() in gpu_model.lower() for name in _HOPPER)
+        return replace(self, widening=_WIDEN_HOPPER if near else _WIDEN_OTHER)
+
+    def to_json(self) -> str:
+        """The artefact as text; the same model gives the same bytes."""
+        return json.dumps(
+            {
+                "artefact": _ARTEFACT,
+                "version": ARTEFACT_VERSION,
+                "gpu_model": self.gpu_model,
+                "provenance": dict(self.provenance),
+                "mean": _rounded(self.mean),
+                "scale": _rounded(self.scale),
+                "members": [{name: _rounded(each) for name, each in member.items()} for member in self.members],
+                "errors": _rounded(self.errors),
+                "lacking": list(self.lacking),
+                "baselines": {name: _rounded(each) for name, each in self.baselines.items()},
+            },
+            separators=(",", ":"),
+        )
+
+
+def from_json(text: str) -> InterferenceModel:
+    """Read an artefact.
+
+    Raises:
+        ArtefactError: not an artefact, of a newer version, or damaged.
+    """
+    try:
+        value = json.loads(text)
+        if value["artefact"] != _ARTEFACT:
+            raise ArtefactError("this file is not an interference model")
+        version = value["version"]
+        if version > ARTEFACT_VERSION:
+            raise ArtefactError(
+                f"the model is of artefact version {version}, this gpushare reads up to {ARTEFACT_VERSION}; "
+                "upgrade gpushare"
+            )
+        model = InterferenceModel(
+            gpu_model=value["gpu_model"],
+            provenance=value["provenance"],
+            mean=np.array(value["mean"], dtype=float),
+            scale=np.array(value["scale"], dtype=float),
+            members=tuple({k: np.array(v, dtype=float) for k, v in member.items()} for member in value["members"]),
+            errors=np.array(value["errors"], dtype=float),
+            baselines={name: np.array(each, dtype=float) for name, each in value["baselines"].items()},
+            lacking=tuple(float(each) for each in value.get("lacking", (1.0,) * len(Lacking))),
+        )
+    except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ArtefactError(f"the model artefact is damaged ({type(error).__name__}: {error})") from None
+    if (
+        not model.members
+        or model.errors.shape != (len(SIZES), len(KEPT_EDGES) + 1, 2)
+        or len(model.lacking) != len(Lacking)
+    ):
+        raise ArtefactError("the model artefact is damaged (no members, or intervals of another shape)")
+    return model
+
+
+def _rounded(values: Array) -> Any:
+    return [_rounded(each) for each in values] if values.ndim else float(f"{float(values):.7g}")

@@ -1,0 +1,95 @@
+"""The law: how much tenants stretch each other's kernels, a fixed point over a few latent resources.
+
+Two terms, both zero without neighbours (measured on an H200, docs/interference.md):
+
+- *Turns.* Where tenants must share SMs, a kernel waits until the blocks of others leave. Who holds SMs long makes
+  the others wait, and a program of short kernels waits often: the neighbour's holding time times the own waiting
+  frequency, times the part of the own SMs that no cap keeps free. This is why an uncapped matrix product takes
+  all and a chain of small kernels beside it nothing.
+- *Overflow.* Memory bandwidth, caches, pipes and power are shared even where caps separate the SMs: demand above
+  capacity slows those that rely on the resource.
+
+A tenant that is slowed presses less on the others, hence the fixed point. The functions take NumPy arrays or the
+fitter's variables alike.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+TURNS: Final = 3  # latent kinds of holding and waiting
+RESOURCES: Final = 5  # latent shared resources
+ROUNDS: Final = 4  # of the fixed point; the fifth changes no progress by more than 0.01
+_SMOOTH: Final = 0.05
+_COLUMNS: Final = 2 * TURNS + 3 * RESOURCES + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What one tenant under one cap does to others and suffers from them; every array is kinds x tenants.
+
+    Attributes:
+        holds, waits: turns given to others to wait for, and taken.
+        needs: part of the GPU's SMs the tenant covers while it runs, at most its cap; 1 x tenants.
+        presses, draws, relies: on each shared resource as a neighbour, by itself, and how its overflow hurts.
+    """
+
+    holds: Any
+    waits: Any
+    needs: Any
+    presses: Any
+    draws: Any
+    relies: Any
+
+
+def shapes(inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    """Parameter names and shapes."""
+    return {"w1": (inputs, hidden), "b1": (hidden,), "w2": (hidden, _COLUMNS), "b2": (_COLUMNS,)}
+
+
+def _positive(x: Any) -> Any:
+    return (x + np.sqrt(x * x + _SMOOTH)) * 0.5
+
+
+def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any) -> Pressure:
+    """From tenants (inputs: tenants x features, standardised; caps: tenants, 0 to 1) to what they do."""
+    hidden = np.tanh(inputs @ parameters["w1"] + parameters["b1"])
+    out = (hidden @ parameters["w2"] + parameters["b2"]).T
+    edges = np.cumsum([TURNS, TURNS, 1, RESOURCES, RESOURCES, RESOURCES]).tolist()
+    start = [0, *edges[:-1]]
+    holds, waits, needs, presses, draws, relies = (out[a:b] for a, b in zip(start, edges, strict=True))
+    return Pressure(
+        np.exp(np.minimum(holds, 6.0)),
+        np.exp(np.minimum(waits, 6.0)),
+        caps / (1.0 + np.exp(-needs)) + 0.01,
+        _positive(presses),
+        _positive(draws),
+        _positive(relies),
+    )
+
+
+def stretch(each: Pressure, index: Any, present: Any) -> Any:
+    """Progress kept of each tenant's progress alone under its cap: places x sets, 0 to 1.
+
+    index: places x sets, tenants of `each`; present: the same shape, 1.0 where a tenant stands, else 0.0.
+    Places come first so that sums over tenants and kinds run over long rows.
+    """
+    holds, waits = each.holds[:, index], each.waits[:, index]
+    needs = each.needs[:, index][0] * present
+    presses, draws, relies = each.presses[:, index], each.draws[:, index], each.relies[:, index]
+    others = needs.sum(axis=0, keepdims=True) - needs
+    free = np.maximum(1.0 - others, 0.0)
+    waits = waits * (1.0 - np.minimum(free / (needs + 0.001), 1.0))
+    draws = draws - 1.0
+    alone = (relies * _positive(draws)).sum(axis=0)
+    kept = present * 1.0
+    for _ in range(ROUNDS):
+        held = holds * kept
+        turns = (waits * (held.sum(axis=1, keepdims=True) - held)).sum(axis=0)
+        pressed = presses * kept
+        overflow = _positive(draws + (pressed.sum(axis=1, keepdims=True) - pressed))
+        slow = 1.0 + turns + (relies * overflow).sum(axis=0) - alone
+        kept = np.sqrt(kept / slow) * present
+    return kept

@@ -1,0 +1,214 @@
+"""What is known of one workload before it meets neighbours: its solo counters, rate, memory and cap curve."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpushare.core.dataset import Dataset
+from gpushare.core.pipes import COUNTERS, Counters
+
+Array = npt.NDArray[np.float64]
+
+# Lengths of window below which a profile says too little: GPM needs 100 ms between samples (FACTS 21), and an
+# iteration or two in 0.2 s is a coin toss.
+MIN_WINDOW_SECONDS: Final = 0.2
+# Two solo windows of one program that differ by more than this were disturbed; the workload stays in probation.
+MAX_REPEAT_SPREAD: Final = 0.5
+_CAP_EXPONENT: Final = 1.01
+_CAP_EXPONENT_DRAM: Final = 0.63
+_REACH_SLOPE: Final = 1.32
+_REACH_EXPONENT: Final = 0.68
+_HOST_SHARE: Final = 0.46  # of the time without a kernel: launches overlap with what runs
+_MAX_CAPPED_PROGRESS: Final = 1.1  # a cap never speeds a program up; more is noise
+
+
+class ProfileError(Exception):
+    """A profile cannot be used; one sentence that says why. The workload stays in probation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One workload alone on a GPU.
+
+    Attributes:
+        counters: at 100% threads, ratios; None where not measured.
+        iterations_per_s: rate at 100%; None when unknown.
+        memory_mib: device memory; None when unknown.
+        cap_curve: thread percentage -> progress relative to 100%; may be empty.
+        capped: thread percentage -> counters at that cap; may be empty.
+    """
+
+    counters: Counters
+    iterations_per_s: float | None = None
+    memory_mib: int | None = None
+    cap_curve: Mapping[int, float] = field(default_factory=dict)
+    capped: Mapping[int, Counters] = field(default_factory=dict)
+
+
+def profile_of(dataset: Dataset, workload: str) -> Profile:
+    """A workload's profile from a dataset's solo runs.
+
+    Raises:
+        ProfileError: no solo run at 100%, no counters, windows too short, or repeats that disagree.
+    """
+    whole = dataset.solo.get(workload, {}).get(100, ())
+    if not whole:
+        raise ProfileError(f"{workload} has no solo run at 100%")
+    windows = [run.window_seconds for run in whole if run.window_seconds > 0]
+    if windows and max(windows) < MIN_WINDOW_SECONDS:
+        raise ProfileError(
+            f"{workload}: its solo windows of {max(windows):g} s are shorter than {MIN_WINDOW_SECONDS} s"
+        )
+    rates = [run.iterations_per_s[0] for run in whole]
+    if min(rates) < (1 - MAX_REPEAT_SPREAD) * max(rates):
+        raise ProfileError(
+            f"{workload}: its solo rates differ by more than {MAX_REPEAT_SPREAD:.0%}, too noisy to use"
+        )
+    counters = dataset.solo_counters(workload)
+    if counters is None or counters.sm_util is None:
+        raise ProfileError(f"{workload} was measured alone without counters (sm_util)")
+    memory = [run.memory_mib[0] for run in whole if run.memory_mib[0] is not None]
+    capped = {cap: dataset.solo_counters(workload, cap) for cap in dataset.solo[workload]}
+    return Profile(
+        counters=counters,
+        iterations_per_s=sum(rates) / len(rates),
+        memory_mib=max(memory) if memory else None,
+        cap_curve=dataset.cap_curve(workload),
+        capped={cap: each for cap, each in capped.items() if each is not None and each.sm_util is not None},
+    )
+
+
+class Lacking(IntEnum):
+    """What a profile lacks that the intervals must make room for."""
+
+    NOTHING = 0
+    CAP_CURVE = 1
+    COUNTERS = 2
+    BOTH = 3
+
+
+# Counters that the law leans on and that no other tells (any_tensor_util is a sum of others).
+_LEANED_ON: Final = ("sm_occupancy", "integer_util", "dram_bw_util", "graphics_util")
+
+
+def lacking(profile: Profile, thread_percentage: int) -> Lacking:
+    """What a tenant's profile lacks under its cap; uncapped, the cap curve is not missed."""
+    curve = thread_percentage >= 100 or any(cap < 100 for cap in profile.cap_curve)
+    counters = all(getattr(profile.counters, name) is not None for name in _LEANED_ON)
+    return Lacking(Lacking.CAP_CURVE * (not curve) + Lacking.COUNTERS * (not counters))
+
+
+def without(profile: Profile, what: Lacking) -> Profile:
+    """The profile as it would be had less been measured; what the intervals of such profiles are judged by."""
+    if what & Lacking.CAP_CURVE:
+        profile = replace(profile, cap_curve={}, capped={})
+    if what & Lacking.COUNTERS:
+        profile = replace(
+            profile,
+            counters=_poorer(profile.counters),
+            capped={cap: _poorer(each) for cap, each in profile.capped.items()},
+        )
+    return profile
+
+
+def _poorer(counters: Counters) -> Counters:
+    return replace(counters, any_tensor_util=None, imma_tensor_util=None, integer_util=None, graphics_util=None)
+
+
+def predicted_cap_progress(counters: Counters, cap: Array) -> Array:
+    """Progress alone under a cap (0 to 1) for a program whose cap curve was not measured.
+
+    A program keeps its speed until the cap cuts into the SMs it covers while a kernel runs, loses less where
+    it waits for memory, and the part of its time that waits for the host does not stretch. Constants fitted to
+    120 capped solo runs of 44 programs (docs/interference.md gives the error for programs left out).
+    """
+    busy = float(vector(counters)[_GRAPHICS])
+    covered = max(0.0, min(1.0, (counters.sm_util or 0.0) / max(busy, 0.05)))
+    reach = max(0.05, 1.0 - _REACH_SLOPE * (1.0 - covered**_REACH_EXPONENT))
+    exponent = _CAP_EXPONENT - _CAP_EXPONENT_DRAM * min(1.0, counters.dram_bw_util or 0.0)
+    stretch = np.maximum(1.0, (reach / np.maximum(cap, 0.01)) ** exponent)
+    return np.asarray(np.minimum(1.0, 1.0 / ((1.0 - busy) * _HOST_SHARE + busy * stretch)))
+
+
+def cap_progress(profile: Profile, cap: float) -> float:
+    """Progress alone under a cap from 0 to 1: measured points joined by lines, predicted where there are none."""
+    known = {100: 1.0, **profile.cap_curve}
+    if len(known) > 1:
+        points = [0, *sorted(known)]
+        return float(
+            np.interp(100 * cap, points, [0.0, *(min(_MAX_CAPPED_PROGRESS, known[p]) for p in points[1:])])
+        )
+    return float(predicted_cap_progress(profile.counters, np.asarray(cap)))
+
+
+def vector(counters: Counters) -> Array:
+    """Counters as numbers in the order of COUNTERS; what was not measured is filled by what it usually follows."""
+    values = {name: getattr(counters, name) for name in COUNTERS}
+    if values["any_tensor_util"] is None:
+        tensor = [values[name] or 0.0 for name in ("dfma_tensor_util", "hmma_tensor_util", "imma_tensor_util")]
+        values["any_tensor_util"] = min(1.0, sum(tensor))
+    if values["graphics_util"] is None:
+        values["graphics_util"] = min(1.0, 0.9 * (values["sm_util"] or 0.0) + 0.35)
+    if values["sm_occupancy"] is None:
+        values["sm_occupancy"] = 0.35 * (values["sm_util"] or 0.0)
+    if values["integer_util"] is None:
+        values["integer_util"] = (
+            0.4 * values["sm_occupancy"]
+        )  # indices and addresses; 44 programs, mean error 0.10
+    return np.array([value or 0.0 for value in values.values()])
+
+
+def capped_vector(profile: Profile, cap: float) -> Array:
+    """Counters alone under a cap: measured ones joined by lines, else those at 100% times the progress."""
+    whole = vector(profile.counters)
+    measured = {**{c: vector(each) for c, each in profile.capped.items()}, 100: whole}
+    if len(measured) == 1:
+        return whole * cap_progress(profile, cap)
+    points = [0, *sorted(measured)]
+    table = np.array([np.zeros(len(COUNTERS)), *(measured[p] for p in points[1:])])
+    return np.array([np.interp(100 * cap, points, column) for column in table.T])
+
+
+_SM, _OCCUPANCY, _TENSOR, _FP32, _HMMA, _INTEGER, _DRAM, _GRAPHICS = (
+    COUNTERS.index(name)
+    for name in ("sm_util", "sm_occupancy", "any_tensor_util", "fp32_util", "hmma_tensor_util", "integer_util",
+                 "dram_bw_util", "graphics_util")
+)  # fmt: skip
+_TYPICAL_ITERATION_SECONDS: Final = 0.004
+
+
+def features(profile: Profile, cap: float) -> Array:
+    """One tenant under a cap (0 to 1) as the network's input; 30 numbers of order one."""
+    whole, now, progress = vector(profile.counters), capped_vector(profile, cap), cap_progress(profile, cap)
+    busy = max(whole[_GRAPHICS], 0.05)
+    running = whole[[_SM, _OCCUPANCY, _TENSOR, _FP32, _INTEGER, _DRAM]] / busy
+    seconds = 1.0 / profile.iterations_per_s if profile.iterations_per_s else _TYPICAL_ITERATION_SECONDS
+    return np.array(
+        [
+            *np.sqrt(np.maximum(now, 0.0)),
+            *running,
+            np.sqrt(whole[_OCCUPANCY] / max(whole[_SM], 0.02)),
+            progress,
+            cap,
+            progress / max(cap, 0.01) / 4,
+            cap_progress(profile, 0.5),
+            cap_progress(profile, 0.25),
+            whole[_GRAPHICS],
+            whole[_SM],
+            whole[_OCCUPANCY],
+            min(1.0, cap / max(running[0], 0.05)),
+            np.clip(np.log10(seconds), -4.0, 0.0),
+            np.clip(np.log10(seconds * whole[_SM]), -5.0, 0.0),
+        ]
+    )
+
+
+def feature_table(profiles: Sequence[Profile], caps: Sequence[float]) -> tuple[Array, Array]:
+    """Features (tenants x 30) and progress alone under the cap (tenants) of aligned profiles and caps."""
+    rows = [features(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
+    alone = [cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
+    return np.array(rows), np.array(alone)

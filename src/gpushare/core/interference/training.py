@@ -1,0 +1,99 @@
+"""Fitting the law to measured sets: seeded, NumPy only, the same figures every time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpushare.core.interference import network
+from gpushare.core.interference.tape import Variable
+
+Array = npt.NDArray[np.float64]
+
+HIDDEN: Final = 16
+STEPS: Final = 250
+_RATE: Final = 0.012
+_DECAY: Final = 2e-3
+_NOISE: Final = 0.10  # on standardised inputs: the next program is never quite like one of these
+_ROUNDING: Final = 0.02  # of the absolute error, progress
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sets of up to one size.
+
+    Attributes:
+        index: sets x places, rows of the tenant table; present: 1.0 where a tenant stands, else 0.0;
+        progress: measured, the same shape.
+    """
+
+    index: npt.NDArray[np.int64]
+    present: Array
+    progress: Array
+
+
+def batches_of(index: Sequence[Sequence[int]], progress: Sequence[Sequence[float]]) -> list[Batch]:
+    """Sets of any size in few padded batches: up to four tenants, and more."""
+    batches = []
+    for least, most in ((1, 4), (5, 10**6)):
+        chosen = [at for at, each in enumerate(index) if least <= len(each) <= most]
+        if not chosen:
+            continue
+        places = max(len(index[at]) for at in chosen)
+        shape = (len(chosen), places)
+        batch = Batch(np.zeros(shape, dtype=np.int64), np.zeros(shape), np.zeros(shape))
+        for row, at in enumerate(chosen):
+            size = len(index[at])
+            batch.index[row, :size], batch.present[row, :size], batch.progress[row, :size] = (
+                index[at],
+                1.0,
+                progress[at],
+            )
+        batches.append(batch)
+    return batches
+
+
+def fit_parameters(
+    inputs: Array, caps: Array, alone: Array, batches: Sequence[Batch], seed: int
+) -> dict[str, Array]:
+    """Parameters that minimise the rounded absolute error of progress over the batches.
+
+    inputs: tenants x features, standardised; caps, alone: tenants; the seed decides start and noise.
+    """
+    chance = np.random.default_rng(seed)
+    shapes = network.shapes(inputs.shape[1], HIDDEN)
+    parameters = {
+        "w1": chance.normal(size=shapes["w1"]) / np.sqrt(inputs.shape[1]),
+        "b1": np.zeros(shapes["b1"]),
+        "w2": chance.normal(size=shapes["w2"]) * 0.5 / np.sqrt(HIDDEN),
+        "b2": chance.normal(size=shapes["b2"]) * 0.2 - 0.7,
+    }
+    parameters["b2"][2 * network.TURNS] = 1.0
+    first = {name: np.zeros_like(each) for name, each in parameters.items()}
+    second = {name: np.zeros_like(each) for name, each in parameters.items()}
+    count = float(sum(batch.present.sum() for batch in batches))
+    for step in range(1, STEPS + 1):
+        variables = {name: Variable(each) for name, each in parameters.items()}
+        noisy = inputs + _NOISE * chance.normal(size=inputs.shape)
+        each_tenant = network.pressure(variables, noisy, caps)
+        loss: Any = 0.0
+        for batch in batches:
+            kept = network.stretch(each_tenant, batch.index.T, batch.present.T)
+            error = (kept * alone[batch.index.T] - batch.progress.T) * batch.present.T
+            loss = loss + np.sqrt(error * error + _ROUNDING**2).sum(axis=1).sum(axis=0)
+        loss.backward()
+        rate = _RATE * 0.5 * (1 + np.cos(np.pi * step / STEPS)) + 1e-4
+        for name, each in parameters.items():
+            gradient = _gradient(variables[name]) / count + (_DECAY * each if name[0] == "w" else 0.0)
+            first[name] = 0.9 * first[name] + 0.1 * gradient
+            second[name] = 0.99 * second[name] + 0.01 * gradient**2
+            move = (first[name] / (1 - 0.9**step)) / (np.sqrt(second[name] / (1 - 0.99**step)) + 1e-8)
+            parameters[name] = each - rate * move
+    return parameters
+
+
+def _gradient(variable: Variable) -> Array:
+    assert variable.gradient is not None
+    return variable.gradient

@@ -1,0 +1,52 @@
+"""The GPU's pipes and what a workload draws from them (DESIGN section 4, FACTS 21)."""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+# Fields of a colocation dataset's `device` object, in the order used for vectors.
+COUNTERS: Final = (
+    "sm_util", "sm_occupancy", "fp64_util", "dfma_tensor_util", "fp32_util", "fp16_util", "hmma_tensor_util",
+    "imma_tensor_util", "any_tensor_util", "integer_util", "dram_bw_util", "graphics_util",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """One window of a device's counters, or one workload's alone: ratios from 0 to 1, None where not measured."""
+
+    sm_util: float | None = None
+    sm_occupancy: float | None = None
+    fp64_util: float | None = None
+    dfma_tensor_util: float | None = None
+    fp32_util: float | None = None
+    fp16_util: float | None = None
+    hmma_tensor_util: float | None = None
+    imma_tensor_util: float | None = None
+    any_tensor_util: float | None = None
+    integer_util: float | None = None
+    dram_bw_util: float | None = None
+    graphics_util: float | None = None
+
+    def pipes(self) -> dict[str, float]:
+        """Use by pipe (fp16, fp32, fp64, int8, integer, dram) with tensor pipes counted in; measured ones only.
+
+        On current GPUs a matrix product shows on the tensor pipes alone (FACTS 21: an fp64 product has 94.6% on
+        DFMA and 0.05% on FP64), so each precision is its plain pipe plus its tensor pipe, at most 1.
+        """
+        sums = {
+            "fp16": (self.fp16_util, self.hmma_tensor_util),
+            "fp32": (self.fp32_util,),
+            "fp64": (self.fp64_util, self.dfma_tensor_util),
+            "int8": (self.imma_tensor_util,),
+            "integer": (self.integer_util,),
+            "dram": (self.dram_bw_util,),
+        }
+        return {
+            pipe: min(1.0, sum(part for part in parts if part is not None))
+            for pipe, parts in sums.items()
+            if any(part is not None for part in parts)
+        }
+
+    def as_dict(self) -> dict[str, float]:
+        """The measured counters by name."""
+        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}

@@ -1,0 +1,38 @@
+"""A refusal is a value: why something was not done, rendered once for people."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why a request or a placement was refused; the label `reason` of metrics."""
+
+    INVALID_ANNOTATION = "InvalidAnnotation"
+    NO_GPUS = "NoGpus"
+    GPU_UNHEALTHY = "GpuUnhealthy"
+    GPU_MODEL = "GpuModel"
+    SHARE = "NotEnoughShare"
+    GPU_MEMORY = "NotEnoughGpuMemory"
+    CLIENTS = "TooManyClients"
+    CPU = "NotEnoughCpu"
+    NODE_MEMORY = "NotEnoughNodeMemory"
+    SLOWDOWN = "SlowdownBeyondTolerance"
+    FAULT_DOMAIN = "FaultDomain"
+    PROBATION = "Probation"
+    CONFLICT = "Conflict"
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One refusal.
+
+    Attributes:
+        reason: the machine-readable kind.
+        detail: one sentence for a person, with the figures that led to it.
+    """
+
+    reason: Reason
+    detail: str
+
+    def __str__(self) -> str:
+        return self.detail

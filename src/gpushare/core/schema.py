@@ -1,0 +1,226 @@
+"""Dataclasses as Kubernetes objects: JSON with camelCase names, and the OpenAPI v3 schema the API server checks.
+
+A field made by `described` carries all that its schema needs, so that the Python type, the wire format,
+`kubectl explain` and the refusals of the API server cannot drift apart.
+"""
+
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+_METADATA: Final = "kubernetes"
+_INTEGER_FORMAT: Final = "int64"
+T = TypeVar("T")
+
+Json = dict[str, Any]
+
+# A writer replaces these whole; server-side apply does not merge them.
+ATOMIC_LIST: Final[Json] = {"x-kubernetes-list-type": "atomic"}
+ATOMIC_MAP: Final[Json] = {"x-kubernetes-map-type": "atomic"}
+
+
+@dataclass(frozen=True, slots=True)
+class CelRule:
+    """One `x-kubernetes-validations` entry: a CEL expression and the sentence a person gets when it is false."""
+
+    rule: str
+    message: str
+    field_path: str | None = None
+
+    def to_json(self) -> Json:
+        """The entry as it stands in a schema."""
+        entry: Json = {"rule": self.rule, "message": self.message}
+        if self.field_path:
+            entry["fieldPath"] = self.field_path
+        return entry
+
+
+@dataclass(frozen=True, slots=True)
+class WireField:
+    """How one dataclass field stands on the wire.
+
+    Attributes:
+        name: its JSON name; None means the camelCase of the Python name.
+        description: what `kubectl explain` says.
+        keywords: further OpenAPI keywords of the value (minimum, pattern, x-kubernetes-list-type, ...).
+        items: further keywords of a list's or map's elements.
+        rules: CEL rules on the value.
+        required: whether the API server refuses the object without it.
+    """
+
+    description: str
+    name: str | None = None
+    keywords: Mapping[str, Any] = field(default_factory=dict)
+    items: Mapping[str, Any] = field(default_factory=dict)
+    rules: tuple[CelRule, ...] = ()
+    required: bool = False
+
+
+def described(
+    description: str,
+    *,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
+    name: str | None = None,
+    rules: Iterable[CelRule] = (),
+    items: Mapping[str, Any] | None = None,
+    required: bool = False,
+    **keywords: Any,
+) -> Any:
+    """A dataclass field with its wire name, its schema and its `kubectl explain` text."""
+    wire = WireField(description, name, keywords, items or {}, tuple(rules), required)
+    metadata = {_METADATA: wire}
+    if default_factory is not MISSING:
+        return field(default_factory=default_factory, metadata=metadata)
+    if default is not MISSING:
+        return field(default=default, metadata=metadata)
+    return field(metadata=metadata)
+
+
+def list_map(*keys: str) -> Json:
+    """Keywords of a list that server-side apply merges by these keys."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def to_json(value: Any, *, nulls: bool = False) -> Any:
+    """A dataclass as JSON values; absent (None) fields are left out.
+
+    Args:
+        value: a dataclass, enum, mapping, tuple or scalar.
+        nulls: write null for absent fields instead, so that a merge patch erases them; never inside lists, which a
+            merge patch replaces whole.
+    """
+    if isinstance(value, StrEnum):
+        return value.value
+    if is_dataclass(value) and not isinstance(value, type):
+        out: Json = {}
+        for wire_name, attribute, _ in _wire(type(value)):
+            item = getattr(value, attribute)
+            if item is not None:
+                out[wire_name] = to_json(item, nulls=nulls)
+            elif nulls:
+                out[wire_name] = None
+        return out
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item, nulls=nulls) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(cls: type[T], data: object) -> T:
+    """Read a dataclass from JSON values; what is missing, unknown or of another type gets the field's default."""
+    known: dict[str, Any] = {}
+    if isinstance(data, Mapping):
+        for wire_name, attribute, hint in _wire(cast("Any", cls)):
+            raw = data.get(wire_name)
+            if raw is not None and (item := _decode(hint, raw)) is not None:
+                known[attribute] = item
+    return cls(**known)
+
+
+def openapi(cls: type) -> Json:
+    """The structural schema of a dataclass whose fields were made by `described`."""
+    properties: Json = {}
+    required: list[str] = []
+    for item in fields(cls):
+        wire: WireField = item.metadata[_METADATA]
+        name = wire.name or camel_case(item.name)
+        properties[name] = _property(get_type_hints(cls)[item.name], wire)
+        if wire.required:
+            required.append(name)
+    schema: Json = {"type": "object", "properties": properties}
+    if required:
+        schema["required"] = required
+    rules: tuple[CelRule, ...] = getattr(cls, "CEL_RULES", ())
+    if rules:
+        schema["x-kubernetes-validations"] = [rule.to_json() for rule in rules]
+    return schema
+
+
+def camel_case(name: str) -> str:
+    """`thread_percentage` as `threadPercentage`."""
+    head, *rest = name.split("_")
+    return head + "".join(part.title() for part in rest)
+
+
+@cache
+def _wire(cls: Any) -> tuple[tuple[str, str, Any], ...]:
+    hints = get_type_hints(cls)
+    return tuple(
+        (item.metadata[_METADATA].name or camel_case(item.name), item.name, _bare(hints[item.name]))
+        for item in fields(cls)
+    )
+
+
+def _bare(hint: Any) -> Any:
+    """The hint without None."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (bare,) = (part for part in get_args(hint) if part is not type(None))
+        return bare
+    return hint
+
+
+def _decode(hint: Any, raw: object) -> Any:
+    origin = get_origin(hint)
+    if origin is tuple:
+        if not isinstance(raw, list | tuple):
+            return None
+        element = get_args(hint)[0]
+        return tuple(item for part in raw if (item := _decode(element, part)) is not None)
+    if origin is not None:  # Mapping[str, X]
+        if not isinstance(raw, Mapping):
+            return None
+        element = get_args(hint)[1]
+        return {str(key): item for key, part in raw.items() if (item := _decode(element, part)) is not None}
+    if is_dataclass(hint):
+        return _decode_dataclass(hint, raw)
+    if issubclass(hint, StrEnum):
+        return hint(raw) if raw in set(hint) else None
+    return _scalar(hint, raw)
+
+
+def _decode_dataclass(cls: Any, raw: object) -> Any:
+    return from_json(cls, raw) if isinstance(raw, Mapping) else None
+
+
+def _scalar(hint: type, raw: object) -> Any:
+    if hint is bool or isinstance(raw, bool):
+        return raw if hint is bool and isinstance(raw, bool) else None
+    if hint is float and isinstance(raw, int | float):
+        return float(raw)
+    if hint is int and isinstance(raw, float) and raw.is_integer():
+        return int(raw)
+    return raw if isinstance(raw, hint) else None
+
+
+_SCALARS: Final[dict[type, Json]] = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer", "format": _INTEGER_FORMAT},
+    float: {"type": "number", "format": "double"},
+}
+
+
+def _property(hint: Any, wire: WireField) -> Json:
+    schema = {"description": wire.description, **_type_schema(_bare(hint), wire.items), **wire.keywords}
+    if wire.rules:
+        own = schema.get("x-kubernetes-validations", [])
+        schema["x-kubernetes-validations"] = [*own, *(rule.to_json() for rule in wire.rules)]
+    return schema
+
+
+def _type_schema(hint: Any, items: Mapping[str, Any]) -> Json:
+    origin = get_origin(hint)
+    if origin is tuple:
+        return {"type": "array", "items": {**_type_schema(get_args(hint)[0], {}), **items}}
+    if origin is not None:
+        return {"type": "object", "additionalProperties": {**_type_schema(get_args(hint)[1], {}), **items}}
+    if is_dataclass(hint):
+        return openapi(hint)  # type: ignore[arg-type]  # is_dataclass also narrows to instances; hints are classes
+    if issubclass(hint, StrEnum):
+        return {"type": "string", "enum": [member.value for member in hint]}
+    return dict(_SCALARS[hint])

@@ -1,0 +1,98 @@
+"""XID errors: the driver's word that a GPU is in trouble, and when it is out of it again."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gpushare.core.hardware import GpuHealth, Health
+
+_log = logging.getLogger(__name__)
+
+# XIDs that an application causes and that leave the GPU well (NVIDIA, XID errors; the device plugin's list).
+APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
+QUIET_SECONDS: Final = 60.0  # without a further XID, before a driver that says "no action needed" is believed
+
+
+class XidWatch:
+    """Collects XID events of the GPUs without ever waiting for one.
+
+    A GPU with a critical XID is unhealthy until the driver says that no recovery action is needed any more.
+    Drivers that cannot say so (before r555) keep it unhealthy until the agent, and with it NVML, starts anew.
+
+    Attributes:
+        last: the last critical XID by GPU and when it came, on the clock.
+    """
+
+    def __init__(
+        self,
+        nvml: Any,
+        handles: Mapping[str, Any],
+        clock: Callable[[], float],
+        last: Mapping[str, tuple[int, float]] | None = None,
+    ) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        self.last: dict[str, tuple[int, float]] = dict(last or {})
+        self._events: Any = None
+        self._uuids = tuple(handles)
+        try:
+            self._events = nvml.nvmlEventSetCreate()
+        except nvml.NVMLError as error:
+            _log.warning("XID errors cannot be watched: %s", error)
+            return
+        for uuid, handle in handles.items():
+            try:
+                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+            except nvml.NVMLError as error:
+                _log.warning("XID errors of GPU %s cannot be watched: %s", uuid, error)
+
+    def health(self, uuid: str, handle: Any) -> GpuHealth:
+        """A GPU's health as far as XIDs tell."""
+        self._collect()
+        last = self.last.get(uuid)
+        if last is None:
+            return GpuHealth(Health.HEALTHY)
+        xid, at = last
+        if self._clock() - at >= QUIET_SECONDS and self._is_recovered(handle):
+            del self.last[uuid]
+            _log.info("GPU %s recovered from XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
+            return GpuHealth(Health.HEALTHY)
+        return GpuHealth(Health.UNHEALTHY, f"XID {xid}: see NVIDIA's list of XID errors; the GPU may need a reset")
+
+    def close(self) -> None:
+        """Free the event set."""
+        if self._events is not None:
+            self._nvml.nvmlEventSetFree(self._events)
+            self._events = None
+
+    def _collect(self) -> None:
+        nvml = self._nvml
+        while self._events is not None:
+            try:
+                event = nvml.nvmlEventSetWait(self._events, 0)
+            except nvml.NVMLError:  # a timeout: nothing happened; or the GPU is lost, which memory info tells
+                return
+            xid = int(event.eventData)
+            if xid in APPLICATION_XIDS:
+                continue
+            for uuid in self._named(event):
+                _log.error("GPU %s reports XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
+                self.last[uuid] = (xid, self._clock())
+
+    def _named(self, event: Any) -> tuple[str, ...]:
+        """The GPU of an event; all of them when it cannot be told, as the event is about one of ours."""
+        try:
+            uuid = self._nvml.nvmlDeviceGetUUID(event.device)
+        except self._nvml.NVMLError:
+            return self._uuids
+        return (uuid.decode() if isinstance(uuid, bytes) else uuid,)
+
+    def _is_recovered(self, handle: Any) -> bool:
+        field = getattr(self._nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
+        if field is None:
+            return False
+        try:
+            [value] = self._nvml.nvmlDeviceGetFieldValues(handle, [field])
+        except self._nvml.NVMLError:
+            return False
+        return int(value.nvmlReturn) == 0 and int(value.value.uiVal) == self._nvml.NVML_GPU_RECOVERY_ACTION_NONE

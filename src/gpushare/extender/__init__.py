@@ -1,0 +1,9 @@
+"""HTTP front of core for the stock kube-scheduler: filter, prioritize, bind and preempt (DESIGN 2.2).
+
+`python -m gpushare.extender` runs it; `Extender` is the same put together for tests and benchmarks.
+"""
+
+from gpushare.extender.options import Options, parse_options
+from gpushare.extender.server import Extender, serve
+
+__all__ = ["Extender", "Options", "parse_options", "serve"]

@@ -1,0 +1,62 @@
+"""Pods that kube-scheduler refused by its own count, before it asked us: an event says how much is free where.
+
+kube-scheduler counts a node's shares itself, without which it would find no victims for preemption
+(docs/adr/0062-kube-scheduler-counts-shares-too.md), and then says only "Insufficient gpushare.io/share".
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from gpushare.core.rejection import Rejection
+from gpushare.extender.ledger import Ledger
+from gpushare.extender.reduce import PodView
+from gpushare.extender.wire import plain
+from gpushare.kube import Api, EventType, record_event
+
+AGAIN_SECONDS: Final = 60.0  # between two looks at one pod that goes on waiting
+MAX_EXPLAINED: Final = 2  # per round of a second: each looks at every node, 20 to 30 ms at 5,000 of them
+MAX_KINDS: Final = 3  # kinds of reason in one sentence
+CONTROLLER: Final = "gpushare.io/extender"
+
+
+def explanation(ledger: Ledger, pod: PodView) -> str | None:
+    """Why the pod fits nowhere, with figures; None when it would fit by now."""
+    found = ledger.candidates(pod, list(ledger.state.node_names))
+    if isinstance(found, Rejection):
+        return found.detail
+    if found.nodes:
+        return None
+    details = Counter(rejection.detail for rejection in found.rejections().values())
+    said = "; ".join(f"{count} {detail}" for detail, count in details.most_common(MAX_KINDS))
+    return plain(f"0/{details.total()} GPU nodes fit: {said}" if details else "there are no GPU nodes")
+
+
+class Explainer:
+    """Writes the events; both replicas may, an event of one sentence about one pod is one object."""
+
+    def __init__(self, api: Api, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self._api = api
+        self._ledger = ledger
+        self._clock = clock
+        self._explained_at: dict[str, float] = {}
+
+    async def round(self) -> None:
+        """Explain pods that wait and were not explained lately."""
+        now = self._clock()
+        waiting = [pod for pod in self._ledger.pods.values() if pod.short_of_shares and pod.node is None]
+        uids = {pod.uid for pod in waiting}
+        self._explained_at = {uid: at for uid, at in self._explained_at.items() if uid in uids}
+        due = [pod for pod in waiting if now - self._explained_at.get(pod.uid, float("-inf")) >= AGAIN_SECONDS]
+        for pod in due[:MAX_EXPLAINED]:
+            self._explained_at[pod.uid] = now
+            note = explanation(self._ledger, pod)
+            if note is None:
+                continue
+            regarding = {
+                "apiVersion": "v1", "kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid,
+            }  # fmt: skip
+            await record_event(
+                self._api, regarding, reason="NoRoom", note=note, action="Scheduling",
+                event_type=EventType.WARNING, controller=CONTROLLER, once=True,
+            )  # fmt: skip

@@ -1,0 +1,105 @@
+"""The bind fence: kubelet's Allocate names no pod, so pods of a size meet a node one after another (DESIGN 2.2).
+
+Two pods of the same size bound to one node but decided for different GPUs could swap GPUs, since kubelet tells the
+device plugin only how many units it wants. So the second is bound only after the first has been allocated. Pods
+for the same GPU, of other sizes, or on other nodes do not wait.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+FENCE_TIMEOUT_SECONDS: Final = (
+    10.0  # kubelet allocates within a few hundred ms (DESIGN 2.2); beyond, it is in trouble
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """A pod that is bound, or being bound, and not known to be allocated."""
+
+    node: str
+    size: int
+    gpu_uuids: tuple[str, ...]
+
+
+class Fence:
+    """Who is bound and not yet allocated, by node."""
+
+    def __init__(self, timeout_seconds: float = FENCE_TIMEOUT_SECONDS) -> None:
+        self.timeout_seconds = timeout_seconds
+        self._expected: dict[str, _Expected] = {}
+        self._by_node: dict[str, set[str]] = {}
+        self._allocated: set[str] = set()
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
+
+    def expect(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> None:
+        """The pod is bound to the node; kubelet will allocate it. Nothing to do once it was allocated."""
+        if pod_uid in self._allocated:
+            return
+        known = self._expected.get(pod_uid)
+        if known is not None and known.node != node:
+            self._remove(pod_uid)
+        self._expected[pod_uid] = _Expected(node, size, tuple(gpu_uuids))
+        self._by_node.setdefault(node, set()).add(pod_uid)
+
+    def allocated(self, pod_uid: str) -> None:
+        """Kubelet has allocated the pod's devices; this is never taken back."""
+        self._allocated.add(pod_uid)
+        self._remove(pod_uid)
+
+    def gone(self, pod_uid: str) -> None:
+        """The pod ended, or was not bound after all."""
+        self._allocated.discard(pod_uid)
+        self._remove(pod_uid)
+
+    def blockers(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> list[str]:
+        """Uids of the pods that must be allocated before this one may be bound."""
+        wanted = set(gpu_uuids)
+        return sorted(
+            uid
+            for uid in self._by_node.get(node, ())
+            if uid != pod_uid and (other := self._expected[uid]).size == size and set(other.gpu_uuids) != wanted
+        )
+
+    def busy(self, size: int) -> dict[str, tuple[str, ...] | None]:
+        """Nodes where pods of this size await allocation, with the GPUs they are for; None when they differ."""
+        found: dict[str, tuple[str, ...] | None] = {}
+        for expected in self._expected.values():
+            if expected.size == size:
+                before = found.setdefault(expected.node, expected.gpu_uuids)
+                if before != expected.gpu_uuids:
+                    found[expected.node] = None
+        return found
+
+    async def enter(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> None:
+        """Wait until nothing blocks, then expect the pod's own allocation.
+
+        Raises:
+            TimeoutError: pods before it were not allocated in time.
+        """
+        async with asyncio.timeout(self.timeout_seconds):
+            while self.blockers(pod_uid, node, size, gpu_uuids):
+                future = asyncio.get_running_loop().create_future()
+                waiters = self._waiters.setdefault(node, set())
+                waiters.add(future)
+                try:
+                    await future
+                finally:
+                    waiters.discard(future)
+                    if not waiters:
+                        self._waiters.pop(node, None)
+            self.expect(pod_uid, node, size, gpu_uuids)
+
+    def _remove(self, pod_uid: str) -> None:
+        known = self._expected.pop(pod_uid, None)
+        if known is None:
+            return
+        uids = self._by_node[known.node]
+        uids.discard(pod_uid)
+        if not uids:
+            del self._by_node[known.node]
+        for future in self._waiters.get(known.node, ()):
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,303 @@
+"""The extender's one state: who holds what on which GPU, kept by watches and by its own bindings."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from gpushare.core import names, placement
+from gpushare.core.caps import Neighbour, thread_percentage
+from gpushare.core.cautious import Cautious, Judge, Known, cautious
+from gpushare.core.cluster import (
+    MILLI_PER_PERCENT,
+    ClusterState,
+    NodeSpec,
+    Placement,
+    PlacementRequest,
+)
+from gpushare.core.decision import Decision
+from gpushare.core.interference import InterferenceModel
+from gpushare.core.objects import GpuShare
+from gpushare.core.placement import Candidates, NodeList, Policy
+from gpushare.core.rejection import Rejection
+from gpushare.core.resolve import Defaults, resolve, share_of
+from gpushare.data import default_model
+from gpushare.extender.fence import Fence
+from gpushare.extender.known import KnownWorkloads
+from gpushare.extender.reduce import GpuNodeView, NodeView, PodView
+from gpushare.kube import Change
+
+_log = logging.getLogger(__name__)
+DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512  # the MPS server's own context on each GPU
+
+
+class Ledger:
+    """Everything that filter, prioritize, bind and preempt ask. Synchronous: each call sees a consistent state.
+
+    Rules of reservations: `bind` reserves before it asks the API; a bound pod seen on the watch is counted where
+    its annotations say, whoever bound it; a pod that ended or is gone releases at once. An event that still shows
+    a pod unbound never releases anything, since it may be older than our own binding.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        defaults: Defaults | None = None,
+        *,
+        gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB,
+        fence: Fence | None = None,
+        on_room: Callable[[], None] = lambda: None,
+        model: Callable[[], InterferenceModel] = default_model,
+    ) -> None:
+        """`on_room` is called whenever something became free or healthy; `model` once a first profile is known."""
+        self.state = ClusterState(gpu_memory_reserve_mib=gpu_memory_reserve_mib)
+        self.pods: dict[str, PodView] = {}
+        self.fence = fence or Fence()
+        self.on_room = on_room
+        self.binding: set[str] = set()
+        """Uids whose bind is in progress."""
+        self._policy = policy
+        self._defaults = defaults or Defaults()
+        self._judge = Judge(model, self._known, self._cap)
+        self._workloads = KnownWorkloads(self._defaults.max_slowdown_ratio, self._judge.forget)
+        self._uids: dict[str, str] = {}
+        self._shares: dict[str, dict[str, GpuShare]] = {}
+        self._gpunodes: dict[str, GpuNodeView] = {}
+        self._nodes: dict[str, NodeView] = {}
+
+    # -- what the watches say -------------------------------------------------------------------------------------
+
+    def pod_changed(self, change: Change, key: str, pod: PodView) -> None:
+        """A managed pod came, changed or went."""
+        before = self._uids.get(key)
+        if before is not None and before != pod.uid:
+            self._forget(before)
+        if change is Change.DELETED or pod.finished:
+            self._forget(pod.uid)
+            self._uids.pop(key, None)
+            return
+        self._uids[key] = pod.uid
+        self.pods[pod.uid] = pod
+        if pod.node is None:
+            return
+        if pod.decision is None:
+            _log.warning("pod %s runs on %s without a decision, its GPU is not known yet", key, pod.node)
+            return
+        self._count(pod, pod.node, pod.decision)
+
+    def gpunode_changed(self, change: Change, key: str, view: GpuNodeView) -> None:
+        """A node's GPUs, their health or their tenants changed."""
+        if change is Change.DELETED:
+            self._gpunodes.pop(key, None)
+            self.state.remove_node(key)
+            return
+        before = self._gpunodes.get(key)
+        self._gpunodes[key] = view
+        if before is None or before.gpus != view.gpus:
+            self._update_node(key)
+            self.on_room()
+        if before is None or before.unhealthy != view.unhealthy or before.gpus != view.gpus:
+            for gpu in view.gpus:
+                self.state.set_health(gpu.uuid, healthy=gpu.uuid not in view.unhealthy)
+            self.on_room()
+        if before is None or before.allocated != view.allocated:
+            for uid in view.allocated:
+                self.fence.allocated(uid)
+
+    def node_changed(self, change: Change, key: str, view: NodeView) -> None:
+        """A node's CPU or memory changed."""
+        if change is Change.DELETED:
+            self._nodes.pop(key, None)
+        else:
+            self._nodes[key] = view
+        if key in self._gpunodes:
+            self._update_node(key)
+            self.on_room()
+
+    def share_changed(self, change: Change, key: str, share: GpuShare) -> None:
+        """A GpuShare came, changed or went; it counts for pods that are placed from now on."""
+        namespace, _, name = key.partition("/")
+        if change is Change.DELETED:
+            self._shares.get(namespace, {}).pop(name, None)
+            self._workloads.drop(namespace, name)
+        else:
+            self._shares.setdefault(namespace, {})[name] = share
+            self._workloads.put(share)
+        self.on_room()
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
+        """What a pod needs, from its annotations, its GpuShare and the defaults."""
+        shares = self._shares.get(pod.namespace)
+        share = share_of(pod.labels, (*pod.owner_uids, pod.uid), shares.values()) if shares else None
+        needs = resolve(pod.annotations, share, self._defaults, limit_percent=pod.limit_percent or None)
+        if isinstance(needs, Rejection):
+            return needs
+        return PlacementRequest(
+            pod_uid=pod.uid,
+            share_milli=needs.share_percent * MILLI_PER_PERCENT,
+            gpu_count=needs.gpu_count,
+            memory_mib=needs.memory_mib,
+            cpu_milli=pod.cpu_milli,
+            node_memory_mib=pod.memory_mib,
+            job_class=needs.job_class,
+            workload=needs.workload,
+            fault_domain=needs.fault_domain,
+        )
+
+    def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
+        """Where a pod fits; a reservation left over from a bind whose outcome was never learnt is given up first.
+
+        kube-scheduler asks only for pods that are not bound.
+        """
+        if pod.uid not in self.binding and self.pods.get(pod.uid, pod).node is None:
+            self.release(pod.uid)
+        request = self.request_of(pod)
+        if isinstance(request, Rejection):
+            return request
+        return placement.candidates(request, self.state, self._policy_for(request, pod), node_names)
+
+    def fenced(self, pod: PodView) -> set[str]:
+        """Nodes on which the pod's binding would wait now; better avoided while others fit (ADR 0042)."""
+        busy = self.fence.busy(fence_size(pod))
+        if not busy:
+            return set()
+        request = self.request_of(pod)
+        if isinstance(request, Rejection):
+            return set()
+        return {node for node, gpus in busy.items() if gpus is None or not self._has_room(request, gpus, node)}
+
+    def _policy_for(self, request: PlacementRequest, pod: PodView | None) -> Policy:
+        """The policy, cautious where the pod's workload is known."""
+        known = self._workloads.of(pod) if pod is not None else None
+        return cautious(self._policy, self._judge, request.shape, known)
+
+    def _known(self, pod_uid: str) -> Known | None:
+        pod = self.pods.get(pod_uid)
+        return self._workloads.of(pod) if pod is not None else None
+
+    def _cap(self, pod_uid: str) -> int | None:
+        pod = self.pods.get(pod_uid)
+        return pod.decision.thread_percentage if pod is not None and pod.decision is not None else None
+
+    def _has_room(self, request: PlacementRequest, gpu_uuids: Sequence[str], node: str) -> bool:
+        """Whether those very GPUs probably have room; a few lookups, since prioritize asks for each busy node."""
+        state = self.state
+        row = state.row(node)
+        if row is None:
+            return False
+        uuids = state.uuids(row)
+        slots = [uuids.index(uuid) for uuid in gpu_uuids if uuid in uuids]
+        return len(slots) == request.gpu_count and all(
+            state.share_free_milli[row, slot] >= request.share_milli
+            and state.memory_free_mib[row, slot] >= (request.memory_mib or 0)
+            for slot in slots
+        )
+
+    def fits_somewhere(self, pod: PodView) -> bool:
+        """Whether a waiting pod would fit on any node now."""
+        request = self.request_of(pod)
+        if isinstance(request, Rejection):
+            return False
+        return len(placement.candidates(request, self.state, self._policy_for(request, pod)).rows) > 0
+
+    def choose(self, request: PlacementRequest, node: str) -> Placement | Rejection:
+        """GPUs for a request on a node, as things stand now."""
+        pod = self.pods.get(request.pod_uid)
+        return placement.choose(request, self.state, self._policy_for(request, pod), node)
+
+    def choose_for_bind(self, pod: PodView, request: PlacementRequest, node: str) -> Placement | Rejection:
+        """GPUs for a pod that is bound now; those for which the fence is open, where they have room too."""
+        chosen = self.choose(request, node)
+        if isinstance(chosen, Rejection):
+            return chosen
+        gpus = self.fence.busy(fence_size(pod)).get(node, chosen.gpu_uuids)
+        if gpus is None or gpus == chosen.gpu_uuids:
+            return chosen
+        same = Placement(node, gpus, chosen.memory_mib)
+        if placement.fits(request, self.state, same) is not None:
+            return chosen
+        policy, row = self._policy_for(request, pod), self.state.row(node)
+        if isinstance(policy, Cautious) and row is not None:
+            uuids = self.state.uuids(row)
+            if not all(policy.takes(self.state, row, uuids.index(uuid)) for uuid in gpus):
+                return chosen
+        return same
+
+    def decision(self, pod_uid: str, decided_at: str) -> Decision:
+        """The decision for a pod that holds a reservation, with the cap that its neighbours leave it."""
+        held = self.state.reservation(pod_uid)
+        assert held is not None, "decided only for pods that hold a reservation"
+        neighbours = {
+            tenant.pod_uid: Neighbour(tenant.share_milli // MILLI_PER_PERCENT, tenant.job_class)
+            for uuid in held.placement.gpu_uuids
+            for tenant in self.state.tenants(uuid)
+            if tenant.pod_uid != pod_uid
+        }
+        request = held.request
+        cap = thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class, neighbours.values())
+        return Decision(held.placement.gpu_uuids, cap, held.placement.memory_mib, decided_at)
+
+    # -- reservations ---------------------------------------------------------------------------------------------
+
+    def reserve(self, request: PlacementRequest, chosen: Placement) -> None:
+        """Hold room for a pod that is about to be bound."""
+        self.state.reserve(request.pod_uid, chosen, request)
+
+    def release(self, pod_uid: str) -> None:
+        """Give a pod's room back."""
+        self.fence.gone(pod_uid)
+        if self.state.release(pod_uid) is not None:
+            self.on_room()
+
+    def _forget(self, pod_uid: str) -> None:
+        self.pods.pop(pod_uid, None)
+        self._workloads.forget(pod_uid)
+        self.release(pod_uid)
+
+    def _count(self, pod: PodView, node: str, decision: Decision) -> None:
+        """Count a bound pod where its annotations say."""
+        told = Placement(node, decision.gpu_uuids, decision.memory_limit_mib)
+        held = self.state.reservation(pod.uid)
+        if held is None or held.placement != told:
+            request = self._bound_request(pod, decision)
+            if held is not None:
+                self.state.release(pod.uid)
+            self.state.reserve(pod.uid, told, request)
+        gpunode = self._gpunodes.get(node)
+        if pod.admitted or (gpunode is not None and pod.uid in gpunode.allocated):
+            self.fence.allocated(pod.uid)
+        else:
+            self.fence.expect(pod.uid, node, fence_size(pod), decision.gpu_uuids)
+
+    def _bound_request(self, pod: PodView, decision: Decision) -> PlacementRequest:
+        """The request of a pod that is bound already: whatever its annotations say now, its share counts."""
+        request = self.request_of(pod)
+        gpus = len(decision.gpu_uuids)
+        if isinstance(request, Rejection) or request.gpu_count != gpus:
+            percent = names.SHARES_PER_GPU
+            if gpus == 1 and 0 < pod.limit_percent <= names.SHARES_PER_GPU:
+                percent = pod.limit_percent
+            request = PlacementRequest(pod.uid, percent * MILLI_PER_PERCENT, gpus)
+        return request
+
+    def _update_node(self, name: str) -> None:
+        offered = self._nodes.get(name)
+        self.state.update_node(
+            NodeSpec(
+                name,
+                self._gpunodes[name].gpus,
+                cpu_milli=offered.cpu_milli if offered else None,
+                memory_mib=offered.memory_mib if offered else None,
+            )
+        )
+
+    @property
+    def shares(self) -> Mapping[str, Mapping[str, GpuShare]]:
+        """GpuShares by namespace and name."""
+        return self._shares
+
+
+def fence_size(pod: PodView) -> int:
+    """What kubelet knows of a pod when it allocates: how many units it asks."""
+    return pod.limit_percent

@@ -1,0 +1,71 @@
+"""The extender's metrics; names are documented with the exporter's."""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpushare.kube import Reflector
+
+_LATENCY_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
+_FENCE_BUCKETS: Final = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """All of them, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Histogram(
+            "gpushare_extender_request_duration_seconds", "Time to answer kube-scheduler, by verb.", ["verb"],
+            buckets=_LATENCY_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.rejections = Counter(
+            "gpushare_extender_rejections", "Pods that fitted nowhere or not where they were sent, by reason.",
+            ["reason"], registry=self.registry,
+        )  # fmt: skip
+        self.bind_failures = Counter(
+            "gpushare_extender_bind_failures", "Bindings that did not come about, by reason.", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self.fence_wait = Histogram(
+            "gpushare_extender_bind_fence_wait_seconds", "Time that bindings waited for another's allocation.",
+            buckets=_FENCE_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.reservations = Gauge(
+            "gpushare_extender_reservations", "Pods that hold room on a GPU.", registry=self.registry
+        )
+        self.woken = Counter(
+            "gpushare_extender_pods_woken", "Waiting pods that were marked for another try when room appeared.",
+            registry=self.registry,
+        )  # fmt: skip
+        self.ready = Gauge("gpushare_extender_ready", "1 once all watches are synced.", registry=self.registry)
+
+    def watch(self, reflectors: Iterable[Reflector[Any]]) -> None:
+        """Report the watches' own counts."""
+        self.registry.register(_Watches(tuple(reflectors)))
+
+    def render(self) -> bytes:
+        """The text exposition format."""
+        return generate_latest(self.registry)
+
+
+class _Watches(Collector):
+    def __init__(self, reflectors: tuple[Reflector[Any], ...]) -> None:
+        self._reflectors = reflectors
+
+    def collect(self) -> Iterable[Metric]:
+        """Restarts and objects that could not be understood, by resource."""
+        restarts = CounterMetricFamily(
+            "gpushare_extender_watch_restarts", "Watches that broke and were started anew.", labels=["resource"]
+        )
+        bad = CounterMetricFamily(
+            "gpushare_extender_bad_objects", "Objects that could not be understood.", labels=["resource"]
+        )
+        for reflector in self._reflectors:
+            restarts.add_metric([reflector.resource.plural], reflector.restarts)
+            bad.add_metric([reflector.resource.plural], reflector.bad_objects)
+        yield restarts
+        yield bad

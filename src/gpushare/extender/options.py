@@ -1,0 +1,91 @@
+"""The extender's options: command line first, then environment, then default."""
+
+import argparse
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.core.placement import Policy
+from gpushare.core.policies import BestFit, GpuShareFit
+from gpushare.core.rejection import Rejection
+from gpushare.core.request import JobClass, parse_class, parse_fraction
+from gpushare.core.resolve import AUTO_FRACTION, Defaults
+from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
+from gpushare.extender.ledger import DEFAULT_GPU_MEMORY_RESERVE_MIB
+
+_PREFIX: Final = "GPUSHARE_"
+POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {"bestfit": BestFit, "gpushare": GpuShareFit}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How one extender runs.
+
+    Attributes:
+        kubeconfig: None for in-cluster credentials.
+        metrics_host: where /metrics and the probes listen, apart from the verbs.
+    """
+
+    host: str
+    port: int
+    metrics_host: str
+    metrics_port: int
+    kubeconfig: str | None
+    policy: str
+    defaults: Defaults
+    gpu_memory_reserve_mib: int
+    fence_timeout_seconds: float
+    log_level: str
+
+
+def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Options:
+    """Read the options; argparse ends the program with code 2 and a sentence on a wrong one."""
+    parser = argparse.ArgumentParser(prog="gpushare-extender", description="The gpushare scheduler extender.")
+
+    def add(name: str, default: object, help_text: str, **extra: object) -> None:
+        variable = _PREFIX + name.upper().replace("-", "_")
+        parser.add_argument(
+            f"--{name}", default=environment.get(variable, default), help=f"{help_text} (env {variable})",
+            **extra,  # type: ignore[arg-type]  # argparse's keywords vary by option
+        )  # fmt: skip
+
+    add("host", "127.0.0.1", "address of the verbs; kube-scheduler is in the same pod")
+    add("port", "8888", "port of the verbs", type=int)
+    add("metrics-host", "0.0.0.0", "address of /metrics, /livez, /readyz and /healthz")
+    add("metrics-port", "9090", "their port", type=int)
+    add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")
+    add("policy", "bestfit", "placement policy", choices=sorted(POLICIES))
+    add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
+    add("default-fraction", AUTO_FRACTION, 'what fraction "auto" stands for without a profile')
+    add("max-slowdown", "1.5", "tolerated slowdown where nobody says otherwise", type=float)
+    add("gpu-memory-reserve", str(DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants", type=int)
+    add(
+        "fence-timeout",
+        str(FENCE_TIMEOUT_SECONDS),
+        "seconds that a bind waits for an earlier allocation",
+        type=float,
+    )
+    add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
+    read = parser.parse_args(list(arguments))
+
+    job_class = parse_class(read.default_class)
+    if isinstance(job_class, Rejection):
+        parser.error(f'--default-class: "{read.default_class}" is not throughput or latency')
+    fraction = parse_fraction(read.default_fraction)
+    if isinstance(fraction, Rejection) or fraction[0] is None:
+        parser.error(f'--default-fraction: "{read.default_fraction}" is not a fraction such as 0.5')
+    if read.max_slowdown < 1:
+        parser.error("--max-slowdown must be 1 or more")
+    return Options(
+        host=read.host,
+        port=read.port,
+        metrics_host=read.metrics_host,
+        metrics_port=read.metrics_port,
+        kubeconfig=read.kubeconfig,
+        policy=read.policy,
+        defaults=Defaults(read.default_fraction, job_class, read.max_slowdown),
+        gpu_memory_reserve_mib=read.gpu_memory_reserve,
+        fence_timeout_seconds=read.fence_timeout,
+        log_level=str(read.log_level).upper(),
+    )

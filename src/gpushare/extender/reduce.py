@@ -1,0 +1,147 @@
+"""Raw API objects reduced to the few fields that placement needs; pure functions for the watches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from sys import intern
+from typing import Any, Final
+
+from gpushare.core import names
+from gpushare.core.cluster import GpuSpec
+from gpushare.core.decision import Decision
+from gpushare.core.hardware import Health
+from gpushare.core.quantity import parse_quantity
+
+_TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
+_KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
+_MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod.
+
+    Attributes:
+        annotations: the user's gpushare annotations only.
+        node: where it is bound; None while it is pending.
+        finished: its containers have ended for good.
+        admitted: kubelet has taken it, so its devices are allocated (kubelet allocates before it sets startTime).
+        limit_percent: its limit `gpushare.io/share`, 100 a GPU; 0 when it has none.
+        decision: its decision annotations; None without any or when malformed.
+        short_of_shares: kube-scheduler's own count found too few shares on some node and left it waiting.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    owner_uids: tuple[str, ...]
+    node: str | None
+    finished: bool
+    admitted: bool
+    limit_percent: int
+    cpu_milli: int
+    memory_mib: int
+    priority: int
+    decision: Decision | None
+    short_of_shares: bool = False
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNodeView:
+    """One GpuNode: its GPUs in order, which of them are unhealthy, and the uids of pods allocated there."""
+
+    name: str
+    gpus: tuple[GpuSpec, ...]
+    unhealthy: frozenset[str]
+    allocated: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What a node offers to pods, beside GPUs."""
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+
+
+def reduce_pod(obj: Mapping[str, Any]) -> PodView:
+    """One pod, from a watch or from kube-scheduler.
+
+    Raises:
+        KeyError: it has no uid or name. Malformed decision annotations count as none.
+    """
+    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    annotations: Mapping[str, str] = metadata.get("annotations") or {}
+    try:
+        decision = Decision.from_annotations(annotations)
+    except ValueError:
+        decision = None
+    containers = spec.get("containers") or ()
+    return PodView(
+        uid=metadata["uid"],
+        namespace=intern(metadata.get("namespace") or "default"),
+        name=metadata["name"],
+        annotations={key: value for key, value in annotations.items() if key in _KEPT_ANNOTATIONS},
+        labels=metadata.get("labels") or {},
+        owner_uids=tuple(owner["uid"] for owner in metadata.get("ownerReferences") or ()),
+        node=intern(spec["nodeName"]) if spec.get("nodeName") else None,
+        finished=status.get("phase") in _TERMINAL_PHASES,
+        admitted="startTime" in status,
+        limit_percent=max(_shares(containers), *(_shares([one]) for one in spec.get("initContainers") or ()), 0),
+        cpu_milli=sum(int(_request(one, "cpu") * 1000) for one in containers),
+        memory_mib=sum(int(_request(one, "memory") / _MIB) for one in containers),
+        priority=spec.get("priority") or 0,
+        decision=decision,
+        short_of_shares=any(
+            one.get("type") == "PodScheduled"
+            and one.get("status") == "False"
+            and names.SHARE_RESOURCE in (one.get("message") or "")
+            for one in status.get("conditions") or ()
+        ),
+    )
+
+
+def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
+    """One GpuNode; GPUs without a uuid are left out."""
+    gpus: list[GpuSpec] = []
+    unhealthy: list[str] = []
+    allocated: list[str] = []
+    for gpu in sorted((obj.get("status") or {}).get("gpus") or (), key=lambda one: one.get("index") or 0):
+        uuid = gpu.get("uuid")
+        if not uuid:
+            continue
+        gpus.append(GpuSpec(intern(uuid), intern(gpu.get("model") or ""), gpu.get("memoryMiB") or None))
+        if gpu.get("health", Health.HEALTHY) != Health.HEALTHY:
+            unhealthy.append(uuid)
+        allocated.extend(tenant["podUid"] for tenant in gpu.get("tenants") or ())
+    return GpuNodeView(intern(obj["metadata"]["name"]), tuple(gpus), frozenset(unhealthy), frozenset(allocated))
+
+
+def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:
+    """One node; None for those that offer no share of a GPU."""
+    allocatable = (obj.get("status") or {}).get("allocatable") or {}
+    if not allocatable.get(names.SHARE_RESOURCE):
+        return None
+    return NodeView(
+        name=intern(obj["metadata"]["name"]),
+        cpu_milli=int(parse_quantity(allocatable.get("cpu", "0")) * 1000),
+        memory_mib=int(parse_quantity(allocatable.get("memory", "0")) / _MIB),
+    )
+
+
+def _shares(containers: Any) -> int:
+    return sum(
+        int(((one.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE, 0)) for one in containers
+    )
+
+
+def _request(container: Mapping[str, Any], resource: str) -> Decimal:
+    return parse_quantity(((container.get("resources") or {}).get("requests") or {}).get(resource, "0"))

@@ -1,0 +1,67 @@
+"""Answers to kube-scheduler put together from pieces made once for each node: at thousands of nodes, writing every
+name anew with every answer costs more than the decision.
+
+JSON allows spaces between its parts, so a node's piece of HostPriorityList is as wide as everybody's: a line of a
+matrix, and an answer is a selection of lines with two columns of digits set.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from gpushare.core.cluster import ClusterState, IntArray
+
+_SCORE: Final = b'{"Score":'
+_TENS, _ONES = len(_SCORE), len(_SCORE) + 1
+_ZERO, _SPACE = ord("0"), ord(" ")
+
+
+class NodeTexts:
+    """Pieces by row of a cluster's state, brought up to date when nodes come or go. Names are read on demand."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._version = -1
+        self._quoted: NDArray[np.object_] = np.zeros(0, object)
+        self._hosts: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
+
+    def names(self, rows: IntArray) -> bytes:
+        """The names of rows as the inside of a JSON list, without spaces, as Go writes it too."""
+        self._refresh()
+        return b",".join(self._quoted.take(rows).tolist())
+
+    def said(self, rows: IntArray, sentences: Sequence[str], which: IntArray) -> bytes:
+        """The inside of a JSON object from node to sentence: `sentences[which[i]]` for the i-th row."""
+        self._refresh()
+        parts: NDArray[np.object_] = np.empty((len(rows), 2), object)
+        parts[:, 0] = self._quoted.take(rows)
+        texts: NDArray[np.object_] = np.empty(len(sentences), object)
+        texts[:] = [b":" + orjson.dumps(sentence) + b"," for sentence in sentences]
+        parts[:, 1] = texts.take(which)
+        return b"".join(parts.ravel().tolist())[:-1]
+
+    def priorities(self, rows: IntArray, scores: NDArray[np.int64]) -> bytes:
+        """HostPriorityList of rows with their scores, 0 to 10."""
+        if not len(rows):
+            return b"[]"
+        self._refresh()
+        lines = self._hosts.take(rows, axis=0)
+        lines[:, _TENS] = np.where(scores >= 10, _ZERO + 1, _SPACE)
+        lines[:, _ONES] = _ZERO + scores % 10
+        lines[-1, -1] = _SPACE  # no comma after the last
+        return b"".join((b"[", lines.tobytes(), b"]"))
+
+    def _refresh(self) -> None:
+        version = self._state.nodes_version
+        if version == self._version:
+            return
+        quoted: list[Any] = [orjson.dumps(name) for name in self._state.row_names]
+        self._quoted = np.empty(len(quoted), object)
+        self._quoted[:] = quoted
+        width = max(map(len, quoted), default=2)
+        lines = [_SCORE + b'  ,"Host":' + name.ljust(width) + b"}," for name in quoted]
+        self._hosts = np.frombuffer(b"".join(lines), np.uint8).reshape(len(lines), -1)
+        self._version = version

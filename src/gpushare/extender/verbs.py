@@ -1,0 +1,201 @@
+"""The four verbs and the probes over HTTP: read, ask the ledger, answer."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import numpy as np
+import orjson
+from aiohttp import web
+from numpy.typing import NDArray
+
+from gpushare.core.placement import UNKNOWN_NODE, Candidates, NodeList
+from gpushare.core.rejection import Reason, Rejection
+from gpushare.extender import wire
+from gpushare.extender.binding import Binder
+from gpushare.extender.ledger import Ledger
+from gpushare.extender.metrics import Metrics
+from gpushare.extender.preempt import choose_victims
+from gpushare.extender.texts import NodeTexts
+from gpushare.extender.waiting import WaitingPods
+
+_log = logging.getLogger(__name__)
+MAX_BODY_BYTES: Final = 64 * 2**20  # whole nodes of a large cluster, should nodeCacheCapable be off
+MAX_SCORE: Final = 10  # MaxExtenderPriority
+UNRESOLVABLE: Final = frozenset(
+    {Reason.INVALID_ANNOTATION, Reason.NO_GPUS, Reason.GPU_MODEL, Reason.GPU_UNHEALTHY}
+)
+"""Refusals that no pod's leaving can mend; kube-scheduler then does not look for victims there."""
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Verbs:
+    """HTTP handlers of one extender; `not_ready` says what is missing, or nothing."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        binder: Binder,
+        metrics: Metrics,
+        waiting: WaitingPods,
+        *,
+        not_ready: Callable[[], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ledger = ledger
+        self._binder = binder
+        self._metrics = metrics
+        self._waiting = waiting
+        self._not_ready = not_ready
+        self._clock = clock
+        self._reader = wire.FilterReader()
+        self._texts = NodeTexts(ledger.state)
+
+    def app(self) -> web.Application:
+        """What kube-scheduler talks to."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES)
+        for verb, handler in (
+            ("filter", self._filter), ("prioritize", self._prioritize), ("bind", self._bind),
+            ("preempt", self._preempt),
+        ):  # fmt: skip
+            app.router.add_post(f"/{verb}", self._timed(verb, handler))
+        self._add_probes(app)
+        return app
+
+    def probes(self) -> web.Application:
+        """What kubelet and Prometheus talk to."""
+        app = web.Application()
+        self._add_probes(app)
+        return app
+
+    def _add_probes(self, app: web.Application) -> None:
+        app.router.add_get("/livez", self._livez)
+        app.router.add_get("/healthz", self._readyz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._render_metrics)
+
+    def _timed(self, verb: str, handler: Callable[[bytes], Awaitable[bytes]]) -> Handler:
+        histogram = self._metrics.requests.labels(verb=verb)
+
+        async def handle(request: web.Request) -> web.Response:
+            body = await request.read()
+            started = time.perf_counter()
+            try:
+                answer = await handler(body)
+            except wire.BadRequest as error:
+                _log.warning("%s: %s", verb, error)
+                return web.Response(status=400, text=str(error))
+            finally:
+                histogram.observe(time.perf_counter() - started)
+            return web.Response(body=answer, content_type="application/json")
+
+        return handle
+
+    async def _filter(self, body: bytes) -> bytes:
+        if missing := self._not_ready():
+            return wire.filter_error(missing)
+        args = self._reader.read(body)
+        found = self._ledger.candidates(args.pod, args.node_list)
+        if isinstance(found, Rejection):
+            self._metrics.rejections.labels(reason=found.reason.value).inc()
+            return wire.filter_result(args, [], {}, dict.fromkeys(args.node_names, wire.plain(found.detail)))
+        if len(found.rows):
+            self._waiting.served(args.pod.uid)
+        else:
+            self._waiting.refused(args.pod, self._clock())
+            if args.node_names:
+                self._metrics.rejections.labels(reason=_commonest(found).value).inc()
+        if args.nodes is None:
+            return self._names_result(args, found)
+        failed: dict[str, str] = {}
+        unresolvable: dict[str, str] = {}
+        for name, rejection in found.rejections().items():
+            (unresolvable if rejection.reason in UNRESOLVABLE else failed)[name] = wire.plain(rejection.detail)
+        return wire.filter_result(args, found.nodes, failed, unresolvable)
+
+    def _names_result(self, args: wire.FilterArgs, found: Candidates) -> bytes:
+        """Names for names, out of ready pieces; remembered, since prioritize is asked for the same next."""
+        if args.names_json is not None and len(found.rows) == len(args.node_names):
+            return wire.filter_names_result(args.names_json[1:-1], b"", b"")
+        fitting = self._texts.names(found.rows)
+        if len(found.rows) < len(args.node_names):
+            self._reader.remember(b"[%b]" % fitting, NodeList.of_rows(self._ledger.state, found.rows))
+        rows, rejections, which = found.grouped_rejections()
+        sentences = [wire.plain(rejection.detail) for rejection in rejections]
+        final = np.array([rejection.reason in UNRESOLVABLE for rejection in rejections], bool).take(which)
+        failed = self._texts.said(rows[~final], sentences, which[~final])
+        unresolvable = self._texts.said(rows[final], sentences, which[final])
+        if found.unknown:
+            others = orjson.dumps(dict.fromkeys(found.unknown, wire.plain(UNKNOWN_NODE.detail)))[1:-1]
+            unresolvable = b",".join(filter(None, (unresolvable, others)))
+        return wire.filter_names_result(fitting, failed, unresolvable)
+
+    async def _prioritize(self, body: bytes) -> bytes:
+        args = self._reader.read(body)
+        found = self._ledger.candidates(args.pod, args.node_list)
+        if isinstance(found, Rejection):
+            return b"[]"
+        waits = self._ledger.fenced(args.pod)
+        if not waits:
+            return self._texts.priorities(found.rows, scale(found.scores))
+        fenced = [row for row in self._ledger.state.rows(waits) if row is not None]
+        free = ~np.isin(found.rows, fenced)
+        scores = np.zeros(len(found.rows), np.int64)
+        scores[free] = scale(found.scores[free])
+        if not free.any():
+            scores = scale(found.scores)
+        return self._texts.priorities(found.rows, scores)
+
+    async def _bind(self, body: bytes) -> bytes:
+        args = wire.read_bind_args(body)
+        if missing := self._not_ready():
+            return wire.bind_result(missing)
+        error = await self._binder.bind(args)
+        if not error:
+            self._waiting.served(args.pod_uid)
+        return wire.bind_result(error)
+
+    async def _preempt(self, body: bytes) -> bytes:
+        args = wire.read_preempt_args(body)
+        request = self._ledger.request_of(args.pod)
+        if isinstance(request, Rejection) or self._not_ready():
+            return wire.preempt_result({})
+        return wire.preempt_result(choose_victims(self._ledger, args.pod, request, args.victims))
+
+    async def _livez(self, request: web.Request) -> web.Response:
+        del request
+        return web.Response(text="ok")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        del request
+        missing = self._not_ready()
+        return web.Response(status=503 if missing else 200, text=missing or "ok")
+
+    async def _render_metrics(self, request: web.Request) -> web.Response:
+        del request
+        self._metrics.ready.set(0 if self._not_ready() else 1)
+        self._metrics.reservations.set(len(self._ledger.state.reservations))
+        return web.Response(body=self._metrics.render(), content_type="text/plain", charset="utf-8")
+
+
+def _commonest(found: Candidates) -> Reason:
+    """Why most nodes do not fit."""
+    _, rejections, which = found.grouped_rejections()
+    reasons = Counter({UNKNOWN_NODE.reason: len(found.unknown)} if found.unknown else {})
+    for rejection, nodes in zip(rejections, np.bincount(which, minlength=len(rejections)).tolist(), strict=True):
+        reasons[rejection.reason] += nodes
+    return reasons.most_common(1)[0][0]
+
+
+def scale(scores: NDArray[np.float64]) -> NDArray[np.int64]:
+    """A policy's scores as kube-scheduler wants them: the best get 10, the others 0 to 9 in proportion."""
+    if not len(scores):
+        return np.zeros(0, np.int64)
+    low, high = scores.min(), scores.max()
+    if high <= low:
+        return np.full(len(scores), MAX_SCORE, np.int64)
+    scaled: NDArray[np.int64] = np.floor((scores - low) / (high - low) * (MAX_SCORE - 1)).astype(np.int64)
+    scaled[scores == high] = MAX_SCORE
+    return scaled

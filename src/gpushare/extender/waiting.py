@@ -1,0 +1,86 @@
+"""Pods that fitted nowhere, and when to have kube-scheduler try them again.
+
+kube-scheduler itself tries a pod that an extender refused again on any cluster event (a pod leaves, a node's
+allocatable changes). Two cases it cannot see: its event came before our watch saw the same change, so that we
+refused once more; and changes it does not watch (a GpuNode's memory, a GpuShare). Then a touch of the pod's
+annotation `gpushare.io/room-since` is an event for it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.extender.reduce import PodView
+
+GRACE_SECONDS: Final = (
+    1.5  # kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, and its way to us
+)
+AGAIN_SECONDS: Final = 5.0  # between two touches of one pod; above kube-scheduler's usual back-off
+STALE_SECONDS: Final = 10.0  # far beyond any lag of a healthy watch
+MAX_EXAMINED: Final = 200  # per round: some 20 ms
+MAX_TOUCHES: Final = 50  # per round, so that a large queue does not become a storm of writes
+
+
+@dataclass(slots=True)
+class _Waiting:
+    pod: PodView
+    refused_at: float
+    touched_at: float
+
+
+class WaitingPods:
+    """Refused pods by uid, with the time of their last refusal; times are seconds of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, _Waiting] = {}
+        self._room_at: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def refused(self, pod: PodView, now: float) -> None:
+        """kube-scheduler asked for the pod and it fitted nowhere."""
+        known = self._waiting.get(pod.uid)
+        self._waiting[pod.uid] = _Waiting(pod, now, known.touched_at if known else float("-inf"))
+
+    def served(self, pod_uid: str) -> None:
+        """The pod fits, is bound, or is gone."""
+        self._waiting.pop(pod_uid, None)
+
+    def room(self, now: float) -> None:
+        """Something became free."""
+        self._room_at = now
+
+    def prune(self, is_waiting: Callable[[str], bool], now: float) -> None:
+        """Forget pods that are bound or gone; a fresh refusal may be ahead of our watch, so it stays a while."""
+        over = [
+            uid
+            for uid, one in self._waiting.items()
+            if now - one.refused_at >= STALE_SECONDS and not is_waiting(uid)
+        ]
+        for uid in over:
+            del self._waiting[uid]
+
+    def due(self, now: float, fits: Callable[[PodView], bool]) -> list[PodView]:
+        """Pods to touch now: they fit, and kube-scheduler has had its time to ask again since room appeared.
+
+        The most important are looked at first, then the longest waiting.
+        """
+        if self._room_at is None:
+            return []
+        ripe: list[_Waiting] = []
+        later = False
+        for entry in self._waiting.values():
+            if now - self._room_at >= GRACE_SECONDS and now - entry.refused_at >= GRACE_SECONDS:
+                ripe.append(entry)
+                later = later or now - entry.touched_at < AGAIN_SECONDS
+            else:
+                later = True
+        ripe = [entry for entry in ripe if now - entry.touched_at >= AGAIN_SECONDS]
+        ripe.sort(key=lambda one: (-one.pod.priority, one.refused_at))
+        found = [entry for entry in ripe[:MAX_EXAMINED] if fits(entry.pod)][:MAX_TOUCHES]
+        for entry in found:
+            entry.touched_at = now
+        if not found and not later:
+            self._room_at = None
+        return [entry.pod for entry in found]

@@ -1,0 +1,240 @@
+"""The wire types of k8s.io/kube-scheduler/extender/v1: Go field names, since its structs carry no JSON tags."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import orjson
+
+from gpushare.core.placement import NodeList
+from gpushare.extender.reduce import PodView, reduce_pod
+
+_NAMES: Final = b'"NodeNames":['  # last in ExtenderArgs; inside a JSON text its quotes would be escaped
+MAX_KEPT_LISTS: Final = 8  # lists of names, of up to some hundred kB each
+
+
+class BadRequest(Exception):  # noqa: N818 - it is one, in HTTP's words
+    """The body is not what kube-scheduler sends; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterArgs:
+    """ExtenderArgs of filter and prioritize.
+
+    Attributes:
+        nodes: NodeList items when kube-scheduler sends whole nodes (nodeCacheCapable false); None otherwise.
+    """
+
+    pod: PodView
+    node_list: NodeList
+    nodes: Sequence[Mapping[str, Any]] | None
+    names_json: bytes | None = None
+    """The names as they came, when they came as a plain list of them."""
+
+    @property
+    def node_names(self) -> Sequence[str]:
+        """The nodes to choose among."""
+        return self.node_list.names
+
+
+@dataclass(frozen=True, slots=True)
+class BindArgs:
+    """ExtenderBindingArgs."""
+
+    pod_name: str
+    pod_namespace: str
+    pod_uid: str
+    node: str
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.pod_namespace}/{self.pod_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """MetaVictims: uids of the pods to evict from a node."""
+
+    pod_uids: tuple[str, ...]
+    pdb_violations: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptArgs:
+    """ExtenderPreemptionArgs."""
+
+    pod: PodView
+    victims: Mapping[str, Victims]
+
+
+class FilterReader:
+    """Reads ExtenderArgs; a list of names is read once, however often it is sent.
+
+    kube-scheduler sends prioritize the names that filter answered, and filter often the same names for pod after
+    pod: comparing a hundred kB takes microseconds, reading them anew takes milliseconds.
+    """
+
+    def __init__(self) -> None:
+        self._lists: OrderedDict[int, tuple[bytes, NodeList]] = OrderedDict()
+        self._next = 0
+
+    def read(self, body: bytes) -> FilterArgs:
+        """ExtenderArgs, with names or with whole nodes."""
+        at = body.rfind(_NAMES)
+        if at < 0 or not body.endswith(b"]}"):
+            return read_filter_args(body)
+        start = at + len(_NAMES) - 1
+        known = self._find(body, start)
+        if known is None:
+            raw = body[start:-1]
+            try:
+                known = raw, NodeList(orjson.loads(raw))
+            except orjson.JSONDecodeError:  # fields after the names, or not JSON: the whole says
+                return read_filter_args(body)
+            self.remember(*known)
+        raw, names = known
+        try:
+            return FilterArgs(reduce_pod(_object(body[:start] + b"null}")["Pod"]), names, None, raw)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise BadRequest(f"not ExtenderArgs: {error!r}") from error
+
+    def remember(self, raw: bytes, names: NodeList) -> None:
+        """Take `names` from now on where a request says `raw`, a JSON list."""
+        self._lists[self._next] = (raw, names)
+        self._next += 1
+        if len(self._lists) > MAX_KEPT_LISTS:
+            self._lists.popitem(last=False)
+
+    def _find(self, body: bytes, start: int) -> tuple[bytes, NodeList] | None:
+        size = len(body) - 1 - start
+        for key, (raw, names) in self._lists.items():
+            if len(raw) == size and body.startswith(raw, start):
+                self._lists.move_to_end(key)
+                return raw, names
+        return None
+
+
+def read_filter_args(body: bytes) -> FilterArgs:
+    """ExtenderArgs, with names or with whole nodes."""
+    args = _object(body)
+    try:
+        pod = reduce_pod(args["Pod"])
+        node_names = args.get("NodeNames")
+        if node_names is not None:
+            return FilterArgs(pod, NodeList(node_names), None)
+        nodes = (args.get("Nodes") or {}).get("items") or []
+        return FilterArgs(pod, NodeList([node["metadata"]["name"] for node in nodes]), nodes)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BadRequest(f"not ExtenderArgs: {error!r}") from error
+
+
+def read_bind_args(body: bytes) -> BindArgs:
+    """ExtenderBindingArgs."""
+    args = _object(body)
+    try:
+        return BindArgs(args["PodName"], args["PodNamespace"], args["PodUID"], args["Node"])
+    except KeyError as error:
+        raise BadRequest(f"not ExtenderBindingArgs: {error} is missing") from error
+
+
+def read_preempt_args(body: bytes) -> PreemptArgs:
+    """ExtenderPreemptionArgs, with victims by uid or as whole pods."""
+    args = _object(body)
+    try:
+        by_uid = args.get("NodeNameToMetaVictims")
+        if by_uid is not None:
+            victims = {
+                node: Victims(
+                    tuple(pod["UID"] for pod in said.get("Pods") or ()), said.get("NumPDBViolations") or 0
+                )
+                for node, said in by_uid.items()
+            }
+        else:
+            victims = {
+                node: Victims(
+                    tuple(pod["metadata"]["uid"] for pod in said.get("Pods") or ()),
+                    said.get("NumPDBViolations") or 0,
+                )
+                for node, said in (args.get("NodeNameToVictims") or {}).items()
+            }
+        return PreemptArgs(reduce_pod(args["Pod"]), victims)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise BadRequest(f"not ExtenderPreemptionArgs: {error!r}") from error
+
+
+def filter_result(
+    args: FilterArgs, fitting: Sequence[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]
+) -> bytes:
+    """ExtenderFilterResult in the form that was asked in: names for names, nodes for nodes."""
+    kept: Any = None
+    if args.nodes is not None:
+        chosen = set(fitting)
+        kept = {"items": [node for node in args.nodes if node["metadata"]["name"] in chosen]}
+    return orjson.dumps(
+        {
+            "Nodes": kept,
+            "NodeNames": fitting if args.nodes is None else None,
+            "FailedNodes": failed,
+            "FailedAndUnresolvableNodes": unresolvable,
+            "Error": "",
+        }
+    )
+
+
+def filter_names_result(fitting: bytes, failed: bytes, unresolvable: bytes) -> bytes:
+    """ExtenderFilterResult for names, from the inside of its JSON list and of its JSON objects."""
+    return b"".join(
+        (
+            b'{"Nodes":null,"NodeNames":[', fitting, b'],"FailedNodes":{', failed,
+            b'},"FailedAndUnresolvableNodes":{', unresolvable, b'},"Error":""}',
+        )
+    )  # fmt: skip
+
+
+def filter_error(message: str) -> bytes:
+    """ExtenderFilterResult that says only what is wrong; kube-scheduler tries the pod again."""
+    return orjson.dumps(
+        {
+            "Nodes": None,
+            "NodeNames": None,
+            "FailedNodes": None,
+            "FailedAndUnresolvableNodes": None,
+            "Error": plain(message),
+        }
+    )
+
+
+def bind_result(error: str) -> bytes:
+    """ExtenderBindingResult."""
+    return orjson.dumps({"Error": plain(error)})
+
+
+@lru_cache(maxsize=10_000)
+def plain(sentence: str) -> str:
+    """A sentence without "%": kube-scheduler formats its events with what we say as the format string."""
+    return sentence.replace("%", " percent")
+
+
+def preempt_result(victims: Mapping[str, Victims]) -> bytes:
+    """ExtenderPreemptionResult."""
+    return orjson.dumps(
+        {
+            "NodeNameToMetaVictims": {
+                node: {"Pods": [{"UID": uid} for uid in said.pod_uids], "NumPDBViolations": said.pdb_violations}
+                for node, said in victims.items()
+            }
+        }
+    )
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("not a JSON object")
+    return value

@@ -1,0 +1,29 @@
+"""The only place that talks to the Kubernetes API: raw JSON over the official client's transport.
+
+async with connect() as api:
+    pod = await api.get(PODS, "web-0", namespace="shop")
+    async with Reflector(api, PODS, reduce_pod, label_selector="app=web", on_change=print) as pods:
+        await pods.synced.wait()
+"""
+
+from gpushare.kube.api import Api, Json, Listing, Page, PatchType, WatchEvent, connect
+from gpushare.kube.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    NotFound,
+    Retryable,
+)
+from gpushare.kube.events import EventType, object_reference, record_event
+from gpushare.kube.reflector import Change, Reflector
+from gpushare.kube.resources import EVENTS, GPUNODES, GPUSHARES, NAMESPACES, NODES, PODS, SECRETS, Resource
+
+__all__ = [
+    "EVENTS", "GPUNODES", "GPUSHARES", "NAMESPACES", "NODES", "PODS", "SECRETS",
+    "AlreadyExists", "Api", "ApiError", "Change", "Conflict", "EventType", "Forbidden", "Gone", "Invalid", "Json",
+    "Listing", "NotFound", "Page", "PatchType", "Reflector", "Resource", "Retryable", "WatchEvent",
+    "connect", "object_reference", "record_event",
+]  # fmt: skip

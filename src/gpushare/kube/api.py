@@ -1,0 +1,372 @@
+"""A small client: raw JSON in and out over the official client's configuration and REST transport."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import urlencode
+
+import aiohttp
+import kubernetes.aio.config
+import orjson
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+
+from gpushare.kube.errors import DEFAULT_RETRY_AFTER_SECONDS, ApiError, Gone, Retryable, from_status
+from gpushare.kube.resources import PODS, Resource
+
+kube_config: Any = kubernetes.aio.config  # its loaders carry no types
+Json = dict[str, Any]
+Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+T = TypeVar("T")
+
+PAGE_LIMIT: Final = 500  # client-go's pager; 500 pods are about 3 MB of JSON, parsed in some 15 ms
+REQUEST_TIMEOUT_SECONDS: Final = 30.0
+SILENT_WATCH_SECONDS: Final = (
+    90.0  # the API server sends a bookmark about every 60 s; longer silence is a dead link
+)
+
+
+class PatchType(StrEnum):
+    """How the server reads a patch's body."""
+
+    MERGE = "application/merge-patch+json"
+    JSON = "application/json-patch+json"
+    STRATEGIC = "application/strategic-merge-patch+json"
+    APPLY = "application/apply-patch+yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[T]):
+    """A whole list as of `resource_version`."""
+
+    items: list[T]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page of a list, raw."""
+
+    items: list[Json]
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One event of a watch; `type` is ADDED, MODIFIED, DELETED or BOOKMARK."""
+
+    type: str
+    object: Json
+
+
+class Api:
+    """The Kubernetes API. Every method raises `ApiError` or one of its kinds, nothing else."""
+
+    def __init__(self, configuration: Configuration, *, field_manager: str = "gpushare") -> None:
+        self._configuration = configuration
+        self._rest: Any = RESTClientObject(configuration)
+        self._field_manager = field_manager
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._rest.close()
+
+    async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Json:
+        """One object."""
+        return await self._call("GET", resource.path(namespace=namespace, name=name))
+
+    async def pages(
+        self,
+        resource: Resource,
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        limit: int = PAGE_LIMIT,
+    ) -> AsyncIterator[Page]:
+        """A list page by page, so that nobody holds more than one page of raw JSON; `limit` 0: one page."""
+        query = _query(labelSelector=label_selector, fieldSelector=field_selector, limit=limit or None)
+        path = resource.path(namespace=namespace)
+        token: str | None = None
+        while True:
+            body = await self._call("GET", path, {**query, **_query(**{"continue": token})})
+            metadata = body.get("metadata") or {}
+            yield Page(body.get("items") or [], str(metadata.get("resourceVersion") or ""))
+            token = metadata.get("continue")
+            if not token:
+                return
+
+    async def list(
+        self,
+        resource: Resource,
+        reduce: Callable[[Json], T],
+        *,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+    ) -> Listing[T]:
+        """A whole list with each object reduced as its page arrives; lists anew when its continue token lapsed."""
+        limit = PAGE_LIMIT
+        while True:
+            items: list[T] = []
+            version = ""
+            try:
+                async for page in self.pages(
+                    resource,
+                    namespace=namespace,
+                    label_selector=label_selector,
+                    field_selector=field_selector,
+                    limit=limit,
+                ):
+                    items.extend(map(reduce, page.items))
+                    version = page.resource_version
+            except Gone:
+                if not limit:
+                    raise
+                limit = 0  # too many changes between pages: take it in one piece, as client-go does
+            else:
+                return Listing(items, version)
+
+    async def watch(
+        self,
+        resource: Resource,
+        *,
+        resource_version: str,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        timeout_seconds: int = 290,
+    ) -> AsyncIterator[WatchEvent]:
+        """Events after `resource_version` until the server ends the watch; an ERROR event is raised."""
+        query = _query(
+            watch="true", allowWatchBookmarks="true", resourceVersion=resource_version,
+            labelSelector=label_selector, fieldSelector=field_selector, timeoutSeconds=timeout_seconds,
+        )  # fmt: skip
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENT_WATCH_SECONDS)
+        response = await self._send("GET", resource.path(namespace=namespace), query, limit)
+        try:
+            async for line in _lines(response):
+                event = orjson.loads(line)
+                if event["type"] == "ERROR":
+                    status = event["object"]
+                    raise from_status(int(status.get("code") or 500), status)
+                yield WatchEvent(event["type"], event["object"])
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(error) from error
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise _unreachable(error) from error
+        finally:
+            response.close()
+
+    async def create(
+        self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None,
+        name: str | None = None, subresource: str | None = None,
+    ) -> Json:  # fmt: skip
+        """Create an object, or with `name` and `subresource` post to a subresource such as `binding`."""
+        path = resource.path(namespace=namespace, name=name, subresource=subresource)
+        return await self._call("POST", path, _query(fieldManager=self._field_manager), body)
+
+    async def replace(
+        self, resource: Resource, name: str, body: Mapping[str, Any], *, namespace: str | None = None,
+        subresource: str | None = None,
+    ) -> Json:  # fmt: skip
+        """Put a whole object; its resourceVersion makes it fail with Conflict when somebody was faster."""
+        path = resource.path(namespace=namespace, name=name, subresource=subresource)
+        return await self._call("PUT", path, _query(fieldManager=self._field_manager), body)
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: Body,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+        patch_type: PatchType = PatchType.MERGE,
+        force: bool = False,
+    ) -> Json:
+        """Patch an object or its `status`; a metadata.uid or resourceVersion in a merge patch is a precondition.
+
+        Args:
+            force: with APPLY, take over fields that another manager owns.
+        """
+        path = resource.path(namespace=namespace, name=name, subresource=subresource)
+        query = _query(fieldManager=self._field_manager, force="true" if force else None)
+        return await self._call("PATCH", path, query, body, content_type=patch_type.value)
+
+    async def apply(
+        self,
+        resource: Resource,
+        body: Mapping[str, Any],
+        *,
+        subresource: str | None = None,
+        force: bool = True,
+    ) -> Json:
+        """Server-side apply of an object that names itself (metadata.name, metadata.namespace)."""
+        metadata = body["metadata"]
+        whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
+        return await self.patch(
+            resource, metadata["name"], whole, namespace=metadata.get("namespace"), subresource=subresource,
+            patch_type=PatchType.APPLY, force=force,
+        )  # fmt: skip
+
+    async def delete(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        namespace: str | None = None,
+        uid: str | None = None,
+        grace_seconds: int | None = None,
+    ) -> None:
+        """Delete an object; with `uid`, only that very one (Conflict otherwise)."""
+        await self._call("DELETE", resource.path(namespace=namespace, name=name), {}, _options(uid, grace_seconds))
+
+    async def evict(
+        self, name: str, *, namespace: str, uid: str | None = None, grace_seconds: int | None = None
+    ) -> None:
+        """Evict a pod; Retryable (429) while a PodDisruptionBudget forbids it."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": _options(uid, grace_seconds),
+        }
+        await self.create(PODS, body, namespace=namespace, name=name, subresource="eviction")
+
+    async def bind(
+        self, name: str, node: str, *, namespace: str, uid: str, annotations: Mapping[str, str] | None = None
+    ) -> None:
+        """Bind a pod to a node; the API server writes `annotations` on the pod in the same transaction.
+
+        Raises:
+            Conflict: another pod of that name, or it is bound already. NotFound: it is gone.
+        """
+        metadata: Json = {"name": name, "namespace": namespace, "uid": uid}
+        if annotations:
+            metadata["annotations"] = dict(annotations)
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
+        await self.create(PODS, body, namespace=namespace, name=name, subresource="binding")
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        body: Body | None = None,
+        *,
+        content_type: str = "application/json",
+    ) -> Json:
+        limit = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_SECONDS)
+        response = await self._send(method, path, query, limit, body=body, content_type=content_type)
+        try:
+            raw = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(error) from error
+        return _object(raw)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None,
+        limit: aiohttp.ClientTimeout,
+        *,
+        body: Body | None = None,
+        content_type: str = "application/json",
+    ) -> aiohttp.ClientResponse:
+        """Send; the response's head has arrived and is a success."""
+        url = self._configuration.host + path + ("?" + urlencode(query) if query else "")
+        headers = {"Accept": "application/json", "Content-Type": content_type}
+        auth: Any = await self._configuration.auth_settings()
+        for setting in auth.values():
+            headers[setting["key"]] = setting["value"]
+        try:
+            answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
+            response: aiohttp.ClientResponse = answer.response
+            if response.status < 400:
+                return response
+            raw = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(error) from error
+        raise from_status(response.status, _status_object(raw), response.headers.get("Retry-After"))
+
+
+@asynccontextmanager
+async def connect(
+    kubeconfig: str | Path | None = None, *, context: str | None = None, field_manager: str = "gpushare"
+) -> AsyncIterator[Api]:
+    """Connect with `kubeconfig`, else in-cluster credentials, else $KUBECONFIG or ~/.kube/config.
+
+    Raises:
+        ApiError: there is no usable configuration; the message says what was looked for.
+    """
+    configuration = Configuration()
+    try:
+        if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+            kube_config.load_incluster_config(configuration)
+        else:
+            path = str(kubeconfig) if kubeconfig is not None else None
+            await kube_config.load_kube_config(path, context=context, client_configuration=configuration)
+    except (kube_config.ConfigException, OSError) as error:
+        raise ApiError(f"no usable cluster configuration: {error}") from error
+    configuration.retries = None  # callers decide; a Reflector has its own back-off
+    api = Api(configuration, field_manager=field_manager)
+    try:
+        yield api
+    finally:
+        await api.close()
+        await asyncio.sleep(0)  # let aiohttp close its transports
+
+
+def _query(**parameters: Any) -> dict[str, Any]:
+    return {key: value for key, value in parameters.items() if value is not None}
+
+
+def _options(uid: str | None, grace_seconds: int | None) -> Json:
+    options: Json = {"apiVersion": "v1", "kind": "DeleteOptions"}
+    if uid is not None:
+        options["preconditions"] = {"uid": uid}
+    if grace_seconds is not None:
+        options["gracePeriodSeconds"] = grace_seconds
+    return options
+
+
+def _unreachable(error: Exception) -> Retryable:
+    what = str(error) or type(error).__name__
+    return Retryable(f"the API server did not answer: {what}", retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS)
+
+
+def _object(raw: bytes) -> Json:
+    try:
+        body = orjson.loads(raw) if raw else {}
+    except orjson.JSONDecodeError as error:
+        raise _unreachable(error) from error
+    return body if isinstance(body, dict) else {}
+
+
+def _status_object(raw: bytes) -> Json:
+    try:
+        return _object(raw)
+    except ApiError:
+        return {"message": raw[:200].decode(errors="replace")}
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Lines of any length (aiohttp's own reader refuses long ones); an object may be 1.5 MB."""
+    rest: list[bytes] = []
+    async for chunk in response.content.iter_any():
+        *whole, tail = chunk.split(b"\n")
+        for line in whole:
+            rest.append(line)
+            joined = b"".join(rest)
+            rest.clear()
+            if joined:
+                yield joined
+        rest.append(tail)

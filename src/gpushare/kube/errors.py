@@ -1,0 +1,72 @@
+"""What can go wrong at the Kubernetes API, mapped once at the edge; the type says whether a retry helps."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+DEFAULT_RETRY_AFTER_SECONDS: Final = 1.0  # what client-go assumes when a 429 or 5xx names no time
+
+
+class ApiError(Exception):
+    """The API refused a request.
+
+    Attributes:
+        status: the HTTP status, 0 when no answer came; reason: the Status object's reason, such as "NotFound".
+    """
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class NotFound(ApiError):  # noqa: N818 - reads as the API's own word
+    """404: the object or its resource type does not exist."""
+
+
+class Conflict(ApiError):  # noqa: N818 - reads as the API's own word
+    """409: somebody else changed the object first, or a precondition failed. Read again, then decide again."""
+
+
+class AlreadyExists(Conflict):
+    """409 on create: an object of that name is there."""
+
+
+class Forbidden(ApiError):  # noqa: N818 - reads as the API's own word
+    """401 or 403: not allowed (RBAC, admission, or a lapsed credential)."""
+
+
+class Invalid(ApiError):  # noqa: N818 - reads as the API's own word
+    """400 or 422: the request itself is wrong; trying again cannot help."""
+
+
+class Gone(ApiError):  # noqa: N818 - reads as the API's own word
+    """410: the resourceVersion or continue token is too old; list anew."""
+
+
+class Retryable(ApiError):  # noqa: N818 - names what to do
+    """429, 5xx, or no connection: ask again after `retry_after_seconds`."""
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "", retry_after_seconds: float) -> None:
+        super().__init__(message, status=status, reason=reason)
+        self.retry_after_seconds = retry_after_seconds
+
+
+_BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
+    400: Invalid, 401: Forbidden, 403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone, 422: Invalid,
+}  # fmt: skip
+
+
+def from_status(status: int, body: Mapping[str, Any], retry_after: str | None = None) -> ApiError:
+    """Map an HTTP status with the API's Status object (may be empty) to an error."""
+    reason = str(body.get("reason") or "")
+    message = str(body.get("message") or f"the API server answered {status}")
+    if status == 429 or status >= 500:
+        details = body.get("details")
+        seconds = retry_after or (details.get("retryAfterSeconds") if isinstance(details, dict) else None)
+        try:
+            after = float(seconds) if seconds else DEFAULT_RETRY_AFTER_SECONDS
+        except ValueError:  # an HTTP date; nobody in Kubernetes sends one
+            after = DEFAULT_RETRY_AFTER_SECONDS
+        return Retryable(message, status=status, reason=reason, retry_after_seconds=after)
+    kind = AlreadyExists if reason == "AlreadyExists" else _BY_STATUS.get(status, ApiError)
+    return kind(message, status=status, reason=reason)

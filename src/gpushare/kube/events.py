@@ -1,0 +1,77 @@
+"""Events that people read with `kubectl describe`, in events.k8s.io/v1."""
+
+import logging
+import os
+import uuid
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, Final
+
+from gpushare.kube.api import Api, Json
+from gpushare.kube.errors import AlreadyExists, ApiError
+from gpushare.kube.resources import EVENTS
+
+_log = logging.getLogger(__name__)
+_ONCE: Final = uuid.UUID("0b4c2f7e-52a5-4a0e-9c39-6770757368aa")
+MAX_NOTE_CHARACTERS: Final = 1000  # the API's limit is 1 kB
+
+
+class EventType(StrEnum):
+    """How loud an event is."""
+
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+async def record_event(
+    api: Api,
+    regarding: Json,
+    *,
+    reason: str,
+    note: str,
+    action: str,
+    event_type: EventType = EventType.NORMAL,
+    controller: str = "gpushare.io/gpushare",
+    now: datetime | None = None,
+    once: bool = False,
+) -> None:
+    """Write one event about an object; a failure is logged, never raised, since events are a courtesy.
+
+    Args:
+        regarding: the object itself (raw JSON) or an ObjectReference: kind, name, namespace, uid, apiVersion.
+        reason: CamelCase word, such as "ClientsAtLimit"; action: what was done or tried, such as "Binding".
+        note: one sentence for a person, cut at 1000 characters.
+        controller: name of the reporting part, such as "gpushare.io/agent".
+        once: one event for this note about this object, whoever writes it first.
+    """
+    reference = object_reference(regarding)
+    namespace = reference.get("namespace") or "default"
+    moment = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    unique = uuid.uuid5(_ONCE, f"{reference.get('uid')}/{reason}/{note}") if once else uuid.uuid4()
+    body: dict[str, Any] = {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"name": f"{reference['name'][:200]}.{unique.hex[:16]}", "namespace": namespace},
+        "eventTime": moment,
+        "type": event_type.value,
+        "reason": reason,
+        "action": action,
+        "note": note[:MAX_NOTE_CHARACTERS],
+        "regarding": reference,
+        "reportingController": controller,
+        "reportingInstance": os.environ.get("POD_NAME") or os.uname().nodename,
+    }
+    try:
+        await api.create(EVENTS, body, namespace=namespace)
+    except AlreadyExists:
+        return
+    except ApiError as error:
+        _log.warning("event %s on %s not written: %s", reason, reference["name"], error)
+
+
+def object_reference(obj: Json) -> Json:
+    """The ObjectReference of an object, or of something that is one already."""
+    metadata = obj.get("metadata", obj)
+    reference = {key: metadata.get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
+    reference |= {key: obj.get(key) for key in ("apiVersion", "kind")}
+    return {key: value for key, value in reference.items() if value}

@@ -1,0 +1,205 @@
+"""List and watch one resource type, reduced to what the caller needs, for ever."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
+from types import MappingProxyType, TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from gpushare.kube.api import Api, Json
+from gpushare.kube.errors import ApiError, Gone, Retryable
+from gpushare.kube.resources import Resource
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS: Final = 0.25
+LAST_BACKOFF_SECONDS: Final = 8.0  # short, so that pods are served within seconds of the API server's return
+
+
+MAX_LOGGED_BAD_OBJECTS: Final = 20  # each once; a whole cluster of them must not flood the log
+
+
+class Change(StrEnum):
+    """What happened to an object."""
+
+    ADDED = "Added"
+    MODIFIED = "Modified"
+    DELETED = "Deleted"
+
+
+OnChange = Callable[[Change, str, T], None]
+
+
+class Reflector(Generic[T]):
+    """A local copy of one resource type, kept by list and watch; use as `async with Reflector(...)`.
+
+    `reduce` turns an object into the few fields needed (a pure function); None means "not of interest". An object
+    it fails on is logged once, counted in `bad_objects`, and kept as it was last understood. `on_change` is called
+    with the change, the key ("namespace/name", or "name") and the reduced object (the last known one on DELETED),
+    in order, in the event loop. It must not raise; if it does, that is logged and counted like a bad object.
+
+    Attributes:
+        synced: set once the first whole list was delivered.
+        restarts: how often the watch ended other than by the server's ordinary time-out.
+        bad_objects: objects that could not be understood.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        resource: Resource,
+        reduce: Callable[[Json], T | None],
+        *,
+        on_change: OnChange[T] | None = None,
+        namespace: str | None = None,
+        label_selector: str | None = None,
+        field_selector: str | None = None,
+        rng: random.Random | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.resource = resource
+        self.synced = asyncio.Event()
+        self.restarts = 0
+        self.bad_objects = 0
+        self._api = api
+        self._reduce = reduce
+        self._on_change = on_change
+        self._namespace = namespace
+        self._label_selector = label_selector
+        self._field_selector = field_selector
+        self._rng = rng or random.Random()
+        self._sleep = sleep
+        self._items: dict[str, T] = {}
+        self._known_bad: set[tuple[str, str]] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._version: str | None = None
+        self._failures = 0
+
+    @property
+    def items(self) -> Mapping[str, T]:
+        """What is there now, by key; a live view."""
+        return MappingProxyType(self._items)
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run(), name=f"reflector-{self.resource.plural}")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def run(self) -> None:
+        """List and watch until cancelled; every failure is logged and tried again after a back-off."""
+        while True:
+            try:
+                await self._watch(self._version or await self._list())
+                delay = self._backoff(0)  # the server's ordinary time-out; never a tight loop, though
+            except Gone:
+                self._version = None
+                self.restarts += 1
+                delay = self._backoff(self._failures)
+                _log.info("watch history of %s lapsed, listing anew", self.resource.plural)
+            except ApiError as error:
+                self.restarts += 1
+                delay = self._backoff(self._failures)
+                if isinstance(error, Retryable):
+                    delay = max(delay, min(error.retry_after_seconds * self._rng.random(), LAST_BACKOFF_SECONDS))
+                else:
+                    self._version = None
+                _log.warning("watch of %s failed, again in %.1f s: %s", self.resource.plural, delay, error)
+                self._failures += 1
+            await self._sleep(delay)
+
+    def _backoff(self, failures: int) -> float:
+        """Exponential with full jitter over its upper half."""
+        ceiling = min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16))
+        return float(ceiling * (0.5 + 0.5 * self._rng.random()))
+
+    async def _list(self) -> str:
+        listing = await self._api.list(
+            self.resource,
+            self._understand,
+            namespace=self._namespace,
+            label_selector=self._label_selector,
+            field_selector=self._field_selector,
+        )
+        present = {key for key, _ in listing.items}
+        for key in self._items.keys() - present:
+            self._drop(key)
+        for key, value in listing.items:
+            self._put(key, value)
+        self._version = listing.resource_version
+        self._failures = 0
+        self.synced.set()
+        return listing.resource_version
+
+    async def _watch(self, version: str) -> None:
+        """Deliver events until the server ends the watch."""
+        async for event in self._api.watch(
+            self.resource,
+            resource_version=version,
+            namespace=self._namespace,
+            label_selector=self._label_selector,
+            field_selector=self._field_selector,
+            timeout_seconds=self._rng.randint(240, 300),
+        ):
+            if event.type != "BOOKMARK":
+                key, value = self._understand(event.object)
+                if event.type == "DELETED":
+                    self._drop(key)
+                else:
+                    self._put(key, value)
+            self._version = str(event.object["metadata"]["resourceVersion"])
+            self._failures = 0
+
+    def _understand(self, obj: Json) -> tuple[str, T | None]:
+        """Key and reduced object; an object that cannot be understood stays as it was last known."""
+        metadata = obj.get("metadata") or {}
+        name, namespace = metadata.get("name", ""), metadata.get("namespace")
+        key = f"{namespace}/{name}" if namespace else name
+        try:
+            return key, self._reduce(obj)
+        except Exception as error:  # noqa: BLE001 - whatever bad data does to the caller's function, the watch goes on
+            self._count_bad(key, error)
+            return key, self._items.get(key)
+
+    def _put(self, key: str, value: T | None) -> None:
+        if value is None:
+            self._drop(key)
+            return
+        old = self._items.get(key)
+        self._items[key] = value
+        if old is None:
+            self._tell(Change.ADDED, key, value)
+        elif old != value:
+            self._tell(Change.MODIFIED, key, value)
+
+    def _drop(self, key: str) -> None:
+        old = self._items.pop(key, None)
+        if old is not None:
+            self._tell(Change.DELETED, key, old)
+
+    def _tell(self, change: Change, key: str, value: T) -> None:
+        if self._on_change is None:
+            return
+        try:
+            self._on_change(change, key, value)
+        except Exception as error:  # noqa: BLE001 - a failing consumer must not end the watch
+            self._count_bad(key, error)
+
+    def _count_bad(self, key: str, error: Exception) -> None:
+        self.bad_objects += 1
+        seen = (key, type(error).__name__)
+        if seen in self._known_bad or len(self._known_bad) >= MAX_LOGGED_BAD_OBJECTS:
+            return
+        self._known_bad.add(seen)
+        _log.error("cannot understand %s %s: %r", self.resource.kind, key, error)
+        _log.debug("where it failed", exc_info=error)
+        if len(self._known_bad) == MAX_LOGGED_BAD_OBJECTS:
+            _log.error("further bad objects of kind %s are counted only", self.resource.kind)

@@ -1,0 +1,49 @@
+"""The resource types that gpushare reads and writes, and their paths."""
+
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+from gpushare.core import names
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One resource type of the API; `group` is empty for the core group."""
+
+    group: str
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool
+
+    @property
+    def api_version(self) -> str:
+        """What an object's apiVersion says."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(
+        self, *, namespace: str | None = None, name: str | None = None, subresource: str | None = None
+    ) -> str:
+        """The URL path; without a namespace, a namespaced type's path spans all of them (lists only)."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        parts = [root]
+        if self.namespaced and namespace is not None:
+            parts += ["namespaces", quote(namespace, safe="")]
+        elif self.namespaced and name is not None:
+            raise ValueError(f"{self.plural} are namespaced: give the namespace of {name}")
+        parts.append(self.plural)
+        if name is not None:
+            parts.append(quote(name, safe=""))
+        if subresource is not None:
+            parts.append(subresource)
+        return "/".join(parts)
+
+
+PODS: Final = Resource("", "v1", "pods", "Pod", namespaced=True)
+NODES: Final = Resource("", "v1", "nodes", "Node", namespaced=False)
+NAMESPACES: Final = Resource("", "v1", "namespaces", "Namespace", namespaced=False)
+SECRETS: Final = Resource("", "v1", "secrets", "Secret", namespaced=True)
+EVENTS: Final = Resource("events.k8s.io", "v1", "events", "Event", namespaced=True)
+GPUNODES: Final = Resource(names.GROUP, names.VERSION, "gpunodes", "GpuNode", namespaced=False)
+GPUSHARES: Final = Resource(names.GROUP, names.VERSION, "gpushares", "GpuShare", namespaced=True)

@@ -1,0 +1,68 @@
+"""What others may do to one GPU's MPS: find its daemon, end a pod's clients before it is evicted (DESIGN 5)."""
+
+import asyncio
+from dataclasses import dataclass
+
+from gpushare.mps import commands
+from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
+from gpushare.mps.errors import CommandRefusedError, MpsError
+from gpushare.mps.layout import GpuDirectory, status_reader
+from gpushare.mps.twin.state import state_path
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of the clients of a pod: pids ended, and pids that the daemon would not end with its words."""
+
+    pids: tuple[int, ...] = ()
+    refused: tuple[tuple[int, str], ...] = ()
+
+
+def program_of(gpu: GpuDirectory) -> ControlProgram:
+    """How to reach a directory's daemon: the twin's where a twin writes its state, else the real one."""
+    return ControlProgram.of(gpu, TWIN_EXECUTABLE if state_path(gpu).exists() else REAL_EXECUTABLE)
+
+
+def clients_of_pod(gpu: GpuDirectory, pod_uid: str) -> tuple[int, ...]:
+    """Pids of a pod's MPS clients as the gate last wrote them."""
+    status = status_reader(gpu).read()
+    return tuple(client.pid for client in status.clients if client.pod_uid == pod_uid) if status else ()
+
+
+async def terminate_pod_clients(gpu: GpuDirectory, pod_uid: str) -> Ended:
+    """End a pod's clients cleanly; killing a busy client is undefined, this is not, and its neighbours go on
+    (FACTS 5).
+
+    Raises:
+        MpsError: the daemon does not answer; nothing of the pod runs then, or will once it is back.
+    """
+    control = AsyncMpsControl(program_of(gpu))
+    ended, refused = [], []
+    for pid in clients_of_pod(gpu, pod_uid):
+        try:
+            await _terminate(control, pid)
+            ended.append(pid)
+        except CommandRefusedError as error:
+            refused.append((pid, str(error)))
+    return Ended(tuple(ended), tuple(refused))
+
+
+async def _terminate(control: AsyncMpsControl, pid: int) -> None:
+    servers = await control.servers()
+    if not servers:
+        raise MpsError("no MPS server runs", retryable=True)
+    await control.run(commands.terminate_client(servers[0], pid))
+
+
+def terminate_client(gpu: GpuDirectory, pid: int) -> None:
+    """End one client cleanly, from synchronous code.
+
+    Raises:
+        MpsError: no server, or the daemon refused.
+    """
+    asyncio.run(_terminate(AsyncMpsControl(program_of(gpu)), pid))
+
+
+def sync_control(gpu: GpuDirectory) -> SyncMpsControl:
+    """The synchronous client of a GPU's daemon."""
+    return SyncMpsControl(program_of(gpu))

@@ -1,0 +1,207 @@
+"""The MPS host of a node: for each GPU a keeper (daemon and gate) as a child process, supervised.
+
+    python -m gpushare.mps.host --directory /run/gpushare [--simulated H200:2 --node-name NAME]
+
+The listening sockets are this process's, and so is a copy of every held connection (gpushare.mps.store): while a
+killed keeper is replaced, processes wait instead of being turned away, which would let them run uncapped. On
+SIGTERM keepers end and daemons stay; a container's end takes its daemons along (its processes are killed with it),
+hence the DaemonSet's OnDelete (DESIGN 2.4).
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gpushare.core.hardware import GpuInfo
+from gpushare.core.names import HOST_DIRECTORY
+from gpushare.core.simulated import parse_simulated
+from gpushare.mps.identity import PROC
+from gpushare.mps.layout import GpuDirectory
+from gpushare.mps.observe import serve_http
+from gpushare.mps.store import ConnectionStore
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACK_OFF_SECONDS: Final = 0.1
+MAX_BACK_OFF_SECONDS: Final = 10.0
+GOOD_RUN_SECONDS: Final = 30.0  # a keeper that ran this long starts anew without back-off
+BACKLOG: Final = 4096
+DEFAULT_PORT: Final = 9432
+
+
+def listen(gpu: GpuDirectory) -> socket.socket:
+    """The gate's socket in the tenant directory, made anew: mounts of the directory see it (FACTS 17)."""
+    gpu.create()
+    new = gpu.path / ".control.new"
+    new.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(new))
+    new.chmod(0o666)
+    listener.listen(BACKLOG)
+    new.replace(gpu.control)
+    return listener
+
+
+class KeeperProcess:
+    """One GPU's keeper, restarted whenever it ends."""
+
+    def __init__(self, gpu: GpuDirectory, arguments: Sequence[str]) -> None:
+        self.gpu, self._arguments = gpu, arguments
+        self._listener = listen(gpu)
+        self._store = ConnectionStore()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
+        self._not_before = 0.0
+        self._back_off = FIRST_BACK_OFF_SECONDS
+        self.restarts = -1
+
+    def keep(self, now: float) -> None:
+        """Start it if it is not there and its back-off is over."""
+        if self._process is not None and self._process.poll() is not None:
+            logger.error(
+                "keeper of %s ended with status %s; starting another", self.gpu.uuid, self._process.returncode
+            )
+            self._back_off = (
+                FIRST_BACK_OFF_SECONDS
+                if now - self._started_at > GOOD_RUN_SECONDS
+                else min(MAX_BACK_OFF_SECONDS, 2 * self._back_off)
+            )
+            self._not_before = now + self._back_off
+            self._process = None
+        if self._process is None and now >= self._not_before:
+            descriptor = self._listener.fileno()
+            with self._store.attach() as store:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "gpushare.mps.keeper", "--listener", str(descriptor),
+                     "--store", str(store.fileno()), *self._arguments],
+                    pass_fds=[descriptor, store.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )  # fmt: skip
+            self._started_at = now
+            self.restarts += 1
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the keeper is there now."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        """The keeper's pid."""
+        return self._process.pid if self._process else None
+
+    def stop(self, timeout_seconds: float = 5.0) -> None:
+        """End the keeper; the daemon stays."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def real_gpus() -> tuple[str, ...]:
+    """UUIDs of the node's GPUs as nvidia-smi lists them.
+
+    Raises:
+        RuntimeError: no driver, no permission or no GPU; the message says which.
+    """
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"cannot list the GPUs: {error}") from None
+    uuids = tuple(line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-"))
+    if done.returncode != 0 or not uuids:
+        raise RuntimeError(f"nvidia-smi lists no GPU: {(done.stdout + done.stderr).strip()[:300]}")
+    return uuids
+
+
+def _keepers(options: argparse.Namespace) -> list[KeeperProcess]:
+    common = ["--proc", str(options.proc), *(["--keep-strangers"] if options.keep_strangers else [])]
+    gpus: list[tuple[str, list[str]]]
+    if options.simulated:
+        infos: tuple[GpuInfo, ...] = parse_simulated(options.simulated, options.node_name)
+        gpus = [(info.uuid, ["--twin", json.dumps(dataclasses.asdict(info))]) for info in infos]
+    else:
+        gpus = [(uuid, []) for uuid in (options.gpu or real_gpus())]
+    return [
+        KeeperProcess(
+            GpuDirectory.of(options.directory, uuid),
+            ["--directory", options.directory, "--uuid", uuid, *extra, *common],
+        )
+        for uuid, extra in gpus
+    ]
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpushare-mps-host", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--directory", default=HOST_DIRECTORY, help="one directory per GPU is made here")
+    parser.add_argument("--simulated", help="simulated GPUs instead of the node's, such as H200:2")
+    parser.add_argument("--node-name", default=os.environ.get("NODE_NAME") or socket.gethostname())
+    parser.add_argument("--gpu", action="append", help="UUID of a GPU to keep; default: all of the node")
+    parser.add_argument("--proc", type=Path, default=PROC, help="where the node's /proc is")
+    parser.add_argument(
+        "--keep-strangers", action="store_true", help="report clients past the gate, do not end them"
+    )
+    parser.add_argument("--listen", default="0.0.0.0", help="address of /metrics and /healthz")
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for none")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Keep every GPU until SIGTERM."""
+    options = _parse(arguments)
+    level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    keepers: list[KeeperProcess] = []
+    back_off = 1.0
+    while not keepers and not stop.is_set():
+        try:
+            keepers = _keepers(options)
+        except ValueError as error:
+            logger.error("%s", error)
+            return 2
+        except (RuntimeError, OSError) as error:
+            # A node whose driver is still being installed: keep asking, without a crash loop.
+            logger.error("no GPU to keep yet, trying again in %g s: %s", back_off, error)
+            stop.wait(back_off)
+            back_off = min(60.0, 2 * back_off)
+    server: Any = serve_http(options.listen, options.port, keepers) if options.port and keepers else None
+    while not stop.is_set():
+        for keeper in keepers:
+            try:
+                keeper.keep(time.monotonic())
+            except OSError as error:
+                logger.error("cannot start the keeper of %s: %s", keeper.gpu.uuid, error)
+        stop.wait(0.1)
+    for keeper in keepers:
+        keeper.stop()
+    if server is not None:
+        server.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,362 @@
+"""Keeps one GPU: its MPS daemon and server up, its gate before them, its status file true.
+
+Runs as a child of `gpushare.mps.host`. The daemon is nobody's child, so killing this process ends no tenant; its
+successor adopts the daemon and what the status file says of the clients.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from gpushare.core.names import MAX_CLIENTS_PER_GPU
+from gpushare.mps import commands
+from gpushare.mps.commands import ServerState
+from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
+from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, MpsError
+from gpushare.mps.faultlog import FaultLog, culprit_of
+from gpushare.mps.gate import Backend, Gate
+from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
+from gpushare.mps.layout import GpuDirectory, PodDecision, status_reader, write_status
+from gpushare.mps.ledger import Ledger
+from gpushare.mps.memory import MemoryReader, NvmlMemory, TwinMemory
+from gpushare.mps.policy import Policy
+from gpushare.mps.selftest import Probe, run_self_test
+from gpushare.mps.status import GateStatus, MpsState, SelfTestResult
+from gpushare.mps.store import StoreClient
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_SECONDS: Final = 1.0
+SERVER_UP_SECONDS: Final = 20.0
+FAULT_RECOVERY_SECONDS: Final = 15.0  # the server returns to ACTIVE by itself once its clients are gone (FACTS 4)
+RETRY_SECONDS: Final = 0.05  # a dead daemon is started again at once, the next failures back off
+MAX_RETRY_SECONDS: Final = 30.0
+_PR_SET_PDEATHSIG: Final = 1
+SRC: Final = str(Path(__file__).parents[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What differs between silicon and the twin, and between nodes.
+
+    Attributes:
+        ends_strangers: end clients that connected past the gate or outside their turn.
+    """
+
+    control: AsyncMpsControl
+    memory: MemoryReader
+    probe: Probe
+    identify: Callable[[int], str | None] = pod_uid_of
+    ends_strangers: bool = True
+
+
+class _ServerGoneError(Exception):
+    """The server process ended while the daemon lives."""
+
+
+class Keeper:
+    """One GPU's daemon, gate and status."""
+
+    def __init__(self, gpu: GpuDirectory, setup: Setup, store: StoreClient | None = None) -> None:
+        self.gpu, self._setup, self._control = gpu, setup, setup.control
+        self._policy = Policy(gpu)
+        self._ledger = Ledger(setup.memory, identify=setup.identify)
+        self.gate = Gate(
+            setup.control,
+            self._policy,
+            self._ledger,
+            on_trouble=self._trouble,
+            store=store,
+            identify=setup.identify,
+        )
+        self._previous = status_reader(gpu).read()
+        self._status = GateStatus(
+            gpu.uuid, MpsState.STARTING, time.time(), gate_pid=os.getpid(), gate_started_at=time.time()
+        )
+        self._faults = FaultLog(setup.control.program.log / "server.log")
+        self._poke = asyncio.Event()
+        self._daemon_ticks: int | None = None
+        self._tested = False
+
+    async def run(self, listener: socket.socket) -> None:
+        """Keep it all up until cancelled; the daemon stays."""
+        self._ledger.restore(self._previous)
+        if self._previous is not None:
+            p = self._previous
+            self._status = replace(
+                self._status, daemon_restarts=p.daemon_restarts, faults=p.faults, last_fault=p.last_fault,
+                last_fault_at=p.last_fault_at, self_test=p.self_test,
+            )  # fmt: skip
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.gate.serve(listener))
+            group.create_task(self._publish_regularly())
+            group.create_task(self._supervise())
+
+    def _trouble(self, error: MpsError) -> None:
+        logger.warning("trouble with the daemon of %s: %s", self.gpu.uuid, error)
+        self._poke.set()
+
+    # Supervision
+
+    async def _supervise(self) -> None:
+        retry = RETRY_SECONDS
+        while True:
+            try:
+                await self._bring_up()
+                retry = RETRY_SECONDS
+                await self._watch()
+            except _ServerGoneError:
+                self._ledger.forget_clients()
+                self._set_state(MpsState.DOWN, "the MPS server ended; starting another")
+                logger.error("MPS server of %s ended and every client with it; starting another", self.gpu.uuid)
+            except (MpsError, OSError) as error:
+                self._set_state(MpsState.DOWN, str(error))
+                logger.error("MPS of %s is down, trying again in %g s: %s", self.gpu.uuid, retry, error)
+                await asyncio.sleep(retry)
+                retry = min(MAX_RETRY_SECONDS, 2 * retry)
+
+    async def _bring_up(self) -> None:
+        """Daemon up or adopted, server up before the first client (FACTS 16), ceilings proven; then ACTIVE."""
+        self.gpu.create()
+        program = self._control.program
+        adopted = await asyncio.to_thread(program.daemon_pid)
+        before = self._status.daemon_pid or (self._previous.daemon_pid if self._previous else None)
+        pid = await self._control.start()
+        if adopted is None:
+            self._ledger.forget_clients()
+            if before is not None:
+                self._status = replace(self._status, daemon_restarts=self._status.daemon_restarts + 1)
+        self._daemon_ticks = start_ticks_of(pid)
+        was = self._previous.daemon_up_since if adopted and self._previous else None
+        self._status = replace(self._status, daemon_pid=pid, daemon_up_since=was or time.time())
+        server_pid = await self._server_up()
+        self._status = replace(self._status, server_pid=server_pid)
+        self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)))
+        logger.info(
+            "MPS of %s: daemon %d %s, server %d",
+            self.gpu.uuid,
+            pid,
+            "adopted" if adopted else "started",
+            server_pid,
+        )
+        self._faults.skip()
+        # The driver cannot change under a running keeper, nor under a running daemon.
+        if not ((adopted or self._tested) and self._status.self_test.result is SelfTestResult.PASSED):
+            await self._self_test(server_pid)
+            self._tested = True
+        self._set_state(MpsState.ACTIVE)
+
+    async def _server_up(self) -> int:
+        deadline = time.monotonic() + SERVER_UP_SECONDS
+        asked = False
+        while True:
+            servers = await self._control.servers()
+            if servers and await self._control.server_state(servers[0]) is ServerState.ACTIVE:
+                return servers[0]
+            if not servers and not asked:
+                await self._control.run(commands.start_server(0))
+                asked = True
+            elif time.monotonic() > deadline:
+                raise MpsError("the MPS server did not become ACTIVE", retryable=True)
+            else:
+                await asyncio.sleep(0.05)
+
+    async def _self_test(self, server_pid: int) -> None:
+        if self._ledger.client_count >= MAX_CLIENTS_PER_GPU:
+            return
+        self.gate.set_backend(Backend(MpsState.SELF_TEST, server_pid))
+        self._set_state(MpsState.SELF_TEST)
+
+        def grant(pid: int, ceiling: PodDecision | None) -> None:
+            if ceiling is None:
+                self._policy.probes.pop(pid, None)
+            else:
+                self._policy.probes[pid] = ceiling
+
+        result = await run_self_test(self.gpu, self._setup.probe, grant, self._control.program.env())
+        self._status = replace(self._status, self_test=result)
+        level = logging.INFO if result.result is SelfTestResult.PASSED else logging.ERROR
+        logger.log(level, "self-test of %s %s: %s", self.gpu.uuid, result.result, result.detail)
+
+    async def _watch(self) -> None:
+        """Look after daemon, server and clients until one of the first two is gone."""
+        silent_since: float | None = None
+        daemon_pid, server_pid = self._status.daemon_pid or 0, self._status.server_pid or 0
+        with _wakes(daemon_pid, self._poke), _wakes(server_pid, self._poke):
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PUBLISH_SECONDS):
+                        await self._poke.wait()
+                self._poke.clear()
+                if not is_alive(daemon_pid, self._daemon_ticks):
+                    self._set_state(MpsState.DOWN, f"the MPS daemon {daemon_pid} died")
+                    raise DaemonDownError(f"the MPS daemon {daemon_pid} died")
+                if not is_alive(server_pid):
+                    raise _ServerGoneError
+                try:
+                    await self._look(server_pid)
+                except ControlTimeoutError as error:
+                    # Its clients run on, so it is not killed; nobody new gets in and the GPU says so.
+                    silent_since = silent_since or time.monotonic()
+                    self._set_state(
+                        MpsState.DOWN, f"no answer for {time.monotonic() - silent_since:.0f} s: {error}"
+                    )
+                else:
+                    if silent_since is not None:
+                        silent_since = None
+                        self._set_state(MpsState.ACTIVE)
+
+    async def _look(self, server_pid: int) -> None:
+        self._ledger.observe_memory(time.monotonic())
+        fault = self._faults.read()
+        if fault or await self._control.server_state(server_pid) is ServerState.FAULT:
+            await self._recover(server_pid, fault)
+        turn = self.gate.current_pid
+        self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)), turn)
+        await self.gate.end_overruns()
+        if self._setup.ends_strangers:
+            for stranger in self._ledger.strangers():
+                logger.error("ending client %d of pod %s: %s", stranger.pid, stranger.pod_uid, stranger.detail)
+                with contextlib.suppress(MpsError):
+                    await self._control.run(commands.terminate_client(server_pid, stranger.pid))
+
+    async def _recover(self, server_pid: int, what: str | None) -> None:
+        """A fault ended every client (FACTS 4): hold who comes, wait for the server, else restart the daemon."""
+        text = what or "server in FAULT"
+        if (culprit := culprit_of(text)) and (pod_uid := self._ledger.pod_of(culprit)):
+            text = f"{text} (process {culprit} of pod {pod_uid})"
+        self._status = replace(
+            self._status, faults=self._status.faults + 1, last_fault=text, last_fault_at=time.time()
+        )
+        self._set_state(MpsState.FAULT, text)
+        logger.error("MPS server of %s is in FAULT, new clients wait: %s", self.gpu.uuid, text)
+        deadline = time.monotonic() + FAULT_RECOVERY_SECONDS
+        while time.monotonic() < deadline:
+            if not is_alive(server_pid):
+                raise _ServerGoneError
+            if await self._control.server_state(server_pid) is ServerState.ACTIVE:
+                self._faults.skip()
+                self._set_state(MpsState.ACTIVE)
+                logger.info("MPS server of %s is ACTIVE again", self.gpu.uuid)
+                return
+            await asyncio.sleep(0.1)
+        logger.error("MPS server of %s stays in FAULT; restarting the daemon", self.gpu.uuid)
+        await self._control.stop(2.0)
+        raise DaemonDownError("daemon stopped after a fault that did not clear")
+
+    # Status
+
+    def _set_state(self, state: MpsState, detail: str = "") -> None:
+        self._status = replace(self._status, state=state, detail=detail)
+        self.gate.set_backend(Backend(state, self._status.server_pid if state is not MpsState.DOWN else None))
+        self._publish()
+
+    async def _publish_regularly(self) -> None:
+        while True:
+            self._publish()
+            await asyncio.sleep(PUBLISH_SECONDS)
+
+    def _publish(self) -> None:
+        self._status = replace(
+            self._status,
+            written_at=time.time(),
+            clients=self._ledger.clients(),
+            held=self.gate.held(),
+            refused={str(reason): count for reason, count in self.gate.refused.items()},
+            mismatches=self._ledger.mismatches,
+            connections=self.gate.connection_count,
+            turns=self.gate.turns,
+        )
+        try:
+            write_status(self.gpu, self._status)
+        except OSError as error:
+            logger.error("cannot write %s: %s", self.gpu.status, error)
+
+
+@contextlib.contextmanager
+def _wakes(pid: int, event: asyncio.Event):  # type: ignore[no-untyped-def]  # generator of a context manager
+    """Set the event at once when the process ends."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def ended() -> None:
+        loop.remove_reader(descriptor)
+        event.set()
+
+    loop.add_reader(descriptor, ended)
+    try:
+        yield
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def setup_of(gpu: GpuDirectory, twin: str | None, proc: Path = PROC, *, ends_strangers: bool = True) -> Setup:
+    """The real side, or the twin's when its GPU is given as JSON of a GpuInfo."""
+
+    def identify(pid: int) -> str | None:
+        return pod_uid_of(pid, proc)
+
+    if twin is None:
+        control = AsyncMpsControl(ControlProgram.of(gpu, REAL_EXECUTABLE))
+        return Setup(control, NvmlMemory(gpu.uuid), Probe(), identify, ends_strangers)
+    control = AsyncMpsControl(ControlProgram.of(gpu, TWIN_EXECUTABLE, {"GPUSHARE_TWIN_GPU": twin}))
+    probe = Probe((sys.executable, "-m", "gpushare.mps.twin.probe"), (("PYTHONPATH", SRC),))
+    return Setup(control, TwinMemory(gpu), probe, identify, ends_strangers)
+
+
+async def keep(gpu: GpuDirectory, setup: Setup, listener: socket.socket, store: StoreClient) -> None:
+    """Run a keeper until SIGTERM."""
+    task = asyncio.ensure_future(Keeper(gpu, setup, store).run(listener))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _die_with_parent() -> None:
+    """Two gates before one daemon would take turns with each other's ceilings: none outlives its host."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the child process."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--directory", required=True)
+    parser.add_argument("--uuid", required=True)
+    parser.add_argument("--listener", type=int, required=True, help="inherited descriptor of the listening socket")
+    parser.add_argument("--store", type=int, required=True, help="inherited descriptor to the host's store")
+    parser.add_argument("--twin", help="the simulated GPU, JSON")
+    parser.add_argument("--proc", type=Path, default=PROC)
+    parser.add_argument("--keep-strangers", action="store_true")
+    options = parser.parse_args(arguments)
+    level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if options.twin is not None:
+        json.loads(options.twin)
+    gpu = GpuDirectory.of(options.directory, options.uuid)
+    setup = setup_of(gpu, options.twin, options.proc, ends_strangers=not options.keep_strangers)
+    channel = socket.socket(fileno=options.store)
+    _die_with_parent()
+    asyncio.run(keep(gpu, setup, socket.socket(fileno=options.listener), StoreClient(channel)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""What lies on the node for each GPU: paths, the agent's decisions file and the gate's status file.
+
+/run/gpushare/<gpu-uuid>/tenant/control   the gate's socket; the directory is mounted read-only into pods
+                         pipe/, log/      the daemon's own, no tenant ever sees them
+                         decisions.json   written by the agent, read by the gate
+                         gate.json        written by the MPS host, read by the agent
+"""
+
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Generic, TypeVar
+
+from gpushare.core.request import JobClass
+from gpushare.mps.status import GateStatus
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DECISIONS_VERSION: Final = 1
+MAX_FILE_BYTES: Final = 4 * 2**20  # thousands of pods fit; anything larger is not ours
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDirectory:
+    """The directory of one GPU on the node."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, base: Path | str, gpu_uuid: str) -> "GpuDirectory":
+        """The directory of a GPU under the host directory."""
+        return cls(Path(base) / gpu_uuid)
+
+    @property
+    def uuid(self) -> str:
+        """The GPU's UUID."""
+        return self.path.name
+
+    @property
+    def tenant(self) -> Path:
+        """What pods mount, read-only."""
+        return self.path / "tenant"
+
+    @property
+    def control(self) -> Path:
+        """The gate's listening socket."""
+        return self.tenant / "control"
+
+    @property
+    def pipe(self) -> Path:
+        """The daemon's CUDA_MPS_PIPE_DIRECTORY."""
+        return self.path / "pipe"
+
+    @property
+    def log(self) -> Path:
+        """The daemon's CUDA_MPS_LOG_DIRECTORY."""
+        return self.path / "log"
+
+    @property
+    def decisions(self) -> Path:
+        """The agent's decisions for this GPU."""
+        return self.path / "decisions.json"
+
+    @property
+    def status(self) -> Path:
+        """The gate's word on this GPU."""
+        return self.path / "gate.json"
+
+    def create(self) -> None:
+        """Make the directories: the tenants' one open to all uids, the rest to root alone."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o755)
+        self.tenant.mkdir(exist_ok=True)
+        self.tenant.chmod(0o755)
+        for private in (self.pipe, self.log):
+            private.mkdir(exist_ok=True)
+            private.chmod(0o700)
+
+
+def gpu_directories(base: Path | str) -> tuple[GpuDirectory, ...]:
+    """All GPU directories under the host directory, by UUID."""
+    try:
+        return tuple(GpuDirectory(path) for path in sorted(Path(base).iterdir()) if (path / "tenant").is_dir())
+    except OSError:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodDecision:
+    """The ceilings of one pod on one GPU.
+
+    Attributes:
+        thread_percentage: 1 to 100; memory_mib: all of its processes together.
+    """
+
+    thread_percentage: int
+    memory_mib: int
+    job_class: JobClass = JobClass.THROUGHPUT
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Which pods may use one GPU, by pod uid."""
+
+    pods: Mapping[str, PodDecision] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's object."""
+        return {
+            "version": DECISIONS_VERSION,
+            "pods": {
+                uid: {
+                    "thread_percentage": d.thread_percentage,
+                    "memory_mib": d.memory_mib,
+                    "job_class": d.job_class,
+                }
+                for uid, d in self.pods.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> "Decisions":
+        """Read the file's object.
+
+        Raises:
+            ValueError: another version, a missing or impossible value; the message names it.
+        """
+        if not isinstance(data, dict) or data.get("version") != DECISIONS_VERSION:
+            raise ValueError(f"not a decisions file of version {DECISIONS_VERSION}")
+        pods = data.get("pods")
+        if not isinstance(pods, dict):
+            raise ValueError('"pods" is not an object')
+        return cls({str(uid): _pod_decision(str(uid), value) for uid, value in pods.items()})
+
+
+def _pod_decision(uid: str, value: Any) -> PodDecision:
+    if not isinstance(value, dict):
+        raise ValueError(f"pod {uid}: not an object")
+    threads, memory = value.get("thread_percentage"), value.get("memory_mib")
+    if type(threads) is not int or not 1 <= threads <= 100:
+        raise ValueError(f"pod {uid}: thread_percentage {threads!r} is not 1 to 100")
+    if type(memory) is not int or memory <= 0:
+        raise ValueError(f"pod {uid}: memory_mib {memory!r} is not a positive integer")
+    return PodDecision(threads, memory, JobClass(value.get("job_class", JobClass.THROUGHPUT)))
+
+
+def write_atomically(path: Path, data: Any) -> None:
+    """Replace a JSON file so that a reader sees the old or the new one, never a part.
+
+    Raises:
+        OSError: the disk is full or the directory is gone; the old file stays.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(data, file, separators=(",", ":"))
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_decisions(gpu: GpuDirectory, decisions: Decisions) -> None:
+    """Replace a GPU's decisions (the agent's side)."""
+    write_atomically(gpu.decisions, decisions.to_json())
+
+
+def write_status(gpu: GpuDirectory, status: GateStatus) -> None:
+    """Replace a GPU's status (the gate's side)."""
+    write_atomically(gpu.status, status.to_json())
+
+
+class LastGood(Generic[T]):
+    """A file that somebody else replaces: the last good value stays when a bad one comes, logged once.
+
+    `read()` costs one stat while nothing changed.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[Any], T], default: T) -> None:
+        self._path = path
+        self._parse = parse
+        self._value = default
+        self._seen: tuple[int, int, int] | None = None
+        self.bad_reads = 0
+
+    def read(self) -> T:
+        """The last good value, the default before the first; a removed file keeps the last good value."""
+        try:
+            stat = self._path.stat()
+            key = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if key == self._seen:
+                return self._value
+            self._seen = key
+            if stat.st_size > MAX_FILE_BYTES:
+                raise ValueError(f"{stat.st_size} bytes is too large")
+            self._value = self._parse(json.loads(self._path.read_bytes()))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.bad_reads += 1
+            logger.error("cannot read %s, keeping what it said before: %s", self._path, error)
+        return self._value
+
+
+def decisions_reader(gpu: GpuDirectory) -> LastGood[Decisions]:
+    """Reader of a GPU's decisions; empty until the agent wrote some."""
+    return LastGood(gpu.decisions, Decisions.from_json, Decisions())
+
+
+def status_reader(gpu: GpuDirectory) -> LastGood[GateStatus | None]:
+    """Reader of a GPU's status; None until the gate wrote one."""
+    return LastGood[GateStatus | None](gpu.status, GateStatus.from_json, None)

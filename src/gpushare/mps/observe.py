@@ -1,0 +1,152 @@
+"""The MPS host's own /metrics and /healthz, made from the status files of its GPUs."""
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpushare.mps.layout import GpuDirectory, status_reader
+from gpushare.mps.status import GateStatus, HoldReason, MpsState, SelfTestResult
+
+STALE_SECONDS: Final = 10.0  # the keeper writes once a second
+
+
+class Kept(Protocol):
+    """A GPU that this host keeps."""
+
+    gpu: GpuDirectory
+    restarts: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its keeper runs."""
+        ...
+
+
+class GateCollector(Collector):
+    """Metric families over all GPUs of this host."""
+
+    def __init__(self, kept: Sequence[Kept]) -> None:
+        self._kept = [(keeper, status_reader(keeper.gpu)) for keeper in kept]
+
+    def statuses(self) -> Iterator[tuple[Kept, GateStatus | None]]:
+        """Each GPU with its last status."""
+        for keeper, reader in self._kept:
+            yield keeper, reader.read()
+
+    def collect(self) -> Iterable[Metric]:
+        """Read the status files anew."""
+        state = GaugeMetricFamily(
+            "gpushare_gate_state", "1 for the state that a GPU's MPS is in", labels=["gpu_uuid", "state"]
+        )
+        clients = GaugeMetricFamily("gpushare_gate_clients", "MPS clients connected", labels=["gpu_uuid"])
+        connections = GaugeMetricFamily(
+            "gpushare_gate_connections", "Sockets open at the gate", labels=["gpu_uuid"]
+        )
+        held = GaugeMetricFamily(
+            "gpushare_gate_held", "Processes held at the gate, by reason", labels=["gpu_uuid", "reason"]
+        )
+        refused = CounterMetricFamily(
+            "gpushare_gate_refused", "Connections closed by the gate, by reason", labels=["gpu_uuid", "reason"]
+        )
+        mismatches = GaugeMetricFamily(
+            "gpushare_gate_mismatches",
+            "Latest clients that ran otherwise than decided, by kind",
+            labels=["gpu_uuid", "kind"],
+        )
+        turns = CounterMetricFamily("gpushare_gate_turns", "Processes passed on", labels=["gpu_uuid"])
+        timeouts = CounterMetricFamily(
+            "gpushare_gate_turn_timeouts", "Turns that led to no client", labels=["gpu_uuid"]
+        )
+        durations = CounterMetricFamily(
+            "gpushare_gate_turn_seconds", "Time that turns took, sum", labels=["gpu_uuid"]
+        )
+        waits = CounterMetricFamily(
+            "gpushare_gate_wait_seconds", "Time that processes waited, sum", labels=["gpu_uuid"]
+        )
+        restarts = CounterMetricFamily(
+            "gpushare_gate_daemon_restarts", "Times the daemon was restarted", labels=["gpu_uuid"]
+        )
+        faults = CounterMetricFamily("gpushare_gate_faults", "Server faults seen", labels=["gpu_uuid"])
+        keepers = CounterMetricFamily(
+            "gpushare_gate_keeper_restarts", "Times the gate's process was restarted", labels=["gpu_uuid"]
+        )
+        test = GaugeMetricFamily(
+            "gpushare_gate_self_test_passed", "1 if ceilings were proven to bind here", labels=["gpu_uuid"]
+        )
+        for keeper, status in self.statuses():
+            gpu = [keeper.gpu.uuid]
+            keepers.add_metric(gpu, max(0, keeper.restarts))
+            if status is None:
+                continue
+            now_state = status.state if is_fresh(status) else MpsState.DOWN
+            for value in MpsState:
+                state.add_metric([*gpu, value], float(value is now_state))
+            clients.add_metric(gpu, len(status.clients))
+            connections.add_metric(gpu, status.connections)
+            for reason in HoldReason:
+                held.add_metric([*gpu, reason], sum(h.reason is reason for h in status.held))
+            for name, count in status.refused.items():
+                refused.add_metric([*gpu, name], count)
+            for kind in {m.kind for m in status.mismatches}:
+                mismatches.add_metric([*gpu, kind], sum(m.kind is kind for m in status.mismatches))
+            turns.add_metric(gpu, status.turns.count)
+            timeouts.add_metric(gpu, status.turns.timeouts)
+            durations.add_metric(gpu, status.turns.durations_seconds_sum)
+            waits.add_metric(gpu, status.turns.waits_seconds_sum)
+            restarts.add_metric(gpu, status.daemon_restarts)
+            faults.add_metric(gpu, status.faults)
+            test.add_metric(gpu, float(status.self_test.result is SelfTestResult.PASSED))
+        return (state, clients, connections, held, refused, mismatches, turns, timeouts, durations, waits,
+                restarts, faults, keepers, test)  # fmt: skip
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing to check beforehand."""
+        return ()
+
+
+def is_fresh(status: GateStatus, now: float | None = None) -> bool:
+    """Whether the keeper wrote it lately; a clock that jumped back does not make it stale."""
+    return (time.time() if now is None else now) - status.written_at < STALE_SECONDS
+
+
+def serve_http(address: str, port: int, kept: Sequence[Kept]) -> http.server.ThreadingHTTPServer:
+    """Serve /metrics and /healthz in a thread of their own."""
+    collector = GateCollector(kept)
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                self._answer(200, generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8")
+            elif self.path in {"/healthz", "/readyz"}:
+                gpus = {
+                    keeper.gpu.uuid: status.state if status is not None and is_fresh(status) else "NoGate"
+                    for keeper, status in collector.statuses()
+                }
+                # Alive while every keeper runs or is being replaced; ready once each gate speaks.
+                good = self.path == "/healthz" or "NoGate" not in gpus.values()
+                self._answer(200 if good else 503, json.dumps(gpus).encode(), "application/json")
+            else:
+                self._answer(404, b"", "text/plain")
+
+        def _answer(self, status: int, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Probes are not news."""
+
+    server = http.server.ThreadingHTTPServer((address, port), Handler)
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    return server

@@ -1,0 +1,194 @@
+"""What the MPS host says about one GPU: gate.json, read by the agent and by `gpushare mps status`."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+STATUS_VERSION: Final = 1
+
+
+class MpsState(StrEnum):
+    """State of a GPU's MPS as a whole; only ACTIVE takes new clients."""
+
+    STARTING = "Starting"
+    SELF_TEST = "SelfTest"
+    ACTIVE = "Active"
+    FAULT = "Fault"
+    DOWN = "Down"
+
+
+class SelfTestResult(StrEnum):
+    """Whether ceilings were proven to bind on this driver."""
+
+    PENDING = "Pending"
+    PASSED = "Passed"
+    FAILED = "Failed"
+    SKIPPED = "Skipped"
+
+
+class HoldReason(StrEnum):
+    """Why a connection waits at the gate; the label `reason` of metrics."""
+
+    UNKNOWN_POD = "UnknownPod"
+    NO_DECISION = "NoDecision"
+    WRONG_GPU = "WrongGpu"
+    DAEMON_DOWN = "DaemonDown"
+    FAULT = "Fault"
+    SELF_TEST = "SelfTest"
+    CLIENTS = "TooManyClients"
+    MEMORY_SETTLING = "PodMemorySettling"
+    BACK_OFF = "TurnBackOff"
+    PROTOCOL = "UnknownProtocol"
+    TURN = "WaitingForTurn"
+
+
+class RefuseReason(StrEnum):
+    """Why a connection was closed by the gate: never one of a well-behaved CUDA process."""
+
+    CONTROL_COMMAND = "ControlCommand"
+    TOO_MANY_CONNECTIONS = "TooManyConnections"
+
+
+class MismatchKind(StrEnum):
+    """What ran otherwise than decided."""
+
+    WRONG_GPU = "WrongGpu"
+    UNKNOWN_CLIENT = "UnknownClient"
+    STALE_CEILING = "StaleCeiling"
+    MEMORY_OVERRUN = "MemoryOverrun"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientStatus:
+    """One MPS client.
+
+    Attributes:
+        pod_uid: None for a process of no pod.
+        thread_percentage, memory_limit_mib: the ceilings it connected under; None when it connected before this
+            gate.
+        memory_used_mib: device memory now; None where nobody can tell.
+        connected_at: Unix time, seconds.
+    """
+
+    pid: int
+    pod_uid: str | None
+    thread_percentage: int | None = None
+    memory_limit_mib: int | None = None
+    memory_used_mib: int | None = None
+    connected_at: float | None = None
+    start_ticks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStatus:
+    """One process whose connections wait; `since` is Unix time."""
+
+    pid: int
+    pod_uid: str | None
+    reason: HoldReason
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A pod that runs otherwise than decided, with a sentence for its event."""
+
+    kind: MismatchKind
+    pod_uid: str | None
+    pid: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SelfTest:
+    """The proof that ceilings bind on this driver, with what was asked and what was seen."""
+
+    result: SelfTestResult = SelfTestResult.PENDING
+    detail: str = ""
+    driver: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStatistics:
+    """Turns since the gate started; a turn is one process's way to the daemon.
+
+    Attributes:
+        waits_seconds_sum: time from the first word of a process to its turn; durations_seconds_sum: length of
+            turns.
+    """
+
+    count: int = 0
+    timeouts: int = 0
+    waits_seconds_sum: float = 0.0
+    durations_seconds_sum: float = 0.0
+    duration_seconds_max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GateStatus:
+    """Everything the MPS host knows about one GPU.
+
+    Attributes:
+        written_at: Unix time; a file older than some seconds means that the host is not running.
+        faults: server faults seen since the gate started; `last_fault` says what happened, for an event.
+        connections: sockets open at the gate, silent ones included.
+    """
+
+    gpu_uuid: str
+    state: MpsState
+    written_at: float
+    detail: str = ""
+    gate_pid: int = 0
+    gate_started_at: float = 0.0
+    daemon_pid: int | None = None
+    daemon_up_since: float | None = None
+    daemon_restarts: int = 0
+    server_pid: int | None = None
+    faults: int = 0
+    last_fault: str = ""
+    last_fault_at: float | None = None
+    self_test: SelfTest = SelfTest()
+    clients: tuple[ClientStatus, ...] = ()
+    held: tuple[HeldStatus, ...] = ()
+    refused: Mapping[str, int] = field(default_factory=dict)
+    mismatches: tuple[Mismatch, ...] = ()
+    connections: int = 0
+    turns: TurnStatistics = TurnStatistics()
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's object."""
+        return {"version": STATUS_VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "GateStatus":
+        """Read the file's object; fields of later versions are ignored.
+
+        Raises:
+            ValueError, KeyError, TypeError: not a status file.
+        """
+        if not isinstance(data, dict) or data.get("version") != STATUS_VERSION:
+            raise ValueError(f"not a gate status of version {STATUS_VERSION}")
+        known = {f.name for f in dataclasses.fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        values["state"] = MpsState(values["state"])
+        test = _only(SelfTest, values.get("self_test", {}))
+        values["self_test"] = SelfTest(**{**test, "result": SelfTestResult(test.get("result", "Pending"))})
+        values["clients"] = tuple(ClientStatus(**_only(ClientStatus, c)) for c in values.get("clients", ()))
+        values["held"] = tuple(
+            HeldStatus(**{**_only(HeldStatus, h), "reason": HoldReason(h["reason"])})
+            for h in values.get("held", ())
+        )
+        values["mismatches"] = tuple(
+            Mismatch(**{**_only(Mismatch, m), "kind": MismatchKind(m["kind"])})
+            for m in values.get("mismatches", ())
+        )
+        values["turns"] = TurnStatistics(**_only(TurnStatistics, values.get("turns", {})))
+        return cls(**values)
+
+
+def _only(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    known = {f.name for f in dataclasses.fields(kind)}
+    return {key: value for key, value in data.items() if key in known}

@@ -1,0 +1,1 @@
+"""Cluster and job simulators on the same core as the live parts."""

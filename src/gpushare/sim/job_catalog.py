@@ -1,0 +1,53 @@
+"""Every job-level policy by name, made for one truth."""
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from gpushare.sim import job_policies as plain
+from gpushare.sim import job_policies_learned as learned
+from gpushare.sim.job_policy_gavel import GavelPairs
+from gpushare.sim.job_policy_gpushare import GpuSharePolicy, Predict
+from gpushare.sim.jobs import Policy, SimulationError
+from gpushare.sim.truth import DatasetTruth, Truth
+
+Make = Callable[[Truth, Predict, int], Policy]
+
+
+def _mig(truth: Truth, _predict: Predict, _seed: int) -> Policy:
+    if not isinstance(truth, DatasetTruth):
+        raise SimulationError(
+            "policy mig needs a colocation dataset with capped solo runs; a table of pairs has none"
+        )
+    return plain.Mig(truth)
+
+
+def _mps_equal(truth: Truth, _predict: Predict, _seed: int) -> Policy:
+    if not truth.has_caps:
+        raise SimulationError("policy mps-equal needs a colocation dataset with caps; a table of pairs has none")
+    return plain.MpsEqual()
+
+
+def _ours(truth: Truth, predict: Predict, seed: int) -> Policy:
+    return GpuSharePolicy(predict, np.random.default_rng([seed, 3]), has_caps=truth.has_caps)
+
+
+POLICIES: Final[dict[str, Make]] = {
+    "fifo": lambda _t, _p, _s: plain.Fifo(),
+    "time-slicing": lambda _t, _p, _s: plain.TimeSlicing(),
+    "mps-uncapped": lambda _t, _p, _s: plain.MpsUncapped(),
+    "mps-equal": _mps_equal,
+    "mig": _mig,
+    "salus": lambda _t, _p, _s: plain.Salus(),
+    "gandiva": lambda _t, _p, _s: plain.Gandiva(),
+    "gavel": lambda _t, _p, _s: GavelPairs(),
+    "kace": lambda truth, _p, _s: learned.kace(truth),
+    "oracle": lambda truth, _p, _s: learned.kace_oracle(truth),
+    "random": lambda _t, _p, seed: learned.kace_random(seed),
+    "by-memory": lambda truth, _p, _s: learned.kace_by_memory(truth),
+    "by-sm": lambda truth, _p, _s: learned.kace_by_sm(truth),
+    "best-rule": lambda truth, _p, _s: learned.kace_best_rule(truth),
+    "xu": lambda truth, _p, seed: learned.xu_random_forest(truth, seed),
+    "gpushare": _ours,
+}

@@ -1,0 +1,100 @@
+"""Traces of jobs: a CSV that people write, and one drawn at random with a seed."""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from gpushare.sim.jobs import Job
+
+REQUIRED_COLUMNS: Final = ("job", "workload", "submit_seconds", "solo_seconds")
+OPTIONAL_COLUMNS: Final = ("max_slowdown",)
+DEFAULT_MAX_SLOWDOWN: Final = 2.0  # sharing a GPU between two never has to be worse than taking turns
+
+
+class TraceError(Exception):
+    """A trace cannot be used: one sentence with line and column, 1-based."""
+
+    def __init__(self, message: str, *, line: int, column: str = "") -> None:
+        where = f"line {line}, column {column}" if column else f"line {line}"
+        super().__init__(f"{where}: {message}")
+
+
+def parse_jobs(lines: Iterable[str]) -> list[Job]:
+    """Read a trace, sorted by submission.
+
+    Raises:
+        TraceError: a missing or unknown column, a bad number, a repeated name, or no jobs at all.
+    """
+    reader = csv.reader(lines)
+    header = [name.strip() for name in next(reader, [])]
+    for column in REQUIRED_COLUMNS:
+        if column not in header:
+            raise TraceError(f'column "{column}" is missing', line=1)
+    for column in header:
+        if column not in REQUIRED_COLUMNS + OPTIONAL_COLUMNS:
+            allowed = ", ".join(REQUIRED_COLUMNS + OPTIONAL_COLUMNS)
+            raise TraceError(f'unknown column "{column}"; allowed are {allowed}', line=1)
+    jobs: list[Job] = []
+    names: set[str] = set()
+    for cells in reader:
+        line = reader.line_num
+        if not cells:
+            continue
+        if len(cells) != len(header):
+            raise TraceError(f"{len(cells)} cells where {len(header)} belong", line=line)
+        row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
+        if row["job"] in names:
+            raise TraceError(f'"{row["job"]}" is there twice', line=line, column="job")
+        names.add(row["job"])
+        jobs.append(
+            Job(
+                name=row["job"],
+                workload=row["workload"],
+                submit_seconds=_number(row, "submit_seconds", line, least=0.0),
+                solo_seconds=_number(row, "solo_seconds", line, least=1e-3),
+                max_slowdown=_number(row, "max_slowdown", line, least=1.0)
+                if row.get("max_slowdown")
+                else DEFAULT_MAX_SLOWDOWN,
+            )
+        )
+    if not jobs:
+        raise TraceError("the trace has no jobs", line=1)
+    return sorted(jobs, key=lambda job: job.submit_seconds)
+
+
+def draw_jobs(
+    workloads: Sequence[str], count: int, *, mean_interarrival_seconds: float, mean_solo_seconds: float, seed: int
+) -> list[Job]:
+    """Poisson arrivals of uniformly drawn workloads; log-normal lengths (sigma 1)."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.exponential(mean_interarrival_seconds, count)) if mean_interarrival_seconds else None
+    lengths = rng.lognormal(math.log(mean_solo_seconds) - 0.5, 1.0, count)
+    kinds = rng.integers(0, len(workloads), count)
+    return [
+        Job(
+            f"job-{index:05d}", workloads[int(kinds[index])],
+            round(float(arrivals[index]), 3) if arrivals is not None else 0.0,
+            round(max(1.0, float(lengths[index])), 3), DEFAULT_MAX_SLOWDOWN,
+        )
+        for index in range(count)
+    ]  # fmt: skip
+
+
+def format_jobs(jobs: Iterable[Job]) -> str:
+    """The CSV of `parse_jobs`."""
+    rows = [",".join(REQUIRED_COLUMNS + OPTIONAL_COLUMNS)]
+    rows += [f'"{j.name}","{j.workload}",{j.submit_seconds},{j.solo_seconds},{j.max_slowdown}' for j in jobs]
+    return "\n".join(rows) + "\n"
+
+
+def _number(row: dict[str, str], column: str, line: int, *, least: float) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        raise TraceError(f'"{row[column]}" is not a number', line=line, column=column) from None
+    if not math.isfinite(value) or value < least:
+        raise TraceError(f'"{row[column]}" is not a number of at least {least:g}', line=line, column=column)
+    return value

@@ -1,0 +1,226 @@
+"""Cluster traces in the format of Alibaba's openb (github.com/hkust-adsl/kubernetes-scheduler-simulator).
+
+Nodes: `sn, cpu_milli, memory_mib, gpu, model`; pods: `name, cpu_milli, memory_mib, num_gpu, gpu_milli,
+gpu_spec` and `qos, pod_phase, creation_time, deletion_time, scheduled_time`, which may be left out. An
+optional column of our own, `gpu_memory_mib` (of each GPU of a node; asked by a pod on each GPU, empty for the
+default), lets a snapshot of a live cluster be written in this format.
+"""
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.core.resources import GPU_MILLI, GpuSpec, NodeSpec, Placement, PlacementRequest
+
+NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
+_NODE_OPTIONAL: Final = ("gpu_memory_mib",)
+_POD_OPTIONAL: Final = (
+    "qos", "pod_phase", "creation_time", "deletion_time", "scheduled_time", "gpu_memory_mib",
+    "node", "gpu_index",
+)  # fmt: skip
+_LARGEST: Final = 2**40
+MAX_GPUS_PER_NODE: Final = 64
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used, said in one sentence that names file, line and column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table with the place to name when something in it is wrong."""
+
+    source: str
+    line: int
+    values: dict[str, str]
+
+    def error(self, column: str, why: str) -> TraceError:
+        """What is wrong with one field."""
+        return TraceError(f"{self.source}, line {self.line}, column {column}: {self.values[column]!r} {why}")
+
+    def whole(self, column: str, least: int = 0, most: int = _LARGEST) -> int:
+        """A whole number within bounds; "4.0" counts as 4."""
+        text = self.values[column].strip()
+        try:
+            number = float(text)
+        except ValueError:
+            raise self.error(column, "is not a number") from None
+        if not math.isfinite(number):
+            raise self.error(column, "is not a finite number")
+        if number != int(number):
+            raise self.error(column, "is not a whole number")
+        if not least <= number <= most:
+            raise self.error(column, f"is not between {least} and {most}")
+        return int(number)
+
+
+def parse_nodes(text: str, source: str) -> list[NodeSpec]:
+    """Nodes of a trace; `source` is the file's name for messages.
+
+    Raises:
+        TraceError: the table is malformed, a number is out of range, a node is named twice, or none has a GPU.
+    """
+    nodes: dict[str, NodeSpec] = {}
+    for row in _table(text, source, NODE_COLUMNS, _NODE_OPTIONAL):
+        name = row.values["sn"].strip()
+        if not name or name in nodes:
+            raise row.error("sn", "is empty" if not name else "names a node a second time")
+        count = row.whole("gpu", most=MAX_GPUS_PER_NODE)
+        model = row.values["model"].strip()
+        if count and not model:
+            raise row.error("model", "is empty on a node with GPUs")
+        memory = row.whole("gpu_memory_mib") if row.values.get("gpu_memory_mib") else None
+        nodes[name] = NodeSpec(
+            name,
+            tuple(GpuSpec(f"{name}/{index}", model, memory) for index in range(count)),
+            row.whole("cpu_milli"),
+            row.whole("memory_mib"),
+        )
+    if not any(node.gpus for node in nodes.values()):
+        raise TraceError(f"{source} describes an empty cluster: no node has a GPU (column gpu)")
+    return list(nodes.values())
+
+
+def parse_pods(text: str, source: str) -> list[PlacementRequest]:
+    """Requests of a trace in its order, wherever they run.
+
+    Raises:
+        TraceError: the table is malformed, a number is out of range, a pod is named twice, or none asks for a GPU.
+    """
+    pods = [pod for _, pod in _pods(text, source)]
+    if not any(pod.gpu_count for pod in pods):
+        raise TraceError(f"{source} holds no GPU pods (column num_gpu)")
+    return pods
+
+
+def parse_placed_pods(
+    text: str, source: str, nodes: Iterable[NodeSpec]
+) -> list[tuple[PlacementRequest, Placement | None]]:
+    """Pods of a snapshot with where each runs by its columns `node` and `gpu_index`; None for those that wait.
+
+    Raises:
+        TraceError: as `parse_pods`, or a pod is said to run on a node or GPU that is not among `nodes`.
+    """
+    known = {node.name: node for node in nodes}
+    placed: list[tuple[PlacementRequest, Placement | None]] = []
+    for row, pod in _pods(text, source):
+        name = row.values.get("node", "").strip()
+        if not name:
+            placed.append((pod, None))
+            continue
+        if name not in known:
+            raise row.error("node", "is not a node of the cluster")
+        gpus = known[name].gpus
+        chosen = [index for index in row.values.get("gpu_index", "").strip().split("|") if index]
+        if len(set(chosen)) != pod.gpu_count or not all(i.isdigit() and int(i) < len(gpus) for i in chosen):
+            if "gpu_index" not in row.values:
+                raise TraceError(f"{source}, line 1: column gpu_index is missing, node is there")
+            raise row.error("gpu_index", f"does not name {pod.gpu_count} of the {len(gpus)} GPUs of {name}")
+        uuids = tuple(gpus[int(index)].uuid for index in chosen)
+        memory = pod.memory_mib
+        if memory is None:
+            usable = [gpus[int(index)].memory_mib or 0 for index in chosen]
+            memory = min(usable, default=0) * pod.share_milli // GPU_MILLI
+        placed.append((pod, Placement(name, uuids, memory)))
+    return placed
+
+
+def _pods(text: str, source: str) -> Iterator[tuple[Row, PlacementRequest]]:
+    names: set[str] = set()
+    for row in _table(text, source, POD_COLUMNS, _POD_OPTIONAL):
+        name = row.values["name"].strip()
+        if not name or name in names:
+            raise row.error("name", "is empty" if not name else "names a pod a second time")
+        names.add(name)
+        count = row.whole("num_gpu", most=MAX_GPUS_PER_NODE)
+        share = row.whole("gpu_milli", most=GPU_MILLI)
+        if count and not share:
+            raise row.error("gpu_milli", f"asks for nothing on {count} GPUs")
+        if not count and share:
+            raise row.error("gpu_milli", "asks for a share of no GPU (num_gpu is 0)")
+        if count > 1 and share != GPU_MILLI:
+            raise row.error("gpu_milli", "asks for parts of several GPUs; several GPUs come whole (1000)")
+        yield (
+            row,
+            PlacementRequest(
+                name,
+                share,
+                count,
+                row.whole("gpu_memory_mib") if row.values.get("gpu_memory_mib") else None,
+                row.whole("cpu_milli"),
+                row.whole("memory_mib"),
+                frozenset(model for model in row.values["gpu_spec"].strip().split("|") if model),
+            ),
+        )
+
+
+def format_nodes(nodes: Iterable[NodeSpec]) -> str:
+    """Write nodes back as a table; a node's GPUs are taken to be alike.
+
+    Raises:
+        ValueError: a node mixes GPU models or memory sizes, or does not say its CPU or memory.
+    """
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(NODE_COLUMNS + _NODE_OPTIONAL)
+    for node in nodes:
+        kinds = {(gpu.model, gpu.memory_mib) for gpu in node.gpus}
+        if len(kinds) > 1 or node.cpu_milli is None or node.memory_mib is None:
+            raise ValueError(f"node {node.name} does not fit the trace format")
+        model, memory = next(iter(kinds), ("", None))
+        table.writerow([node.name, node.cpu_milli, node.memory_mib, len(node.gpus), model, memory or ""])
+    return out.getvalue()
+
+
+def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes: Iterable[NodeSpec]) -> str:
+    """Write requests back as a table, with where each runs."""
+    index = {gpu.uuid: slot for node in nodes for slot, gpu in enumerate(node.gpus)}
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow((*POD_COLUMNS, "gpu_memory_mib", "node", "gpu_index"))
+    for pod, placed in pods:
+        share = pod.share_milli if pod.gpu_count else 0
+        memory = "" if pod.memory_mib is None else pod.memory_mib
+        where = ["", ""]
+        if placed is not None:
+            where = [placed.node, "|".join(str(index[uuid]) for uuid in placed.gpu_uuids)]
+        models = "|".join(sorted(pod.models))
+        table.writerow(
+            [pod.pod_uid, pod.cpu_milli, pod.node_memory_mib, pod.gpu_count, share, models, memory, *where]
+        )
+    return out.getvalue()
+
+
+def _table(text: str, source: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
+    """Rows of a CSV table with a checked header; a last line without its end is a truncated file."""
+    reader = csv.reader(io.StringIO(text), strict=True)
+    header = next(reader, None)
+    if not header:
+        raise TraceError(f"{source} is empty")
+    header = [column.strip().removeprefix("\ufeff") for column in header]
+    for column in required:
+        if column not in header:
+            raise TraceError(f"{source}, line 1: column {column} is missing")
+    for column in header:
+        if column not in required and column not in optional:
+            known = ", ".join((*required, *optional))
+            raise TraceError(f"{source}, line 1: column {column!r} is not known (known are {known})")
+        if header.count(column) > 1:
+            raise TraceError(f"{source}, line 1: column {column} appears twice")
+    try:
+        for fields in reader:
+            if not fields:
+                continue
+            if len(fields) != len(header):
+                at = header[min(len(fields), len(header)) - 1]
+                raise TraceError(
+                    f"{source}, line {reader.line_num}, column {at}: the line has {len(fields)} fields, "
+                    f"the header {len(header)} (a truncated file?)"
+                )
+            yield Row(source, reader.line_num, dict(zip(header, fields, strict=True)))
+    except csv.Error as error:
+        raise TraceError(f"{source}, line {reader.line_num}: not a CSV table ({error})") from None

@@ -1,0 +1,224 @@
+"""What really happens to jobs that share a GPU in the job-level simulator: measured where it was measured.
+
+Two sources: a colocation dataset (any number of tenants, with caps; a set never measured is drawn from the
+interference model's forecast, its residual as noise) and a table of measured pairs (two tenants, no caps, as
+gavel's).
+"""
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from gpushare.core.dataset import Dataset, Mechanism
+from gpushare.core.drawn import LEAST_PROGRESS, draw
+from gpushare.core.interference import Forecast, Profile, ProfileError, profile_of
+from gpushare.core.pipes import COUNTERS
+from gpushare.sim.pairs_table import Floats, PairTable
+
+Forecaster = Callable[[Sequence[tuple[Profile, int]]], tuple[Forecast, ...]]
+"""(profile, thread percentage) of each tenant -> forecast of each: `InterferenceModel.predict`."""
+
+
+class TenantKind(NamedTuple):
+    """What the truth knows a tenant by: its workload and thread percentage."""
+
+    workload: str
+    thread_percentage: int = 100
+
+
+class Truth(Protocol):
+    """Progress of any set that a policy may form, and what profiling would tell of each workload."""
+
+    gpu_memory_mib: int
+    max_tenants: int
+    has_caps: bool
+
+    @property
+    def workloads(self) -> Sequence[str]:
+        """Every workload that it knows."""
+        ...
+
+    def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
+        """Progress of each tenant of the set relative to alone at 100%, in order."""
+        ...
+
+    def memory_mib(self, workload: str) -> int:
+        """Peak device memory; 0 where it was not measured."""
+        ...
+
+    def profile(self, workload: str) -> Floats:
+        """[features] the solo profile that predictors see, the same features for every workload."""
+        ...
+
+    def busy_ratio(self, workload: str) -> float:
+        """What a monitor would call its utilisation alone, 0 to 1."""
+        ...
+
+    def measured_pairs(self) -> Sequence[tuple[str, str, float]]:
+        """Uncapped pairs with their measured summed progress: what predictors train on."""
+        ...
+
+
+class DatasetTruth:
+    """A colocation dataset; what a set that it does not hold does is drawn once, from the forecast's interval.
+
+    A workload whose profile is not usable (too short, counters missing) is not among `workloads`.
+    """
+
+    has_caps = True
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        forecaster: Forecaster,
+        *,
+        gpu_memory_mib: int,
+        time_slicing: Dataset | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._dataset = dataset
+        self._forecaster = forecaster
+        self._seed = seed
+        self.gpu_memory_mib = gpu_memory_mib
+        self.max_tenants = 48
+        self.profiles: dict[str, Profile] = {}
+        for workload in dataset.solo:
+            with contextlib.suppress(ProfileError):
+                self.profiles[workload] = profile_of(dataset, workload)
+        self._measured: dict[Mechanism, dict[tuple[TenantKind, ...], list[tuple[float, ...]]]] = {}
+        for source in (dataset, time_slicing):
+            if source is not None:
+                self._measured.setdefault(source.mechanism, {}).update(_measured_sets(source))
+
+    @cached_property
+    def workloads(self) -> Sequence[str]:
+        """Every workload with a usable solo profile."""
+        return sorted(self.profiles)
+
+    def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
+        """Mean of the runs that measured just this set, else the cap curve (one tenant) or the model (several)."""
+        ordered = tuple(sorted(kinds))
+        runs = self._measured.get(mechanism, {}).get(ordered)
+        if runs:
+            by_kind = iter(np.maximum(np.mean(runs, axis=0), LEAST_PROGRESS).tolist())
+        elif mechanism is Mechanism.TIME_SLICING:
+            by_kind = iter(self._time_sliced(ordered))
+        elif len(ordered) == 1:
+            by_kind = iter([self.alone(*ordered[0])])
+        else:
+            by_kind = iter(self._modelled(ordered))
+        result = [0.0] * len(kinds)
+        for index in sorted(range(len(kinds)), key=lambda position: kinds[position]):
+            result[index] = next(by_kind)
+        return tuple(result)
+
+    def alone(self, workload: str, thread_percentage: int) -> float:
+        """Progress alone under a cap: the measured curve, straight between its points and down to 0 at 0%."""
+        curve = {0: 0.0, 100: 1.0, **self._dataset.cap_curve(workload)}
+        points = sorted(curve)
+        at = float(np.interp(thread_percentage, points, [curve[point] for point in points]))
+        return max(LEAST_PROGRESS, at)
+
+    def memory_mib(self, workload: str) -> int:
+        """Peak over its solo runs."""
+        runs = self._dataset.solo[workload][100]
+        return max((run.memory_mib[0] or 0 for run in runs), default=0)
+
+    def profile(self, workload: str) -> Floats:
+        """[12] counters of DESIGN's dataset order, 0 where not measured."""
+        measured = self.profiles[workload].counters
+        return np.array([getattr(measured, name) or 0.0 for name in COUNTERS])
+
+    def busy_ratio(self, workload: str) -> float:
+        """Graphics (NVML) utilisation where measured, else SM activity."""
+        measured = self.profiles[workload].counters
+        return measured.graphics_util if measured.graphics_util is not None else (measured.sm_util or 0.0)
+
+    def measured_pairs(self) -> Sequence[tuple[str, str, float]]:
+        """Pairs that ran with both caps at 100%."""
+        return [
+            (kinds[0].workload, kinds[1].workload, float(np.mean([sum(run) for run in runs])))
+            for kinds, runs in sorted(self._measured.get(Mechanism.MPS, {}).items())
+            if len(kinds) == 2 and all(kind.thread_percentage == 100 for kind in kinds)
+        ]
+
+    def _modelled(self, kinds: tuple[TenantKind, ...]) -> tuple[float, ...]:
+        said = self._forecaster([(self.profiles[kind.workload], kind.thread_percentage) for kind in kinds])
+        return draw(said, [self.alone(*kind) for kind in kinds], repr(kinds), seed=self._seed)
+
+    def _time_sliced(self, kinds: tuple[TenantKind, ...]) -> tuple[float, ...]:
+        """Taking turns: idle gaps of one serve another, so each gets what it needs until the GPU's time is out."""
+        needs = [max(0.01, self.busy_ratio(kind.workload)) for kind in kinds]
+        left, progress = 1.0, [0.0] * len(kinds)
+        order = sorted(range(len(kinds)), key=lambda index: needs[index])
+        for position, index in enumerate(order):
+            turn = min(needs[index], left / (len(order) - position))
+            progress[index] = max(LEAST_PROGRESS, turn / needs[index])
+            left -= turn
+        return tuple(progress)
+
+
+class PairsTruth:
+    """A table of measured pairs: at most two tenants, no caps; a pair that did not fit is refused by `fits`."""
+
+    has_caps = False
+    max_tenants = 2
+
+    def __init__(self, table: PairTable) -> None:
+        self._table = table
+        self._index = {name: index for index, name in enumerate(table.workloads)}
+        self._pairs: dict[tuple[int, int], tuple[float, float]] = {}
+        for row, (a, b) in enumerate(zip(table.first.tolist(), table.second.tolist(), strict=True)):
+            one, other = (float(rate) for rate in table.progress[row])
+            self._pairs[a, b], self._pairs[b, a] = (one, other), (other, one)
+        # What did not fit tells how much memory each needs; any numbers that reproduce the table do.
+        self.gpu_memory_mib = 0
+
+    @property
+    def workloads(self) -> Sequence[str]:
+        """Every workload of the table."""
+        return self._table.workloads
+
+    def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
+        """The measured pair; taking turns, or a pair never measured or that did not fit, is half each."""
+        if len(kinds) == 1:
+            return (1.0,)
+        if mechanism is Mechanism.TIME_SLICING or len(kinds) > 2:
+            return (1.0 / len(kinds),) * len(kinds)
+        rates = self._pairs.get((self._index[kinds[0].workload], self._index[kinds[1].workload]), (0.0, 0.0))
+        return rates if min(rates) > 0 else (0.5, 0.5)
+
+    def memory_mib(self, workload: str) -> int:  # noqa: ARG002 - the table has no memory; see `progress`
+        """0: the table does not say."""
+        return 0
+
+    def profile(self, workload: str) -> Floats:
+        """[2] log2 of the solo rate and of the batch size."""
+        index = self._index[workload]
+        return np.array([self._table.log2_solo[index], self._table.log2_batch[index]])
+
+    def busy_ratio(self, workload: str) -> float:
+        """1 less what it leaves to partners on average: the table has no utilisation."""
+        index = self._index[workload]
+        sums = [sum(rates) for (a, _), rates in self._pairs.items() if a == index and min(rates) > 0]
+        return float(np.clip(2 - np.mean(sums), 0.05, 1.0)) if sums else 1.0
+
+    def measured_pairs(self) -> Sequence[tuple[str, str, float]]:
+        """Every pair that fit."""
+        names, sums = self._table.workloads, self._table.normalized_sum
+        rows = np.flatnonzero(self._table.fits).tolist()
+        return [(names[self._table.first[r]], names[self._table.second[r]], float(sums[r])) for r in rows]
+
+
+def _measured_sets(dataset: Dataset) -> dict[tuple[TenantKind, ...], list[tuple[float, ...]]]:
+    """Sorted set -> progress of each run that measured it, aligned with the sorted set."""
+    sets: dict[tuple[TenantKind, ...], list[tuple[float, ...]]] = defaultdict(list)
+    for run, progress in dataset.shared_runs():
+        kinds = [TenantKind(tenant.workload, tenant.thread_percentage) for tenant in run.tenants]
+        order = sorted(range(len(kinds)), key=lambda index: kinds[index])
+        sets[tuple(kinds[index] for index in order)].append(tuple(progress[index] for index in order))
+    return dict(sets)

@@ -1,0 +1,212 @@
+"""Helm renders the chart; a small client speaks to the real API server, as anyone."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "gpushare"
+RELEASE, NAMESPACE = "gpushare", "gpushare-system"
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpushare"
+
+Json = dict[str, Any]
+Render = Callable[..., list[Json]]
+
+
+@cache
+def helm_program() -> str | None:
+    cached = [
+        CACHE / "bin" / "helm",
+        *sorted(CACHE.glob("helm/*/helm")),
+        *sorted(CACHE.glob("tools-build/bin/helm")),
+    ]
+    return next((str(path) for path in cached if path.exists()), shutil.which("helm"))
+
+
+@pytest.fixture(scope="session")
+def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs helm; skips where there is none (hack/cluster builds one)."""
+    program = helm_program()
+    if program is None:
+        pytest.skip("no helm: `make demo` or `make test` builds it")
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def render(helm: Callable[..., subprocess.CompletedProcess[str]]) -> Render:
+    """Renders the chart with values into objects; raises with helm's words where it refuses."""
+
+    @cache
+    def text(values: str, kube_version: str) -> str:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(values)
+            file.flush()
+            where = ("-n", NAMESPACE, "--kube-version", kube_version)
+            done = helm("template", RELEASE, str(CHART), *where, "-f", file.name)
+        if done.returncode:
+            raise ValueError(done.stderr)
+        return done.stdout
+
+    def objects(values: Json | None = None, *, kube_version: str = "1.35.4") -> list[Json]:
+        rendered = text(json.dumps(values or {}), kube_version)
+        return [item for item in yaml.load_all(rendered, yaml.CSafeLoader) if item]
+
+    return objects
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server said."""
+
+    code: int
+    body: Json
+
+    @property
+    def message(self) -> str:
+        return str(self.body.get("message", ""))
+
+
+@dataclass
+class ApiServer:
+    """A client with the kubeconfig's certificate that can act as any user."""
+
+    server: str
+    context: ssl.SSLContext
+    made: list[str] = field(default_factory=list)
+
+    def call(
+        self, method: str, path: str, body: Json | None = None, *, user: str = "", node: str = "",
+        dry_run: bool = False, content_type: str = "application/json",
+    ) -> Answer:  # fmt: skip
+        query = "?dryRun=All&fieldValidation=Strict" if dry_run else ""
+        request = urllib.request.Request(
+            self.server + path + query, method=method, data=None if body is None else json.dumps(body).encode()
+        )
+        request.add_header("Content-Type", content_type)
+        if user:
+            request.add_header("Impersonate-User", user)
+            request.add_header("Impersonate-Group", "system:masters")
+        if node:
+            key = urllib.parse.quote("authentication.kubernetes.io/node-name", safe="")
+            request.add_header(f"Impersonate-Extra-{key}", node)
+        try:
+            with urllib.request.urlopen(request, context=self.context, timeout=30) as response:
+                return Answer(response.status, json.loads(response.read()))
+        except urllib.error.HTTPError as error:
+            return Answer(error.code, json.loads(error.read()))
+
+
+def kubeconfig_path() -> Path | None:
+    candidates = [os.environ.get("KUBECONFIG"), "/var/lib/gpushare-dev/kubeconfig"]
+    return next((Path(path) for path in candidates if path and Path(path).exists()), None)
+
+
+@pytest.fixture(scope="session")
+def api() -> ApiServer:
+    """The real API server of the local cluster."""
+    path = kubeconfig_path()
+    if path is None:
+        pytest.skip("no cluster: hack/cluster up")
+    config = yaml.safe_load(path.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+
+    def material(holder: Json, key: str) -> str:
+        if key in holder:
+            return str(Path(path.parent, holder[key]))
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            file.write(base64.b64decode(holder[f"{key}-data"]))
+        return file.name
+
+    context = ssl.create_default_context(cafile=material(cluster, "certificate-authority"))
+    context.load_cert_chain(material(user, "client-certificate"), material(user, "client-key"))
+    server = ApiServer(cluster["server"], context)
+    try:
+        server.call("GET", "/version")
+    except OSError as error:
+        pytest.skip(f"the cluster does not answer: {error}")
+    return server
+
+
+GROUPS = {
+    "CustomResourceDefinition": "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+}
+
+
+@pytest.fixture(scope="session")
+def installed(api: ApiServer, render: Render) -> Iterator[ApiServer]:
+    """The API server with the chart's definitions and policies; those that were not there leave with the tests."""
+    made: list[str] = []
+    for item in render():
+        if path := GROUPS.get(item["kind"]):
+            answer = api.call("POST", path, item)
+            assert answer.code in (201, 409), answer.message
+            if answer.code == 201:
+                made.append(f"{path}/{item['metadata']['name']}")
+    _wait_until_enforced(api)
+    yield api
+    for path in made:
+        api.call("DELETE", path)
+
+
+@pytest.fixture(scope="session")
+def accounts(installed: ApiServer) -> dict[str, str]:
+    """Usernames of the parts, as the policies in force name them: the release may be anybody's."""
+    path = f"{GROUPS['ValidatingAdmissionPolicy']}/{RELEASE}-decisions"
+    text = json.dumps(installed.call("GET", path).body["spec"]["validations"])
+    match = re.search(r"(system:serviceaccount:[a-z0-9-]+:[a-z0-9-]+)-scheduler", text)
+    assert match is not None
+    return {part: f"{match[1]}-{part}" for part in ("agent", "scheduler", "operator")}
+
+
+def _wait_until_enforced(api: ApiServer) -> None:
+    """New definitions and policies take a moment; ask until both answer."""
+    share = {"apiVersion": "gpushare.io/v1alpha1", "kind": "GpuShare", "metadata": {"name": "probe"}}
+    decided = _pod("probe", {"gpushare.io/gpu": "GPU-1"})
+    grabbing = _pod("probe")
+    grabbing["spec"]["containers"][0]["resources"] = {"limits": {"gpushare.io/share": "1"}}
+    for _ in range(600):
+        first = api.call("POST", "/apis/gpushare.io/v1alpha1/namespaces/default/gpushares", share, dry_run=True)
+        others = [
+            api.call("POST", "/api/v1/namespaces/default/pods", pod, dry_run=True) for pod in (decided, grabbing)
+        ]
+        if first.code == 201 and all(other.code == 403 for other in others):
+            return
+    raise AssertionError(f"not enforced: {first.code} {first.message}; {[other.message for other in others]}")
+
+
+def _pod(name: str, annotations: dict[str, str] | None = None, labels: dict[str, str] | None = None) -> Json:
+    """A pod that no scheduler of the cluster takes."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "annotations": annotations or {}, "labels": labels or {}},
+        "spec": {"schedulerName": "nobody", "containers": [{"name": "main", "image": "none"}]},
+    }
+
+
+@pytest.fixture(scope="session")
+def pod_object() -> Callable[..., Json]:
+    """Makes pods that no scheduler of the cluster takes."""
+    return _pod

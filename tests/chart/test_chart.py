@@ -1,0 +1,430 @@
+"""The chart renders, with any values, into what DESIGN promises; wrong values are refused."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpushare.core import names
+from gpushare.extender import options as extender_options
+from gpushare.mps import host as mps_host
+from gpushare_deviceplugin import options as agent_options
+from gpushare_operator.admission import __main__ as admission_main
+from gpushare_operator.running import Environment
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "gpushare"
+Json = dict[str, Any]
+Render = Any  # conftest's fixture
+
+VALUE_SETS: dict[str, Json] = {
+    "defaults": {},
+    "simulated": {"simulated": {"gpus": "H200:2"}, "image": {"pullPolicy": "Never"}},
+    "everything": {
+        "certManager": {"enabled": True},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True},
+        "networkPolicy": {"enabled": True},
+        "priorityClasses": {"quota": True},
+        "watch": {"namespaces": ["a", "b"]},
+        "runtimeClassName": "nvidia",
+        "nodes": {"selector": {"pool": "gpu"}},
+        "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": ["one"]},
+        "scheduler": {
+            "command": ["/usr/local/bin/kube", "kube-scheduler"],
+            "tolerations": [{"operator": "Exists"}],
+        },
+        "operator": {"podAnnotations": {"a": "b"}},
+        "envCapsFallback": True,
+    },
+    "bare": {
+        "crds": {"install": False},
+        "dashboards": {"enabled": False},
+        "priorityClasses": {"node": "", "cluster": ""},
+        "admission": {"replicas": 1},
+        "scheduler": {"replicas": 1},
+        "nodes": {"affinity": {}, "tolerations": []},
+        "nameOverride": "share",
+    },
+}
+VALUES = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
+
+
+def of_kind(objects: list[Json], kind: str, name: str | None = None) -> list[Json]:
+    return [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
+
+
+def workloads(objects: list[Json]) -> dict[str, Json]:
+    """Part -> its Deployment or DaemonSet."""
+    found = of_kind(objects, "Deployment") + of_kind(objects, "DaemonSet")
+    return {o["metadata"]["labels"]["app.kubernetes.io/component"]: o for o in found}
+
+
+def containers(workload: Json) -> list[Json]:
+    return workload["spec"]["template"]["spec"]["containers"]
+
+
+@VALUES
+def test_the_chart_lints(helm: Any, values: Json, tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text(yaml.safe_dump(values))
+    done = helm("lint", "--strict", str(CHART), "-f", str(file))
+    assert done.returncode == 0, done.stdout
+
+
+@VALUES
+def test_every_part_is_there_once_and_objects_have_unique_names(render: Render, values: Json) -> None:
+    objects = render(values)
+    assert set(workloads(objects)) == {"operator", "admission", "scheduler", "agent", "mps"}
+    keys = [(o["kind"], o["metadata"].get("namespace"), o["metadata"]["name"]) for o in objects]
+    assert len(keys) == len(set(keys))
+    for part, workload in workloads(objects).items():
+        account = workload["spec"]["template"]["spec"]["serviceAccountName"]
+        assert account.endswith(part)
+        assert of_kind(objects, "ServiceAccount", account)
+
+
+@VALUES
+def test_selectors_find_their_pods(render: Render, values: Json) -> None:
+    objects = render(values)
+    pods = [w["spec"]["template"]["metadata"]["labels"] for w in workloads(objects).values()]
+    selectors = [w["spec"]["selector"]["matchLabels"] for w in workloads(objects).values()]
+    selectors += [o["spec"]["selector"] for o in of_kind(objects, "Service")]
+    for kind, path in (("PodDisruptionBudget", "selector"), ("NetworkPolicy", "podSelector")):
+        selectors += [o["spec"][path]["matchLabels"] for o in of_kind(objects, kind)]
+    for selector in selectors:
+        assert sum(selector.items() <= labels.items() for labels in pods) == 1, selector
+    for monitor in of_kind(objects, "PodMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"]
+        assert all(wanted.items() <= labels.items() for labels in pods)
+
+
+@VALUES
+def test_no_container_may_gain_privileges_and_most_run_without_root(render: Render, values: Json) -> None:
+    for part, workload in workloads(render(values)).items():
+        pod = workload["spec"]["template"]["spec"]
+        for container in pod["containers"]:
+            security = {**pod.get("securityContext", {}), **container["securityContext"]}
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+            assert security["runAsNonRoot"] is (part not in ("agent", "mps"))
+            assert container["resources"]["requests"]
+        assert not pod.get("hostNetwork")
+        assert not pod.get("hostIPC")
+        assert pod.get("hostPID", False) is (part in ("agent", "mps"))
+
+
+@VALUES
+def test_host_paths_are_the_few_that_the_node_parts_need(render: Render, values: Json) -> None:
+    for part, workload in workloads(render(values)).items():
+        volumes = workload["spec"]["template"]["spec"].get("volumes", [])
+        paths = {v["hostPath"]["path"] for v in volumes if "hostPath" in v}
+        kubelet = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
+        expected = {"agent": {names.HOST_DIRECTORY} | kubelet, "mps": {names.HOST_DIRECTORY}}
+        assert paths == expected.get(part, set())
+
+
+def test_an_upgrade_never_restarts_the_mps_host(render: Render) -> None:
+    mps = workloads(render())["mps"]
+    assert mps["spec"]["updateStrategy"] == {"type": "OnDelete"}
+    (container,) = containers(mps)
+    assert "livenessProbe" not in container
+    assert mps["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_the_mps_host_may_ask_the_api_for_nothing(render: Render) -> None:
+    bound = [s["name"] for o in render() if o["kind"].endswith("RoleBinding") for s in o["subjects"]]
+    assert "gpushare-mps" not in bound
+    assert {"gpushare-agent", "gpushare-operator", "gpushare-admission", "gpushare-scheduler"} == set(bound)
+
+
+FORBIDDEN_RESOURCES = {"secrets", "*", "serviceaccounts", "roles", "clusterroles", "nodes/proxy", "pods/exec"}
+
+
+@VALUES
+def test_roles_name_what_they_need(render: Render, values: Json) -> None:
+    objects = render(values)
+    for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role"):
+        for rule in role["rules"]:
+            assert not FORBIDDEN_RESOURCES & set(rule["resources"]), role["metadata"]["name"]
+            assert "*" not in rule["verbs"]
+            assert "*" not in rule["apiGroups"]
+
+
+def test_watching_few_namespaces_gives_the_operator_rights_in_these_only(render: Render) -> None:
+    objects = render({"watch": {"namespaces": ["a", "b"]}})
+    everywhere = {o["roleRef"]["name"] for o in of_kind(objects, "ClusterRoleBinding")}
+    assert "gpushare-operator" not in everywhere
+    here = {o["metadata"]["namespace"] for o in of_kind(objects, "RoleBinding", "gpushare-operator")}
+    assert here == {"a", "b"}
+    (operator,) = containers(workloads(objects)["operator"])
+    assert operator["args"] == ["--namespace=a", "--namespace=b"]
+
+
+@pytest.mark.parametrize(
+    ("version", "tag"),
+    [
+        ("1.35.4", "v1.35.4"),
+        ("v1.31.5-gke.1023000", "v1.31.5"),
+        ("v1.30.9-eks-8cce635", "v1.30.9"),
+        ("v1.33.1+k3s1", "v1.33.1"),
+    ],
+)
+def test_kube_scheduler_is_of_the_clusters_version(render: Render, version: str, tag: str) -> None:
+    scheduler = workloads(render(kube_version=version))["scheduler"]
+    images = [c["image"] for c in containers(scheduler)]
+    assert f"registry.k8s.io/kube-scheduler:{tag}" in images
+
+
+def test_a_cluster_before_1_30_is_refused(render: Render) -> None:
+    with pytest.raises(ValueError, match="kubeVersion"):
+        render(kube_version="1.29.9")
+
+
+def test_the_scheduler_asks_the_extender_on_localhost_about_our_resource_only(render: Render) -> None:
+    (config,) = of_kind(render(), "ConfigMap", "gpushare-scheduler")
+    scheduler = yaml.safe_load(config["data"]["scheduler.yaml"])
+    (profile,) = scheduler["profiles"]
+    (extender,) = scheduler["extenders"]
+    assert profile["schedulerName"] == names.SCHEDULER_NAME
+    assert extender["urlPrefix"] == "http://127.0.0.1:8888"
+    assert extender["managedResources"] == [{"name": names.SHARE_RESOURCE, "ignoredByScheduler": False}]
+    assert (extender["nodeCacheCapable"], extender["ignorable"]) == (True, False)
+    assert {extender[f"{verb}Verb"] for verb in ("filter", "prioritize", "bind", "preempt")} == {
+        "filter", "prioritize", "bind", "preempt",
+    }  # fmt: skip
+    assert scheduler["leaderElection"]["resourceName"] == "gpushare-scheduler"
+
+
+def test_a_changed_scheduler_configuration_restarts_the_scheduler(render: Render) -> None:
+    def checksum(values: Json) -> str:
+        template = workloads(render(values))["scheduler"]["spec"]["template"]
+        return template["metadata"]["annotations"]["checksum/config"]
+
+    assert checksum({}) == checksum({})
+    assert checksum({}) != checksum({"scheduler": {"extenderWeight": 5}})
+
+
+def webhooks(objects: list[Json]) -> Iterator[Json]:
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        for configuration in of_kind(objects, kind):
+            yield from configuration["webhooks"]
+
+
+@VALUES
+def test_no_webhook_is_asked_about_a_pod_without_the_annotation(render: Render, values: Json) -> None:
+    hooks = list(webhooks(render(values)))
+    assert len(hooks) == 4
+    for hook in hooks:
+        assert any(f"'{names.FRACTION}' in object." in c["expression"] for c in hook["matchConditions"])
+        assert hook["timeoutSeconds"] <= 5
+        about_pods = any("pods" in rule["resources"] for rule in hook["rules"])
+        assert hook["failurePolicy"] == ("Fail" if about_pods else "Ignore")
+
+
+def test_webhooks_trust_the_certificate_that_the_server_gets(render: Render) -> None:
+    objects = render()
+    (secret,) = of_kind(objects, "Secret")
+    assert {h["clientConfig"]["caBundle"] for h in webhooks(objects)} == {secret["data"]["ca.crt"]}
+    with_cert_manager = render({"certManager": {"enabled": True}})
+    assert not of_kind(with_cert_manager, "Secret")
+    (certificate,) = of_kind(with_cert_manager, "Certificate")
+    assert certificate["spec"]["secretName"] == secret["metadata"]["name"]
+    assert "gpushare-admission.gpushare-system.svc" in certificate["spec"]["dnsNames"]
+
+
+def test_policies_speak_of_every_annotation(render: Render) -> None:
+    policies = {o["metadata"]["name"]: o for o in of_kind(render(), "ValidatingAdmissionPolicy")}
+
+    def keys(policy: str) -> set[str]:
+        condition = policies[policy]["spec"]["matchConditions"][-1]["expression"]
+        return set(re.findall(r"'(gpushare\.io/[a-z-]+)'", condition))
+
+    assert keys("gpushare-decisions") == set(names.DECISION_ANNOTATIONS)
+    assert keys("gpushare-requests") == {*names.USER_ANNOTATIONS, names.MANAGED_LABEL}
+    bindings = of_kind(render(), "ValidatingAdmissionPolicyBinding")
+    assert {b["spec"]["policyName"] for b in bindings} == set(policies)
+    assert all(b["spec"]["validationActions"] == ["Deny"] for b in bindings)
+
+
+def test_policies_name_the_accounts_that_the_parts_run_as(render: Render) -> None:
+    objects = render({"fullnameOverride": "other"})
+    (policy,) = of_kind(objects, "ValidatingAdmissionPolicy", "other-decisions")
+    allowed = set(re.findall(r"serviceaccount:([a-z-]+:[a-z-]+)", policy["spec"]["validations"][0]["expression"]))
+    parts = workloads(objects)
+    accounts = {
+        f"gpushare-system:{parts[p]['spec']['template']['spec']['serviceAccountName']}"
+        for p in ("scheduler", "agent")
+    }
+    assert allowed == accounts
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"simulate": {}}, "simulate"),
+        ({"image": {"repo": "x"}}, "repo"),
+        ({"simulated": {"gpus": "two"}, "defaults": {"fraction": "auto"}}, "fraction"),
+        ({"defaults": {"class": "fast"}}, "class"),
+        ({"policy": {"maxSlowdown": 0.5}}, "maxSlowdown"),
+        ({"scheduler": {"replicas": 0}}, "replicas"),
+        ({"admission": {"timeoutSeconds": "5"}}, "timeoutSeconds"),
+        ({"image": {"digest": "abc"}}, "digest"),
+        ({"logging": {"level": "loud"}}, "level"),
+        ({"watch": {"namespaces": ["Not A Name"]}}, "namespaces"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(render: Render, values: Json, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        render(values)
+
+
+def _generator(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "hack" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_value_is_documented_and_the_page_is_fresh() -> None:
+    generator = _generator("generate_values_doc")
+    text = (CHART / "values.yaml").read_text()
+    listed = list(generator.values(text))
+    assert [value.path for value in listed if not value.description] == []
+    assert (ROOT / "docs" / "values.md").read_text() == generator.render(text), "run hack/generate_values_doc.py"
+
+    def leaves(tree: Json, path: str = "") -> set[str]:
+        out = set()
+        for key, value in tree.items():
+            here = f"{path}{key}"
+            out |= {here} if any(v.path == here for v in listed) else leaves(value, f"{here}.")
+        return out
+
+    assert leaves(yaml.safe_load(text)) == {value.path for value in listed}
+
+
+def test_the_schema_and_the_values_name_the_same_things() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+
+    def compare(values: Json, part: Json, path: str) -> None:
+        if part.get("additionalProperties") is not False:
+            return
+        assert set(values) <= set(part["properties"]), path
+        assert set(part["properties"]) - {"global"} <= set(values), path
+        for key, value in values.items():
+            if isinstance(value, dict):
+                compare(value, part["properties"][key], f"{path}.{key}")
+
+    compare(yaml.safe_load((CHART / "values.yaml").read_text()), schema, "")
+
+
+def test_the_schema_offers_the_policies_that_the_extender_has() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    offered = schema["properties"]["policy"]["properties"]["placement"]["enum"]
+    assert sorted(offered) == sorted(extender_options.POLICIES)
+
+
+@pytest.mark.integration
+@VALUES
+def test_the_real_api_server_takes_every_manifest(api: Any, render: Render, values: Json) -> None:
+    """Server-side dry run with strict field validation; kinds of operators that are not installed are left out."""
+    plurals = {"NetworkPolicy": "networkpolicies"}
+    for item in render(values):
+        group = item["apiVersion"]
+        if group.startswith(("cert-manager.io", "monitoring.coreos.com")):
+            continue
+        root = f"/api/{group}" if "/" not in group else f"/apis/{group}"
+        namespace = item["metadata"].pop("namespace", None)
+        scope = "/namespaces/default" if namespace else ""  # the release's namespace need not exist
+        plural = plurals.get(item["kind"], item["kind"].lower() + "s").replace("policys", "policies")
+        item["metadata"]["name"] = f"dry-{item['metadata']['name']}" if "Definition" not in item["kind"] else None
+        if item["metadata"]["name"] is None:
+            continue  # a definition's name is fixed; test_policies installs them for real
+        answer = api.call("POST", f"{root}{scope}/{plural}", item, dry_run=True)
+        assert answer.code == 201, f"{item['kind']} {item['metadata']['name']}: {answer.message}"
+
+
+SOURCES = {
+    "operator": ["operator/gpushare_operator"],
+    "admission": ["operator/gpushare_operator/admission"],
+    "scheduler": ["src/gpushare/extender"],
+    "agent": ["deviceplugin/gpushare_deviceplugin"],
+    "mps": ["src/gpushare/mps"],
+}
+
+
+def _variables_read(part: str) -> set[str]:
+    """What a part reads: variables that it names, and those of the options that it declares by `add`."""
+    files = [path for folder in SOURCES[part] for path in (ROOT / folder).rglob("*.py")]
+    text = "\n".join(path.read_text() for path in files)
+    declared = {
+        f"GPUSHARE_{name.upper().replace('-', '_')}" for name in re.findall(r'\badd\(\s*"([a-z-]+)"', text)
+    }
+    return declared | set(re.findall(r"\b(?:GPUSHARE_[A-Z_]+|NODE_NAME)\b", text))
+
+
+# Not ours to read: kopf reads USER, the NVIDIA container toolkit the others.
+FOREIGN = {"USER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+
+
+@VALUES
+def test_every_variable_that_the_chart_sets_is_read(render: Render, values: Json) -> None:
+    for part, workload in workloads(render(values)).items():
+        for container in containers(workload):
+            given = [variable["name"] for variable in container.get("env", [])]
+            assert len(set(given)) == len(given)
+            assert set(given) - FOREIGN <= _variables_read(part), part
+
+
+def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) -> None:
+    """The parts' own option parsers are asked, with the rendered command line and environment."""
+    values = {"simulated": {"gpus": "H200:2"}, "mps": {"endStrangers": False}, "envCapsFallback": True}
+    parts = workloads(render(values))
+
+    def given(part: str) -> tuple[list[str], dict[str, str]]:
+        container = containers(parts[part])[0]
+        environment = {v["name"]: v.get("value", "some-node") for v in container.get("env", [])}
+        return [*container["command"][3:], *container.get("args", [])], environment
+
+    extender = extender_options.parse_options(*given("scheduler"))
+    (config,) = of_kind(render(values), "ConfigMap", "gpushare-scheduler")
+    (url,) = {one["urlPrefix"] for one in yaml.safe_load(config["data"]["scheduler.yaml"])["extenders"]}
+    assert url == f"http://{extender.host}:{extender.port}"
+    ports = {p["name"]: p["containerPort"] for p in containers(parts["scheduler"])[0]["ports"]}
+    assert ports["metrics"] == extender.metrics_port
+
+    agent = agent_options.parse_options(*given("agent"))
+    assert (agent.node_name, agent.simulated, str(agent.directory)) == (
+        "some-node",
+        "H200:2",
+        names.HOST_DIRECTORY,
+    )
+    assert containers(parts["agent"])[0]["ports"] == [{"name": "metrics", "containerPort": agent.metrics_port}]
+
+    admission = admission_main.parse_settings(*given("admission"))
+    assert admission.policy.env_caps
+    mounts = {m["mountPath"] for m in containers(parts["admission"])[0]["volumeMounts"]}
+    assert str(admission.certificates) in mounts
+
+    arguments, environment = given("mps")
+    host = mps_host._parse(arguments)
+    assert (host.simulated, host.keep_strangers, host.directory) == ("H200:2", True, names.HOST_DIRECTORY)
+    assert containers(parts["mps"])[0]["ports"] == [{"name": "metrics", "containerPort": host.port}]
+    assert "NODE_NAME" in environment
+
+    operator = Environment.read(given("operator")[1])
+    assert (operator.settings.defaults.max_slowdown_ratio, operator.namespaces) == (1.5, ())
+    ports = {p["name"]: p["containerPort"] for p in containers(parts["operator"])[0]["ports"]}
+    assert ports["metrics"] == operator.metrics_port
+    several = containers(workloads(render({"watch": {"namespaces": ["a", "b"]}}))["operator"])[0]
+    environment = {v["name"]: v["value"] for v in several["env"]}
+    assert Environment.read(environment).namespaces == ("a", "b")

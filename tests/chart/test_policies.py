@@ -1,0 +1,258 @@
+"""The chart's definitions and policies on a real API server: what is refused, in which words, and what is not."""
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gpushare.core import names
+from gpushare.core.hardware import Health
+from gpushare.core.objects import Ceilings, GpuNodeStatus, GpuStatus, MpsState, MpsStatus, Tenant, Utilization
+from gpushare.core.schema import to_json
+
+ApiServer = Any  # conftest's, which importlib mode does not let a test module import
+PodObject = Any
+Accounts = dict[str, str]
+
+pytestmark = pytest.mark.integration
+
+SHARES = "/apis/gpushare.io/v1alpha1/namespaces/default/gpushares"
+NODES = "/apis/gpushare.io/v1alpha1/gpunodes"
+PODS = "/api/v1/namespaces/default/pods"
+MERGE = "application/merge-patch+json"
+
+
+def share(spec: dict[str, Any], name: str = "s") -> dict[str, Any]:
+    return {"apiVersion": names.API_VERSION, "kind": "GpuShare", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"fraction": "0.25", "memory": "8Gi", "class": "latency", "maxSlowdown": 1, "faultDomain": "isolated"},
+        {"fraction": "auto", "profile": {"mode": "Auto", "windowSeconds": 30}},
+        {"fraction": "16", "selector": {"matchLabels": {"app": "a"}}},
+        {"selector": {"matchExpressions": [{"key": "a", "operator": "Exists"}]}, "profile": {"mode": "Off"}},
+    ],
+)
+def test_sensible_shares_are_accepted(installed: ApiServer, spec: dict[str, Any]) -> None:
+    answer = installed.call("POST", SHARES, share(spec), dry_run=True)
+    assert answer.code == 201, answer.message
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"fraction": "1.5"}, "whole percents"),
+        ({"fraction": "0.255"}, "whole percents"),
+        ({"fraction": "-1"}, "whole percents"),
+        ({"fraction": "17"}, "up to 16"),
+        ({"fraction": 0.5}, "must be of type string"),
+        ({"memory": "lots"}, "8Gi"),
+        ({"memory": "0Gi"}, "above zero"),
+        ({"class": "fast"}, '"throughput", "latency"'),
+        ({"maxSlowdown": 0.9}, "greater than or equal to 1"),
+        ({"faultDomain": "none"}, '"shared", "isolated"'),
+        ({"fraction": "auto", "profile": {"mode": "Off"}}, "profile.mode"),
+        ({"profile": {"windowSeconds": 0}}, "greater than or equal to 1"),
+        ({"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}, "need values"),
+        ({"fracton": "0.5"}, "unknown field"),
+    ],
+)
+def test_senseless_shares_are_refused_with_a_reason(
+    installed: ApiServer, spec: dict[str, Any], words: str
+) -> None:
+    answer = installed.call("POST", SHARES, share(spec), dry_run=True)
+    assert answer.code in (400, 422)
+    assert words in answer.message
+
+
+def test_a_selector_cannot_be_changed_but_other_fields_can(installed: ApiServer) -> None:
+    name = f"s-{uuid.uuid4().hex[:8]}"
+    made = installed.call(
+        "POST", SHARES, share({"selector": {"matchLabels": {"a": "1"}}, "fraction": "0.5"}, name)
+    )
+    assert made.code == 201, made.message
+    try:
+        for selector in ({"matchLabels": {"a": "2"}}, None):
+            answer = installed.call(
+                "PATCH", f"{SHARES}/{name}", {"spec": {"selector": selector}}, dry_run=True, content_type=MERGE
+            )
+            assert "selector cannot be changed" in answer.message
+        answer = installed.call(
+            "PATCH", f"{SHARES}/{name}", {"spec": {"fraction": "0.25"}}, dry_run=True, content_type=MERGE
+        )
+        assert answer.code == 200, answer.message
+    finally:
+        installed.call("DELETE", f"{SHARES}/{name}")
+
+
+@pytest.fixture
+def tenant(installed: ApiServer, pod_object: PodObject) -> Iterator[str]:
+    """A managed pod that is never run; made as the scheduler, so that no webhook has to be up."""
+    name = f"p-{uuid.uuid4().hex[:8]}"
+    pod = pod_object(name, {"example.com/own": "1"}, {names.MANAGED_LABEL: "true"})
+    made = installed.call("POST", PODS, pod)
+    assert made.code == 201, made.message
+    yield name
+    installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+def annotate(api: ApiServer, pod: str, key: str, value: str | None, *, part: str = "", **who: str) -> Any:
+    body = {"metadata": {"annotations": {key: value}}}
+    return api.call("PATCH", f"{PODS}/{pod}{part}", body, dry_run=True, content_type=MERGE, **who)
+
+
+@pytest.mark.parametrize("key", names.DECISION_ANNOTATIONS)
+def test_no_user_makes_a_pod_with_a_decision(installed: ApiServer, pod_object: PodObject, key: str) -> None:
+    answer = installed.call("POST", PODS, pod_object("p", {key: "x"}), dry_run=True)
+    assert answer.code == 403
+    assert "written by gpushare alone" in answer.message
+    assert key in answer.message
+
+
+@pytest.mark.parametrize("part", ["", "/status"])
+@pytest.mark.parametrize("key", names.DECISION_ANNOTATIONS)
+@pytest.mark.parametrize("user", ["", "operator", "system:serviceaccount:default:default"])
+def test_no_user_sets_a_decision_on_a_pod(
+    installed: ApiServer, accounts: Accounts, tenant: str, key: str, part: str, user: str
+) -> None:
+    answer = annotate(installed, tenant, key, "x", part=part, user=accounts.get(user, user))
+    assert answer.code == 403
+    assert "written by gpushare alone" in answer.message
+
+
+def test_a_decision_cannot_be_smuggled_in_by_a_binding(installed: ApiServer, tenant: str) -> None:
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": tenant, "annotations": {names.GPU: "GPU-1"}},
+        "target": {"kind": "Node", "name": "n1"},
+    }
+    for path in (f"{PODS}/{tenant}/binding", "/api/v1/namespaces/default/bindings"):
+        answer = installed.call("POST", path, binding, dry_run=True)
+        assert answer.code == 403
+        assert "written by gpushare alone" in answer.message
+    del binding["metadata"]["annotations"]
+    assert installed.call("POST", f"{PODS}/{tenant}/binding", binding, dry_run=True).code == 201
+
+
+def test_the_extender_writes_decisions_and_others_cannot_change_or_remove_them(
+    installed: ApiServer, accounts: Accounts, tenant: str
+) -> None:
+    decision = {"metadata": {"annotations": {names.GPU: "GPU-1", names.THREAD_PERCENTAGE: "25"}}}
+    wrote = installed.call("PATCH", f"{PODS}/{tenant}", decision, user=accounts["scheduler"], content_type=MERGE)
+    assert wrote.code == 200, wrote.message
+    assert annotate(installed, tenant, names.GPU, "GPU-2").code == 403
+    assert annotate(installed, tenant, names.GPU, None).code == 403
+    assert annotate(installed, tenant, names.GPU, None, part="/status").code == 403
+    assert annotate(installed, tenant, names.GPU, "GPU-2", user=accounts["scheduler"]).code == 200
+    assert annotate(installed, tenant, "example.com/own", "2").code == 200  # everything else is the user's
+    assert annotate(installed, tenant, names.GPU, "GPU-1").code == 200  # nothing changed
+
+
+def test_an_agent_corrects_decisions_on_its_own_node_only(
+    installed: ApiServer, accounts: Accounts, tenant: str
+) -> None:
+    # The tenant is bound to no node, so an agent whose token names one may not touch it.
+    answer = annotate(installed, tenant, names.GPU, "GPU-1", user=accounts["agent"], node="n1")
+    assert answer.code == 403
+    assert "own node only" in answer.message
+    assert (
+        annotate(installed, tenant, names.GPU, "GPU-1", user=accounts["agent"]).code == 200
+    )  # Kubernetes without the claim
+
+
+def test_an_agent_corrects_decisions_on_its_own_node(
+    installed: ApiServer, accounts: Accounts, pod_object: PodObject
+) -> None:
+    name = f"p-{uuid.uuid4().hex[:8]}"
+    pod = pod_object(name)
+    pod["spec"]["nodeName"] = "no-such-node"
+    assert installed.call("POST", PODS, pod).code == 201
+    try:
+        assert (
+            annotate(installed, name, names.GPU, "GPU-1", user=accounts["agent"], node="no-such-node").code == 200
+        )
+        assert annotate(installed, name, names.GPU, "GPU-1", user=accounts["agent"], node="other").code == 403
+    finally:
+        installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+@pytest.mark.parametrize("key", names.USER_ANNOTATIONS)
+def test_a_request_cannot_be_changed_later(installed: ApiServer, tenant: str, key: str) -> None:
+    answer = annotate(installed, tenant, key, "1")
+    assert answer.code == 403
+    assert "make a new pod" in answer.message
+
+
+def test_a_running_tenant_cannot_be_hidden_from_the_accounts(installed: ApiServer, tenant: str) -> None:
+    body = {"metadata": {"labels": {names.MANAGED_LABEL: None}}}
+    for part in ("", "/status"):
+        answer = installed.call("PATCH", f"{PODS}/{tenant}{part}", body, dry_run=True, content_type=MERGE)
+        assert answer.code == 403, part
+
+
+def test_a_pod_without_our_annotation_is_not_touched(installed: ApiServer, pod_object: PodObject) -> None:
+    answer = installed.call("POST", PODS, pod_object("plain", {"a": "b"}), dry_run=True)
+    assert answer.code == 201
+    bare = pod_object("bare")
+    del bare["metadata"]["annotations"], bare["metadata"]["labels"]
+    answer = installed.call("POST", PODS, bare, dry_run=True)
+    assert answer.code == 201
+    assert answer.body["spec"]["schedulerName"] == "nobody"
+
+
+@pytest.mark.parametrize("part", ["limits", "requests"])
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_shares_are_not_to_be_had_behind_the_extenders_back(
+    installed: ApiServer, pod_object: PodObject, part: str, where: str
+) -> None:
+    pod = pod_object("p")
+    resources = {"limits": {names.SHARE_RESOURCE: "50"}, "requests": {names.SHARE_RESOURCE: "50"}}
+    if part == "limits":
+        del resources["requests"]
+    pod["spec"].setdefault(where, [{"name": "first", "image": "none"}])[0]["resources"] = resources
+    answer = installed.call("POST", PODS, pod, dry_run=True)
+    assert answer.code == 403
+    assert 'annotate the pod instead, such as gpushare.io/fraction: "0.25"' in answer.message
+
+
+def test_a_gpunode_is_written_by_its_own_nodes_agent(installed: ApiServer, accounts: Accounts) -> None:
+    name = f"n-{uuid.uuid4().hex[:8]}"
+    node = {"apiVersion": names.API_VERSION, "kind": "GpuNode", "metadata": {"name": name}}
+    refused = installed.call("POST", NODES, node, user=accounts["agent"], node="other", dry_run=True)
+    assert refused.code == 403
+    assert "another node" in refused.message
+    assert installed.call("POST", NODES, node, user=accounts["agent"], node=name).code == 201
+    try:
+        status = {"status": {"gpus": [{"uuid": "GPU-1", "tenants": [{"podUid": "u", "share": 25}]}]}}
+        path = f"{NODES}/{name}/status"
+        assert (
+            installed.call("PATCH", path, status, user=accounts["agent"], node="other", content_type=MERGE).code
+            == 403
+        )
+        assert (
+            installed.call("PATCH", path, status, user=accounts["agent"], node=name, content_type=MERGE).code
+            == 200
+        )
+    finally:
+        installed.call("DELETE", f"{NODES}/{name}")
+
+
+def test_what_the_dataclasses_write_is_stored_unchanged(installed: ApiServer) -> None:
+    name = f"n-{uuid.uuid4().hex[:8]}"
+    mps = MpsStatus(MpsState.ACTIVE, 2, 0, Ceilings.ENFORCED)
+    tenants = (Tenant("u", "ns", "p", 25, 40, 8192, 100, 1, 0.8, 0.1, 1.25),)
+    gpu = GpuStatus("GPU-1", 0, "H200", 143_771, 132, Health.HEALTHY, None, mps, Utilization(sm=0.5), 100, tenants)
+    status = to_json(GpuNodeStatus.of((gpu,), driver_version="580", observed_at="2026-11-21T11:00:00Z"))
+    node = {"apiVersion": names.API_VERSION, "kind": "GpuNode", "metadata": {"name": name}}
+    assert installed.call("POST", NODES, node).code == 201
+    try:
+        answer = installed.call("PATCH", f"{NODES}/{name}/status", {"status": status}, content_type=MERGE)
+        assert answer.code == 200, answer.message
+        assert answer.body["status"] == status
+    finally:
+        installed.call("DELETE", f"{NODES}/{name}")

@@ -1,0 +1,110 @@
+"""Each part may do in the API what its code does, and nothing else: the rights are compared with the calls."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare import kube
+from gpushare.kube import Resource
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = {
+    "operator": "operator/gpushare_operator/*.py",
+    "admission": "operator/gpushare_operator/admission/*.py",
+    "scheduler": "src/gpushare/extender/*.py",
+    "agent": "deviceplugin/gpushare_deviceplugin/**/*.py",
+    "mps": "src/gpushare/mps/**/*.py",
+}
+Right = tuple[str, str, str]  # group, resource with its subresource, verb
+
+# Rights that no call of ours shows, each with its reason.
+BESIDES: dict[str, set[Right]] = {
+    "operator": {
+        # Kopf watches GpuShares for the handlers, and learns from the others what there is.
+        ("gpushare.io", "gpushares", "watch"),
+        *(("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("get", "list", "watch")),
+        *(("", "namespaces", verb) for verb in ("get", "list", "watch")),
+        # Owners are asked for by a table of kinds.
+        ("apps", "replicasets", "get"),
+        ("batch", "jobs", "get"),
+    },
+    "scheduler": {("coordination.k8s.io", "leases", verb) for verb in ("create", "get", "update", "patch")},
+}
+
+
+def _resource(node: ast.expr) -> Resource | None:
+    found = getattr(kube, node.id, None) if isinstance(node, ast.Name) else None
+    return found if isinstance(found, Resource) else None
+
+
+def _calls(part: str) -> Iterator[Right]:
+    """What the part's code asks of the API, by the names of gpushare.kube."""
+    for path in ROOT.glob(SOURCES[part]):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            resources = [resource for argument in node.args if (resource := _resource(argument)) is not None]
+            if name == "record_event":
+                yield "events.k8s.io", "events", "create"
+            elif name == "bind" and "api" in ast.dump(node.func):
+                yield "", "pods/binding", "create"
+            elif name == "evict" and "api" in ast.dump(node.func):
+                yield "", "pods/eviction", "create"
+            elif resources and name in ("Reflector", "get", "list", "create", "patch", "delete", "replace"):
+                (resource,) = resources
+                subresource = next((k.value for k in node.keywords if k.arg == "subresource"), None)
+                plural = resource.plural
+                if isinstance(subresource, ast.Constant):
+                    plural += f"/{subresource.value}"
+                verbs = ("list", "watch") if name == "Reflector" else ({"replace": "update"}.get(name, name),)
+                yield from ((resource.group, plural, verb) for verb in verbs)
+
+
+def _granted(objects: list[dict[str, Any]], part: str) -> set[Right]:
+    """What the chart's own roles, bound to the part's account, allow."""
+    account = f"gpushare-{part}"
+    bound = {
+        o["roleRef"]["name"]
+        for o in objects
+        if o["kind"].endswith("RoleBinding") and any(s["name"] == account for s in o["subjects"])
+    }
+    roles = [o for o in objects if o["kind"] in ("Role", "ClusterRole") and o["metadata"]["name"] in bound]
+    return {
+        (group, resource, verb)
+        for role in roles
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("part", SOURCES)
+def test_rights_are_those_that_the_code_uses(render: Any, part: str) -> None:
+    assert _granted(render(), part) == set(_calls(part)) | BESIDES.get(part, set())
+
+
+def test_calls_are_found_at_all() -> None:
+    assert ("", "pods", "patch") in set(_calls("scheduler"))
+    assert ("gpushare.io", "gpunodes/status", "patch") in set(_calls("agent"))
+    assert set(_calls("mps")) == set()
+
+
+@pytest.mark.parametrize("part", SOURCES)
+def test_nobody_may_read_secrets_or_run_commands_in_pods(render: Any, part: str) -> None:
+    granted = {resource for _, resource, _ in _granted(render(), part)}
+    assert not [r for r in granted if re.match(r"secrets|pods/(exec|attach|portforward)|nodes/|.*\*|.*roles", r)]
+
+
+def test_the_scheduler_acts_as_kube_scheduler_and_volume_scheduler_and_no_more(render: Any) -> None:
+    roles = {
+        o["roleRef"]["name"]
+        for o in render()
+        if o["kind"] == "ClusterRoleBinding" and o["subjects"][0]["name"] == "gpushare-scheduler"
+    }
+    assert roles == {"gpushare-scheduler", "system:kube-scheduler", "system:volume-scheduler"}

@@ -1,0 +1,68 @@
+import json
+import time
+from dataclasses import replace
+
+import pytest
+
+from gpushare.cli import main as command
+from gpushare.mps.layout import GpuDirectory, write_status
+from gpushare.mps.status import ClientStatus, GateStatus, MpsState
+
+
+def run(monkeypatch, *arguments: str) -> int:
+    monkeypatch.setattr("sys.argv", ["gpushare", "mps", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        command()
+    return int(stopped.value.code or 0)
+
+
+@pytest.fixture
+def base(tmp_path):
+    for number in (1, 2):
+        gpu = GpuDirectory.of(tmp_path, f"GPU-{number}")
+        gpu.create()
+        status = GateStatus(
+            gpu.uuid, MpsState.ACTIVE, time.time(), clients=(ClientStatus(7, "uid", 25, 8192, 100),)
+        )
+        write_status(gpu, replace(status, clients=status.clients if number == 1 else ()))
+    return str(tmp_path)
+
+
+def test_status_of_every_gpu(monkeypatch, capsys, base):
+    assert run(monkeypatch, "status", "--directory", base) == 0
+    shown = capsys.readouterr().out
+    assert "GPU-1" in shown
+    assert "Active" in shown
+    assert run(monkeypatch, "status", "--directory", base, "--json") == 0
+    assert [(g["gpu_uuid"], g["state"], g["fresh"]) for g in json.loads(capsys.readouterr().out)] == [
+        ("GPU-1", "Active", True),
+        ("GPU-2", "Active", True),
+    ]
+
+
+def test_clients_as_table_and_json(monkeypatch, capsys, base):
+    assert run(monkeypatch, "clients", "--directory", base) == 0
+    assert "8192 MiB" in capsys.readouterr().out
+    assert run(monkeypatch, "clients", "--directory", base, "--json", "--gpu", "GPU-1") == 0
+    (client,) = json.loads(capsys.readouterr().out)
+    assert (client["pid"], client["pod_uid"], client["gpu_uuid"]) == (7, "uid", "GPU-1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["status", "--directory", "/nonexistent"], "no GPU is kept here"),
+     (["daemon", "log"], "2 GPUs are kept"),
+     (["status", "--gpu", "GPU-9"], "no GPU GPU-9"),
+     (["set", "--gpu", "GPU-1"], "nothing to set"),
+     (["terminate", "--gpu", "GPU-1"], "either --pid or --pod"),
+     (["daemon", "dance", "--gpu", "GPU-1"], "allowed are start, stop and log"),
+     (["set", "--gpu", "GPU-1", "--thread-percentage", "20"], "cannot run nvidia-cuda-mps-control")],
+)  # fmt: skip
+def test_what_cannot_be_is_one_sentence_and_exit_code_2(monkeypatch, capsys, base, arguments, said):
+    where = [] if "--directory" in arguments else ["--directory", base]
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert run(monkeypatch, *arguments, *where) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("gpushare: ")
+    assert said in error
+    assert error.count("\n") == 1

@@ -1,0 +1,199 @@
+"""`gpushare sim cluster`, `snapshot` and `plan`: what is printed, and the sentence and exit code for bad input."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpushare.cli import root
+from gpushare.cli.errors import UsageError
+from gpushare.cli.live import cluster_of
+from gpushare.cli.snapshot import save
+from gpushare.core import names
+from gpushare.core.decision import Decision
+from gpushare.core.hardware import Health
+from gpushare.core.objects import GpuNode, GpuNodeStatus, GpuStatus
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n"
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\n"
+    "x,1000,1024,1,600,\ny,1000,1024,1,600,T4\nz,1000,1,2,1000,\n"
+)
+POD_YAML = """
+apiVersion: v1
+kind: Pod
+metadata: {name: one, namespace: shop, annotations: {gpushare.io/fraction: "0.25"}}
+spec: {containers: [{name: main, resources: {requests: {cpu: 500m, memory: 1Gi}}}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: plain}
+spec: {containers: [{name: main}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 2
+  template:
+    metadata: {annotations: {gpushare.io/fraction: "2"}}
+    spec: {containers: [{name: main}]}
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "pods.csv").write_text(PODS)
+    (tmp_path / "pods.yaml").write_text(POD_YAML)
+    return tmp_path
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: object
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("sys.argv", ["gpushare", *map(str, words)])
+    try:
+        root.main()
+        code: Any = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_sim_cluster_prints_the_agreed_keys(files: Path, monkeypatch: Any, capsys: Any) -> None:
+    words = ["sim", "cluster", "--nodes", files / "nodes.csv", "--pods", files / "pods.csv", "--json"]
+    code, out, _ = call(monkeypatch, capsys, *words, "--policy", "bestfit", "--seed", 7)
+    found = json.loads(out)
+    assert code == 0
+    assert list(found) == [
+        "policy", "seed", "allocated_gpu_percent", "fragmented_gpu_percent", "placed", "rejected", "seconds",
+    ]  # fmt: skip
+    assert (found["policy"], found["seed"]) == ("bestfit", 7)
+    code, out, _ = call(monkeypatch, capsys, *words, "--runs", 3)
+    several = json.loads(out)
+    assert [run["seed"] for run in several["runs"]] == [42, 43, 44]
+    mean = sum(run["allocated_gpu_percent"] for run in several["runs"]) / 3
+    assert several["allocated_gpu_percent"] == pytest.approx(mean, abs=1e-3)
+    _, out, _ = call(monkeypatch, capsys, *words[:-1], "--runs", 2)
+    assert "mean" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nodes", "absent.csv"], "cannot be read: No such file or directory"),
+        (["--policy", "magic"], 'policy "magic" is not known; there are random, dotprod'),
+        (["--pods", "nodes.csv"], "line 1: column name is missing"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_code_2(
+    files: Path, monkeypatch: Any, capsys: Any, words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(files)
+    code, out, err = call(
+        monkeypatch, capsys, "sim", "cluster", "--nodes", "nodes.csv", "--pods", "pods.csv", *words
+    )
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_a_plan_for_empty_nodes_says_where_and_why_not(files: Path, monkeypatch: Any, capsys: Any) -> None:
+    words = ["plan", "--pods", files / "pods.csv", "--nodes", files / "nodes.csv"]
+    code, out, _ = call(monkeypatch, capsys, *words, "--json", "--policy", "bestfit")
+    x, y, z = json.loads(out)["pods"]
+    assert code == 1, "one pod fits nowhere"
+    assert (x["node"], x["gpus"], x["fits_on"]) == ("a", ["a/0"], 2)
+    assert (y["node"], y["fits_on"]) == ("b", 1)
+    assert y["elsewhere"] == [
+        {"reason": "GpuModel", "detail": "needs 1 GPU of T4, has 0 healthy", "nodes": 1, "example": "a"}
+    ]
+    assert (z["node"], z["reason"]) == (None, "NotEnoughShare")
+    code, out, _ = call(monkeypatch, capsys, *words)
+    assert code == 1
+    assert "nowhere: NotEnoughShare" in out
+
+
+def test_manifests_are_planned(files: Path, monkeypatch: Any, capsys: Any) -> None:
+    words = ["plan", "--nodes", files / "nodes.csv", "--json", "--pods"]
+    code, out, _ = call(monkeypatch, capsys, *words, files / "pods.yaml")
+    assert code == 1
+    assert [pod["pod"] for pod in json.loads(out)["pods"]] == ["shop/one", "default/web-0", "default/web-1"]
+    for broken, says in (
+        (
+            POD_YAML.replace("0.25", "1.5"),
+            'pod one: annotation gpushare.io/fraction: "1.5" asks for more than one GPU',
+        ),
+        (POD_YAML.replace("500m", "lots"), "pod one: 'lots' is not a quantity"),
+        ("a: [", "is not YAML"),
+        ("- 1", "a document is not a Kubernetes object"),
+        ("kind: Pod\nmetadata: {name: x}\nspec: {}", "holds no pod with the annotation"),
+    ):
+        (files / "broken.yaml").write_text(broken)
+        code, out, err = call(monkeypatch, capsys, *words, files / "broken.yaml")
+        assert (code, out) == (2, "")
+        assert says in err
+
+
+def gpu(index: int, health: Health = Health.HEALTHY) -> GpuStatus:
+    return GpuStatus(uuid=f"GPU-{index}", index=index, model="H200", memory_mib=100_512, health=health)
+
+
+def pod(
+    name: str, node: str | None, gpus: tuple[str, ...] = (), fraction: str | None = "0.5", cpu: str = "1"
+) -> dict:
+    annotations = {names.FRACTION: fraction} if fraction else {}
+    if gpus:
+        annotations |= Decision(gpus, 50, 50_000, "2026-11-21T12:00:00Z").to_annotations()
+    return {
+        "metadata": {"name": name, "namespace": "shop", "annotations": annotations},
+        "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}]},
+        "status": {"phase": "Running" if node else "Pending"},
+    }
+
+
+def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monkeypatch: Any, capsys: Any) -> None:
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "32", "memory": "64Gi"}}}
+    cluster = cluster_of(
+        [node],
+        [
+            GpuNode("n", GpuNodeStatus.of((gpu(1), gpu(0)))),
+            GpuNode("gone", GpuNodeStatus.of((gpu(2, Health.UNHEALTHY),))),
+        ],
+        [],
+        [
+            pod("a", "n", ("GPU-1",)),
+            pod("b", None),
+            pod("system", "n", fraction=None, cpu="2"),
+            pod("lost", "n", ("GPU-9",)),
+            pod("wrong", None, fraction="7.5"),
+            pod("done", "n", ("GPU-0",)) | {"status": {"phase": "Succeeded"}},
+        ],
+    )
+    (spec,) = cluster.nodes
+    assert (spec.cpu_milli, spec.memory_mib) == (30_000, 63 * 1024), "what pods without our annotation leave"
+    assert [one.memory_mib for one in spec.gpus] == [100_000, 100_000]
+    assert [(request.pod_uid, where and where.gpu_uuids) for request, where in cluster.pods] == [
+        ("shop/a", ("GPU-1",)), ("shop/b", None),
+    ]  # fmt: skip
+    assert [note.split(" is left out")[0] for note in cluster.notes] == [
+        "pod shop/wrong",
+        "node gone",
+        "pod shop/lost",
+    ]
+    save(cluster, files / "snap")
+    (files / "p.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nnew,1000,1,1,1000,\n")
+    code, out, _ = call(
+        monkeypatch, capsys, "plan", "--snapshot", files / "snap", "--pods", files / "p.csv", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["pods"][0]["gpus"] == ["n/0"], "GPU 1 has a tenant"
+
+
+def test_a_cluster_without_gpus_writes_nothing(files: Path) -> None:
+    with pytest.raises(UsageError, match="no GPU that gpushare manages"):
+        save(cluster_of([], [], [], []), files / "snap")
+    assert not (files / "snap").exists()

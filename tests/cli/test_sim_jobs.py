@@ -1,0 +1,76 @@
+import json
+
+import pytest
+
+from gpushare.cli import main as command
+from gpushare.sim.job_catalog import POLICIES
+
+
+def gpushare(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["gpushare", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stopped:
+        command()
+    return int(stopped.value.code or 0)
+
+
+@pytest.fixture
+def gavel(data_directory):
+    folder = data_directory / "gavel"
+    return ["--colocation", folder / "pairs.csv", "--solo", folder / "solo.csv", "--gpu", "p100"]
+
+
+@pytest.fixture
+def trace(monkeypatch, gavel, tmp_path):
+    path = tmp_path / "trace.csv"
+    assert gpushare(monkeypatch, "sim", "trace", *gavel, "--jobs", 12, "--interarrival", 5, "-o", path) == 0
+    return path
+
+
+def test_one_policy_prints_json(monkeypatch, gavel, trace, capsys):
+    code = gpushare(
+        monkeypatch, "sim", "jobs", *gavel, "--trace", trace, "--gpus", 3, "--policy", "fifo", "--json"
+    )
+    assert code == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["policy"] == "fifo"
+    assert printed["jobs"] == 12
+    assert printed["throughput_ratio"] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_compare_runs_every_policy_that_the_data_allows_and_writes_one_page(
+    monkeypatch, gavel, trace, tmp_path, capsys
+):
+    page = tmp_path / "report.html"
+    code = gpushare(monkeypatch, "sim", "compare", *gavel, "--trace", trace, "--gpus", 3, "-o", page, "--json")
+    assert code == 0
+    ran = {each["policy"] for each in json.loads(capsys.readouterr().out)["results"]}
+    assert ran == set(POLICIES) - {"mig", "mps-equal"}
+    text = page.read_text()
+    assert text.count("data:image/svg+xml;base64,") == 3
+    assert "http://" not in text
+    assert "https://" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--policy", "magic"], 'policy "magic" is not known; there are fifo,'),
+        (["--policy", "mig"], "policy mig needs a colocation dataset with capped solo runs"),
+        (["--gpu", "a100"], 'no rows for GPU "a100"; the table has k80, p100, v100'),
+        (["--trace", "missing.csv"], "missing.csv: cannot be read: No such file or directory"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(monkeypatch, gavel, trace, capsys, change, message):
+    arguments = [*gavel, "--trace", trace, "--gpus", 3, "--policy", "fifo", *change]
+    assert gpushare(monkeypatch, "sim", "jobs", *arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_an_output_that_cannot_be_written_leaves_nothing(monkeypatch, gavel, tmp_path, capsys):
+    target = tmp_path / "absent" / "trace.csv"
+    assert gpushare(monkeypatch, "sim", "trace", *gavel, "-o", target) == 2
+    assert "cannot be written" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

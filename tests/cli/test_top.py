@@ -1,0 +1,92 @@
+"""What `gpushare top` makes of pods and GpuNodes."""
+
+import io
+
+from rich.console import Console
+
+from gpushare.cli.top import render, rows
+from gpushare.core import names
+from gpushare.core.decision import Decision
+from gpushare.core.objects import GpuNode, GpuNodeStatus, GpuStatus, Tenant
+
+NODE = GpuNode(
+    "node-a",
+    GpuNodeStatus.of(
+        (
+            GpuStatus(
+                uuid="GPU-0",
+                index=0,
+                model="H200",
+                tenants=(
+                    Tenant(
+                        pod_uid="u1",
+                        share_percent=25,
+                        memory_used_mib=900,
+                        progress_ratio=0.8,
+                        slowdown_ratio=1.25,
+                    ),
+                ),
+            ),
+            GpuStatus(uuid="GPU-1", index=1, model="H200"),
+        )
+    ),
+)
+
+
+def pod(name: str, uid: str, phase: str = "Running", annotations: dict[str, str] | None = None) -> dict:
+    return {
+        "metadata": {"name": name, "namespace": "shop", "uid": uid, "annotations": annotations or {}},
+        "spec": {"containers": [{"name": "main", "resources": {"limits": {names.SHARE_RESOURCE: "40"}}}]},
+        "status": {"phase": phase},
+    }
+
+
+def test_a_running_pod_shows_its_decision_and_what_its_agent_measured():
+    decision = Decision(("GPU-0",), 50, 8192, "2026-11-21T12:00:00Z").to_annotations()
+    given = pod("web-0", "u1", annotations={**decision, names.WORKLOAD: "resnet50", names.CLASS: "latency"})
+    (row,) = rows([given], [NODE])
+    assert (row.gpu, row.share_percent, row.thread_percentage, row.memory_limit_mib) == ("node-a/0", 25, 50, 8192)
+    assert (row.memory_used_mib, row.progress_ratio, row.slowdown_ratio) == (900, 0.8, 1.25)
+    assert (row.workload, row.job_class) == ("resnet50", "latency")
+
+
+def test_what_is_not_known_is_a_dash_and_not_a_number():
+    waiting = pod("web-1", "u2", phase="Pending")
+    waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    (row,) = rows([waiting], [NODE])
+    assert (row.state, row.gpu, row.progress_ratio, row.share_percent) == ("Unschedulable", None, None, 40)
+    out = io.StringIO()
+    Console(file=out, width=200).print(render([row]))
+    assert out.getvalue().splitlines()[1].split()[-3:] == ["-", "-", "-"]
+
+
+def test_waiting_pods_come_last_and_ended_ones_not_at_all():
+    decision = Decision(("GPU-1",), 40, 100, "").to_annotations()
+    found = rows(
+        [pod("a", "1", phase="Pending"), pod("z", "2", annotations=decision), pod("e", "3", "Failed")], [NODE]
+    )
+    assert [row.pod for row in found] == ["z", "a"]
+
+
+def test_a_pod_on_two_gpus_shows_its_worst_progress_and_both_gpus():
+    both = GpuNode(
+        "node-a",
+        GpuNodeStatus.of(
+            tuple(
+                GpuStatus(
+                    uuid=f"GPU-{index}",
+                    index=index,
+                    tenants=(Tenant(pod_uid="u", share_percent=100, memory_used_mib=10, progress_ratio=ratio),),
+                )
+                for index, ratio in ((0, 1.0), (1, 0.9))
+            )
+        ),
+    )
+    decision = Decision(("GPU-0", "GPU-1"), 100, 100, "").to_annotations()
+    (row,) = rows([pod("big", "u", annotations=decision)], [both])
+    assert (row.gpu, row.progress_ratio, row.memory_used_mib) == ("node-a/0, node-a/1", 0.9, 20)
+
+
+def test_broken_decision_annotations_are_shown_as_none():
+    (row,) = rows([pod("web", "u9", annotations={names.GPU: "GPU-0", names.THREAD_PERCENTAGE: "ten"})], [NODE])
+    assert (row.gpu, row.thread_percentage) == (None, None)

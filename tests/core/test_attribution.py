@@ -1,0 +1,132 @@
+"""Progress inferred from counters: exact where it can be, bounded, drawn to the prior, honest where blind."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare.core.attribution import (
+    Prior,
+    TenantEvidence,
+    attribute,
+    bounded_minimum,
+    cap_bound,
+)
+from gpushare.core.pipes import Counters
+
+FP32 = Counters(fp32_util=0.6, dram_bw_util=0.2, integer_util=0.2, sm_util=0.7, hmma_tensor_util=0.0)
+TENSOR = Counters(fp32_util=0.05, dram_bw_util=0.4, integer_util=0.1, sm_util=0.8, hmma_tensor_util=0.7)
+MEMORY = Counters(fp32_util=0.1, dram_bw_util=0.9, integer_util=0.15, sm_util=0.9, hmma_tensor_util=0.0)
+
+
+def mix(*parts: tuple[Counters, float]) -> Counters:
+    sums: dict[str, float] = {}
+    for counters, progress in parts:
+        for name, value in counters.as_dict().items():
+            sums[name] = sums.get(name, 0.0) + value * progress
+    return Counters(**sums)
+
+
+@given(st.tuples(*[st.floats(0.0, 1.0)] * 3))
+def test_exact_mixtures_are_found_within_their_error(progress: tuple[float, float, float]) -> None:
+    found = attribute(
+        mix(*zip((FP32, TENSOR, MEMORY), progress, strict=True)),
+        [TenantEvidence(s) for s in (FP32, TENSOR, MEMORY)],
+    )
+    for each, truth in zip(found, progress, strict=True):
+        assert each.progress_ratio is not None
+        assert each.error_ratio is not None
+        assert each.progress_ratio == pytest.approx(truth, abs=max(0.06, 2 * each.error_ratio))
+
+
+def test_a_tenants_pipes_are_its_own_and_never_the_devices() -> None:
+    a, b = attribute(mix((FP32, 0.5), (TENSOR, 1.0)), [TenantEvidence(FP32), TenantEvidence(TENSOR)])
+    assert a.pipes["fp32"] == pytest.approx(0.3, abs=0.02)
+    assert a.pipes["fp16"] == 0.0
+    assert b.pipes["fp16"] == pytest.approx(0.7, abs=0.03)
+
+
+def test_a_cap_bounds_what_is_inferred() -> None:
+    device = mix((FP32, 1.0), (MEMORY, 0.3))
+    [capped, _] = attribute(device, [TenantEvidence(FP32, bound=0.5), TenantEvidence(MEMORY)])
+    assert capped.progress_ratio == 0.5
+
+
+@given(
+    st.lists(st.sampled_from([FP32, TENSOR, MEMORY]), min_size=1, max_size=4), st.floats(0.0, 2.0),
+    st.floats(0.05, 1.0), st.none() | st.builds(Prior, st.floats(0.0, 1.3), st.floats(0.01, 0.3)),
+)  # fmt: skip
+def test_nobody_is_said_to_run_faster_than_alone_under_its_cap(
+    signatures: list[Counters], load: float, bound: float, prior: Prior | None
+) -> None:
+    device = mix(*((s, load) for s in signatures))  # up to twice what they can draw together
+    for counters in (device, Counters()):
+        for each in attribute(counters, [TenantEvidence(s, bound, prior) for s in signatures]):
+            assert each.progress_ratio is None or 0.0 <= each.progress_ratio <= bound
+
+
+def test_twins_are_unknown_alone_but_not_with_a_prior() -> None:
+    device = mix((FP32, 0.9), (FP32, 0.3))
+    blind = attribute(device, [TenantEvidence(FP32), TenantEvidence(FP32), TenantEvidence(MEMORY)])
+    told = attribute(
+        device, [TenantEvidence(FP32, prior=Prior(0.85, 0.05)), TenantEvidence(FP32, prior=Prior(0.35, 0.05))]
+    )
+    assert all(each.error_ratio is None or each.error_ratio > 0.15 for each in blind[:2])
+    assert [each.progress_ratio for each in told] == pytest.approx([0.9, 0.3], abs=0.06)
+
+
+def test_an_idle_signature_cannot_be_seen_and_is_said_to_be_unknown() -> None:
+    idle = Counters(fp32_util=0.001, dram_bw_util=0.001, integer_util=0.001, sm_util=0.002, hmma_tensor_util=0.0)
+    [busy, unseen] = attribute(mix((MEMORY, 0.8), (idle, 0.5)), [TenantEvidence(MEMORY), TenantEvidence(idle)])
+    assert busy.progress_ratio == pytest.approx(0.8, abs=0.05)
+    assert unseen.progress_ratio is None
+    assert unseen.pipes == {}
+
+
+def test_a_stranger_among_the_tenants_makes_the_counters_useless() -> None:
+    found = attribute(
+        mix((FP32, 0.5), (MEMORY, 0.5)), [TenantEvidence(FP32, prior=Prior(0.6, 0.1)), TenantEvidence(None)]
+    )
+    assert found[0].progress_ratio == 0.6
+    assert found[1].progress_ratio is None
+
+
+def test_without_counters_only_priors_speak() -> None:
+    [known, unknown] = attribute(Counters(), [TenantEvidence(FP32, prior=Prior(0.6, 0.1)), TenantEvidence(FP32)])
+    assert (known.progress_ratio, unknown.progress_ratio) == (0.6, None)
+    assert attribute(FP32, []) == ()
+
+
+def test_cap_bounds_follow_the_measured_curve() -> None:
+    curve = {25: 0.4, 50: 0.8}
+    assert cap_bound(curve, 50) == 0.8
+    assert cap_bound(curve, 75) == pytest.approx(0.9)
+    assert cap_bound(curve, 10) == 0.4
+    assert cap_bound({}, 30) == 1.0
+    assert cap_bound({50: 1.02}, 50) == 1.0
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 4), st.integers(0, 2**31))
+def test_the_bounded_minimum_is_the_best_over_all_active_sets(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    a = rng.uniform(size=(n + 3, n))
+    hessian = a.T @ a + 0.1 * np.eye(n)
+    gradient = rng.normal(size=n) * 3
+    upper = rng.uniform(0.2, 1.0, size=n)
+    found = bounded_minimum(hessian, gradient, upper, start=upper / 2)
+
+    def cost(x: np.ndarray) -> float:
+        return float(x @ hessian @ x / 2 - gradient @ x)
+
+    best = np.inf
+    for active in itertools.product((-1, 0, 1), repeat=n):  # at zero, free, at its bound
+        x = np.where(np.array(active) == 1, upper, 0.0)
+        free = [i for i, kind in enumerate(active) if kind == 0]
+        if free:
+            x[free] = np.linalg.solve(hessian[np.ix_(free, free)], gradient[free] - (hessian @ x)[free])
+        if (x >= -1e-9).all() and (x <= upper + 1e-9).all():
+            best = min(best, cost(x))
+    assert cost(found) <= best + 1e-6

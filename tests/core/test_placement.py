@@ -1,0 +1,100 @@
+import pytest
+
+from gpushare.core.cluster import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.core.placement import candidates, choose, fits, place
+from gpushare.core.policies import BestFit
+from gpushare.core.rejection import Reason, Rejection
+from gpushare.core.request import FaultDomain
+
+
+def node(name: str, gpus: int = 2, memory_mib: int = 80_000, model: str = "H100", **more: int) -> NodeSpec:
+    return NodeSpec(name, tuple(GpuSpec(f"GPU-{name}-{i}", model, memory_mib) for i in range(gpus)), **more)
+
+
+def ask(uid: str, percent: int = 40, **more: object) -> PlacementRequest:
+    return PlacementRequest(uid, percent * 10, **more)  # type: ignore[arg-type]
+
+
+def put(state: ClusterState, request: PlacementRequest) -> Placement:
+    placed = place(request, state, BestFit())
+    assert isinstance(placed, Placement), placed
+    state.reserve(request.pod_uid, placed, request)
+    return placed
+
+
+def test_three_pods_of_40_percent_never_share_one_gpu() -> None:
+    state = ClusterState([node("a")])
+    gpus = [put(state, ask(str(i))).gpu_uuids[0] for i in range(3)]
+    assert gpus == ["GPU-a-0", "GPU-a-0", "GPU-a-1"]
+    put(state, ask("3"))
+    refused = place(ask("4"), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.SHARE
+    assert "needs 40% of one GPU, the freest has 20% free" in refused.detail
+
+
+def test_default_memory_is_the_share_of_what_the_gpu_has_for_tenants() -> None:
+    state = ClusterState([node("a", memory_mib=80_512)], gpu_memory_reserve_mib=512)
+    assert put(state, ask("x", 25)).memory_mib == 20_000
+    refused = place(ask("y", 10, memory_mib=80_001), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.GPU_MEMORY
+    assert "needs 80001 MiB on 1 GPU, the freest with enough share has 80000 MiB free" in refused.detail
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (ask("x", 100, gpu_count=3), Reason.NO_GPUS),
+        (ask("x", models=frozenset({"A100"})), Reason.GPU_MODEL),
+        (ask("x", 100, gpu_count=2), Reason.SHARE),
+        (ask("x", clients=49), Reason.CLIENTS),
+        (ask("x", cpu_milli=9_000), Reason.CPU),
+        (ask("x", node_memory_mib=5_000), Reason.NODE_MEMORY),
+        (ask("x", memory_mib=90_000), Reason.GPU_MEMORY),
+    ],
+)
+def test_every_node_says_why(request_: PlacementRequest, reason: Reason) -> None:
+    state = ClusterState([node("a", cpu_milli=8_000, memory_mib=80_000)])
+    state.update_node(NodeSpec("a", node("a").gpus, cpu_milli=8_000, memory_mib=4_000))
+    put(state, ask("tenant", 10))
+    found = candidates(request_, state, BestFit(), ["a", "elsewhere"])
+    assert found.nodes == []
+    assert found.rejections()["a"].reason is reason
+    assert found.rejections()["elsewhere"].reason is Reason.NO_GPUS
+    refused = choose(request_, state, BestFit(), "a")
+    assert isinstance(refused, Rejection)
+    assert refused.reason is reason
+
+
+def test_an_isolated_tenant_is_alone() -> None:
+    state = ClusterState([node("a")])
+    first = put(state, ask("alone", 10, fault_domain=FaultDomain.ISOLATED))
+    second = put(state, ask("other", 10))
+    assert first.gpu_uuids != second.gpu_uuids
+    refused = place(ask("third", 10, fault_domain=FaultDomain.ISOLATED), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.FAULT_DOMAIN
+    state.release("other")
+    assert isinstance(place(ask("third", 10, fault_domain=FaultDomain.ISOLATED), state, BestFit()), Placement)
+
+
+def test_an_unhealthy_gpu_takes_nobody_and_comes_back() -> None:
+    state = ClusterState([node("a", 1)])
+    state.set_health("GPU-a-0", healthy=False)
+    refused = place(ask("x"), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.GPU_UNHEALTHY
+    state.set_health("GPU-a-0", healthy=True)
+    put(state, ask("x"))
+
+
+def test_a_stale_decision_is_noticed() -> None:
+    state = ClusterState([node("a", 1)])
+    decided = place(ask("x", 60), state, BestFit())
+    assert isinstance(decided, Placement)
+    assert fits(ask("x", 60), state, decided) is None
+    put(state, ask("y", 60))
+    stale = fits(ask("x", 60), state, decided)
+    assert stale is not None
+    assert stale.reason is Reason.SHARE

@@ -1,0 +1,186 @@
+"""A fake kubelet on real unix sockets, an API server over real HTTP, and pods as it would give them."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+from aiohttp import web
+
+from gpushare.core import names
+from gpushare.core.objects import GpuNodeStatus
+from gpushare.core.schema import from_json
+from gpushare_deviceplugin import api_pb2, api_pb2_grpc, podresources_pb2, podresources_pb2_grpc
+from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
+
+GPU_A, GPU_B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
+
+
+class Clock:
+    """Monotonic seconds that the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodResourcesListerServicer):
+    """kubelet's two sockets: it takes registrations and says who has which ids."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plugins = directory / "device-plugins"
+        self.plugins.mkdir(parents=True, exist_ok=True)
+        (directory / "pod-resources").mkdir(exist_ok=True)
+        self.registered: asyncio.Queue[Any] = asyncio.Queue()
+        self.held: dict[str, list[str]] = {}
+        self._server: Any = None
+
+    async def start(self) -> None:
+        for path in self.plugins.glob("*.sock"):  # as the real one does
+            path.unlink()
+        self._server = grpc.aio.server()
+        api_pb2_grpc.add_RegistrationServicer_to_server(self, self._server)
+        podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix://{self.plugins}/kubelet.sock")
+        pod_resources = self.directory / "pod-resources" / "kubelet.sock"
+        pod_resources.unlink(missing_ok=True)
+        self._server.add_insecure_port(f"unix://{pod_resources}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=0)
+
+    async def Register(self, request: Any, context: Any) -> Any:
+        await self.registered.put(request)
+        return api_pb2.Empty()
+
+    async def List(self, request: Any, context: Any) -> Any:
+        pods = []
+        for key, ids in self.held.items():
+            namespace, _, name = key.partition("/")
+            devices = podresources_pb2.ContainerDevices(resource_name=names.SHARE_RESOURCE, device_ids=ids)
+            container = podresources_pb2.ContainerResources(name="main", devices=[devices])
+            pods.append(podresources_pb2.PodResources(name=name, namespace=namespace, containers=[container]))
+        pods.append(podresources_pb2.PodResources(name="coredns", namespace="kube-system"))
+        return podresources_pb2.ListPodResourcesResponse(pod_resources=pods)
+
+
+def make_pod(
+    name: str = "a",
+    *,
+    gpu: str | None = GPU_A,
+    share: int = 25,
+    threads: str = "50",
+    phase: str = "Pending",
+    decided_at: str = "2026-11-21T10:00:00Z",
+    uid: str | None = None,
+    **annotations: str,
+) -> ManagedPod:
+    """A pod of this node."""
+    decision = {} if gpu is None else {
+        names.GPU: gpu, names.THREAD_PERCENTAGE: threads, names.DECIDED_AT: decided_at,
+        names.MEMORY_LIMIT: ",".join(f"{i}=8192M" for i in range(gpu.count(",") + 1)),
+    }  # fmt: skip
+    return reduce_pod(
+        {
+            "metadata": {
+                "uid": uid or f"uid-{name}", "namespace": "shop", "name": name,
+                "annotations": {names.FRACTION: "0.25", **decision, **annotations},
+            },
+            "spec": {"containers": [{"resources": {"limits": {names.SHARE_RESOURCE: str(share)}}}]},
+            "status": {"phase": phase},
+        }
+    )  # fmt: skip
+
+
+def raw_pod(
+    name: str, gpu: str, threads: str = "50", phase: str = "Pending", share: int = 25, node: str = "n1"
+) -> dict[str, Any]:
+    return {
+        "metadata": {
+            "uid": f"uid-{name}", "namespace": "shop", "name": name, "resourceVersion": "1",
+            "labels": {names.MANAGED_LABEL: "true"},
+            "annotations": {
+                names.FRACTION: "0.25", names.GPU: gpu, names.THREAD_PERCENTAGE: threads,
+                names.MEMORY_LIMIT: "0=8192M", names.DECIDED_AT: "2026-11-21T10:00:00Z",
+            },
+        },
+        "spec": {"nodeName": node, "containers": [{"resources": {"limits": {names.SHARE_RESOURCE: str(share)}}}]},
+        "status": {"phase": phase},
+    }  # fmt: skip
+
+
+class FakeApi:
+    """Pods of one node and one GpuNode; `away` answers everything with 503."""
+
+    def __init__(self, node: str = "n1") -> None:
+        self.node = node
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.gpushares: list[dict[str, Any]] = []
+        self.gpunode: dict[str, Any] | None = None
+        self.statuses: list[GpuNodeStatus] = []
+        self.events: list[dict[str, Any]] = []
+        self.away = False
+        self.version = 10
+        self.watches: list[asyncio.Queue[bytes]] = []
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self.away:
+            return web.json_response({"kind": "Status", "message": "away"}, status=503)
+        path, body = request.path, (await request.json() if request.can_read_body else None)
+        if path.endswith("/pods"):
+            assert request.query["fieldSelector"] == f"spec.nodeName={self.node}"
+            if request.query.get("watch"):
+                return await self.watch(request)
+            return web.json_response(
+                {"metadata": {"resourceVersion": str(self.version)}, "items": list(self.pods.values())}
+            )
+        if "/pods/" in path and request.method == "PATCH":
+            pod = self.pods[path.rpartition("/")[2]]
+            pod["metadata"]["annotations"].update(body["metadata"]["annotations"])
+            self.put(pod)
+            return web.json_response(pod)
+        if path.endswith("/gpunodes") and request.method == "POST":
+            self.gpunode = body
+            return web.json_response(body, status=201)
+        if path.endswith(f"/gpunodes/{self.node}/status"):
+            if self.gpunode is None:
+                return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+            self.statuses.append(from_json(GpuNodeStatus, body["status"]))
+            return web.json_response({**self.gpunode, **body})
+        if path.endswith("/events"):
+            self.events.append(body)
+            return web.json_response(body, status=201)
+        if path.endswith(f"/nodes/{self.node}"):
+            return web.json_response({"metadata": {"name": self.node, "uid": "node-uid"}})
+        if path.endswith("/gpushares"):
+            if request.query.get("watch"):
+                return await self.watch(request)
+            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": self.gpushares})
+        return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+
+    async def watch(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        queue: asyncio.Queue[bytes] = asyncio.Queue()
+        if request.path.endswith("/pods"):
+            self.watches.append(queue)
+        while not self.away:
+            try:
+                await response.write(await asyncio.wait_for(queue.get(), 0.2))
+            except TimeoutError:
+                continue
+        return response
+
+    def put(self, pod: dict[str, Any]) -> None:
+        kind = "MODIFIED" if pod["metadata"]["name"] in self.pods else "ADDED"
+        self.version += 1
+        pod["metadata"]["resourceVersion"] = str(self.version)
+        self.pods[pod["metadata"]["name"]] = pod
+        for queue in self.watches:
+            queue.put_nowait(json.dumps({"type": kind, "object": pod}).encode() + b"\n")

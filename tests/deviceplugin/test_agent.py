@@ -1,0 +1,246 @@
+"""The whole agent in its own process: an API over HTTP, real unix sockets, files as the MPS host writes them."""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
+
+from gpushare.core import names
+from gpushare.core.hardware import Health
+from gpushare.core.pipes import Counters
+from gpushare.core.simulated import parse_simulated
+from gpushare.mps.layout import GpuDirectory, decisions_reader, write_atomically, write_status
+from gpushare.mps.status import ClientStatus, GateStatus, MpsState, SelfTest, SelfTestResult
+from gpushare.mps.twin.state import TwinState, state_path
+from gpushare_deviceplugin import api_pb2, api_pb2_grpc
+from gpushare_deviceplugin.allocation import device_ids
+
+NODE = "n1"
+GPUS = parse_simulated("H200:2", NODE)
+A, B = GPUS[0].uuid, GPUS[1].uuid
+SOON = 15.0
+
+
+class Node:
+    """One node: its API, its kubelet, its MPS host's files, and the agent's process."""
+
+    def __init__(self, root: Path, api: FakeApi, url: str, kubelet: FakeKubelet) -> None:
+        self.api, self.kubelet, self.directory = api, kubelet, root / "run"
+        self.port = unused_port()
+        kubeconfig = {
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": url}}],
+            "users": [{"name": "u", "user": {}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        }  # fmt: skip
+        (root / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self._environment = {**os.environ, "KUBECONFIG": str(root / "kubeconfig"), "PYTHONPATH": path}
+        self._environment.pop("KUBERNETES_SERVICE_HOST", None)
+        self._clients: dict[str, tuple[ClientStatus, ...]] = {}
+        self._host: asyncio.Task[None] | None = None
+        self.states = {A: MpsState.ACTIVE, B: MpsState.ACTIVE}
+        self.faults, self.restarts = {A: 0, B: 0}, {A: 0, B: 0}
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self._host = asyncio.create_task(self.host())
+        arguments = ["--node-name", NODE, "--directory", str(self.directory), "--simulated", "H200:2",
+                     "--kubelet-directory", str(self.kubelet.directory), "--metrics-port", str(self.port),
+                     "--sample-seconds", "0.2"]  # fmt: skip
+        self.process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gpushare_deviceplugin", *arguments, env=self._environment
+        )
+
+    async def host(self) -> None:
+        """What the MPS host does: a gate.json and a twin.json for each GPU, again and again."""
+        while True:
+            for gpu in GPUS:
+                place = GpuDirectory.of(self.directory, gpu.uuid)
+                place.path.mkdir(parents=True, exist_ok=True)
+                clients = self._clients.get(gpu.uuid, ())
+                test = SelfTest(SelfTestResult.PASSED)
+                status = GateStatus(
+                    gpu.uuid, self.states[gpu.uuid], time.time(), self_test=test, clients=clients,
+                    daemon_restarts=self.restarts[gpu.uuid], faults=self.faults[gpu.uuid],
+                    last_fault="Client {PID: 4242, Context: 1} encountered a fatal GPU error.",
+                )  # fmt: skip
+                write_status(place, status)
+                twin = TwinState(
+                    gpu.uuid, gpu.model, gpu.memory_mib, gpu.sm_count, time.time(), 1, 2, "ACTIVE",
+                    Counters(sm_util=0.5, fp32_util=0.4, dram_bw_util=0.1), 900 * len(clients),
+                )  # fmt: skip
+                write_atomically(state_path(place), twin.to_json())
+            await asyncio.sleep(0.1)
+
+    def connect(self, uuid: str, pod_uid: str) -> None:
+        self._clients[uuid] = (ClientStatus(4242, pod_uid, 50, 8192, 900),)
+
+    async def stop(self, number: int = signal.SIGTERM) -> int:
+        assert self.process is not None
+        assert self._host is not None
+        self._host.cancel()
+        self.process.send_signal(number)
+        return await asyncio.wait_for(self.process.wait(), SOON)
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
+            return str(answer.read().decode())
+
+
+async def until(true: Any, what: str) -> None:
+    deadline = time.monotonic() + SOON
+    while not true():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def node(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[Node]:
+    api = FakeApi()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", api.handle)
+    async with TestServer(app) as server:
+        made = Node(short_path, api, str(server.make_url("")).rstrip("/"), kubelet)
+        await made.start()
+        yield made
+        api.away = True
+        if made.process is not None and made.process.returncode is None:
+            await made.stop(signal.SIGKILL)
+
+
+@pytest.mark.slow
+async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
+    api, kubelet = node.api, node.kubelet
+    await asyncio.wait_for(kubelet.registered.get(), SOON)
+    await until(lambda: api.statuses, "no GpuNode")
+    assert api.gpunode is not None
+    assert api.gpunode["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
+    await until(lambda: [g.health for g in api.statuses[-1].gpus] == [Health.HEALTHY] * 2, "GPUs not healthy")
+
+    # A pod decided for the second GPU is bound: the gate may let it in before its container starts.
+    api.put(raw_pod("web", B))
+    decisions = decisions_reader(GpuDirectory.of(node.directory, B))
+    await until(lambda: "uid-web" in decisions.read().pods, "no decision written")
+    assert decisions.read().pods["uid-web"].thread_percentage == 50
+
+    async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/gpushare.sock") as channel:
+        stub = api_pb2_grpc.DevicePluginStub(channel)
+        asked = api_pb2.ContainerPreferredAllocationRequest(
+            available_deviceIDs=[*device_ids(A), *device_ids(B)], allocation_size=25
+        )
+        preferred = await stub.GetPreferredAllocation(
+            api_pb2.PreferredAllocationRequest(container_requests=[asked])
+        )
+        ids = list(preferred.container_responses[0].deviceIDs)
+        request = api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)])
+        [container] = (await stub.Allocate(request)).container_responses
+    allocated_at = time.monotonic()
+    assert container.mounts[0].host_path == str(node.directory / B / "tenant")
+    kubelet.held["shop/web"] = ids
+    await until(lambda: [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"], "not a tenant")
+    assert time.monotonic() - allocated_at < 1.5  # the bind fence waits for this; 0.1 s on an idle machine
+
+    node.connect(B, "uid-web")
+    await until(lambda: 'gpushare_pod_memory_used_bytes{gpu_uuid="' + B in node.metrics(), "no pod memory")
+    text = node.metrics()
+    assert f'gpushare_mps_state{{gpu_uuid="{A}",node="{NODE}",state="Active"}} 1.0' in text
+    assert "gpushare_pod_progress_ratio{" not in text  # nothing is known of its signature: absent, not invented
+
+    # kill -9: decisions stay, kubelet hears of it again, nothing is written that says that nobody runs here.
+    before = decisions.read()
+    written = len(api.statuses)
+    assert await node.stop(signal.SIGKILL) == -signal.SIGKILL
+    assert decisions_reader(GpuDirectory.of(node.directory, B)).read() == before
+    await node.start()
+    await asyncio.wait_for(kubelet.registered.get(), SOON)
+    await until(lambda: len(api.statuses) > written, "no GpuNode after the restart")
+    assert decisions_reader(GpuDirectory.of(node.directory, B)).read() == before
+    assert [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"]
+    assert await node.stop() == 0
+
+
+@pytest.mark.slow
+async def test_trouble_is_said_and_survived(node: Node) -> None:
+    api, kubelet = node.api, node.kubelet
+    api.put(raw_pod("good", A))
+    api.put(raw_pod("bad", A, threads="lots"))
+    api.put(raw_pod("elsewhere", A))
+    kubelet.held = {"shop/good": list(device_ids(A)[:25]), "shop/elsewhere": list(device_ids(B)[:25])}
+    # kubelet chose another GPU than decided: the annotation follows.
+    await until(
+        lambda: api.pods["elsewhere"]["metadata"]["annotations"][names.GPU] == B, "annotation not corrected"
+    )
+    await until(lambda: len(api.statuses) > 0 and api.statuses[-1].gpus[0].tenants, "no tenants")
+    await until(lambda: f'gpushare_agent_bad_pods_total{{node="{NODE}"}} 1.0' in node.metrics(), "not counted")
+    assert f'gpushare_agent_allocation_mismatches_total{{node="{NODE}"}} 1.0' in node.metrics()
+
+    # A server in FAULT takes its GPU out, and back in.
+    node.states[A] = MpsState.FAULT
+    await until(lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "fault not seen")
+    assert "FAULT" in (api.statuses[-1].gpus[0].health_reason or "")
+    node.states[A] = MpsState.ACTIVE
+    await until(lambda: api.statuses[-1].gpus[0].health is Health.HEALTHY, "not healthy again")
+
+    # The API server goes away: kubelet is served on, decisions stay; when it is back the GpuNode is written again.
+    api.away = True
+    async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/gpushare.sock") as channel:
+        stub = api_pb2_grpc.DevicePluginStub(channel)
+        request = api_pb2.AllocateRequest(
+            container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=device_ids(A)[30:40])]
+        )
+        assert len((await stub.Allocate(request)).container_responses) == 1
+    decisions = decisions_reader(GpuDirectory.of(node.directory, A)).read()
+    assert set(decisions.pods) == {"uid-good"}
+    node.states[B] = MpsState.DOWN
+    await until(lambda: 'part="gpunode"' in node.metrics(), "the failed write is not counted")
+    api.away = False
+    await until(lambda: api.statuses[-1].gpus[1].health is Health.UNHEALTHY, "not written after the API came back")
+
+
+@pytest.mark.slow
+async def test_tenants_hear_of_a_fault_and_of_a_dead_daemon_and_the_gpu_is_out_until_it_is_back(
+    node: Node,
+) -> None:
+    api, kubelet = node.api, node.kubelet
+    api.put(raw_pod("hit", A, phase="Running"))
+    api.put(raw_pod("spared", B, phase="Running"))
+    kubelet.held = {"shop/hit": list(device_ids(A)[:25]), "shop/spared": list(device_ids(B)[:25])}
+    await until(lambda: api.statuses and all(g.tenants for g in api.statuses[-1].gpus), "no tenants")
+    await until(lambda: [g.health for g in api.statuses[-1].gpus] == [Health.HEALTHY] * 2, "GPUs not healthy")
+
+    def told(reason: str) -> set[str]:
+        return {event["regarding"]["name"] for event in api.events if event["reason"] == reason}
+
+    node.faults[A], node.states[A] = 1, MpsState.FAULT
+    await until(lambda: told("GpuFault") == {"hit", NODE}, "the fault is not told")
+    await until(lambda: told("GpuUnhealthy") == {"hit", NODE}, "the GPU's state is not told")
+    await until(lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "the fault is not seen")
+    [event] = [e for e in api.events if e["reason"] == "GpuFault" and e["regarding"]["name"] == "hit"]
+    assert event["type"] == "Warning"
+    assert event["regarding"]["uid"] == "uid-hit"
+    assert "fatal GPU error" in event["note"]
+    node.states[A] = MpsState.ACTIVE
+    await until(lambda: told("GpuRecovered") == {"hit", NODE}, "the recovery is not told")
+    await until(lambda: api.statuses[-1].gpus[0].health is Health.HEALTHY, "not healthy again")
+
+    node.states[B] = MpsState.DOWN
+    await until(lambda: told("GpuUnhealthy") == {"hit", "spared", NODE}, "the dead daemon is not told")
+    await until(lambda: api.statuses[-1].gpus[1].health is Health.UNHEALTHY, "the dead daemon is not seen")
+    node.restarts[B], node.states[B] = 1, MpsState.ACTIVE
+    await until(lambda: told("MpsRestarted") == {"spared", NODE}, "the restart is not told")
+    await until(lambda: api.statuses[-1].gpus[1].health is Health.HEALTHY, "not healthy after the restart")
+    assert told("GpuFault") == {"hit", NODE}
+    assert len([e for e in api.events if e["reason"] == "GpuFault"]) == 2

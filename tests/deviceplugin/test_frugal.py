@@ -1,0 +1,34 @@
+"""The agent stays small: what it loads, and that it still talks to the API when the short cut fails."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import importlib, sys
+from gpushare_deviceplugin import frugal
+{before}
+frugal.before_imports()
+import gpushare_deviceplugin.agent, gpushare.kube
+print(*sorted(n for n in ("pydantic", "requests", "kubernetes.client") if n in sys.modules), gpushare.kube.Api)
+"""
+
+
+def loaded(before: str = "") -> str:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    command = [sys.executable, "-c", PROGRAM.format(before=before)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    return done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_no_generated_client_is_loaded() -> None:
+    assert loaded() == "<class 'gpushare.kube.api.Api'>"
+
+
+@pytest.mark.slow
+def test_a_package_that_does_not_stand_it_is_loaded_whole() -> None:
+    broken = 'frugal._PACKAGES = ("kubernetes", "kubernetes.aio", "kubernetes.aio.utils")'
+    assert "pydantic" in loaded(broken)

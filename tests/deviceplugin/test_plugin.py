@@ -1,0 +1,208 @@
+"""The plugin over real sockets with a fake kubelet: registration, health, allocation, restarts, reconciliation."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, make_pod
+
+from gpushare.core.decision import Decision
+from gpushare.core.hardware import GpuHealth, Health
+from gpushare_deviceplugin import api_pb2, api_pb2_grpc, registration
+from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
+from gpushare_deviceplugin.kubelet import PodResources, Reconciler
+from gpushare_deviceplugin.plugin import DevicePlugin
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.registration import Registrar
+from gpushare_deviceplugin.state import NodeState
+
+SOON = 5.0
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "WATCH_SECONDS", 0.02)
+    monkeypatch.setattr(registration, "FIRST_BACKOFF_SECONDS", 0.05)
+
+
+@asynccontextmanager
+async def serving(plugin: DevicePlugin, state: NodeState, kubelet: FakeKubelet) -> AsyncIterator[Any]:
+    task = asyncio.create_task(Registrar(plugin, state, kubelet.plugins).run())
+    try:
+        request = await asyncio.wait_for(kubelet.registered.get(), SOON)
+        async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
+            yield api_pb2_grpc.DevicePluginStub(channel)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def healthy(listing: Any) -> dict[str, int]:
+    return shares_by_gpu(d.ID for d in listing.devices if d.health == "Healthy")
+
+
+async def test_registers_lists_health_and_brings_a_gpu_back(state: NodeState, kubelet: FakeKubelet) -> None:
+    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet) as stub:
+        stream = stub.ListAndWatch(api_pb2.Empty())
+        assert healthy(await stream.read()) == {GPU_A: 100, GPU_B: 100}
+        state.set_health(GPU_A, GpuHealth(Health.UNHEALTHY, "XID 79"))
+        listing = await asyncio.wait_for(stream.read(), SOON)
+        assert healthy(listing) == {GPU_B: 100}
+        assert len(listing.devices) == 200
+        state.set_health(GPU_A, GpuHealth(Health.HEALTHY))
+        assert healthy(await asyncio.wait_for(stream.read(), SOON)) == {GPU_A: 100, GPU_B: 100}
+
+
+async def test_registers_again_when_kubelet_restarts(state: NodeState, kubelet: FakeKubelet) -> None:
+    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet):
+        for _ in range(2):
+            await kubelet.stop()
+            await kubelet.start()
+            request = await asyncio.wait_for(kubelet.registered.get(), SOON)
+            assert (request.version, request.resource_name) == ("v1beta1", "gpushare.io/share")
+            assert request.options.get_preferred_allocation_available
+            # kubelet may wipe a socket made just before it; the plugin then registers once more by itself.
+            assert len((await listed(kubelet, request.endpoint)).devices) == 200
+    assert state.counts.registrations >= 3
+
+
+async def listed(kubelet: FakeKubelet, endpoint: str) -> Any:
+    """The plugin's listing, as soon as it can be had."""
+    async with asyncio.timeout(SOON):
+        while True:
+            async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{endpoint}") as channel:
+                try:
+                    return await api_pb2_grpc.DevicePluginStub(channel).ListAndWatch(api_pb2.Empty()).read()
+                except grpc.aio.AioRpcError:
+                    await asyncio.sleep(0.05)
+
+
+async def test_registers_again_when_its_own_socket_is_removed(state: NodeState, kubelet: FakeKubelet) -> None:
+    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet):
+        (kubelet.plugins / registration.SOCKET).unlink()
+        await asyncio.wait_for(kubelet.registered.get(), SOON)
+        assert (kubelet.plugins / registration.SOCKET).exists()
+
+
+async def test_waits_for_a_kubelet_that_is_not_there_yet(state: NodeState, kubelet: FakeKubelet) -> None:
+    await kubelet.stop()
+    (kubelet.plugins / "kubelet.sock").unlink(missing_ok=True)
+    task = asyncio.create_task(Registrar(DevicePlugin(state, Path("/run")), state, kubelet.plugins).run())
+    async with asyncio.timeout(SOON):
+        while not state.counts.errors.get("registration"):  # noqa: ASYNC110 - a plain counter, not an event
+            await asyncio.sleep(0.01)
+    await kubelet.start()
+    await asyncio.wait_for(kubelet.registered.get(), SOON)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_pod_gets_its_decided_gpu_and_its_gate(state: NodeState, kubelet: FakeKubelet) -> None:
+    state.put_pod(make_pod(gpu=GPU_B))
+    allocated: list[bool] = []
+    plugin = DevicePlugin(state, Path("/run/gpushare"), on_allocated=lambda: allocated.append(True))
+    async with serving(plugin, state, kubelet) as stub:
+        asked = api_pb2.ContainerPreferredAllocationRequest(
+            available_deviceIDs=[*device_ids(GPU_A), *device_ids(GPU_B)], allocation_size=25
+        )
+        preferred = await stub.GetPreferredAllocation(
+            api_pb2.PreferredAllocationRequest(container_requests=[asked])
+        )
+        ids = list(preferred.container_responses[0].deviceIDs)
+        assert shares_by_gpu(ids) == {GPU_B: 25}
+        answer = await stub.Allocate(
+            api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)])
+        )
+    [container] = answer.container_responses
+    assert container.envs["NVIDIA_VISIBLE_DEVICES"] == GPU_B
+    [mount] = container.mounts
+    assert (mount.host_path, mount.read_only) == (f"/run/gpushare/{GPU_B}/tenant", True)
+    assert allocated == [True]
+    assert state.pending() == []
+
+
+async def test_a_pod_that_kubelet_knew_first_is_asked_for(state: NodeState, kubelet: FakeKubelet) -> None:
+    async def refresh() -> None:
+        state.put_pod(make_pod(gpu=GPU_B))
+
+    async with serving(DevicePlugin(state, Path("/run"), refresh_pods=refresh), state, kubelet) as stub:
+        asked = api_pb2.ContainerPreferredAllocationRequest(
+            available_deviceIDs=[*device_ids(GPU_A), *device_ids(GPU_B)], allocation_size=25
+        )
+        preferred = await stub.GetPreferredAllocation(
+            api_pb2.PreferredAllocationRequest(container_requests=[asked])
+        )
+    assert shares_by_gpu(preferred.container_responses[0].deviceIDs) == {GPU_B: 25}
+
+
+async def test_ids_across_gpus_are_refused(state: NodeState, kubelet: FakeKubelet) -> None:
+    ids = [f"{GPU_A}::00", f"{GPU_B}::00"]
+    async with serving(DevicePlugin(state, Path("/run")), state, kubelet) as stub:
+        with pytest.raises(grpc.aio.AioRpcError, match="kubelet chose") as caught:
+            await stub.Allocate(
+                api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)])
+            )
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert state.counts.refused_allocations == 1
+
+
+class Corrections:
+    def __init__(self, answer: bool = True) -> None:
+        self.made: list[tuple[str, Decision]] = []
+        self.answer = answer
+
+    async def __call__(self, pod: ManagedPod, decision: Decision) -> bool:
+        self.made.append((pod.uid, decision))
+        return self.answer
+
+
+async def test_pod_resources_is_the_truth_and_annotations_follow_it(
+    state: NodeState, kubelet: FakeKubelet
+) -> None:
+    state.put_pod(make_pod("right", gpu=GPU_A))
+    state.put_pod(make_pod("wrong", gpu=GPU_A))
+    kubelet.held = {
+        "shop/right": list(device_ids(GPU_A)[:25]),
+        "shop/wrong": list(device_ids(GPU_B)[:25]),
+        "shop/stranger": list(device_ids(GPU_B)[50:60]),
+    }
+    corrections = Corrections()
+    source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
+    reconciler = Reconciler(state, source, corrections)
+    for _ in range(3):
+        await reconciler.reconcile()
+    assert state.allocations == {"uid-right": {GPU_A: 25}, "uid-wrong": {GPU_B: 25}}
+    [(uid, decision)] = corrections.made
+    assert (uid, decision.gpu_uuids, decision.thread_percentage) == ("uid-wrong", (GPU_B,), 50)
+    assert state.counts.mismatches == 1
+
+
+async def test_a_correction_that_fails_is_tried_again_and_counted_once(
+    state: NodeState, kubelet: FakeKubelet
+) -> None:
+    state.put_pod(make_pod("wrong", gpu=GPU_A))
+    kubelet.held = {"shop/wrong": list(device_ids(GPU_B)[:25])}
+    corrections = Corrections(answer=False)
+    source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
+    reconciler = Reconciler(state, source, corrections)
+    await reconciler.reconcile()
+    await reconciler.reconcile()
+    assert len(corrections.made) == 2
+    assert state.counts.mismatches == 1
+    assert state.gpus_of(state.pods["uid-wrong"]) == (GPU_B,)
+
+
+async def test_without_kubelet_the_allocations_stay_as_last_known(state: NodeState, kubelet: FakeKubelet) -> None:
+    state.put_pod(make_pod("a", gpu=GPU_A))
+    kubelet.held = {"shop/a": list(device_ids(GPU_A)[:25])}
+    source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
+    reconciler = Reconciler(state, source, Corrections())
+    await reconciler.reconcile()
+    await kubelet.stop()
+    await reconciler.reconcile()
+    assert state.allocations == {"uid-a": {GPU_A: 25}}
+    assert state.counts.errors == {"podresources": 1}

@@ -1,0 +1,47 @@
+"""What every side of `Devices` must keep: the simulated side always, the real one where there is a GPU."""
+
+from collections.abc import Callable
+
+from gpushare.core.hardware import Devices, DevicesError, Health
+
+
+def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
+    """Hold a side to the Protocol's words.
+
+    Args:
+        sleep: lets the side's clock move by so many seconds.
+    """
+    gpus = devices.list()
+    assert gpus, "no GPU to check"
+    assert [gpu.index for gpu in gpus] == sorted(gpu.index for gpu in gpus)
+    assert len({gpu.uuid for gpu in gpus}) == len(gpus)
+    for gpu in gpus:
+        assert gpu.uuid.startswith("GPU-")
+        assert gpu.model
+        assert gpu.memory_mib > 1000
+        assert 10 <= gpu.sm_count <= 500
+        assert devices.health(gpu.uuid).health is Health.HEALTHY
+
+        assert devices.sample(gpu.uuid) is None  # one reading is no window
+        assert devices.sample(gpu.uuid) is None  # nor are two within 100 ms
+        sleep(0.3)
+        sample = devices.sample(gpu.uuid)
+        assert sample is not None
+        assert 0.2 < sample.window_seconds < 5
+        assert 0 <= sample.memory_used_mib <= gpu.memory_mib
+        assert sample.gpu_utilization_ratio is None or 0 <= sample.gpu_utilization_ratio <= 1
+        assert all(0 <= value <= 1 for value in sample.counters.as_dict().values())
+        assert all(0 <= value <= 1 for value in sample.counters.pipes().values())
+
+        for process in devices.processes(gpu.uuid):
+            assert process.pid > 0
+            assert process.memory_used_mib is None or 0 <= process.memory_used_mib <= gpu.memory_mib
+    unknown = "GPU-00000000-0000-0000-0000-000000000000"
+    assert devices.health(unknown).health is Health.UNHEALTHY  # never an exception
+    for call in (devices.sample, devices.processes):
+        try:
+            call(unknown)
+        except DevicesError as error:
+            assert not error.retryable  # noqa: PT017 - also run by hack/gpu without pytest
+        else:
+            raise AssertionError(f"{call} knows a GPU that is not there")

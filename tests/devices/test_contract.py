@@ -1,0 +1,79 @@
+"""One contract, every side of `Devices`."""
+
+import time
+from pathlib import Path
+
+import pytest
+from tests.devices.contract import check_contract
+
+from gpushare.core.hardware import DevicesError
+from gpushare.core.pipes import Counters
+from gpushare.core.simulated import parse_simulated
+from gpushare.devices import SimulatedDevices
+from gpushare.mps.layout import GpuDirectory, write_atomically
+from gpushare.mps.twin.state import TwinClient, TwinState, state_path
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def write_twin(directory: Path, clock: Clock, node: str = "n") -> None:
+    for gpu in parse_simulated("H200:2", node):
+        place = GpuDirectory.of(directory, gpu.uuid)
+        place.path.mkdir(exist_ok=True)
+        client = TwinClient(77, "resnet50", True, 50, 66, 8192, 900, 0.8, 12.0)
+        outside = TwinClient(78, "stray", False, 100, 132, 0, 100, 0.1, 1.0)
+        counters = Counters(sm_util=0.4, fp32_util=0.2, graphics_util=0.9)
+        state = TwinState(
+            gpu.uuid, gpu.model, gpu.memory_mib, gpu.sm_count, clock.now, 1, 2, "ACTIVE", counters, 1000,
+            (client, outside),
+        )  # fmt: skip
+        write_atomically(state_path(place), state.to_json())
+
+
+def test_simulated(tmp_path: Path) -> None:
+    clock = Clock()
+    write_twin(tmp_path, clock)
+    devices = SimulatedDevices(parse_simulated("H200:2", "n"), tmp_path, clock)
+    check_contract(devices, clock.sleep)
+    assert [(p.pid, p.is_mps_client) for p in devices.processes(devices.list()[0].uuid)] == [
+        (77, True),
+        (78, False),
+    ]
+
+
+def test_a_twin_that_stopped_gives_no_figures_instead_of_old_ones(tmp_path: Path) -> None:
+    clock = Clock()
+    write_twin(tmp_path, clock)
+    devices = SimulatedDevices(parse_simulated("H200:2", "n"), tmp_path, clock)
+    uuid = devices.list()[0].uuid
+    devices.sample(uuid)
+    clock.sleep(1)
+    assert devices.sample(uuid) is not None
+    clock.sleep(10)
+    assert devices.sample(uuid) is None
+    assert devices.processes(uuid) == ()
+    write_twin(tmp_path, clock)
+    clock.sleep(1)
+    assert devices.sample(uuid) is not None
+
+
+@pytest.mark.gpu
+def test_real() -> None:
+    from gpushare.devices.nvml import NvmlDevices  # noqa: PLC0415 - the driver's library, only here
+
+    try:
+        devices = NvmlDevices.open(time.monotonic)
+    except DevicesError as error:
+        pytest.skip(str(error))
+    check_contract(devices, time.sleep)
+    devices.close()

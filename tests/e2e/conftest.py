@@ -1,0 +1,69 @@
+"""The running cluster with gpushare installed on two simulated GPUs, and a namespace for each test."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from livecluster import RELEASE_NAMESPACE, ROOT, Cluster, Namespace, driver, wait_for
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster that `make test` or `hack/cluster up` brought up; skips where there is none."""
+    done = subprocess.run(
+        [str(ROOT / "hack" / "cluster"), "status"], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        pytest.skip("no cluster: `make test` brings one up, or `hack/cluster up` as root")
+    status = json.loads(done.stdout)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    program = Path(os.environ.get("GPUSHARE_CACHE") or base / "gpushare", "bin", "kubectl")
+    return Cluster(status["kubeconfig"], str(program) if program.exists() else "kubectl", status["backend"])
+
+
+@pytest.fixture(scope="session")
+def image(cluster: Cluster) -> str:
+    """gpushare built from this checkout and installed; the demo's tenants would be in the way."""
+    cluster.try_kubectl("delete", "namespace", "gpushare-demo", "--ignore-not-found", seconds=180)
+    images = json.loads(driver("install", timeout_seconds=1200).splitlines()[-1])
+    wait_for("two healthy GPUs", lambda: healthy(cluster) == 2, seconds=90)
+    return str(images["image"])
+
+
+def healthy(cluster: Cluster) -> int:
+    return sum(gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in cluster.gpus())
+
+
+@pytest.fixture
+def spaces(cluster: Cluster, image: str) -> Iterator[Callable[[], Namespace]]:
+    """Makes namespaces that go with the test."""
+    made: list[Namespace] = []
+
+    def make() -> Namespace:
+        made.append(Namespace(cluster, image))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def space(spaces: Callable[[], Namespace]) -> Namespace:
+    """The test's own namespace."""
+    return spaces()
+
+
+@pytest.fixture
+def part(cluster: Cluster, image: str) -> Callable[[str], list[dict]]:
+    """The pods of one of gpushare's parts: operator, admission, scheduler, agent or mps."""
+
+    def pods(name: str) -> list[dict]:
+        selector = f"app.kubernetes.io/component={name}"
+        found = cluster.get("-n", RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
+        return [pod for pod in found if not pod["metadata"].get("deletionTimestamp")]
+
+    return pods

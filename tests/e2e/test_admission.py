@@ -1,0 +1,108 @@
+"""What is refused at `kubectl apply`, in which words, and that other pods never notice us."""
+
+import pytest
+from livecluster import GPU, RELEASE_NAMESPACE, Cluster, Namespace, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("fraction", "1.5", "whole percents"),
+        ("fraction", "-1", "whole percents"),
+        ("fraction", "abc", "whole percents"),
+        ("memory", "lots", '"8Gi"'),
+        ("memory", "500Gi", "what the largest one has"),
+        ("class", "fast", '"throughput" and "latency"'),
+    ],
+)
+def test_a_wrong_annotation_is_refused_in_a_sentence(space: Namespace, key: str, value: str, allowed: str):
+    pod = space.tenant("wrong", "0.1")
+    pod["metadata"]["annotations"][f"gpushare.io/{key}"] = value
+    answer = space.cluster.apply(pod, namespace=space.name)
+    assert answer.code != 0
+    for word in (f"gpushare.io/{key}", value, allowed):
+        assert word in answer.err, answer.err
+    assert space.pods() == []
+
+
+@pytest.mark.parametrize("annotation", ["gpu", "thread-percentage", "memory-limit", "decided-at"])
+def test_a_user_cannot_write_a_decision_annotation(space: Namespace, annotation: str):
+    for pod in (space.tenant("mine", "0.1"), space.pod("plain", ["sleep", "infinity"])):
+        pod["metadata"]["annotations"][f"gpushare.io/{annotation}"] = "100"
+        answer = space.cluster.apply(pod, namespace=space.name)
+        assert answer.code != 0
+        assert "written by gpushare alone" in answer.err
+
+
+def test_a_user_can_neither_edit_nor_remove_a_decision_on_a_running_pod(space: Namespace):
+    space.create(space.tenant("runs", "0.1", command=["sleep", "infinity"]))
+    (before,) = space.running("runs")
+    for change in ("gpushare.io/thread-percentage=100", f"{GPU}-", "gpushare.io/memory-limit=0=99999M"):
+        answer = space.cluster.try_kubectl("-n", space.name, "annotate", "--overwrite", "pod", "runs", change)
+        assert answer.code != 0
+        assert "written by gpushare alone" in answer.err
+    assert space.get("runs")["metadata"]["annotations"] == before["metadata"]["annotations"]
+    space.cluster.kubectl("-n", space.name, "annotate", "pod", "runs", "example.com/mine=fine")
+
+
+def test_a_good_pod_gets_its_share_its_scheduler_and_its_label_and_nothing_else(space: Namespace):
+    given = space.tenant("good", "0.25", command=["sleep", "infinity"])
+    space.create(given)
+    (pod,) = space.running("good")
+    (container,) = pod["spec"]["containers"]
+    assert container["resources"]["limits"] == {"gpushare.io/share": "25"}
+    assert pod["spec"]["schedulerName"] == "gpushare-scheduler"
+    assert pod["metadata"]["labels"] == {"gpushare.io/managed": "true"}
+    assert (
+        container["env"] == given["spec"]["containers"][0]["env"]
+        if given["spec"]["containers"][0]["env"]
+        else True
+    )
+    assert not any("CUDA" in one["name"] for one in container.get("env", []))
+
+
+@pytest.mark.timeout(400)
+def test_a_pod_without_our_annotation_runs_with_every_part_down(space: Namespace, cluster: Cluster):
+    deployments = {"admission": 2, "operator": 1, "scheduler": 2}
+    daemonsets = ("agent", "mps")
+    off = '{"spec":{"template":{"spec":{"nodeSelector":{"gpushare.io/nowhere":"true"}}}}}'
+    on = '{"spec":{"template":{"spec":{"nodeSelector":{"gpushare.io/nowhere":null}}}}}'
+    patch = ("-n", RELEASE_NAMESPACE, "patch", "daemonset")
+    try:
+        for name in deployments:
+            cluster.kubectl("-n", RELEASE_NAMESPACE, "scale", "deployment", f"gpushare-{name}", "--replicas=0")
+        for name in daemonsets:
+            cluster.kubectl(*patch, f"gpushare-{name}", "-p", off)
+        wait_for("every part gone", lambda: not left(cluster, (*deployments, *daemonsets)), seconds=120)
+        space.create(space.pod("plain", ["sleep", "infinity"]))
+        space.running("plain", seconds=30)
+        annotated = cluster.apply(space.tenant("asks", "0.1"), namespace=space.name)
+        assert annotated.code != 0  # failurePolicy Fail: better refused than uncapped
+    finally:
+        for name in daemonsets:
+            cluster.kubectl(*patch, f"gpushare-{name}", "-p", on)
+        for name, count in deployments.items():
+            cluster.kubectl(
+                "-n", RELEASE_NAMESPACE, "scale", "deployment", f"gpushare-{name}", f"--replicas={count}"
+            )
+        for name in deployments:
+            cluster.kubectl(
+                "-n", RELEASE_NAMESPACE, "rollout", "status", "deployment", f"gpushare-{name}", seconds=180
+            )
+        cluster.kubectl("-n", RELEASE_NAMESPACE, "rollout", "status", "daemonset", "gpushare-agent", seconds=180)
+        wait_for("both GPUs back", lambda: back(cluster), seconds=120)
+    space.create(space.tenant("asks", "0.1"))
+    space.connected("asks", seconds=60)
+
+
+def left(cluster: Cluster, parts: tuple[str, ...]) -> list[str]:
+    """Pods of these parts, those that are still ending included: an ending server still answers."""
+    selector = f"app.kubernetes.io/component in ({','.join(parts)})"
+    found = cluster.get("-n", RELEASE_NAMESPACE, "pods", "-l", selector)["items"]
+    return [pod["metadata"]["name"] for pod in found]
+
+
+def back(cluster: Cluster) -> bool:
+    return sum(gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in cluster.gpus()) == 2

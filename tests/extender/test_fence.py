@@ -1,0 +1,180 @@
+"""The bind fence, with a clock that the test turns."""
+
+import asyncio
+
+import pytest
+
+from gpushare.extender.fence import Fence
+from gpushare.kube import GPUNODES, PODS
+
+
+@pytest.fixture
+async def turn(monkeypatch):
+    """turn(seconds): the event loop's clock moves, and what is due is done."""
+    loop = asyncio.get_running_loop()
+    real, offset = loop.time, [0.0]
+    monkeypatch.setattr(loop, "time", lambda: real() + offset[0])
+
+    async def turned(seconds):
+        offset[0] += seconds
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    return turned
+
+
+async def start(fence, uid, node="n", size=25, gpus=("g0",)):
+    task = asyncio.create_task(fence.enter(uid, node, size, gpus))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_only_the_same_size_for_another_gpu_on_the_same_node_waits():
+    fence = Fence()
+    await fence.enter("a", "n", 25, ("g0",))
+    for uid, node, size, gpus in (
+        ("same gpu", "n", 25, ("g0",)), ("other size", "n", 50, ("g1",)), ("other node", "m", 25, ("g9",)),
+    ):  # fmt: skip
+        assert (await start(fence, uid, node, size, gpus)).done(), uid
+    waiting = await start(fence, "b", gpus=("g1",))
+    assert not waiting.done()
+    fence.allocated("a")
+    await asyncio.sleep(0)
+    assert not waiting.done()  # "same gpu" is still ahead
+    fence.allocated("same gpu")
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_waiters_for_different_gpus_pass_one_after_the_other():
+    fence = Fence()
+    await fence.enter("a", "n", 25, ("g0",))
+    first, second = await start(fence, "b", gpus=("g1",)), await start(fence, "c", gpus=("g2",))
+    fence.allocated("a")
+    done, pending = await asyncio.wait([first, second], timeout=1, return_when=asyncio.FIRST_COMPLETED)
+    assert len(done) == len(pending) == 1
+    fence.allocated("b" if first in done else "c")
+    await asyncio.wait_for(pending.pop(), 1)
+
+
+async def test_a_pod_that_goes_away_blocks_nobody():
+    fence = Fence()
+    await fence.enter("a", "n", 25, ("g0",))
+    waiting = await start(fence, "b", gpus=("g1",))
+    fence.gone("a")
+    await asyncio.wait_for(waiting, 1)
+
+
+async def test_the_wait_is_bounded(turn):
+    fence = Fence(timeout_seconds=10)
+    await fence.enter("a", "n", 25, ("g0",))
+    waiting = await start(fence, "b", gpus=("g1",))
+    await turn(9.9)
+    assert not waiting.done()
+    await turn(0.2)
+    with pytest.raises(TimeoutError):
+        await waiting
+    assert fence.blockers("x", "n", 25, ("g0",)) == []  # b was never expected
+
+
+async def test_allocation_is_never_taken_back():
+    fence = Fence()
+    fence.expect("a", "n", 25, ("g0",))
+    fence.allocated("a")
+    fence.expect("a", "n", 25, ("g0",))  # an older event of the same pod
+    assert fence.blockers("b", "n", 25, ("g1",)) == []
+
+
+async def test_bind_waits_for_the_allocation_and_other_nodes_do_not(running):
+    cluster = running.cluster
+    for name in ("a", "b", "c"):
+        cluster.make_pod(name, "0.6")
+    await cluster.settle()
+    assert await running.bind("a", "n1") == ""
+    second = asyncio.create_task(running.bind("b", "n1"))
+    while "b" not in running.held():  # noqa: ASYNC110 - the request travels over HTTP
+        await asyncio.sleep(0)
+    assert await running.bind("c", "n2") == ""
+    assert not second.done()
+    assert set(running.held()) == {"a", "b", "c"}  # room is held while it waits
+    node = cluster.objects[GPUNODES]["n1"]
+    uid = cluster.pod("a")["metadata"]["uid"]
+    gpu = cluster.pod("a")["metadata"]["annotations"]["gpushare.io/gpu"]
+    next(g for g in node["status"]["gpus"] if g["uuid"] == gpu)["tenants"] = [{"podUid": uid}]
+    cluster.put(GPUNODES, node)
+    assert await asyncio.wait_for(second, 5) == ""
+    gpus = {cluster.pod(name)["metadata"]["annotations"]["gpushare.io/gpu"] for name in ("a", "b")}
+    assert gpus == {"GPU-n1-0", "GPU-n1-1"}
+
+
+async def test_a_node_where_binding_would_wait_is_avoided_while_others_fit(running):
+    cluster = running.cluster
+    for name, fraction in (("a", "0.6"), ("b", "0.6"), ("c", "0.4")):
+        cluster.make_pod(name, fraction)
+    await cluster.settle()
+    assert await running.bind("a", "n1") == ""
+
+    async def scores(name, nodes=("n1", "n2")):
+        body = {"Pod": cluster.pod(name), "NodeNames": list(nodes)}
+        return {said["Host"]: said["Score"] for said in await running.post("prioritize", body)}
+
+    assert await scores("b") == {"n1": 0, "n2": 10}  # n1 is the better fit, but b would go to its other GPU
+    assert await scores("b", ["n1"]) == {"n1": 10}
+    assert (await scores("c"))["n1"] == 10  # another size
+    cluster.allocate("a")
+    await cluster.settle()
+    assert (await scores("b"))["n1"] == 10
+
+
+async def test_bind_takes_the_gpu_for_which_the_fence_is_open(running):
+    """GPU 1 is the fuller one and would be the policy's choice, but the fence is open for GPU 0."""
+    cluster = running.cluster
+    for name, fraction in (("old", "0.5"), ("a", "0.6"), ("b", "0.2"), ("c", "0.2"), ("d", "0.2")):
+        cluster.make_pod(name, fraction)
+    await cluster.settle()
+    for name in ("old", "a"):
+        assert await running.bind(name, "n1") == ""
+        cluster.allocate(name)
+        await cluster.settle()
+    first = cluster.pod("old")["metadata"]["annotations"]["gpushare.io/gpu"]
+    assert await running.bind("b", "n1") == ""
+    cluster.remove(PODS, "default/a")
+    await cluster.settle()
+    gpu = cluster.pod("b")["metadata"]["annotations"]["gpushare.io/gpu"]
+    assert gpu != first  # beside a; now the emptier of the two
+    assert await asyncio.wait_for(running.bind("c", "n1"), 5) == ""
+    assert cluster.pod("c")["metadata"]["annotations"]["gpushare.io/gpu"] == gpu
+
+
+async def test_a_bind_that_waits_in_vain_says_for_whom_and_releases(cluster, serve_cluster, turn):
+    cluster.add_node("n1")
+    async with serve_cluster(cluster) as running:
+        for name in ("a", "b"):
+            cluster.make_pod(name, "0.6")
+        await cluster.settle()
+        assert await running.bind("a", "n1") == ""
+        await cluster.settle()
+        waiting = asyncio.create_task(running.bind("b", "n1"))
+        while "b" not in running.held():  # noqa: ASYNC110 - the request travels over HTTP
+            await asyncio.sleep(0)
+        await turn(10.1)
+        answer = await asyncio.wait_for(waiting, 5)
+        assert cluster.pod("a")["metadata"]["uid"] in answer
+        assert set(running.held()) == {"a"}
+
+
+async def test_a_restarted_extender_still_fences(cluster, serve_cluster):
+    cluster.add_node("n1")
+    async with serve_cluster(cluster) as first:
+        cluster.make_pod("a", "0.6")
+        await cluster.settle()
+        await first.bind("a", "n1")
+    async with serve_cluster(cluster) as second:
+        cluster.make_pod("b", "0.6")
+        await cluster.settle()
+        waiting = asyncio.create_task(second.bind("b", "n1"))
+        while "b" not in second.held():  # noqa: ASYNC110 - the request travels over HTTP
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        cluster.allocate("a")
+        assert await asyncio.wait_for(waiting, 5) == ""

@@ -1,0 +1,103 @@
+"""Profiles of GpuShares in the extender: refusals on the wire, and the same GpuShare as core.resolve finds."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare.core.contention import WORKLOADS
+from gpushare.core.objects import GpuShare
+from gpushare.core.resolve import share_of
+from gpushare.extender.known import KnownWorkloads
+from gpushare.extender.reduce import reduce_pod
+from gpushare.kube import GPUSHARES
+
+NAMES = st.sampled_from(["a", "b", "c"])
+
+
+def gpushare(name, *, owner=None, selector=None, workload="stream", max_slowdown=1.2, profiled=True):
+    status = {}
+    if profiled:
+        counters = WORKLOADS[workload].solo.as_dict()
+        status = {"profile": {"gpuModel": "H200", "counters": counters, "windowSeconds": 10.0}}
+    spec = {"maxSlowdown": max_slowdown} | ({"selector": {"matchLabels": selector}} if selector else {})
+    owners = [{"apiVersion": "v1", "kind": "X", "name": owner, "uid": owner}] if owner else []
+    return {
+        "apiVersion": "gpushare.io/v1alpha1", "kind": "GpuShare",
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "ownerReferences": owners},
+        "spec": spec, "status": status,
+    }  # fmt: skip
+
+
+def pod(uid="p", owner=None, **labels):
+    metadata = {"uid": uid, "name": uid, "namespace": "default", "labels": labels}
+    return reduce_pod({"metadata": metadata | {"ownerReferences": [{"uid": owner}] if owner else []}})
+
+
+@given(
+    st.lists(st.tuples(NAMES, st.none() | NAMES, st.none() | NAMES, st.booleans(), st.booleans()), max_size=8),
+    st.none() | NAMES, st.none() | NAMES,
+)  # fmt: skip
+def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
+    known = KnownWorkloads(1.5, lambda: None)
+    shares = {}
+    asked = pod(owner=owner, **({"app": label} if label else {}))
+    for name, share_owner, selected, profiled, deleted in changes:
+        if deleted and name in shares:
+            known.drop("default", name)
+            del shares[name]
+        else:
+            selector = {"app": selected} if selected else None
+            raw = gpushare(name, owner=share_owner, selector=selector, profiled=profiled)
+            shares[name] = GpuShare.from_object(raw)
+            known.put(shares[name])
+        found = share_of(asked.labels, (*asked.owner_uids, asked.uid), shares.values())
+        expected = found.name if found is not None and found.status.profile is not None else None
+        said = known.of(asked)
+        assert (said.key.split("@")[0] if said else None) == (f"default/{expected}" if expected else None)
+
+
+def test_only_a_new_profile_or_tolerance_is_news():
+    news = []
+    known = KnownWorkloads(1.5, lambda: news.append(1))
+    share = GpuShare.from_object(gpushare("s", owner="o"))
+    known.put(dataclasses.replace(share, status=dataclasses.replace(share.status, profile=None)))
+    assert news == []
+    known.put(share)
+    known.put(dataclasses.replace(share, generation=2))
+    assert news == [1]
+    known.put(dataclasses.replace(share, spec=dataclasses.replace(share.spec, max_slowdown=3.0)))
+    assert news == [1, 1]
+    known.drop("default", "s")
+    assert known.of(pod(owner="o")) is None
+
+
+async def test_over_http_a_pod_that_would_hurt_is_sent_elsewhere_and_not_bound(running):
+    cluster = running.cluster
+    for name in ("a", "b"):
+        raw = cluster.make_pod(name, "0.5")
+        cluster.put(GPUSHARES, gpushare(name, owner=raw["metadata"]["uid"]))
+    await cluster.settle()
+    assert await running.bind("a", "n1") == ""
+    cluster.allocate("a")
+    filler = cluster.make_pod("filler", "1")
+    assert await running.bind("filler", "n1") == ""
+    cluster.allocate("filler")
+    await cluster.settle()
+    result = await running.filter("b")
+    assert result["NodeNames"] == ["n2"]
+    assert "times as long as alone" in result["FailedNodes"]["n1"]
+    assert "times as long as alone" in await running.bind("b", "n1")
+    assert filler["metadata"]["uid"] in running.extender.ledger.state.reservations
+    victims = {"n1": {"Pods": [], "NumPDBViolations": 0}}
+    asked = {"Pod": cluster.pod("b") | {"spec": cluster.pod("b")["spec"] | {"priority": 5}}}
+    said = await running.post("preempt", asked | {"NodeNameToMetaVictims": victims})
+    assert len(said["NodeNameToMetaVictims"]["n1"]["Pods"]) == 1, (
+        "one leaves: the neighbour, or the whole GPU's pod"
+    )
+    cluster.put(GPUSHARES, gpushare("a", owner=cluster.pod("a")["metadata"]["uid"], max_slowdown=900.0))
+    cluster.put(GPUSHARES, gpushare("b", owner=cluster.pod("b")["metadata"]["uid"], max_slowdown=900.0))
+    await cluster.settle()
+    assert (await running.filter("b"))["NodeNames"] == ["n1", "n2"], "as soon as both tolerate it"

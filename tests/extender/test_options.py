@@ -1,0 +1,32 @@
+import pytest
+
+from gpushare.core.request import JobClass
+from gpushare.extender import parse_options
+
+
+def test_defaults_environment_and_command_line():
+    options = parse_options([], {})
+    assert (options.host, options.port, options.policy, options.kubeconfig) == ("127.0.0.1", 8888, "bestfit", None)
+    chart = {
+        "GPUSHARE_DEFAULT_CLASS": "latency", "GPUSHARE_DEFAULT_FRACTION": "0.3", "GPUSHARE_MAX_SLOWDOWN": "2",
+        "GPUSHARE_LOG_LEVEL": "debug",
+    }  # fmt: skip
+    options = parse_options(["--max-slowdown", "3"], chart)
+    assert options.defaults.job_class is JobClass.LATENCY
+    assert (options.defaults.auto_fraction, options.defaults.max_slowdown_ratio) == ("0.3", 3.0)
+    assert options.log_level == "DEBUG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--default-class", "fast"], "not throughput or latency"), (["--default-fraction", "auto"], "fraction"),
+        (["--default-fraction", "1.5"], "fraction"), (["--max-slowdown", "0.5"], "1 or more"),
+        (["--policy", "magic"], "invalid choice"), (["--port", "x"], "invalid int"),
+    ],
+)  # fmt: skip
+def test_wrong_options_are_refused_in_a_sentence(arguments, sentence, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_options(arguments, {})
+    assert caught.value.code == 2
+    assert sentence in capsys.readouterr().err

@@ -1,0 +1,105 @@
+"""Waiting pods are touched when room appears and kube-scheduler did not ask again by itself."""
+
+import pytest
+
+from gpushare.extender.reduce import reduce_pod
+from gpushare.extender.waiting import AGAIN_SECONDS, GRACE_SECONDS, MAX_TOUCHES, STALE_SECONDS, WaitingPods
+from gpushare.kube import PODS
+
+
+def pod(name, priority=0):
+    return reduce_pod({"metadata": {"name": name, "uid": name}, "spec": {"priority": priority}})
+
+
+@pytest.fixture
+def waiting():
+    return WaitingPods()
+
+
+def names(pods):
+    return [one.name for one in pods]
+
+
+def always(_):
+    return True
+
+
+def test_nothing_is_due_without_room(waiting):
+    waiting.refused(pod("a"), 0)
+    assert waiting.due(1000, always) == []
+
+
+def test_due_after_the_grace_and_not_twice(waiting):
+    waiting.refused(pod("a"), 0)
+    waiting.room(10)
+    assert waiting.due(10 + GRACE_SECONDS - 0.1, always) == []
+    assert names(waiting.due(10 + GRACE_SECONDS, always)) == ["a"]
+    assert waiting.due(11 + GRACE_SECONDS, always) == []
+    assert names(waiting.due(10 + GRACE_SECONDS + AGAIN_SECONDS, always)) == ["a"]
+
+
+def test_a_pod_refused_because_our_watch_was_behind_is_touched(waiting):
+    waiting.room(9.99)  # heard of just before the refusal was given, with the state from before
+    waiting.refused(pod("a"), 10)
+    assert names(waiting.due(10 + GRACE_SECONDS, always)) == ["a"]
+
+
+def test_a_pod_that_was_served_or_asked_for_again_is_left_alone(waiting):
+    for name in ("a", "b"):
+        waiting.refused(pod(name), 0)
+    waiting.room(10)
+    waiting.served("a")
+    waiting.refused(pod("b"), 11)
+    assert waiting.due(10 + GRACE_SECONDS, always) == []
+
+
+def test_what_does_not_fit_is_not_touched_and_room_is_forgotten(waiting):
+    waiting.refused(pod("a"), 0)
+    waiting.room(10)
+    assert waiting.due(20, lambda _: False) == []
+    asked = []
+    waiting.due(30, lambda one: asked.append(one) or True)
+    assert asked == []
+
+
+def test_important_pods_first_and_not_all_at_once(waiting):
+    for index in range(MAX_TOUCHES + 5):
+        waiting.refused(pod(f"p{index}"), index / 100)
+    waiting.refused(pod("vip", priority=9), 1)
+    waiting.room(10)
+    first = names(waiting.due(20, always))
+    assert first[:2] == ["vip", "p0"]
+    assert len(first) == MAX_TOUCHES
+    assert len(waiting.due(21, always)) == 6
+
+
+def test_pods_that_are_gone_are_forgotten_but_not_at_once(waiting):
+    waiting.refused(pod("a"), 0)
+    waiting.prune(lambda uid: False, STALE_SECONDS - 1)
+    assert len(waiting) == 1
+    waiting.prune(lambda uid: False, STALE_SECONDS)
+    assert len(waiting) == 0
+
+
+async def test_room_touches_the_pod_through_the_api(cluster, serve_cluster, monkeypatch):
+    cluster.add_node("n1", gpus=1)
+    async with serve_cluster(cluster) as running:
+        cluster.make_pod("a", "1")
+        cluster.make_pod("b", "1")
+        await cluster.settle()
+        assert await running.bind("a", "n1") == ""
+        await cluster.settle()
+        assert (await running.filter("b"))["NodeNames"] == []
+        await running.extender.wake()
+        assert cluster.patches == []
+        cluster.remove(PODS, "default/a")
+        await cluster.settle()
+        now = running.extender._clock()
+        monkeypatch.setattr(running.extender, "_clock", lambda: now + GRACE_SECONDS + 1)
+        await running.extender.wake()
+        [(name, body)] = cluster.patches
+        assert name == "b"
+        assert set(body["metadata"]["annotations"]) == {"gpushare.io/room-since"}
+        assert body["metadata"]["uid"] == cluster.pod("b")["metadata"]["uid"]
+        await running.extender.wake()
+        assert len(cluster.patches) == 1

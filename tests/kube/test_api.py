@@ -1,0 +1,148 @@
+"""The client against real HTTP: paths, bodies, errors."""
+
+import pytest
+
+from gpushare.kube import (
+    GPUNODES,
+    PODS,
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    NotFound,
+    PatchType,
+    Retryable,
+    connect,
+    record_event,
+)
+
+
+async def test_a_list_is_taken_in_pages_and_reduced(api, server):
+    server.objects = [{"metadata": {"name": f"p{i}"}} for i in range(1203)]
+    listing = await api.list(PODS, lambda pod: pod["metadata"]["name"], label_selector="a=b")
+    assert listing.items == [f"p{i}" for i in range(1203)]
+    assert listing.resource_version == "100"
+    assert [query.get("continue") for _, _, query, _, _ in server.requests] == [None, "500", "1000"]
+    assert all(query["labelSelector"] == "a=b" for _, _, query, _, _ in server.requests)
+
+
+async def test_a_lapsed_continue_token_lists_anew_in_one_piece(api, server):
+    server.objects = [{"metadata": {"name": f"p{i}"}} for i in range(700)]
+    pages = api.pages(PODS)
+    await anext(pages)
+    server.failures = []
+    original = server.list
+
+    def list_once_gone(request):
+        if request.query.get("continue"):
+            server.failures.clear()
+            return __import__("aiohttp").web.json_response({"reason": "Expired"}, status=410)
+        return original(request)
+
+    server.list = list_once_gone
+    listing = await api.list(PODS, lambda pod: pod["metadata"]["name"])
+    assert len(listing.items) == 700
+    assert "limit" not in server.requests[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "kind"),
+    [
+        (404, "NotFound", NotFound), (409, "Conflict", Conflict), (409, "AlreadyExists", AlreadyExists),
+        (403, "Forbidden", Forbidden), (401, "Unauthorized", Forbidden), (422, "Invalid", Invalid),
+        (400, "BadRequest", Invalid), (429, "TooManyRequests", Retryable), (500, "InternalError", Retryable),
+        (503, "ServiceUnavailable", Retryable),
+    ],
+)  # fmt: skip
+async def test_errors_are_mapped_once(api, server, status, reason, kind):
+    server.failures = [(status, {"reason": reason, "message": "no"}, {})]
+    with pytest.raises(kind) as caught:
+        await api.get(PODS, "p", namespace="n")
+    assert (caught.value.status, caught.value.reason, str(caught.value)) == (status, reason, "no")
+
+
+async def test_retry_after_is_taken_from_the_header_or_the_status(api, server):
+    server.failures = [(429, {}, {"Retry-After": "7"}), (503, {"details": {"retryAfterSeconds": 3}}, {})]
+    with pytest.raises(Retryable) as caught:
+        await api.get(PODS, "p", namespace="n")
+    assert caught.value.retry_after_seconds == 7
+    with pytest.raises(Retryable) as caught:
+        await api.get(PODS, "p", namespace="n")
+    assert caught.value.retry_after_seconds == 3
+
+
+async def test_a_server_that_is_away_is_retryable(api, server):
+    api._configuration.host = "http://127.0.0.1:1"
+    with pytest.raises(Retryable, match="did not answer"):
+        await api.get(PODS, "p", namespace="n")
+
+
+async def test_patch_kinds_and_subresources(api, server):
+    await api.patch(PODS, "p", {"metadata": {"labels": {"a": "b"}}}, namespace="n")
+    await api.patch(PODS, "p", [{"op": "remove", "path": "/a"}], namespace="n", patch_type=PatchType.JSON)
+    await api.patch(GPUNODES, "g", {"status": {}}, subresource="status")
+    await api.apply(GPUNODES, {"metadata": {"name": "g"}, "spec": {}})
+    seen = [(method, path, kind) for method, path, _, kind, _ in server.requests]
+    assert seen == [
+        ("PATCH", "/api/v1/namespaces/n/pods/p", "application/merge-patch+json"),
+        ("PATCH", "/api/v1/namespaces/n/pods/p", "application/json-patch+json"),
+        ("PATCH", "/apis/gpushare.io/v1alpha1/gpunodes/g/status", "application/merge-patch+json"),
+        ("PATCH", "/apis/gpushare.io/v1alpha1/gpunodes/g", "application/apply-patch+yaml"),
+    ]
+    assert server.requests[1][4] == [{"op": "remove", "path": "/a"}]
+    assert server.requests[3][2] == {"fieldManager": "gpushare", "force": "true"}
+
+
+async def test_bind_carries_uid_and_annotations(api, server):
+    await api.bind("p", "node-1", namespace="n", uid="u1", annotations={"gpushare.io/gpu": "GPU-1"})
+    method, path, _, _, body = server.requests[0]
+    assert (method, path) == ("POST", "/api/v1/namespaces/n/pods/p/binding")
+    assert body == {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {
+            "name": "p", "namespace": "n", "uid": "u1", "annotations": {"gpushare.io/gpu": "GPU-1"},
+        },
+        "target": {"apiVersion": "v1", "kind": "Node", "name": "node-1"},
+    }  # fmt: skip
+
+
+async def test_evict_and_delete_name_the_very_pod(api, server):
+    await api.evict("p", namespace="n", uid="u1")
+    await api.delete(PODS, "p", namespace="n", uid="u1", grace_seconds=0)
+    assert server.requests[0][1] == "/api/v1/namespaces/n/pods/p/eviction"
+    assert server.requests[0][4]["deleteOptions"]["preconditions"] == {"uid": "u1"}
+    assert server.requests[1][4]["gracePeriodSeconds"] == 0
+
+
+async def test_an_event_names_its_object_and_never_raises(api, server, caplog):
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "n", "uid": "u1"}}
+    await record_event(api, pod, reason="ClientsAtLimit", note="x" * 2000, action="Hold")
+    _, path, _, _, body = server.requests[0]
+    assert path == "/apis/events.k8s.io/v1/namespaces/n/events"
+    assert body["regarding"] == {"apiVersion": "v1", "kind": "Pod", "name": "p", "namespace": "n", "uid": "u1"}
+    assert len(body["note"]) == 1000
+    server.failures = [(403, {"message": "no events for you"}, {})]
+    await record_event(api, pod, reason="ClientsAtLimit", note="x", action="Hold")
+    assert "no events for you" in caplog.text
+
+
+async def test_the_token_is_sent_and_a_missing_kubeconfig_is_one_sentence(api, server, tmp_path):
+    seen = {}
+
+    def look(request):
+        seen.update(request.headers)
+        return __import__("aiohttp").web.json_response({"items": []})
+
+    server.list = look
+    await api.list(PODS, lambda pod: pod)
+    assert {key.lower(): value for key, value in seen.items()}["authorization"].lower() == "bearer s3cret"
+    with pytest.raises(ApiError, match="no usable cluster configuration"):
+        async with connect(tmp_path / "absent"):
+            pass
+
+
+def test_paths_of_namespaced_objects_need_a_namespace():
+    with pytest.raises(ValueError, match="namespaced"):
+        PODS.path(name="p")

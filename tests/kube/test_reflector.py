@@ -1,0 +1,145 @@
+"""The reflector survives what an API server and bad data do to it."""
+
+import asyncio
+import contextlib
+
+import orjson
+import pytest
+
+from gpushare.kube import PODS, Change, Reflector
+
+
+def pod(name, version, **extra):
+    return {"metadata": {"name": name, "namespace": "n", "resourceVersion": str(version)}, **extra}
+
+
+def event(kind, obj):
+    return orjson.dumps({"type": kind, "object": obj}) + b"\n"
+
+
+class Pauses:
+    """Stands in for asyncio.sleep: returns at once, keeps the delays."""
+
+    def __init__(self):
+        self.delays = []
+
+    async def __call__(self, delay):
+        self.delays.append(delay)
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def changes():
+    return asyncio.Queue()
+
+
+@pytest.fixture
+async def reflector(api, server, changes):
+    def reduce(obj):
+        return obj["x"]
+
+    def on_change(change, key, value):
+        changes.put_nowait((change, key, value))
+
+    async with Reflector(api, PODS, reduce, on_change=on_change, sleep=Pauses()) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def next_watch(server):
+    await asyncio.wait_for(server.watch_started.wait(), 5)
+    server.watch_started.clear()
+    yield server.watches[-1]
+
+
+async def take(changes, count):
+    return [await asyncio.wait_for(changes.get(), 5) for _ in range(count)]
+
+
+async def test_list_then_watch(reflector, server, changes):
+    server.objects = [pod("a", 1, x=1), pod("b", 2, x=2)]
+    async with next_watch(server) as watch:
+        assert reflector.synced.is_set()
+        watch.put_nowait(event("ADDED", pod("c", 101, x=3)))
+        watch.put_nowait(event("MODIFIED", pod("a", 102, x=9)) + event("MODIFIED", pod("b", 103, x=2)))
+        line = event("DELETED", pod("b", 104, x=2))
+        watch.put_nowait(line[:10])
+        watch.put_nowait(line[10:])
+        assert await take(changes, 5) == [
+            (Change.ADDED, "n/a", 1), (Change.ADDED, "n/b", 2), (Change.ADDED, "n/c", 3),
+            (Change.MODIFIED, "n/a", 9), (Change.DELETED, "n/b", 2),
+        ]  # fmt: skip
+        watch.put_nowait(event("BOOKMARK", {"metadata": {"resourceVersion": "200"}}))
+        watch.put_nowait(None)
+    async with next_watch(server):
+        assert server.requests[-1][2]["resourceVersion"] == "200"
+        assert dict(reflector.items) == {"n/a": 9, "n/c": 3}
+        assert reflector.restarts == 0
+
+
+@pytest.mark.parametrize("as_status", [True, False])
+async def test_gone_lists_anew_and_tells_the_difference(reflector, server, changes, as_status):
+    server.objects = [pod("a", 1, x=1), pod("b", 2, x=2)]
+    async with next_watch(server) as watch:
+        await take(changes, 2)
+        server.objects = [pod("b", 5, x=7), pod("c", 6, x=3)]
+        if as_status:
+            server.failures = [(410, {"reason": "Expired"}, {})]
+        else:
+            watch.put_nowait(event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired"}))
+        watch.put_nowait(None)
+    assert await take(changes, 3) == [
+        (Change.DELETED, "n/a", 1), (Change.MODIFIED, "n/b", 7), (Change.ADDED, "n/c", 3),
+    ]  # fmt: skip
+    assert reflector.restarts == 1
+
+
+async def test_failures_back_off_and_the_version_is_kept(reflector, server, changes):
+    async with next_watch(server) as watch:
+        server.failures = [(500, {}, {})] * 6
+        watch.put_nowait(event("ADDED", pod("a", 150, x=1)))
+        watch.put_nowait(None)
+    async with next_watch(server):
+        delays = reflector._sleep.delays
+    assert server.requests[-1][2]["resourceVersion"] == "150"
+    assert reflector.restarts == 6
+    assert all(0 < delay <= 8 for delay in delays)
+    assert delays[-1] > 2 > delays[0]
+
+
+async def test_bad_data_is_logged_once_counted_and_survived(reflector, server, changes, caplog):
+    server.objects = [pod("a", 1, x=1)]
+    async with next_watch(server) as watch:
+        for version in (101, 102, 103):
+            watch.put_nowait(event("MODIFIED", pod("a", version, y="no x")))
+        watch.put_nowait(event("ADDED", pod("bad", 104, y="no x")))
+        watch.put_nowait(event("ADDED", pod("c", 105, x=3)))
+        assert await take(changes, 2) == [(Change.ADDED, "n/a", 1), (Change.ADDED, "n/c", 3)]
+    assert reflector.bad_objects == 4
+    assert caplog.text.count("cannot understand Pod n/a") == 1
+    assert reflector.items["n/a"] == 1
+
+
+async def test_garbage_on_the_stream_restarts_the_watch(reflector, server, changes):
+    async with next_watch(server) as watch:
+        watch.put_nowait(b'{"type": "ADDED", "obj\n')
+        watch.put_nowait(None)
+    async with next_watch(server) as watch:
+        watch.put_nowait(event("ADDED", pod("a", 150, x=1)))
+        assert await take(changes, 1) == [(Change.ADDED, "n/a", 1)]
+    assert reflector.restarts == 1
+
+
+async def test_a_callback_that_fails_does_not_end_the_watch(api, server, caplog):
+    told = asyncio.Queue()
+
+    def on_change(change, key, value):
+        told.put_nowait(key)
+        raise RuntimeError("consumer broke")
+
+    server.objects = [pod("a", 1, x=1)]
+    async with Reflector(api, PODS, lambda obj: obj["x"], on_change=on_change, sleep=Pauses()) as reflector:
+        async with next_watch(server) as watch:
+            watch.put_nowait(event("ADDED", pod("b", 101, x=2)))
+            assert [await asyncio.wait_for(told.get(), 5) for _ in range(2)] == ["n/a", "n/b"]
+        assert reflector.bad_objects == 2

@@ -1,0 +1,135 @@
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpushare.core.simulated import parse_simulated
+from gpushare.mps.control import TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
+from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, write_decisions
+
+SRC = Path(__file__).parents[2] / "src"
+PATIENCE = 60.0  # seconds that a loaded machine may take for anything here
+
+
+def until(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+    """Wait for real processes; says what did not happen."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {patience} s: {what}"
+        time.sleep(0.01)
+
+
+async def eventually(condition: Callable[[], object], what: str, patience: float = PATIENCE) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {patience} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def short_path():
+    """A directory whose name leaves room for a socket's (108 bytes at most)."""
+    path = Path(tempfile.mkdtemp(prefix="gs", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def twin_gpu(short_path):
+    info = parse_simulated("H200:1", "test")[0]
+    gpu = GpuDirectory.of(short_path, info.uuid)
+    gpu.create()
+    return gpu
+
+
+def twin_program(gpu: GpuDirectory) -> ControlProgram:
+    info = dataclasses.asdict(parse_simulated("H200:1", "test")[0])
+    return ControlProgram.of(gpu, TWIN_EXECUTABLE, {"GPUSHARE_TWIN_GPU": json.dumps(info)})
+
+
+@pytest.fixture
+def twin(twin_gpu):
+    """A running twin daemon's control, without a server yet."""
+    control = SyncMpsControl(twin_program(twin_gpu))
+    control.start()
+    yield control
+    control.stop(2.0)
+
+
+class TenantProcess:
+    """A tenant of the twin as its own process; `lines` are what it logged."""
+
+    def __init__(self, directory: Path, *arguments: str, env: dict[str, str] | None = None) -> None:
+        descriptor, name = tempfile.mkstemp(prefix="tenant", dir=directory.parent.parent)
+        self.log = Path(name)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpushare.mps.twin.tenant", *arguments],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SRC), "CUDA_MPS_PIPE_DIRECTORY": str(directory),
+                 **(env or {})},
+            stdout=descriptor, stderr=descriptor, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(descriptor)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def is_connected(self) -> bool:
+        return "connected after" in self.text()
+
+    def value(self, name: str) -> str:
+        found = [word.partition("=")[2] for word in self.text().split() if word.startswith(f"{name}=")]
+        assert found, f"no {name} in {self.text()!r}"
+        return found[-1]
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+@pytest.fixture
+def tenants():
+    """Starts tenants and ends what is left of them."""
+    started: list[TenantProcess] = []
+
+    def start(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> TenantProcess:
+        tenant = TenantProcess(directory, *arguments, env=env)
+        started.append(tenant)
+        return tenant
+
+    yield start
+    for tenant in started:
+        tenant.end()
+
+
+def decide(gpu: GpuDirectory, **pods: tuple[int, int]) -> None:
+    """Write decisions: pod uid -> (thread percentage, memory in MiB)."""
+    write_decisions(gpu, Decisions({uid: PodDecision(*ceiling) for uid, ceiling in pods.items()}))
+
+
+@contextlib.contextmanager
+def raw_connection(path: Path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(PATIENCE)
+        connection.connect(str(path))
+        yield connection

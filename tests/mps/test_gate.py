@@ -1,0 +1,285 @@
+"""The gate before a real twin daemon, with real tenant processes; pods are told apart by pid instead of cgroup."""
+
+import asyncio
+import contextlib
+import itertools
+import socket
+
+import pytest
+
+from gpushare.mps import commands
+from gpushare.mps.control import AsyncMpsControl
+from gpushare.mps.gate import MAX_CONNECTIONS_PER_POD, Backend, Gate
+from gpushare.mps.host import listen
+from gpushare.mps.ledger import Ledger
+from gpushare.mps.memory import TwinMemory
+from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO
+from gpushare.mps.policy import Policy
+from gpushare.mps.status import HoldReason, MpsState, RefuseReason
+
+from .conftest import decide, eventually, twin_program
+
+pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
+
+
+class Stage:
+    """A gate, its daemon and what the tests say of pids."""
+
+    def __init__(self, gpu, server_pid: int) -> None:
+        self.gpu, self.server_pid = gpu, server_pid
+        self.pods: dict[int, str] = {}
+        self.default_pod: str | None = None
+        self.control = AsyncMpsControl(twin_program(gpu))
+        self.ledger = Ledger(TwinMemory(gpu), identify=self.identify)
+        self.trouble: list[Exception] = []
+        self.gate = Gate(
+            self.control, Policy(gpu), self.ledger, on_trouble=self.trouble.append, identify=self.identify
+        )
+
+    def identify(self, pid: int) -> str | None:
+        return self.pods.get(pid, self.default_pod)
+
+    async def look(self) -> tuple[int, ...]:
+        """What the keeper does once a second."""
+        self.ledger.observe_memory(asyncio.get_running_loop().time())
+        clients = await self.control.run(commands.client_list(self.server_pid))
+        return self.ledger.note_clients(clients, self.gate.current_pid)
+
+    def reasons(self) -> dict[int, HoldReason]:
+        return {held.pid: held.reason for held in self.gate.held()}
+
+
+@pytest.fixture
+async def stage(twin, twin_gpu):
+    twin.run(commands.start_server(0))
+    stage = Stage(twin_gpu, twin.servers()[0])
+    await stage.look()
+    listener = listen(twin_gpu)
+    task = asyncio.create_task(stage.gate.serve(listener))
+    stage.gate.set_backend(Backend(MpsState.ACTIVE, stage.server_pid))
+    yield stage
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    listener.close()
+
+
+async def speak(path, *packets: bytes) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)
+    connection.connect(str(path))
+    loop = asyncio.get_running_loop()
+    assert await loop.sock_recv(connection, 100) == HELLO
+    for packet in packets:
+        connection.send(packet)
+    return connection
+
+
+async def test_each_pod_gets_its_own_ceilings_whatever_its_environment_asks(stage, tenants):
+    decide(stage.gpu, a=(20, 4096), b=(60, 8192))
+    greedy = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "95", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=100G"}
+    a = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100", env=greedy)
+    b = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100", env=greedy)
+    stage.pods |= {a.pid: "a", b.pid: "b"}
+    for tenant, sms, limit in ((a, "26", "4096"), (b, "78", "8192")):
+        await eventually(tenant.is_connected, "connected")
+        assert (tenant.value("sms"), tenant.value("memory_limit_mib")) == (sms, limit)
+    await eventually(lambda: stage.gate.turns.count == 2, "both turns over")
+    assert {c.pod_uid for c in stage.ledger.clients()} == {"a", "b"}
+    assert stage.gate.turns.timeouts == 0
+
+
+async def test_a_pod_without_a_decision_waits_and_goes_on_when_it_gets_one(stage, tenants):
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(lambda: stage.reasons().get(tenant.pid) is HoldReason.NO_DECISION, "held")
+    decide(stage.gpu, a=(20, 20000))
+    await eventually(tenant.is_connected, "connected")
+    assert tenant.value("sms") == "26"
+
+
+async def test_a_process_of_no_pod_waits_for_ever(stage, tenants):
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    await eventually(lambda: stage.reasons().get(tenant.pid) is HoldReason.UNKNOWN_POD, "held")
+    assert not tenant.is_connected()
+
+
+async def test_a_pod_decided_for_another_gpu_is_caught_at_its_first_connect(stage, tenants):
+    other = type(stage.gpu)(stage.gpu.path.parent / "GPU-other")
+    other.create()
+    decide(other, a=(20, 4096))
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(lambda: stage.reasons().get(tenant.pid) is HoldReason.WRONG_GPU, "held")
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [(MpsState.DOWN, HoldReason.DAEMON_DOWN), (MpsState.FAULT, HoldReason.FAULT),
+     (MpsState.STARTING, HoldReason.DAEMON_DOWN), (MpsState.SELF_TEST, HoldReason.SELF_TEST)],
+)  # fmt: skip
+async def test_while_mps_is_not_active_processes_wait_and_then_go_on_under_mps(stage, tenants, state, reason):
+    decide(stage.gpu, a=(20, 20000))
+    stage.gate.set_backend(Backend(state))
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(lambda: stage.reasons().get(tenant.pid) is reason, "held")
+    assert "without MPS" not in tenant.text()
+    stage.gate.set_backend(Backend(MpsState.ACTIVE, stage.server_pid))
+    await eventually(tenant.is_connected, "connected")
+    assert tenant.value("sms") == "26"
+
+
+async def test_a_new_decision_binds_the_next_process_and_leaves_the_running_one(stage, tenants):
+    decide(stage.gpu, a=(20, 8192))
+    first = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "1000")
+    stage.pods[first.pid] = "a"
+    await eventually(first.is_connected, "connected")
+    decide(stage.gpu, a=(60, 20000))
+    second = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "1000")
+    stage.pods[second.pid] = "a"
+    await eventually(second.is_connected, "connected")
+    assert (first.value("sms"), second.value("sms")) == ("26", "78")
+    assert first.process.poll() is None
+
+
+async def test_two_processes_of_a_pod_share_its_limit(stage, tenants):
+    decide(stage.gpu, a=(50, 8192))
+    pair = [tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "6000") for _ in range(2)]
+    stage.pods |= {tenant.pid: "a" for tenant in pair}
+    await eventually(lambda: any("out of memory" in t.text() for t in pair), "one refused in CUDA's words")
+    await eventually(lambda: any("iterations/s" in t.text() for t in pair), "the other runs")
+    assert sum("out of memory" in t.text() for t in pair) == 1
+
+
+async def test_when_an_older_process_grows_beyond_the_limit_the_newest_is_ended(stage, tenants):
+    decide(stage.gpu, a=(50, 4096))
+    old = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "500")
+    stage.pods[old.pid] = "a"
+    await eventually(lambda: "iterations/s" in old.text(), "running")
+    new = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "3000")
+    stage.pods[new.pid] = "a"
+    await eventually(lambda: "iterations/s" in new.text(), "running")
+    grown = {old.pid: 2000, new.pid: 3125}
+    stage.ledger._memory = type("Grown", (), {"used_mib": lambda self: grown})()
+    await stage.look()
+    await stage.gate.end_overruns()
+    await eventually(lambda: new.process.poll() is not None, "the newest ended")
+    assert old.process.poll() is None
+    assert "ended the newest" in stage.ledger.mismatches[-1].detail
+
+
+async def test_control_commands_go_nowhere_and_are_counted(stage):
+    decide(stage.gpu, a=(20, 4096))
+    stage.default_pod = "a"
+    connection = await speak(stage.gpu.control, CREDENTIALS, CONTROL_TYPE)
+    assert await asyncio.get_running_loop().sock_recv(connection, 100) == b""
+    connection.close()
+    assert stage.gate.refused[RefuseReason.CONTROL_COMMAND] == 1
+    assert await stage.control.servers() == (stage.server_pid,)
+
+
+async def test_silent_half_spoken_and_odd_connections_delay_nobody(stage, tenants):
+    decide(stage.gpu, bad=(20, 4096), good=(40, 20000))
+    stage.default_pod = "bad"
+    open_ = [await speak(stage.gpu.control) for _ in range(5)]
+    open_ += [await speak(stage.gpu.control, CREDENTIALS) for _ in range(5)]
+    open_ += [await speak(stage.gpu.control, b"GET / HTTP/1.1") for _ in range(2)]
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "good"
+    await eventually(tenant.is_connected, "connected")
+    assert stage.gate.turns.timeouts == 0
+    assert [h.reason for h in stage.gate.held()].count(HoldReason.PROTOCOL) == 2
+    for connection in open_:
+        connection.close()
+    await eventually(lambda: stage.gate.connection_count == 0, "nothing left of them")
+
+
+async def test_one_pods_connections_are_bounded_and_its_silent_ones_go_first(stage):
+    stage.default_pod = "a"  # no decision: nothing of it is passed on
+    spoken = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(stage.gate.held, "held")
+    silent = [await speak(stage.gpu.control) for _ in range(MAX_CONNECTIONS_PER_POD + 20)]
+    await eventually(lambda: stage.gate.refused[RefuseReason.TOO_MANY_CONNECTIONS] == 21, "the excess closed")
+    assert stage.gate.connection_count == MAX_CONNECTIONS_PER_POD
+    assert [held.reason for held in stage.gate.held()] == [HoldReason.NO_DECISION]
+    for connection in (spoken, *silent):
+        connection.close()
+    await eventually(lambda: stage.gate.connection_count <= 1, "closed")
+
+
+async def test_a_process_that_takes_its_place_and_stops_waits_behind_the_others_next_time(
+    stage, tenants, monkeypatch
+):
+    monkeypatch.setattr("gpushare.mps.gate.TURN_SECONDS", 0.5)
+    decide(stage.gpu, bad=(20, 4096), good=(40, 20000))
+    stage.default_pod = "bad"
+    connection = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(lambda: stage.gate.turns.timeouts == 1, "its turn timed out")
+    again = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(lambda: HoldReason.BACK_OFF in stage.reasons().values(), "held back")
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "good"
+    await eventually(tenant.is_connected, "connected")
+    for each in (connection, again):
+        each.close()
+
+
+async def test_who_attaches_outside_its_turn_is_a_stranger(stage, tenants):
+    decide(stage.gpu, a=(20, 4096))
+    tenant = tenants(stage.gpu.pipe, "--workload", "stream")  # past the gate
+    stage.pods[tenant.pid] = "a"
+    await eventually(tenant.is_connected, "connected")
+    assert tenant.pid in await stage.look()
+    (stranger,) = stage.ledger.strangers()
+    assert (stranger.pod_uid, stranger.pid) == ("a", tenant.pid)
+    assert "outside its turn" in stranger.detail
+
+
+async def test_a_daemon_that_dies_in_a_turn_leaves_the_process_waiting(stage, tenants, twin):
+    decide(stage.gpu, a=(20, 20000))
+    twin.stop(1.0)
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(lambda: stage.trouble, "the keeper hears of it")
+    await eventually(lambda: tenant.pid in stage.reasons(), "it waits")
+    assert "without MPS" not in tenant.text()
+    stage.gate.set_backend(Backend(MpsState.DOWN))
+    twin.start()
+    twin.run(commands.start_server(0))
+    stage.server_pid = twin.servers()[0]
+    stage.gate.set_backend(Backend(MpsState.ACTIVE, stage.server_pid))
+    await eventually(tenant.is_connected, "connected after all")
+    assert tenant.value("sms") == "26"
+
+
+async def test_24_processes_of_8_pods_at_once_each_get_exactly_their_own(stage, tenants):
+    caps = {f"p{i}": (percentage, 4096 + 512 * i) for i, percentage in enumerate((5, 10, 15, 20, 25, 30, 50, 80))}
+    sms = dict(zip(caps, ("8", "12", "18", "26", "32", "38", "66", "104"), strict=True))
+    decide(stage.gpu, **caps)
+    started = []
+    for pod in itertools.chain.from_iterable(itertools.repeat(list(caps), 3)):
+        tenant = tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "600")
+        stage.pods[tenant.pid] = pod
+        started.append((pod, tenant))
+    for pod, tenant in started:
+        await eventually(lambda tenant=tenant: "iterations/s" in tenant.text(), f"a process of {pod} runs", 200)
+        assert tenant.value("sms") == sms[pod]
+    await stage.look()
+    for pod, (_, limit_mib) in caps.items():
+        used = sum(c.memory_used_mib or 0 for c in stage.ledger.clients() if c.pod_uid == pod)
+        granted = [c.memory_limit_mib or 0 for c in stage.ledger.clients() if c.pod_uid == pod]
+        assert used == 3 * (600 + 125) <= limit_mib
+        assert sorted(granted, reverse=True) == [limit_mib - taken for taken in (0, 725, 1450)]
+
+
+async def test_the_49th_client_waits_until_one_leaves(stage, tenants):
+    decide(stage.gpu, **{f"p{i}": (2, 2048) for i in range(49)})
+    many = [tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "16") for _ in range(49)]
+    stage.pods |= {tenant.pid: f"p{i}" for i, tenant in enumerate(many)}
+    await eventually(lambda: sum(t.is_connected() for t in many) == 48, "48 run", 200)
+    (held,) = [tenant for tenant in many if not tenant.is_connected()]
+    await eventually(lambda: stage.reasons().get(held.pid) is HoldReason.CLIENTS, "the 49th waits")
+    next(tenant for tenant in many if tenant is not held).end()
+    await stage.look()
+    await eventually(held.is_connected, "the 49th got in")

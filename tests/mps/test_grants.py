@@ -1,0 +1,81 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare.mps.grants import (
+    EXHAUSTED_MIB,
+    SETTLE_LIMIT_SECONDS,
+    SETTLE_SECONDS,
+    ProcessMemory,
+    grant_mib,
+    to_end,
+)
+
+LIMIT = st.integers(1, 200_000)
+MEMORY = st.integers(0, 50_000)
+
+
+def process(pid: int, granted: int | None, used: int | None, granted_at: float = 0.0, changed_at: float = 0.0):
+    return ProcessMemory(pid, granted, used, granted_at, changed_at)
+
+
+def test_a_lone_process_gets_the_whole_limit():
+    assert grant_mib(8192, [], 0.0) == 8192
+
+
+def test_the_next_process_gets_what_its_settled_siblings_leave():
+    assert grant_mib(8192, [process(1, 8192, 3000)], 10.0) == 5192
+
+
+def test_a_sibling_that_still_allocates_is_waited_for_but_not_for_ever():
+    busy = process(1, 8192, 3000, granted_at=0.0, changed_at=4.2)
+    assert grant_mib(8192, [busy], 4.2 + SETTLE_SECONDS / 2) is None
+    assert grant_mib(8192, [busy], SETTLE_LIMIT_SECONDS) == 5192
+
+
+def test_when_nobody_can_tell_what_is_used_grants_count_in_full():
+    assert grant_mib(8192, [process(1, 8000, None)], 0.0) == 192
+    assert grant_mib(8192, [process(1, 8192, None)], 0.0) == EXHAUSTED_MIB
+
+
+def test_the_newest_process_of_a_pod_beyond_its_limit_is_ended():
+    old, new = process(1, 8192, 7000, 1.0), process(2, 6000, 5000, 2.0)
+    assert to_end(8192, [new, old]) == (2,)
+    assert to_end(12000, [new, old]) == ()
+
+
+def test_a_lone_process_stays_whatever_was_decided_since():
+    assert to_end(100, [process(1, 8192, 7000)]) == ()
+
+
+@given(LIMIT, st.lists(st.tuples(MEMORY, MEMORY), max_size=6))
+def test_at_every_grant_use_and_grant_together_are_within_the_limit(limit, siblings):
+    processes = [process(pid, granted, used) for pid, (granted, used) in enumerate(siblings)]
+    granted = grant_mib(limit, processes, 100.0)
+    assert granted is not None
+    used = sum(p.used_mib or 0 for p in processes)
+    assert granted == EXHAUSTED_MIB or used + granted <= limit
+    assert granted >= EXHAUSTED_MIB
+
+
+@given(LIMIT, st.lists(st.tuples(MEMORY, st.floats(0, 100)), max_size=6))
+def test_what_stays_is_within_the_limit_or_alone_and_older_than_what_ends(limit, rows):
+    processes = [process(pid, None, used, at) for pid, (used, at) in enumerate(rows)]
+    ended = to_end(limit, processes)
+    staying = [p for p in processes if p.pid not in ended]
+    assert len(staying) <= 1 or sum(p.used_mib or 0 for p in staying) <= limit
+    for pid in ended:
+        assert all(p.granted_at <= processes[pid].granted_at for p in staying)
+
+
+@given(st.integers(1000, 100_000), st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_processes_that_come_one_after_the_other_never_pass_the_limit(limit, appetites):
+    """Each takes a part of its grant once and stays: the sum holds without anybody being ended."""
+    running: list[ProcessMemory] = []
+    for pid, appetite in enumerate(appetites):
+        granted = grant_mib(limit, running, 1000.0)
+        assert granted is not None
+        # With the smallest grant no context fits: such a process ends with CUDA's out of memory.
+        if granted > EXHAUSTED_MIB:
+            running.append(process(pid, granted, int(granted * appetite)))
+        assert sum(p.used_mib or 0 for p in running) <= limit
+    assert to_end(limit, running) == ()

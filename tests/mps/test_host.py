@@ -1,0 +1,170 @@
+"""The whole host as its own process: what its parts' deaths do to tenants."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gpushare.mps.actions import clients_of_pod, terminate_pod_clients
+from gpushare.mps.host import main
+from gpushare.mps.identity import is_alive
+from gpushare.mps.layout import gpu_directories, status_reader
+from gpushare.mps.status import HoldReason, MpsState, SelfTestResult
+
+from .conftest import SRC, decide, until
+
+pytestmark = pytest.mark.slow
+
+POD = "11111111-1111-4111-8111-111111111111"
+OTHER = "22222222-2222-4222-8222-222222222222"
+
+
+class Host:
+    def __init__(self, base) -> None:
+        self.base, self.proc = base / "run", base / "proc"
+        self.proc.mkdir()
+        self.start()
+        until(lambda: gpu_directories(self.base), "a GPU directory")
+        (self.gpu,) = gpu_directories(self.base)
+        self.reader = status_reader(self.gpu)
+        self.until_active()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gpushare.mps.host", "--directory", str(self.base), "--simulated", "H200:1",
+             "--node-name", "n", "--port", "0", "--proc", str(self.proc)],
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+        )  # fmt: skip
+
+    def status(self):
+        return self.reader.read()
+
+    def until_active(self) -> None:
+        until(lambda: self.status() and self.status().state is MpsState.ACTIVE, "ACTIVE")
+
+    def belongs(self, pid: int, pod_uid: str) -> None:
+        (self.proc / str(pid)).mkdir()
+        (self.proc / str(pid) / "cgroup").write_text(f"0::/kubepods/besteffort/pod{pod_uid}/c\n")
+
+    def stop(self) -> None:
+        daemon = self.status().daemon_pid
+        self.process.terminate()
+        self.process.wait(30)
+        if daemon and is_alive(daemon):
+            os.kill(daemon, signal.SIGKILL)
+
+
+@pytest.fixture
+def host(short_path):
+    host = Host(short_path)
+    yield host
+    host.stop()
+
+
+@pytest.fixture
+def run(host, tenants):
+    """Starts a tenant of a pod; the gate learns the pod of a process when it connects, so the file comes first."""
+
+    def start(pod_uid: str, *arguments: str):
+        tenant = tenants(host.gpu.tenant, *arguments)
+        host.belongs(tenant.pid, pod_uid)
+        return tenant
+
+    return start
+
+
+def test_the_tenant_directory_holds_control_and_nothing_else_and_the_self_test_passed(host):
+    assert [path.name for path in host.gpu.tenant.iterdir()] == ["control"]
+    assert host.status().self_test.result is SelfTestResult.PASSED
+
+
+def test_a_killed_gate_ends_no_tenant_and_lets_nobody_escape(host, run):
+    decide(host.gpu, **{POD: (20, 20000)})
+    running = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(running.is_connected, "connected")
+    held = run(OTHER, "--workload", "stream", "--memory-mib", "100")
+    until(lambda: any(h.reason is HoldReason.NO_DECISION for h in host.status().held), "one held")
+    before = host.status()
+    os.kill(before.gate_pid, signal.SIGKILL)
+    queued = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(lambda: host.status().gate_pid != before.gate_pid, "another gate")
+    host.until_active()
+    until(queued.is_connected, "who came meanwhile is connected")
+    decide(host.gpu, **{POD: (20, 20000), OTHER: (40, 20000)})
+    until(held.is_connected, "who was held is connected")
+    assert (queued.value("sms"), held.value("sms")) == ("26", "52")
+    after = host.status()
+    assert after.daemon_pid == before.daemon_pid
+    assert after.daemon_restarts == before.daemon_restarts
+    assert running.process.poll() is None
+    until(lambda: clients_of_pod(host.gpu, POD), "the status lists the pod's clients")
+    mine = [client for client in host.status().clients if client.pid == running.pid]
+    assert [client.thread_percentage for client in mine] == [20]
+
+
+def test_a_killed_daemon_comes_back_and_who_waited_goes_on_under_mps(host, run):
+    decide(host.gpu, **{POD: (20, 20000)})
+    running = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(running.is_connected, "connected")
+    before = host.status()
+    os.kill(before.daemon_pid, signal.SIGKILL)
+    waiting = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(lambda: running.process.poll() is not None, "the client ended with its server")
+    until(lambda: host.status().daemon_restarts == before.daemon_restarts + 1, "restarted")
+    until(waiting.is_connected, "connected")
+    assert waiting.value("sms") == "26"
+    assert "without MPS" not in waiting.text()
+
+
+def test_a_fault_is_seen_and_told_with_the_culprits_pod_and_the_gpu_recovers(host, run):
+    decide(host.gpu, **{POD: (20, 20000), OTHER: (20, 20000)})
+    bystander = run(OTHER, "--workload", "stream", "--memory-mib", "100")
+    until(bystander.is_connected, "connected")
+    culprit = run(POD, "--workload", "stream", "--memory-mib", "100", "--fault-after", "0.5")
+    until(lambda: host.status().faults == 1, "the fault in the status")
+    assert f"process {culprit.pid} of pod {POD}" in host.status().last_fault
+    until(lambda: bystander.process.poll() is not None, "every client ended")
+    host.until_active()
+    again = run(OTHER, "--workload", "stream", "--memory-mib", "100")
+    until(again.is_connected, "connected")
+
+
+def test_a_restarted_host_adopts_the_daemon_and_its_tenants(host, run):
+    decide(host.gpu, **{POD: (20, 20000)})
+    running = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(lambda: clients_of_pod(host.gpu, POD), "listed")
+    before = host.status()
+    host.process.send_signal(signal.SIGTERM)
+    assert host.process.wait(30) == 0
+    assert not is_alive(before.gate_pid)
+    host.start()
+    until(lambda: host.status().gate_pid != before.gate_pid, "another gate")
+    host.until_active()
+    assert host.status().daemon_pid == before.daemon_pid
+    assert running.process.poll() is None
+    until(lambda: clients_of_pod(host.gpu, POD) == (running.pid,), "still its client")
+
+
+async def test_a_pods_clients_are_ended_before_its_eviction_and_its_neighbours_are_not(host, run):
+    decide(host.gpu, **{POD: (20, 20000), OTHER: (20, 20000)})
+    victim = run(POD, "--workload", "stream", "--memory-mib", "100")
+    neighbour = run(OTHER, "--workload", "stream", "--memory-mib", "100")
+    until(lambda: len(host.status().clients) == 2, "both listed")
+    ended = await terminate_pod_clients(host.gpu, POD)
+    assert ended.pids == (victim.pid,)
+    until(lambda: victim.process.poll() is not None, "ended")
+    assert neighbour.process.poll() is None
+
+
+def test_a_client_past_the_gate_is_reported_and_ended(host, tenants):
+    stranger = tenants(host.gpu.pipe, "--workload", "stream", "--memory-mib", "100")
+    until(lambda: stranger.process.poll() is not None, "ended")
+    assert stranger.process.returncode == 1, stranger.text()
+    until(lambda: any(m.pid == stranger.pid for m in host.status().mismatches), "reported")
+
+
+def test_bad_arguments_end_at_once_with_a_sentence(short_path, caplog):
+    assert main(["--directory", str(short_path), "--simulated", "H999:1", "--port", "0"]) == 2
+    assert "allowed is MODEL:COUNT" in caplog.text

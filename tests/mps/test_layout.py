@@ -1,0 +1,135 @@
+import json
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare.core.request import JobClass
+from gpushare.mps.layout import (
+    Decisions,
+    GpuDirectory,
+    PodDecision,
+    decisions_reader,
+    gpu_directories,
+    status_reader,
+    write_atomically,
+    write_decisions,
+    write_status,
+)
+from gpushare.mps.status import (
+    ClientStatus,
+    GateStatus,
+    HeldStatus,
+    HoldReason,
+    Mismatch,
+    MismatchKind,
+    MpsState,
+    SelfTest,
+    SelfTestResult,
+    TurnStatistics,
+)
+
+
+@pytest.fixture
+def gpu(tmp_path):
+    gpu = GpuDirectory.of(tmp_path, "GPU-1")
+    gpu.create()
+    return gpu
+
+
+def test_tenants_see_one_open_directory_and_nothing_of_the_rest(gpu):
+    assert list(gpu.tenant.iterdir()) == []
+    assert gpu.tenant.stat().st_mode & 0o777 == 0o755
+    assert gpu.pipe.stat().st_mode & 0o777 == 0o700
+    assert gpu.log.stat().st_mode & 0o777 == 0o700
+    assert gpu_directories(gpu.path.parent) == (gpu,)
+
+
+def test_no_directory_holds_no_gpus(tmp_path):
+    assert gpu_directories(tmp_path / "missing") == ()
+
+
+@given(
+    st.dictionaries(
+        st.uuids().map(str), st.builds(PodDecision, st.integers(1, 100), st.integers(1, 2**20)), max_size=5
+    )
+)
+def test_decisions_read_back_as_written(pods):
+    decisions = Decisions(pods)
+    assert Decisions.from_json(json.loads(json.dumps(decisions.to_json()))) == decisions
+
+
+def test_the_files_form_is_what_agent_and_gate_agreed_on(gpu):
+    write_decisions(gpu, Decisions({"uid": PodDecision(25, 8192, JobClass.LATENCY)}))
+    assert json.loads(gpu.decisions.read_text()) == {
+        "version": 1,
+        "pods": {"uid": {"thread_percentage": 25, "memory_mib": 8192, "job_class": "latency"}},
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"version": 2, "pods": {}}', '{"version": 1}', '{"version": 1, "pods": []}',
+     '{"version":1,"pods":{"a":{"thread_percentage":0,"memory_mib":1}}}',
+     '{"version":1,"pods":{"a":{"thread_percentage":101,"memory_mib":1}}}',
+     '{"version":1,"pods":{"a":{"thread_percentage":true,"memory_mib":1}}}',
+     '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":-1}}}',
+     '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":1,"job_class":"fast"}}}',
+     '{"version":1,"pods":{"a":7}}'],
+)  # fmt: skip
+def test_a_bad_file_is_one_logged_error_and_the_last_good_value_stays(gpu, text, caplog):
+    reader = decisions_reader(gpu)
+    write_decisions(gpu, Decisions({"good": PodDecision(25, 1)}))
+    good = reader.read()
+    gpu.decisions.write_text(text)
+    with caplog.at_level(logging.ERROR):
+        for _ in range(3):
+            assert reader.read() == good
+    assert len(caplog.records) == 1
+    assert reader.bad_reads == 1
+    write_decisions(gpu, Decisions({"new": PodDecision(30, 2)}))
+    assert set(reader.read().pods) == {"new"}
+
+
+def test_a_removed_file_keeps_what_it_said(gpu):
+    reader = decisions_reader(gpu)
+    assert reader.read() == Decisions()
+    write_decisions(gpu, Decisions({"a": PodDecision(25, 1)}))
+    assert "a" in reader.read().pods
+    gpu.decisions.unlink()
+    assert "a" in reader.read().pods
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(gpu):
+    write_atomically(gpu.decisions, {"old": True})
+    with pytest.raises(TypeError):
+        write_atomically(gpu.decisions, {"bad": object()})
+    assert json.loads(gpu.decisions.read_text()) == {"old": True}
+    assert sorted(path.name for path in gpu.path.iterdir()) == ["decisions.json", "log", "pipe", "tenant"]
+
+
+def full_status() -> GateStatus:
+    return GateStatus(
+        "GPU-1", MpsState.FAULT, 1.5, "why", 7, 1.0, 8, 1.1, 2, 9, 3, "fault", 1.2,
+        SelfTest(SelfTestResult.PASSED, "26 of 132", "580", 1.3),
+        (ClientStatus(10, "uid", 25, 8192, 100, 1.4, 99), ClientStatus(11, None)),
+        (HeldStatus(12, None, HoldReason.UNKNOWN_POD, 1.0),),
+        {"ControlCommand": 4},
+        (Mismatch(MismatchKind.WRONG_GPU, "uid", 13, "detail"),),
+        5,
+        TurnStatistics(1, 2, 3.0, 4.0, 5.0),
+    )  # fmt: skip
+
+
+def test_a_status_reads_back_as_written(gpu):
+    write_status(gpu, full_status())
+    assert status_reader(gpu).read() == full_status()
+
+
+def test_a_later_versions_new_fields_are_no_trouble(gpu):
+    data = full_status().to_json()
+    data["new_field"] = 1
+    data["clients"][0]["new_field"] = 2
+    write_atomically(gpu.status, data)
+    assert status_reader(gpu).read() == full_status()

@@ -1,0 +1,121 @@
+import os
+
+import pytest
+
+from gpushare.mps.identity import start_ticks_of
+from gpushare.mps.ledger import Admission, Ledger
+from gpushare.mps.status import ClientStatus, GateStatus, MismatchKind, MpsState
+
+ME = os.getpid()
+GONE = 2**22 + 7
+
+
+class Memory:
+    def __init__(self) -> None:
+        self.used: dict[int, int] | None = {}
+
+    def used_mib(self):
+        return self.used
+
+
+@pytest.fixture
+def memory():
+    return Memory()
+
+
+@pytest.fixture
+def clock():
+    return [100.0]
+
+
+@pytest.fixture
+def ledger(memory, clock):
+    ledger = Ledger(memory, identify=lambda pid: "pod" if pid < 1000 else None, clock=lambda: clock[0])
+    ledger.note_clients(())
+    return ledger
+
+
+def admission(pid=ME, pod_uid="pod", granted=4096, at=100.0):
+    return Admission(pid, start_ticks_of(pid), pod_uid, 25, granted, 8192, at)
+
+
+def test_who_had_its_turn_is_a_client_with_its_ceilings(ledger, memory):
+    ledger.admit(admission())
+    ledger.note_clients((ME,), ME)
+    ledger.end_turn(ME, is_client=True)
+    memory.used = {ME: 300}
+    ledger.observe_memory(101.0)
+    (client,) = ledger.clients()
+    assert (client.pod_uid, client.thread_percentage, client.memory_limit_mib, client.memory_used_mib) == (
+        "pod",
+        25,
+        4096,
+        300,
+    )
+    assert ledger.strangers() == ()
+    assert ledger.is_client(ME)
+
+
+def test_a_client_without_a_turn_is_a_stranger_once(ledger):
+    for _ in range(3):
+        ledger.note_clients((7,))
+    assert [m.kind for m in ledger.mismatches] == [MismatchKind.STALE_CEILING]
+    ledger.note_clients((7, 5000))
+    assert [m.kind for m in ledger.strangers()] == [MismatchKind.STALE_CEILING, MismatchKind.UNKNOWN_CLIENT]
+    ledger.note_clients(())
+    assert ledger.strangers() == ()
+
+
+def test_a_late_client_is_welcome_until_the_next_turn_changes_the_ceilings(ledger):
+    ledger.admit(admission())
+    ledger.end_turn(ME, is_client=False)
+    ledger.note_clients((ME,))
+    assert ledger.strangers() == ()
+    ledger.note_clients(())
+    ledger.forget_clients()
+    ledger.admit(admission())
+    ledger.end_turn(ME, is_client=False)
+    ledger.admit(admission(pid=GONE, pod_uid="other"))
+    ledger.note_clients((ME,))
+    assert [m.pid for m in ledger.strangers()] == [ME]
+
+
+def test_a_new_gate_takes_over_what_still_runs(memory, clock):
+    ledger = Ledger(memory, identify=lambda _pid: "pod", clock=lambda: clock[0])
+    running = ClientStatus(ME, "pod", 25, 4096, 300, None, start_ticks_of(ME))
+    ended = ClientStatus(GONE, "pod", 25, 1, 1, None, 1)
+    status = GateStatus("GPU-1", MpsState.ACTIVE, 1.0, clients=(running, ended))
+    ledger.restore(status)
+    ledger.note_clients((ME, 12))
+    assert ledger.strangers() == ()
+    assert {c.pid: c.thread_percentage for c in ledger.clients()} == {ME: 25, 12: None}
+    assert [p.used_mib for p in ledger.siblings("pod", 12)] == [300]
+
+
+def test_memory_that_changes_is_not_settled_and_unread_memory_counts_as_granted(ledger, memory):
+    ledger.admit(admission())
+    memory.used = {ME: 500}
+    ledger.observe_memory(105.0)
+    (process,) = ledger.siblings("pod", 1)
+    assert (process.used_mib, process.changed_at) == (500, 105.0)
+    memory.used = None
+    ledger.observe_memory(106.0)
+    (process,) = ledger.siblings("pod", 1)
+    assert process.counted_mib() == 4096
+    assert ledger.siblings("other", 1) == ()
+
+
+def test_processes_that_are_gone_hold_nothing(ledger):
+    ledger.admit(admission(pid=GONE))
+    ledger.note_clients(())
+    assert ledger.siblings("pod", 1) == ()
+
+
+def test_a_pods_limit_is_the_highest_its_live_processes_were_let_in_under(ledger):
+    ledger.admit(admission())
+    ledger.note_clients((ME,), ME)
+    ((uid, limit, processes),) = ledger.pods()
+    assert (uid, limit, [p.pid for p in processes]) == ("pod", 8192, [ME])
+    ledger.forget_clients()
+    assert ledger.pods() == ()
+    assert ledger.client_count == 0

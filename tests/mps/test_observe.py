@@ -1,0 +1,80 @@
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gpushare.mps.layout import GpuDirectory, write_status
+from gpushare.mps.observe import GateCollector, is_fresh, serve_http
+from gpushare.mps.status import GateStatus, HeldStatus, HoldReason, MpsState, SelfTest, SelfTestResult
+
+
+@dataclass
+class Keeper:
+    gpu: GpuDirectory
+    restarts: int = 0
+    is_running: bool = True
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    gpu = GpuDirectory.of(tmp_path, "GPU-1")
+    gpu.create()
+    return Keeper(gpu)
+
+
+def status(**changes) -> GateStatus:
+    held = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
+    return replace(
+        GateStatus("GPU-1", MpsState.ACTIVE, 2e9, held=held, self_test=SelfTest(SelfTestResult.PASSED)), **changes
+    )
+
+
+def exposed(keeper) -> dict[str, float]:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(GateCollector([keeper]))
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
+
+
+def test_what_the_gate_says_becomes_metrics(keeper):
+    write_status(keeper.gpu, status())
+    found = exposed(keeper)
+    assert found['gpushare_gate_state{gpu_uuid="GPU-1",state="Active"}'] == 1
+    assert found['gpushare_gate_held{gpu_uuid="GPU-1",reason="TooManyClients"}'] == 1
+    assert found['gpushare_gate_self_test_passed{gpu_uuid="GPU-1"}'] == 1
+
+
+def test_a_gate_that_fell_silent_is_down_whatever_it_last_said(keeper):
+    write_status(keeper.gpu, status(written_at=1.0))
+    assert exposed(keeper)['gpushare_gate_state{gpu_uuid="GPU-1",state="Down"}'] == 1
+    assert not is_fresh(status(written_at=1.0))
+    assert is_fresh(status(written_at=100.0), now=50.0)
+
+
+def test_health_and_readiness_over_http(keeper):
+    server = serve_http("127.0.0.1", 0, [keeper])
+    base = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        assert urllib.request.urlopen(f"{base}/healthz").status == 200
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{base}/readyz")
+        write_status(keeper.gpu, status())
+        assert json.load(urllib.request.urlopen(f"{base}/readyz")) == {"GPU-1": "Active"}
+        assert b"gpushare_gate_turns_total" in urllib.request.urlopen(f"{base}/metrics").read()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{base}/else")
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_every_family_is_in_the_table_of_metrics(keeper):
+    write_status(keeper.gpu, status(refused={"ControlCommand": 1}))
+    documented = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    families = {name.partition("{")[0] for name in exposed(keeper)}
+    assert len(families) >= 12
+    assert [family for family in families if f"| {family} |" not in documented] == []

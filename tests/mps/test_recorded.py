@@ -1,0 +1,78 @@
+"""The parsers against what nvidia-cuda-mps-control of driver 580.159.04 printed on an H200 (data/)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpushare.mps import CommandRefusedError, DaemonDownError, commands
+from gpushare.mps.control import _together
+from gpushare.mps.errors import NotSentError
+from gpushare.mps.faultlog import FaultLog, culprit_of
+
+DATA = Path(__file__).parent / "data"
+ANSWERS = json.loads((DATA / "mps-control-580.json").read_text())["answers"]
+
+
+def test_lists_and_percentages():
+    assert commands.server_list().parse(ANSWERS["get_server_list"]) == (458,)
+    assert commands.client_list(458).parse(ANSWERS["get_client_list 458"]) == (509,)
+    assert commands.get_active_thread_percentage(458).parse(ANSWERS["get_active_thread_percentage 458"]) == 40
+    assert commands.get_device_pinned_mem_limit(458, 0).parse(ANSWERS["get_device_pinned_mem_limit 458 0"]) == "4G"
+
+
+def test_ps():
+    (entry,) = commands.ps().parse(ANSWERS["ps"])
+    assert (entry.pid, entry.client_id, entry.server_pid) == (509, 3, 458)
+    assert entry.device == "GPU-d59aca56-c294-9a7e"
+    assert entry.command == ["4026532267", "/run/gpushare/gate_tenant"][1]
+
+
+def test_changes_are_confirmed():
+    commands.set_active_thread_percentage(458, 50).parse(ANSWERS["set_active_thread_percentage 458 50"])
+    commands.set_device_pinned_mem_limit(458, 0, 4096).parse(ANSWERS["set_device_pinned_mem_limit 458 0 4096M"])
+    commands.set_default_client_priority(1).parse(ANSWERS["set_default_client_priority 1"])
+    both = [commands.set_active_thread_percentage(458, 20), commands.set_device_pinned_mem_limit(458, 0, 1024)]
+    _together(both).parse(ANSWERS["set_active_thread_percentage 458 20\nset_device_pinned_mem_limit 458 0 1024M"])
+
+
+def test_a_change_that_the_daemon_silently_did_not_make_is_refused():
+    with pytest.raises(CommandRefusedError, match=r"asked for 90%, in force is 20\.0"):
+        commands.set_active_thread_percentage(458, 90).parse(ANSWERS["set_active_thread_percentage 458 200"])
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [(commands.set_active_thread_percentage(999999, 20), "set_active_thread_percentage 999999 20"),
+     (commands.client_list(999999), "get_client_list 999999"),
+     (commands.terminate_client(458, 999999), "terminate_client 458 999999"),
+     (commands.server_list(), "bogus_command")],
+)  # fmt: skip
+def test_what_is_not_there_is_refused(command, answer):
+    with pytest.raises(CommandRefusedError):
+        command.parse(ANSWERS[answer])
+
+
+def test_no_daemon_and_a_busy_daemon_are_told_apart_and_both_worth_a_retry():
+    with pytest.raises(DaemonDownError):
+        commands.server_list().parse(ANSWERS["(no daemon) get_server_list"])
+    with pytest.raises(NotSentError) as busy:
+        commands.server_status(458).parse(ANSWERS["get_server_status 458"])
+    assert busy.value.retryable
+
+
+def test_the_servers_log_tells_whose_fault_it_was(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("[2026-11-21 12:12:05.379 Server   458] Server has started\n")
+    faults = FaultLog(log)
+    assert faults.read() is None
+    with log.open("a") as file:
+        file.write((DATA / "server-fault-580.log").read_text())
+    line = faults.read()
+    assert line is not None
+    assert "encountered a fatal GPU error" in line
+    assert culprit_of(line) == 3410
+    assert faults.read() is None
+    log.write_text("rotated\n")
+    assert faults.read() is None
+    assert FaultLog(tmp_path / "missing").read() is None

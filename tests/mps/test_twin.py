@@ -1,0 +1,160 @@
+import time
+
+import pytest
+
+from gpushare.core.contention import WORKLOADS
+from gpushare.mps import commands
+from gpushare.mps.commands import ServerState
+from gpushare.mps.twin.client import (
+    CONTROL_TYPE,
+    CREDENTIALS,
+    CudaError,
+    NoMpsError,
+    TwinContext,
+    connect,
+    request_server,
+)
+from gpushare.mps.twin.server import CONTEXT_MIB, visible_sms
+from gpushare.mps.twin.state import state_reader
+
+from .conftest import PATIENCE, raw_connection, until
+
+pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
+STREAM = WORKLOADS["stream"]
+
+
+@pytest.fixture
+def server(twin):
+    twin.run(commands.start_server(0))
+    return twin.servers()[0]
+
+
+def context(gpu, env=None):
+    return TwinContext({"CUDA_MPS_PIPE_DIRECTORY": str(gpu.pipe), **(env or {})}, STREAM, PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("percentage", "sms"), [(50, 66), (25, 32), (10, 12), (20, 26), (60, 78), (80, 104), (100, 132), (5, 8)]
+)
+def test_sms_as_measured_on_an_h200(percentage, sms):
+    assert visible_sms(132, percentage) == sms  # FACTS 7 and 11
+
+
+def test_a_servers_ceilings_bind_whatever_the_environment_asks(twin, twin_gpu, server):
+    twin.apply(
+        [commands.set_active_thread_percentage(server, 20), commands.set_device_pinned_mem_limit(server, 0, 6144)]
+    )
+    greedy = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=16G"}
+    with_env, without = context(twin_gpu, greedy), context(twin_gpu)
+    assert (with_env.attached.sm_count, with_env.attached.limit_mib) == (26, 6144)
+    assert (without.attached.sm_count, without.attached.limit_mib) == (26, 6144)
+    modest = context(
+        twin_gpu, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "10", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1G"}
+    )
+    assert (modest.attached.sm_count, modest.attached.limit_mib) == (12, 1024)
+    for each in (with_env, without, modest):
+        each.close()
+
+
+def test_a_daemons_default_is_no_ceiling(twin, twin_gpu, server):
+    twin.run(commands.set_default_active_thread_percentage(30))
+    assert context(twin_gpu, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}).attached.sm_count == 104  # FACTS 11
+    assert context(twin_gpu).attached.sm_count == 38
+
+
+def test_a_client_keeps_what_was_in_force_when_it_connected(twin, twin_gpu, server):
+    twin.run(commands.set_active_thread_percentage(server, 50))
+    early = context(twin_gpu)
+    twin.run(commands.set_active_thread_percentage(server, 10))
+    assert (early.attached.sm_count, context(twin_gpu).attached.sm_count) == (66, 12)
+
+
+def test_memory_beyond_the_limit_is_refused_in_cudas_words(twin, twin_gpu, server):
+    twin.run(commands.set_device_pinned_mem_limit(server, 0, 4096))
+    client = context(twin_gpu)
+    with pytest.raises(CudaError, match="out of memory"):
+        client.allocate(6144)
+    client.allocate(4096 - CONTEXT_MIB)
+    with pytest.raises(CudaError, match="out of memory"):
+        client.allocate(1)
+    client.free(100)
+    client.allocate(100)
+
+
+def test_a_fault_ends_every_client_and_the_server_comes_back(twin, twin_gpu, server):
+    culprit, bystander = context(twin_gpu), context(twin_gpu)
+    culprit.fault()
+    for client in (culprit, bystander):
+        with pytest.raises(CudaError, match="illegal memory access"):
+            client.tick(PATIENCE)
+    assert twin.server_state(server) is ServerState.FAULT
+    culprit.close()
+    bystander.close()
+    until(lambda: twin.server_state(server) is ServerState.ACTIVE, "ACTIVE again")
+    assert twin.run(commands.client_list(server)) == ()
+
+
+def test_the_injected_fault_does_the_same(twin, twin_gpu, server):
+    bystander = context(twin_gpu)
+    twin.run(commands.Command("twin_fault", commands.check))
+    with pytest.raises(CudaError, match="illegal memory access"):
+        bystander.tick(PATIENCE)
+    bystander.close()
+    until(lambda: twin.server_state(server) is ServerState.ACTIVE, "ACTIVE again")
+
+
+def test_one_client_is_ended_and_its_neighbour_goes_on(twin, twin_gpu, server, tenants):
+    victim, neighbour = tenants(twin_gpu.pipe, "--workload", "stream"), context(twin_gpu)
+    until(lambda: victim.pid in twin.run(commands.client_list(server)), "listed")
+    twin.run(commands.terminate_client(server, victim.pid))
+    until(lambda: victim.process.poll() is not None, "the victim ended")
+    assert "terminated" in victim.text()
+    assert neighbour.tick(PATIENCE)["progress"] > 0
+
+
+def test_with_the_unprivileged_socket_alone_nothing_can_be_set(twin, twin_gpu, server):
+    def ask(command: str) -> str:
+        with raw_connection(twin_gpu.pipe / "control") as c:
+            c.recv(100)
+            c.send(CREDENTIALS)
+            c.send(CONTROL_TYPE)
+            c.send(command.encode())
+            return c.recv(1000).decode()
+
+    assert ask("set_default_active_thread_percentage 10") == "Insufficient privileges\n"  # FACTS 2
+    assert ask("quit") == "Insufficient privileges\n"
+    assert ask("get_server_list") == "\0"
+    assert twin.run(commands.get_default_active_thread_percentage()) == 100
+
+
+def test_a_silent_connection_blocks_the_daemon_as_it_does_the_real_one(twin, twin_gpu, server):
+    with raw_connection(twin_gpu.pipe / "control") as silent:
+        silent.recv(100)
+        begun = time.monotonic()
+        with pytest.raises(NoMpsError):
+            connect(twin_gpu.pipe / "control", 0.5)  # FACTS 14: behind the silent one nobody is greeted
+        assert time.monotonic() - begun >= 0.4
+    request_server(twin_gpu.pipe / "control", PATIENCE).close()
+
+
+def test_without_a_daemon_a_process_runs_without_mps(twin_gpu, tenants):
+    tenant = tenants(twin_gpu.pipe, "--workload", "stream")
+    until(lambda: "without MPS, uncapped" in tenant.text(), "the line")
+    assert tenant.value("sms") == "all"
+
+
+def test_a_neighbours_arrival_lowers_the_rate_and_the_state_shows_it(twin, twin_gpu, server, tenants):
+    first = tenants(twin_gpu.pipe, "--workload", "stream", "--memory-mib", "1000")
+    until(lambda: "iterations/s" in first.text(), "a rate")
+    until(lambda: float(first.value("progress")) == 1.0, "its own speed alone")
+    second = tenants(twin_gpu.pipe, "--workload", "stream", "--memory-mib", "2000")
+    until(second.is_connected, "connected")
+    until(lambda: float(first.value("progress")) < 0.6, "slower beside a neighbour")
+    reader = state_reader(twin_gpu)
+    until(lambda: len(((state := reader.read()) and state.clients) or ()) == 2, "two clients in the state")
+    until(lambda: reader.read().memory_used_mib == 3000 + 2 * CONTEXT_MIB, "their memory in the state")
+    state = reader.read()
+    assert {c.pid for c in state.clients} == {first.pid, second.pid}
+    assert state.server_pid == server
+    assert state.counters.dram_bw_util > 0.8
+    assert state.counters.hmma_tensor_util == 0.0

@@ -1,0 +1,221 @@
+"""A certificate, and a real API server of this test run's own: etcd and kube-apiserver on loopback."""
+
+import ipaddress
+import os
+import random
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import NameOID
+
+from gpushare.kube import Api, connect
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpushare"
+MakeCertificate = Callable[..., bytes]
+
+
+@pytest.fixture(scope="session")
+def make_certificate() -> MakeCertificate:
+    """Writes tls.crt and tls.key for localhost into a directory; answers the certificate (its own authority)."""
+
+    def make(directory: Path, name: str = "localhost") -> bytes:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        now = datetime.now(UTC)
+        certificate = (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(
+                x509.SubjectAlternativeName(
+                    [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+                ),
+                critical=False,
+            )
+            .sign(key, hashes.SHA256())
+        )
+        pem = certificate.public_bytes(serialization.Encoding.PEM)
+        directory.mkdir(exist_ok=True, parents=True)
+        (directory / "tls.key").write_bytes(_private(key))
+        (directory / "tls.crt").write_bytes(pem)
+        return pem
+
+    return make
+
+
+def _private(key: Any) -> bytes:
+    pem: bytes = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return pem
+
+
+def _free_port() -> int:
+    """Below the kernel's ephemeral ports, so that no outgoing connection takes it in the meantime."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+@pytest.fixture
+def free_ports() -> Callable[[], int]:
+    """Finds ports of the loopback that nobody listens on."""
+    return _free_port
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    return _free_port()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until a server answers; a process that ends, or a minute, is a failure with its last words."""
+    context = ssl._create_unverified_context()
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(url, context=context, timeout=2) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.1)
+    raise AssertionError(f"{url} does not answer: {log.read_text()[-2000:]}")
+
+
+class ApiServer:
+    """etcd and kube-apiserver; the latter can be killed and started again."""
+
+    def __init__(self, etcd: str, kube: Path, work: Path) -> None:
+        self.kubeconfig = work / "kubeconfig"
+        self._work = work
+        client, peer, port = _free_port(), _free_port(), _free_port()
+        self._url = f"https://127.0.0.1:{port}"
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        (work / "sa.key").write_bytes(_private(key))
+        (work / "tokens.csv").write_text('t0ken,admin,1,"system:masters"\n')
+        self.kubeconfig.write_text(_kubeconfig(self._url))
+        self._command = [
+            str(kube), "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{client}", "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={work}/apiserver",
+            f"--token-auth-file={work}/tokens.csv", "--authorization-mode=RBAC",
+            "--service-account-issuer=https://localhost", f"--service-account-key-file={work}/sa.key",
+            f"--service-account-signing-key-file={work}/sa.key", "--service-cluster-ip-range=10.99.0.0/24",
+            "--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount",
+        ]  # fmt: skip
+        self._etcd = self._launch(
+            "etcd",
+            [
+                etcd, "--data-dir", str(work / "etcd"), "--listen-client-urls", f"http://127.0.0.1:{client}",
+                "--advertise-client-urls", f"http://127.0.0.1:{client}",
+                "--listen-peer-urls", f"http://127.0.0.1:{peer}",
+                "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
+                "--initial-cluster", f"default=http://127.0.0.1:{peer}", "--unsafe-no-fsync",
+            ],
+            f"http://127.0.0.1:{client}/health",
+        )  # fmt: skip
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start kube-apiserver; answers once it is ready."""
+        self._server = self._launch("kube-apiserver", self._command, f"{self._url}/readyz")
+
+    def kill(self) -> None:
+        """kill -9."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait(timeout=30)
+
+    def close(self) -> None:
+        """End both."""
+        self.kill()
+        self._etcd.kill()
+        self._etcd.wait(timeout=30)
+
+    def _launch(self, name: str, command: list[str], ready: str) -> subprocess.Popen[bytes]:
+        log = self._work / f"{name}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        _wait_for(ready, process, log)
+        return process
+
+
+@pytest.fixture(scope="session")
+def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A fresh API server; skips where its programs are not built."""
+    etcd = shutil.which("etcd")
+    kube = next(iter(sorted(CACHE.glob("kube/*/kube"))), None)
+    if etcd is None or kube is None:
+        pytest.skip("no etcd or kube-apiserver: hack/cluster up builds them")
+    server = ApiServer(etcd, kube, tmp_path_factory.mktemp("api-server"))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(api_server: ApiServer) -> Path:
+    """The kubeconfig of the fresh API server."""
+    return api_server.kubeconfig
+
+
+def _kubeconfig(server: str) -> str:
+    cluster = {"server": server, "insecure-skip-tls-verify": True}
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": "t0ken"}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
+            "current-context": "test",
+        }
+    )
+
+
+@pytest.fixture
+def controllers(kubeconfig: Path, tmp_path: Path) -> Iterator[None]:
+    """Kubernetes' own controllers of Deployments, ReplicaSets, CronJobs and Jobs, and its garbage collector."""
+    kube = next(iter(sorted(CACHE.glob("kube/*/kube"))))
+    parts = ("garbage-collector", "deployment", "replicaset", "cronjob", "job")
+    which = ",".join(f"{part}-controller" for part in parts)
+    command = [
+        str(kube), "kube-controller-manager", f"--kubeconfig={kubeconfig}", f"--controllers={which}",
+        "--leader-elect=false", "--secure-port=0",
+    ]  # fmt: skip
+    with (tmp_path / "controllers.log").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    yield
+    process.terminate()
+    process.wait(timeout=30)
+
+
+@pytest.fixture
+async def real_api(kubeconfig: Path) -> AsyncIterator[Api]:
+    """The real API server."""
+    async with connect(kubeconfig) as api:
+        yield api

@@ -1,0 +1,227 @@
+"""The admission server as the API server sees it: AdmissionReviews over real HTTPS."""
+
+import asyncio
+import base64
+import json
+import shutil
+import ssl
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from gpushare.core import names
+from gpushare.core.admission import Policy
+from gpushare.core.objects import GpuShare
+from gpushare.core.resolve import Defaults
+from gpushare.kube import Change
+from gpushare_operator.admission import Settings, serve
+from gpushare_operator.admission.__main__ import parse_settings
+from gpushare_operator.admission.certificates import Certificate
+from gpushare_operator.admission.watched import Watched
+
+Json = dict[str, Any]
+MakeCertificate = Callable[..., bytes]
+
+
+class Client:
+    """Posts reviews, trusting only the server's own certificate."""
+
+    def __init__(self, session: aiohttp.ClientSession, base: str) -> None:
+        self.session, self.base = session, base
+
+    async def get(self, path: str) -> str:
+        async with self.session.get(self.base + path) as response:
+            assert response.status == 200
+            return await response.text()
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        async with self.session.post(self.base + path, data=body) as response:
+            return response.status, await response.read()
+
+    async def review(
+        self, path: str, obj: Json, *, operation: str = "CREATE", kind: Json | None = None, **more: Json
+    ) -> Json:
+        request = {
+            "uid": "r1", "operation": operation, "namespace": "shop", "object": obj,
+            "kind": kind or {"group": "", "version": "v1", "kind": "Pod"}, **more,
+        }  # fmt: skip
+        body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        status, raw = await self.post(path, json.dumps(body).encode())
+        assert status == 200
+        answer = json.loads(raw)
+        assert (answer["apiVersion"], answer["kind"]) == ("admission.k8s.io/v1", "AdmissionReview")
+        assert answer["response"]["uid"] == "r1"
+        response: Json = answer["response"]
+        return response
+
+
+@pytest.fixture
+async def client(
+    tmp_path: Path, make_certificate: MakeCertificate, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> AsyncIterator[Client]:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "there-is-none"))
+    trusted = ssl.create_default_context(cadata=make_certificate(tmp_path).decode())
+    settings = Settings(tmp_path, "127.0.0.1", free_port, Policy(Defaults(auto_fraction="0.3"), "nvidia"))
+    stop = asyncio.Event()
+    server = asyncio.create_task(serve(settings, stop))
+    connector = aiohttp.TCPConnector(ssl=trusted)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        ready = Client(session, f"https://127.0.0.1:{settings.port}")
+        for _ in range(500):
+            try:
+                await ready.get("/healthz")
+                break
+            except aiohttp.ClientConnectionError:
+                await asyncio.sleep(0.01)
+        yield ready
+    stop.set()
+    await server
+
+
+def pod(**annotations: str) -> Json:
+    found = {f"gpushare.io/{key}": value for key, value in annotations.items()}
+    return {"metadata": {"name": "p", "annotations": found}, "spec": {"containers": [{"name": "main"}]}}
+
+
+async def test_a_pod_is_patched(client: Client) -> None:
+    response = await client.review("/mutate", pod(fraction="auto", memroy="8Gi"))
+    assert response["allowed"] is True
+    assert response["patchType"] == "JSONPatch"
+    assert json.loads(base64.b64decode(response["patch"])) == [
+        {
+            "op": "add",
+            "path": "/spec/containers/0/resources",
+            "value": {"limits": {"gpushare.io/share": "30"}, "requests": {"gpushare.io/share": "30"}},
+        },
+        {"op": "add", "path": "/spec/schedulerName", "value": "gpushare-scheduler"},
+        {"op": "add", "path": "/metadata/labels", "value": {"gpushare.io/managed": "true"}},
+        {"op": "add", "path": "/spec/runtimeClassName", "value": "nvidia"},
+    ]
+    assert "did you mean gpushare.io/memory?" in response["warnings"][0]
+
+
+async def test_a_wrong_pod_is_refused_by_both(client: Client) -> None:
+    for path in ("/mutate", "/validate"):
+        response = await client.review(path, pod(fraction="1.5"))
+        assert response["allowed"] is False
+        assert response["status"]["code"] == 422
+        assert response["status"]["message"].startswith(
+            'annotation gpushare.io/fraction: "1.5" asks for more than'
+        )
+    metrics = await client.get("/metrics")
+    assert 'gpushare_admission_rejections_total{reason="InvalidAnnotation"} 2.0' in metrics
+    assert 'gpushare_admission_reviews_total{result="refused",webhook="mutate"} 1.0' in metrics
+
+
+async def test_what_is_not_ours_passes(client: Client) -> None:
+    for path in ("/mutate", "/validate"):
+        assert await client.review(path, {"spec": {"containers": []}}) == {"uid": "r1", "allowed": True}
+        assert await client.review(path, pod(fraction="9.9"), operation="UPDATE") == {"uid": "r1", "allowed": True}
+        nothing = await client.review(path, {}, operation="DELETE", object=None)  # type: ignore[arg-type]  # as sent
+        assert nothing["allowed"] is True
+
+
+async def test_templates_of_workloads_are_refused(client: Client) -> None:
+    kind = {"group": "apps", "version": "v1", "kind": "Deployment"}
+    bad, good = ({"spec": {"template": pod(fraction=fraction)}} for fraction in ("abc", "0.5"))
+    assert (await client.review("/validate", bad, kind=kind))["allowed"] is False
+    assert (await client.review("/validate", good, kind=kind))["allowed"] is True
+    update = {"operation": "UPDATE", "kind": kind}
+    assert (await client.review("/validate", bad, oldObject=good, **update))["allowed"] is False  # type: ignore[arg-type]
+    assert (await client.review("/validate", bad, oldObject=bad, **update))["allowed"] is True  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "empty document"),
+        (b"[]", "not an AdmissionReview"),
+        (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1"}', "only v1"),
+        (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1"}', "no request"),
+    ],
+)
+async def test_what_is_no_review_gets_400(client: Client, body: bytes, why: str) -> None:
+    for path in ("/mutate", "/validate"):
+        status, answer = await client.post(path, body)
+        assert status == 400
+        assert why in answer.decode()
+    assert "ok" in await client.get("/healthz")
+
+
+async def test_another_path_or_method_is_nothing(client: Client) -> None:
+    assert (await client.post("/elsewhere", b"{}"))[0] == 404
+    async with client.session.get(client.base + "/mutate") as response:
+        assert response.status == 405
+
+
+async def test_a_new_certificate_is_taken_up_without_a_restart(
+    tmp_path: Path, make_certificate: MakeCertificate
+) -> None:
+    """The server's side of a handshake shows the new certificate; a broken pair leaves the old one in use."""
+    first = make_certificate(tmp_path / "tls", "first")
+    certificate = Certificate(tmp_path / "tls")
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=certificate.context)
+    port = server.sockets[0].getsockname()[1]
+
+    async def shown() -> str:
+        return await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+
+    async with server:
+        assert await shown() == first.decode()
+        assert certificate.reload_if_changed() is False
+
+        make_certificate(tmp_path / "other")
+        shutil.copy(tmp_path / "other" / "tls.key", tmp_path / "tls" / "tls.key")
+        assert certificate.reload_if_changed() is False, "a key that does not fit"
+        assert (certificate.failures, await shown()) == (1, first.decode())
+
+        second = make_certificate(tmp_path / "tls", "second")
+        assert certificate.reload_if_changed() is True
+        assert await shown() == second.decode()
+        (tmp_path / "tls" / "tls.crt").unlink()
+        assert certificate.reload_if_changed() is False
+        assert await shown() == second.decode()
+    assert (certificate.reloads, certificate.failures) == (1, 2)
+
+
+def test_no_certificate_is_an_error_at_start(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"tls\.crt"):
+        Certificate(tmp_path)
+
+
+def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    environment = {"GPUSHARE_DEFAULT_FRACTION": "0.2", "GPUSHARE_RUNTIME_CLASS": ""}
+    settings = parse_settings(["--port", "9443", "--cert-dir", "/tls"], environment)
+    assert settings == Settings(Path("/tls"), "0.0.0.0", 9443, Policy(Defaults(auto_fraction="0.2"), None))
+    for wrong in ("auto", "1.5"):
+        with pytest.raises(SystemExit) as end:
+            parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_DEFAULT_FRACTION": wrong})
+        assert end.value.code == 2
+        assert f'"{wrong}" is not a fraction' in capsys.readouterr().err
+
+
+def test_what_is_watched_sharpens_the_answer() -> None:
+    watched = Watched()
+    unknown = watched.know(pod(fraction="auto"), "shop")
+    assert (unknown.largest_gpu_memory_mib, unknown.share) == (None, None)
+    watched.on_node(Change.ADDED, "n1", 81559)
+    watched.on_node(Change.ADDED, "n2", 143771)
+    share = GpuShare.from_object({"metadata": {"name": "deployment-web", "namespace": "shop"}})
+    watched.on_share(Change.ADDED, "shop/deployment-web", share)
+
+    first_of_a_rollout = pod(fraction="auto")
+    first_of_a_rollout["metadata"]["labels"] = {"pod-template-hash": "abc"}
+    first_of_a_rollout["metadata"]["ownerReferences"] = [
+        {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "new", "controller": True}
+    ]
+    known = watched.know(first_of_a_rollout, "shop")
+    assert (known.largest_gpu_memory_mib, known.share) == (143771, share)
+    assert watched.know(first_of_a_rollout, "elsewhere").share is None
+    watched.on_node(Change.DELETED, "n2", 143771)
+    watched.on_share(Change.DELETED, "shop/deployment-web", share)
+    forgotten = watched.know(first_of_a_rollout, "shop")
+    assert (forgotten.largest_gpu_memory_mib, forgotten.share) == (81559, None)
+    assert names.FRACTION in first_of_a_rollout["metadata"]["annotations"]

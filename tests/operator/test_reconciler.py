@@ -1,0 +1,283 @@
+"""The reconciler against an API that refuses, fails and races; time is the test's."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from gpushare.core import names
+from gpushare.core.decision import Decision
+from gpushare.core.lifecycle import Fares, PodFacts, Settings
+from gpushare.core.objects import GpuShare, Phase
+from gpushare.core.resolve import Defaults
+from gpushare.kube import (
+    AlreadyExists,
+    Api,
+    ApiError,
+    Forbidden,
+    Invalid,
+    NotFound,
+    Resource,
+    Retryable,
+)
+from gpushare_operator.metrics import Metrics
+from gpushare_operator.reconciler import FIGURES_SECONDS, Reconciler
+from gpushare_operator.world import ShareKey
+
+Json = dict[str, Any]
+KEY = ShareKey("shop", "pod-p")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeApi:
+    """Objects by (plural, name); `errors` are raised first, one for each call of that method."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], Json] = {}
+        self.errors: dict[str, list[ApiError]] = {}
+        self.calls: list[tuple[str, str, str]] = []
+        self.events: list[Json] = []
+
+    def _enter(self, method: str, resource: Resource, name: str) -> None:
+        self.calls.append((method, resource.plural, name))
+        if self.errors.get(method):
+            raise self.errors[method].pop(0)
+
+    async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Json:
+        self._enter("get", resource, name)
+        if (resource.plural, name) not in self.objects:
+            raise NotFound(f"no {name}", status=404)
+        return self.objects[resource.plural, name]
+
+    async def create(self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None) -> Json:
+        if resource.plural == "events":
+            self.events.append(dict(body))
+            return dict(body)
+        name = body["metadata"]["name"]
+        self._enter("create", resource, name)
+        if (resource.plural, name) in self.objects:
+            raise AlreadyExists("it is there", status=409)
+        made = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}", "generation": 1}}
+        self.objects[resource.plural, name] = made
+        return made
+
+    async def patch(
+        self,
+        resource: Resource,
+        name: str,
+        body: Json,
+        *,
+        namespace: str | None = None,
+        subresource: str | None = None,
+    ) -> Json:
+        self._enter("patch", resource, name)
+        if (resource.plural, name) not in self.objects:
+            raise NotFound(f"no {name}", status=404)
+        old = self.objects[resource.plural, name]
+        assert body["metadata"].pop("uid") == old["metadata"]["uid"], "only that very object"
+        new = {**old, **body, "metadata": {**old["metadata"], **body["metadata"]}}
+        self.objects[resource.plural, name] = new
+        return new
+
+    def count(self, method: str) -> int:
+        return sum(called == method for called, _, _ in self.calls)
+
+
+class Bench:
+    """A reconciler on the fake, with a clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.api, self.clock, self.metrics = FakeApi(), Clock(), Metrics()
+        self.reconciler = Reconciler(
+            cast("Api", self.api), Settings(Defaults(max_slowdown_ratio=1.5)), self.metrics, clock=self.clock
+        )
+        self.world = self.reconciler.world
+
+    def pod(self, name: str = "p", *, placed: bool = False, owner: Json | None = None) -> Json:
+        annotations = {names.FRACTION: "0.25"}
+        if placed:
+            annotations |= Decision(("GPU-1",), 25, 8192, "2026-11-21T11:00:00Z").to_annotations()
+        metadata: Json = {"namespace": "shop", "name": name, "uid": f"uid-{name}", "annotations": annotations}
+        if owner is not None:
+            metadata["ownerReferences"] = [owner]
+        raw = {"metadata": metadata}
+        self.api.objects["pods", name] = raw
+        self.world.put_pod(PodFacts.from_object(raw))
+        return raw
+
+    async def settle(self, seconds: float = 1.0) -> None:
+        """Let that much time pass with everything done that falls due, then look once more."""
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            self.clock.now = min(end, self.clock.now + 0.2)
+            while await self.reconciler.step():
+                pass
+
+    def result(self, kind: str, result: str) -> float:
+        labels = {"kind": kind, "result": result}
+        return self.metrics.registry.get_sample_value("gpushare_operator_reconciliations_total", labels) or 0.0
+
+    def share(self, name: str = "pod-p") -> GpuShare:
+        return GpuShare.from_object(self.api.objects["gpushares", name])
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_a_pod_gets_its_gpushare_and_status_in_two_writes(bench: Bench) -> None:
+    bench.pod(placed=True)
+    await bench.settle()
+    assert bench.share().status.phase is Phase.SHARING
+    assert (bench.api.count("create"), bench.api.count("patch")) == (1, 1)
+    assert [event["reason"] for event in bench.api.events] == ["Sharing"]
+    await bench.settle(60)
+    assert (bench.api.count("create"), bench.api.count("patch")) == (1, 1), "nothing changed, nothing is written"
+
+
+async def test_figures_wait_for_their_time_and_what_matters_does_not(bench: Bench) -> None:
+    bench.pod(placed=True)
+    await bench.settle()
+    for slowdown in (1.1, 1.2, 1.3):
+        bench.world.put_node("n1", {"uid-p": Fares(1 / slowdown, slowdown)})
+        await bench.settle(1)
+    # Unknown to Within is a change of condition and goes out at once; then the figures wait.
+    assert bench.api.count("patch") == 2
+    await bench.settle(FIGURES_SECONDS)
+    assert bench.api.count("patch") == 3
+    observed = bench.share().status.observed
+    assert observed is not None
+    assert observed.slowdown_ratio == 1.3
+    bench.world.put_node("n1", {"uid-p": Fares(0.1, 10.0)})
+    await bench.settle(1)
+    assert bench.api.count("patch") == 4, "a broken tolerance is told at once"
+    assert [event["reason"] for event in bench.api.events] == ["Sharing", "SlowdownBeyondTolerance"]
+
+
+async def test_figures_of_a_large_cluster_are_written_at_a_bounded_rate(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpushare_operator.reconciler.FIGURE_WRITES_PER_SECOND", 1.0)
+    uids = [bench.pod(f"p{number}", placed=True)["metadata"]["uid"] for number in range(40)]
+    await bench.settle()
+    bench.world.put_node("n1", dict.fromkeys(uids, Fares(0.9, 1.1)))
+    await bench.settle()
+    before = bench.api.count("patch")
+    for second in range(60):
+        bench.world.put_node("n1", dict.fromkeys(uids, Fares(0.9, 1.1 + second / 1000)))
+        await bench.settle(1)
+    assert bench.api.count("patch") - before == 40, "one round of 40 in 60 s at 1/s, where each 10 s would be 240"
+
+
+async def test_an_older_object_from_the_watch_tells_no_event_twice(bench: Bench) -> None:
+    bench.pod(placed=True)
+    bench.api.objects["gpushares", "pod-p"] = {
+        "metadata": {"name": "pod-p", "namespace": "shop", "uid": "u", "ownerReferences": [{"uid": "uid-p"}]}
+    }
+    stale = GpuShare.from_object(bench.api.objects["gpushares", "pod-p"])
+    bench.world.put_share(stale)
+    await bench.settle()
+    before = bench.share().status
+    bench.world.put_share(stale)
+    await bench.settle()
+    assert bench.share().status == before
+    assert len(bench.api.events) == 1
+
+
+async def test_a_gpushare_that_the_watch_has_not_brought_yet(bench: Bench) -> None:
+    bench.api.objects["gpushares", "pod-p"] = {
+        "metadata": {"name": "pod-p", "namespace": "shop", "uid": "u", "ownerReferences": [{"uid": "uid-p"}]}
+    }
+    bench.pod()
+    await bench.settle()
+    assert bench.world.share_of_pod("uid-p") == KEY
+    assert bench.share().status.conditions
+
+
+async def test_many_pods_of_one_owner_make_one_gpushare(bench: Bench) -> None:
+    replicaset = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "rs", "controller": True}
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "d", "controller": True}
+    bench.api.objects["replicasets", "web-1"] = {"metadata": {"uid": "rs", "ownerReferences": [deployment]}}
+    for number in range(50):
+        bench.pod(f"web-{number}", owner=replicaset)
+    await bench.settle()
+    assert [call for call in bench.api.calls if call[0] == "create"] == [("create", "gpushares", "deployment-web")]
+    assert len(bench.world.pods_of(ShareKey("shop", "deployment-web"))) == 50
+    assert sum(plural == "replicasets" for _, plural, _ in bench.api.calls) <= 16, "the answer is remembered"
+
+
+async def test_a_failure_is_tried_again_later_and_later(bench: Bench) -> None:
+    bench.api.errors["create"] = [
+        Retryable("busy", status=429, retry_after_seconds=3.0),
+        Retryable("", retry_after_seconds=0.1),
+    ]
+    bench.pod()
+    await bench.settle(2.5)
+    assert bench.api.count("create") == 1, "the server asked for 3 s"
+    await bench.settle(5)
+    assert bench.api.count("create") == 3
+    assert bench.share().name == "pod-p"
+    assert bench.result("pod", "failed") == 2
+
+
+async def test_what_the_server_finds_invalid_is_not_tried_again(bench: Bench) -> None:
+    bench.api.errors["create"] = [Invalid("spec.fraction: nonsense", status=422)]
+    bench.pod()
+    await bench.settle(300)
+    assert bench.api.count("create") == 1
+    assert bench.result("pod", "refused") == 1
+
+
+async def test_an_unforeseen_error_stops_nobody_else(bench: Bench) -> None:
+    bench.api.errors["create"] = [cast("ApiError", ValueError("unforeseen"))]
+    bench.pod("a")
+    bench.pod("b")
+    await bench.settle(5)
+    assert {name for plural, name in bench.api.objects if plural == "gpushares"} == {"pod-a", "pod-b"}
+
+
+async def test_a_pod_whose_owner_is_gone_gets_nothing(bench: Bench) -> None:
+    gone = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "rs", "controller": True}
+    bench.pod(owner=gone)
+    await bench.settle(60)
+    assert (bench.api.count("create"), bench.result("pod", "skipped")) == (0, 1)
+    bench.api.objects["replicasets", "web-1"] = {"metadata": {"uid": "another"}}
+    bench.pod("q", owner=gone)
+    await bench.settle(60)
+    assert (bench.api.count("create"), bench.result("pod", "skipped")) == (0, 2)
+
+
+async def test_without_the_right_to_read_owners_each_stands_for_itself(bench: Bench) -> None:
+    bench.api.errors["get"] = []
+    replicaset = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-1", "uid": "rs", "controller": True}
+    bench.pod(owner=replicaset)
+    original = bench.api.get
+
+    async def get(resource: Resource, name: str, *, namespace: str | None = None) -> Json:
+        if resource.plural == "replicasets":
+            raise Forbidden("no", status=403)
+        return await original(resource, name, namespace=namespace)
+
+    bench.api.get = get  # type: ignore[method-assign]  # the fake's
+    await bench.settle()
+    assert ("create", "gpushares", "replicaset-web-1") in bench.api.calls
+
+
+async def test_a_gpushare_deleted_meanwhile_is_no_error(bench: Bench) -> None:
+    bench.pod(placed=True)
+    bench.api.objects["gpushares", "pod-p"] = {"metadata": {}}
+    bench.world.put_share(
+        GpuShare.from_object(
+            {"metadata": {"name": "pod-p", "namespace": "shop", "ownerReferences": [{"uid": "uid-p"}]}}
+        )
+    )
+    del bench.api.objects["gpushares", "pod-p"]
+    await bench.settle(60)
+    assert bench.result("share", "failed") == 0

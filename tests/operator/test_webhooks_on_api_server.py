@@ -1,0 +1,252 @@
+"""The chart's webhook configurations on a real API server, with the real admission server behind them."""
+
+import asyncio
+import base64
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import yaml
+
+from gpushare.core import names
+from gpushare.kube import NAMESPACES, PODS, AlreadyExists, Api, ApiError, Resource
+
+pytestmark = pytest.mark.integration
+
+Json = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpushare"
+REGISTRATION = "admissionregistration.k8s.io"
+CONFIGURATIONS = {
+    kind: Resource(REGISTRATION, "v1", f"{kind.lower()}s", kind, namespaced=False)
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
+}
+WORKLOADS = {
+    "Deployment": Resource("apps", "v1", "deployments", "Deployment", namespaced=True),
+    "StatefulSet": Resource("apps", "v1", "statefulsets", "StatefulSet", namespaced=True),
+    "DaemonSet": Resource("apps", "v1", "daemonsets", "DaemonSet", namespaced=True),
+    "ReplicaSet": Resource("apps", "v1", "replicasets", "ReplicaSet", namespaced=True),
+    "Job": Resource("batch", "v1", "jobs", "Job", namespaced=True),
+    "CronJob": Resource("batch", "v1", "cronjobs", "CronJob", namespaced=True),
+}
+GPUNODES_LARGEST = 143771
+
+
+def rendered() -> list[Json]:
+    """The webhook configurations as the chart makes them."""
+    helm = shutil.which("helm") or next((str(path) for path in sorted(CACHE.glob("bin/helm"))), None)
+    if helm is None:
+        pytest.skip("no helm: hack/cluster up builds it")
+    command = [
+        helm, "template", "gpushare", str(ROOT / "helm" / "gpushare"), "--namespace", "gpushare",
+        "--kube-version", "1.35.0", "--show-only", "templates/admission/webhooks.yaml",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    return [item for item in yaml.safe_load_all(done.stdout) if item and item["kind"] in CONFIGURATIONS]
+
+
+class Server:
+    """The admission server as the chart starts it."""
+
+    def __init__(self, directory: Path, port: int, kubeconfig: Path) -> None:
+        self.directory, self.port, self.kubeconfig = directory, port, kubeconfig
+        self.log = directory / "log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        paths = os.pathsep.join(str(ROOT / part) for part in ("src", "operator", "deviceplugin"))
+        command = [
+            sys.executable, "-m", "gpushare_operator.admission", "--port", str(self.port), "--host", "127.0.0.1",
+            "--cert-dir", str(self.directory),
+        ]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": paths, "KUBECONFIG": str(self.kubeconfig)}
+        with self.log.open("wb") as output:
+            self.process = self._launch(command, environment, output)
+        async with asyncio.timeout(60):
+            while b"serving admission" not in self.log.read_bytes():
+                assert self.process.poll() is None, self.log.read_text()
+                await asyncio.sleep(0.05)
+
+    @staticmethod
+    def _launch(command: list[str], environment: dict[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd="/")
+
+    def stop(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(timeout=30)
+
+
+@pytest.fixture
+async def webhooks(
+    real_api: Api, kubeconfig: Path, tmp_path: Path, free_port: int, make_certificate: Callable[..., bytes]
+) -> AsyncIterator[Server]:
+    """Server and configurations in force; both gone afterwards."""
+    bundle = base64.b64encode(make_certificate(tmp_path)).decode()
+    server = Server(tmp_path, free_port, kubeconfig)
+    await server.start()
+    made: list[tuple[Resource, str]] = []
+    for item in rendered():
+        for webhook in item["webhooks"]:
+            path = webhook["clientConfig"]["service"]["path"]
+            webhook["clientConfig"] = {"url": f"https://127.0.0.1:{free_port}{path}", "caBundle": bundle}
+        await real_api.create(CONFIGURATIONS[item["kind"]], item)
+        made.append((CONFIGURATIONS[item["kind"]], item["metadata"]["name"]))
+    yield server
+    for resource, name in made:
+        await real_api.delete(resource, name)
+    server.stop()
+
+
+@pytest.fixture
+async def namespace(real_api: Api, webhooks: Server) -> str:
+    """A namespace, once the API server heeds the configurations."""
+    name = f"t{uuid.uuid4().hex[:8]}"
+    await real_api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    async with asyncio.timeout(60):
+        while await refusal(real_api, name, pod("probe", fraction="0")) is None:
+            await real_api.delete(PODS, "probe", namespace=name, grace_seconds=0)
+            await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while await refused_workload(real_api, name, "CronJob", fraction="0") is None:
+            await real_api.delete(WORKLOADS["CronJob"], "wrong", namespace=name)
+            await asyncio.sleep(0.1)
+    return name
+
+
+def pod(name: str, **annotations: str) -> Json:
+    metadata: Json = {"name": name, "labels": {"app": name}}
+    if annotations:
+        metadata["annotations"] = {f"gpushare.io/{key}": value for key, value in annotations.items()}
+    spec = {"containers": [{"name": "main", "image": "x"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def workload(kind: str, **annotations: str) -> Json:
+    made = pod("wrong", **annotations)
+    template: Json = {"metadata": made["metadata"], "spec": made["spec"]}
+    template["metadata"].pop("name")
+    spec: Json = {"template": template}
+    if kind in ("Job", "CronJob"):
+        template["spec"]["restartPolicy"] = "Never"
+    else:
+        spec["selector"] = {"matchLabels": template["metadata"]["labels"]}
+    if kind == "CronJob":
+        spec = {"schedule": "@daily", "jobTemplate": {"spec": spec}}
+    resource = WORKLOADS[kind]
+    return {"apiVersion": resource.api_version, "kind": kind, "metadata": {"name": "wrong"}, "spec": spec}
+
+
+async def refusal(api: Api, namespace: str, body: Json, resource: Resource = PODS) -> str | None:
+    try:
+        await api.create(resource, body, namespace=namespace)
+    except ApiError as error:
+        return str(error)
+    return None
+
+
+async def refused_workload(api: Api, namespace: str, kind: str, **annotations: str) -> str | None:
+    return await refusal(api, namespace, workload(kind, **annotations), WORKLOADS[kind])
+
+
+async def test_an_annotated_pod_gets_what_is_promised_and_nothing_else(real_api: Api, namespace: str) -> None:
+    plain = await real_api.create(PODS, pod("plain"), namespace=namespace)
+    made = await real_api.create(PODS, pod("ours", fraction="0.25", memory="8Gi"), namespace=namespace)
+    assert made["metadata"]["labels"] == {"app": "ours", names.MANAGED_LABEL: "true"}
+    assert made["metadata"]["annotations"] == {names.FRACTION: "0.25", names.MEMORY: "8Gi"}
+    resources = made["spec"]["containers"][0]["resources"]
+    assert resources == {"limits": {names.SHARE_RESOURCE: "25"}, "requests": {names.SHARE_RESOURCE: "25"}}
+    assert made["spec"]["schedulerName"] == names.SCHEDULER_NAME
+
+    assert plain["metadata"]["labels"] == {"app": "plain"}
+    assert plain["spec"]["schedulerName"] == "default-scheduler"
+    made["spec"]["containers"][0]["resources"] = {}
+    made["spec"]["schedulerName"] = "default-scheduler"
+    assert made["spec"] == plain["spec"]
+
+
+SENTENCES: list[tuple[dict[str, str], str]] = [
+    ({"fraction": "1.5"}, 'annotation gpushare.io/fraction: "1.5" asks for more than one GPU but not for whole'),
+    ({"fraction": "-1"}, 'annotation gpushare.io/fraction: "-1" is not a plain positive number; allowed are'),
+    ({"fraction": "abc"}, 'annotation gpushare.io/fraction: "abc" is not a plain positive number; allowed are'),
+    ({"fraction": "0.5", "memory": "lots"}, 'annotation gpushare.io/memory: "lots" is not an amount of memory;'),
+    ({"fraction": "0.5", "class": "fast"}, 'annotation gpushare.io/class: "fast" is not a class; allowed are'),
+    ({"fraction": "0.5", "container": "x"}, 'annotation gpushare.io/container: "x" is not a container of this'),
+]
+
+
+async def test_a_wrong_annotation_is_refused_at_apply(real_api: Api, namespace: str) -> None:
+    for annotations, sentence in SENTENCES:
+        said = await refusal(real_api, namespace, pod("p", **annotations))
+        assert said is not None, annotations
+        assert sentence in said
+        for kind in WORKLOADS:
+            said = await refused_workload(real_api, namespace, kind, **annotations)
+            assert said is not None, (kind, annotations)
+            assert sentence in said
+
+
+async def test_a_running_pod_can_still_be_changed_by_its_controllers(
+    real_api: Api, namespace: str, webhooks: Server
+) -> None:
+    """Labels, finalizers and deletion of an annotated pod never wait for us."""
+    await real_api.create(PODS, pod("ours", fraction="0.25"), namespace=namespace)
+    webhooks.stop()
+    changed = await real_api.patch(PODS, "ours", {"metadata": {"labels": {"more": "x"}}}, namespace=namespace)
+    assert changed["metadata"]["labels"]["more"] == "x"
+    await real_api.delete(PODS, "ours", namespace=namespace, grace_seconds=0)
+
+
+async def test_with_admission_down_only_annotated_pods_wait(
+    real_api: Api, namespace: str, webhooks: Server
+) -> None:
+    webhooks.stop()
+    assert await refusal(real_api, namespace, pod("plain")) is None
+    said = await refusal(real_api, namespace, pod("ours", fraction="0.25"))
+    assert said is not None
+    assert "failed calling webhook" in said
+    for kind in WORKLOADS:
+        assert await refused_workload(real_api, namespace, kind, fraction="0.25") is None, f"{kind}: a courtesy"
+    await webhooks.start()
+    assert await refusal(real_api, namespace, pod("ours", fraction="0.25")) is None
+
+
+async def test_more_memory_than_any_gpu_has(real_api: Api, namespace: str, webhooks: Server) -> None:
+    """GpuNodes are watched: the refusal follows within moments of the first GPU's report."""
+    definitions = Resource(
+        "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+    )
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        with suppress(AlreadyExists):
+            await real_api.create(definitions, yaml.safe_load(path.read_text()))
+    nodes = Resource(names.GROUP, names.VERSION, "gpunodes", "GpuNode", namespaced=False)
+    node = {"apiVersion": names.API_VERSION, "kind": "GpuNode", "metadata": {"name": "large"}}
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await real_api.create(nodes, node)
+                break
+            except AlreadyExists:
+                break
+            except ApiError:  # the definition is not served yet
+                await asyncio.sleep(0.05)
+    gpu = {"uuid": "GPU-large", "memoryMiB": GPUNODES_LARGEST}
+    await real_api.patch(nodes, "large", {"status": {"gpus": [gpu]}}, subresource="status")
+    said = None
+    async with asyncio.timeout(60):
+        while said is None:
+            said = await refusal(real_api, namespace, pod("big", fraction="0.5", memory="200Gi"))
+            if said is None:
+                await real_api.delete(PODS, "big", namespace=namespace, grace_seconds=0)
+                await asyncio.sleep(0.1)
+    assert (
+        f'"200Gi" is more memory than any GPU of this cluster has; allowed is at most {GPUNODES_LARGEST}Mi' in said
+    )
+    assert await refusal(real_api, namespace, pod("fits", fraction="0.5", memory="100Gi")) is None

@@ -1,0 +1,125 @@
+"""The operator's memory agrees with `core.resolve.share_of` after any history, and tells whom it concerns."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare.core import names
+from gpushare.core.lifecycle import Fares, PodFacts
+from gpushare.core.objects import GpuShare
+from gpushare.core.resolve import share_of
+from gpushare_operator.world import Key, PodKey, ShareKey, World
+
+Json = dict[str, Any]
+
+
+def pod(
+    name: str, *owners: str, labels: Json | None = None, fraction: str | None = "0.25", phase: str = ""
+) -> PodFacts:
+    metadata = {
+        "namespace": "shop", "name": name, "uid": f"uid-{name}", "labels": labels or {},
+        "ownerReferences": [{"uid": uid} for uid in owners],
+        "annotations": {names.FRACTION: fraction} if fraction else {},
+    }  # fmt: skip
+    return PodFacts.from_object({"metadata": metadata, "status": {"phase": phase}})
+
+
+def share(name: str, *owners: str, selector: Json | None = None, phase: str = "Pending") -> GpuShare:
+    metadata = {"name": name, "namespace": "shop", "ownerReferences": [{"uid": uid} for uid in owners]}
+    spec = {} if selector is None else {"selector": {"matchLabels": selector}}
+    return GpuShare.from_object({"metadata": metadata, "spec": spec, "status": {"phase": phase}})
+
+
+def test_a_pod_without_a_gpushare_is_told_and_then_its_gpushare() -> None:
+    touched: list[Key] = []
+    world = World(touched.append)
+    world.put_pod(pod("a", "rs1"))
+    assert touched == [PodKey("shop", "uid-a")]
+    touched.clear()
+    world.put_share(share("s", "rs1"))
+    assert set(touched) == {ShareKey("shop", "s")}
+    assert [p.name for p in world.pods_of(ShareKey("shop", "s"))] == ["a"]
+
+
+def test_a_selector_wins_over_the_owner_and_gives_back() -> None:
+    touched: list[Key] = []
+    world = World(touched.append)
+    world.put_share(share("made", "rs1"))
+    world.put_pod(pod("a", "rs1", labels={"app": "web"}))
+    world.put_share(share("own", selector={"app": "web"}))
+    assert world.share_of_pod("uid-a") == ShareKey("shop", "own")
+    touched.clear()
+    world.drop_share("shop", "own")
+    assert world.share_of_pod("uid-a") == ShareKey("shop", "made")
+    assert ShareKey("shop", "made") in touched
+
+
+def test_a_pod_with_the_label_but_no_annotation_is_not_ours() -> None:
+    touched: list[Key] = []
+    world = World(touched.append)
+    world.put_pod(pod("a", fraction=None))
+    assert (touched, dict(world.pods)) == ([], {})
+
+
+def test_a_finished_pod_asks_for_no_gpushare() -> None:
+    touched: list[Key] = []
+    World(touched.append).put_pod(pod("a", phase="Succeeded"))
+    assert touched == []
+
+
+def test_what_a_node_reports_touches_only_those_it_changed() -> None:
+    touched: list[Key] = []
+    world = World(touched.append)
+    for name in ("a", "b"):
+        world.put_share(share(f"s-{name}", f"rs-{name}"))
+        world.put_pod(pod(name, f"rs-{name}"))
+    touched.clear()
+    world.put_node("n1", {"uid-a": Fares(0.5, 2.0), "uid-b": Fares(1.0, 1.0)})
+    assert set(touched) == {ShareKey("shop", "s-a"), ShareKey("shop", "s-b")}
+    touched.clear()
+    world.put_node("n1", {"uid-a": Fares(0.4, 2.5), "uid-b": Fares(1.0, 1.0)})
+    assert touched == [ShareKey("shop", "s-a")]
+    assert world.fares_of(ShareKey("shop", "s-a")) == {"uid-a": Fares(0.4, 2.5)}
+    world.put_node("n1", {})
+    assert world.fares_of(ShareKey("shop", "s-a")) == {}
+
+
+LABELS = st.dictionaries(st.sampled_from(["app", "tier"]), st.sampled_from(["x", "y"]))
+UIDS = st.lists(st.sampled_from(["rs1", "rs2", "d1", "uid-p0"]), max_size=2, unique=True)
+ACTIONS = st.one_of(
+    st.tuples(st.just("pod"), st.integers(0, 3), UIDS, LABELS),
+    st.tuples(st.just("share"), st.integers(0, 3), UIDS, st.none() | LABELS),
+    st.tuples(st.sampled_from(["drop pod", "drop share"]), st.integers(0, 3), st.none(), st.none()),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(ACTIONS, max_size=20))
+def test_any_history_leaves_what_share_of_says(history: list[tuple[str, int, Any, Any]]) -> None:
+    touched: set[Key] = set()
+    world = World(touched.add)
+    pods: dict[str, PodFacts] = {}
+    shares: dict[str, GpuShare] = {}
+    for what, number, owners, labels in history:
+        if what == "pod":
+            pods[f"p{number}"] = pod(f"p{number}", *owners, labels=labels)
+            world.put_pod(pods[f"p{number}"])
+        elif what == "share":
+            shares[f"s{number}"] = share(f"s{number}", *owners, selector=labels)
+            world.put_share(shares[f"s{number}"])
+        elif what == "drop pod":
+            pods.pop(f"p{number}", None)
+            world.drop_pod(f"uid-p{number}")
+        else:
+            shares.pop(f"s{number}", None)
+            world.drop_share("shop", f"s{number}")
+    for one in pods.values():
+        expected = share_of(one.labels, (*one.owner_uids, one.uid), shares.values())
+        found = world.share_of_pod(one.uid)
+        assert (found.name if found else None) == (expected.name if expected else None)
+        assert (found or PodKey("shop", one.uid)) in touched, "whoever has work is told"
+    for name in shares:
+        mine = {p.uid for p in world.pods_of(ShareKey("shop", name))}
+        assert mine == {p.uid for p in pods.values() if world.share_of_pod(p.uid) == ShareKey("shop", name)}
+    assert {p.uid for p in world.pods.values()} == {p.uid for p in pods.values()}

@@ -1,0 +1,222 @@
+"""The job-level simulator: exact between events, conserves work, and every policy keeps its own promises."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare.core.contention import Load, contended_progress
+from gpushare.core.dataset import Mechanism, parse
+from gpushare.core.interference import Forecast
+from gpushare.sim.job_catalog import POLICIES
+from gpushare.sim.job_policies import Fifo, MpsUncapped, TimeSlicing
+from gpushare.sim.job_predict import from_model
+from gpushare.sim.job_report import report
+from gpushare.sim.job_trace import TraceError, draw_jobs, format_jobs, parse_jobs
+from gpushare.sim.jobs import RESTART_SECONDS, Job, SimulationError, simulate
+from gpushare.sim.truth import DatasetTruth, TenantKind
+
+HEADER = '{"schema": "gpushare.io/colocation/v1", "gpu_model": "X", "driver": "1", "mechanism": "mps"}'
+
+
+def run_line(tenants, rates, memory, **device):
+    return json.dumps(
+        {
+            "tenants": [{"workload": w, "thread_percentage": p} for w, p in tenants],
+            "iterations_per_s": rates,
+            "device": device,
+            "window_s": 1.5,
+            "memory_mib": memory,
+        }
+    )
+
+
+LINES = [
+    HEADER,
+    run_line([("heavy", 100)], [10.0], [6000], sm_util=0.9, fp32_util=0.8, dram_bw_util=0.5),
+    run_line([("heavy", 50)], [6.0], [6000], sm_util=0.5),
+    run_line([("light", 100)], [100.0], [1000], sm_util=0.2, fp32_util=0.1, dram_bw_util=0.1),
+    run_line([("light", 50)], [95.0], [1000], sm_util=0.2),
+    run_line([("heavy", 100), ("light", 100)], [9.0, 50.0], [6000, 1000], sm_util=0.95),
+    run_line([("heavy", 100), ("heavy", 100)], [4.0, 4.0], [6000, 6000], sm_util=0.95),
+    run_line([("light", 100), ("light", 100)], [90.0, 90.0], [1000, 1000], sm_util=0.4),
+]
+
+
+def forecaster(tenants):
+    rates = contended_progress([Load(profile.counters, cap) for profile, cap in tenants])
+    return tuple(Forecast(rate, rate - 0.1, rate) for rate in rates)
+
+
+def truth(memory_mib: int = 13000) -> DatasetTruth:
+    return DatasetTruth(parse(LINES), forecaster, gpu_memory_mib=memory_mib)
+
+
+def job(name: str, workload: str, submit: float = 0.0, length: float = 100.0, slowdown: float = 2.0) -> Job:
+    return Job(name, workload, submit, length, slowdown)
+
+
+def test_alone_a_job_takes_its_solo_time_and_the_queue_waits_in_order():
+    outcome = simulate([job("a", "heavy"), job("b", "heavy", 10.0)], 1, Fifo(), truth())
+    assert [result.end_seconds for result in outcome.jobs] == pytest.approx([100.0, 200.0])
+    assert report(outcome).throughput_ratio == pytest.approx(1.0)
+
+
+def test_rates_change_at_the_very_moment_a_neighbour_comes_and_goes():
+    # heavy alone 50 s (50 done), beside light at 0.9; light runs at 0.5: 100 work takes 200 s, heavy ends first:
+    # 50 left at 0.9 = 55.56 s, by then light has done 27.78, the rest alone: 72.22 s.
+    outcome = simulate([job("a", "heavy"), job("b", "light", 50.0)], 1, MpsUncapped(2), truth())
+    assert outcome.jobs[0].end_seconds == pytest.approx(50 + 50 / 0.9)
+    assert outcome.jobs[1].end_seconds == pytest.approx(50 + 50 / 0.9 + 100 - 0.5 * 50 / 0.9)
+    assert outcome.jobs[1].late_seconds == pytest.approx(0.0)
+
+
+def test_being_slower_than_tolerated_is_counted_while_it_lasts():
+    jobs = [job("a", "heavy", slowdown=1.5), job("b", "heavy", slowdown=3.0)]
+    outcome = simulate(jobs, 1, MpsUncapped(2), truth())
+    assert outcome.jobs[0].late_seconds == pytest.approx(250.0)
+    assert outcome.jobs[1].late_seconds == 0.0
+    assert report(outcome).late_share == pytest.approx(0.5)
+
+
+def test_measured_sets_win_over_the_model_and_caps_follow_the_curve():
+    world = truth()
+    pair = (TenantKind("light"), TenantKind("heavy"))
+    assert world.progress(pair, Mechanism.MPS) == pytest.approx((0.5, 0.9))
+    assert world.alone("heavy", 50) == pytest.approx(0.6)
+    assert world.alone("heavy", 75) == pytest.approx(0.8)
+    triple = (TenantKind("light", 50), TenantKind("heavy", 50), TenantKind("heavy", 50))
+    rates = world.progress(triple, Mechanism.MPS)
+    assert max(rates[1:]) <= 0.6
+    assert rates == truth().progress(triple, Mechanism.MPS), "what was drawn once stays"
+
+
+def test_taking_turns_fills_idle_gaps_first():
+    rates = truth().progress((TenantKind("heavy"), TenantKind("light")), Mechanism.TIME_SLICING)
+    assert rates[1] == pytest.approx(1.0)
+    assert rates[0] == pytest.approx(0.8 / 0.9)
+
+
+def test_gandiva_takes_back_a_pair_that_is_worse_than_taking_turns_and_remembers():
+    world = truth()
+    policy = POLICIES["gandiva"](world, from_model(world, forecaster), 0)
+    outcome = simulate([job("a", "heavy", 0, 300), job("b", "heavy", 1, 300)], 1, policy, world)
+    assert outcome.jobs[1].retractions == 1
+    # watched 60 s at 0.4 each from second 1, then a finishes alone, then b restarts and finishes alone
+    first_end = 61 + (300 - 1 - 0.4 * 60)
+    assert outcome.jobs[0].end_seconds == pytest.approx(first_end)
+    assert outcome.jobs[1].end_seconds == pytest.approx(first_end + RESTART_SECONDS + 300 - 0.4 * 60)
+
+
+def test_ours_never_packs_beyond_the_predicted_tolerance_and_takes_back_what_was_wrong():
+    world = truth()
+
+    def blind(kinds):
+        return tuple(1.0 for _ in kinds), tuple(1.0 for _ in kinds)
+
+    wrong = POLICIES["gpushare"](world, blind, 0)
+    jobs = [job("a", "heavy", 0, 1000, 1.5), job("b", "heavy", 1, 1000, 1.5)]
+    taken_back = simulate(jobs, 1, wrong, world)
+    assert taken_back.jobs[1].retractions >= 1
+    cautious = POLICIES["gpushare"](world, lambda kinds: ((0.5,) * len(kinds), (0.4,) * len(kinds)), 0)
+    kept_apart = simulate(jobs, 1, cautious, world)
+    assert kept_apart.jobs[1].retractions == 0
+    assert kept_apart.jobs[0].slowdown == pytest.approx(1.0)
+
+
+def test_memory_is_never_over_committed():
+    world = truth(memory_mib=7000)
+    outcome = simulate([job("a", "heavy"), job("b", "heavy")], 1, MpsUncapped(4), world)
+    assert outcome.jobs[1].end_seconds == pytest.approx(200.0)
+    with pytest.raises(SimulationError, match='job "a": workload "heavy" needs 6000 MiB, a GPU has 5000 MiB'):
+        simulate([job("a", "heavy")], 1, Fifo(), truth(memory_mib=5000))
+
+
+def test_an_unknown_workload_is_named():
+    with pytest.raises(SimulationError, match='job "a": workload "missing" is absent from the colocation data'):
+        simulate([job("a", "missing")], 1, Fifo(), truth())
+
+
+WORKLOADS = st.sampled_from(["heavy", "light"])
+TRACES = st.lists(
+    st.tuples(WORKLOADS, st.floats(0, 500), st.floats(1, 500), st.floats(1, 4)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(TRACES, st.integers(1, 3), st.sampled_from(sorted(set(POLICIES) - {"xu"})), st.integers(0, 3))
+def test_every_policy_does_all_the_work_and_no_faster_than_alone(trace, gpus, name, seed):
+    world = truth()
+    jobs = [
+        Job(f"j{index}", workload, submit, length, slowdown)
+        for index, (workload, submit, length, slowdown) in enumerate(sorted(trace, key=lambda t: t[1]))
+    ]
+    outcomes = [
+        simulate(jobs, gpus, POLICIES[name](world, from_model(world, forecaster), seed), world) for _ in range(2)
+    ]
+    assert outcomes[0] == outcomes[1]
+    for result in outcomes[0].jobs:
+        assert result.end_seconds >= result.submit_seconds + result.solo_seconds * (1 - 1e-6)
+        assert result.run_seconds <= result.completion_seconds + 1e-6
+    done = sum((span.end_seconds - span.begin_seconds) * span.summed_progress for span in outcomes[0].spans)
+    assert done == pytest.approx(sum(each.solo_seconds for each in jobs), rel=1e-6)
+    assert all(0 <= span.gpus_in_use <= gpus for span in outcomes[0].spans)
+
+
+def test_gavel_reaches_the_optimum_of_a_world_solved_by_hand():
+    # Two lights on one GPU: the pair (0.9 each) all the time beats taking turns, and is fair: rate 0.9 each.
+    world = truth()
+    policy = POLICIES["gavel"](world, from_model(world, forecaster), 0)
+    outcome = simulate([job("a", "light"), job("b", "light")], 1, policy, world)
+    assert [r.end_seconds for r in outcome.jobs] == pytest.approx([100 / 0.9] * 2, rel=2e-3)
+
+
+def test_gavel_waits_through_a_time_without_jobs():
+    world = truth()
+    policy = POLICIES["gavel"](world, from_model(world, forecaster), 0)
+    outcome = simulate([job("a", "light", 0, 10), job("b", "light", 100, 10)], 1, policy, world)
+    assert [r.end_seconds for r in outcome.jobs] == pytest.approx([10.0, 110.0])
+
+
+def test_time_slicing_runs_no_more_tenants_than_replicas():
+    outcome = simulate([job(str(i), "heavy") for i in range(5)], 1, TimeSlicing(2), truth())
+    assert max(span.waiting for span in outcome.spans) == 3
+
+
+def test_a_trace_survives_being_written_and_read():
+    drawn = draw_jobs(["a", "b (batch size 2)"], 20, mean_interarrival_seconds=5, mean_solo_seconds=60, seed=4)
+    assert parse_jobs(format_jobs(drawn).splitlines()) == drawn
+    assert drawn == draw_jobs(
+        ["a", "b (batch size 2)"], 20, mean_interarrival_seconds=5, mean_solo_seconds=60, seed=4
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], 'line 1: column "job" is missing'),
+        (["job,workload,submit_seconds,solo_seconds"], "line 1: the trace has no jobs"),
+        (["job,workload,submit_seconds,solo_seconds", "a,x,0"], "line 2: 3 cells where 4 belong"),
+        (["job,workload,submit_seconds,solo_seconds", "a,x,0,nan"], 'line 2, column solo_seconds: "nan" is not'),
+        (["job,workload,submit_seconds,solo_seconds", "a,x,-1,5"], 'line 2, column submit_seconds: "-1" is not'),
+        (
+            ["job,workload,submit_seconds,solo_seconds", "a,x,0,5", "a,x,0,5"],
+            'line 3, column job: "a" is there twice',
+        ),
+        (["job,workload,submit_seconds,solo_seconds,mood", "a,x,0,5,ok"], 'line 1: unknown column "mood"'),
+    ],
+)
+def test_a_bad_trace_is_refused_with_where_and_what(lines, message):
+    with pytest.raises(TraceError) as refused:
+        parse_jobs(lines)
+    assert message in str(refused.value)
+
+
+def test_jain_is_one_when_all_are_slowed_alike():
+    outcome = simulate([job("a", "heavy"), job("b", "heavy")], 1, MpsUncapped(2), truth())
+    figures = report(outcome)
+    assert figures.jain_index == pytest.approx(1.0)
+    assert figures.worst_slowdown == pytest.approx(2.5)
+    assert np.isfinite([figures.mean_completion_seconds, figures.p95_completion_seconds]).all()

@@ -1,0 +1,113 @@
+import numpy as np
+import pytest
+
+from gpushare.sim.pairs_evaluate import Protocol, evaluate, split
+from gpushare.sim.pairs_model import PREDICTORS, gaussian_process
+from gpushare.sim.pairs_table import PairTable, TableError, family_and_batch, parse_pair_table
+
+SOLO = ["gpu,workload,steps_per_s", "x,A (batch size 1),10", "x,A (batch size 2),8", "x,B,4", "y,B,9"]
+PAIRS = [
+    "gpu,workload_a,workload_b,steps_per_s_a,steps_per_s_b",
+    "x,A (batch size 1),B,5,2",
+    "x,A (batch size 2),B,0,0",
+    "x,A (batch size 1),A (batch size 2),9,6",
+    "y,B,B,4,4",
+]
+
+
+def additive_world(workloads: int = 12, seed: int = 3) -> PairTable:
+    """A world with a known law: progress of a beside b is 1 - pressure(b), pressure smooth in batch size."""
+    rng = np.random.default_rng(seed)
+    names = tuple(f"F{index % 3} (batch size {2 ** (index // 3)})" for index in range(workloads))
+    pressure = np.array([0.1 * (index % 3) + 0.05 * (index // 3) for index in range(workloads)])
+    first, second = np.triu_indices(workloads)
+    progress = np.stack([1 - pressure[second], 1 - pressure[first]], axis=1)
+    split_names = [family_and_batch(name) for name in names]
+    return PairTable(
+        "x", names, tuple(f for f, _ in split_names), np.log2([b for _, b in split_names]),
+        rng.normal(3, 1, workloads), first, second, progress,
+    )  # fmt: skip
+
+
+def test_progress_is_the_rate_beside_over_the_rate_alone():
+    table = parse_pair_table(SOLO, PAIRS, "x")
+    assert table.workloads == ("A (batch size 1)", "A (batch size 2)", "B")
+    assert table.families == ("A", "A", "B")
+    assert table.normalized_sum.tolist() == pytest.approx([1.0, 0.0, 0.9 + 0.75])
+    assert table.fits.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("solo", "pairs", "gpu", "message"),
+    [
+        ([], PAIRS, "x", "the file is empty"),
+        (SOLO, PAIRS, "z", 'no rows for GPU "z"; the table has x, y'),
+        ([SOLO[0], "x,A,nan"], PAIRS, "x", 'line 2: column steps_per_s: "nan" is not a rate of 0 or more'),
+        ([SOLO[0], "x,A,fast"], PAIRS, "x", 'line 2: column steps_per_s: "fast" is not a number'),
+        ([SOLO[0], "x,A"], PAIRS, "x", "line 2: 2 cells where 3 belong"),
+        ([SOLO[0], "x,A,0"], PAIRS, "x", "has rate 0 alone"),
+        (SOLO, [PAIRS[0], "x,C,B,1,1"], "x", 'line 2: column workload_a: "C" has no solo rate on x'),
+        (SOLO, [PAIRS[0], "x,B,B,-1,1"], "x", 'line 2: column steps_per_s_a: "-1" is not a rate of 0 or more'),
+        (SOLO, [PAIRS[0] + ",colour", "x,B,B,1,1,red"], "x", 'line 1: unknown column "colour"'),
+        (SOLO, [PAIRS[0], PAIRS[1], "x,B,A (batch size 1),2,5"], "x", "is measured twice"),
+    ],
+)
+def test_a_bad_table_is_refused_with_where_and_what(solo, pairs, gpu, message):
+    with pytest.raises(TableError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        parse_pair_table(solo, pairs, gpu)
+
+
+@pytest.mark.parametrize("protocol", list(Protocol))
+def test_every_fold_hides_what_its_protocol_promises(protocol):
+    table = additive_world()
+    seen = np.zeros(len(table.first), dtype=int)
+    for train, test in split(table, protocol, np.random.default_rng(1)):
+        seen[test] += 1
+        assert not set(train) & set(test)
+        if protocol is not Protocol.PAIRS:
+            kinds = table.families if protocol is Protocol.FAMILIES else table.workloads
+            hidden = {kinds[i] for i in table.first[test]} | {kinds[i] for i in table.second[test]}
+            trained = {kinds[i] for i in table.first[train]} | {kinds[i] for i in table.second[train]}
+            assert not hidden & trained
+    assert seen.max() == 1
+    assert seen.min() == 1
+
+
+def test_the_process_learns_a_smooth_law_from_other_pairs():
+    table = additive_world()
+    train, test = split(table, Protocol.PAIRS, np.random.default_rng(0))[0]
+    predicted = gaussian_process(table, train, test, np.random.default_rng(0)).normalized_sum
+    assert np.abs(predicted - table.normalized_sum[test]).max() < 0.02
+
+
+def test_no_predictor_looks_at_the_pairs_it_predicts():
+    table = additive_world()
+    train, test = split(table, Protocol.PAIRS, np.random.default_rng(0))[0]
+    spoiled_progress = table.progress.copy()
+    spoiled_progress[test] = 7.0
+    spoiled = PairTable(
+        table.gpu, table.workloads, table.families, table.log2_batch, table.log2_solo, table.first, table.second,
+        spoiled_progress,
+    )  # fmt: skip
+    for predictor in PREDICTORS.values():
+        honest = predictor(table, train, test, np.random.default_rng(0))
+        assert np.array_equal(
+            honest.normalized_sum, predictor(spoiled, train, test, np.random.default_rng(0)).normalized_sum
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("gpu", "least_matching"), [("k80", 0.94), ("p100", 0.955)])
+def test_partner_choice_on_gavels_pairs(gpu, least_matching, data_directory):
+    tables = [(data_directory / "gavel" / name).read_text().splitlines() for name in ("solo.csv", "pairs.csv")]
+    table = parse_pair_table(*tables, gpu)
+    scores = {s.predictor: s for s in evaluate(table, protocols=[Protocol.PAIRS])}
+    ours = scores["gaussian-process"]
+    assert ours.mean_absolute_error <= 0.12
+    assert ours.mean_absolute_error_all <= 0.12
+    assert ours.gate_accuracy >= 0.90
+    assert ours.matching >= least_matching
+    for baseline in ("random", "constant", "linear-solo", "additive"):
+        assert ours.gate_accuracy > scores[baseline].gate_accuracy
+        assert ours.best_partner > scores[baseline].best_partner
+        assert ours.mean_absolute_error < scores[baseline].mean_absolute_error

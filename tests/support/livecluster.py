@@ -1,0 +1,257 @@
+"""What integration and e2e tests need of the running cluster: kubectl, pods that share, waiting."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+ROOT = Path(__file__).resolve().parents[2]
+RELEASE = "gpushare"
+RELEASE_NAMESPACE = "gpushare-system"
+GPU = "gpushare.io/gpu"
+THREADS = "gpushare.io/thread-percentage"
+MEMORY_LIMIT = "gpushare.io/memory-limit"
+H200_SM_COUNT = 132
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+
+class NotYet(AssertionError):
+    """What a test waits for did not come in time."""
+
+
+def wait_for(what: str, probe: Callable[[], T | None], *, seconds: float = 60.0, every: float = 0.25) -> T:
+    """Poll until the probe answers something true, and return that."""
+    deadline = time.monotonic() + seconds
+    while not (found := probe()):
+        if time.monotonic() > deadline:
+            raise NotYet(f"{what}: not within {seconds:.0f} s")
+        time.sleep(every)
+    return found
+
+
+def driver(*arguments: str, timeout_seconds: float = 600) -> str:
+    """Run hack/cluster."""
+    command = [str(ROOT / "hack" / "cluster"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
+    if done.returncode:
+        raise AssertionError(f"hack/cluster {' '.join(arguments)}: {done.stderr[-3000:]}")
+    return done.stdout
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What kubectl said."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Cluster:
+    """The running cluster through kubectl, as its administrator."""
+
+    def __init__(self, kubeconfig: str, program: str, backend: str) -> None:
+        self.kubeconfig = kubeconfig
+        self.backend = backend
+        self._program = program
+
+    def try_kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = 120) -> Answer:
+        done = subprocess.run(
+            [self._program, f"--kubeconfig={self.kubeconfig}", *arguments],
+            input=stdin, capture_output=True, text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = 120) -> str:
+        answer = self.try_kubectl(*arguments, stdin=stdin, seconds=seconds)
+        assert answer.code == 0, f"kubectl {' '.join(arguments)}: {answer.err}"
+        return answer.out
+
+    def get(self, *arguments: str) -> Json:
+        found: Json = json.loads(self.kubectl("get", *arguments, "-o", "json"))
+        return found
+
+    def apply(self, *objects: Json, namespace: str) -> Answer:
+        body = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
+        return self.try_kubectl("-n", namespace, "create", "-f", "-", stdin=body)
+
+    def gpus(self) -> list[Json]:
+        """Every GPU as its agent reports it."""
+        return [gpu for node in self.get("gpunodes")["items"] for gpu in node.get("status", {}).get("gpus", [])]
+
+
+class Namespace:
+    """One test's own namespace with its pods."""
+
+    def __init__(self, cluster: Cluster, image: str) -> None:
+        self.cluster = cluster
+        self.image = image
+        self.name = f"e2e-{uuid.uuid4().hex[:8]}"
+        cluster.kubectl("create", "namespace", self.name)
+
+        def account() -> bool:
+            return cluster.try_kubectl("-n", self.name, "get", "serviceaccount", "default").code == 0
+
+        wait_for("the namespace's service account", account)
+
+    def tenant(
+        self,
+        name: str,
+        fraction: str,
+        *arguments: str,
+        workload: str = "montecarlo-fp32",
+        memory: str | None = None,
+        job_class: str | None = None,
+        env: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> Json:
+        """A pod that shares; without a command it runs the tenant program with these arguments."""
+        annotations = {"gpushare.io/fraction": fraction, "gpushare.io/workload": workload}
+        if memory is not None:
+            annotations["gpushare.io/memory"] = memory
+        if job_class is not None:
+            annotations["gpushare.io/class"] = job_class
+        run = ["python", "-m", "gpushare.mps.twin.tenant", "--workload", workload, *arguments]
+        return self.pod(name, list(command) if command else run, annotations=annotations, env=env)
+
+    def pod(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        annotations: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Json:
+        container = {
+            "name": "main",
+            "image": self.image,
+            "imagePullPolicy": "IfNotPresent",
+            "command": list(command),
+            "env": [{"name": key, "value": value} for key, value in (env or {}).items()],
+            "securityContext": {"runAsUser": 0},  # root, as most tenants are: it must not help them
+        }
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": dict(annotations or {})},
+            "spec": {
+                "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 0,
+                "automountServiceAccountToken": False,
+                "containers": [container],
+            },
+        }
+
+    def create(self, *pods: Json) -> None:
+        answer = self.cluster.apply(*pods, namespace=self.name)
+        assert answer.code == 0, answer.err
+
+    def get(self, name: str) -> Json:
+        return self.cluster.get("-n", self.name, "pod", name)
+
+    def pods(self) -> list[Json]:
+        items: list[Json] = self.cluster.get("-n", self.name, "pods")["items"]
+        return items
+
+    def running(self, *pod_names: str, seconds: float = 60) -> list[Json]:
+        """Wait until these pods run."""
+
+        def probe() -> list[Json] | None:
+            found = {pod["metadata"]["name"]: pod for pod in self.pods()}
+            chosen = [found[name] for name in pod_names]
+            return chosen if all(pod["status"].get("phase") == "Running" for pod in chosen) else None
+
+        try:
+            return wait_for(f"{', '.join(pod_names)} running", probe, seconds=seconds)
+        except NotYet as late:
+            events = self.cluster.kubectl("-n", self.name, "events")
+            raise NotYet(f"{late}\n{self.cluster.kubectl('-n', self.name, 'get', 'pods')}\n{events}") from None
+
+    def log(self, name: str, *arguments: str) -> str:
+        return self.cluster.try_kubectl("-n", self.name, "logs", name, *arguments).out
+
+    def figures(self, name: str, *, seconds: float = 40) -> dict[str, str]:
+        """The newest line of the tenant's log that has a rate, as names and values."""
+
+        def probe() -> dict[str, str] | None:
+            lines = [line for line in self.log(name, "--tail=50").splitlines() if "iterations/s=" in line]
+            return dict(re.findall(r"(\S+?)=(\S+)", lines[-1])) if lines else None
+
+        return wait_for(f"a rate in the log of {name}", probe, seconds=seconds)
+
+    def rate(self, name: str) -> float:
+        return float(self.figures(name)["iterations/s"])
+
+    def connected(self, name: str, *, seconds: float = 40) -> dict[str, str]:
+        """The line that the tenant wrote when it was connected."""
+
+        def probe() -> dict[str, str] | None:
+            lines = [line for line in self.log(name).splitlines() if " connected after " in line]
+            if not lines:
+                return None
+            found = dict(re.findall(r"(\S+?)=(\S+)", lines[0]))
+            after = re.search(r"connected after ([\d.]+) s", lines[0])
+            assert after is not None, lines[0]
+            return {**found, "after_seconds": after[1]}
+
+        return wait_for(f"{name} connected", probe, seconds=seconds)
+
+    def events(self, name: str) -> list[str]:
+        """Messages of the events about a pod."""
+        about = f"involvedObject.name={name}"
+        return [
+            item["message"]
+            for item in self.cluster.get("-n", self.name, "events", f"--field-selector={about}")["items"]
+        ]
+
+    def delete(self, *pod_names: str) -> None:
+        self.cluster.kubectl("-n", self.name, "delete", "pod", *pod_names, "--wait=true")
+
+    def close(self) -> None:
+        """Remove it; waits for its pods, so that the next test finds the GPUs free."""
+        self.cluster.try_kubectl("-n", self.name, "delete", "pods", "--all", "--force", "--grace-period=0")
+        self.cluster.try_kubectl("delete", "namespace", self.name, "--wait=false")
+
+        def free() -> bool:
+            tenants = [t for gpu in self.cluster.gpus() for t in gpu.get("tenants", [])]
+            return all(tenant.get("namespace") != self.name for tenant in tenants)
+
+        wait_for(f"the GPUs free of {self.name}", free, seconds=60)
+
+
+def decided(pod: Json) -> tuple[str, int, int]:
+    """(GPU, thread percentage, memory limit in MiB) of a pod's decision annotations."""
+    annotations = pod["metadata"]["annotations"]
+    limit = re.fullmatch(r"0=(\d+)M", annotations[MEMORY_LIMIT])
+    assert limit is not None, annotations[MEMORY_LIMIT]
+    return annotations[GPU], int(annotations[THREADS]), int(limit[1])
+
+
+def processes_of(pod_uid: str, *, saying: str = "") -> list[int]:
+    """Pids of a pod's processes on this machine whose command line holds `saying`."""
+    wanted = (pod_uid, pod_uid.replace("-", "_"))
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            cgroup = (process / "cgroup").read_text()
+            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if any(one in cgroup for one in wanted) and command and saying in command:
+            found.append(int(process.name))
+    return found
+
+
+def kill(pids: Sequence[int]) -> None:
+    assert pids, "no such process"
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
