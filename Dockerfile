@@ -46,7 +46,8 @@ LABEL org.opencontainers.image.title=gpushare \
 ENV PATH=/opt/gpushare/app/bin:/opt/gpushare/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     USER=gpushare \
     PYTHONUNBUFFERED=1 \
-    PYTHONDONTWRITEBYTECODE=1
+    PYTHONDONTWRITEBYTECODE=1 \
+    OPENBLAS_NUM_THREADS=1
 COPY --from=dependencies /opt/gpushare /opt/gpushare
 COPY --from=application /app /opt/gpushare/app
 # The parts that need more (the node agent and the MPS host) say so in the chart.

@@ -15,14 +15,20 @@ help: ## Show this text
 venv: ## Make .venv with gpushare and every development tool (instant when it is there)
 	@hack/venv
 
-.PHONY: check
-check: venv ## Formatting, lint, types, layers and unit tests: under a minute
+.PHONY: check check-static check-unit
+check: venv ## Formatting, lint, types, layers and unit tests, side by side: under a minute
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-static check-unit
+
+check-static: venv
 	ruff format --check .
 	ruff check .
 	mypy
 	MYPYPATH=hack mypy --strict --explicit-package-bases -p devcluster
 	lint-imports
-	pytest -q -m "not integration and not e2e and not gpu and not slow" $(PYTEST_ARGS)
+
+check-unit: venv
+	pytest -q --numprocesses auto --dist worksteal \
+		-m "not integration and not e2e and not gpu and not slow" $(PYTEST_ARGS)
 
 .PHONY: test
 test: venv ## Every test this machine can run, integration and e2e on a cluster that it brings up included
