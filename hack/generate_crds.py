@@ -84,7 +84,7 @@ def gpu_share() -> dict[str, Any]:
     columns = [
         column("Phase", "string", ".status.phase", "Where the group stands."),
         column("Fraction", "string", ".spec.fraction", "Share of one GPU, or whole GPUs."),
-        column("Class", "string", ".spec.class", "What the pods care about."),
+        column("Class", "string", ".status.class", "What the pods care about."),
         column("Progress", "number", ".status.observed.progress", "Relative to running alone, worst pod."),
         column("Slowdown", "number", ".status.observed.slowdown", "Relative to running alone, worst pod."),
         age,

@@ -37,6 +37,7 @@ from gpushare.core.objects import (
     Profile,
     Tenant,
 )
+from gpushare.core.request import JobClass
 from gpushare.core.resolve import Defaults
 from gpushare.core.schema import from_json, to_json
 
@@ -65,6 +66,17 @@ def facts(
             "status": {"phase": phase},
         }
     )
+
+
+def test_the_class_is_what_the_pods_say_and_stays_when_they_end():
+    usual = facts("a")
+    protected = facts("b", **{names.CLASS: "latency"})
+    [of_default, of_both] = [status_of(SHARE, pods, {}, SETTINGS, NOW) for pods in ([usual], [usual, protected])]
+    assert (of_default.job_class, of_both.job_class) == (JobClass.THROUGHPUT, JobClass.LATENCY)
+    ended = facts("b", phase="Succeeded", **{names.CLASS: "latency"})
+    assert status_of(replace(SHARE, status=of_both), [ended], {}, SETTINGS, LATER).job_class is JobClass.LATENCY
+    own = replace(SHARE, spec=replace(SHARE.spec, job_class=JobClass.LATENCY))
+    assert status_of(own, [usual], {}, SETTINGS, NOW).job_class is JobClass.LATENCY
 
 
 def condition(status: GpuShareStatus, kind: str) -> Condition:

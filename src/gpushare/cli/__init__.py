@@ -5,10 +5,10 @@ Each group of commands is a module of this package with a `typer.Typer` named `a
 
 import os
 
-# Before numpy is loaded: our matrices are small, and BLAS threads that wait for each other spin; beside one other busy
-# process a job simulation of 4 s took 150 s on two cores.
+# Before numpy is loaded: our matrices are small, and BLAS threads that wait for each other spin. Beside one other
+# busy process a job simulation of 4 s took 150 s on two cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from gpushare.cli.root import main  # noqa: E402 - after the environment
+from gpushare.cli.root import main
 
 __all__ = ["main"]

@@ -189,6 +189,7 @@ def status_of(
         profiled=profile is not None,
     )
     observed = _worst(placements)
+    job_class = _class_of(share, live, settings.defaults)
     conditions = (
         _ready(situation, wrong),
         _profiled(share.spec, profile),
@@ -198,7 +199,8 @@ def status_of(
         phase=next_phase(share.status.phase, situation),
         observed_generation=share.generation,
         profile=profile,
-        recommended_fraction=_recommended(share, live, profile, settings.defaults),
+        job_class=job_class,
+        recommended_fraction=_recommended(share, profile, job_class, settings.defaults, none_live=not live),
         observed=observed,
         placements=tuple(placements[:MOST_PLACEMENTS]),
         conditions=_dated(conditions, share.status.conditions, share.generation, now),
@@ -275,18 +277,22 @@ def _ready(situation: Situation, wrong: Sequence[str]) -> Condition:
     return Condition(READY, ConditionStatus.TRUE, "Placed", placed)
 
 
-def _recommended(
-    share: GpuShare, live: Sequence[PodFacts], profile: Profile | None, defaults: Defaults
-) -> str | None:
-    """What `auto` stands for; what it stood for stays while no pod is there to tell the class."""
-    before = share.status.recommended_fraction
-    if before is not None and not live and profile == share.status.profile:
-        return before
+def _class_of(share: GpuShare, live: Sequence[PodFacts], defaults: Defaults) -> JobClass:
+    """The class of the pods, latency where some are; what it was stays while no pod is there to tell."""
     needs = [resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent) for pod in live]
     classes = [each.job_class for each in needs if isinstance(each, Needs)]
-    job_class = share.spec.job_class or defaults.job_class
     if classes:
-        job_class = JobClass.LATENCY if JobClass.LATENCY in classes else JobClass.THROUGHPUT
+        return JobClass.LATENCY if JobClass.LATENCY in classes else JobClass.THROUGHPUT
+    return share.spec.job_class or share.status.job_class or defaults.job_class
+
+
+def _recommended(
+    share: GpuShare, profile: Profile | None, job_class: JobClass, defaults: Defaults, *, none_live: bool
+) -> str | None:
+    """What `auto` stands for; what it stood for stays while no pod is there."""
+    before = share.status.recommended_fraction
+    if before is not None and none_live and profile == share.status.profile:
+        return before
     tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else defaults.max_slowdown_ratio
     said = profiles.recommended_fraction(profile, max_slowdown=tolerated, job_class=job_class)
     return said if said is not None else before

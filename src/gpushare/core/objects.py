@@ -319,6 +319,11 @@ class GpuShareStatus:
         "The metadata.generation that the status was concluded from.", default=None, minimum=0
     )
     profile: Profile | None = described("The workload's signature, once taken.", default=None)
+    job_class: JobClass | None = described(
+        "Class of its pods as annotations, this object and the chart's default say; latency where some are.",
+        default=None,
+        name="class",
+    )
     recommended_fraction: str | None = described(
         'The fraction that "auto" stands for and that a user may want to write.',
         default=None,
