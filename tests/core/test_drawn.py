@@ -68,6 +68,19 @@ def test_two_that_fill_the_memory_bus_slow_each_other_even_under_caps():
     assert one == other < 0.85 * alone
 
 
+@settings(max_examples=40, deadline=None)
+@given(sets)
+def test_no_set_draws_more_of_the_memory_bus_than_there_is(tenants):
+    loads = [load(kind) for kind in tenants]
+    drawn = [
+        each.solo.dram_bw_util * progress
+        for each, progress in zip(loads, DrawnProgress(default_model)(loads), strict=True)
+    ]
+    most = max(each.solo.dram_bw_util for each in loads)
+    # a tenant that hardly moves is given LEAST_PROGRESS
+    assert sum(drawn) <= max(default_model().capacity[0], most) + 0.01 * len(loads)
+
+
 def test_a_set_is_computed_once():
     calls = []
 

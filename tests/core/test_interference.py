@@ -109,10 +109,13 @@ def test_the_derivative_is_that_of_finite_differences():
     shapes = network.shapes(3, 4)
     parameters = {name: chance.normal(size=shape) * 0.5 for name, shape in shapes.items()}
     inputs, caps = chance.normal(size=(4, 3)), np.array([1.0, 0.5, 1.0, 0.25])
+    uses = np.array([[0.9, 0.6, 1.1, 0.3]])
     index, present = np.array([[0, 2], [1, 3], [0, 1]]), np.array([[1.0, 1.0], [1.0, 1.0], [0.0, 1.0]])
 
     def total(values):
-        return network.stretch(network.pressure(values, inputs, caps), index, present).sum(axis=1).sum(axis=0)
+        return (
+            network.stretch(network.pressure(values, inputs, caps, uses), index, present).sum(axis=1).sum(axis=0)
+        )
 
     variables = {name: Variable(each) for name, each in parameters.items()}
     total(variables).backward()
@@ -135,6 +138,28 @@ def test_predictions_are_ratios_inside_their_interval_and_never_above_alone(draw
     for (each, cap), forecast in zip(loads, model.predict(loads), strict=True):
         assert 0 <= forecast.lower <= forecast.progress <= forecast.upper <= 1.1
         assert forecast.progress <= cap_progress(each, cap / 100) + 1e-6
+
+
+@given(tenants)
+def test_what_tenants_draw_of_the_memory_bus_is_never_more_than_it_holds(drawn):
+    model = default_model()
+    loads = [(profile(sm, dram), cap) for sm, dram, cap in drawn]
+    each = [dram * said.progress for (_, dram, _), said in zip(drawn, model.predict(loads), strict=True)]
+    alone = [
+        dram * cap_progress(known, cap / 100) for (_, dram, _), (known, cap) in zip(drawn, loads, strict=True)
+    ]
+    assert sum(each) <= max(model.capacity[0], *alone, 0.0) + 1e-4
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1.5)), min_size=1, max_size=8),
+)
+def test_a_full_resource_is_used_to_the_full_and_one_with_room_slows_nobody(drawn):
+    kept, uses = np.array(drawn).T[:, :, None]
+    left = network.conserved(kept, uses)
+    holds = max(1.0, uses.max())
+    assert (left <= kept + 1e-9).all()
+    assert (left * uses).sum() == pytest.approx(min(holds, (kept * uses).sum()), abs=1e-6)
 
 
 @given(tenants, st.randoms(use_true_random=False))
@@ -174,6 +199,28 @@ def test_the_artefact_comes_back_as_written_and_says_what_is_wrong_with_others()
         from_json(model.to_json()[:-40])
     with pytest.raises(ArtefactError, match="damaged"):
         from_json(json.dumps({**json.loads(model.to_json()), "members": []}))
+    with pytest.raises(ArtefactError, match="capacit"):
+        from_json(json.dumps({**json.loads(model.to_json()), "capacity": {"dram_bw_util": 0.0}}))
+
+
+def test_an_artefact_from_before_capacities_is_read_with_the_bound_that_any_ratio_has():
+    older = json.loads(default_model().to_json())
+    del older["capacity"]
+    model = from_json(json.dumps({**older, "version": 1}))
+    assert model.capacity == (1.0,)
+    with pytest.raises(ArtefactError, match="damaged"):
+        from_json(json.dumps(older))
+    full = [(profile(0.97, 0.9), 100)] * 2
+    assert sum(0.9 * said.progress for said in model.predict(full)) <= 1.0 + 1e-4
+
+
+def test_a_dataset_that_never_fills_the_memory_bus_does_not_bound_it(fitted_model):
+    data, sets, model = fitted_model
+    assert model.capacity == (0.8,)
+    full = dataclasses.replace(
+        data, runs=tuple(dataclasses.replace(r, counters=Counters(dram_bw_util=0.9)) for r in data.runs)
+    )
+    assert unfitted(full, sets, 1).capacity == (0.9,)
 
 
 def test_another_gpu_widens_the_interval_only():

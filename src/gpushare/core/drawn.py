@@ -43,7 +43,8 @@ class DrawnProgress:
 
     A set is computed once and kept; the order of its tenants does not matter, and those that are alike run alike.
     One tenant runs as its cap curve says, and uncapped as alone. Where the noise would lift a tenant to where it
-    would not feel its neighbours, it is turned round: what the model says costs something costs something.
+    would not feel its neighbours, it is turned round: what the model says costs something costs something. Nor
+    does noise lift a set above what the GPU has.
 
     Args:
         model: where the model comes from; called at the first set, since reading it takes a while.
@@ -78,10 +79,11 @@ class DrawnProgress:
         ]
         if len(loads) == 1:
             return tuple(alone)
-        forecasts = self._model().predict(tenants)
+        model = self._model()
+        forecasts = model.predict(tenants)
         result: list[float] = []
         for load, said, noise, limit in zip(loads, forecasts, _residuals(forecasts, key), alone, strict=True):
             same = loads.index(load)
             drawn = said.progress + (noise if said.progress + noise < limit else -noise)
             result.append(result[same] if same < len(result) else max(LEAST_PROGRESS, min(drawn, limit)))
-        return tuple(result)
+        return model.conserved(tenants, result)

@@ -11,6 +11,7 @@ from gpushare.core.dataset import Dataset
 from gpushare.core.interference import baselines
 from gpushare.core.interference.model import COVERAGE, KEPT_EDGES, SIZES, InterferenceModel
 from gpushare.core.interference.profile import (
+    CONSERVED,
     Array,
     Lacking,
     Profile,
@@ -18,16 +19,20 @@ from gpushare.core.interference.profile import (
     cap_progress,
     feature_table,
     profile_of,
+    uses,
     vector,
     without,
 )
-from gpushare.core.interference.training import batches_of, fit_parameters
+from gpushare.core.interference.training import Cells, batches_of, fit_parameters
 
 MEMBERS: Final = 2
 FOLDS: Final = 5  # every fifth workload is never seen in fitting
 # Predictions of sets (position, tenants x 3) whose profiles lack something.
 Poorer = dict[Lacking, list[tuple[int, Array]]]
 _LEAST_BOUND: Final = 0.005  # progress
+# Copies on GPUs of any generation reach more than this part of the data sheet's bandwidth: where no program of a
+# dataset does, none filled the bus, and the dataset does not show how much it holds.
+_LEAST_CAPACITY: Final = 0.8
 _FEWEST: Final = 25  # errors in a stratum below which it borrows from all sizes
 
 
@@ -154,10 +159,11 @@ def fitted(
     mean, scale = inputs[used].mean(axis=0), inputs[used].std(axis=0) + 0.02
     caps = np.array([cap / 100 for _, cap in sets.cells])
     batches = batches_of([sets.index[at] for at in training], [sets.progress[at] for at in training])
-    standard = np.clip((inputs - mean) / scale, -4.0, 4.0)
+    drawn = uses([sets.profiles[who] for who, _ in sets.cells], caps.tolist()) / np.array(bare.capacity)[:, None]
+    cells = Cells(np.clip((inputs - mean) / scale, -4.0, 4.0), caps, alone, drawn)
     parameters = []
     for member in range(members):
-        parameters.append(fit_parameters(standard, caps, alone, batches, seed + member))
+        parameters.append(fit_parameters(cells, batches, seed + member))
         done(member + 1)
     linear = {
         name: baselines.fit(
@@ -167,8 +173,9 @@ def fitted(
         for name in baselines.NAMES
     }
     return InterferenceModel(
-        bare.gpu_model, bare.provenance, mean, scale, tuple(parameters), bare.errors, linear, bare.widening
-    )
+        bare.gpu_model, bare.provenance, mean, scale, tuple(parameters), bare.errors, linear, bare.widening,
+        capacity=bare.capacity,
+    )  # fmt: skip
 
 
 def predicted(model: InterferenceModel, sets: Sets, positions: Sequence[int]) -> list[Array]:
@@ -276,9 +283,16 @@ def _bare(dataset: Dataset, sets: Sets, seed: int, source: bytes) -> Interferenc
         "seed": seed,
     }
     nothing = np.zeros(1)
+    errors = np.zeros((len(SIZES), len(KEPT_EDGES) + 1, 2))
     return InterferenceModel(
-        dataset.gpu_model, provenance, nothing, nothing, (), np.zeros((len(SIZES), len(KEPT_EDGES) + 1, 2))
+        dataset.gpu_model, provenance, nothing, nothing, (), errors, capacity=_capacity(dataset)
     )
+
+
+def _capacity(dataset: Dataset) -> tuple[float, ...]:
+    """The highest share of each conserved counter that a run of any size reached."""
+    reached = ([getattr(run.counters, name) or 0.0 for run in dataset.runs] for name in CONSERVED)
+    return tuple(min(1.0, max(_LEAST_CAPACITY, *shares)) for shares in reached)
 
 
 def unfitted(dataset: Dataset, sets: Sets, seed: int) -> InterferenceModel:

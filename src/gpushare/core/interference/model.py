@@ -10,9 +10,19 @@ import numpy.typing as npt
 
 from gpushare.core.contention import Load
 from gpushare.core.interference import network
-from gpushare.core.interference.profile import Array, Lacking, Profile, feature_table, lacking
+from gpushare.core.interference.profile import (
+    CONSERVED,
+    Array,
+    Lacking,
+    Profile,
+    cap_progress,
+    feature_table,
+    lacking,
+    uses,
+)
 
-ARTEFACT_VERSION: Final = 1
+ARTEFACT_VERSION: Final = 2
+_CONSERVING: Final = 2  # artefacts before this one hold no capacities
 _ARTEFACT: Final = "gpushare.io/interference-model"
 COVERAGE: Final = 0.9
 # A lone tenant under a cap: error of interpolating a measured cap curve (docs/interference.md).
@@ -73,6 +83,7 @@ class InterferenceModel:
     Attributes:
         errors: by size stratum and kept stratum, the lower and upper bound of measured less predicted progress.
         baselines: coefficients of the linear models that are reported beside this one.
+        capacity: by `CONSERVED`, the highest share of that counter that any run of the dataset reached, 0 to 1.
         lacking: by `Lacking`, how much wider the interval of a set is where a tenant's profile lacks that.
     """
 
@@ -85,6 +96,7 @@ class InterferenceModel:
     baselines: Mapping[str, Array] = field(default_factory=dict)
     widening: float = 1.0
     lacking: tuple[float, ...] = (1.0,) * len(Lacking)
+    capacity: tuple[float, ...] = (1.0,) * len(CONSERVED)
 
     def table(self, profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> TenantTable:
         """Prepare tenants (aligned profiles and caps, 1 to 100)."""
@@ -97,7 +109,8 @@ class InterferenceModel:
             self.lacking[lacking(profile, percentage)]
             for profile, percentage in zip(profiles, thread_percentages, strict=True)
         ]
-        pressures = tuple(network.pressure(member, standard, row) for member in members)
+        drawn = (uses(profiles, caps) / np.array(self.capacity)[:, None]).astype(np.float32)
+        pressures = tuple(network.pressure(member, standard, row, drawn) for member in members)
         return TenantTable(pressures, alone, np.array(wider))
 
     def predict_sets(self, table: TenantTable, index: npt.NDArray[np.int64]) -> Prediction:
@@ -133,6 +146,16 @@ class InterferenceModel:
             for p, low, high in zip(said.progress[0], said.lower[0], said.upper[0], strict=True)
         )
 
+    def conserved(self, tenants: Sequence[tuple[Profile, int]], progress: Sequence[float]) -> tuple[float, ...]:
+        """Progress of each of a set (profile, thread percentage), lowered where together they would draw more of a
+        conserved counter than the GPU has; a prediction is so already, one with noise on it is not."""
+        profiles, caps = [profile for profile, _ in tenants], [percentage / 100 for _, percentage in tenants]
+        alone = np.array([cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)])
+        kept = np.array(progress)[:, None] / np.maximum(alone, 1e-9)[:, None]
+        for used in uses(profiles, caps) / np.array(self.capacity)[:, None]:
+            kept = network.conserved(kept, used[:, None])
+        return tuple((kept[:, 0] * alone).tolist())
+
     def __call__(self, loads: Sequence[Load]) -> tuple[float, ...]:
         """Progress of each load: this model as a `gpushare.core.contention.ProgressModel`."""
         return tuple(
@@ -162,6 +185,7 @@ class InterferenceModel:
                 "members": [{name: _rounded(each) for name, each in member.items()} for member in self.members],
                 "errors": _rounded(self.errors),
                 "lacking": list(self.lacking),
+                "capacity": dict(zip(CONSERVED, self.capacity, strict=True)),
                 "baselines": {name: _rounded(each) for name, each in self.baselines.items()},
             },
             separators=(",", ":"),
@@ -184,6 +208,8 @@ def from_json(text: str) -> InterferenceModel:
                 f"the model is of artefact version {version}, this gpushare reads up to {ARTEFACT_VERSION}; "
                 "upgrade gpushare"
             )
+        # An older model was fitted without capacities; no counter's share exceeds 1.
+        capacity = value["capacity"] if version >= _CONSERVING else dict.fromkeys(CONSERVED, 1.0)
         model = InterferenceModel(
             gpu_model=value["gpu_model"],
             provenance=value["provenance"],
@@ -193,6 +219,7 @@ def from_json(text: str) -> InterferenceModel:
             errors=np.array(value["errors"], dtype=float),
             baselines={name: np.array(each, dtype=float) for name, each in value["baselines"].items()},
             lacking=tuple(float(each) for each in value.get("lacking", (1.0,) * len(Lacking))),
+            capacity=tuple(float(capacity[name]) for name in CONSERVED),
         )
     except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtefactError(f"the model artefact is damaged ({type(error).__name__}: {error})") from None
@@ -200,8 +227,11 @@ def from_json(text: str) -> InterferenceModel:
         not model.members
         or model.errors.shape != (len(SIZES), len(KEPT_EDGES) + 1, 2)
         or len(model.lacking) != len(Lacking)
+        or not all(0 < each <= 1 for each in model.capacity)
     ):
-        raise ArtefactError("the model artefact is damaged (no members, or intervals of another shape)")
+        raise ArtefactError(
+            "the model artefact is damaged (no members, intervals of another shape, or capacities)"
+        )
     return model
 
 

@@ -1,6 +1,6 @@
 """The law: how much tenants stretch each other's kernels, a fixed point over a few latent resources.
 
-Two terms, both zero without neighbours (measured on an H200, docs/interference.md):
+Three terms, all zero without neighbours (measured on an H200, docs/interference.md):
 
 - *Turns.* Where tenants must share SMs, a kernel waits until the blocks of others leave. Who holds SMs long makes
   the others wait, and a program of short kernels waits often: the neighbour's holding time times the own waiting
@@ -8,6 +8,8 @@ Two terms, both zero without neighbours (measured on an H200, docs/interference.
   all and a chain of small kernels beside it nothing.
 - *Overflow.* Memory bandwidth, caches, pipes and power are shared even where caps separate the SMs: demand above
   capacity slows those that rely on the resource.
+- *Conservation.* What the tenants draw of a resource whose use the counters show, at the progress that is left to
+  them, is never more than the GPU has.
 
 A tenant that is slowed presses less on the others, hence the fixed point. The functions take NumPy arrays or the
 fitter's variables alike.
@@ -23,6 +25,7 @@ TURNS: Final = 3  # latent kinds of holding and waiting
 RESOURCES: Final = 5  # latent shared resources
 ROUNDS: Final = 4  # of the fixed point; the fifth changes no progress by more than 0.01
 _SMOOTH: Final = 0.05
+_NEWTON: Final = 3  # steps to the stretch of a full resource's time; what they leave is taken from all alike
 _COLUMNS: Final = 2 * TURNS + 3 * RESOURCES + 1
 
 
@@ -34,6 +37,7 @@ class Pressure:
         holds, waits: turns given to others to wait for, and taken.
         needs: part of the GPU's SMs the tenant covers while it runs, at most its cap; 1 x tenants.
         presses, draws, relies: on each shared resource as a neighbour, by itself, and how its overflow hurts.
+        uses: of each conserved resource, alone under the cap, as a part of what the GPU has.
     """
 
     holds: Any
@@ -42,6 +46,7 @@ class Pressure:
     presses: Any
     draws: Any
     relies: Any
+    uses: Any
 
 
 def shapes(inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
@@ -53,8 +58,9 @@ def _positive(x: Any) -> Any:
     return (x + np.sqrt(x * x + _SMOOTH)) * 0.5
 
 
-def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any) -> Pressure:
-    """From tenants (inputs: tenants x features, standardised; caps: tenants, 0 to 1) to what they do."""
+def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any, uses: Any) -> Pressure:
+    """From tenants (inputs: tenants x features, standardised; caps: tenants, 0 to 1; uses: conserved resources x
+    tenants) to what they do."""
     hidden = np.tanh(inputs @ parameters["w1"] + parameters["b1"])
     out = (hidden @ parameters["w2"] + parameters["b2"]).T
     edges = np.cumsum([TURNS, TURNS, 1, RESOURCES, RESOURCES, RESOURCES]).tolist()
@@ -67,6 +73,7 @@ def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any) -> Pressure:
         _positive(presses),
         _positive(draws),
         _positive(relies),
+        uses,
     )
 
 
@@ -92,4 +99,25 @@ def stretch(each: Pressure, index: Any, present: Any) -> Any:
         overflow = _positive(draws + (pressed.sum(axis=1, keepdims=True) - pressed))
         slow = 1.0 + turns + (relies * overflow).sum(axis=0) - alone
         kept = np.sqrt(kept / slow) * present
+    for uses in each.uses[:, index]:
+        kept = conserved(kept, uses * present)
     return kept
+
+
+def conserved(kept: Any, uses: Any) -> Any:
+    """Progress kept once one resource's use fits into what the GPU has; both places x sets.
+
+    A tenant spends that part of its time on the resource that it uses of it alone, and that part takes longer by
+    the same factor for all, just enough for the sum to fit (processor sharing). What one tenant was measured to
+    draw alone, it can draw.
+    """
+    most = np.maximum(uses.max(axis=0, keepdims=True), 1.0)
+    uses = uses / most
+    longer: Any = 0.0
+    for _ in range(_NEWTON):
+        slower = 1.0 + longer * uses
+        drawn = uses * kept / slower
+        excess = np.maximum(drawn.sum(axis=0, keepdims=True) - 1.0, 0.0)
+        longer = longer + excess / ((drawn * uses / slower).sum(axis=0, keepdims=True) + 1e-9)
+    kept = kept / (1.0 + longer * uses)
+    return kept / np.maximum((uses * kept).sum(axis=0, keepdims=True), 1.0)

@@ -207,6 +207,21 @@ def features(profile: Profile, cap: float) -> Array:
     )
 
 
+# Counters whose sum over tenants the GPU bounds: DRAM is one bus. Over 588 shared runs on an H200 the device's
+# share never passed what one program reaches alone (docs/measurements/interference.md).
+CONSERVED: Final = ("dram_bw_util",)
+
+
+def uses(profiles: Sequence[Profile], caps: Sequence[float]) -> Array:
+    """What each tenant draws of the conserved counters alone under its cap: counters x tenants, ratios."""
+    places = [COUNTERS.index(name) for name in CONSERVED]
+    whole = [
+        vector(profile.counters)[places] * cap_progress(profile, cap)
+        for profile, cap in zip(profiles, caps, strict=True)
+    ]
+    return np.array(whole).reshape(len(whole), len(CONSERVED)).T
+
+
 def feature_table(profiles: Sequence[Profile], caps: Sequence[float]) -> tuple[Array, Array]:
     """Features (tenants x 30) and progress alone under the cap (tenants) of aligned profiles and caps."""
     rows = [features(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]

@@ -21,6 +21,21 @@ _ROUNDING: Final = 0.02  # of the absolute error, progress
 
 
 @dataclass(frozen=True, slots=True)
+class Cells:
+    """Distinct tenants under their caps, aligned.
+
+    Attributes:
+        inputs: tenants x features, standardised; caps, alone: tenants; uses: conserved resources x tenants, parts
+            of what the GPU has.
+    """
+
+    inputs: Array
+    caps: Array
+    alone: Array
+    uses: Array
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Sets of up to one size.
 
@@ -55,17 +70,15 @@ def batches_of(index: Sequence[Sequence[int]], progress: Sequence[Sequence[float
     return batches
 
 
-def fit_parameters(
-    inputs: Array, caps: Array, alone: Array, batches: Sequence[Batch], seed: int
-) -> dict[str, Array]:
+def fit_parameters(cells: Cells, batches: Sequence[Batch], seed: int) -> dict[str, Array]:
     """Parameters that minimise the rounded absolute error of progress over the batches.
 
-    inputs: tenants x features, standardised; caps, alone: tenants; the seed decides start and noise.
+    The seed decides start and noise.
     """
     chance = np.random.default_rng(seed)
-    shapes = network.shapes(inputs.shape[1], HIDDEN)
+    shapes = network.shapes(cells.inputs.shape[1], HIDDEN)
     parameters = {
-        "w1": chance.normal(size=shapes["w1"]) / np.sqrt(inputs.shape[1]),
+        "w1": chance.normal(size=shapes["w1"]) / np.sqrt(cells.inputs.shape[1]),
         "b1": np.zeros(shapes["b1"]),
         "w2": chance.normal(size=shapes["w2"]) * 0.5 / np.sqrt(HIDDEN),
         "b2": chance.normal(size=shapes["b2"]) * 0.2 - 0.7,
@@ -76,12 +89,12 @@ def fit_parameters(
     count = float(sum(batch.present.sum() for batch in batches))
     for step in range(1, STEPS + 1):
         variables = {name: Variable(each) for name, each in parameters.items()}
-        noisy = inputs + _NOISE * chance.normal(size=inputs.shape)
-        each_tenant = network.pressure(variables, noisy, caps)
+        noisy = cells.inputs + _NOISE * chance.normal(size=cells.inputs.shape)
+        each_tenant = network.pressure(variables, noisy, cells.caps, cells.uses)
         loss: Any = 0.0
         for batch in batches:
             kept = network.stretch(each_tenant, batch.index.T, batch.present.T)
-            error = (kept * alone[batch.index.T] - batch.progress.T) * batch.present.T
+            error = (kept * cells.alone[batch.index.T] - batch.progress.T) * batch.present.T
             loss = loss + np.sqrt(error * error + _ROUNDING**2).sum(axis=1).sum(axis=0)
         loss.backward()
         rate = _RATE * 0.5 * (1 + np.cos(np.pi * step / STEPS)) + 1e-4
