@@ -1,19 +1,15 @@
 """The node agent: its parts joined and run until told to stop."""
 
 import asyncio
-import functools
 import logging
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.attribution import Predict
-from gpushare.core.expectation import expectation
 from gpushare.core.hardware import Devices, GpuHealth
 from gpushare.core.objects import Condition, ConditionStatus, GpuNodeStatus
 from gpushare.core.simulated import parse_simulated
-from gpushare.data import default_model
 from gpushare.devices import SimulatedDevices
 from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
 from gpushare.kube import Api, connect
@@ -22,6 +18,7 @@ from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.cluster import Cluster
 from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.figures import node_figures
+from gpushare_deviceplugin.forecasts import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, health_notices, notices
 from gpushare_deviceplugin.kubelet import PodResources, Reconciler
 from gpushare_deviceplugin.measuring import Measurer
@@ -54,12 +51,6 @@ def devices_opener(options: Options, clock: Callable[[], float] = time.monotonic
     return open_real
 
 
-@functools.cache
-def predict_on(gpu_model: str) -> Predict:
-    """The shipped interference model's expectation on a GPU model."""
-    return expectation(default_model().for_gpu(gpu_model))
-
-
 class Agent:
     """One node's agent."""
 
@@ -70,7 +61,8 @@ class Agent:
         self.state = NodeState(clock)
         self.cluster = Cluster(api, options.node_name, self.state)
         self._shares = self.cluster.profiles()
-        measurer = Measurer(self.state, Signatures(self._shares.items), predict_on)
+        self.forecasts = Forecasts(self.state, ask_model)
+        measurer = Measurer(self.state, Signatures(self._shares.items), self.forecasts.expected)
         gates = Gates(options.directory, clock)
         self.sampler = Sampler(
             self.state, open_devices, gates, measurer, clock=clock, period_seconds=options.sample_seconds
@@ -116,6 +108,7 @@ class Agent:
         async with self.cluster.pods() as pods, self._shares, asyncio.TaskGroup() as tasks:
             self._start(tasks, "sampler", self.sampler.run)
             self._start(tasks, "events", self._tell_events)
+            self._start(tasks, "forecasts", self.forecasts.run)
             # The plugin serves without the API server too; decisions and the GpuNode wait for the pods, since what
             # is written before would say that nobody runs here.
             self._start(tasks, "plugin", self.registrar.run)

@@ -20,10 +20,10 @@ _PR_SET_THP_DISABLE: Final = 41  # sys/prctl.h
 
 
 def before_imports() -> None:
-    """Before numpy and gRPC are loaded: one malloc arena, no BLAS threads (our products are 48 x 12).
+    """Before anything large is loaded: one malloc arena, and memory given back as it is freed.
 
     And no huge pages: where the kernel gives them unasked, each thread's stack and each arena takes 2 MB for the
-    few kB that it uses, and gRPC starts more threads on more cores.
+    few kB that it uses. The forecaster, our child, has no use for BLAS threads either (its products are 48 x 12).
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     libc = _libc()

@@ -7,19 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-import grpc
+from grpclib.client import Channel
 
 from gpushare.core import names
 from gpushare.core.decision import Decision
-from gpushare_deviceplugin import podresources_pb2, podresources_pb2_grpc
+from gpushare_deviceplugin import podresources_pb2
 from gpushare_deviceplugin.allocation import shares_by_gpu
+from gpushare_deviceplugin.podresources_grpc import PodResourcesListerStub
 from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.registration import CALL_ERRORS, words_of
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 
 LIST_SECONDS: Final = 5.0
-MAX_MESSAGE_BYTES: Final = 64 * 2**20  # 110 pods with every id spelled out stay far below
 PERIOD_SECONDS: Final = 10.0
 FAST_POLLS_SECONDS: Final = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.5, 0.5)  # after an Allocate
 
@@ -40,17 +41,16 @@ class PodResources:
     """kubelet's PodResources API v1 over its socket."""
 
     def __init__(self, socket: Path) -> None:
-        self._address = f"unix://{socket}"
+        self._path = str(socket)
 
     async def list(self) -> dict[str, dict[str, int]]:
         """Shares by GPU of every pod that has any."""
-        limits = [("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
         try:
-            async with grpc.aio.insecure_channel(self._address, options=limits) as channel:
-                stub = podresources_pb2_grpc.PodResourcesListerStub(channel)  # type: ignore[no-untyped-call]  # generated
+            async with Channel(path=self._path) as channel:
+                stub = PodResourcesListerStub(channel)
                 answer = await stub.List(podresources_pb2.ListPodResourcesRequest(), timeout=LIST_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            raise PodResourcesError(error.details() or str(error.code())) from error
+        except CALL_ERRORS as error:
+            raise PodResourcesError(words_of(error)) from error
         found: dict[str, dict[str, int]] = {}
         for pod in answer.pod_resources:
             ids = [

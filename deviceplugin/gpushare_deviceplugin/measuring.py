@@ -2,20 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Final
 
-from gpushare.core.attribution import (
-    Load,
-    Predict,
-    Prior,
-    TenantEvidence,
-    attribute,
-    cap_bound,
-    no_prediction,
-)
+from gpushare.core.attribution import Load, Prior, TenantEvidence, attribute, cap_bound
 from gpushare.core.dataset import mean_counters
 from gpushare.core.hardware import GpuSample
 from gpushare.mps.status import GateStatus
+from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.signatures import Signature, Signatures
 from gpushare_deviceplugin.state import NodeState
@@ -34,26 +26,22 @@ def merge(samples: Iterable[GpuSample]) -> GpuSample:
     )
 
 
-PREDICTED_FOR: Final = 6  # conclusions: signatures change slowly, and a prediction costs more than all the rest
+# What the interference model expects of the tenants of one GPU (its uuid); None where it is silent.
+Expected = Callable[[str, Question], Sequence[Prior | None]]
+
+
+def nothing_expected(_: str, question: Question) -> Sequence[Prior | None]:
+    """Without an interference model."""
+    return (None,) * len(question.loads)
 
 
 class Measurer:
-    """Measures the tenants of a GPU, and learns signatures from those that run alone.
+    """Measures the tenants of a GPU, and learns signatures from those that run alone."""
 
-    Args:
-        predict_on: the interference model's expectation on a GPU model, by its name.
-    """
-
-    def __init__(
-        self,
-        state: NodeState,
-        signatures: Signatures,
-        predict_on: Callable[[str], Predict] = lambda _: no_prediction,
-    ) -> None:
+    def __init__(self, state: NodeState, signatures: Signatures, expected: Expected = nothing_expected) -> None:
         self._state = state
         self._signatures = signatures
-        self._predict_on = predict_on
-        self._priors: dict[str, tuple[object, int, Sequence[Prior | None]]] = {}
+        self._expected_of = expected
 
     def measure(
         self, uuid: str, gate: GateStatus | None, latest: GpuSample | None, window: GpuSample | None
@@ -123,17 +111,13 @@ class Measurer:
     def _expected(
         self, uuid: str, active: Sequence[ManagedPod], signatures: Sequence[Signature], threads: Sequence[int]
     ) -> Sequence[Prior | None]:
-        """The model's word on these tenants; asked anew when they change, and now and then."""
-        key = tuple((pod.uid, cap) for pod, cap in zip(active, threads, strict=True))
-        before, uses, priors = self._priors.get(uuid, (None, 0, ()))
-        if before != key or uses >= PREDICTED_FOR:
-            loads = [
-                Load(s.counters, cap, s.cap_curve, iterations_per_s=s.iterations_per_s)
-                for s, cap in zip(signatures, threads, strict=True)
-            ]
-            uses, priors = 0, self._predict_on(self._state.gpus[uuid].model)(loads)
-        self._priors[uuid] = (key, uses + 1, priors)
-        return priors
+        """The model's word on these tenants."""
+        loads = [
+            Load(s.counters, cap, s.cap_curve, iterations_per_s=s.iterations_per_s)
+            for s, cap in zip(signatures, threads, strict=True)
+        ]
+        uids = tuple(pod.uid for pod in active)
+        return self._expected_of(uuid, Question(self._state.gpus[uuid].model, uids, tuple(loads)))
 
     def _has_whole_gpus(self, pod: ManagedPod) -> bool:
         return len(self._state.allocated(pod) or {}) > 1

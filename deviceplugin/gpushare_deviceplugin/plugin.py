@@ -2,14 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import grpc
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Stream
 
 from gpushare.core.rejection import Rejection
-from gpushare_deviceplugin import api_pb2, api_pb2_grpc
+from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import (
     ContainerGrant,
     DeviceListStrategy,
@@ -18,13 +20,14 @@ from gpushare_deviceplugin.allocation import (
     grant,
     prefer,
 )
+from gpushare_deviceplugin.api_grpc import DevicePluginBase
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 REFRESH_SECONDS: Final = 2.0  # kubelet waits for an answer; longer than this the API server is away
 
 
-class DevicePlugin(api_pb2_grpc.DevicePluginServicer):
+class DevicePlugin(DevicePluginBase):
     """One plugin for the resource `gpushare.io/share`.
 
     Args:
@@ -48,12 +51,14 @@ class DevicePlugin(api_pb2_grpc.DevicePluginServicer):
         self._refresh_pods = refresh_pods
         self._on_allocated = on_allocated
 
-    async def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - names by gRPC
+    async def GetDevicePluginOptions(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
         """Preferred allocation, and nothing before a start."""
-        return options()
+        await stream.recv_message()
+        await stream.send_message(options())
 
-    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802, ARG002 - names by gRPC
+    async def ListAndWatch(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
         """Every id with its GPU's health, and again at each change."""
+        await stream.recv_message()
         changed = self._state.subscribe()
         sent: Any = None
         try:
@@ -61,7 +66,7 @@ class DevicePlugin(api_pb2_grpc.DevicePluginServicer):
                 changed.clear()
                 listing = self.listing()
                 if listing != sent:
-                    yield listing
+                    await stream.send_message(listing)
                     sent = listing
                 await changed.wait()
         finally:
@@ -76,38 +81,38 @@ class DevicePlugin(api_pb2_grpc.DevicePluginServicer):
         ]
         return api_pb2.ListAndWatchResponse(devices=devices)
 
-    async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - names by gRPC
+    async def GetPreferredAllocation(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
         """Ids of the GPU that was decided for the pending pod of that size."""
         responses = []
-        for asked in request.container_requests:
+        for asked in await _requests(stream):
             await self._know_pending(asked.allocation_size)
             chosen = prefer(
                 list(asked.available_deviceIDs), list(asked.must_include_deviceIDs), asked.allocation_size,
                 self._state.pending(),
             )  # fmt: skip
             responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
-        return api_pb2.PreferredAllocationResponse(container_responses=responses)
+        await stream.send_message(api_pb2.PreferredAllocationResponse(container_responses=responses))
 
-    async def Allocate(self, request: Any, context: Any) -> Any:  # noqa: N802 - names by gRPC
+    async def Allocate(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
         """What each container is given; ids that make no sense together are refused."""
         responses = []
-        for asked in request.container_requests:
+        for asked in await _requests(stream):
             shares = check_grant(list(asked.devices_ids), self._state.gpus)
             if isinstance(shares, Rejection):
                 self._state.counts.refused_allocations += 1
                 _log.error("allocation refused: %s", shares)
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(shares))
-            else:
-                pod = self._state.presume(shares)
-                extra = {"gpus": list(shares), "pod": pod.uid if pod else None}
-                _log.info("allocated %s to %s", shares, pod.key if pod else "a pod not known yet", extra=extra)
-                responses.append(_container_response(grant(tuple(shares), self._directory, self._strategy)))
+                raise GRPCError(Status.FAILED_PRECONDITION, str(shares))
+            pod = self._state.presume(shares)
+            extra = {"gpus": list(shares), "pod": pod.uid if pod else None}
+            _log.info("allocated %s to %s", shares, pod.key if pod else "a pod not known yet", extra=extra)
+            responses.append(_container_response(grant(tuple(shares), self._directory, self._strategy)))
         self._on_allocated()
-        return api_pb2.AllocateResponse(container_responses=responses)
+        await stream.send_message(api_pb2.AllocateResponse(container_responses=responses))
 
-    async def PreStartContainer(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002 - names by gRPC
+    async def PreStartContainer(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
         """Not asked for by our options; answered for completeness."""
-        return api_pb2.PreStartContainerResponse()
+        await stream.recv_message()
+        await stream.send_message(api_pb2.PreStartContainerResponse())
 
     async def _know_pending(self, size: int) -> None:
         if self._refresh_pods is None or any(pod.share_units == size for pod in self._state.pending()):
@@ -116,6 +121,11 @@ class DevicePlugin(api_pb2_grpc.DevicePluginServicer):
             await asyncio.wait_for(self._refresh_pods(), REFRESH_SECONDS)
         except TimeoutError:
             _log.warning("the API server did not answer in time; no decision known for a request of %d%%", size)
+
+
+async def _requests(stream: Stream[Any, Any]) -> Sequence[Any]:
+    request = await stream.recv_message()
+    return request.container_requests if request is not None else ()
 
 
 def options() -> Any:

@@ -1,14 +1,18 @@
 """Serve the plugin on its socket and keep it registered, through restarts of kubelet."""
 
 import asyncio
+import contextlib
 import logging
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import grpc
+from grpclib.client import Channel
+from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
+from grpclib.server import Server
 
 from gpushare.core import names
-from gpushare_deviceplugin import api_pb2, api_pb2_grpc
+from gpushare_deviceplugin import api_pb2
+from gpushare_deviceplugin.api_grpc import RegistrationStub
 from gpushare_deviceplugin.plugin import DevicePlugin, options
 from gpushare_deviceplugin.state import NodeState
 
@@ -20,6 +24,10 @@ WATCH_SECONDS: Final = 1.0  # a stat of two files; kubelet itself needs seconds 
 FIRST_BACKOFF_SECONDS: Final = 0.5
 LAST_BACKOFF_SECONDS: Final = 30.0
 REGISTER_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 0.2  # kubelet may keep its connection; the calls on it are cancelled
+
+# What a call to kubelet ends with when it does not end well; asking again can help.
+CALL_ERRORS: Final = (GRPCError, ProtocolError, StreamTerminatedError, OSError, TimeoutError)
 
 
 class Registrar:
@@ -43,7 +51,7 @@ class Registrar:
         """Serve, register, watch; for ever."""
         failures = 0
         while True:
-            server: Any = None
+            server: Server | None = None
             try:
                 server = await self._serve()
                 inode = _inode(self._kubelet)
@@ -55,32 +63,29 @@ class Registrar:
                 while _inode(self._kubelet) == inode and _inode(self._socket) is not None:  # noqa: ASYNC110 - files
                     await asyncio.sleep(WATCH_SECONDS)
                 _log.info("kubelet restarted: registering again")
-            except (grpc.aio.AioRpcError, OSError, RuntimeError, TimeoutError) as error:
+            except (*CALL_ERRORS, RuntimeError) as error:
                 self._state.counts.error("registration")
                 delay = min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16))
                 failures += 1
-                _log.warning("kubelet not reached, again in %.1f s: %s", delay, _words(error))
+                _log.warning("kubelet not reached, again in %.1f s: %s", delay, words_of(error))
                 await self._wait_for_kubelet(delay)
             finally:
                 self.is_registered = False
                 if server is not None:
-                    await server.stop(grace=0.2)
+                    await _stop(server)
 
-    async def _serve(self) -> Any:
+    async def _serve(self) -> Server:
         self._socket.unlink(missing_ok=True)
-        server = grpc.aio.server()
-        api_pb2_grpc.add_DevicePluginServicer_to_server(self._plugin, server)  # type: ignore[no-untyped-call]  # generated
-        server.add_insecure_port(f"unix://{self._socket}")
-        await server.start()
+        server = Server([self._plugin])
+        await server.start(path=str(self._socket))
         return server
 
     async def _register(self) -> None:
         request = api_pb2.RegisterRequest(
             version=API_VERSION, endpoint=SOCKET, resource_name=names.SHARE_RESOURCE, options=options()
         )
-        async with grpc.aio.insecure_channel(f"unix://{self._kubelet}") as channel:
-            stub = api_pb2_grpc.RegistrationStub(channel)  # type: ignore[no-untyped-call]  # generated code
-            await stub.Register(request, timeout=REGISTER_SECONDS)
+        async with Channel(path=str(self._kubelet)) as channel:
+            await RegistrationStub(channel).Register(request, timeout=REGISTER_SECONDS)
 
     async def _wait_for_kubelet(self, delay: float) -> None:
         """Wait out the back-off, but no longer than until kubelet makes a new socket."""
@@ -95,6 +100,12 @@ class Registrar:
                 return
 
 
+async def _stop(server: Server) -> None:
+    server.close()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(server.wait_closed(), STOP_SECONDS)
+
+
 def _inode(path: Path) -> tuple[int, int] | None:
     """What tells one file of that name from the next: its inode and its time of change."""
     try:
@@ -104,5 +115,8 @@ def _inode(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_ctime_ns
 
 
-def _words(error: Exception) -> str:
-    return error.details() or str(error.code()) if isinstance(error, grpc.aio.AioRpcError) else str(error)
+def words_of(error: Exception) -> str:
+    """What went wrong with a call, for a log line."""
+    if isinstance(error, GRPCError):
+        return error.message or error.status.name
+    return str(error) or type(error).__name__

@@ -7,8 +7,8 @@ from typing import Any, Final
 from gpushare.core.hardware import GpuSample
 from gpushare.core.objects import GpuShareStatus, Profile
 from gpushare.core.pipes import COUNTERS, Counters
-from gpushare.core.profiles import replaces
 from gpushare.core.schema import from_json
+from gpushare.core.windows import replaces
 from gpushare_deviceplugin.pods import ManagedPod
 
 MIN_SECONDS: Final = 5.0  # of running alone, before what was seen counts as a signature

@@ -1,63 +1,67 @@
-"""The node agent on a real GPU: profiles of programs, its own cost with 8 tenants, raw counters as fixtures.
+"""The node agent on a real GPU: profiles of programs, its own cost with 8 tenants, progress inferred and measured.
 
-    python hack/gpu/agent_suite.py --out DIR [--minutes 5] [--profile-seconds 8] [--programs NAME ...] [--skip ...]
-    python hack/gpu/agent_suite.py --out DIR --simulated     # the agent's cost alone, without a GPU
+    python hack/gpu/agent_suite.py --out DIR [--only STEP ...] [--minutes 5] [--profile-seconds 4]
+    python hack/gpu/agent_suite.py --out DIR --simulated [--only STEP ...]     # agent and progress without a GPU
 
-On a machine without a network, carry the wheels (30 MB) and unpack them there; DEPENDENCIES is the line below:
-
-    python -m pip download --python-version 3.12 --only-binary :all: -d .gpu-wheels DEPENDENCIES
-    python3 -m pip install --no-index --find-links .gpu-wheels --target /tmp/site DEPENDENCIES
-    PYTHONPATH=/tmp/site python3 hack/gpu/agent_suite.py --out "$OUT" --minutes 4
-
-    nvidia-ml-py prometheus-client orjson grpcio protobuf aiohttp kubernetes typer rich cryptography
-
-Needs an NVIDIA driver, PyTorch, and gpushare's dependencies; no Kubernetes: the agent runs as it is deployed,
-against the scripted API server and kubelet of the tests (tests/deviceplugin/fakes.py), beside a real MPS daemon
-with real tenants. Writes profiles.json, agent.json, counters.json and summary.md to DIR; sets nothing on the GPU.
+hack/gpu/README.md says how to run it on a machine without a network. Needs an NVIDIA driver, PyTorch, and
+gpushare's dependencies; no root and no Kubernetes: the agent runs as it is deployed, between the tests' API server
+and kubelet (agent_bench.py), beside a real MPS daemon with real tenants. Each step has a time limit and writes
+STEP.json to DIR as it goes; summary.md at the end has the tables. It sets nothing on the GPU.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / part) for part in ("", "src", "operator", "deviceplugin")]
-
-PROGRAMS = tuple(
-    re.findall(r"^def ([a-z]\w*)\(\) -> Step:", Path(__file__).with_name("programs.py").read_text(), re.MULTILINE)
+from agent_bench import (
+    NODE,
+    NodeAgent,
+    StandInGate,
+    cpu_seconds,
+    environment,
+    huge_pages,
+    ids_of,
+    mappings_of,
+    memory_of,
+    pod_of,
+    threads_of,
+    wait_until,
 )
+from limit import time_limit
+from progress import Law, Processes, Side, dataset_lines, run_progress
+from summary import agent_lines, profile_lines, progress_lines
 
-from summary import agent_lines, profile_lines
+from gpushare.core.contention import WORKLOADS
+from gpushare.core.pipes import Counters
+from gpushare.core.schema import to_json
 
 PROGRAM_FILE = Path(__file__).with_name("programs.py")
+PROGRAMS = tuple(re.findall(r"^def ([a-z]\w*)\(\) -> Step:", PROGRAM_FILE.read_text(), re.MULTILINE))
 TENANTS = (
     "cnn_train_fp32", "transformer_train_bf16", "cnn_inference_b1", "memory_stream", "fft", "sort_integers",
     "fp64_product", "tiny",
 )  # fmt: skip
-NODE = "gpu-node"
-TICKS = os.sysconf("SC_CLK_TCK")
+WARM_SECONDS = 20.0  # CUDA contexts, first samples, kubelet's registration
+SETS = {2: 9, 3: 8, 4: 7}
+SET_SECONDS = 12.0
+LIMITS = {"contract": 60.0, "profiles": 240.0, "counters": 90.0, "agent": 420.0, "progress": 500.0}
+MARGIN_SECONDS = 60.0  # beyond the minutes that were asked for
 
 
-def environment() -> dict[str, str]:
-    folders = [str(ROOT / part) for part in ("src", "operator", "deviceplugin")]
-    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, *inherited])}
-
-
-def profile_programs(programs: Sequence[str], seconds: float) -> list[dict[str, Any]]:
+def profile_programs(programs: Sequence[str], seconds: float, keep: Callable[[Any], None]) -> list[dict[str, Any]]:
     """`gpushare profile run` over programs."""
-    found = []
+    found: list[dict[str, Any]] = []
     for name in programs:
+        keep(found)
         command = [sys.executable, "-c", "from gpushare.cli import main; main()", "profile", "run", "--json", "--",
                    sys.executable, str(PROGRAM_FILE), name, str(seconds)]  # fmt: skip
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=seconds + 120)
@@ -95,59 +99,6 @@ class Mps:
         )
 
 
-def cost_of(pid: int) -> tuple[float, float]:
-    """CPU seconds so far and resident MiB of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    status = Path(f"/proc/{pid}/status").read_text()
-    resident = re.search(r"VmRSS:\s+(\d+)", status)
-    return (int(fields[11]) + int(fields[12])) / TICKS, int(resident[1]) / 1024 if resident else 0.0
-
-
-# The agent, saying on SIGUSR1 which top-level modules it has loaded.
-WRAPPER = """
-import signal, sys
-def said(*_):
-    with open(target, "w") as f:
-        print(*sorted({n.partition(".")[0] for n in sys.modules} - set(sys.stdlib_module_names)), file=f)
-target = sys.argv.pop(1)
-signal.signal(signal.SIGUSR1, said)
-import runpy
-runpy.run_module("gpushare_deviceplugin", run_name="__main__", alter_sys=False)
-"""
-
-
-def memory_of(pid: int) -> dict[str, float]:
-    """What /proc/PID/smaps_rollup says, MiB, and the number of threads."""
-    fields = dict(re.findall(r"^(\w+):\s+(\d+) kB$", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE))
-    mib = {
-        name: round(int(fields.get(name, 0)) / 1024, 1) for name in ("Rss", "Pss", "Anonymous", "AnonHugePages")
-    }
-    return {**mib, "threads": len(list(Path(f"/proc/{pid}/task").iterdir()))}
-
-
-def mappings_of(pid: int, most: int = 25) -> list[list[Any]]:
-    """The mappings that hold most: path or kind, number, resident MiB, anonymous MiB."""
-    found: dict[str, list[float]] = {}
-    name = ""
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
-            parts = line.split(maxsplit=5)
-            name = Path(parts[5]).name if len(parts) > 5 else "(anonymous)"
-            found.setdefault(name, [0, 0, 0])[0] += 1
-        elif line.startswith(("Rss:", "Anonymous:")):
-            found[name][1 if line.startswith("Rss") else 2] += int(line.split()[1]) / 1024
-    largest = sorted(found.items(), key=lambda item: -item[1][1])[:most]
-    return [[name, count, round(rss, 1), round(anonymous, 1)] for name, (count, rss, anonymous) in largest]
-
-
-def huge_pages() -> str:
-    """Whether the kernel gives huge pages unasked: the choice in brackets."""
-    try:
-        return Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text().strip()
-    except OSError:
-        return "unknown"
-
-
 def rate_file(path: Path) -> tuple[float, int] | None:
     """Time and count that a program wrote last."""
     try:
@@ -166,146 +117,151 @@ def rate_between(
     return (last[1] - first[1]) / (last[0] - first[0]) / float(alone["iterations_per_s"])
 
 
-async def agent_cost(
-    work: Path, uuid: str, minutes: float, profiles: list[dict[str, Any]], *, is_simulated: bool = False
-) -> dict[str, Any]:
+def signature(program: str, alone: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """A program's counters alone: as profiled, else of a typical workload, so that attribution has its work."""
+    if program in alone:
+        return dict(alone[program]["counters"])
+    names = sorted(WORKLOADS)
+    return WORKLOADS[names[TENANTS.index(program) % len(names)]].solo.as_dict()
+
+
+def agent_cost(
+    work: Path, uuid: str, minutes: float, profiles: Sequence[dict[str, Any]], *, is_simulated: bool,
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:  # fmt: skip
     """The agent's CPU and memory with 8 tenants under MPS, and what it says of them against their own rates."""
     alone = {each["name"]: each for each in profiles if "counters" in each}
-    from aiohttp import web
-    from aiohttp.test_utils import TestServer, unused_port
-    from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
-
-    from gpushare.core import names
-    from gpushare.core.pipes import Counters
-    from gpushare.core.schema import to_json
-    from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
-    from gpushare.mps.status import ClientStatus, GateStatus, MpsState
-    from gpushare.mps.twin.state import TwinState, state_path
-    from gpushare_deviceplugin.allocation import device_ids
-
     mps = None if is_simulated else Mps(work / "mps", uuid)
-    kubelet = FakeKubelet(work / "kubelet")
-    await kubelet.start()
-    api = FakeApi(NODE)
-    ids = device_ids(uuid)
-    tenants: list[tuple[str, subprocess.Popen[bytes]]] = []
-    duration = minutes * 60 + 40
-    for number, program in enumerate(TENANTS):
-        pod = raw_pod(program.replace("_", "-"), uuid, threads="25", phase="Running", share=12, node=NODE)
-        pod["metadata"]["annotations"][names.WORKLOAD] = program
-        api.put(pod)
-        kubelet.held[f"shop/{pod['metadata']['name']}"] = list(ids[number * 12 : number * 12 + 12])
-        if program in alone:
-            profile = {"counters": alone[program]["counters"], "gpuModel": ""}
-            placement = {"podUid": pod["metadata"]["uid"], "pod": pod["metadata"]["name"]}
-            metadata = {"name": pod["metadata"]["name"], "namespace": "shop", "uid": f"gs-{program}"}
-            api.gpushares.append({"metadata": metadata, "status": {"profile": profile, "placements": [placement]}})
-        command = [sys.executable, str(PROGRAM_FILE), program, str(duration), "--rate-file", str(work / program)]
-        process = subprocess.Popen(
-            command if mps else ["sleep", str(duration)], stdout=subprocess.DEVNULL,
-            env={**(mps.environment if mps else environment()), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"},
-        )  # fmt: skip
-        tenants.append((pod["metadata"]["uid"], process))
+    node = NodeAgent(work / "n", work / "run", simulated="H200:1" if is_simulated else "")
+    counters = Counters(sm_util=0.9, fp32_util=0.4, dram_bw_util=0.5, integer_util=0.2) if is_simulated else None
+    gate = StandInGate(work / "run", uuid, counters)
+    tenants: list[tuple[int, str, int]] = []
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for number, program in enumerate(TENANTS):
+            name = program.replace("_", "-")
+            pod = pod_of(name, uuid, uid=f"uid-{program}", threads=25, WORKLOAD=program)
+            node.put(pod, ids_of(uuid, number))
+            placement = {"podUid": f"uid-{program}", "pod": name}
+            profile = {"counters": signature(program, alone), "gpuModel": ""}
+            metadata = {"name": name, "namespace": "shop", "uid": f"gs-{program}"}
+            node.api.gpushares.append(
+                {"metadata": metadata, "status": {"profile": profile, "placements": [placement]}}
+            )
+            seconds = minutes * 60 + 2 * WARM_SECONDS
+            command = [
+                sys.executable,
+                str(PROGRAM_FILE),
+                program,
+                str(seconds),
+                "--rate-file",
+                str(work / program),
+            ]
+            process = subprocess.Popen(
+                command if mps else ["sleep", str(seconds)], stdout=subprocess.DEVNULL,
+                env={**(mps.environment if mps else environment()), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"},
+            )  # fmt: skip
+            running.append(process)
+            tenants.append((process.pid, f"uid-{program}", 25))
+        gate.show(tenants, counters)
+        node.start()
+        result = _watch(node, uuid, work, minutes, alone, keep)
+        result["tenants"] = sum(process.poll() is None for process in running)
+        return result
+    finally:
+        for process in running:
+            process.terminate()
+        node.close()
+        gate.close()
+        for process in running:
+            process.wait(20)
+        if mps is not None:
+            mps.quit()
 
-    place = GpuDirectory.of(work / "run", uuid)
-    place.path.mkdir(parents=True)
 
-    async def gate() -> None:
-        """Stands in for the gate: each tenant's pid as its pod's client, written as often as the gate does."""
-        while True:
-            clients = tuple(ClientStatus(p.pid, uid, 25, None, 500) for uid, p in tenants if p.poll() is None)
-            write_status(place, GateStatus(uuid, MpsState.ACTIVE, time.time(), clients=clients))
-            if is_simulated:
-                counters = Counters(sm_util=0.9, fp32_util=0.4, dram_bw_util=0.5, integer_util=0.2)
-                twin = TwinState(uuid, "NVIDIA H200", 143771, 132, time.time(), 1, 2, "ACTIVE", counters, 4000)
-                write_atomically(state_path(place), twin.to_json())
-            await asyncio.sleep(1)
+def _watch(
+    node: NodeAgent, uuid: str, work: Path, minutes: float, alone: dict[str, dict[str, Any]],
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:  # fmt: skip
+    memory: list[dict[str, float]] = []
 
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", api.handle)
-    async with TestServer(app) as server:
-        cluster = {"server": str(server.make_url("")).rstrip("/")}
-        kubeconfig = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        }  # fmt: skip
-        (work / "kubeconfig").write_text(json.dumps(kubeconfig))
-        task = asyncio.create_task(gate())
-        port = unused_port()
-        agent = subprocess.Popen(
-            [sys.executable, "-c", WRAPPER, str(work / "modules"), "--node-name", NODE,
-             "--directory", str(work / "run"), "--kubelet-directory", str(kubelet.directory),
-             "--metrics-port", str(port),
-             *(["--simulated", "H200:1"] if is_simulated else [])],
-            env={**environment(), "KUBECONFIG": str(work / "kubeconfig")},
-        )  # fmt: skip
-        born = time.monotonic()
-        memory: list[dict[str, float]] = []
+    def remember() -> None:
+        memory.append({"seconds": round(time.time() - node.starts[0], 1), **memory_of(node.pid)})
 
-        def remember() -> None:
-            memory.append({"seconds": round(time.monotonic() - born, 1), **memory_of(agent.pid)})
-
-        for _ in range(4):
-            await asyncio.sleep(5)  # CUDA contexts, first samples, kubelet's registration
-            remember()
-        started, (cpu, _) = time.monotonic(), cost_of(agent.pid)
-        counted = {program: rate_file(work / program) for program in TENANTS}
-        said: dict[str, list[float]] = {}
-        resident: list[float] = []
-        while time.monotonic() - started < minutes * 60:
-            await asyncio.sleep(10)
-            resident.append(cost_of(agent.pid)[1])
-            remember()
-            for gpu in api.statuses[-1].gpus if api.statuses else ():
-                for tenant in gpu.tenants:
-                    if tenant.progress_ratio is not None:
-                        said.setdefault((tenant.pod or "").replace("-", "_"), []).append(tenant.progress_ratio)
-        seconds = time.monotonic() - started
-        used = cost_of(agent.pid)[0] - cpu
-        progress = {
-            program: {
-                "inferred": sum(said[program]) / len(said[program]) if program in said else None,
-                "measured": rate_between(counted[program], rate_file(work / program), alone.get(program)),
-            }
-            for program in TENANTS
-        }
-        fetch = "import sys, urllib.request; sys.stdout.write(urllib.request.urlopen(sys.argv[1]).read().decode())"
-        url = f"http://127.0.0.1:{port}/metrics"
-        scrape = subprocess.run(
-            [sys.executable, "-c", fetch, url], capture_output=True, text=True, timeout=20, check=False
-        )
-        mappings = mappings_of(agent.pid)
-        agent.send_signal(signal.SIGUSR1)
-        await asyncio.sleep(2)
-        modules = (work / "modules").read_text().split() if (work / "modules").exists() else []
-        agent.terminate()
-        agent.wait(20)
-        task.cancel()
-    for _, process in tenants:
-        process.terminate()
-    alive = sum(process.wait(30) is not None for _, process in tenants)
-    await kubelet.stop()
-    if mps is not None:
-        mps.quit()
-    own = [gpu for gpu in api.statuses[-1].gpus if gpu.uuid == uuid] if api.statuses else []
-    return {
-        "minutes": seconds / 60,
-        "tenants": alive,
-        "cpu_percent_of_one_core": 100 * used / seconds,
-        "resident_mib_max": max(resident, default=0.0),
-        "resident_mib_last": resident[-1] if resident else 0.0,
-        "memory": memory,
-        "mappings": mappings,
-        "modules": modules,
+    for _ in range(4):
+        time.sleep(WARM_SECONDS / 4)
+        remember()
+    started, cpu = time.monotonic(), cpu_seconds(node.pid)
+    counted = {program: rate_file(work / program) for program in TENANTS}
+    said: dict[str, list[float]] = {}
+    result: dict[str, Any] = {
         "python": sys.version.split()[0],
-        "cores": os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "huge_pages": huge_pages(),
-        "progress": progress,
-        "gpunode_writes": len(api.statuses),
-        "gpunode": [to_json(gpu) for gpu in own],
-        "metrics": scrape.stdout.splitlines(),
     }
+    while (seconds := time.monotonic() - started) < minutes * 60:
+        time.sleep(min(10.0, minutes * 60 - seconds))
+        remember()
+        for pod, value in node.figures("gpushare_pod_progress_ratio").items():
+            said.setdefault(pod.replace("-", "_"), []).append(value)
+        seconds = time.monotonic() - started
+        result |= {
+            "minutes": seconds / 60,
+            "cpu_percent_of_one_core": 100 * (cpu_seconds(node.pid) - cpu) / seconds,
+            "resident_mib_max": max(row["Rss"] for row in memory),
+            "memory": memory,
+        }
+        keep(result)
+    result["progress"] = {
+        program: {
+            "inferred": sum(said[program]) / len(said[program]) if program in said else None,
+            "measured": rate_between(counted[program], rate_file(work / program), alone.get(program)),
+        }
+        for program in TENANTS
+    }
+    gpu = node.gpu(uuid)
+    return result | {
+        "mappings": mappings_of(node.pid),
+        "threads": threads_of(node.pid),
+        "modules": node.modules(),
+        "gpunode_writes": len(node.api.statuses),
+        "gpunode": [to_json(gpu)] if gpu else [],
+        "metrics": node.metrics().splitlines(),
+        "log": node.log(),
+    }
+
+
+def infer_progress(
+    work: Path, uuid: str, read: argparse.Namespace, keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Random pairs, triples and fours through the agent."""
+    from gpushare.devices.nvml import NvmlDevices
+
+    mps = None if read.simulated else Mps(work / "mps", uuid)
+    node = NodeAgent(work / "n", work / "run", simulated="H200:1" if read.simulated else "")
+    gate = StandInGate(work / "run", uuid, Counters() if read.simulated else None)
+    side: Side = Law()
+    devices = None
+    try:
+        node.start()
+        if mps is not None:
+            side = Processes([name for name in read.programs if name != "tiny"], mps.environment, work / "said")
+            devices = NvmlDevices.open(time.monotonic)
+        wait_until(lambda: node.health(uuid) == "Healthy", 60, "a healthy GPU on the GpuNode")
+        result = run_progress(
+            side, node, gate, sets={int(k): int(v) for k, v in (each.split("=") for each in read.sets)},
+            set_seconds=SET_SECONDS, seed=read.seed, devices=devices, keep=keep,
+        )  # fmt: skip
+        driver = devices.driver_version() if devices is not None else None
+        lines = dataset_lines(result, driver or "simulated")
+        (read.out / "progress-dataset.jsonl").write_text("\n".join(lines) + "\n")
+        return result | {"broken": list(side.broken), "log": node.log()}
+    finally:
+        side.close()
+        node.close()
+        gate.close()
+        if mps is not None:
+            mps.quit()
 
 
 def record_counters(uuid: str, program: str, windows: int) -> list[dict[str, Any]]:
@@ -384,42 +340,73 @@ def first_gpu(*, is_simulated: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--only", nargs="*", default=["contract", "profiles", "counters", "agent"], choices=[*LIMITS]
+    )
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--profile-seconds", type=float, default=8.0)
-    parser.add_argument("--skip", nargs="*", default=[], choices=["contract", "profiles", "counters", "agent"])
+    parser.add_argument("--profile-seconds", type=float, default=4.0)
     parser.add_argument("--programs", nargs="*", default=list(PROGRAMS), choices=list(PROGRAMS))
     parser.add_argument("--profiles", type=Path, help="an earlier profiles.json, for the tenants' signatures")
-    parser.add_argument("--simulated", action="store_true", help="only the agent's cost, without a GPU")
+    parser.add_argument("--sets", nargs="*", default=[f"{k}={v}" for k, v in SETS.items()], help="such as 2=9 3=8")
+    parser.add_argument("--seed", type=int, default=11)
+    parser.add_argument("--simulated", action="store_true", help="agent and progress without a GPU")
     read = parser.parse_args()
     read.out.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Any] = {}
     uuid = first_gpu(is_simulated=read.simulated)
     work = Path("/tmp/gpushare-agent-suite")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
     if read.profiles:
         parts["profiles"] = json.loads(read.profiles.read_text())
-    steps = {
+
+    def keep(name: str) -> Callable[[Any], None]:
+        return lambda value: write(read.out / f"{name}.json", value)
+
+    steps: dict[str, Callable[[], Any]] = {
         "contract": contract,
-        "profiles": lambda: profile_programs(read.programs, read.profile_seconds),
+        "profiles": lambda: profile_programs(read.programs, read.profile_seconds, keep("profiles")),
         "counters": lambda: [r for p in ("fp64_product", "fp16_product", "memory_stream")
                              for r in record_counters(uuid, p, 3)],
-        "agent": lambda: asyncio.run(agent_cost(work, uuid, read.minutes, listed(parts.get("profiles")),
-                                                is_simulated=read.simulated)),
+        "agent": lambda: agent_cost(work, uuid, read.minutes, listed(parts.get("profiles")),
+                                    is_simulated=read.simulated, keep=keep("agent")),
+        "progress": lambda: infer_progress(work, uuid, read, keep("progress")),
     }  # fmt: skip
+    failed = []
     for name, step in steps.items():
-        if name in read.skip or (read.simulated and name != "agent"):
+        if name not in read.only or (read.simulated and name not in ("agent", "progress")):
             continue
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        limit = max(LIMITS[name], read.minutes * 60 + MARGIN_SECONDS if name == "agent" else 0.0)
         try:
-            parts[name] = step()
+            with time_limit(limit):
+                parts[name] = step()
+            write(read.out / f"{name}.json", parts[name])
         except Exception as error:  # the other steps' results are worth having
-            parts[name] = {"error": f"{type(error).__name__}: {error}"}
-        (read.out / f"{name}.json").write_text(json.dumps(parts[name], indent=1))
-        print(f"{name}: {str(parts[name])[:300]}", flush=True)
-    profiles, agent = parts.get("profiles"), parts.get("agent", {})
-    lines = [*profile_lines(listed(profiles)), "", *agent_lines(agent if isinstance(agent, dict) else {})]
+            failed.append(name)
+            write(read.out / f"{name}-error.json", {"error": f"{type(error).__name__}: {error}",
+                                                    "trace": traceback.format_exc()[-2000:]})  # fmt: skip
+            print(f"{name} FAILED: {type(error).__name__}: {error}", flush=True)
+        else:
+            print(f"{name}: {str(parts[name])[:300]}", flush=True)
+    lines = lines_of(read.out)
     (read.out / "summary.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines), flush=True)
+    sys.exit(1 if failed else 0)
+
+
+def write(path: Path, value: Any) -> None:
+    """A result so far."""
+    path.write_text(json.dumps(value, indent=1, default=str))
+
+
+def lines_of(out: Path) -> list[str]:
+    """The tables of what is there, whole or cut short."""
+    lines: list[str] = []
+    for name, render in (("profiles", profile_lines), ("agent", agent_lines), ("progress", progress_lines)):
+        path = out / f"{name}.json"
+        if path.exists():
+            lines += [*render(json.loads(path.read_text())), ""]
+    return lines
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpushare.core.request import JobClass
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
@@ -21,12 +21,16 @@ from gpushare.mps.layout import (
     Decisions,
     GpuDirectory,
     PodDecision,
+    decisions_reader,
     gpu_directories,
     status_reader,
     write_decisions,
 )
 from gpushare.mps.memory import NvmlMemory, TwinMemory
 from gpushare.mps.status import GateStatus, MpsState
+
+if TYPE_CHECKING:
+    from agent_bench import NodeAgent
 
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"
@@ -35,6 +39,10 @@ MOUNT = Path("/run/gpushare-tenant")
 
 def pod_uid(number: int) -> str:
     return str(uuid.UUID(int=0xB0D00000000000000000000000000000 + number))
+
+
+def pod_name(uid: str) -> str:
+    return f"p{uid[-8:]}"
 
 
 class Tenant:
@@ -106,6 +114,7 @@ class Bench:
         self.tenants: list[Tenant] = []
         self.decisions: dict[str, PodDecision] = {}
         self.host: subprocess.Popen[bytes] | None = None
+        self.agent: NodeAgent | None = None
         self.cgroup_root = self._cgroup_root()
         self.gpu: GpuDirectory
 
@@ -172,13 +181,52 @@ class Bench:
         self, number: int, percentage: int, memory_mib: int, job_class: JobClass = JobClass.THROUGHPUT
     ) -> str:
         uid = pod_uid(number)
+        is_new = uid not in self.decisions
         self.decisions[uid] = PodDecision(percentage, memory_mib, job_class)
-        write_decisions(self.gpu, Decisions(dict(self.decisions)))
+        if self.agent is None:
+            write_decisions(self.gpu, Decisions(dict(self.decisions)))
+            return uid
+        from agent_bench import ids_of, pod_of  # grpcio and aiohttp, only with --agent
+
+        pod = pod_of(
+            pod_name(uid), self.gpu.uuid, uid=uid, threads=percentage, memory_mib=memory_mib, share=1,
+            node=self.agent.node, CLASS=job_class.value,
+        )  # fmt: skip
+        if is_new:
+            self.agent.admit(pod, ids_of(self.gpu.uuid, number, 1))
+        else:
+            self.agent.put(pod)
+        self.until(lambda: self._decided().get(uid) == self.decisions[uid], 30, f"the agent's decision for {uid}")
         return uid
 
     def forget_decisions(self) -> None:
-        self.decisions = {}
-        write_decisions(self.gpu, Decisions())
+        uids, self.decisions = list(self.decisions), {}
+        if self.agent is None:
+            write_decisions(self.gpu, Decisions())
+            return
+        for uid in uids:
+            self.agent.remove(pod_name(uid))
+        self.until(lambda: not self._decided(), 30, "the agent's decisions gone")
+
+    def start_agent(self, work: Path) -> None:
+        """From now on decisions come from pods, by a node agent beside the host."""
+        from agent_bench import NodeAgent
+
+        simulated = "H200:1" if self.twin else ""
+        self.agent = NodeAgent(work, self.base, simulated=simulated, node="bench")
+        self.agent.start()
+        self.until(self.agent_says_healthy, 60, "a healthy GPU on the GpuNode")
+
+    def agent_says_healthy(self) -> bool:
+        """Whether the GpuNode's last word on the GPU is Healthy."""
+        return self.agent is not None and self.agent.health(self.gpu.uuid) == "Healthy"
+
+    def decisions_file(self) -> bytes:
+        """The decisions as they are on disk."""
+        return self.gpu.decisions.read_bytes()
+
+    def _decided(self) -> Mapping[str, PodDecision]:
+        return decisions_reader(self.gpu).read().pods
 
     def spawn(
         self, pod: str | None, mode: str, seconds: float, mib: int = 0, *, uid: int = 0,
@@ -230,6 +278,8 @@ class Bench:
     def close(self) -> None:
         for tenant in self.tenants:
             tenant.end()
+        if self.agent is not None:
+            self.agent.close()
         if self.host is not None:
             self.host.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -244,6 +294,8 @@ class Bench:
                 path.parent.rmdir()
 
     def save_logs(self, out: Path) -> None:
+        if self.agent is not None:
+            (out / "agent.log").write_text(self.agent.log(400_000))
         with contextlib.suppress(OSError):
             (out / "host.log").write_text((self.base / "host.log").read_text(errors="replace")[-400_000:])
         for name in ("control.log", "server.log"):

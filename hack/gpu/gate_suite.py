@@ -1,10 +1,13 @@
 """The gate and its daemon under load, attack and faults, on a real GPU or (--twin) on the twin; one JSON of
 results.
 
-    PYTHONPATH=src python3 hack/gpu/gate_suite.py [--twin] [--only NAME,...] [--out DIR] [--faults 50]
+    PYTHONPATH=src python3 hack/gpu/gate_suite.py [--twin] [--agent] [--only NAME,...] [--out DIR] [--faults 50]
 
 Needs root, unshare, setpriv, writable cgroups; on a GPU also nvcc, nvidia-ml-py and prometheus-client. It changes
 neither compute mode nor MIG. Every step has its own time limit; a failed one is recorded and the next one runs.
+
+With --agent a node agent runs beside the host, between the tests' API server and kubelet: decisions come from
+pods' annotations by it, and every fault is also looked at through its GpuNode and events.
 """
 
 import argparse
@@ -26,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gate_bench import SRC, Bench, Tenant, compile_tenant, pod_uid, used_mib_by_pod
+from gate_bench import SRC, Bench, Tenant, compile_tenant, pod_name, pod_uid, used_mib_by_pod
+from limit import time_limit
 
 from gpushare.core.request import JobClass
 from gpushare.mps import commands
@@ -34,6 +38,8 @@ from gpushare.mps.actions import terminate_pod_clients
 from gpushare.mps.identity import is_alive
 from gpushare.mps.status import HoldReason, MpsState, SelfTestResult
 
+STEP_SECONDS = 120.0
+LIMITS = {"many_faults": 240.0, "clients_49": 180.0, "burst": 150.0}
 START = 60.0  # seconds within which a tenant has its context even on a loaded machine
 ASKS_FOR_ALL = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=100G"}
 
@@ -416,20 +422,104 @@ def keeper_killed(b: Bench) -> dict[str, Any]:
     return {"gate_back_s": back, "tenants_running": 3, "held_sms": context["sms"], "queued_sms": sms}
 
 
+def agent_killed(b: Bench) -> dict[str, Any]:
+    """kill -9 of the agent: tenants, caps and decisions stay; the next agent goes on where it ended."""
+    agent = b.agent
+    must(agent is not None, "runs with --agent only")
+    assert agent is not None
+    tenants = _three(b)
+    b.until(lambda: len(_shown(b)) == 3, 30, "three tenants on the GpuNode")
+    before, decided, written = b.status(), b.decisions_file(), len(agent.api.statuses)
+    agent.kill()
+    hit = time.time()
+    queued = b.spawn(tenants[0].pod, "run", 2, 64)  # a pod's second process, while no agent runs
+    low, high = sms_at(b, 30)
+    sms = queued.wait("context", START)["sms"]
+    must(low <= sms <= high, f"a client that came meanwhile saw {sms} SMs")
+    must(b.decisions_file() == decided, "the decisions changed without an agent")
+    agent.start()
+    b.until(lambda: len(agent.api.statuses) > written, 60, "a GpuNode written by the next agent")
+    back = round(time.time() - hit, 3)
+    must(len(_shown(b)) == 3, f"its first word has the tenants {_shown(b)}")
+    must(b.agent_says_healthy(), "its first word is not Healthy")
+    must(b.decisions_file() == decided, "the next agent rewrote the decisions")
+    must(all(t.is_running for t in tenants), "a tenant ended")
+    must({c.pid for c in before.clients} <= {c.pid for c in b.status().clients}, "the clients changed")
+    return {"first_word_after_s": back, "client_meanwhile_sms": sms, "fresh_start_s": _fresh_start(b)}
+
+
+def _shown(b: Bench) -> list[str]:
+    """The tenants that the GpuNode lists."""
+    gpu = b.agent.gpu(b.gpu.uuid) if b.agent is not None else None
+    return [tenant.pod_uid for tenant in gpu.tenants] if gpu is not None else []
+
+
+class AgentsWord:
+    """What the agent said of a fault: whether the GPU was out, when it was back, and whom it told."""
+
+    def __init__(self, b: Bench) -> None:
+        self._bench, self._agent = b, b.agent
+        self.rows: list[dict[str, Any]] = []
+
+    def before(self) -> None:
+        if self._agent is not None:
+            self._statuses, self._events = len(self._agent.api.statuses), len(self._agent.api.events)
+
+    def after(self, kind: str, hit: float, pod: str | None) -> None:
+        """The next client is in; the agent must soon say that the GPU is well."""
+        agent, uuid = self._agent, self._bench.gpu.uuid
+        if agent is None:
+            return
+        if not agent.is_running:
+            agent.start()
+        self._bench.until(self._bench.agent_says_healthy, 60, f"Healthy on the GpuNode after {kind}")
+        healths = [g.health.value for s in agent.api.statuses[self._statuses :] for g in s.gpus if g.uuid == uuid]
+        told = {event["reason"] for event in agent.api.events[self._events :]
+                if event["regarding"]["name"] in (pod_name(pod or ""), agent.node)}  # fmt: skip
+        self.rows.append({"kind": kind, "said_unhealthy": "Unhealthy" in healths,
+                          "healthy_s": round(time.time() - hit, 3), "told": sorted(told)})  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """By kind of fault; and that no agent ended by itself."""
+        agent = self._agent
+        if agent is None:
+            return {}
+        must(agent.is_running and agent.is_well(), "the agent is not well at the end")
+        kills = sum(row["kind"] == "agent" for row in self.rows)
+        must(len(agent.starts) <= 2 + kills, f"the agent was started {len(agent.starts)} times for {kills} kills")
+        tracebacks = agent.log(4_000_000).count("Traceback")
+        must(tracebacks == 0, f"{tracebacks} tracebacks in the agent's log")
+        by_kind: dict[str, Any] = {}
+        for kind in sorted({row["kind"] for row in self.rows}):
+            rows = [row for row in self.rows if row["kind"] == kind]
+            by_kind[kind] = {
+                "n": len(rows), "said_unhealthy": sum(row["said_unhealthy"] for row in rows),
+                "healthy_s_max": max(row["healthy_s"] for row in rows),
+                "told": sorted({reason for row in rows for reason in row["told"]}),
+            }  # fmt: skip
+        return by_kind
+
+
 def many_faults(b: Bench, count: int) -> dict[str, Any]:
     """Faults in a row with tenants coming all the time: healthy at the end, nothing left behind."""
     rng, done, recovery = random.Random(7), {}, []
     pids_before = _our_processes()
+    kinds = ["tenant", "tenant", "illegal", "daemon", "server", "keeper", *(["agent"] if b.agent else [])]
+    word = AgentsWord(b)
     for i in range(count):
-        kind = rng.choice(["tenant", "tenant", "illegal", "daemon", "server", "keeper"])
+        kind = rng.choice(kinds)
         done[kind] = done.get(kind, 0) + 1
         tenant = b.spawn(b.decide(500 + i % 20, 20, 2048), "fault" if kind == "illegal" else "run",
                          1.5 if kind == "illegal" else 60, 64)  # fmt: skip
         tenant.wait("context", START)
         status = b.status()
+        word.before()
         hit = time.time()
         if kind == "tenant":
             os.killpg(tenant.process.pid, signal.SIGKILL)
+        elif kind == "agent" and b.agent is not None:
+            b.agent.kill()
+            b.agent.start()  # as kubelet would
         elif kind == "illegal":
             tenant.wait("faulting", START)
         else:
@@ -442,13 +532,15 @@ def many_faults(b: Bench, count: int) -> dict[str, Any]:
         low, high = sms_at(b, 20)
         must(low <= context["sms"] <= high, f"fault {i} ({kind}): the next client saw {context['sms']} SMs")
         recovery.append(round(time.time() - hit, 3))
+        word.after(kind, hit, tenant.pod)
         tenant.end()
         probe.end()
     b.clear()
+    said = word.summary()
     left = _our_processes() - pids_before
     must(b.state() is MpsState.ACTIVE, "not ACTIVE at the end")
     return {"faults": done, "recovery_s": {"median": statistics.median(recovery), "max": max(recovery)},
-            "status": b.describe(), "processes_more_than_before": left}  # fmt: skip
+            "agent": said, "status": b.describe(), "processes_more_than_before": left}  # fmt: skip
 
 
 def _our_processes() -> int:
@@ -460,7 +552,8 @@ def _our_processes() -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--twin", action="store_true")
+    parser.add_argument("--twin", action="store_true", help="on a machine without a GPU")
+    parser.add_argument("--agent", action="store_true", help="with a node agent beside the host")
     parser.add_argument("--only", default="")
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     parser.add_argument("--base", default="/run/gpushare-suite")
@@ -490,13 +583,17 @@ def main() -> int:
         bench.start_host()
         up = bench.until_active(120)
         results.append({"step": "host up", "ok": True, "seconds": up})
+        if options.agent:
+            bench.start_agent(Path("/tmp/gpushare-suite-agent"))
+            steps.insert(-1, ("agent_killed", agent_killed))
         for name, step in steps:
             if wanted and name not in wanted:
                 continue
             begun = time.time()
             row: dict[str, Any] = {"step": name}
             try:
-                row["details"] = step(bench)
+                with time_limit(LIMITS.get(name, STEP_SECONDS)):
+                    row["details"] = step(bench)
                 row["ok"] = True
             except Exception as error:
                 row.update(
@@ -505,7 +602,8 @@ def main() -> int:
                 row["tenants"] = [(t.pod and t.pod[-4:], t.events[-2:], t.noise[-2:]) for t in bench.tenants[:6]]
             row["seconds"] = round(time.time() - begun, 2)
             try:
-                bench.clear()
+                with time_limit(STEP_SECONDS):
+                    bench.clear()
             except Exception as error:
                 row["clear"] = str(error)
             results.append(row)

@@ -1,9 +1,12 @@
 """Small real programs for one GPU: `python hack/gpu/programs.py NAME SECONDS [--rate-file F]`.
 
-Prints the number of iterations and their rate at the end; with --rate-file, writes the count once a second.
+Prints the number of iterations and their rate at the end; with --rate-file, writes the count once a second. With
+--serve it says "ready" when warm, runs for as long as each number on standard input says, answers with
+`COUNT SECONDS`, and ends with its input.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -135,26 +138,37 @@ PROGRAMS: dict[str, Callable[[], Step]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=sorted(PROGRAMS))
-    parser.add_argument("seconds", type=float)
+    parser.add_argument("seconds", type=float, nargs="?", default=0.0)
     parser.add_argument("--rate-file", type=Path)
+    parser.add_argument("--serve", action="store_true")
     read = parser.parse_args()
     step = PROGRAMS[read.name]()
     for _ in range(3):
         step()
     torch.cuda.synchronize()
+    if read.serve:
+        print("ready", flush=True)
+        for line in sys.stdin:
+            print(*run(step, float(line)), flush=True)
+        return
+    count, seconds = run(step, read.seconds, read.rate_file)
+    print(f"{read.name}: {count} iterations, {count / seconds:.2f}/s", flush=True)
+
+
+def run(step: Step, duration: float, rate_file: Path | None = None) -> tuple[int, float]:
+    """Iterations and the seconds that they took."""
     started = said = time.monotonic()
     count = 0
-    while (now := time.monotonic()) - started < read.seconds:
+    while (now := time.monotonic()) - started < duration:
         step()
         count += 1
         if count % 20 == 0:  # a full launch queue would hide the rate
             torch.cuda.synchronize()
-        if read.rate_file and now - said >= 1:
-            read.rate_file.write_text(f"{now} {count}\n")
+        if rate_file and now - said >= 1:
+            rate_file.write_text(f"{now} {count}\n")
             said = now
     torch.cuda.synchronize()
-    seconds = time.monotonic() - started
-    print(f"{read.name}: {count} iterations, {count / seconds:.2f}/s", flush=True)
+    return count, time.monotonic() - started
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""agent_suite's JSON files as the tables of docs/measurements/agent-h200.md.
+"""The suites' JSON files as the tables of docs/measurements/agent-h200.md.
 
     python3 hack/gpu/summary.py DIR                                           # prints them
     python3 hack/gpu/summary.py DIR --write docs/measurements/agent-h200.md   # puts them in place there
@@ -39,7 +39,7 @@ def agent_lines(agent: dict[str, Any]) -> list[str]:
     if "cpu_percent_of_one_core" not in agent:
         return [str(agent["error"])] if "error" in agent else []
     lines = [
-        f"Agent with {agent['tenants']} tenants over {agent['minutes']:.1f} minutes:",
+        f"Agent with {agent.get('tenants', 'its')} tenants over {agent['minutes']:.1f} minutes:",
         f"{agent['cpu_percent_of_one_core']:.2f}% of one core, {agent['resident_mib_max']:.0f} MiB resident.",
     ]
     if agent.get("memory"):
@@ -54,13 +54,43 @@ def agent_lines(agent: dict[str, Any]) -> list[str]:
             for m in agent["memory"]
         ]
         lines += ["", "| mapping | number | resident MiB | anonymous |", "|---|---|---|---|"]
-        lines += [f"| {name} | {n:.0f} | {rss} | {anon} |" for name, n, rss, anon in agent["mappings"][:MAPPINGS]]
-        lines += ["", f"Modules loaded beside the standard library: {', '.join(agent['modules'])}."]
+        lines += [
+            f"| {name} | {n:.0f} | {rss} | {anon} |" for name, n, rss, anon in agent.get("mappings", [])[:MAPPINGS]
+        ]
+        if agent.get("threads"):
+            lines += ["", "Threads: " + ", ".join(f"{n} {name}" for name, n in agent["threads"].items()) + "."]
+        lines += ["", f"Modules loaded beside the standard library: {', '.join(agent.get('modules', []))}."]
     lines += [
         f"- {program}: progress inferred {each['inferred']:.2f}, measured {each['measured']:.2f}"
         for program, each in agent.get("progress", {}).items()
         if each["inferred"] is not None and each["measured"] is not None
     ]
+    return lines
+
+
+def progress_lines(progress: dict[str, Any]) -> list[str]:
+    """Error of the inferred progress by number of tenants."""
+    if "scores" not in progress:
+        return []
+    sets, programs = len(progress["sets"]), len(progress["programs"])
+    lines = [
+        f"{sets} sets of {programs} programs, {progress['set_seconds']:.0f} s each, seed {progress['seed']}.", "",
+        "| tenants | mean absolute error | bar | median | 90th percentile | tenants scored | unknown |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for size, score in progress["scores"].items():
+        figures = " | ".join(f"{score[key]:.3f}" if key in score else "-" for key in ("median", "p90"))
+        error = f"{score['mae']:.3f}" if "mae" in score else "-"
+        lines.append(f"| {size} | {error} | {score['bar']} | {figures} | {score['n']} | {score['unknown']} |")
+    return lines
+
+
+def fault_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """gate_suite's steps: what held, and the run of faults with the agent beside it."""
+    lines = ["| step | held | seconds | what was seen |", "|---|---|---|---|"]
+    for row in rows:
+        seen = row.get("error") or json.dumps(row.get("details", ""), default=str)
+        lines.append(f"| {row['step']} | {'yes' if row['ok'] else 'no'} | {row['seconds']} | {seen[:400]} |")
     return lines
 
 
@@ -79,7 +109,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--write", type=Path)
     read = parser.parse_args()
-    for name, lines_of in (("profiles", profile_lines), ("agent", agent_lines)):
+    for name, lines_of in (
+        ("profiles", profile_lines), ("agent", agent_lines), ("progress", progress_lines),
+        ("gate_suite", fault_lines),
+    ):  # fmt: skip
         path = read.directory / f"{name}.json"
         if not path.exists():
             continue

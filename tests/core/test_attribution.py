@@ -13,6 +13,7 @@ from gpushare.core.attribution import (
     attribute,
     bounded_minimum,
     cap_bound,
+    inverse_diagonal,
 )
 from gpushare.core.pipes import Counters
 
@@ -116,7 +117,9 @@ def test_the_bounded_minimum_is_the_best_over_all_active_sets(n: int, seed: int)
     hessian = a.T @ a + 0.1 * np.eye(n)
     gradient = rng.normal(size=n) * 3
     upper = rng.uniform(0.2, 1.0, size=n)
-    found = bounded_minimum(hessian, gradient, upper, start=upper / 2)
+    found = np.array(
+        bounded_minimum(hessian.tolist(), gradient.tolist(), upper.tolist(), start=(upper / 2).tolist())
+    )
 
     def cost(x: np.ndarray) -> float:
         return float(x @ hessian @ x / 2 - gradient @ x)
@@ -130,3 +133,10 @@ def test_the_bounded_minimum_is_the_best_over_all_active_sets(n: int, seed: int)
         if (x >= -1e-9).all() and (x <= upper + 1e-9).all():
             best = min(best, cost(x))
     assert cost(found) <= best + 1e-6
+
+
+@given(st.integers(1, 48), st.integers(0, 2**31))
+def test_the_inverses_diagonal_is_numpys(n: int, seed: int) -> None:
+    a = np.random.default_rng(seed).normal(size=(n + 3, n))
+    matrix = a.T @ a + 0.1 * np.eye(n)
+    assert inverse_diagonal(matrix.tolist()) == pytest.approx(np.diag(np.linalg.inv(matrix)).tolist(), rel=1e-6)

@@ -11,10 +11,11 @@ from gpushare.core.contention import WORKLOADS
 from gpushare.core.decision import Decision
 from gpushare.core.lifecycle import PROFILED, PodFacts, Settings, fares_of, status_of, transitions
 from gpushare.core.objects import GpuNodeStatus, GpuShare, GpuStatus, Phase, Profile, Tenant
-from gpushare.core.profiles import as_known, is_one_kind, recommended_fraction, replaces
+from gpushare.core.profiles import as_known, is_one_kind, recommended_fraction
 from gpushare.core.request import JobClass, parse_fraction
 from gpushare.core.resolve import Defaults, Needs, resolve
 from gpushare.core.schema import from_json, to_json
+from gpushare.core.windows import replaces
 
 NOW = "2026-11-21T11:00:00Z"
 H200 = "NVIDIA H200"

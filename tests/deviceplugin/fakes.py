@@ -1,4 +1,7 @@
-"""A fake kubelet on real unix sockets, an API server over real HTTP, and pods as it would give them."""
+"""A fake kubelet on real unix sockets, an API server over real HTTP, and pods as it would give them.
+
+The kubelet's side is grpcio's, the agent's grpclib's: two implementations of gRPC that must agree.
+"""
 
 import asyncio
 import json
@@ -11,7 +14,7 @@ from aiohttp import web
 from gpushare.core import names
 from gpushare.core.objects import GpuNodeStatus
 from gpushare.core.schema import from_json
-from gpushare_deviceplugin import api_pb2, api_pb2_grpc, podresources_pb2, podresources_pb2_grpc
+from gpushare_deviceplugin import api_pb2, podresources_pb2
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 
 GPU_A, GPU_B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
@@ -27,7 +30,32 @@ class Clock:
         return self.now
 
 
-class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodResourcesListerServicer):
+class PluginStub:
+    """What kubelet calls of a device plugin."""
+
+    def __init__(self, channel: Any) -> None:
+        def call(name: str, request: Any, reply: Any, kind: str = "unary_unary") -> Any:
+            method = getattr(channel, kind)
+            return method(
+                f"/v1beta1.DevicePlugin/{name}",
+                request_serializer=request.SerializeToString,
+                response_deserializer=reply.FromString,
+            )
+
+        self.ListAndWatch = call("ListAndWatch", api_pb2.Empty, api_pb2.ListAndWatchResponse, "unary_stream")
+        self.GetPreferredAllocation = call(
+            "GetPreferredAllocation", api_pb2.PreferredAllocationRequest, api_pb2.PreferredAllocationResponse
+        )
+        self.Allocate = call("Allocate", api_pb2.AllocateRequest, api_pb2.AllocateResponse)
+        self.GetDevicePluginOptions = call("GetDevicePluginOptions", api_pb2.Empty, api_pb2.DevicePluginOptions)
+
+
+def _served(service: str, method: str, answer: Any, request: Any, reply: Any) -> Any:
+    handler = grpc.unary_unary_rpc_method_handler(answer, request.FromString, reply.SerializeToString)
+    return grpc.method_handlers_generic_handler(service, {method: handler})
+
+
+class FakeKubelet:
     """kubelet's two sockets: it takes registrations and says who has which ids."""
 
     def __init__(self, directory: Path) -> None:
@@ -43,8 +71,13 @@ class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodRe
         for path in self.plugins.glob("*.sock"):  # as the real one does
             path.unlink()
         self._server = grpc.aio.server()
-        api_pb2_grpc.add_RegistrationServicer_to_server(self, self._server)
-        podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        listing = podresources_pb2.ListPodResourcesRequest, podresources_pb2.ListPodResourcesResponse
+        self._server.add_generic_rpc_handlers(
+            (
+                _served("v1beta1.Registration", "Register", self.Register, api_pb2.RegisterRequest, api_pb2.Empty),
+                _served("v1.PodResourcesLister", "List", self.List, *listing),
+            )
+        )
         self._server.add_insecure_port(f"unix://{self.plugins}/kubelet.sock")
         pod_resources = self.directory / "pod-resources" / "kubelet.sock"
         pod_resources.unlink(missing_ok=True)
@@ -170,11 +203,15 @@ class FakeApi:
         queue: asyncio.Queue[bytes] = asyncio.Queue()
         if request.path.endswith("/pods"):
             self.watches.append(queue)
-        while not self.away:
+        while not self.away and request.transport is not None and not request.transport.is_closing():
             try:
                 await response.write(await asyncio.wait_for(queue.get(), 0.2))
             except TimeoutError:
                 continue
+            except ConnectionError:  # its reader was killed
+                break
+        if queue in self.watches:
+            self.watches.remove(queue)
         return response
 
     def put(self, pod: dict[str, Any]) -> None:
@@ -182,5 +219,14 @@ class FakeApi:
         self.version += 1
         pod["metadata"]["resourceVersion"] = str(self.version)
         self.pods[pod["metadata"]["name"]] = pod
+        self._tell(kind, pod)
+
+    def remove(self, name: str) -> None:
+        self.version += 1
+        pod = self.pods.pop(name)
+        pod["metadata"]["resourceVersion"] = str(self.version)
+        self._tell("DELETED", pod)
+
+    def _tell(self, kind: str, pod: dict[str, Any]) -> None:
         for queue in self.watches:
             queue.put_nowait(json.dumps({"type": kind, "object": pod}).encode() + b"\n")

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
-from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
+from tests.deviceplugin.fakes import FakeApi, FakeKubelet, PluginStub, raw_pod
 
 from gpushare.core import names
 from gpushare.core.hardware import Health
@@ -24,7 +25,7 @@ from gpushare.core.simulated import parse_simulated
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_atomically, write_status
 from gpushare.mps.status import ClientStatus, GateStatus, MpsState, SelfTest, SelfTestResult
 from gpushare.mps.twin.state import TwinState, state_path
-from gpushare_deviceplugin import api_pb2, api_pb2_grpc
+from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import device_ids
 
 NODE = "n1"
@@ -95,6 +96,10 @@ class Node:
         self.process.send_signal(number)
         return await asyncio.wait_for(self.process.wait(), SOON)
 
+    def proc_status(self) -> str:
+        assert self.process is not None
+        return Path(f"/proc/{self.process.pid}/status").read_text()
+
     def metrics(self) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
             return str(answer.read().decode())
@@ -137,7 +142,7 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     assert decisions.read().pods["uid-web"].thread_percentage == 50
 
     async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/gpushare.sock") as channel:
-        stub = api_pb2_grpc.DevicePluginStub(channel)
+        stub = PluginStub(channel)
         asked = api_pb2.ContainerPreferredAllocationRequest(
             available_deviceIDs=[*device_ids(A), *device_ids(B)], allocation_size=25
         )
@@ -172,6 +177,24 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     assert await node.stop() == 0
 
 
+RESIDENT_MIB = 55  # of 76 (80 MB); a real driver's libraries and 16 cores come on top (docs/measurements)
+THREADS = 6
+
+
+@pytest.mark.slow
+async def test_it_is_small(node: Node) -> None:
+    api = node.api
+    for number in range(8):
+        api.put(raw_pod(f"t{number}", A if number < 4 else B, phase="Running", share=25))
+        node.kubelet.held[f"shop/t{number}"] = list(device_ids(A if number < 4 else B)[25 * (number % 4) :][:25])
+    await until(lambda: api.statuses and [len(g.tenants) for g in api.statuses[-1].gpus] == [4, 4], "no tenants")
+    await until(lambda: "gpushare_gpu_pipe_utilization_ratio{" in node.metrics(), "not sampled")
+    status = node.proc_status()
+    figures = {name: int(value) for name, value in re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE)}
+    assert figures["VmRSS"] / 1024 <= RESIDENT_MIB, status
+    assert figures["Threads"] <= THREADS, status
+
+
 @pytest.mark.slow
 async def test_trouble_is_said_and_survived(node: Node) -> None:
     api, kubelet = node.api, node.kubelet
@@ -197,7 +220,7 @@ async def test_trouble_is_said_and_survived(node: Node) -> None:
     # The API server goes away: kubelet is served on, decisions stay; when it is back the GpuNode is written again.
     api.away = True
     async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/gpushare.sock") as channel:
-        stub = api_pb2_grpc.DevicePluginStub(channel)
+        stub = PluginStub(channel)
         request = api_pb2.AllocateRequest(
             container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=device_ids(A)[30:40])]
         )

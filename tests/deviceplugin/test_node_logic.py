@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
-from gpushare.core.attribution import Load, Prior
+from gpushare.core.attribution import Prior
 from gpushare.core.hardware import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.core.objects import Ceilings, GpuNodeStatus, MpsState, Profile
 from gpushare.core.pipes import Counters
@@ -22,6 +22,7 @@ from gpushare.mps.status import (
 )  # fmt: skip
 from gpushare.mps.status import MpsState as GateState
 from gpushare_deviceplugin.decisions import DecisionWriter, decide
+from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.gates import Gates, conclude_health, health_notices, mps_status, notices
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.sampler import Sampler
@@ -307,10 +308,10 @@ class TestMeasuring:
         assert found.tenants[a].progress_ratio is None
 
     def test_the_models_expectation_is_asked_with_the_caps_that_are_in_force(self, state: NodeState) -> None:
-        asked: list[Load] = []
+        asked: list[Question] = []
 
-        def predict(loads: object) -> list[Prior]:
-            asked.extend(loads)  # type: ignore[call-overload]  # a sequence of loads
+        def expected(uuid: str, question: Question) -> list[Prior]:
+            asked.append(question)
             return [Prior(0.5, 0.05), Prior(0.7, 0.05)]
 
         a, b = tenant(state, "a"), tenant(state, "b")
@@ -320,10 +321,10 @@ class TestMeasuring:
         }
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.7)))
         both = gate(clients=(client(a, 30), client(b, None)))
-        measurer = Measurer(state, Signatures(profiles), lambda _: predict)
-        for _ in range(3):
-            measurer.measure(GPU_A, both, mixed, mixed)
-        assert [load.thread_percentage for load in asked] == [30, 50]  # in force; else as decided
+        Measurer(state, Signatures(profiles), expected).measure(GPU_A, both, mixed, mixed)
+        [question] = asked
+        assert (question.gpu_model, question.tenants) == ("NVIDIA H200", (a, b))
+        assert [load.thread_percentage for load in question.loads] == [30, 50]  # in force; else as decided
 
     def test_memory_is_the_pods_own_or_absent(self, state: NodeState) -> None:
         a, b = tenant(state, "a"), tenant(state, "b")

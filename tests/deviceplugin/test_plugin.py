@@ -8,11 +8,11 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, make_pod
+from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, PluginStub, make_pod
 
 from gpushare.core.decision import Decision
 from gpushare.core.hardware import GpuHealth, Health
-from gpushare_deviceplugin import api_pb2, api_pb2_grpc, registration
+from gpushare_deviceplugin import api_pb2, registration
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.kubelet import PodResources, Reconciler
 from gpushare_deviceplugin.plugin import DevicePlugin
@@ -35,7 +35,7 @@ async def serving(plugin: DevicePlugin, state: NodeState, kubelet: FakeKubelet) 
     try:
         request = await asyncio.wait_for(kubelet.registered.get(), SOON)
         async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
-            yield api_pb2_grpc.DevicePluginStub(channel)
+            yield PluginStub(channel)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -76,7 +76,7 @@ async def listed(kubelet: FakeKubelet, endpoint: str) -> Any:
         while True:
             async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{endpoint}") as channel:
                 try:
-                    return await api_pb2_grpc.DevicePluginStub(channel).ListAndWatch(api_pb2.Empty()).read()
+                    return await PluginStub(channel).ListAndWatch(api_pb2.Empty()).read()
                 except grpc.aio.AioRpcError:
                     await asyncio.sleep(0.05)
 

@@ -4,18 +4,19 @@ Nothing tells per-pod compute under MPS (FACTS 20, 21). But work per iteration d
 comes, so the device's counters over a window are, to a good approximation, the sum of the tenants' solo counters,
 each times its progress (DESIGN section 4). The progress is found by least squares within bounds, drawn to
 what is expected beforehand where the counters say little.
+
+Plain floats: ten counters by a few tenants are no work for numpy, which would be a fifth of the agent's memory.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from gpushare.core.pipes import Counters
 
-_Vector = npt.NDArray[np.float64]
+_Vector = Sequence[float]
+_Matrix = Sequence[Sequence[float]]
 
 # Noise of each counter's sum, relative to the largest of its values. Counters of work done add up over tenants;
 # time-like ones (an SM "was busy") overlap, so they carry less weight, and graphics_util reads 1 under any load.
@@ -149,42 +150,70 @@ def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attr
     if any(s is None for s in signatures) or not rows:
         return tuple(_from_prior(tenant) for tenant in tenants)
     design, target = _system(rows, device, [s for s in signatures if s is not None])
-    upper = np.array([max(0.0, tenant.bound) * BOUND_SLACK for tenant in tenants])
-    means = np.array([_prior(tenant).mean for tenant in tenants])
-    precisions = np.array([1.0 / _prior(tenant).error ** 2 for tenant in tenants])
-    progress = np.clip(means, 0.0, upper)
-    weights = np.ones(len(rows))
+    upper = [max(0.0, tenant.bound) * BOUND_SLACK for tenant in tenants]
+    priors = [_prior(tenant) for tenant in tenants]
+    progress = [min(max(prior.mean, 0.0), limit) for prior, limit in zip(priors, upper, strict=True)]
+    weights = [1.0] * len(rows)
+    hessian: _Matrix = ()
     for _ in range(1 + _REWEIGHTINGS):
-        weighted = design * weights[:, None]
-        hessian = weighted.T @ design + np.diag(precisions)
-        progress = bounded_minimum(hessian, weighted.T @ target + precisions * means, upper, start=progress)
-        weights = 1.0 / (1.0 + ((design @ progress - target) / _OUTLIER) ** 2)
-    errors = np.sqrt(np.diag(np.linalg.inv(hessian)))
-    return tuple(
-        _attribution(tenant, float(p), float(e)) for tenant, p, e in zip(tenants, progress, errors, strict=True)
-    )
+        hessian, gradient = _normal_equations(design, target, weights, priors)
+        progress = bounded_minimum(hessian, gradient, upper, start=progress)
+        misses = [_dot(row, progress) - wanted for row, wanted in zip(design, target, strict=True)]
+        weights = [1.0 / (1.0 + (miss / _OUTLIER) ** 2) for miss in misses]
+    errors = [math.sqrt(variance) for variance in inverse_diagonal(hessian)]
+    return tuple(_attribution(tenant, p, e) for tenant, p, e in zip(tenants, progress, errors, strict=True))
 
 
-def bounded_minimum(hessian: _Vector, gradient: _Vector, upper: _Vector, start: _Vector) -> _Vector:
+def bounded_minimum(hessian: _Matrix, gradient: _Vector, upper: _Vector, start: _Vector) -> list[float]:
     """The x in [0, upper] that makes x'Hx/2 - g'x least, by coordinate descent.
 
     Args:
         hessian: positive definite, n x n; gradient, upper, start: n.
     """
-    rows = hessian.tolist()
-    x: list[float] = start.tolist()
-    limits: list[float] = upper.tolist()
-    wanted: list[float] = gradient.tolist()
+    x = list(start)
     for _ in range(_SWEEPS):
         moved = 0.0
-        for i, row in enumerate(rows):
-            slope = wanted[i] - sum(h * value for h, value in zip(row, x, strict=True))
-            new = min(max(x[i] + slope / row[i], 0.0), limits[i])
+        for i, row in enumerate(hessian):
+            new = min(max(x[i] + (gradient[i] - _dot(row, x)) / row[i], 0.0), upper[i])
             moved = max(moved, abs(new - x[i]))
             x[i] = new
         if moved < _TOLERANCE:
             break
-    return np.array(x)
+    return x
+
+
+def inverse_diagonal(matrix: _Matrix) -> list[float]:
+    """The diagonal of a positive definite matrix's inverse, from the inverse of its Cholesky factor."""
+    n = len(matrix)
+    factor = [[0.0] * n for _ in range(n)]
+    inverse = [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        for j in range(i + 1):
+            rest = matrix[i][j] - _dot(factor[i][:j], factor[j][:j])
+            factor[i][j] = math.sqrt(rest) if i == j else rest / factor[j][j]
+        for j in range(i + 1):
+            rest = (i == j) - sum(factor[i][k] * inverse[k][j] for k in range(j, i))
+            inverse[i][j] = rest / factor[i][i]
+    return [sum(row[i] ** 2 for row in inverse[i:]) for i in range(n)]
+
+
+def _normal_equations(
+    design: _Matrix, target: _Vector, weights: _Vector, priors: Sequence[Prior]
+) -> tuple[list[list[float]], list[float]]:
+    """Hessian and gradient of the weighted least squares, drawn to the priors."""
+    columns = list(zip(*design, strict=True))
+    weighted = [[w * value for w, value in zip(weights, column, strict=True)] for column in columns]
+    hessian = [[_dot(row, column) for column in columns] for row in weighted]
+    gradient = [_dot(row, target) for row in weighted]
+    for i, prior in enumerate(priors):
+        precision = 1.0 / prior.error**2
+        hessian[i][i] += precision
+        gradient[i] += precision * prior.mean
+    return hessian, gradient
+
+
+def _dot(left: _Vector, right: _Vector) -> float:
+    return sum(a * b for a, b in zip(left, right, strict=True))
 
 
 def _rows(device: Counters, signatures: Sequence[Counters]) -> tuple[str, ...]:
@@ -196,15 +225,20 @@ def _rows(device: Counters, signatures: Sequence[Counters]) -> tuple[str, ...]:
     )
 
 
-def _system(rows: Sequence[str], device: Counters, signatures: Sequence[Counters]) -> tuple[_Vector, _Vector]:
+def _system(
+    rows: Sequence[str], device: Counters, signatures: Sequence[Counters]
+) -> tuple[list[list[float]], list[float]]:
     """Design matrix (counters x tenants) and target, each row scaled to unit noise."""
-    design = np.array([[getattr(s, name) for s in signatures] for name in rows], dtype=np.float64)
-    target = np.array([getattr(device, name) for name in rows], dtype=np.float64)
-    scale = np.maximum(design.max(axis=1), target) + COUNTER_FLOOR
-    gaps = np.array([_GAP_PER_NEIGHBOUR.get(name, 0.0) for name in rows]) * (len(signatures) - 1)
-    target = target - np.clip(gaps, -_MAX_GAP, _MAX_GAP) * scale
-    noise = np.array([_NOISE_RATIO[name] for name in rows]) * scale
-    return design / noise[:, None], target / noise
+    design, target = [], []
+    for name in rows:
+        drawn = [float(getattr(signature, name)) for signature in signatures]
+        seen = float(getattr(device, name))
+        scale = max(*drawn, seen) + COUNTER_FLOOR
+        gap = _GAP_PER_NEIGHBOUR.get(name, 0.0) * (len(signatures) - 1)
+        noise = _NOISE_RATIO[name] * scale
+        design.append([value / noise for value in drawn])
+        target.append((seen - min(max(gap, -_MAX_GAP), _MAX_GAP) * scale) / noise)
+    return design, target
 
 
 def _prior(tenant: TenantEvidence) -> Prior:

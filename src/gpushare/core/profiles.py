@@ -5,23 +5,13 @@ operator copies it into `GpuShare.status.profile` and says what `auto` stands fo
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from gpushare.core import names
 from gpushare.core.interference import MIN_WINDOW_SECONDS, Profile, auto_share
 from gpushare.core.objects import GpuShareSpec
 from gpushare.core.objects import Profile as Signature
 from gpushare.core.request import JobClass
-
-LONGER: Final = 4.0
-"""A signature replaces one taken over a window this many times shorter: three writes from 5 s to all of 120 s."""
-
-
-def replaces(window_seconds: float | None, kept: Signature | None) -> bool:
-    """Whether a signature of this window is worth writing down over the one kept."""
-    if kept is None or not kept.counters:
-        return True
-    return (window_seconds or 0.0) >= LONGER * max(kept.window_seconds or 0.0, 1.0)
+from gpushare.core.windows import replaces
 
 
 def taken(

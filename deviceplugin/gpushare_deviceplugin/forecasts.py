@@ -1,0 +1,177 @@
+"""What the interference model expects of each GPU's tenants, asked of a process that ends with its answer.
+
+The model needs numpy, 13 MiB that would stay in the agent for an answer that changes with the tenants. So the
+agent asks `gpushare_deviceplugin.forecaster` when they change, all GPUs at once, and keeps what it said.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import orjson
+
+from gpushare.core.attribution import Load, Prior
+from gpushare_deviceplugin.state import NodeState
+
+_log = logging.getLogger(__name__)
+
+PAUSE_SECONDS: Final = 10.0  # between two questions: one costs 0.2 s of a core
+LAST_BACKOFF_SECONDS: Final = 600.0
+ANSWER_SECONDS: Final = 60.0
+# A signature that moves by less is the same: it is drawn from windows that differ by as much.
+SAME_RATIO: Final = 0.03
+
+Priors = tuple[Prior | None, ...]
+
+
+class ForecastError(Exception):
+    """The model gave no answer; asking later can help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The tenants of one GPU as the model is to see them.
+
+    Attributes:
+        tenants: who they are, pod uids; loads: aligned, under the caps in force.
+    """
+
+    gpu_model: str
+    tenants: tuple[str, ...]
+    loads: tuple[Load, ...]
+
+    def is_about_the_same(self, other: "Question") -> bool:
+        """Whether the other has the same tenants under the same caps."""
+        return (self.gpu_model, self.tenants, self.caps) == (other.gpu_model, other.tenants, other.caps)
+
+    def is_near(self, other: "Question") -> bool:
+        """Whether the answer to the other will do: the same tenants, and no signature moved much."""
+        return self.is_about_the_same(other) and all(
+            _is_near(one, two) for one, two in zip(self.loads, other.loads, strict=True)
+        )
+
+    @property
+    def caps(self) -> tuple[int, ...]:
+        """Thread percentages of the loads."""
+        return tuple(load.thread_percentage for load in self.loads)
+
+
+Ask = Callable[[Sequence[Question]], Awaitable[Sequence[Priors]]]
+
+
+def _is_near(one: Load, two: Load) -> bool:
+    mine, theirs = _figures(one), _figures(two)
+    return mine.keys() == theirs.keys() and all(
+        abs(value - theirs[name]) <= SAME_RATIO * max(1.0, abs(value)) for name, value in mine.items()
+    )
+
+
+def _figures(load: Load) -> dict[str, float]:
+    curve = {f"cap {cap}": progress for cap, progress in load.cap_curve.items()}
+    rate = {"rate": load.iterations_per_s} if load.iterations_per_s else {}
+    return {**load.signature.as_dict(), **curve, **rate}
+
+
+class Forecasts:
+    """The last answer for each GPU, and the questions that are open.
+
+    Args:
+        ask: raises ForecastError.
+    """
+
+    def __init__(self, state: NodeState, ask: Ask) -> None:
+        self._state = state
+        self._ask = ask
+        self._known: dict[str, tuple[Question, Priors]] = {}
+        self._open: dict[str, Question] = {}
+        self._opened = asyncio.Event()
+        self._failures = 0
+
+    def expected(self, uuid: str, question: Question) -> Sequence[Prior | None]:
+        """What is expected of a GPU's tenants; silent about each until the model has answered about them."""
+        asked, priors = self._known.get(uuid, (None, ()))
+        if asked is None or not question.is_near(asked):
+            self._open[uuid] = question
+            self._opened.set()
+        if asked is not None and question.is_about_the_same(asked):
+            return priors
+        return (None,) * len(question.loads)
+
+    async def run(self) -> None:
+        """Answer what is asked, for ever."""
+        while True:
+            await self._opened.wait()
+            await asyncio.sleep(await self.step())
+
+    async def step(self) -> float:
+        """Ask what is open now; returns for how many seconds to leave the model alone."""
+        self._opened.clear()
+        questions, self._open = self._open, {}
+        if not questions:
+            return 0.0
+        try:
+            answers = await self._ask(list(questions.values()))
+        except ForecastError as error:
+            self._open = questions | self._open
+            self._opened.set()
+            self._state.counts.error("forecast")
+            if not self._failures:
+                _log.warning("the interference model does not answer, progress is inferred without it: %s", error)
+            self._failures += 1
+            return min(LAST_BACKOFF_SECONDS, PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
+        if self._failures:
+            _log.info("the interference model answers again")
+        self._failures = 0
+        for (uuid, question), priors in zip(questions.items(), answers, strict=True):
+            self._known[uuid] = (question, priors)
+        return PAUSE_SECONDS
+
+
+async def ask_model(questions: Sequence[Question]) -> Sequence[Priors]:
+    """Ask the shipped model in a process of its own.
+
+    Raises:
+        ForecastError: no process, no answer in time, or none that makes sense.
+    """
+    payload = orjson.dumps([_written(question) for question in questions], option=orjson.OPT_NON_STR_KEYS)
+    command = (sys.executable, "-m", "gpushare_deviceplugin.forecaster")
+    pipe = asyncio.subprocess.PIPE
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
+    except OSError as error:
+        raise ForecastError(str(error)) from error
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            out, said = await process.communicate(payload)
+    except TimeoutError as error:
+        raise ForecastError(f"no answer within {ANSWER_SECONDS:.0f} s") from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise ForecastError(f"exit status {process.returncode}: {last}")
+    return read_answers(out, questions)
+
+
+def read_answers(raw: bytes, questions: Sequence[Question]) -> list[Priors]:
+    """The forecaster's answers.
+
+    Raises:
+        ForecastError: not one mean and error, or null, for each tenant.
+    """
+    try:
+        answers = [tuple(Prior(*each) if each else None for each in answer) for answer in orjson.loads(raw)]
+    except (orjson.JSONDecodeError, TypeError) as error:
+        raise ForecastError(f"an answer that cannot be read: {error}") from error
+    if [len(answer) for answer in answers] != [len(question.loads) for question in questions]:
+        raise ForecastError("an answer to another question")
+    return answers
+
+
+def _written(question: Question) -> Mapping[str, Any]:
+    return {"gpu_model": question.gpu_model, "loads": [asdict(load) for load in question.loads]}
