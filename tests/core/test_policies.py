@@ -204,6 +204,22 @@ def test_ours_learns_the_mix_from_the_pods_in_place() -> None:
     assert policy.token(state) == learnt, "one pod more or less teaches nothing"
 
 
+def test_ours_learns_aside_where_somebody_asks_for_lessons() -> None:
+    state, usual = cluster(*[(640_000, 8, "G2")] * 20), GpuShareFit()
+    aside = GpuShareFit(learns_aside=True)
+    before = aside.token(state)
+    for index in range(40):
+        put(state, ask(str(index), 700), f"n{index // 8}", index % 8)
+    assert aside.token(state) == before, "no decision waits for learning"
+    lesson = aside.lesson(state)
+    assert lesson is not None
+    aside.adopt(state, lesson, lesson.learn())
+    assert aside.token(state) != before
+    assert aside.lesson(state) is None
+    asked = ask("x", 300)
+    assert scores(state, asked, aside) == scores(state, asked, usual)
+
+
 def test_what_cannot_take_tenants_is_not_open() -> None:
     state = cluster((64_000, 2, "G2"))
     state.set_health("n0/1", healthy=False)

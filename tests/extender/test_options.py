@@ -6,7 +6,12 @@ from gpushare.extender import parse_options
 
 def test_defaults_environment_and_command_line():
     options = parse_options([], {})
-    assert (options.host, options.port, options.policy, options.kubeconfig) == ("127.0.0.1", 8888, "bestfit", None)
+    assert (options.host, options.port, options.policy, options.kubeconfig) == (
+        "127.0.0.1",
+        8888,
+        "gpushare",
+        None,
+    )
     chart = {
         "GPUSHARE_DEFAULT_CLASS": "latency", "GPUSHARE_DEFAULT_FRACTION": "0.3", "GPUSHARE_MAX_SLOWDOWN": "2",
         "GPUSHARE_LOG_LEVEL": "debug",

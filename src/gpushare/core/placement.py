@@ -8,7 +8,7 @@ and only rows that changed since are ranked again, so that a decision costs abou
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, runtime_checkable
 from weakref import ref
 
 import numpy as np
@@ -19,7 +19,18 @@ from gpushare.core.rejection import Reason, Rejection
 from gpushare.core.resources import GPU_MILLI, Placement, PlacementRequest, Shape
 from gpushare.core.rows import kept_by_row
 
-__all__ = ["UNKNOWN_NODE", "Candidates", "NodeList", "Policy", "candidates", "choose", "fits", "place"]
+__all__ = [
+    "UNKNOWN_NODE",
+    "Candidates",
+    "LearningPolicy",
+    "Lesson",
+    "NodeList",
+    "Policy",
+    "candidates",
+    "choose",
+    "fits",
+    "place",
+]
 
 
 class Policy(Protocol):
@@ -53,6 +64,27 @@ class Policy(Protocol):
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
         """Why it takes no GPU of `rows`, on which the tenant fits: the reasons, and which is each row's."""
+        ...
+
+
+class Lesson(Protocol):
+    """What a policy has to learn; it holds all that this takes, and so may be learnt in another thread."""
+
+    def learn(self) -> Any:
+        """The slow part."""
+        ...
+
+
+@runtime_checkable
+class LearningPolicy(Protocol):
+    """A policy that learns from the state, beside it if somebody asks for lessons."""
+
+    def lesson(self, state: ClusterState) -> Lesson | None:
+        """What to learn now; None while what it knows will do."""
+        ...
+
+    def adopt(self, state: ClusterState, lesson: Any, learnt: Any) -> None:
+        """Decide by what was learnt from now on."""
         ...
 
 

@@ -1,5 +1,6 @@
 """The extender's one state: who holds what on which GPU, kept by watches and by its own bindings."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -17,7 +18,7 @@ from gpushare.core.cluster import (
 from gpushare.core.decision import Decision
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.objects import GpuShare
-from gpushare.core.placement import Candidates, NodeList, Policy
+from gpushare.core.placement import Candidates, LearningPolicy, NodeList, Policy
 from gpushare.core.rejection import Rejection
 from gpushare.core.resolve import Defaults, resolve, share_of
 from gpushare.data import default_model
@@ -237,6 +238,17 @@ class Ledger:
         request = held.request
         cap = thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class, neighbours.values())
         return Decision(held.placement.gpu_uuids, cap, held.placement.memory_mib, decided_at)
+
+    # -- learning -------------------------------------------------------------------------------------------------
+
+    async def learn(self) -> bool:
+        """Let the policy learn, in another thread, what it does not know yet; whether there was anything."""
+        policy = self._policy
+        if not isinstance(policy, LearningPolicy) or (lesson := policy.lesson(self.state)) is None:
+            return False
+        learnt = await asyncio.to_thread(lesson.learn)
+        policy.adopt(self.state, lesson, learnt)
+        return True
 
     # -- reservations ---------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gpushare.core.placement import Policy
@@ -15,7 +16,10 @@ from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
 from gpushare.extender.ledger import DEFAULT_GPU_MEMORY_RESERVE_MIB
 
 _PREFIX: Final = "GPUSHARE_"
-POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {"bestfit": BestFit, "gpushare": GpuShareFit}
+POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
+    "bestfit": BestFit,
+    "gpushare": partial(GpuShareFit, learns_aside=True),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("metrics-host", "0.0.0.0", "address of /metrics, /livez, /readyz and /healthz")
     add("metrics-port", "9090", "their port", type=int)
     add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")
-    add("policy", "bestfit", "placement policy", choices=sorted(POLICIES))
+    add("policy", "gpushare", "placement policy", choices=sorted(POLICIES))
     add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
     add("default-fraction", AUTO_FRACTION, 'what fraction "auto" stands for without a profile')
     add("max-slowdown", "1.5", "tolerated slowdown where nobody says otherwise", type=float)

@@ -85,6 +85,7 @@ class Extender:
         for reflector in self.reflectors:
             await stack.enter_async_context(reflector)
             await reflector.synced.wait()
+        await self.ledger.learn()
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
@@ -96,6 +97,7 @@ class Extender:
             await self.wake()
             if not self.not_ready():
                 await self.explainer.round()
+                await self.ledger.learn()
 
     async def wake(self) -> None:
         """Touch waiting pods that fit by now and that kube-scheduler has not asked for again."""

@@ -9,12 +9,13 @@ expected to end up holding:
 - the node's sum is scaled by the part of its free GPU that its free CPU, and its free memory, can still feed when
   pods come as in the mix, leanest first; CPU-stranded GPUs are fragments before they are stranded;
 - a pod goes where worth shrinks least beyond what it uses itself. Differences below `GRAIN_MILLI` are ties, and
-  ties go to the first node, so that nodes fill one after the other and the rest stays whole.
+  ties go to the fullest node, so that nodes fill one after the other and the rest stays whole.
 
 docs/placement.md has the measurements behind each of these, one by one.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import gcd
 from typing import Final
 from weakref import ref
@@ -31,6 +32,9 @@ HORIZON: Final = 64
 the mean over kinds of traces moves by 0.15 points (docs/placement.md)."""
 GRAIN_MILLI: Final = 30
 """Smaller differences of worth are noise of the estimate; 10 to 80 differ by 0.1 points (docs/placement.md)."""
+_TIE_NODE: Final = 0.3
+_TIE_GPU: Final = 0.1
+"""Of a grain, for a node and a GPU that are wholly free: equals go to the fuller node and its fuller GPU."""
 RELEARN_GROWTH: Final = 1.25
 """The mix is learnt anew when the pods in place became this many times more, or fewer."""
 _PRIOR: Final[Mapping[Shape, float]] = {
@@ -44,13 +48,30 @@ class GpuShareFit(Deterministic):
 
     name = "gpushare"
 
-    def __init__(self, history: Mapping[Shape, float] | None = None) -> None:
-        """`history`: requests seen, by how often; without it the pods in place are taken for the mix."""
+    def __init__(self, history: Mapping[Shape, float] | None = None, *, learns_aside: bool = False) -> None:
+        """How it comes to know the mix.
+
+        Args:
+            history: requests seen, by how often; without it the pods in place are taken for the mix.
+            learns_aside: whether somebody asks for `lesson` now and then, so that no decision waits for learning.
+        """
         self._history = history
+        self._learns_aside = learns_aside
         self._worth: _Worth | None = None
         self._learnt_from: ref[ClusterState] | None = None
         self._learnt_at = 0
         self._generation = 0
+
+    def lesson(self, state: ClusterState) -> "Lesson | None":
+        """What is to be learnt, if the pods in place have changed enough since the last time."""
+        return self._lesson(state) if self._is_outdated(state) else None
+
+    def adopt(self, state: ClusterState, lesson: "Lesson", learnt: "_Worth") -> None:
+        """Use what `lesson.learn` gave, from the next decision on."""
+        self._worth = learnt
+        self._learnt_from = ref(state)
+        self._learnt_at = lesson.seen
+        self._generation += 1
 
     def token(self, state: ClusterState) -> object:
         """Changes when the mix has been learnt anew."""
@@ -83,24 +104,44 @@ class GpuShareFit(Deterministic):
         after = worth.tables.usable_after(cpu, free, models, shape)
         after *= worth.fed(cpu - shape.cpu_milli, memory - shape.node_memory_mib, total - asked)
         points: FloatArray = np.rint((asked + after - before) / GRAIN_MILLI)
+        points -= _TIE_NODE * total / (GPU_MILLI * len(free))
+        if points.ndim == 2:
+            points -= _TIE_GPU * free / GPU_MILLI
         return points
 
     def _current(self, state: ClusterState) -> "_Worth":
         """Tables for the mix as known now."""
         worth = self._worth
-        same_state = self._learnt_from is not None and self._learnt_from() is state
-        if worth is not None and same_state and worth.tables.models == len(state.model_names):
-            seen = len(state.reservations) + len(_PRIOR)
-            if self._history is not None or 1 / RELEARN_GROWTH < seen / self._learnt_at < RELEARN_GROWTH:
-                return worth
-        history = self._history
-        if history is None:
-            history = {**_PRIOR, **state.held_shapes}
-        self._worth = worth = _Worth(history, state.model_names)
-        self._learnt_from = ref(state)
-        self._learnt_at = len(state.reservations) + len(_PRIOR)
-        self._generation += 1
-        return worth
+        if worth is not None and self._is_about(state) and (self._learns_aside or not self._is_outdated(state)):
+            return worth
+        lesson = self._lesson(state)
+        learnt = lesson.learn()
+        self.adopt(state, lesson, learnt)
+        return learnt
+
+    def _lesson(self, state: ClusterState) -> "Lesson":
+        history = {**_PRIOR, **state.held_shapes} if self._history is None else self._history
+        return Lesson(history, tuple(state.model_names), _seen(state))
+
+    def _is_about(self, state: ClusterState) -> bool:
+        """Whether what is known was learnt from this state, with the GPU models that it has now."""
+        return (
+            self._worth is not None
+            and self._learnt_from is not None
+            and self._learnt_from() is state
+            and self._worth.tables.models == len(state.model_names)
+        )
+
+    def _is_outdated(self, state: ClusterState) -> bool:
+        if not self._is_about(state):
+            return True
+        growth = _seen(state) / self._learnt_at
+        return self._history is None and not 1 / RELEARN_GROWTH < growth < RELEARN_GROWTH
+
+
+def _seen(state: ClusterState) -> int:
+    """Requests that the mix would be drawn from now."""
+    return len(state.reservations) + len(_PRIOR)
 
 
 class _Worth:
@@ -115,6 +156,23 @@ class _Worth:
         """Part of each node's free GPU that its free CPU and memory can feed, 0 to 1."""
         gpu = np.maximum(free_milli, 1)
         return np.minimum(np.interp(cpu / gpu, *self._cpu), np.interp(memory_mib / gpu, *self._memory))
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A mix to be learnt: everything that it takes is in here, so that it can be done beside the state's owner.
+
+    Attributes:
+        history: requests by how often; model_names: by model id; seen: how many requests it was drawn from.
+    """
+
+    history: Mapping[Shape, float]
+    model_names: tuple[str, ...]
+    seen: int
+
+    def learn(self) -> _Worth:
+        """Takes some 50 to 300 ms, most of it in NumPy."""
+        return _Worth(self.history, list(self.model_names))
 
 
 class LookaheadTables(FragmentTables):

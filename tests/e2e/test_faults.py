@@ -1,0 +1,66 @@
+"""What happens when a tenant does harm: a fault of the MPS server, and more processes than one server takes."""
+
+import pytest
+from livecluster import Namespace, decided, wait_for
+
+pytestmark = pytest.mark.e2e
+
+CLIENTS = 48  # of one MPS server (FACTS 17)
+
+
+def test_a_fault_ends_its_server_and_every_tenant_hears_and_the_gpu_comes_back(space: Namespace):
+    space.create(space.tenant("victim", "0.3"))
+    space.running("victim")
+    space.rate("victim")
+    space.create(space.tenant("culprit", "0.3", "--fault-after", "3"))
+    culprit = wait_for(
+        "the culprit placed", lambda: "gpushare.io/gpu" in space.get("culprit")["metadata"]["annotations"]
+    )
+    assert culprit
+    gpu = decided(space.get("victim"))[0]
+    assert decided(space.get("culprit"))[0] == gpu, (
+        "best fit puts them on one GPU; the test means nothing otherwise"
+    )
+
+    def ended(name: str) -> bool:
+        return space.get(name)["status"]["phase"] == "Failed"
+
+    for name in ("culprit", "victim"):
+        wait_for(f"{name} ended by the fault", lambda name=name: ended(name), seconds=40)
+        wait_for(
+            f"an event for {name}",
+            lambda name=name: [text for text in space.events(name) if "fault on GPU" in text and gpu in text],
+            seconds=30,
+        )
+
+    def healthy() -> bool:
+        return {one["uuid"]: one["health"] for one in space.cluster.gpus()}[gpu] == "Healthy"
+
+    wait_for("the GPU healthy again", healthy, seconds=60)
+    space.create(space.tenant("next", "0.3"))
+    space.running("next")
+    assert space.rate("next") > 0
+
+
+def test_the_49th_process_waits_its_turn_and_disturbs_nobody(space: Namespace):
+    space.create(space.tenant("first", "0.4", "--processes", "24", "--memory-mib", "64", memory="16Gi"))
+    space.running("first")
+    space.create(space.tenant("second", "0.4", "--processes", "25", "--memory-mib", "64", memory="16Gi"))
+    first, second = space.running("first", "second")
+    gpu = decided(first)[0]
+    assert decided(second)[0] == gpu, "best fit puts them on one GPU; the test means nothing otherwise"
+
+    def at_work(name: str) -> set[str]:
+        return {line.split()[0] for line in space.log(name).splitlines() if "iterations/s=" in line}
+
+    wait_for("48 at work", lambda: len(at_work("first")) + len(at_work("second")) == CLIENTS, seconds=120, every=1)
+
+    def told() -> list[str]:
+        return [text for text in space.events("second") + space.events("first") if "waits at the gate" in text]
+
+    wait_for("an event that one waits", told, seconds=40)
+    mps = {one["uuid"]: one["mps"] for one in space.cluster.gpus()}[gpu]
+    assert (mps["clients"], mps["held"]) == (CLIENTS, 1)
+    assert not [line for line in (space.log("first") + space.log("second")).splitlines() if "error" in line]
+    space.delete("first")
+    wait_for("the 49th at work", lambda: len(at_work("second")) == 25, seconds=60, every=1)
