@@ -19,7 +19,7 @@ from gpushare_deviceplugin.cluster import Cluster
 from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
-from gpushare_deviceplugin.gates import Gates, health_notices, notices
+from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
 from gpushare_deviceplugin.kubelet import PodResources, Reconciler
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.options import Options
@@ -149,6 +149,7 @@ class Agent:
         """Compare each GPU's health and its gate's word with those before and tell what is new."""
         before: dict[str, GateStatus | None] = {}
         healths: dict[str, GpuHealth] = {}
+        recent = RecentTenants(self._clock)
         while True:
             for uuid, health in list(self.state.health.items()):
                 was, healths[uuid] = healths.get(uuid), health
@@ -156,12 +157,12 @@ class Agent:
                 for notice in health_notices(uuid, was, health, uids):
                     await self.cluster.tell(notice)
             for uuid, status in list(self.sampler.gates.items()):
+                tenants = recent.of(uuid, (pod.uid for pod, _ in tenants_of(self.state, uuid)))
                 old = before.get(uuid)
                 if status is None or status is old:
                     continue
                 before[uuid] = status
-                uids = [pod.uid for pod, _ in tenants_of(self.state, uuid)]
-                for notice in notices(old, status, uids):
+                for notice in notices(old, status, tenants):
                     await self.cluster.tell(notice)
             await asyncio.sleep(EVENT_SECONDS)
 

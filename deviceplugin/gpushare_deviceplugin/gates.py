@@ -21,6 +21,7 @@ _STATES: Final = {
     GateState.DOWN: MpsState.DOWN,
 }
 _CEILINGS: Final = {SelfTestResult.PASSED: Ceilings.ENFORCED, SelfTestResult.FAILED: Ceilings.NOT_ENFORCED}
+RECENT_SECONDS: Final = 10.0
 _SHOWN_HOLDS: Final = frozenset({HoldReason.CLIENTS, HoldReason.WRONG_GPU, HoldReason.PROTOCOL})
 
 
@@ -107,11 +108,28 @@ def health_notices(uuid: str, old: GpuHealth | None, new: GpuHealth, tenants: It
     return tuple(Notice(uid, "GpuRecovered", note, is_warning=False) for uid in everyone)
 
 
+class RecentTenants:
+    """Who shares a GPU, or did until moments ago: a fault ends pods before the gate's word of it is read."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: dict[str, dict[str, float]] = {}
+
+    def of(self, uuid: str, present: Iterable[str]) -> list[str]:
+        """Uids of the pods that share the GPU now (`present`) or did within RECENT_SECONDS."""
+        now = self._clock()
+        seen = self._seen.setdefault(uuid, {})
+        seen.update((uid, now) for uid in present)
+        for uid in [uid for uid, at in seen.items() if now - at > RECENT_SECONDS]:
+            del seen[uid]
+        return list(seen)
+
+
 def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> tuple[Notice, ...]:
     """What is new in a gate's word, as events for the pods concerned.
 
     Args:
-        tenants: uids of the pods on this GPU, who all hear of a fault of their server.
+        tenants: uids of the pods on this GPU, who all hear of a fault of their server; those it ended, too.
     """
     found: list[Notice] = []
     if old is not None and new.gate_started_at == old.gate_started_at and new.faults > old.faults:

@@ -23,7 +23,15 @@ from gpushare.mps.status import (
 from gpushare.mps.status import MpsState as GateState
 from gpushare_deviceplugin.decisions import DecisionWriter, decide
 from gpushare_deviceplugin.forecasts import Question
-from gpushare_deviceplugin.gates import Gates, conclude_health, health_notices, mps_status, notices
+from gpushare_deviceplugin.gates import (
+    RECENT_SECONDS,
+    Gates,
+    RecentTenants,
+    conclude_health,
+    health_notices,
+    mps_status,
+    notices,
+)
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.sampler import Sampler
 from gpushare_deviceplugin.signatures import SharedProfile, Signature, Signatures, reduce_gpushare
@@ -192,6 +200,16 @@ class TestGates:
         assert [n.is_warning for n in health_notices(GPU_A, sick, WELL, ["u1"])] == [False, False]
         restarted = gate(gate_started_at=9.0)  # a new gate counts from zero: no fault happened
         assert notices(new, restarted, ["u1"]) == ()
+
+    def test_a_pod_that_a_fault_ended_still_hears_of_it_for_a_while(self) -> None:
+        now = [100.0]
+        recent = RecentTenants(lambda: now[0])
+        assert recent.of(GPU_A, ["u1", "u2"]) == ["u1", "u2"]
+        now[0] += 2
+        assert recent.of(GPU_A, ["u2"]) == ["u1", "u2"]
+        assert recent.of(GPU_B, []) == []
+        now[0] += RECENT_SECONDS
+        assert recent.of(GPU_A, ["u2"]) == ["u2"]
 
 
 class Sink:
