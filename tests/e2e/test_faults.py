@@ -13,10 +13,7 @@ def test_a_fault_ends_its_server_and_every_tenant_hears_and_the_gpu_comes_back(s
     space.running("victim")
     space.rate("victim")
     space.create(space.tenant("culprit", "0.3", "--fault-after", "3"))
-    culprit = wait_for(
-        "the culprit placed", lambda: "gpushare.io/gpu" in space.get("culprit")["metadata"]["annotations"]
-    )
-    assert culprit
+    wait_for("the culprit placed", lambda: "gpushare.io/gpu" in space.get("culprit")["metadata"]["annotations"])
     gpu = decided(space.get("victim"))[0]
     assert decided(space.get("culprit"))[0] == gpu, (
         "best fit puts them on one GPU; the test means nothing otherwise"
@@ -59,8 +56,12 @@ def test_the_49th_process_waits_its_turn_and_disturbs_nobody(space: Namespace):
         return [text for text in space.events("second") + space.events("first") if "waits at the gate" in text]
 
     wait_for("an event that one waits", told, seconds=40)
-    mps = {one["uuid"]: one["mps"] for one in space.cluster.gpus()}[gpu]
-    assert (mps["clients"], mps["held"]) == (CLIENTS, 1)
+
+    def clients_and_held() -> tuple[int, int]:
+        mps = {one["uuid"]: one["mps"] for one in space.cluster.gpus()}[gpu]
+        return mps["clients"], mps["held"]
+
+    wait_for("GpuNode saying so", lambda: clients_and_held() == (CLIENTS, 1), seconds=30)
     assert not [line for line in (space.log("first") + space.log("second")).splitlines() if "error" in line]
     space.delete("first")
     wait_for("the 49th at work", lambda: len(at_work("second")) == 25, seconds=60, every=1)
