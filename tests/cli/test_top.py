@@ -7,7 +7,7 @@ from rich.console import Console
 from gpushare.cli.top import render, rows
 from gpushare.core import names
 from gpushare.core.decision import Decision
-from gpushare.core.objects import GpuNode, GpuNodeStatus, GpuStatus, Tenant
+from gpushare.core.objects import GpuNode, GpuNodeStatus, GpuShare, GpuStatus, Tenant
 
 NODE = GpuNode(
     "node-a",
@@ -48,6 +48,18 @@ def test_a_running_pod_shows_its_decision_and_what_its_agent_measured():
     assert (row.gpu, row.share_percent, row.thread_percentage, row.memory_limit_mib) == ("node-a/0", 25, 50, 8192)
     assert (row.memory_used_mib, row.progress_ratio, row.slowdown_ratio) == (900, 0.8, 1.25)
     assert (row.workload, row.job_class) == ("resnet50", "latency")
+
+
+def test_the_class_is_the_annotations_else_the_gpushares():
+    share = GpuShare.from_object(
+        {
+            "metadata": {"name": "web", "namespace": "shop", "ownerReferences": [{"kind": "Pod", "uid": "u1"}]},
+            "status": {"class": "latency"},
+        }
+    )
+    own = pod("b", "u2", annotations={names.CLASS: "throughput"})
+    assert [row.job_class for row in rows([pod("a", "u1"), own], [NODE], [share])] == ["latency", "throughput"]
+    assert rows([pod("a", "u1")], [NODE])[0].job_class == "throughput"
 
 
 def test_what_is_not_known_is_a_dash_and_not_a_number():

@@ -13,9 +13,10 @@ from rich.table import Table
 from gpushare.cli.errors import UsageError
 from gpushare.core import names
 from gpushare.core.decision import Decision
-from gpushare.core.objects import GpuNode, GpuStatus, Tenant
+from gpushare.core.objects import GpuNode, GpuShare, GpuStatus, Tenant
 from gpushare.core.request import JobClass
-from gpushare.kube import GPUNODES, PODS, Api, ApiError, Json, connect
+from gpushare.core.resolve import share_of
+from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Json, connect
 
 app = typer.Typer(help=__doc__)
 
@@ -49,8 +50,11 @@ class Row:
     slowdown_ratio: float | None
 
 
-def rows(pods: Iterable[Json], nodes: Iterable[GpuNode]) -> list[Row]:
-    """Join pods with what the agents say about them; sorted by GPU, waiting pods last."""
+def rows(pods: Iterable[Json], nodes: Iterable[GpuNode], shares: Iterable[GpuShare] = ()) -> list[Row]:
+    """Join pods with what the agents and their GpuShares say about them; sorted by GPU, waiting pods last."""
+    in_namespace: dict[str, list[GpuShare]] = {}
+    for share in shares:
+        in_namespace.setdefault(share.namespace, []).append(share)
     tenants: dict[str, list[tuple[str, GpuStatus, Tenant]]] = {}
     gpu_names: dict[str, str] = {}
     for node in nodes:
@@ -59,14 +63,19 @@ def rows(pods: Iterable[Json], nodes: Iterable[GpuNode]) -> list[Row]:
             for tenant in gpu.tenants:
                 tenants.setdefault(tenant.pod_uid, []).append((node.name, gpu, tenant))
     found = [
-        _row(pod, tenants.get(pod["metadata"]["uid"], []), gpu_names)
+        _row(pod, tenants.get(pod["metadata"]["uid"], []), gpu_names, in_namespace)
         for pod in pods
         if (pod.get("status") or {}).get("phase") not in _ENDED
     ]
     return sorted(found, key=lambda row: (row.gpu is None, row.gpu or "", row.namespace, row.pod))
 
 
-def _row(pod: Json, seen: list[tuple[str, GpuStatus, Tenant]], gpu_names: Mapping[str, str]) -> Row:
+def _row(
+    pod: Json,
+    seen: list[tuple[str, GpuStatus, Tenant]],
+    gpu_names: Mapping[str, str],
+    shares: Mapping[str, list[GpuShare]],
+) -> Row:
     metadata = pod["metadata"]
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
     try:
@@ -82,7 +91,7 @@ def _row(pod: Json, seen: list[tuple[str, GpuStatus, Tenant]], gpu_names: Mappin
         namespace=metadata.get("namespace", ""),
         pod=metadata["name"],
         workload=annotations.get(names.WORKLOAD) or _owner(metadata),
-        job_class=annotations.get(names.CLASS) or JobClass.THROUGHPUT.value,
+        job_class=annotations.get(names.CLASS) or _class_of(metadata, shares) or JobClass.THROUGHPUT.value,
         state=_state(pod),
         gpu=", ".join(gpu_names.get(uuid, uuid) for uuid in uuids) or None,
         share_percent=seen[0][2].share_percent if seen else _share_limit(pod, len(uuids)),
@@ -92,6 +101,14 @@ def _row(pod: Json, seen: list[tuple[str, GpuStatus, Tenant]], gpu_names: Mappin
         progress_ratio=min(progress, default=None),
         slowdown_ratio=max(slowdown, default=None),
     )
+
+
+def _class_of(metadata: Json, shares: Mapping[str, list[GpuShare]]) -> str | None:
+    """What the pod's GpuShare says; its status knows the chart's default too."""
+    owners = [owner["uid"] for owner in metadata.get("ownerReferences") or []]
+    here = shares.get(metadata.get("namespace", ""), [])
+    share = share_of(metadata.get("labels") or {}, [*owners, metadata["uid"]], here)
+    return (share.spec.job_class or share.status.job_class) if share is not None else None
 
 
 def _owner(metadata: Json) -> str:
@@ -129,7 +146,8 @@ async def _read(api: Api, namespace: str | None) -> list[Row]:
 
     pods = await api.list(PODS, whole, namespace=namespace, label_selector=names.MANAGED_SELECTOR)
     nodes = await api.list(GPUNODES, GpuNode.from_object)
-    return rows(pods.items, nodes.items)
+    shares = await api.list(GPUSHARES, GpuShare.from_object, namespace=namespace)
+    return rows(pods.items, nodes.items, shares.items)
 
 
 def render(found: Iterable[Row]) -> Table:
