@@ -37,6 +37,11 @@ SRC = HERE.parents[1] / "src"
 MOUNT = Path("/run/gpushare-tenant")
 
 
+def python_path() -> str:
+    """Our sources, then what was inherited: without a network, packages lie in a folder of their own."""
+    return os.pathsep.join([str(SRC), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def pod_uid(number: int) -> str:
     return str(uuid.UUID(int=0xB0D00000000000000000000000000000 + number))
 
@@ -137,7 +142,7 @@ class Bench:
         self.host = subprocess.Popen(
             [sys.executable, "-m", "gpushare.mps.host", "--directory", str(self.base), "--listen", "127.0.0.1",
              "--port", "19433", *extra],
-            env={**os.environ, "PYTHONPATH": str(SRC)}, stdout=log, stderr=log, start_new_session=True,
+            env={**os.environ, "PYTHONPATH": python_path()}, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
         self.until(lambda: bool(gpu_directories(self.base)), 20, "a GPU directory")
         self.gpu = gpu_directories(self.base)[0]
@@ -253,7 +258,7 @@ class Bench:
         script = f'{enter}exec unshare -f -p -i -m --mount-proc --kill-child sh -c "{inner}"'
         process = subprocess.Popen(
             ["sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": str(SRC)},
+            text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": python_path()},
         )  # fmt: skip
         tenant = Tenant(process, pod)
         self.tenants.append(tenant)

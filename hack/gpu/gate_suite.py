@@ -454,6 +454,10 @@ def _shown(b: Bench) -> list[str]:
     return [tenant.pod_uid for tenant in gpu.tenants] if gpu is not None else []
 
 
+# What a tenant must hear of its fault, by kind; a killed server's clients are told of a fault or of a restart.
+TOLD = {"illegal": "GpuFault", "daemon": "MpsRestarted"}
+
+
 class AgentsWord:
     """What the agent said of a fault: whether the GPU was out, when it was back, and whom it told."""
 
@@ -473,11 +477,18 @@ class AgentsWord:
         if not agent.is_running:
             agent.start()
         self._bench.until(self._bench.agent_says_healthy, 60, f"Healthy on the GpuNode after {kind}")
+        healthy_s = round(time.time() - hit, 3)
+        if kind in TOLD:
+            self._bench.until(lambda: TOLD[kind] in self._told(pod), 15, f"{TOLD[kind]} told to pod {pod}")
         healths = [g.health.value for s in agent.api.statuses[self._statuses :] for g in s.gpus if g.uuid == uuid]
-        told = {event["reason"] for event in agent.api.events[self._events :]
-                if event["regarding"]["name"] in (pod_name(pod or ""), agent.node)}  # fmt: skip
         self.rows.append({"kind": kind, "said_unhealthy": "Unhealthy" in healths,
-                          "healthy_s": round(time.time() - hit, 3), "told": sorted(told)})  # fmt: skip
+                          "healthy_s": healthy_s, "told": sorted(self._told(pod))})  # fmt: skip
+
+    def _told(self, pod: str | None) -> set[str]:
+        """Reasons of events about a pod since the fault."""
+        assert self._agent is not None
+        news = self._agent.api.events[self._events :]
+        return {event["reason"] for event in news if event["regarding"]["name"] == pod_name(pod or "")}
 
     def summary(self) -> dict[str, Any]:
         """By kind of fault; and that no agent ended by itself."""

@@ -173,7 +173,8 @@ def measure(
 ) -> Measured:
     """Run one set and read what the agent says just before its end."""
     uuid = gate.uuid
-    gate.show([(side.pid(t), f"uid-{t[0]}", t[1]) for t in tenants], side.shown(tenants))
+    shown = side.shown(tenants)
+    gate.show([(side.pid(t), f"uid-{t[0]}", t[1]) for t in tenants], shown)
     rates = side.run(tenants, seconds)
     time.sleep(0.4 * seconds)
     if devices is not None:
@@ -182,8 +183,8 @@ def measure(
     sample = devices.sample(uuid) if devices is not None else None
     said = agent.figures(PROGRESS)
     found = Measured(tenants, rates(), [said.get(pod_name(name)) for name, _ in tenants])
-    if sample is not None:
-        found.device = sample.counters.as_dict()
+    counters = sample.counters if sample is not None else shown
+    found.device = counters.as_dict() if counters is not None else {}
     return found
 
 
