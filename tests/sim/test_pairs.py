@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
 
-from gpushare.sim.pairs_evaluate import Protocol, evaluate, split
-from gpushare.sim.pairs_model import PREDICTORS, gaussian_process
+from gpushare.sim.pairs_completion import shared_effect
+from gpushare.sim.pairs_evaluate import Protocol, evaluate, mean_and_spread, split
+from gpushare.sim.pairs_fit import fit_probability
+from gpushare.sim.pairs_kernel import workload_kernels
+from gpushare.sim.pairs_model import PREDICTORS, gaussian_process, progress_by_tenant
 from gpushare.sim.pairs_table import PairTable, TableError, family_and_batch, parse_pair_table
 
 SOLO = ["gpu,workload,steps_per_s", "x,A (batch size 1),10", "x,A (batch size 2),8", "x,B,4", "y,B,9"]
@@ -27,6 +30,21 @@ def additive_world(workloads: int = 12, seed: int = 3) -> PairTable:
         "x", names, tuple(f for f, _ in split_names), np.log2([b for _, b in split_names]),
         rng.normal(3, 1, workloads), first, second, progress,
     )  # fmt: skip
+
+
+def scaled(table: PairTable, factor: np.ndarray) -> PairTable:
+    """The same world with each pair's rates multiplied."""
+    return PairTable(
+        table.gpu, table.workloads, table.families, table.log2_batch, table.log2_solo, table.first, table.second,
+        table.progress * factor[:, None],
+    )  # fmt: skip
+
+
+def hidden_groups(table: PairTable, rng: np.random.Generator) -> np.ndarray:
+    """[pairs] +-0.05: pairs of one hidden group run faster, pairs across run slower; nothing tells the group."""
+    group = rng.permutation(np.arange(len(table.workloads)) % 2)
+    effect = np.where(group[table.first] == group[table.second], 0.05, -0.05)
+    return np.where(table.first == table.second, 0.0, effect)
 
 
 def test_progress_is_the_rate_beside_over_the_rate_alone():
@@ -80,6 +98,89 @@ def test_the_process_learns_a_smooth_law_from_other_pairs():
     assert np.abs(predicted - table.normalized_sum[test]).max() < 0.02
 
 
+def test_a_hidden_trait_shared_by_workloads_is_found_from_their_other_pairs():
+    rng = np.random.default_rng(7)
+    smooth = additive_world(workloads=18)
+    effect = hidden_groups(smooth, rng)
+    table = scaled(smooth, np.exp(effect + rng.normal(0, 0.01, len(effect))))
+    train, test = split(table, Protocol.PAIRS, np.random.default_rng(0))[0]
+    test = test[table.first[test] != table.second[test]]
+    predicted = gaussian_process(table, train, test, np.random.default_rng(0)).sum_if_fits
+    error = np.abs(predicted - table.normalized_sum[test]) / table.normalized_sum[test]
+    by_tenant = progress_by_tenant(table, train, test).sum(axis=1)
+    smooth_error = np.abs(by_tenant - table.normalized_sum[test]) / table.normalized_sum[test]
+    assert error.mean() < 0.02
+    assert error.mean() < smooth_error.mean() / 2
+
+
+def test_where_no_trait_is_shared_none_is_made_up():
+    rng = np.random.default_rng(8)
+    smooth = additive_world(workloads=18)
+    target = np.log(smooth.normalized_sum) + rng.normal(0, 0.02, len(smooth.first))
+    pairs = np.arange(len(smooth.first))
+    shared = shared_effect(smooth, workload_kernels(smooth), pairs, target, rng)
+    assert np.array_equal(shared.effect, shared.effect.T)
+    assert np.abs(shared.effect).mean() < 0.01  # half of the noise at most
+
+
+def test_a_pair_measured_wrongly_is_not_trusted_and_does_not_bend_its_relatives():
+    rng = np.random.default_rng(9)
+    smooth = additive_world(workloads=18)
+    train, test = split(smooth, Protocol.PAIRS, np.random.default_rng(0))[0]
+    wrong = train[len(train) // 2]
+    factor = np.exp(rng.normal(0, 0.01, len(smooth.first)))
+    factor[wrong] = 1.3
+    table = scaled(smooth, factor)
+    shared = shared_effect(table, workload_kernels(table), train, np.log(table.normalized_sum[train]), rng)
+    assert shared.trust[train == wrong][0] == shared.trust.min()
+    assert shared.trust.min() < 0.1
+    predicted = gaussian_process(table, train, test, np.random.default_rng(0)).sum_if_fits
+    assert np.abs(predicted - table.normalized_sum[test]).max() < 0.06
+
+
+@pytest.mark.parametrize("pairs_measured", [0, 1, 2, 5, 12])
+def test_few_measured_pairs_give_a_guess_not_an_error(pairs_measured):
+    table = additive_world()
+    train, test = np.arange(pairs_measured), np.arange(pairs_measured, len(table.first))
+    prediction = gaussian_process(table, train, test, np.random.default_rng(0))
+    assert np.isfinite(prediction.normalized_sum).all()
+    assert (prediction.sum_if_fits > 0).all()
+    assert ((prediction.fits_probability >= 0) & (prediction.fits_probability <= 1)).all()
+
+
+def test_pairs_that_are_all_alike_are_predicted_alike():
+    table = additive_world()
+    alike = scaled(table, 1.2 / table.normalized_sum)
+    train, test = split(alike, Protocol.PAIRS, np.random.default_rng(0))[0]
+    predicted = gaussian_process(alike, train, test, np.random.default_rng(0)).normalized_sum
+    assert predicted == pytest.approx(np.full(len(test), 1.2), abs=1e-6)
+
+
+def test_memory_adds_up_so_who_fits_with_whom_is_learned():
+    table = additive_world(workloads=18)
+    need = table.log2_batch + np.array([{"F0": 0, "F1": 1, "F2": 2}[family] for family in table.families])
+    table = scaled(table, (need[table.first] + need[table.second] < 9).astype(float))
+    wrong = 0
+    for train, test in split(table, Protocol.PAIRS, np.random.default_rng(0)):
+        wrong += int(((fit_probability(table, train, test) > 0.5) != table.fits[test]).sum())
+    assert 0.1 < table.fits.mean() < 0.9
+    assert wrong <= 0.06 * len(table.first)
+
+
+def test_repeats_are_averaged_and_their_spread_given():
+    table = additive_world()
+    runs = [
+        evaluate(table, seed=seed, protocols=[Protocol.PAIRS], predictors=["random", "constant"])
+        for seed in range(3)
+    ]
+    summary = mean_and_spread(runs)
+    assert [mean.predictor for mean, _ in summary] == ["random", "constant"]
+    gates = [scores[0].gate_accuracy for scores in runs]
+    assert summary[0][0].gate_accuracy == pytest.approx(np.mean(gates))
+    assert summary[0][1]["gate_accuracy"] == pytest.approx(np.std(gates))
+    assert summary[0][0].pairs == len(table.first)
+
+
 def test_no_predictor_looks_at_the_pairs_it_predicts():
     table = additive_world()
     train, test = split(table, Protocol.PAIRS, np.random.default_rng(0))[0]
@@ -97,7 +198,7 @@ def test_no_predictor_looks_at_the_pairs_it_predicts():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gpu", "least_matching"), [("k80", 0.94), ("p100", 0.955)])
+@pytest.mark.parametrize(("gpu", "least_matching"), [("k80", 0.955), ("p100", 0.955)])
 def test_partner_choice_on_gavels_pairs(gpu, least_matching, data_directory):
     tables = [(data_directory / "gavel" / name).read_text().splitlines() for name in ("solo.csv", "pairs.csv")]
     table = parse_pair_table(*tables, gpu)
@@ -105,7 +206,8 @@ def test_partner_choice_on_gavels_pairs(gpu, least_matching, data_directory):
     ours = scores["gaussian-process"]
     assert ours.mean_absolute_error <= 0.12
     assert ours.mean_absolute_error_all <= 0.12
-    assert ours.gate_accuracy >= 0.90
+    assert ours.gate_accuracy >= 0.94
+    assert ours.gate_accuracy_all >= 0.93
     assert ours.matching >= least_matching
     for baseline in ("random", "constant", "linear-solo", "additive"):
         assert ours.gate_accuracy > scores[baseline].gate_accuracy

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
-from gpushare.sim.pairs_evaluate import GATE, PairScore, Protocol, evaluate, split
+from gpushare.sim.pairs_evaluate import GATE, PairScore, Protocol, evaluate, mean_and_spread, split
 from gpushare.sim.pairs_model import PREDICTORS
 from gpushare.sim.pairs_table import PairTable, TableError, parse_pair_table
 
@@ -30,6 +30,10 @@ def evaluate_command(
     pairs: Annotated[Path, typer.Option(help="CSV: gpu, workload_a, workload_b, steps_per_s_a, steps_per_s_b")],
     gpu: Annotated[str, typer.Option(help="which GPU of the tables")],
     seed: Annotated[int, typer.Option(help="of folds, groups and random baselines", min=0)] = 0,
+    repeats: Annotated[
+        int, typer.Option(help="seeds in a row to average; the spread is their standard deviation", min=1)
+    ] = 1,
+    protocol: Annotated[list[Protocol] | None, typer.Option(help="repeatable; all if left out")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Score predictors of the normalised throughput sum: error, gate at 1.1, best partner, matching."""
@@ -37,13 +41,18 @@ def evaluate_command(
     console = Console(stderr=True)
     import numpy as np  # noqa: PLC0415 - keeps `gpushare --help` quick
 
-    folds = sum(len(split(table, protocol, np.random.default_rng(seed))) for protocol in Protocol)
+    protocols = protocol or list(Protocol)
+    folds = sum(len(split(table, one, np.random.default_rng(seed))) for one in protocols)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("predicting", total=folds * len(PREDICTORS))
-        scores = evaluate(table, seed=seed, progress=lambda: bar.advance(task))
+        task = bar.add_task("predicting", total=repeats * folds * len(PREDICTORS))
+        runs = [
+            evaluate(table, seed=each, protocols=protocols, progress=lambda: bar.advance(task))
+            for each in range(seed, seed + repeats)
+        ]
+    scores = mean_and_spread(runs)
     if as_json:
-        results = [asdict(score) for score in scores]
-        typer.echo(json.dumps({"gpu": gpu, "seed": seed, "gate": GATE, "results": results}))
+        results = [{**asdict(mean), "spread": spread} for mean, spread in scores]
+        typer.echo(json.dumps({"gpu": gpu, "seed": seed, "repeats": repeats, "gate": GATE, "results": results}))
     else:
         _print(scores, gpu)
 
@@ -55,25 +64,20 @@ def _read(solo: Path, pairs: Path, gpu: str) -> PairTable:
         raise UsageError(f"{solo if error.table == 'solo' else pairs}: {error}") from error
 
 
-def _print(scores: list[PairScore], gpu: str) -> None:
+def _print(scores: list[tuple[PairScore, dict[str, float]]], gpu: str) -> None:
     table = Table(title=f"Partner choice on measured pairs, {gpu} (among pairs that fit; last two: all pairs)")
-    for name in (
-        "protocol",
-        "predictor",
-        "error",
-        "gate",
-        "error (fitting)",
-        "gate (fitting)",
-        "best partner",
-        "matching",
-    ):
-        table.add_column(
-            name, justify="left" if name in ("protocol", "predictor") else "right", no_wrap=name == "predictor"
-        )
-    for score in scores:
-        table.add_row(
-            score.protocol, score.predictor, f"{score.mean_absolute_error:.3f}", f"{score.gate_accuracy:.3f}",
-            f"{score.best_partner:.3f}", f"{score.matching:.3f}",
-            f"{score.mean_absolute_error_all:.3f}", f"{score.gate_accuracy_all:.3f}",
-        )  # fmt: skip
+    for name in ("protocol", "predictor"):
+        table.add_column(name, no_wrap=name == "predictor")
+    columns = {
+        "error": "mean_absolute_error", "gate": "gate_accuracy", "best partner": "best_partner",
+        "matching": "matching", "error (all)": "mean_absolute_error_all", "gate (all)": "gate_accuracy_all",
+    }  # fmt: skip
+    for name in columns:
+        table.add_column(name, justify="right")
+    for mean, spread in scores:
+        cells = [
+            f"{getattr(mean, field):.3f}" + (f" ±{spread[field]:.3f}" if spread[field] else "")
+            for field in columns.values()
+        ]
+        table.add_row(mean.protocol, mean.predictor, *cells)
     Console().print(table)

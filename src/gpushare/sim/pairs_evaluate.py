@@ -1,7 +1,7 @@
 """How well predictors choose partners on a table of measured pairs, three protocols from easy to honest."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from itertools import combinations_with_replacement
 from typing import Final
@@ -80,6 +80,20 @@ def evaluate(
                 progress()
             scores.append(_score(table, protocol, name, predicted, if_fits, seed=seed))
     return scores
+
+
+def mean_and_spread(runs: Sequence[Sequence[PairScore]]) -> list[tuple[PairScore, dict[str, float]]]:
+    """What `evaluate` gave for several seeds, one result a protocol and predictor: means, standard deviations."""
+    summary = []
+    for scores in zip(*runs, strict=True):
+        measured = {
+            field.name: np.array([getattr(score, field.name) for score in scores])
+            for field in fields(PairScore)
+            if isinstance(getattr(scores[0], field.name), float)
+        }
+        mean = replace(scores[0], **{name: float(values.mean()) for name, values in measured.items()})
+        summary.append((mean, {name: float(values.std()) for name, values in measured.items()}))
+    return summary
 
 
 def split(table: PairTable, protocol: Protocol, rng: np.random.Generator) -> list[Fold]:

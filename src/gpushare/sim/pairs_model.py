@@ -1,28 +1,26 @@
 """Predictors of how well two training jobs run side by side, from other measured pairs.
 
-Ours is a Gaussian process over pairs: how a pair runs is smooth in what its two workloads are (family, batch size,
-solo rate), so a pair never measured is drawn from its measured relatives. Whether a pair fits is a question of
-memory, which adds up, and gets a classifier of its own whose latent is a sum over the two workloads.
+Ours has three parts: a Gaussian process over what the workloads are (`pairs_kernel`), a low-rank effect of hidden
+traits with heavy-tailed noise (`pairs_completion`), and a classifier of whether the pair fits (`pairs_fit`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Final
 
 import numpy as np
 
+from gpushare.sim.pairs_completion import shared_effect
+from gpushare.sim.pairs_fit import fit_probability
+from gpushare.sim.pairs_kernel import (
+    Observed,
+    predict_by_tenant,
+    predict_smooth,
+    weigh_kernels,
+    workload_kernels,
+)
 from gpushare.sim.pairs_table import Floats, Indices, PairTable
 
-# Candidates that the marginal likelihood of the training pairs weighs; variances relative to the constant's 1.
-_LENGTHS_LOG2_BATCH: Final = (1.5, 3.0, 6.0)
-_IDENTITY_VARIANCES: Final = (0.02, 0.1, 0.3)
-_RATE_VARIANCES: Final = (0.0, 0.5)
-_NOISES: Final = (0.02, 0.1, 0.4, 1.0)
-_KERNELS_AVERAGED: Final = 8  # gate accuracy of P100's pairs 0.930 with the best one, 0.936 with eight (see docs)
-_EVIDENCE_TEMPER: Final = 0.2  # the evidence is overconfident: observations of one workload are not independent
-_RATE_LENGTH: Final = 2.0  # in log2 of steps/s
-_FIT_LATENT_VARIANCE: Final = 4.0
 _LEAST_OBSERVED_FOR_FIT: Final = 1
 
 
@@ -43,30 +41,33 @@ Predictor = Callable[[PairTable, Indices, Indices, np.random.Generator], PairPre
 """(table, training pairs, pairs to predict, random numbers) -> prediction; reads training pairs' progress only."""
 
 
-def gaussian_process(table: PairTable, train: Indices, test: Indices, _rng: np.random.Generator) -> PairPrediction:
-    """Ours: mean of a process over sums and one over each tenant's progress, hyperparameters by evidence."""
+def gaussian_process(table: PairTable, train: Indices, test: Indices, rng: np.random.Generator) -> PairPrediction:
+    """Ours: the log of the sum as a smooth part plus a shared effect, each pair counted by its trust.
+
+    The noise is symmetric, so a sum is above the gate with probability over a half just where the prediction is.
+    """
     fits = table.fits
     fitting = train[fits[train]]
     if len(fitting) < 2:
         return PairPrediction(np.ones(len(test)), np.full(len(test), fits[train].mean() if len(train) else 1.0))
-    predicted = np.zeros(len(test))
-    for weight, kernel, noise in _weighted_kernels(table, fitting):
-        by_sum = _predict_sum(table, kernel, noise, fitting, test)
-        by_tenant = _predict_by_tenant(table, kernel, noise, fitting, test)
-        predicted += weight * (by_sum + by_tenant.sum(axis=1)) / 2
-    return PairPrediction(predicted, _fit_probability(table, train, test))
+    target = np.log(table.normalized_sum[fitting])
+    candidates = workload_kernels(table)
+    shared = shared_effect(table, candidates, fitting, target, rng)
+    smooth = Observed(fitting, target - shared.of(table, fitting), shared.trust)
+    predicted = shared.of(table, test)
+    for chosen in weigh_kernels(table, candidates, smooth):
+        predicted += chosen.weight * predict_smooth(table, chosen, smooth, test)
+    return PairPrediction(np.exp(predicted), fit_probability(table, train, test))
 
 
 def progress_by_tenant(table: PairTable, train: Indices, test: Indices) -> Floats:
-    """[test pairs, 2] predicted progress of each tenant if the pair fits, by the same process."""
+    """[test pairs, 2] predicted progress of each tenant if the pair fits, by the smooth part alone."""
     fitting = train[table.fits[train]]
-    return sum(
-        (
-            weight * _predict_by_tenant(table, kernel, noise, fitting, test)
-            for weight, kernel, noise in _weighted_kernels(table, fitting)
-        ),
-        start=np.zeros((len(test), 2)),
-    )
+    observed = Observed(fitting, table.normalized_sum[fitting], np.ones(len(fitting)))
+    predicted = np.zeros((len(test), 2))
+    for chosen in weigh_kernels(table, workload_kernels(table), observed):
+        predicted += chosen.weight * predict_by_tenant(table, chosen, fitting, test)
+    return predicted
 
 
 def additive(table: PairTable, train: Indices, test: Indices, _rng: np.random.Generator) -> PairPrediction:
@@ -106,105 +107,6 @@ PREDICTORS: Final[dict[str, Predictor]] = {
     "constant": best_constant,
     "random": random_draw,
 }
-
-
-def _workload_kernel(table: PairTable, length: float, identity: float, rate: float) -> Floats:
-    """[workloads, workloads] 1 + same family and near batch size + near solo rate + same workload."""
-    same_family = np.array([[a == b for b in table.families] for a in table.families], dtype=float)
-    batch = table.log2_batch[:, None] - table.log2_batch[None, :]
-    solo = table.log2_solo[:, None] - table.log2_solo[None, :]
-    kernel: Floats = (
-        1.0
-        + same_family * np.exp(-(batch**2) / (2 * length**2))
-        + rate * np.exp(-(solo**2) / (2 * _RATE_LENGTH**2))
-        + identity * np.eye(len(table.workloads))
-    )
-    return kernel
-
-
-def _pair_kernel(table: PairTable, workload: Floats, left: Indices, right: Indices) -> Floats:
-    a, b, c, d = table.first[left], table.second[left], table.first[right], table.second[right]
-    kernel: Floats = (
-        workload[np.ix_(a, c)] * workload[np.ix_(b, d)] + workload[np.ix_(a, d)] * workload[np.ix_(b, c)]
-    )
-    return kernel
-
-
-def _weighted_kernels(table: PairTable, train: Indices) -> list[tuple[float, Floats, float]]:
-    """The workload kernels and noises of highest marginal likelihood of the training sums; weights sum to 1."""
-    target = table.normalized_sum[train]
-    target = target - target.mean()
-    found: list[tuple[float, Floats, float]] = []
-    for length, identity, rate in product(_LENGTHS_LOG2_BATCH, _IDENTITY_VARIANCES, _RATE_VARIANCES):
-        workload = _workload_kernel(table, length, identity, rate)
-        values, vectors = np.linalg.eigh(_pair_kernel(table, workload, train, train))
-        projected = vectors.T @ target
-        for noise in _NOISES:
-            spectrum = np.maximum(values, 0) + noise
-            scale = float(np.mean(projected**2 / spectrum))
-            evidence = -0.5 * len(train) * np.log(max(scale, 1e-300)) - 0.5 * float(np.log(spectrum).sum())
-            found.append((evidence, workload, noise))
-    found.sort(key=lambda candidate: -candidate[0])
-    best = found[:_KERNELS_AVERAGED]
-    weights = np.exp(_EVIDENCE_TEMPER * np.array([evidence - best[0][0] for evidence, _, _ in best]))
-    weights /= weights.sum()
-    return [(float(w), kernel, noise) for w, (_, kernel, noise) in zip(weights, best, strict=True) if w > 1e-3]
-
-
-def _predict_sum(table: PairTable, workload: Floats, noise: float, train: Indices, test: Indices) -> Floats:
-    target = table.normalized_sum[train]
-    gram = _pair_kernel(table, workload, train, train) + noise * np.eye(len(train))
-    weights = np.linalg.solve(gram, target - target.mean())
-    result: Floats = target.mean() + _pair_kernel(table, workload, test, train) @ weights
-    return result
-
-
-def _predict_by_tenant(table: PairTable, workload: Floats, noise: float, train: Indices, test: Indices) -> Floats:
-    """[test pairs, 2] from two observations a pair, one a tenant: who is slowed, and by whom."""
-    who = np.concatenate([table.first[train], table.second[train]])
-    beside = np.concatenate([table.second[train], table.first[train]])
-    target = np.concatenate([table.progress[train, 0], table.progress[train, 1]])
-    mean, spread = target.mean(), max(float(target.std()), 1e-9)
-    gram = workload[np.ix_(who, who)] * workload[np.ix_(beside, beside)] + noise * np.eye(len(who))
-    weights = np.linalg.solve(gram, (target - mean) / spread)
-    a, b = table.first[test], table.second[test]
-    first = (workload[np.ix_(a, who)] * workload[np.ix_(b, beside)]) @ weights
-    second = (workload[np.ix_(b, who)] * workload[np.ix_(a, beside)]) @ weights
-    result: Floats = mean + spread * np.stack([first, second], axis=1)
-    return result
-
-
-def _fit_probability(table: PairTable, train: Indices, test: Indices) -> Floats:
-    """Gaussian process classifier (Laplace) whose latent is the sum of the two workloads' memory need."""
-    labels = table.fits[train].astype(float)
-    if labels.min() == labels.max():
-        return np.full(len(test), labels[0])
-    same_family = np.array([[a == b for b in table.families] for a in table.families], dtype=float)
-    batch = table.log2_batch[:, None] - table.log2_batch[None, :]
-    workload = same_family * np.exp(-(batch**2) / 8) + np.eye(len(table.workloads))
-
-    def kernel(left: Indices, right: Indices) -> Floats:
-        a, b, c, d = table.first[left], table.second[left], table.first[right], table.second[right]
-        need = workload[np.ix_(a, c)] + workload[np.ix_(a, d)] + workload[np.ix_(b, c)] + workload[np.ix_(b, d)]
-        latent: Floats = need + _FIT_LATENT_VARIANCE
-        return latent
-
-    gram = kernel(train, train)
-    latent = np.zeros(len(train))
-    dual = np.zeros(len(train))
-    for _ in range(50):  # Newton steps, Rasmussen and Williams, Gaussian Processes for Machine Learning, alg. 3.1
-        probability = 1 / (1 + np.exp(-latent))
-        weight = probability * (1 - probability) + 1e-9
-        root = np.sqrt(weight)
-        step = weight * latent + labels - probability
-        inner = np.eye(len(train)) + root[:, None] * gram * root[None, :]
-        dual = step - root * np.linalg.solve(inner, root * (gram @ step))
-        updated = gram @ dual
-        if float(np.abs(updated - latent).max()) < 1e-6:
-            break
-        latent = updated
-    result: Floats = 1 / (1 + np.exp(-(kernel(test, train) @ dual)))
-    return result
 
 
 def _ridge(

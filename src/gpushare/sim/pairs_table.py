@@ -65,6 +65,11 @@ class PairTable:
         """[pairs] whether both ran."""
         return np.asarray((self.progress > 0).all(axis=1), dtype=np.bool_)
 
+    @property
+    def same_family(self) -> Floats:
+        """[workloads, workloads] 1 where both are of one family, else 0."""
+        return np.array([[a == b for b in self.families] for a in self.families], dtype=float)
+
 
 def parse_pair_table(solo_lines: Iterable[str], pair_lines: Iterable[str], gpu: str) -> PairTable:
     """Read both CSV tables for one GPU.
