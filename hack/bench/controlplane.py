@@ -24,6 +24,7 @@ from devcluster import tools
 from devcluster.settings import cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
+SCHEDULER_ENV = {"GOGC": "400", "GOMEMLIMIT": "448MiB"}  # as in the chart's Deployment
 TOKEN = "throwaway"  # of a server on loopback that lives for minutes
 
 
@@ -42,16 +43,41 @@ def missing() -> str:
     return ""
 
 
+def scheduler_configuration(kubeconfig: str, extender_port: int) -> dict[str, Any]:
+    """What the chart's ConfigMap says; tests/chart holds it to that."""
+    return {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": kubeconfig, "qps": 500, "burst": 1000},
+        "podInitialBackoffSeconds": 1,
+        "podMaxBackoffSeconds": 5,
+        "enableContentionProfiling": False,
+        "profiles": [{"schedulerName": "gpushare-scheduler"}],
+        "extenders": [
+            {
+                "urlPrefix": f"http://127.0.0.1:{extender_port}",
+                "filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt",
+                "bindVerb": "bind", "weight": 10, "enableHTTPS": False, "httpTimeout": "30s",
+                "nodeCacheCapable": True, "ignorable": False,
+                "managedResources": [{"name": "gpushare.io/share", "ignoredByScheduler": False}],
+            }
+        ],
+    }  # fmt: skip
+
+
 class ControlPlane:
     """Started by `running`; everything lies in one temporary directory."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, api_env: dict[str, str] | None = None) -> None:
+        self.api_env = api_env or {}
         self.directory = directory
         self.kubeconfig = directory / "kubeconfig"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.api_port = free_port()
         self.extender_port = free_port()
         self.metrics_port = free_port()
+        self.scheduler_port = free_port()
         self._kube = str(tools.kubernetes())
         self._context = ssl.create_default_context()
         self._context.check_hostname = False
@@ -94,7 +120,7 @@ class ControlPlane:
         self.start(
             "etcd", "etcd", "--data-dir", str(self.directory / "etcd"), "--unsafe-no-fsync",
             "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
-            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
+            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", env=self.api_env,
         )  # fmt: skip
         key = self.directory / "sa.key"
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
@@ -107,6 +133,7 @@ class ControlPlane:
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}", "--disable-admission-plugins=ServiceAccount",
             "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.99.0.0/24",
+            env=self.api_env,
         )  # fmt: skip
         config = {
             "apiVersion": "v1", "kind": "Config", "current-context": "throwaway",
@@ -135,36 +162,26 @@ class ControlPlane:
 
     def start_scheduler(self, **overrides: Any) -> None:
         """The real kube-scheduler with the chart's configuration, pointed at our extender."""
-        config = self.scheduler_configuration() | overrides
+        config = scheduler_configuration(str(self.kubeconfig), self.extender_port) | overrides
         path = self.directory / "scheduler.yaml"
         path.write_text(json.dumps(config))
-        port = free_port()
         self.start(
             "scheduler", self._kube, "kube-scheduler", f"--config={path}", "--bind-address=127.0.0.1",
-            f"--secure-port={port}", f"--cert-dir={self.directory / 'certs-scheduler'}",
+            f"--secure-port={self.scheduler_port}", f"--cert-dir={self.directory / 'certs-scheduler'}",
             "--authentication-tolerate-lookup-failure=true",
+            "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics,/debug/*",
+            env=SCHEDULER_ENV,
         )  # fmt: skip
 
-    def scheduler_configuration(self) -> dict[str, Any]:
-        """What the chart's ConfigMap says, without its templates' values."""
-        return {
-            "apiVersion": "kubescheduler.config.k8s.io/v1",
-            "kind": "KubeSchedulerConfiguration",
-            "leaderElection": {"leaderElect": False},
-            "clientConnection": {"kubeconfig": str(self.kubeconfig), "qps": 500, "burst": 1000},
-            "podInitialBackoffSeconds": 1,
-            "podMaxBackoffSeconds": 5,
-            "profiles": [{"schedulerName": "gpushare-scheduler"}],
-            "extenders": [
-                {
-                    "urlPrefix": f"http://127.0.0.1:{self.extender_port}",
-                    "filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt",
-                    "bindVerb": "bind", "weight": 10, "enableHTTPS": False, "httpTimeout": "30s",
-                    "nodeCacheCapable": True, "ignorable": False,
-                    "managedResources": [{"name": "gpushare.io/share", "ignoredByScheduler": False}],
-                }
-            ],
-        }  # fmt: skip
+    def profile(self, name: str, seconds: int, into: Path) -> None:
+        """Keep `seconds` of a Go process's processor profile, for `go tool pprof`."""
+        port = {"apiserver": self.api_port, "scheduler": self.scheduler_port}[name]
+        request = urllib.request.Request(
+            f"https://127.0.0.1:{port}/debug/pprof/profile?seconds={seconds}",
+            headers={"Authorization": f"Bearer {TOKEN}"} if name == "apiserver" else {},
+        )
+        with urllib.request.urlopen(request, context=self._context, timeout=seconds + 30) as response:
+            (into / f"{name}.pprof").write_bytes(response.read())
 
     def wait(self, name: str, ready: Any, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
@@ -179,10 +196,14 @@ class ControlPlane:
 
 
 @contextlib.contextmanager
-def running() -> Iterator[ControlPlane]:
-    """The API server, ready; extender and scheduler are started by who needs them. All ends with the block."""
+def running(api_env: dict[str, str] | None = None) -> Iterator[ControlPlane]:
+    """The API server, ready; extender and scheduler are started by who needs them. All ends with the block.
+
+    Args:
+        api_env: further environment of etcd and the API server.
+    """
     directory = Path(tempfile.mkdtemp(prefix="gpushare-control-plane-"))
-    plane = ControlPlane(directory)
+    plane = ControlPlane(directory, api_env)
     try:
         plane.start_api()
         yield plane

@@ -167,11 +167,21 @@ def measure(port: int, nodes: int, requests: int, vary: bool, pid: int) -> dict[
     }  # fmt: skip
 
 
-def inside(metrics_port: int) -> dict[str, float]:
-    """Mean time inside the extender by verb, from its own histogram: the rest is HTTP and waiting for a core."""
+def metrics(metrics_port: int) -> str:
     connection = http.client.HTTPConnection("127.0.0.1", metrics_port, timeout=30)
     connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
+    return connection.getresponse().read().decode()
+
+
+def count(metrics_port: int, name: str) -> dict[str, float]:
+    """One of the extender's counters by its labels, as they are written."""
+    found = re.findall(rf"^{name}{{(.*?)}} (\S+)$", metrics(metrics_port), re.MULTILINE)
+    return {labels: float(value) for labels, value in found}
+
+
+def inside(metrics_port: int) -> dict[str, float]:
+    """Mean time inside the extender by verb, from its own histogram: the rest is HTTP and waiting for a core."""
+    text = metrics(metrics_port)
     found: dict[str, float] = {}
     for verb in ("filter", "prioritize", "bind"):
         sums = re.search(rf'duration_seconds_sum{{verb="{verb}"}} (\S+)', text)

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from bench import controlplane, fleet, latency
@@ -22,6 +23,8 @@ if SRC not in sys.path:
 from gpushare.kube import GPUNODES, NODES, PODS, Api, Reflector, Resource, connect  # noqa: E402 - after the path
 
 NAMESPACE = "default"
+PROFILE_AFTER_SECONDS = 4
+PROFILE_SECONDS = 10
 ADMITTED = {"status": {"phase": "Running", "startTime": "2026-11-21T00:00:00Z"}}
 
 
@@ -73,6 +76,8 @@ async def measure(
     *,
     patience_seconds: float = 120,
     percentage: int = 0,
+    best_nodes: int = 8,
+    profiles: Path | None = None,
 ) -> dict[str, Any]:
     bound: dict[str, float] = {}
     done = asyncio.Event()
@@ -93,7 +98,7 @@ async def measure(
     async with connect(plane.kubeconfig) as api:
         await create_all(api, NODES, [small_node(i, gpus) for i in range(nodes)])
         await create_all(api, GPUNODES, [small_gpunode(i, gpus) for i in range(nodes)])
-        plane.start_extender("--log-level", "WARNING")
+        plane.start_extender("--best-nodes", str(best_nodes))
         async with Reflector(
             api, PODS, lambda pod: pod["spec"].get("nodeName") or "", on_change=on_change
         ) as reflector:
@@ -107,17 +112,26 @@ async def measure(
             plane.start_scheduler(
                 profiles=[profile]
             )  # all pods wait already: what is measured is scheduling, not creating
+            profiling = [
+                asyncio.to_thread(plane.profile, name, PROFILE_SECONDS, profiles)
+                for name in ("scheduler", "apiserver")
+                if profiles is not None
+            ]
+            if profiling:
+                await asyncio.sleep(PROFILE_AFTER_SECONDS)
+                profiling = [asyncio.gather(*profiling)]
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(done.wait(), patience_seconds)
             for task in kubelets:
                 task.cancel()
-            await asyncio.gather(*kubelets, return_exceptions=True)
+            await asyncio.gather(*kubelets, *profiling, return_exceptions=True)
         cpu = {
             name: latency.cpu_seconds(process.pid) - cpu_before.get(name, 0.0)
             for name, process in plane.processes.items()
         }
         cpu["bench"] = time.process_time() - own_before
         inside = latency.inside(plane.metrics_port)
+        refused = latency.count(plane.metrics_port, "gpushare_extender_bind_failures_total")
         listing = await api.list(PODS, lambda pod: pod)
         check(listing)
         unallocated = sum(
@@ -130,12 +144,15 @@ async def measure(
         )
     times = sorted(bound.values())
     first, last = times[len(times) // 10], times[len(times) * 9 // 10]
+    marks = [times[min(len(times) - 1, len(times) * i // 20)] - started for i in range(21)]
+    print("bound by time:", " ".join(f"{m:.1f}" for m in marks), file=sys.stderr)
     return {
         "pods": pods,
         "pods_per_second": (len(times) * 9 // 10 - len(times) // 10) / (last - first),
         "all_bound_after_seconds": times[-1] - started,
         "cpu_seconds": cpu,
         "inside_ms": inside,
+        "refused_bindings": refused,
     }
 
 
@@ -161,11 +178,14 @@ def main(arguments: list[str]) -> None:
         "--percentage", type=int, default=0,
         help="percentageOfNodesToScore; 0, as in the chart: kube-scheduler's own (42 at 1,000 nodes)",
     )  # fmt: skip
+    parser.add_argument("--best-nodes", type=int, default=8, help="as the extender's option")
+    parser.add_argument("--api-gogc", help="GOGC of etcd and the API server; default: Go's own 100")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="keep processor profiles of the Go processes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if why := controlplane.missing():
         raise SystemExit(why)
-    with controlplane.running() as plane:
+    with controlplane.running({"GOGC": options.api_gogc} if options.api_gogc else None) as plane:
         result = asyncio.run(
             measure(
                 plane,
@@ -174,6 +194,8 @@ def main(arguments: list[str]) -> None:
                 options.pods,
                 "the scheduler's last words:",
                 percentage=options.percentage,
+                best_nodes=options.best_nodes,
+                profiles=options.profile,
             )
         )
     result |= {"nodes": options.nodes, "gpus_per_node": options.gpus, "cpus": os.cpu_count()}
@@ -191,5 +213,6 @@ def main(arguments: list[str]) -> None:
         )
         + "\n  inside the extender: "
         + ", ".join(f"{verb} {mean:.2f} ms" for verb, mean in result["inside_ms"].items())
-        + " in the mean"
+        + " in the mean\n  bindings refused: "
+        + (", ".join(f"{what} {count:.0f}" for what, count in result["refused_bindings"].items()) or "none")
     )

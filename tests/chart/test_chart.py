@@ -1,5 +1,6 @@
 """The chart renders, with any values, into what DESIGN promises; wrong values are refused."""
 
+import importlib
 import importlib.util
 import json
 import re
@@ -203,6 +204,21 @@ def test_the_scheduler_asks_the_extender_on_localhost_about_our_resource_only(re
     assert scheduler["leaderElection"]["resourceName"] == "gpushare-scheduler"
 
 
+def test_the_benchmark_runs_kube_scheduler_as_the_chart_does(
+    render: Render, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "hack"))
+    controlplane = importlib.import_module("bench.controlplane")
+    objects = render()
+    deployed = of_kind(objects, "Deployment", "gpushare-scheduler")[0]
+    scheduler = next(one for one in containers(deployed) if one["name"] == "kube-scheduler")
+    assert {one["name"]: one["value"] for one in scheduler["env"]} == controlplane.SCHEDULER_ENV
+    chart = yaml.safe_load(of_kind(objects, "ConfigMap", "gpushare-scheduler")[0]["data"]["scheduler.yaml"])
+    bench = controlplane.scheduler_configuration("kubeconfig", 8888)
+    del chart["leaderElection"], bench["leaderElection"], bench["clientConnection"]["kubeconfig"]
+    assert chart == bench
+
+
 def test_a_changed_scheduler_configuration_restarts_the_scheduler(render: Render) -> None:
     def checksum(values: Json) -> str:
         template = workloads(render(values))["scheduler"]["spec"]["template"]
@@ -372,8 +388,8 @@ def _variables_read(part: str) -> set[str]:
     return declared | set(re.findall(r"\b(?:GPUSHARE_[A-Z_]+|NODE_NAME)\b", text))
 
 
-# Not ours to read: kopf reads USER, the NVIDIA container toolkit the others.
-FOREIGN = {"USER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
+# Not ours to read: kopf reads USER, Go's runtime in kube-scheduler GO*, the NVIDIA container toolkit the others.
+FOREIGN = {"USER", "GOGC", "GOMEMLIMIT", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"}
 
 
 @VALUES

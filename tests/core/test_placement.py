@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from gpushare.core.cluster import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
@@ -98,3 +99,20 @@ def test_a_stale_decision_is_noticed() -> None:
     stale = fits(ask("x", 60), state, decided)
     assert stale is not None
     assert stale.reason is Reason.SHARE
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("avoid", [(), (1,), (1, 5), (0, 1, 2, 3, 5)])
+def test_the_best_rows_are_those_that_a_sort_finds(count: int, avoid: tuple[int, ...]) -> None:
+    state = ClusterState([node(name) for name in "abcdef"])
+    for uid, percent, name in (("x", 70, "b"), ("y", 20, "d"), ("z", 20, "f"), ("u", 100, "e"), ("v", 100, "e")):
+        placed = choose(ask(uid, percent), state, BestFit(), name)
+        assert isinstance(placed, Placement)
+        state.reserve(uid, placed, ask(uid, percent))
+    names = list("fedcba")
+    found = candidates(ask("new"), state, BestFit(), names)
+    score = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
+    assert state.row("e") not in score
+    welcome = [row for row in score if row not in avoid] or list(score)
+    expected = sorted(welcome, key=lambda row: -score[row])[:count]
+    assert sorted(found.best(count, np.array(avoid, np.int64)).tolist()) == sorted(expected)

@@ -173,8 +173,8 @@ class FakeCluster:
 def options(**changes: Any) -> Options:
     values: dict[str, Any] = {
         "host": "127.0.0.1", "port": 0, "metrics_host": "127.0.0.1", "metrics_port": 0, "kubeconfig": None,
-        "policy": "gpushare", "defaults": Defaults(), "gpu_memory_reserve_mib": 0, "fence_timeout_seconds": 10.0,
-        "log_level": "INFO",
+        "policy": "gpushare", "best_nodes": 8, "defaults": Defaults(), "gpu_memory_reserve_mib": 0,
+        "fence_timeout_seconds": 10.0, "log_level": "INFO",
     }  # fmt: skip
     return Options(**values | changes)
 

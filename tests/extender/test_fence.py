@@ -119,11 +119,28 @@ async def test_a_node_where_binding_would_wait_is_avoided_while_others_fit(runni
         return {said["Host"]: said["Score"] for said in await running.post("prioritize", body)}
 
     assert await scores("b") == {"n1": 0, "n2": 10}  # n1 is the better fit, but b would go to its other GPU
+    assert (await running.filter("b"))["NodeNames"] == ["n2"]
+    assert (await running.filter("b", ["n1"]))["NodeNames"] == ["n1"]
     assert await scores("b", ["n1"]) == {"n1": 10}
     assert (await scores("c"))["n1"] == 10  # another size
     cluster.allocate("a")
     await cluster.settle()
     assert (await scores("b"))["n1"] == 10
+
+
+async def test_a_node_far_down_the_list_can_be_one_where_binding_would_wait(cluster, serve_cluster):
+    """More nodes than GPUs a node: the state's arrays are by GPU slot first."""
+    for index in range(5):
+        cluster.add_node(f"n{index}", gpus=2)
+    async with serve_cluster(cluster) as running:
+        for name in ("a", "b"):
+            cluster.make_pod(name, "0.6")
+        await cluster.settle()
+        assert await running.bind("a", "n4") == ""
+        assert "n4" not in (await running.filter("b"))["NodeNames"]
+        body = {"Pod": cluster.pod("b"), "NodeNames": ["n3", "n4"]}
+        said = {one["Host"]: one["Score"] for one in await running.post("prioritize", body)}
+        assert said == {"n3": 10, "n4": 0}
 
 
 async def test_bind_takes_the_gpu_for_which_the_fence_is_open(running):

@@ -28,6 +28,7 @@ def test_defaults_environment_and_command_line():
         (["--default-class", "fast"], "not throughput or latency"), (["--default-fraction", "auto"], "fraction"),
         (["--default-fraction", "1.5"], "fraction"), (["--max-slowdown", "0.5"], "1 or more"),
         (["--policy", "magic"], "invalid choice"), (["--port", "x"], "invalid int"),
+        (["--best-nodes", "-1"], "0 or more"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused_in_a_sentence(arguments, sentence, capsys):

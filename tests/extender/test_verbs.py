@@ -18,14 +18,41 @@ async def test_filter_says_where_a_pod_fits_and_why_not_elsewhere(running):
         cluster.allocate(name)
         await cluster.settle()
     cluster.make_pod("c", "0.5")
-    result = await running.filter("c", ["n1", "n2", "cpu-only"])
+    assert (await running.filter("c", ["n1", "n2", "cpu-only"]))["NodeNames"] == ["n2"]
+    result = await running.filter("c", ["n1", "cpu-only"])
     assert result == {
         "Nodes": None,
-        "NodeNames": ["n2"],
+        "NodeNames": [],
         "FailedNodes": {"n1": "needs 50 percent of one GPU, the freest has 40 percent free"},
         "FailedAndUnresolvableNodes": {"cpu-only": "the node has no GPUs that gpushare manages"},
         "Error": "",
     }
+
+
+async def test_filter_answers_the_best_nodes_alone_and_says_nothing_of_others(cluster, serve_cluster):
+    """kube-scheduler drops nodes that are in no list of the answer (ADR 0043)."""
+    names = [f"n{index}" for index in range(6)]
+    for name in names:
+        cluster.add_node(name)
+    async with serve_cluster(cluster, best_nodes=2) as running:
+        for name, fraction, node in (("a", "0.3", "n4"), ("b", "0.6", "n1"), ("full", "2", "n2")):
+            cluster.make_pod(name, fraction)
+            await cluster.settle()
+            assert await running.bind(name, node) == ""
+            cluster.allocate(name)
+            await cluster.settle()
+        cluster.make_pod("c", "0.5")
+        result = await running.filter("c", names)
+        assert set(result["NodeNames"]) == {"n1", "n4"}
+        assert not result["FailedNodes"]
+        assert not result["FailedAndUnresolvableNodes"]
+        nodes = {"items": [{"metadata": {"name": name}} for name in names]}
+        whole = await running.post("filter", {"Pod": cluster.pod("c"), "Nodes": nodes, "NodeNames": None})
+        assert {node["metadata"]["name"] for node in whole["Nodes"]["items"]} == {"n1", "n4"}
+    async with serve_cluster(cluster, best_nodes=0) as running:
+        result = await running.filter("c", names)
+        assert result["NodeNames"] == ["n0", "n1", "n3", "n4", "n5"]
+        assert "needs 50 percent" in result["FailedNodes"]["n2"]
 
 
 async def test_filter_reserves_nothing(running):
@@ -179,7 +206,7 @@ async def test_an_unhealthy_gpu_takes_nobody_until_it_recovers(running):
     cluster.make_pod("a")
     result = await running.filter("a")
     assert result["NodeNames"] == ["n2"]
-    assert "healthy" in result["FailedAndUnresolvableNodes"]["n1"]
+    assert "healthy" in (await running.filter("a", ["n1"]))["FailedAndUnresolvableNodes"]["n1"]
     for gpu in node["status"]["gpus"]:
         gpu["health"] = "Healthy"
     cluster.put(GPUNODES, node)

@@ -107,9 +107,11 @@ class NodeList:
         found = self._found
         if found is None or found[0]() is not state or found[1] != state.nodes_version:
             rows = state.rows(self.names)
-            unknown = [name for name, row in zip(self.names, rows, strict=True) if row is None]
-            known = np.array([row for row in rows if row is not None], np.int64)
-            self._found = found = (ref(state), state.nodes_version, known, unknown)
+            unknown: list[str] = []
+            if None in rows:
+                unknown = [name for name, row in zip(self.names, rows, strict=True) if row is None]
+                rows = [row for row in rows if row is not None]
+            self._found = found = (ref(state), state.nodes_version, np.array(rows, np.int64), unknown)
         return found[2], found[3]
 
 
@@ -133,6 +135,19 @@ class Candidates:
     def nodes(self) -> list[str]:
         """Names of the nodes that fit, in the order asked."""
         return self._state.node_names_of(self.rows)
+
+    def best(self, count: int, avoid: IntArray | None = None) -> IntArray:
+        """The `count` best rows of those that fit, ties in the order asked; none of `avoid` while others fit."""
+        rows, scores = self.rows, self.scores
+        if avoid is not None and len(avoid):
+            free = ~np.isin(rows, avoid)
+            if free.any():
+                rows, scores = rows[free], scores[free]
+        if len(rows) <= count:
+            return rows
+        last = np.partition(scores, -count)[-count]
+        better, equal = np.flatnonzero(scores > last), np.flatnonzero(scores == last)
+        return rows[np.concatenate((better, equal[: count - len(better)]))]
 
     def rejections(self) -> dict[str, Rejection]:
         """Why each other node does not fit."""

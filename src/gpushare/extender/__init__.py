@@ -3,6 +3,11 @@
 `python -m gpushare.extender` runs it; `Extender` is the same put together for tests and benchmarks.
 """
 
+import os
+
+# Before numpy is loaded: OpenBLAS's threads wait for work in a busy loop, and nothing here multiplies matrices.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from gpushare.extender.options import Options, parse_options
 from gpushare.extender.server import Extender, serve
 

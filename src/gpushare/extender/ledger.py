@@ -190,8 +190,8 @@ class Ledger:
         uuids = state.uuids(row)
         slots = [uuids.index(uuid) for uuid in gpu_uuids if uuid in uuids]
         return len(slots) == request.gpu_count and all(
-            state.share_free_milli[row, slot] >= request.share_milli
-            and state.memory_free_mib[row, slot] >= (request.memory_mib or 0)
+            state.share_free_milli[slot, row] >= request.share_milli
+            and state.memory_free_mib[slot, row] >= (request.memory_mib or 0)
             for slot in slots
         )
 

@@ -16,6 +16,7 @@ from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
 from gpushare.extender.ledger import DEFAULT_GPU_MEMORY_RESERVE_MIB
 
 _PREFIX: Final = "GPUSHARE_"
+DEFAULT_BEST_NODES: Final = 8  # docs/measurements/extender.md
 POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
     "bestfit": BestFit,
     "gpushare": partial(GpuShareFit, learns_aside=True),
@@ -28,6 +29,7 @@ class Options:
 
     Attributes:
         kubeconfig: None for in-cluster credentials.
+        best_nodes: how many nodes filter answers for a pod that fits somewhere; 0 for all that fit.
         metrics_host: where /metrics and the probes listen, apart from the verbs.
     """
 
@@ -37,6 +39,7 @@ class Options:
     metrics_port: int
     kubeconfig: str | None
     policy: str
+    best_nodes: int
     defaults: Defaults
     gpu_memory_reserve_mib: int
     fence_timeout_seconds: float
@@ -60,6 +63,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("metrics-port", "9090", "their port", type=int)
     add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")
     add("policy", "gpushare", "placement policy", choices=sorted(POLICIES))
+    add("best-nodes", str(DEFAULT_BEST_NODES), "nodes that filter answers, best first; 0: all that fit", type=int)
     add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
     add("default-fraction", AUTO_FRACTION, 'what fraction "auto" stands for without a profile')
     add("max-slowdown", "1.5", "tolerated slowdown where nobody says otherwise", type=float)
@@ -81,6 +85,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error(f'--default-fraction: "{read.default_fraction}" is not a fraction such as 0.5')
     if read.max_slowdown < 1:
         parser.error("--max-slowdown must be 1 or more")
+    if read.best_nodes < 0:
+        parser.error("--best-nodes must be 0 or more")
     return Options(
         host=read.host,
         port=read.port,
@@ -88,6 +94,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         metrics_port=read.metrics_port,
         kubeconfig=read.kubeconfig,
         policy=read.policy,
+        best_nodes=read.best_nodes,
         defaults=Defaults(read.default_fraction, job_class, read.max_slowdown),
         gpu_memory_reserve_mib=read.gpu_memory_reserve,
         fence_timeout_seconds=read.fence_timeout,

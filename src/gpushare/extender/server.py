@@ -56,6 +56,7 @@ class Extender:
             Binder(api, ledger, self.metrics),
             self.metrics,
             self.waiting,
+            best_nodes=options.best_nodes,
             not_ready=self.not_ready,
             clock=clock,
         )

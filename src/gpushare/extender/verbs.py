@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 from numpy.typing import NDArray
 
+from gpushare.core.cluster import IntArray
 from gpushare.core.placement import UNKNOWN_NODE, Candidates, NodeList
 from gpushare.core.rejection import Reason, Rejection
 from gpushare.extender import wire
@@ -18,6 +19,7 @@ from gpushare.extender.binding import Binder
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.metrics import Metrics
 from gpushare.extender.preempt import choose_victims
+from gpushare.extender.reduce import PodView
 from gpushare.extender.texts import NodeTexts
 from gpushare.extender.waiting import WaitingPods
 
@@ -32,7 +34,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Verbs:
-    """HTTP handlers of one extender; `not_ready` says what is missing, or nothing."""
+    """HTTP handlers of one extender.
+
+    Args:
+        best_nodes: how many nodes filter answers for a pod that fits somewhere (ADR 0043); 0 for all that fit.
+        not_ready: says what is missing, or nothing.
+    """
 
     def __init__(
         self,
@@ -41,6 +48,7 @@ class Verbs:
         metrics: Metrics,
         waiting: WaitingPods,
         *,
+        best_nodes: int,
         not_ready: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -48,6 +56,7 @@ class Verbs:
         self._binder = binder
         self._metrics = metrics
         self._waiting = waiting
+        self._best_nodes = best_nodes
         self._not_ready = not_ready
         self._clock = clock
         self._reader = wire.FilterReader()
@@ -107,6 +116,11 @@ class Verbs:
             self._waiting.refused(args.pod, self._clock())
             if args.node_names:
                 self._metrics.rejections.labels(reason=_commonest(found).value).inc()
+        if len(found.rows) and self._best_nodes:
+            rows = found.best(self._best_nodes, self._waits(args.pod))
+            if args.nodes is None:
+                return wire.filter_names_result(self._texts.names(rows), b"", b"")
+            return wire.filter_result(args, self._ledger.state.node_names_of(rows), {}, {})
         if args.nodes is None:
             return self._names_result(args, found)
         failed: dict[str, str] = {}
@@ -137,16 +151,20 @@ class Verbs:
         found = self._ledger.candidates(args.pod, args.node_list)
         if isinstance(found, Rejection):
             return b"[]"
-        waits = self._ledger.fenced(args.pod)
-        if not waits:
+        waits = self._waits(args.pod)
+        if not len(waits):
             return self._texts.priorities(found.rows, scale(found.scores))
-        fenced = [row for row in self._ledger.state.rows(waits) if row is not None]
-        free = ~np.isin(found.rows, fenced)
+        free = ~np.isin(found.rows, waits)
         scores = np.zeros(len(found.rows), np.int64)
         scores[free] = scale(found.scores[free])
         if not free.any():
             scores = scale(found.scores)
         return self._texts.priorities(found.rows, scores)
+
+    def _waits(self, pod: PodView) -> IntArray:
+        """Rows of the nodes where binding the pod would wait for another's allocation (ADR 0042)."""
+        rows = self._ledger.state.rows(self._ledger.fenced(pod))
+        return np.array([row for row in rows if row is not None], np.int64)
 
     async def _bind(self, body: bytes) -> bytes:
         args = wire.read_bind_args(body)
