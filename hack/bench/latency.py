@@ -198,7 +198,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tenants", type=int, default=20_000)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--events-per-second", type=float, default=0, help="GpuNode updates meanwhile")
-    parser.add_argument("--policy", default="bestfit")
+    parser.add_argument("--policy", default="gpushare", help="as the extender's option")
     parser.add_argument("--vary", action="store_true", help="each pod asks for another nine tenths of the nodes")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

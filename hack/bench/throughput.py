@@ -107,6 +107,7 @@ async def measure(
             kubelets = [asyncio.create_task(admit(api)) for _ in range(8)]
             started = time.monotonic()
             own_before = time.process_time()
+            idle_before, busy_before = machine_seconds()
             cpu_before = {name: latency.cpu_seconds(process.pid) for name, process in plane.processes.items()}
             profile = {"schedulerName": "gpushare-scheduler", "percentageOfNodesToScore": percentage}
             plane.start_scheduler(
@@ -125,11 +126,18 @@ async def measure(
             for task in kubelets:
                 task.cancel()
             await asyncio.gather(*kubelets, *profiling, return_exceptions=True)
+        idle, busy = machine_seconds()
+        took = time.monotonic() - started
         cpu = {
             name: latency.cpu_seconds(process.pid) - cpu_before.get(name, 0.0)
             for name, process in plane.processes.items()
         }
         cpu["bench"] = time.process_time() - own_before
+        cores = {
+            "ours": sum(cpu.values()) / took,
+            "others": (busy - busy_before - sum(cpu.values())) / took,
+            "idle": (idle - idle_before) / took,
+        }
         inside = latency.inside(plane.metrics_port)
         refused = latency.count(plane.metrics_port, "gpushare_extender_bind_failures_total")
         listing = await api.list(PODS, lambda pod: pod)
@@ -144,16 +152,22 @@ async def measure(
         )
     times = sorted(bound.values())
     first, last = times[len(times) // 10], times[len(times) * 9 // 10]
-    marks = [times[min(len(times) - 1, len(times) * i // 20)] - started for i in range(21)]
-    print("bound by time:", " ".join(f"{m:.1f}" for m in marks), file=sys.stderr)
     return {
         "pods": pods,
         "pods_per_second": (len(times) * 9 // 10 - len(times) // 10) / (last - first),
         "all_bound_after_seconds": times[-1] - started,
         "cpu_seconds": cpu,
+        "cores": cores,
         "inside_ms": inside,
         "refused_bindings": refused,
     }
+
+
+def machine_seconds() -> tuple[float, float]:
+    """Idle and busy seconds of all cores together since the machine started."""
+    ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = ticks[3] + ticks[4]
+    return idle / os.sysconf("SC_CLK_TCK"), (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
 
 
 def check(listing: Any) -> None:
@@ -211,6 +225,8 @@ def main(arguments: list[str]) -> None:
         + ", ".join(
             f"{name} {1000 * seconds / options.pods:.1f}" for name, seconds in result["cpu_seconds"].items()
         )
+        + "\n  cores meanwhile: "
+        + ", ".join(f"{what} {count:.2f}" for what, count in result["cores"].items())
         + "\n  inside the extender: "
         + ", ".join(f"{verb} {mean:.2f} ms" for verb, mean in result["inside_ms"].items())
         + " in the mean\n  bindings refused: "

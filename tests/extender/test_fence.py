@@ -143,6 +143,33 @@ async def test_a_node_far_down_the_list_can_be_one_where_binding_would_wait(clus
         assert said == {"n3": 10, "n4": 0}
 
 
+async def test_equal_pods_asked_for_in_a_row_are_sent_to_different_nodes(running):
+    """The second is asked for before the first one's bind has come."""
+    cluster = running.cluster
+    for name, fraction in (("a", "0.6"), ("b", "0.6"), ("other", "0.7")):
+        cluster.make_pod(name, fraction)
+    await cluster.settle()
+    assert (await running.filter("a"))["NodeNames"] == ["n1"]
+    assert (await running.filter("a"))["NodeNames"] == ["n1"]  # its own announcement is none for itself
+    assert (await running.filter("b"))["NodeNames"] == ["n2"]
+    assert (await running.filter("other"))["NodeNames"] == ["n1"]
+    assert (await running.filter("b", ["n1"]))["NodeNames"] == ["n1"]
+    assert await asyncio.wait_for(running.bind("b", "n1"), 5) == ""  # announced pods are avoided, not waited for
+
+
+def test_an_announcement_ends_by_itself_or_with_its_binding():
+    fence = Fence()
+    for index in range(3):
+        fence.announce(f"p{index}", f"n{index}", 60, now=index * 0.4)
+    assert fence.announced("new", 60, 0.8) == {"n0", "n1", "n2"}
+    assert fence.announced("new", 50, 0.8) == set()
+    assert fence.announced("p1", 60, 1.0) == {"n2"}
+    fence.expect("p2", "n2", 60, ("g",))
+    assert fence.announced("new", 60, 1.0) == {"n1"}
+    fence.gone("p1")
+    assert fence.announced("new", 60, 1.0) == set()
+
+
 async def test_bind_takes_the_gpu_for_which_the_fence_is_open(running):
     """GPU 1 is the fuller one and would be the policy's choice, but the fence is open for GPU 0."""
     cluster = running.cluster

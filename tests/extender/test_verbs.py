@@ -6,7 +6,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from gpushare.extender import Extender, parse_options
 from gpushare.extender.verbs import scale
-from gpushare.kube import GPUNODES, GPUSHARES, PODS
+from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
 
 
 async def test_filter_says_where_a_pod_fits_and_why_not_elsewhere(running):
@@ -41,24 +41,43 @@ async def test_filter_answers_the_best_nodes_alone_and_says_nothing_of_others(cl
             assert await running.bind(name, node) == ""
             cluster.allocate(name)
             await cluster.settle()
-        cluster.make_pod("c", "0.5")
+        pod = cluster.make_pod("c", "0.5")
         result = await running.filter("c", names)
-        assert set(result["NodeNames"]) == {"n1", "n4"}
+        assert result["NodeNames"] == ["n1"]
         assert not result["FailedNodes"]
         assert not result["FailedAndUnresolvableNodes"]
+        prefers = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]}
+        for wish in (
+            {"affinity": {"nodeAffinity": prefers}},
+            {"affinity": {"nodeAffinity": None, "podAntiAffinity": prefers}},
+            {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]},
+        ):
+            body = {"Pod": pod | {"spec": pod["spec"] | wish}, "Nodes": None, "NodeNames": names}
+            assert set((await running.post("filter", body))["NodeNames"]) == {"n1", "n4"}
+        required = {"topologySpreadConstraints": [{"maxSkew": 1, "whenUnsatisfiable": "DoNotSchedule"}]}
+        body = {"Pod": pod | {"spec": pod["spec"] | required}, "Nodes": None, "NodeNames": names}
+        assert (await running.post("filter", body))["NodeNames"] == ["n1"]
+        node = cluster.objects[NODES]["n0"]
+        cluster.put(NODES, node | {"spec": {"taints": [{"key": "old", "effect": "PreferNoSchedule"}]}})
+        await cluster.settle()
+        assert set((await running.filter("c", names))["NodeNames"]) == {"n1", "n4"}
         nodes = {"items": [{"metadata": {"name": name}} for name in names]}
         whole = await running.post("filter", {"Pod": cluster.pod("c"), "Nodes": nodes, "NodeNames": None})
         assert {node["metadata"]["name"] for node in whole["Nodes"]["items"]} == {"n1", "n4"}
+        cluster.remove(NODES, "n0")
+        await cluster.settle()
+        assert (await running.filter("c", names[1:]))["NodeNames"] == ["n1"]
     async with serve_cluster(cluster, best_nodes=0) as running:
-        result = await running.filter("c", names)
-        assert result["NodeNames"] == ["n0", "n1", "n3", "n4", "n5"]
+        result = await running.filter("c", names[1:])
+        assert result["NodeNames"] == ["n1", "n3", "n4", "n5"]
         assert "needs 50 percent" in result["FailedNodes"]["n2"]
 
 
 async def test_filter_reserves_nothing(running):
     running.cluster.make_pod("a", "1")
     for _ in range(5):
-        assert (await running.filter("a"))["NodeNames"] == ["n1", "n2"]
+        for name in ("n1", "n2"):
+            assert (await running.filter("a", [name]))["NodeNames"] == [name]
     assert running.held() == {}
 
 
@@ -211,7 +230,7 @@ async def test_an_unhealthy_gpu_takes_nobody_until_it_recovers(running):
         gpu["health"] = "Healthy"
     cluster.put(GPUNODES, node)
     await cluster.settle()
-    assert (await running.filter("a"))["NodeNames"] == ["n1", "n2"]
+    assert (await running.filter("a", ["n1"]))["NodeNames"] == ["n1"]
 
 
 async def test_a_restarted_extender_knows_what_runs(cluster, serve_cluster):

@@ -146,3 +146,22 @@ async def test_the_token_is_sent_and_a_missing_kubeconfig_is_one_sentence(api, s
 def test_paths_of_namespaced_objects_need_a_namespace():
     with pytest.raises(ValueError, match="namespaced"):
         PODS.path(name="p")
+
+
+@pytest.mark.parametrize("excepted", ["", "api.invalid"])
+async def test_a_proxy_in_the_environment_is_used(server, tmp_path, monkeypatch, excepted):
+    monkeypatch.setenv("http_proxy", server.url)
+    monkeypatch.setenv("no_proxy", excepted)
+    kubeconfig = tmp_path / "proxied"
+    kubeconfig.write_text(
+        """{apiVersion: v1, kind: Config, current-context: fake,
+        clusters: [{name: fake, cluster: {server: "http://api.invalid"}}],
+        users: [{name: me, user: {token: s3cret}}],
+        contexts: [{name: fake, context: {cluster: fake, user: me}}]}"""
+    )
+    async with connect(kubeconfig) as api:
+        if excepted:
+            with pytest.raises(Retryable):
+                await api.list(PODS, lambda pod: pod)
+        else:
+            assert (await api.list(PODS, lambda pod: pod)).resource_version == "100"

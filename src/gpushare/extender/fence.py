@@ -15,6 +15,18 @@ FENCE_TIMEOUT_SECONDS: Final = (
 )
 
 
+ANNOUNCED_SECONDS: Final = 1.0  # kube-scheduler binds some ms after filter, or not at all
+
+
+@dataclass(frozen=True, slots=True)
+class _Announced:
+    """A pod that filter left one node to; kube-scheduler's bind has not come yet."""
+
+    node: str
+    size: int
+    until: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Expected:
     """A pod that is bound, or being bound, and not known to be allocated."""
@@ -31,11 +43,31 @@ class Fence:
         self.timeout_seconds = timeout_seconds
         self._expected: dict[str, _Expected] = {}
         self._by_node: dict[str, set[str]] = {}
+        self._announced: dict[str, _Announced] = {}
         self._allocated: set[str] = set()
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
 
+    def announce(self, pod_uid: str, node: str, size: int, now: float) -> None:
+        """kube-scheduler will soon bind the pod to the node; nobody waits for it, but others better avoid it."""
+        while self._announced:  # in the order of their ends
+            first = next(iter(self._announced))
+            if self._announced[first].until > now:
+                break
+            del self._announced[first]
+        self._announced.pop(pod_uid, None)
+        self._announced[pod_uid] = _Announced(node, size, now + ANNOUNCED_SECONDS)
+
+    def announced(self, pod_uid: str, size: int, now: float) -> set[str]:
+        """Nodes to which other pods of this size are on their way."""
+        return {
+            one.node
+            for uid, one in self._announced.items()
+            if one.size == size and one.until > now and uid != pod_uid
+        }
+
     def expect(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> None:
         """The pod is bound to the node; kubelet will allocate it. Nothing to do once it was allocated."""
+        self._announced.pop(pod_uid, None)
         if pod_uid in self._allocated:
             return
         known = self._expected.get(pod_uid)
@@ -51,6 +83,7 @@ class Fence:
 
     def gone(self, pod_uid: str) -> None:
         """The pod ended, or was not bound after all."""
+        self._announced.pop(pod_uid, None)
         self._allocated.discard(pod_uid)
         self._remove(pod_uid)
 

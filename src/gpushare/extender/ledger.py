@@ -64,6 +64,7 @@ class Ledger:
         self._shares: dict[str, dict[str, GpuShare]] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self._nodes: dict[str, NodeView] = {}
+        self._second_choices: set[str] = set()
 
     # -- what the watches say -------------------------------------------------------------------------------------
 
@@ -105,11 +106,14 @@ class Ledger:
                 self.fence.allocated(uid)
 
     def node_changed(self, change: Change, key: str, view: NodeView) -> None:
-        """A node's CPU or memory changed."""
+        """A node's CPU, memory or taints changed."""
+        self._second_choices.discard(key)
         if change is Change.DELETED:
             self._nodes.pop(key, None)
         else:
             self._nodes[key] = view
+            if view.is_second_choice:
+                self._second_choices.add(key)
         if key in self._gpunodes:
             self._update_node(key)
             self.on_room()
@@ -158,15 +162,22 @@ class Ledger:
             return request
         return placement.candidates(request, self.state, self._policy_for(request, pod), node_names)
 
-    def fenced(self, pod: PodView) -> set[str]:
+    def leaves_a_choice(self, pod: PodView) -> bool:
+        """Whether kube-scheduler has anything to weigh for the pod: the pod's preferences, or a node's."""
+        return pod.has_preferences or bool(self._second_choices)
+
+    def fenced(self, pod: PodView, now: float) -> set[str]:
         """Nodes on which the pod's binding would wait now; better avoided while others fit (ADR 0042)."""
-        busy = self.fence.busy(fence_size(pod))
+        size = fence_size(pod)
+        announced, busy = self.fence.announced(pod.uid, size, now), self.fence.busy(size)
         if not busy:
-            return set()
+            return announced
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return set()
-        return {node for node, gpus in busy.items() if gpus is None or not self._has_room(request, gpus, node)}
+        return announced | {
+            node for node, gpus in busy.items() if gpus is None or not self._has_room(request, gpus, node)
+        }
 
     def _policy_for(self, request: PlacementRequest, pod: PodView | None) -> Policy:
         """The policy, cautious where the pod's workload is known."""

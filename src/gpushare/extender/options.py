@@ -29,7 +29,7 @@ class Options:
 
     Attributes:
         kubeconfig: None for in-cluster credentials.
-        best_nodes: how many nodes filter answers for a pod that fits somewhere; 0 for all that fit.
+        best_nodes: how many nodes filter answers for a pod that fits somewhere and prefers some; 0: all that fit.
         metrics_host: where /metrics and the probes listen, apart from the verbs.
     """
 
@@ -63,7 +63,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("metrics-port", "9090", "their port", type=int)
     add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")
     add("policy", "gpushare", "placement policy", choices=sorted(POLICIES))
-    add("best-nodes", str(DEFAULT_BEST_NODES), "nodes that filter answers, best first; 0: all that fit", type=int)
+    add("best-nodes", str(DEFAULT_BEST_NODES), "nodes answered for a pod with preferences; 0: all", type=int)
     add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
     add("default-fraction", AUTO_FRACTION, 'what fraction "auto" stands for without a profile')
     add("max-slowdown", "1.5", "tolerated slowdown where nobody says otherwise", type=float)

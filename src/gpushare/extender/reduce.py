@@ -28,6 +28,7 @@ class PodView:
         admitted: kubelet has taken it, so its devices are allocated (kubelet allocates before it sets startTime).
         limit_percent: its limit `gpushare.io/share`, 100 a GPU; 0 when it has none.
         decision: its decision annotations; None without any or when malformed.
+        has_preferences: it says which of the nodes it may run on it would rather have, in affinity or spreading.
         short_of_shares: kube-scheduler's own count found too few shares on some node and left it waiting.
     """
 
@@ -45,6 +46,7 @@ class PodView:
     memory_mib: int
     priority: int
     decision: Decision | None
+    has_preferences: bool = False
     short_of_shares: bool = False
 
     @property
@@ -65,11 +67,12 @@ class GpuNodeView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What a node offers to pods, beside GPUs."""
+    """What a node offers to pods, beside GPUs; `is_second_choice`: a taint asks pods to go elsewhere."""
 
     name: str
     cpu_milli: int
     memory_mib: int
+    is_second_choice: bool = False
 
 
 def reduce_pod(obj: Mapping[str, Any]) -> PodView:
@@ -100,6 +103,7 @@ def reduce_pod(obj: Mapping[str, Any]) -> PodView:
         memory_mib=sum(int(_request(one, "memory") / _MIB) for one in containers),
         priority=spec.get("priority") or 0,
         decision=decision,
+        has_preferences=_has_preferences(spec),
         short_of_shares=any(
             one.get("type") == "PodScheduled"
             and one.get("status") == "False"
@@ -134,6 +138,19 @@ def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:
         name=intern(obj["metadata"]["name"]),
         cpu_milli=int(parse_quantity(allocatable.get("cpu", "0")) * 1000),
         memory_mib=int(parse_quantity(allocatable.get("memory", "0")) / _MIB),
+        is_second_choice=any(
+            taint.get("effect") == "PreferNoSchedule" for taint in (obj.get("spec") or {}).get("taints") or ()
+        ),
+    )
+
+
+def _has_preferences(spec: Mapping[str, Any]) -> bool:
+    return any(
+        kind.get("preferredDuringSchedulingIgnoredDuringExecution")
+        for kind in (spec.get("affinity") or {}).values()
+        if kind
+    ) or any(
+        one.get("whenUnsatisfiable") == "ScheduleAnyway" for one in spec.get("topologySpreadConstraints") or ()
     )
 
 

@@ -16,7 +16,7 @@ from gpushare.core.placement import UNKNOWN_NODE, Candidates, NodeList
 from gpushare.core.rejection import Reason, Rejection
 from gpushare.extender import wire
 from gpushare.extender.binding import Binder
-from gpushare.extender.ledger import Ledger
+from gpushare.extender.ledger import Ledger, fence_size
 from gpushare.extender.metrics import Metrics
 from gpushare.extender.preempt import choose_victims
 from gpushare.extender.reduce import PodView
@@ -37,7 +37,8 @@ class Verbs:
     """HTTP handlers of one extender.
 
     Args:
-        best_nodes: how many nodes filter answers for a pod that fits somewhere (ADR 0043); 0 for all that fit.
+        best_nodes: how many nodes filter answers for a pod that fits somewhere and leaves a choice, one for a pod
+            that leaves none (ADR 0043); 0: all that fit.
         not_ready: says what is missing, or nothing.
     """
 
@@ -117,10 +118,14 @@ class Verbs:
             if args.node_names:
                 self._metrics.rejections.labels(reason=_commonest(found).value).inc()
         if len(found.rows) and self._best_nodes:
-            rows = found.best(self._best_nodes, self._waits(args.pod))
+            count = self._best_nodes if self._ledger.leaves_a_choice(args.pod) else 1
+            rows = found.best(count, self._waits(args.pod))
+            names = self._ledger.state.node_names_of(rows)
+            if len(names) == 1:
+                self._ledger.fence.announce(args.pod.uid, names[0], fence_size(args.pod), self._clock())
             if args.nodes is None:
                 return wire.filter_names_result(self._texts.names(rows), b"", b"")
-            return wire.filter_result(args, self._ledger.state.node_names_of(rows), {}, {})
+            return wire.filter_result(args, names, {}, {})
         if args.nodes is None:
             return self._names_result(args, found)
         failed: dict[str, str] = {}
@@ -163,7 +168,7 @@ class Verbs:
 
     def _waits(self, pod: PodView) -> IntArray:
         """Rows of the nodes where binding the pod would wait for another's allocation (ADR 0042)."""
-        rows = self._ledger.state.rows(self._ledger.fenced(pod))
+        rows = self._ledger.state.rows(self._ledger.fenced(pod, self._clock()))
         return np.array([row for row in rows if row is not None], np.int64)
 
     async def _bind(self, body: bytes) -> bytes:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlencode
+from urllib.request import getproxies
 
 import aiohttp
 import kubernetes.aio.config
@@ -316,6 +317,8 @@ async def connect(
             await kube_config.load_kube_config(path, context=context, client_configuration=configuration)
     except (kube_config.ConfigException, OSError) as error:
         raise ApiError(f"no usable cluster configuration: {error}") from error
+    # Looking for a proxy and a netrc file takes aiohttp two thread hops a request: only where there is a proxy.
+    configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
     configuration.retries = None  # callers decide; a Reflector has its own back-off
     api = Api(configuration, field_manager=field_manager)
     try:
