@@ -1,9 +1,11 @@
 """What people and Prometheus see of a running tenant."""
 
+import csv
 import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from livecluster import RELEASE_NAMESPACE, ROOT, Cluster, Namespace, decided, wait_for
@@ -18,13 +20,17 @@ def metrics(cluster: Cluster, pod: dict, port: int) -> str:
     )
 
 
-def top(cluster: Cluster, namespace: str) -> list[dict]:
+def gpushare(cluster: Cluster, *arguments: str) -> str:
     program = "import sys; from gpushare.cli import main; sys.argv[0] = 'gpushare'; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program, "top", "-n", namespace, "--json", "--kubeconfig", cluster.kubeconfig],
+        [sys.executable, "-c", program, *arguments, "--kubeconfig", cluster.kubeconfig],
         capture_output=True, text=True, timeout=60, check=True, env={"PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
-    return list(json.loads(done.stdout))
+    return done.stdout
+
+
+def top(cluster: Cluster, namespace: str) -> list[dict]:
+    return list(json.loads(gpushare(cluster, "top", "-n", namespace, "--json")))
 
 
 def test_top_shows_a_tenant_as_it_was_decided_and_a_waiting_one(space: Namespace, cluster: Cluster):
@@ -38,6 +44,24 @@ def test_top_shows_a_tenant_as_it_was_decided_and_a_waiting_one(space: Namespace
     assert (runs["share_percent"], runs["thread_percentage"], runs["memory_limit_mib"]) == (30, percent, limit_mib)
     assert (runs["job_class"], runs["workload"], limit_mib) == ("latency", "montecarlo-fp32", 4096)
     assert (waits["pod"], waits["gpu"], waits["progress_ratio"]) == ("waits", None, None)
+
+
+def test_a_plan_says_where_the_scheduler_then_puts_a_pod(space: Namespace, cluster: Cluster, tmp_path: Path):
+    space.create(space.tenant("there", "0.4"))
+    (there,) = space.running("there")
+    gpushare(cluster, "snapshot", "-o", str(tmp_path / "snapshot"))
+    rows = list(csv.DictReader((tmp_path / "snapshot" / "pods.csv").open()))
+    [row] = [row for row in rows if row["name"] == f"{space.name}/there"]
+    assert (row["gpu_milli"], row["node"]) == ("400", there["spec"]["nodeName"])
+    pods = [space.tenant("small", "0.3"), space.tenant("large", "0.8")]
+    manifest = tmp_path / "pods.json"
+    manifest.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": pods}))
+    live = json.loads(gpushare(cluster, "plan", "--pods", str(manifest), "--json"))
+    planned = {one["pod"].partition("/")[2]: one["gpus"] for one in live["pods"]}
+    space.create(*pods)
+    placed = {pod["metadata"]["name"]: [decided(pod)[0]] for pod in space.running("small", "large")}
+    assert placed == planned
+    assert planned["small"] == [decided(there)[0]] != planned["large"]
 
 
 def test_a_gpushare_appears_for_the_owner_and_goes_with_it(space: Namespace, cluster: Cluster):
