@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpushare.core.hardware import Devices, GpuHealth
-from gpushare.core.objects import Condition, ConditionStatus, GpuNodeStatus
+from gpushare.core.objects import GpuNodeStatus
 from gpushare.core.simulated import parse_simulated
 from gpushare.devices import SimulatedDevices
 from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
@@ -28,7 +28,7 @@ from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.sampler import LAST_BACKOFF_SECONDS, Sampler
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
-from gpushare_deviceplugin.status import StatusWriter, build_status, tenants_of
+from gpushare_deviceplugin.status import StatusWriter, build_status, conditions_of, tenants_of
 
 _log = logging.getLogger(__name__)
 EVENT_SECONDS: Final = 1.0
@@ -54,8 +54,10 @@ def devices_opener(options: Options, clock: Callable[[], float] = time.monotonic
 class Agent:
     """One node's agent."""
 
-    def __init__(self, options: Options, api: Api, open_devices: Callable[[], Devices]) -> None:
-        clock = time.monotonic
+    def __init__(
+        self, options: Options, api: Api, open_devices: Callable[[], Devices],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._node_name = options.node_name
         self.state = NodeState(clock)
@@ -81,14 +83,9 @@ class Agent:
     def build(self) -> GpuNodeStatus:
         """The GpuNode's status as of now."""
         status = build_status(self.state, self.sampler.gates, self.sampler.measures, self.sampler.driver_version)
-        problem = self.state.problem
-        condition = Condition(
-            type="DevicesReady",
-            status=ConditionStatus.FALSE if problem else ConditionStatus.TRUE,
-            reason="DriverError" if problem else "Sampled",
-            message=problem,
+        return GpuNodeStatus.of(
+            status.gpus, driver_version=status.driver_version, conditions=conditions_of(self.state)
         )
-        return GpuNodeStatus.of(status.gpus, driver_version=status.driver_version, conditions=(condition,))
 
     def figures(self) -> NodeFigures:
         """What the metrics say as of now."""

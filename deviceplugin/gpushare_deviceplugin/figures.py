@@ -36,6 +36,7 @@ def node_figures(
         refused_allocations=state.counts.refused_allocations,
         bad_pods=state.counts.bad_pods,
         is_registered=is_registered,
+        is_driver_ready=bool(state.gpus) and not state.problem,
     )
 
 

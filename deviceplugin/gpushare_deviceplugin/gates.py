@@ -7,7 +7,7 @@ from typing import Final
 
 from gpushare.core.hardware import GpuHealth, Health
 from gpushare.core.objects import Ceilings, MpsState, MpsStatus
-from gpushare.mps.layout import GpuDirectory, LastGood, status_reader
+from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
 from gpushare.mps.status import GateStatus, HoldReason, SelfTestResult
 from gpushare.mps.status import MpsState as GateState
 
@@ -26,30 +26,19 @@ _SHOWN_HOLDS: Final = frozenset({HoldReason.CLIENTS, HoldReason.WRONG_GPU, HoldR
 
 
 class Gates:
-    """Readers of every GPU's gate.json, with their age on our own monotonic clock.
-
-    The file's own time stamp is compared only with itself, so a jump of the wall clock changes nothing.
-    """
+    """Readers of every GPU's gate.json, with their age on our own monotonic clock."""
 
     def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
         self._directory = directory
         self._clock = clock
-        self._readers: dict[str, LastGood[GateStatus | None]] = {}
-        self._changed: dict[str, tuple[float, float]] = {}
+        self._readers: dict[str, Fresh[GateStatus]] = {}
 
     def read(self, uuid: str) -> GateStatus | None:
         """The gate's word on a GPU; None when it never spoke or fell silent."""
         if uuid not in self._readers:
-            self._readers[uuid] = status_reader(GpuDirectory.of(self._directory, uuid))
-        status = self._readers[uuid].read()
-        if status is None:
-            return None
-        now = self._clock()
-        written_at, since = self._changed.get(uuid, (None, now))
-        if written_at != status.written_at:
-            self._changed[uuid] = (status.written_at, now)
-            return status
-        return status if now - since <= STALE_SECONDS else None
+            file = status_reader(GpuDirectory.of(self._directory, uuid))
+            self._readers[uuid] = Fresh(file, self._clock, STALE_SECONDS)
+        return self._readers[uuid].read()
 
 
 def mps_status(status: GateStatus | None) -> MpsStatus:

@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes this long may never return
 FIRST_BACKOFF_SECONDS: Final = 2.0
 LAST_BACKOFF_SECONDS: Final = 60.0
+NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
 WINDOWS: Final = 5  # samples averaged into what is reported, and between two conclusions
 
 
@@ -31,6 +32,13 @@ class Reading:
     health: GpuHealth
     sample: GpuSample | None
     error: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why there are no counters; empty when there are, or when an unhealthy GPU owes none."""
+        if self.error or self.health.health is Health.UNHEALTHY or self.sample is None:
+            return self.error
+        return "" if self.sample.counters.as_dict() else NO_COUNTERS
 
 
 class Sampler:
@@ -133,12 +141,15 @@ class Sampler:
         listed = {gpu.uuid for gpu, _ in readings}
         for uuid in self._state.gpus.keys() - listed:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, "the driver does not list this GPU any more"))
-            self.measures.pop(uuid, None)
+            self._state.set_unmeasured(uuid, "")  # its health says it
+            for kept in (self.measures, self._windows, self._fresh):  # no window across its absence
+                kept.pop(uuid, None)
         for gpu, reading in readings:
             self._conclude(gpu.uuid, reading.health)
             if reading.error:
                 self._state.counts.error("sampling")
-                _log.debug("GPU %s not sampled: %s", gpu.uuid, reading.error)
+            if reading.error or reading.sample is not None or reading.health.health is Health.UNHEALTHY:
+                self._state.set_unmeasured(gpu.uuid, reading.trouble)
             self._measure(gpu.uuid, reading)
 
     def _conclude(self, uuid: str, device: GpuHealth) -> None:
@@ -182,6 +193,7 @@ class Sampler:
     def _devices_lost(self, problem: str) -> None:
         for uuid in self._state.gpus:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, problem))
+            self._state.set_unmeasured(uuid, "")
         self._windows.clear()
         self._fresh.clear()
         self.measures.clear()

@@ -35,6 +35,7 @@ class NodeState:
     Attributes:
         gpus: every GPU seen since start, by uuid; one that vanished stays, unhealthy.
         allocations: pod uid -> shares by GPU, as kubelet's PodResources says; None until it first answered.
+        problem: why the driver gives no devices; unmeasured: by GPU, why it gives no figures now.
         changed: set by every change that the GpuNode, the decisions or kubelet must hear of.
     """
 
@@ -45,6 +46,7 @@ class NodeState:
         self.allocations: dict[str, dict[str, int]] | None = None
         self.counts = Counts()
         self.problem = ""
+        self.unmeasured: dict[str, str] = {}
         self._presumed: dict[str, tuple[dict[str, int], float]] = {}
         self._said: set[tuple[str, str]] = set()
         self._clock = clock
@@ -83,6 +85,18 @@ class NodeState:
         level = logging.INFO if health.health is Health.HEALTHY else logging.WARNING
         if old is not None and (old.health != health.health or health.health is Health.UNHEALTHY):
             _log.log(level, "GPU %s is %s %s", uuid, health.health, health.reason, extra={"gpu": uuid})
+        self.touch()
+
+    def set_unmeasured(self, uuid: str, why: str) -> None:
+        """Why a GPU gives no figures; empty when it does."""
+        if self.unmeasured.get(uuid, "") == why:
+            return
+        if why:
+            self.unmeasured[uuid] = why
+            _log.warning("GPU %s is not measured: %s", uuid, why, extra={"gpu": uuid})
+        else:
+            del self.unmeasured[uuid]
+            _log.info("GPU %s is measured again", uuid, extra={"gpu": uuid})
         self.touch()
 
     def put_pod(self, pod: ManagedPod) -> None:

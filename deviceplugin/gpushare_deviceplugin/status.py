@@ -8,7 +8,15 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from gpushare.core.hardware import GpuHealth, GpuSample, Health
-from gpushare.core.objects import GpuNodeStatus, GpuStatus, Profile, Tenant, Utilization
+from gpushare.core.objects import (
+    Condition,
+    ConditionStatus,
+    GpuNodeStatus,
+    GpuStatus,
+    Profile,
+    Tenant,
+    Utilization,
+)
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.gates import mps_status
 from gpushare_deviceplugin.pods import ManagedPod
@@ -127,6 +135,24 @@ def _utilization(sample: GpuSample) -> Utilization:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, DIGITS)
+
+
+def conditions_of(state: NodeState) -> tuple[Condition, ...]:
+    """Whether the driver answers, and whether every GPU gives counters."""
+    unmeasured = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(state.unmeasured.items()))
+    return (
+        _condition("DevicesReady", state.problem, good="Sampled", bad="DriverError"),
+        _condition("CountersReady", unmeasured or state.problem, good="Measured", bad="NoCounters"),
+    )
+
+
+def _condition(kind: str, problem: str, *, good: str, bad: str) -> Condition:
+    return Condition(
+        type=kind,
+        status=ConditionStatus.FALSE if problem else ConditionStatus.TRUE,
+        reason=bad if problem else good,
+        message=problem[:1024],
+    )
 
 
 def urgent_part(status: GpuNodeStatus) -> object:

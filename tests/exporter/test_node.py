@@ -73,7 +73,7 @@ def test_the_page_names_every_family_and_no_other() -> None:
 
 def test_names_end_in_their_unit() -> None:
     allowed = ("_ratio", "_bytes", "_total", "_healthy", "_state", "_enforced", "_clients", "_connections",
-               "_mismatches", "_registered")  # fmt: skip
+               "_mismatches", "_registered", "_ready")  # fmt: skip
     assert [name for name in series(FULL) if not name.endswith(allowed)] == []
 
 

@@ -158,6 +158,27 @@ async def test_a_pods_clients_are_ended_before_its_eviction_and_its_neighbours_a
     assert neighbour.process.poll() is None
 
 
+def test_a_daemon_that_hangs_is_down_holds_newcomers_and_ends_nobody(host, run):
+    decide(host.gpu, **{POD: (20, 20000), OTHER: (40, 20000)})
+    running = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(running.is_connected, "connected")
+    before = host.status()
+    os.kill(before.daemon_pid, signal.SIGSTOP)
+    try:
+        until(lambda: host.status().state is MpsState.DOWN, "down")
+        assert "no answer" in host.status().detail
+        waiting = run(OTHER, "--workload", "stream", "--memory-mib", "100")
+        until(lambda: any(h.pid == waiting.pid for h in host.status().held), "the newcomer is held")
+        assert host.status().daemon_pid == before.daemon_pid, "its clients run on: it is not killed"
+    finally:
+        os.kill(before.daemon_pid, signal.SIGCONT)
+    host.until_active()
+    until(waiting.is_connected, "connected")
+    assert waiting.value("sms") == "52"
+    assert running.process.poll() is None
+    assert (host.status().daemon_pid, host.status().daemon_restarts) == (before.daemon_pid, before.daemon_restarts)
+
+
 def test_a_client_past_the_gate_is_reported_and_ended(host, tenants):
     stranger = tenants(host.gpu.pipe, "--workload", "stream", "--memory-mib", "100")
     until(lambda: stranger.process.poll() is not None, "ended")

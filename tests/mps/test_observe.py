@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare.mps.layout import GpuDirectory, write_status
-from gpushare.mps.observe import GateCollector, is_fresh, serve_http
+from gpushare.mps.observe import STALE_SECONDS, GateCollector, serve_http
 from gpushare.mps.status import GateStatus, HeldStatus, HoldReason, MpsState, SelfTest, SelfTestResult
 
 
@@ -33,9 +33,9 @@ def status(**changes) -> GateStatus:
     )
 
 
-def exposed(keeper) -> dict[str, float]:
+def exposed(keeper, collector: GateCollector | None = None) -> dict[str, float]:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(GateCollector([keeper]))
+    registry.register(collector or GateCollector([keeper]))
     lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
 
@@ -48,11 +48,21 @@ def test_what_the_gate_says_becomes_metrics(keeper):
     assert found['gpushare_gate_self_test_passed{gpu_uuid="GPU-1"}'] == 1
 
 
-def test_a_gate_that_fell_silent_is_down_whatever_it_last_said(keeper):
-    write_status(keeper.gpu, status(written_at=1.0))
-    assert exposed(keeper)['gpushare_gate_state{gpu_uuid="GPU-1",state="Down"}'] == 1
-    assert not is_fresh(status(written_at=1.0))
-    assert is_fresh(status(written_at=100.0), now=50.0)
+def test_a_gate_that_fell_silent_is_down_whatever_it_last_said_and_whatever_the_wall_clock_does(keeper):
+    now = 100.0
+    collector = GateCollector([keeper], lambda: now)
+    down = 'gpushare_gate_state{gpu_uuid="GPU-1",state="Down"}'
+    for written_at in (2e9, 5.0, 3e9):  # the wall clock jumps back by decades, and on again
+        write_status(keeper.gpu, status(written_at=written_at))
+        assert exposed(keeper, collector)[down] == 0
+        now += STALE_SECONDS / 2
+        assert exposed(keeper, collector)[down] == 0
+    now += STALE_SECONDS
+    assert exposed(keeper, collector)[down] == 1
+    write_status(keeper.gpu, status(written_at=3e9 + 1))
+    assert exposed(keeper, collector)[down] == 0
+    keeper.is_running = False
+    assert exposed(keeper, collector)[down] == 1
 
 
 def test_health_and_readiness_over_http(keeper):

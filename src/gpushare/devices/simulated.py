@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.hardware import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.mps.layout import GpuDirectory, LastGood
+from gpushare.mps.layout import Fresh, GpuDirectory
 from gpushare.mps.twin.state import TwinState, state_reader
 
 MIN_WINDOW_SECONDS: Final = 0.1  # as GPM has it (FACTS 21)
@@ -24,11 +24,11 @@ class SimulatedDevices:
     def __init__(self, gpus: tuple[GpuInfo, ...], directory: Path, clock: Callable[[], float]) -> None:
         self._gpus = gpus
         self._clock = clock
-        self._readers: dict[str, LastGood[TwinState | None]] = {
-            gpu.uuid: state_reader(GpuDirectory.of(directory, gpu.uuid)) for gpu in gpus
+        self._readers: dict[str, Fresh[TwinState]] = {
+            gpu.uuid: Fresh(state_reader(GpuDirectory.of(directory, gpu.uuid)), clock, STALE_SECONDS)
+            for gpu in gpus
         }
         self._sampled_at: dict[str, float] = {}
-        self._written: dict[str, tuple[float, float]] = {}
 
     def list(self) -> tuple[GpuInfo, ...]:
         """The simulated GPUs."""
@@ -71,12 +71,4 @@ class SimulatedDevices:
         reader = self._readers.get(uuid)
         if reader is None:
             raise DevicesError(f"GPU {uuid} is not on this node", retryable=False)
-        state = reader.read()
-        if state is None:
-            return None
-        now = self._clock()
-        written_at, seen_at = self._written.get(uuid, (None, now))
-        if written_at != state.written_at:
-            self._written[uuid] = (state.written_at, now)
-            return state
-        return state if now - seen_at < STALE_SECONDS else None
+        return reader.read()

@@ -70,6 +70,7 @@ class NodeFigures:
     """Everything of one node at one moment.
 
     Attributes:
+        is_driver_ready: the driver answered the last round.
         errors: trouble since the agent started, by what it hit; allocation_mismatches: kubelet chose another GPU.
     """
 
@@ -81,6 +82,7 @@ class NodeFigures:
     refused_allocations: int = 0
     bad_pods: int = 0
     is_registered: bool = False
+    is_driver_ready: bool = False
 
 
 class NodeCollector(Collector):
@@ -98,20 +100,18 @@ class NodeCollector(Collector):
         yield from _agent_families(now)
 
 
-def _gauge(
-    name: str, text: str, labels: Iterable[str], rows: Iterable[tuple[tuple[str, ...], float | None]]
-) -> Metric:
-    family = GaugeMetricFamily(f"gpushare_{name}", text, labels=tuple(labels))
-    for values, figure in rows:
-        if figure is not None:
-            family.add_metric(values, figure)
-    return family
+_Rows = Iterable[tuple[tuple[str, ...], float | None]]
 
 
-def _counter(
-    name: str, text: str, labels: Iterable[str], rows: Iterable[tuple[tuple[str, ...], float | None]]
-) -> Metric:
-    family = CounterMetricFamily(f"gpushare_{name}", text, labels=tuple(labels))
+def _gauge(name: str, text: str, labels: Iterable[str], rows: _Rows) -> Metric:
+    return _filled(GaugeMetricFamily(f"gpushare_{name}", text, labels=tuple(labels)), rows)
+
+
+def _counter(name: str, text: str, labels: Iterable[str], rows: _Rows) -> Metric:
+    return _filled(CounterMetricFamily(f"gpushare_{name}", text, labels=tuple(labels)), rows)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: _Rows) -> Metric:
     for values, figure in rows:
         if figure is not None:
             family.add_metric(values, figure)
@@ -168,9 +168,7 @@ def _mps_families(now: NodeFigures) -> Iterator[Metric]:
                    ((at, d.turn_seconds_sum) for at, d in gpus))  # fmt: skip
 
 
-def _by_kind(
-    rows: Iterable[tuple[tuple[str, ...], Mapping[str, int]]],
-) -> Iterator[tuple[tuple[str, ...], float | None]]:
+def _by_kind(rows: Iterable[tuple[tuple[str, ...], Mapping[str, int]]]) -> _Rows:
     for at, counts in rows:
         for kind, count in sorted(counts.items()):
             yield (*at, kind), count
@@ -211,6 +209,8 @@ def _agent_families(now: NodeFigures) -> Iterator[Metric]:
                    [(at, now.bad_pods)])  # fmt: skip
     yield _gauge("agent_registered", "1 while the device plugin is registered with kubelet.", ("node",),
                  [(at, float(now.is_registered))])  # fmt: skip
+    yield _gauge("agent_driver_ready", "1 while the GPUs' driver answers.", ("node",),
+                 [(at, float(now.is_driver_ready))])  # fmt: skip
 
 
 def _bytes(mib: int | None) -> float | None:

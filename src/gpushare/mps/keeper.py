@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.layout import GpuDirectory, PodDecision, status_reader, write_status
 from gpushare.mps.ledger import Ledger
+from gpushare.mps.logs import trim
 from gpushare.mps.memory import MemoryReader, NvmlMemory, TwinMemory
 from gpushare.mps.policy import Policy
 from gpushare.mps.selftest import Probe, run_self_test
@@ -39,6 +41,7 @@ from gpushare.mps.store import StoreClient
 logger = logging.getLogger(__name__)
 
 PUBLISH_SECONDS: Final = 1.0
+TRIM_EVERY: Final = 60  # statuses
 SERVER_UP_SECONDS: Final = 20.0
 FAULT_RECOVERY_SECONDS: Final = 15.0  # the server returns to ACTIVE by itself once its clients are gone (FACTS 4)
 RETRY_SECONDS: Final = 0.05  # a dead daemon is started again at once, the next failures back off
@@ -89,6 +92,7 @@ class Keeper:
         self._poke = asyncio.Event()
         self._daemon_ticks: int | None = None
         self._tested = False
+        self._is_unwritten = False
 
     async def run(self, listener: socket.socket) -> None:
         """Keep it all up until cancelled; the daemon stays."""
@@ -103,6 +107,32 @@ class Keeper:
             group.create_task(self.gate.serve(listener))
             group.create_task(self._publish_regularly())
             group.create_task(self._supervise())
+
+    def publish(self) -> None:
+        """Write the status; a disk that does not take it is said once, and again when it does.
+
+        The agent takes a status that stays the same for a down gate, so nothing wrong is believed meanwhile.
+        """
+        self._status = replace(
+            self._status,
+            written_at=time.time(),
+            clients=self._ledger.clients(),
+            held=self.gate.held(),
+            refused={str(reason): count for reason, count in self.gate.refused.items()},
+            mismatches=self._ledger.mismatches,
+            connections=self.gate.connection_count,
+            turns=self.gate.turns,
+        )
+        try:
+            write_status(self.gpu, self._status)
+        except OSError as error:
+            if not self._is_unwritten:
+                logger.error("cannot write %s, trying on: %s", self.gpu.status, error)
+            self._is_unwritten = True
+        else:
+            if self._is_unwritten:
+                logger.info("%s is written again", self.gpu.status)
+            self._is_unwritten = False
 
     def _trouble(self, error: MpsError) -> None:
         logger.warning("trouble with the daemon of %s: %s", self.gpu.uuid, error)
@@ -261,28 +291,15 @@ class Keeper:
     def _set_state(self, state: MpsState, detail: str = "") -> None:
         self._status = replace(self._status, state=state, detail=detail)
         self.gate.set_backend(Backend(state, self._status.server_pid if state is not MpsState.DOWN else None))
-        self._publish()
+        self.publish()
 
     async def _publish_regularly(self) -> None:
-        while True:
-            self._publish()
+        logs = [self.gpu.log / name for name in ("control.log", "server.log")]
+        for count in itertools.count():
+            self.publish()
+            if count % TRIM_EVERY == 0:
+                await asyncio.to_thread(trim, logs)
             await asyncio.sleep(PUBLISH_SECONDS)
-
-    def _publish(self) -> None:
-        self._status = replace(
-            self._status,
-            written_at=time.time(),
-            clients=self._ledger.clients(),
-            held=self.gate.held(),
-            refused={str(reason): count for reason, count in self.gate.refused.items()},
-            mismatches=self._ledger.mismatches,
-            connections=self.gate.connection_count,
-            turns=self.gate.turns,
-        )
-        try:
-            write_status(self.gpu, self._status)
-        except OSError as error:
-            logger.error("cannot write %s: %s", self.gpu.status, error)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpushare.core.request import JobClass
 from gpushare.mps.status import GateStatus
@@ -21,6 +21,14 @@ from gpushare.mps.status import GateStatus
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+class _Dated(Protocol):
+    @property
+    def written_at(self) -> float: ...
+
+
+W = TypeVar("W", bound=_Dated)
 
 DECISIONS_VERSION: Final = 1
 MAX_FILE_BYTES: Final = 4 * 2**20  # thousands of pods fit; anything larger is not ours
@@ -206,6 +214,30 @@ class LastGood(Generic[T]):
             self.bad_reads += 1
             logger.error("cannot read %s, keeping what it said before: %s", self._path, error)
         return self._value
+
+
+class Fresh(Generic[W]):
+    """A file that its writer renews all the time: None when it stays the same for too long.
+
+    Its time stamp is compared with itself alone and its age is counted on our own monotonic clock, so a jump of
+    the wall clock changes nothing.
+    """
+
+    def __init__(self, file: LastGood[W | None], clock: Callable[[], float], stale_seconds: float) -> None:
+        self._file = file
+        self._clock = clock
+        self._stale_seconds = stale_seconds
+        self._seen: tuple[float, float] | None = None
+
+    def read(self) -> W | None:
+        """The last value; None when its writer never spoke or fell silent."""
+        value = self._file.read()
+        if value is None:
+            return None
+        now = self._clock()
+        if self._seen is None or self._seen[0] != value.written_at:
+            self._seen = (value.written_at, now)
+        return value if now - self._seen[1] <= self._stale_seconds else None
 
 
 def decisions_reader(gpu: GpuDirectory) -> LastGood[Decisions]:

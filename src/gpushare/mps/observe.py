@@ -4,14 +4,14 @@ import http.server
 import json
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gpushare.mps.layout import GpuDirectory, status_reader
+from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
 from gpushare.mps.status import GateStatus, HoldReason, MpsState, SelfTestResult
 
 STALE_SECONDS: Final = 10.0  # the keeper writes once a second
@@ -32,13 +32,17 @@ class Kept(Protocol):
 class GateCollector(Collector):
     """Metric families over all GPUs of this host."""
 
-    def __init__(self, kept: Sequence[Kept]) -> None:
-        self._kept = [(keeper, status_reader(keeper.gpu)) for keeper in kept]
+    def __init__(self, kept: Sequence[Kept], clock: Callable[[], float] = time.monotonic) -> None:
+        self._kept = []
+        for keeper in kept:
+            file = status_reader(keeper.gpu)
+            self._kept.append((keeper, file, Fresh(file, clock, STALE_SECONDS)))
 
-    def statuses(self) -> Iterator[tuple[Kept, GateStatus | None]]:
-        """Each GPU with its last status."""
-        for keeper, reader in self._kept:
-            yield keeper, reader.read()
+    def statuses(self) -> Iterator[tuple[Kept, GateStatus | None, MpsState | None]]:
+        """Each GPU with its last status, and the state that it speaks of; None when its gate is silent."""
+        for keeper, file, fresh in self._kept:
+            now = fresh.read()
+            yield keeper, file.read(), now.state if now is not None and keeper.is_running else None
 
     def collect(self) -> Iterable[Metric]:
         """Read the status files anew."""
@@ -80,14 +84,13 @@ class GateCollector(Collector):
         test = GaugeMetricFamily(
             "gpushare_gate_self_test_passed", "1 if ceilings were proven to bind here", labels=["gpu_uuid"]
         )
-        for keeper, status in self.statuses():
+        for keeper, status, spoken in self.statuses():
             gpu = [keeper.gpu.uuid]
             keepers.add_metric(gpu, max(0, keeper.restarts))
             if status is None:
                 continue
-            now_state = status.state if is_fresh(status) else MpsState.DOWN
             for value in MpsState:
-                state.add_metric([*gpu, value], float(value is now_state))
+                state.add_metric([*gpu, value], float(value is (spoken or MpsState.DOWN)))
             clients.add_metric(gpu, len(status.clients))
             connections.add_metric(gpu, status.connections)
             for reason in HoldReason:
@@ -111,11 +114,6 @@ class GateCollector(Collector):
         return ()
 
 
-def is_fresh(status: GateStatus, now: float | None = None) -> bool:
-    """Whether the keeper wrote it lately; a clock that jumped back does not make it stale."""
-    return (time.time() if now is None else now) - status.written_at < STALE_SECONDS
-
-
 def serve_http(address: str, port: int, kept: Sequence[Kept]) -> http.server.ThreadingHTTPServer:
     """Serve /metrics and /healthz in a thread of their own."""
     collector = GateCollector(kept)
@@ -127,10 +125,7 @@ def serve_http(address: str, port: int, kept: Sequence[Kept]) -> http.server.Thr
             if self.path == "/metrics":
                 self._answer(200, generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8")
             elif self.path in {"/healthz", "/readyz"}:
-                gpus = {
-                    keeper.gpu.uuid: status.state if status is not None and is_fresh(status) else "NoGate"
-                    for keeper, status in collector.statuses()
-                }
+                gpus = {keeper.gpu.uuid: state or "NoGate" for keeper, _, state in collector.statuses()}
                 # Alive while every keeper runs or is being replaced; ready once each gate speaks.
                 good = self.path == "/healthz" or "NoGate" not in gpus.values()
                 self._answer(200 if good else 503, json.dumps(gpus).encode(), "application/json")

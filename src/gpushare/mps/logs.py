@@ -1,0 +1,37 @@
+"""The daemon's logs kept short: some lines for every command and client, and they lie in memory (/run)."""
+
+import contextlib
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+LIMIT_BYTES: Final = 8 * 2**20  # some days: the gate asks twice a second, 0.2 kB each in control.log
+KEPT_BYTES: Final = 2**20
+_BLOCK: Final = 512  # of stat's st_blocks
+
+
+def trim(paths: Iterable[Path], limit_bytes: int = LIMIT_BYTES) -> None:
+    """Empty each log that takes more than this; its end stays beside it as `<name>.1` where there is room.
+
+    The daemon keeps its log open, so the file is emptied in place. One that does not append goes on at its old
+    offset; what counts is therefore the space taken, not the length.
+    """
+    for path in paths:
+        try:
+            stat = path.stat()
+            if stat.st_blocks * _BLOCK <= limit_bytes:
+                continue
+            with path.open("r+b") as file:
+                file.seek(max(0, stat.st_size - KEPT_BYTES))
+                with contextlib.suppress(OSError):  # a full disk: all the more reason to go on
+                    path.with_name(f"{path.name}.1").write_bytes(file.read(KEPT_BYTES))
+                file.truncate(0)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            logger.error("cannot shorten %s: %s", path, error)
+        else:
+            logger.info("%s took %d MiB: emptied, its end is in %s.1", path, stat.st_size // 2**20, path.name)

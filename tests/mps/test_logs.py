@@ -1,0 +1,54 @@
+"""The daemon's logs never fill the node's memory, and a fault in them is still found."""
+
+import pytest
+
+from gpushare.mps import logs
+from gpushare.mps.faultlog import FaultLog
+
+FAULT = "[2026-11-21 Server 7] Client {PID: 42, Context: 1} encountered a fatal GPU error.\n"
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "server.log"
+    path.write_text("first\n" + "a line of no news\n" * 4000 + "last\n")
+    return path
+
+
+def test_a_short_log_is_left_alone(log):
+    before = log.read_bytes()
+    logs.trim([log, log.with_name("absent.log")], limit_bytes=2**20)
+    assert log.read_bytes() == before
+
+
+def test_a_long_one_is_emptied_in_place_and_its_end_kept(log, monkeypatch):
+    monkeypatch.setattr(logs, "KEPT_BYTES", 1000)
+    with log.open("r+") as daemon:  # as one that does not append: it goes on at its old offset
+        daemon.seek(0, 2)
+        logs.trim([log], limit_bytes=4096)
+        assert log.stat().st_size == 0
+        kept = log.with_name("server.log.1").read_text()
+        assert len(kept) == 1000
+        assert kept.endswith("last\n")
+        daemon.write("more\n")
+    assert log.read_bytes().lstrip(b"\0") == b"more\n"
+    assert log.stat().st_size > 4096
+    logs.trim([log], limit_bytes=8192)  # long, but only a block of it is there
+    assert log.read_bytes().endswith(b"more\n")
+
+
+def test_a_fault_after_that_is_still_seen(log):
+    faults = FaultLog(log)
+    logs.trim([log], limit_bytes=4096)
+    with log.open("a") as daemon:
+        daemon.write(FAULT)
+    assert "PID: 42" in (faults.read() or "")
+
+
+def test_a_disk_without_room_for_the_end_does_not_stop_it(log, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    logs.trim([log], limit_bytes=4096)
+    assert log.stat().st_size == 0
