@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.names import HOST_DIRECTORY
+from gpushare.core.settings import options_of
 from gpushare_deviceplugin.allocation import DeviceListStrategy
 
-_PREFIX: Final = "GPUSHARE_"
 DEFAULT_METRICS_PORT: Final = 9400
 
 
@@ -40,13 +40,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     """Read the options; argparse ends the program with code 2 and a sentence on a wrong one."""
     parser = argparse.ArgumentParser(prog="gpushare-agent", description="The gpushare node agent.")
 
-    def add(name: str, default: str, help_text: str, **extra: object) -> None:
-        variable = _PREFIX + name.upper().replace("-", "_")
-        parser.add_argument(
-            f"--{name}", default=environment.get(variable, default), help=f"{help_text} (env {variable})",
-            **extra,  # type: ignore[arg-type]  # argparse's keywords vary by option
-        )  # fmt: skip
-
+    add = options_of(parser, environment)
     add("node-name", environment.get("NODE_NAME", ""), "name of this node")
     add("directory", HOST_DIRECTORY, "the node's gpushare directory", type=Path)
     add("kubelet-directory", "/var/lib/kubelet", "kubelet's directory", type=Path)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -36,12 +37,19 @@ class Registrar:
     kubelet removes every plugin's socket when it starts, and knows no plugin then: a new inode of its own socket,
     or ours missing, means serve anew and register anew.
 
+    Args:
+        sleep: waits so many seconds.
+
     Attributes:
         is_registered: whether kubelet took the last registration.
     """
 
-    def __init__(self, plugin: DevicePlugin, state: NodeState, plugins_directory: Path) -> None:
+    def __init__(
+        self, plugin: DevicePlugin, state: NodeState, plugins_directory: Path,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
         self.is_registered = False
+        self._sleep = sleep
         self._plugin = plugin
         self._state = state
         self._socket = plugins_directory / SOCKET
@@ -60,8 +68,8 @@ class Registrar:
                 self.is_registered = True
                 self._state.counts.registrations += 1
                 _log.info("registered %s with kubelet", names.SHARE_RESOURCE)
-                while _inode(self._kubelet) == inode and _inode(self._socket) is not None:  # noqa: ASYNC110 - files
-                    await asyncio.sleep(WATCH_SECONDS)
+                while _inode(self._kubelet) == inode and _inode(self._socket) is not None:
+                    await self._sleep(WATCH_SECONDS)
                 _log.info("kubelet restarted: registering again")
             except (*CALL_ERRORS, RuntimeError) as error:
                 self._state.counts.error("registration")
@@ -93,7 +101,7 @@ class Registrar:
         waited = 0.0
         while waited < delay:
             step = min(WATCH_SECONDS, delay - waited)
-            await asyncio.sleep(step)
+            await self._sleep(step)
             waited += step
             now = _inode(self._kubelet)
             if now is not None and now != before:

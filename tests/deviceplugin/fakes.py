@@ -30,6 +30,34 @@ class Clock:
         return self.now
 
 
+class Sleeper:
+    """asyncio.sleep that the test ends: nobody wakes before `turn`."""
+
+    def __init__(self) -> None:
+        self._sleeping: list[tuple[float, asyncio.Future[None]]] = []
+        self._somebody = asyncio.Event()
+
+    async def __call__(self, seconds: float) -> None:
+        end = asyncio.get_running_loop().create_future()
+        self._sleeping.append((seconds, end))
+        self._somebody.set()
+        await end
+
+    async def asleep(self) -> float:
+        """Wait until somebody sleeps; for how many seconds."""
+        await self._somebody.wait()
+        return self._sleeping[0][0]
+
+    async def turn(self) -> None:
+        """Let the time pass for which somebody sleeps."""
+        await self.asleep()
+        self._somebody.clear()
+        sleeping, self._sleeping = self._sleeping, []
+        for _, end in sleeping:
+            if not end.done():
+                end.set_result(None)
+
+
 class PluginStub:
     """What kubelet calls of a device plugin."""
 
@@ -159,6 +187,7 @@ class FakeApi:
         self.statuses: list[GpuNodeStatus] = []
         self.events: list[dict[str, Any]] = []
         self.away = False
+        self.changed = asyncio.Event()
         self.version = 10
         self.watches: list[asyncio.Queue[bytes]] = []
 
@@ -185,9 +214,11 @@ class FakeApi:
             if self.gpunode is None:
                 return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
             self.statuses.append(from_json(GpuNodeStatus, body["status"]))
+            self.changed.set()
             return web.json_response({**self.gpunode, **body})
         if path.endswith("/events"):
             self.events.append(body)
+            self.changed.set()
             return web.json_response(body, status=201)
         if path.endswith(f"/nodes/{self.node}"):
             return web.json_response({"metadata": {"name": self.node, "uid": "node-uid"}})
@@ -228,5 +259,6 @@ class FakeApi:
         self._tell("DELETED", pod)
 
     def _tell(self, kind: str, pod: dict[str, Any]) -> None:
+        self.changed.set()
         for queue in self.watches:
             queue.put_nowait(json.dumps({"type": kind, "object": pod}).encode() + b"\n")

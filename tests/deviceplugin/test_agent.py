@@ -1,15 +1,15 @@
 """The whole agent in its own process: an API over HTTP, real unix sockets, files as the MPS host writes them."""
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
 import sys
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -105,11 +105,18 @@ class Node:
             return str(answer.read().decode())
 
 
-async def until(true: Any, what: str) -> None:
+POLL_SECONDS = (
+    0.1  # for what only a file or a scrape of another process tells; the API says when it hears something
+)
+
+
+async def until(api: FakeApi, true: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + SOON
     while not true():
         assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.02)
+        api.changed.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(api.changed.wait(), POLL_SECONDS)
 
 
 @pytest.fixture
@@ -130,15 +137,15 @@ async def node(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[Node]:
 async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     api, kubelet = node.api, node.kubelet
     await asyncio.wait_for(kubelet.registered.get(), SOON)
-    await until(lambda: api.statuses, "no GpuNode")
+    await until(api, lambda: api.statuses, "no GpuNode")
     assert api.gpunode is not None
     assert api.gpunode["metadata"]["ownerReferences"][0]["uid"] == "node-uid"
-    await until(lambda: [g.health for g in api.statuses[-1].gpus] == [Health.HEALTHY] * 2, "GPUs not healthy")
+    await until(api, lambda: [g.health for g in api.statuses[-1].gpus] == [Health.HEALTHY] * 2, "GPUs not healthy")
 
     # A pod decided for the second GPU is bound: the gate may let it in before its container starts.
     api.put(raw_pod("web", B))
     decisions = decisions_reader(GpuDirectory.of(node.directory, B))
-    await until(lambda: "uid-web" in decisions.read().pods, "no decision written")
+    await until(api, lambda: "uid-web" in decisions.read().pods, "no decision written")
     assert decisions.read().pods["uid-web"].thread_percentage == 50
 
     async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/gpushare.sock") as channel:
@@ -155,11 +162,11 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     allocated_at = time.monotonic()
     assert container.mounts[0].host_path == str(node.directory / B / "tenant")
     kubelet.held["shop/web"] = ids
-    await until(lambda: [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"], "not a tenant")
+    await until(api, lambda: [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"], "not a tenant")
     assert time.monotonic() - allocated_at < 1.5  # the bind fence waits for this; 0.1 s on an idle machine
 
     node.connect(B, "uid-web")
-    await until(lambda: 'gpushare_pod_memory_used_bytes{gpu_uuid="' + B in node.metrics(), "no pod memory")
+    await until(api, lambda: 'gpushare_pod_memory_used_bytes{gpu_uuid="' + B in node.metrics(), "no pod memory")
     text = node.metrics()
     assert f'gpushare_mps_state{{gpu_uuid="{A}",node="{NODE}",state="Active"}} 1.0' in text
     assert "gpushare_pod_progress_ratio{" not in text  # nothing is known of its signature: absent, not invented
@@ -171,7 +178,7 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     assert decisions_reader(GpuDirectory.of(node.directory, B)).read() == before
     await node.start()
     await asyncio.wait_for(kubelet.registered.get(), SOON)
-    await until(lambda: len(api.statuses) > written, "no GpuNode after the restart")
+    await until(api, lambda: len(api.statuses) > written, "no GpuNode after the restart")
     assert decisions_reader(GpuDirectory.of(node.directory, B)).read() == before
     assert [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"]
     assert await node.stop() == 0
@@ -187,8 +194,10 @@ async def test_it_is_small(node: Node) -> None:
     for number in range(8):
         api.put(raw_pod(f"t{number}", A if number < 4 else B, phase="Running", share=25))
         node.kubelet.held[f"shop/t{number}"] = list(device_ids(A if number < 4 else B)[25 * (number % 4) :][:25])
-    await until(lambda: api.statuses and [len(g.tenants) for g in api.statuses[-1].gpus] == [4, 4], "no tenants")
-    await until(lambda: "gpushare_gpu_pipe_utilization_ratio{" in node.metrics(), "not sampled")
+    await until(
+        api, lambda: api.statuses and [len(g.tenants) for g in api.statuses[-1].gpus] == [4, 4], "no tenants"
+    )
+    await until(api, lambda: "gpushare_gpu_pipe_utilization_ratio{" in node.metrics(), "not sampled")
     status = node.proc_status()
     figures = {name: int(value) for name, value in re.findall(r"^(VmRSS|Threads):\s+(\d+)", status, re.MULTILINE)}
     assert figures["VmRSS"] / 1024 <= RESIDENT_MIB, status
@@ -204,18 +213,20 @@ async def test_trouble_is_said_and_survived(node: Node) -> None:
     kubelet.held = {"shop/good": list(device_ids(A)[:25]), "shop/elsewhere": list(device_ids(B)[:25])}
     # kubelet chose another GPU than decided: the annotation follows.
     await until(
-        lambda: api.pods["elsewhere"]["metadata"]["annotations"][names.GPU] == B, "annotation not corrected"
+        api, lambda: api.pods["elsewhere"]["metadata"]["annotations"][names.GPU] == B, "annotation not corrected"
     )
-    await until(lambda: len(api.statuses) > 0 and api.statuses[-1].gpus[0].tenants, "no tenants")
-    await until(lambda: f'gpushare_agent_bad_pods_total{{node="{NODE}"}} 1.0' in node.metrics(), "not counted")
+    await until(api, lambda: len(api.statuses) > 0 and api.statuses[-1].gpus[0].tenants, "no tenants")
+    await until(
+        api, lambda: f'gpushare_agent_bad_pods_total{{node="{NODE}"}} 1.0' in node.metrics(), "not counted"
+    )
     assert f'gpushare_agent_allocation_mismatches_total{{node="{NODE}"}} 1.0' in node.metrics()
 
     # A server in FAULT takes its GPU out, and back in.
     node.states[A] = MpsState.FAULT
-    await until(lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "fault not seen")
+    await until(api, lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "fault not seen")
     assert "FAULT" in (api.statuses[-1].gpus[0].health_reason or "")
     node.states[A] = MpsState.ACTIVE
-    await until(lambda: api.statuses[-1].gpus[0].health is Health.HEALTHY, "not healthy again")
+    await until(api, lambda: api.statuses[-1].gpus[0].health is Health.HEALTHY, "not healthy again")
 
     # The API server goes away: kubelet is served on, decisions stay; when it is back the GpuNode is written again.
     api.away = True
@@ -228,9 +239,11 @@ async def test_trouble_is_said_and_survived(node: Node) -> None:
     decisions = decisions_reader(GpuDirectory.of(node.directory, A)).read()
     assert set(decisions.pods) == {"uid-good"}
     node.states[B] = MpsState.DOWN
-    await until(lambda: 'part="gpunode"' in node.metrics(), "the failed write is not counted")
+    await until(api, lambda: 'part="gpunode"' in node.metrics(), "the failed write is not counted")
     api.away = False
-    await until(lambda: api.statuses[-1].gpus[1].health is Health.UNHEALTHY, "not written after the API came back")
+    await until(
+        api, lambda: api.statuses[-1].gpus[1].health is Health.UNHEALTHY, "not written after the API came back"
+    )
 
 
 @pytest.mark.slow
@@ -241,29 +254,29 @@ async def test_tenants_hear_of_a_fault_and_of_a_dead_daemon_and_the_gpu_is_out_u
     api.put(raw_pod("hit", A, phase="Running"))
     api.put(raw_pod("spared", B, phase="Running"))
     kubelet.held = {"shop/hit": list(device_ids(A)[:25]), "shop/spared": list(device_ids(B)[:25])}
-    await until(lambda: api.statuses and all(g.tenants for g in api.statuses[-1].gpus), "no tenants")
-    await until(lambda: [g.health for g in api.statuses[-1].gpus] == [Health.HEALTHY] * 2, "GPUs not healthy")
+    await until(api, lambda: api.statuses and all(g.tenants for g in api.statuses[-1].gpus), "no tenants")
+    await until(api, lambda: [g.health for g in api.statuses[-1].gpus] == [Health.HEALTHY] * 2, "GPUs not healthy")
 
     def told(reason: str) -> set[str]:
         return {event["regarding"]["name"] for event in api.events if event["reason"] == reason}
 
     node.faults[A], node.states[A] = 1, MpsState.FAULT
-    await until(lambda: told("GpuFault") == {"hit", NODE}, "the fault is not told")
-    await until(lambda: told("GpuUnhealthy") == {"hit", NODE}, "the GPU's state is not told")
-    await until(lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "the fault is not seen")
+    await until(api, lambda: told("GpuFault") == {"hit", NODE}, "the fault is not told")
+    await until(api, lambda: told("GpuUnhealthy") == {"hit", NODE}, "the GPU's state is not told")
+    await until(api, lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "the fault is not seen")
     [event] = [e for e in api.events if e["reason"] == "GpuFault" and e["regarding"]["name"] == "hit"]
     assert event["type"] == "Warning"
     assert event["regarding"]["uid"] == "uid-hit"
     assert "fatal GPU error" in event["note"]
     node.states[A] = MpsState.ACTIVE
-    await until(lambda: told("GpuRecovered") == {"hit", NODE}, "the recovery is not told")
-    await until(lambda: api.statuses[-1].gpus[0].health is Health.HEALTHY, "not healthy again")
+    await until(api, lambda: told("GpuRecovered") == {"hit", NODE}, "the recovery is not told")
+    await until(api, lambda: api.statuses[-1].gpus[0].health is Health.HEALTHY, "not healthy again")
 
     node.states[B] = MpsState.DOWN
-    await until(lambda: told("GpuUnhealthy") == {"hit", "spared", NODE}, "the dead daemon is not told")
-    await until(lambda: api.statuses[-1].gpus[1].health is Health.UNHEALTHY, "the dead daemon is not seen")
+    await until(api, lambda: told("GpuUnhealthy") == {"hit", "spared", NODE}, "the dead daemon is not told")
+    await until(api, lambda: api.statuses[-1].gpus[1].health is Health.UNHEALTHY, "the dead daemon is not seen")
     node.restarts[B], node.states[B] = 1, MpsState.ACTIVE
-    await until(lambda: told("MpsRestarted") == {"spared", NODE}, "the restart is not told")
-    await until(lambda: api.statuses[-1].gpus[1].health is Health.HEALTHY, "not healthy after the restart")
+    await until(api, lambda: told("MpsRestarted") == {"spared", NODE}, "the restart is not told")
+    await until(api, lambda: api.statuses[-1].gpus[1].health is Health.HEALTHY, "not healthy after the restart")
     assert told("GpuFault") == {"hit", NODE}
     assert len([e for e in api.events if e["reason"] == "GpuFault"]) == 2

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, PluginStub, make_pod
+from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, PluginStub, Sleeper, make_pod
 
 from gpushare.core.decision import Decision
 from gpushare.core.hardware import GpuHealth, Health
@@ -20,25 +20,33 @@ from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.state import NodeState
 
-SOON = 5.0
+SOON = 20.0
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registration, "WATCH_SECONDS", 0.02)
-    monkeypatch.setattr(registration, "FIRST_BACKOFF_SECONDS", 0.05)
+@pytest.fixture
+def sleep() -> Sleeper:
+    return Sleeper()
 
 
 @asynccontextmanager
-async def serving(plugin: DevicePlugin, state: NodeState, kubelet: FakeKubelet) -> AsyncIterator[Any]:
-    task = asyncio.create_task(Registrar(plugin, state, kubelet.plugins).run())
+async def running(registrar: Registrar) -> AsyncIterator[None]:
+    task = asyncio.create_task(registrar.run())
     try:
-        request = await asyncio.wait_for(kubelet.registered.get(), SOON)
-        async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
-            yield PluginStub(channel)
+        async with asyncio.timeout(SOON):
+            yield
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def serving(
+    plugin: DevicePlugin, state: NodeState, kubelet: FakeKubelet, sleep: Sleeper | None = None
+) -> AsyncIterator[Any]:
+    async with running(Registrar(plugin, state, kubelet.plugins, sleep or Sleeper())):
+        request = await kubelet.registered.get()
+        async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
+            yield PluginStub(channel)
 
 
 def healthy(listing: Any) -> dict[str, int]:
@@ -57,48 +65,48 @@ async def test_registers_lists_health_and_brings_a_gpu_back(state: NodeState, ku
         assert healthy(await asyncio.wait_for(stream.read(), SOON)) == {GPU_A: 100, GPU_B: 100}
 
 
-async def test_registers_again_when_kubelet_restarts(state: NodeState, kubelet: FakeKubelet) -> None:
-    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet):
+async def test_registers_again_when_kubelet_restarts(
+    state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
+) -> None:
+    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet, sleep):
         for _ in range(2):
+            assert await sleep.asleep() == registration.WATCH_SECONDS
             await kubelet.stop()
-            await kubelet.start()
-            request = await asyncio.wait_for(kubelet.registered.get(), SOON)
+            await kubelet.start()  # wipes every plugin's socket
+            await sleep.turn()
+            request = await kubelet.registered.get()
             assert (request.version, request.resource_name) == ("v1beta1", "gpushare.io/share")
             assert request.options.get_preferred_allocation_available
-            # kubelet may wipe a socket made just before it; the plugin then registers once more by itself.
-            assert len((await listed(kubelet, request.endpoint)).devices) == 200
-    assert state.counts.registrations >= 3
+            async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
+                listing = await PluginStub(channel).ListAndWatch(api_pb2.Empty()).read()
+            assert len(listing.devices) == 200
+        await sleep.asleep()
+    assert state.counts.registrations == 3
 
 
-async def listed(kubelet: FakeKubelet, endpoint: str) -> Any:
-    """The plugin's listing, as soon as it can be had."""
-    async with asyncio.timeout(SOON):
-        while True:
-            async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{endpoint}") as channel:
-                try:
-                    return await PluginStub(channel).ListAndWatch(api_pb2.Empty()).read()
-                except grpc.aio.AioRpcError:
-                    await asyncio.sleep(0.05)
-
-
-async def test_registers_again_when_its_own_socket_is_removed(state: NodeState, kubelet: FakeKubelet) -> None:
-    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet):
+async def test_registers_again_when_its_own_socket_is_removed(
+    state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
+) -> None:
+    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet, sleep):
         (kubelet.plugins / registration.SOCKET).unlink()
-        await asyncio.wait_for(kubelet.registered.get(), SOON)
+        await sleep.turn()
+        await kubelet.registered.get()
         assert (kubelet.plugins / registration.SOCKET).exists()
 
 
-async def test_waits_for_a_kubelet_that_is_not_there_yet(state: NodeState, kubelet: FakeKubelet) -> None:
+async def test_waits_with_back_off_for_a_kubelet_that_is_not_there_yet(
+    state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
+) -> None:
     await kubelet.stop()
     (kubelet.plugins / "kubelet.sock").unlink(missing_ok=True)
-    task = asyncio.create_task(Registrar(DevicePlugin(state, Path("/run")), state, kubelet.plugins).run())
-    async with asyncio.timeout(SOON):
-        while not state.counts.errors.get("registration"):  # noqa: ASYNC110 - a plain counter, not an event
-            await asyncio.sleep(0.01)
-    await kubelet.start()
-    await asyncio.wait_for(kubelet.registered.get(), SOON)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+    async with running(Registrar(DevicePlugin(state, Path("/run")), state, kubelet.plugins, sleep)):
+        assert await sleep.asleep() == registration.FIRST_BACKOFF_SECONDS
+        await sleep.turn()
+        assert await sleep.asleep() == 2 * registration.FIRST_BACKOFF_SECONDS
+        assert state.counts.errors == {"registration": 2}
+        await kubelet.start()
+        await sleep.turn()
+        await kubelet.registered.get()
 
 
 async def test_a_pod_gets_its_decided_gpu_and_its_gate(state: NodeState, kubelet: FakeKubelet) -> None:

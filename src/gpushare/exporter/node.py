@@ -1,8 +1,8 @@
 """The node's metric families: device and pod figures, each real or absent (docs/metrics.md)."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -85,6 +85,72 @@ class NodeFigures:
     is_driver_ready: bool = False
 
 
+def _bytes(mib: int | None) -> float | None:
+    return None if mib is None else float(mib) * _MIB
+
+
+def _flag(is_so: bool | None) -> float | None:
+    return None if is_so is None else float(is_so)
+
+
+def _ratio(percent: int | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+F = TypeVar("F")
+_Table = Sequence[tuple[str, str, Callable[[F], float | None]]]  # family, help, the figure or None
+
+_OF_DEVICES: Final[_Table[DeviceFigures]] = (
+    ("gpu_sm_activity_ratio", "Time an SM had work, mean over SMs.", lambda d: d.sm_activity_ratio),
+    ("gpu_sm_occupancy_ratio", "Resident warps of those possible.", lambda d: d.sm_occupancy_ratio),
+    ("gpu_nvml_utilization_ratio", "What nvidia-smi calls utilisation.", lambda d: d.nvml_utilization_ratio),
+    ("gpu_memory_used_bytes", "Device memory in use.", lambda d: _bytes(d.memory_used_mib)),
+    ("gpu_memory_total_bytes", "Device memory.", lambda d: _bytes(d.memory_mib)),
+    ("gpu_share_used_ratio", "Sum of the shares of the GPU's pods.", lambda d: d.share_used_ratio),
+    ("gpu_healthy", "1 when the GPU takes new tenants.", lambda d: float(d.is_healthy)),
+)
+_OF_MPS: Final[_Table[DeviceFigures]] = (
+    (
+        "mps_ceilings_enforced",
+        "1 when the gate's self-test showed that ceilings bind.",
+        lambda d: _flag(d.is_ceilings_enforced),
+    ),
+    ("mps_clients", "Processes connected to the GPU's MPS server.", lambda d: d.clients),
+)
+_COUNTED_OF_MPS: Final[_Table[DeviceFigures]] = (
+    ("mps_faults", "Faults of the MPS server since the gate started.", lambda d: d.faults),
+    ("mps_daemon_restarts", "Restarts of the MPS daemon since the gate started.", lambda d: d.daemon_restarts),
+    ("mps_turns", "Processes let through the gate since it started.", lambda d: d.turns),
+    ("mps_turn_seconds", "Time that these turns took in all.", lambda d: d.turn_seconds_sum),
+)
+_OF_PODS: Final[_Table[TenantFigures]] = (
+    ("pod_share_ratio", "Share of the GPU that the pod is guaranteed.", lambda t: t.share_ratio),
+    (
+        "pod_thread_percentage_ratio",
+        "Cap of the pod's next process, of the GPU's SMs.",
+        lambda t: _ratio(t.thread_percentage),
+    ),
+    (
+        "pod_memory_limit_bytes",
+        "Memory limit of all the pod's processes together.",
+        lambda t: _bytes(t.memory_limit_mib),
+    ),
+    (
+        "pod_memory_used_bytes",
+        "Device memory that the pod's processes use.",
+        lambda t: _bytes(t.memory_used_mib),
+    ),
+    ("pod_clients", "The pod's processes connected to MPS.", lambda t: t.clients),
+    ("pod_progress_ratio", "Inferred progress relative to running alone.", lambda t: t.progress_ratio),
+    (
+        "pod_progress_error_ratio",
+        "One standard deviation of the inferred progress.",
+        lambda t: t.progress_error_ratio,
+    ),
+    ("pod_slowdown_ratio", "How much longer the pod takes than alone.", lambda t: t.slowdown_ratio),
+)
+
+
 class NodeCollector(Collector):
     """Turns the node's figures of the moment of a scrape into families."""
 
@@ -124,20 +190,8 @@ def _device_families(now: NodeFigures) -> Iterator[Metric]:
         "gpu_pipe_utilization_ratio", "Use of a pipe of the GPU, tensor pipes counted in.", (*_DEVICE, "pipe"),
         (((*at, pipe), use) for at, d in by_device for pipe, use in sorted(d.pipes.items())),
     )  # fmt: skip
-    yield _gauge("gpu_sm_activity_ratio", "Time an SM had work, mean over SMs.", _DEVICE,
-                 ((at, d.sm_activity_ratio) for at, d in by_device))  # fmt: skip
-    yield _gauge("gpu_sm_occupancy_ratio", "Resident warps of those possible.", _DEVICE,
-                 ((at, d.sm_occupancy_ratio) for at, d in by_device))  # fmt: skip
-    yield _gauge("gpu_nvml_utilization_ratio", "What nvidia-smi calls utilisation.", _DEVICE,
-                 ((at, d.nvml_utilization_ratio) for at, d in by_device))  # fmt: skip
-    yield _gauge("gpu_memory_used_bytes", "Device memory in use.", _DEVICE,
-                 ((at, _bytes(d.memory_used_mib)) for at, d in by_device))  # fmt: skip
-    yield _gauge("gpu_memory_total_bytes", "Device memory.", _DEVICE,
-                 ((at, _bytes(d.memory_mib)) for at, d in by_device))  # fmt: skip
-    yield _gauge("gpu_share_used_ratio", "Sum of the shares of the GPU's pods.", _DEVICE,
-                 ((at, d.share_used_ratio) for at, d in by_device))  # fmt: skip
-    yield _gauge("gpu_healthy", "1 when the GPU takes new tenants.", _DEVICE,
-                 ((at, float(d.is_healthy)) for at, d in by_device))  # fmt: skip
+    for name, text, figure in _OF_DEVICES:
+        yield _gauge(name, text, _DEVICE, ((at, figure(d)) for at, d in by_device))
 
 
 def _mps_families(now: NodeFigures) -> Iterator[Metric]:
@@ -147,25 +201,16 @@ def _mps_families(now: NodeFigures) -> Iterator[Metric]:
         "mps_state", "1 for the state that the GPU's MPS is in.", (*labels, "state"),
         (((*at, state), float(d.mps_state == state)) for at, d in gpus for state in MPS_STATES),
     )  # fmt: skip
-    enforced = [(at, d.is_ceilings_enforced) for at, d in gpus]
-    yield _gauge("mps_ceilings_enforced", "1 when the gate's self-test showed that ceilings bind.", labels,
-                 ((at, None if is_so is None else float(is_so)) for at, is_so in enforced))  # fmt: skip
-    yield _gauge("mps_clients", "Processes connected to the GPU's MPS server.", labels,
-                 ((at, d.clients) for at, d in gpus))  # fmt: skip
     yield _gauge("mps_held_connections", "Processes that wait at the gate, by reason.", (*labels, "reason"),
                  _by_kind((at, d.held) for at, d in gpus))  # fmt: skip
     yield _gauge("mps_mismatches", "Processes that run otherwise than decided, by kind.", (*labels, "kind"),
                  _by_kind((at, d.mismatches) for at, d in gpus))  # fmt: skip
     yield _counter("mps_refused_connections", "Connections that the gate closed.", (*labels, "reason"),
                    _by_kind((at, d.refused) for at, d in gpus))  # fmt: skip
-    yield _counter("mps_faults", "Faults of the MPS server since the gate started.", labels,
-                   ((at, d.faults) for at, d in gpus))  # fmt: skip
-    yield _counter("mps_daemon_restarts", "Restarts of the MPS daemon since the gate started.", labels,
-                   ((at, d.daemon_restarts) for at, d in gpus))  # fmt: skip
-    yield _counter("mps_turns", "Processes let through the gate since it started.", labels,
-                   ((at, d.turns) for at, d in gpus))  # fmt: skip
-    yield _counter("mps_turn_seconds", "Time that these turns took in all.", labels,
-                   ((at, d.turn_seconds_sum) for at, d in gpus))  # fmt: skip
+    for name, text, figure in _OF_MPS:
+        yield _gauge(name, text, labels, ((at, figure(d)) for at, d in gpus))
+    for name, text, figure in _COUNTED_OF_MPS:
+        yield _counter(name, text, labels, ((at, figure(d)) for at, d in gpus))
 
 
 def _by_kind(rows: Iterable[tuple[tuple[str, ...], Mapping[str, int]]]) -> _Rows:
@@ -176,23 +221,8 @@ def _by_kind(rows: Iterable[tuple[tuple[str, ...], Mapping[str, int]]]) -> _Rows
 
 def _pod_families(now: NodeFigures) -> Iterator[Metric]:
     by_pod = [((now.node, t.gpu_uuid, t.namespace, t.pod, t.pod_uid), t) for t in now.tenants]
-    yield _gauge("pod_share_ratio", "Share of the GPU that the pod is guaranteed.", _POD,
-                 ((at, t.share_ratio) for at, t in by_pod))  # fmt: skip
-    yield _gauge("pod_thread_percentage_ratio", "Cap of the pod's next process, of the GPU's SMs.", _POD,
-                 ((at, None if t.thread_percentage is None else t.thread_percentage / 100)
-                  for at, t in by_pod))  # fmt: skip
-    yield _gauge("pod_memory_limit_bytes", "Memory limit of all the pod's processes together.", _POD,
-                 ((at, _bytes(t.memory_limit_mib)) for at, t in by_pod))  # fmt: skip
-    yield _gauge("pod_memory_used_bytes", "Device memory that the pod's processes use.", _POD,
-                 ((at, _bytes(t.memory_used_mib)) for at, t in by_pod))  # fmt: skip
-    yield _gauge("pod_clients", "The pod's processes connected to MPS.", _POD,
-                 ((at, t.clients) for at, t in by_pod))  # fmt: skip
-    yield _gauge("pod_progress_ratio", "Inferred progress relative to running alone.", _POD,
-                 ((at, t.progress_ratio) for at, t in by_pod))  # fmt: skip
-    yield _gauge("pod_progress_error_ratio", "One standard deviation of the inferred progress.", _POD,
-                 ((at, t.progress_error_ratio) for at, t in by_pod))  # fmt: skip
-    yield _gauge("pod_slowdown_ratio", "How much longer the pod takes than alone.", _POD,
-                 ((at, t.slowdown_ratio) for at, t in by_pod))  # fmt: skip
+    for name, text, figure in _OF_PODS:
+        yield _gauge(name, text, _POD, ((at, figure(t)) for at, t in by_pod))
     yield _gauge("pod_pipe_utilization_ratio", "The pod's own inferred use of a pipe of the GPU.", (*_POD, "pipe"),
                  (((*at, pipe), use) for at, t in by_pod for pipe, use in sorted(t.pipes.items())))  # fmt: skip
 
@@ -211,7 +241,3 @@ def _agent_families(now: NodeFigures) -> Iterator[Metric]:
                  [(at, float(now.is_registered))])  # fmt: skip
     yield _gauge("agent_driver_ready", "1 while the GPUs' driver answers.", ("node",),
                  [(at, float(now.is_driver_ready))])  # fmt: skip
-
-
-def _bytes(mib: int | None) -> float | None:
-    return None if mib is None else float(mib) * _MIB

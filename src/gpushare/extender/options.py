@@ -12,10 +12,10 @@ from gpushare.core.policies import BestFit, GpuShareFit
 from gpushare.core.rejection import Rejection
 from gpushare.core.request import JobClass, parse_class, parse_fraction
 from gpushare.core.resolve import AUTO_FRACTION, Defaults
+from gpushare.core.settings import options_of
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
 from gpushare.extender.ledger import DEFAULT_GPU_MEMORY_RESERVE_MIB
 
-_PREFIX: Final = "GPUSHARE_"
 DEFAULT_BEST_NODES: Final = 8  # docs/measurements/extender.md
 POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
     "bestfit": BestFit,
@@ -50,13 +50,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     """Read the options; argparse ends the program with code 2 and a sentence on a wrong one."""
     parser = argparse.ArgumentParser(prog="gpushare-extender", description="The gpushare scheduler extender.")
 
-    def add(name: str, default: object, help_text: str, **extra: object) -> None:
-        variable = _PREFIX + name.upper().replace("-", "_")
-        parser.add_argument(
-            f"--{name}", default=environment.get(variable, default), help=f"{help_text} (env {variable})",
-            **extra,  # type: ignore[arg-type]  # argparse's keywords vary by option
-        )  # fmt: skip
-
+    add = options_of(parser, environment)
     add("host", "127.0.0.1", "address of the verbs; kube-scheduler is in the same pod")
     add("port", "8888", "port of the verbs", type=int)
     add("metrics-host", "0.0.0.0", "address of /metrics, /livez, /readyz and /healthz")
