@@ -81,11 +81,18 @@ def weigh_kernels(table: PairTable, candidates: Sequence[Floats], observed: Obse
     whitened = root * (observed.target - observed.mean)
     found: list[tuple[float, Floats, float]] = []
     for workload in candidates:
-        gram = root[:, None] * pair_kernel(table, workload, observed.pairs, observed.pairs) * root
+        bordered = np.zeros((count + 1, count + 1))
+        bordered[:count, :count] = (
+            root[:, None] * pair_kernel(table, workload, observed.pairs, observed.pairs) * root
+        )
+        bordered[count, :count] = whitened
+        diagonal = np.diag(bordered)[:count].copy()
         for noise in _NOISES:
-            factor = np.linalg.cholesky(gram + noise * np.eye(count))
-            scale = float(np.mean(np.linalg.solve(factor, whitened) ** 2))
-            log_determinant = 2 * float(np.log(np.diag(factor)).sum())
+            bordered[np.arange(count), np.arange(count)] = diagonal + noise
+            bordered[count, count] = 1 + float(whitened @ whitened) / noise
+            factor = np.linalg.cholesky(bordered)  # its last row is the solution of the rest for the target
+            scale = float(np.mean(factor[count, :count] ** 2))
+            log_determinant = 2 * float(np.log(np.diag(factor)[:count]).sum())
             found.append((-0.5 * (count * np.log(max(scale, 1e-300)) + log_determinant), workload, noise))
     found.sort(key=lambda candidate: -candidate[0])
     best = found[:_KERNELS_AVERAGED]
