@@ -299,6 +299,14 @@ class Api:
         raise from_status(response.status, _status_object(raw), response.headers.get("Retry-After"))
 
 
+def _check_exists(kubeconfig: str | None) -> None:
+    """The library prints a line of its own for a file that is not there, and raises about its content."""
+    looked_for = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    paths = looked_for.split(os.pathsep)
+    if not any(Path(one).exists() for one in paths):
+        raise ApiError(f"no usable cluster configuration: there is no {' and no '.join(paths)}")
+
+
 @asynccontextmanager
 async def connect(
     kubeconfig: str | Path | None = None, *, context: str | None = None, field_manager: str = "gpushare"
@@ -309,11 +317,12 @@ async def connect(
         ApiError: there is no usable configuration; the message says what was looked for.
     """
     configuration = Configuration()
+    path = str(kubeconfig) if kubeconfig is not None else None
     try:
         if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
             kube_config.load_incluster_config(configuration)
         else:
-            path = str(kubeconfig) if kubeconfig is not None else None
+            _check_exists(path)
             await kube_config.load_kube_config(path, context=context, client_configuration=configuration)
     except (kube_config.ConfigException, OSError) as error:
         raise ApiError(f"no usable cluster configuration: {error}") from error
