@@ -65,7 +65,7 @@ class Agent:
         self._shares = self.cluster.profiles()
         self.forecasts = Forecasts(self.state, ask_model)
         measurer = Measurer(self.state, Signatures(self._shares.items), self.forecasts.expected)
-        gates = Gates(options.directory, clock)
+        gates = Gates(options.directory, clock, time.time)
         self.sampler = Sampler(
             self.state, open_devices, gates, measurer, clock=clock, period_seconds=options.sample_seconds
         )

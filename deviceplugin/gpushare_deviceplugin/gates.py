@@ -28,16 +28,19 @@ _SHOWN_HOLDS: Final = frozenset({HoldReason.CLIENTS, HoldReason.WRONG_GPU, HoldR
 class Gates:
     """Readers of every GPU's gate.json, with their age on our own monotonic clock."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, directory: Path, clock: Callable[[], float], wall: Callable[[], float] | None = None
+    ) -> None:
         self._directory = directory
         self._clock = clock
+        self._wall = wall
         self._readers: dict[str, Fresh[GateStatus]] = {}
 
     def read(self, uuid: str) -> GateStatus | None:
         """The gate's word on a GPU; None when it never spoke or fell silent."""
         if uuid not in self._readers:
             file = status_reader(GpuDirectory.of(self._directory, uuid))
-            self._readers[uuid] = Fresh(file, self._clock, STALE_SECONDS)
+            self._readers[uuid] = Fresh(file, self._clock, STALE_SECONDS, self._wall)
         return self._readers[uuid].read()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +78,7 @@ class Bench:
         options = parse_options(["--node-name", "n1", "--directory", str(directory)], {})
         self.agent = Agent(options, cast("Any", None), self.driver.open, clock)
         self.place.create()
-        self.gate()
+        self.gate(at=time.time())
         self.agent.state.put_pod(make_pod("a", gpu=GPU_A, threads="100", phase="Running"))
         self.agent.state.set_allocations({"uid-a": {GPU_A: 25}})
 
@@ -278,6 +279,15 @@ async def test_a_gate_that_cannot_write_is_down_and_back_when_it_can(bench: Benc
     await bench.rounds(8)
     assert bench.health == (Health.HEALTHY, "")
     assert has_figures(bench)
+
+
+async def test_what_a_dead_host_left_behind_is_not_believed(bench: Bench) -> None:
+    bench.gate(at=time.time() - 3600)
+    await bench.rounds(1)
+    assert bench.health == (Health.UNHEALTHY, "the MPS host does not report")
+    bench.gate(at=time.time())
+    await bench.rounds()
+    assert bench.health == (Health.HEALTHY, "")
 
 
 async def test_a_wall_clock_that_jumps_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import json
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, replace
@@ -29,7 +30,8 @@ def keeper(tmp_path):
 def status(**changes) -> GateStatus:
     held = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
     return replace(
-        GateStatus("GPU-1", MpsState.ACTIVE, 2e9, held=held, self_test=SelfTest(SelfTestResult.PASSED)), **changes
+        GateStatus("GPU-1", MpsState.ACTIVE, time.time(), held=held, self_test=SelfTest(SelfTestResult.PASSED)),
+        **changes,
     )
 
 
@@ -52,7 +54,7 @@ def test_a_gate_that_fell_silent_is_down_whatever_it_last_said_and_whatever_the_
     now = 100.0
     collector = GateCollector([keeper], lambda: now)
     down = 'gpushare_gate_state{gpu_uuid="GPU-1",state="Down"}'
-    for written_at in (2e9, 5.0, 3e9):  # the wall clock jumps back by decades, and on again
+    for written_at in (time.time(), 5.0, 3e9):  # the wall clock jumps back by decades, and on again
         write_status(keeper.gpu, status(written_at=written_at))
         assert exposed(keeper, collector)[down] == 0
         now += STALE_SECONDS / 2
@@ -63,6 +65,14 @@ def test_a_gate_that_fell_silent_is_down_whatever_it_last_said_and_whatever_the_
     assert exposed(keeper, collector)[down] == 0
     keeper.is_running = False
     assert exposed(keeper, collector)[down] == 1
+
+
+def test_what_a_host_before_left_behind_is_not_ready(keeper):
+    write_status(keeper.gpu, status(written_at=time.time() - 3600))
+    collector = GateCollector([keeper])
+    assert exposed(keeper, collector)['gpushare_gate_state{gpu_uuid="GPU-1",state="Down"}'] == 1
+    write_status(keeper.gpu, status())
+    assert exposed(keeper, collector)['gpushare_gate_state{gpu_uuid="GPU-1",state="Down"}'] == 0
 
 
 def test_health_and_readiness_over_http(keeper):

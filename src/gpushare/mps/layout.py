@@ -221,12 +221,20 @@ class Fresh(Generic[W]):
 
     Its time stamp is compared with itself alone and its age is counted on our own monotonic clock, so a jump of
     the wall clock changes nothing.
+
+    Args:
+        wall: Unix time, to tell at the first look what a writer left behind that is long gone; after a jump of the
+            wall clock just then, the file counts from its next renewal on. None believes what is found.
     """
 
-    def __init__(self, file: LastGood[W | None], clock: Callable[[], float], stale_seconds: float) -> None:
+    def __init__(
+        self, file: LastGood[W | None], clock: Callable[[], float], stale_seconds: float,
+        wall: Callable[[], float] | None = None,
+    ) -> None:  # fmt: skip
         self._file = file
         self._clock = clock
         self._stale_seconds = stale_seconds
+        self._wall = wall
         self._seen: tuple[float, float] | None = None
 
     def read(self) -> W | None:
@@ -235,9 +243,14 @@ class Fresh(Generic[W]):
         if value is None:
             return None
         now = self._clock()
+        if self._seen is None and self._wall is not None and self._is_left_behind(self._wall(), value):
+            self._seen = (value.written_at, float("-inf"))
         if self._seen is None or self._seen[0] != value.written_at:
             self._seen = (value.written_at, now)
         return value if now - self._seen[1] <= self._stale_seconds else None
+
+    def _is_left_behind(self, now: float, value: W) -> bool:
+        return not -1.0 <= now - value.written_at <= self._stale_seconds
 
 
 def decisions_reader(gpu: GpuDirectory) -> LastGood[Decisions]:

@@ -32,11 +32,14 @@ class Kept(Protocol):
 class GateCollector(Collector):
     """Metric families over all GPUs of this host."""
 
-    def __init__(self, kept: Sequence[Kept], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, kept: Sequence[Kept], clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:  # fmt: skip
         self._kept = []
         for keeper in kept:
             file = status_reader(keeper.gpu)
-            self._kept.append((keeper, file, Fresh(file, clock, STALE_SECONDS)))
+            self._kept.append((keeper, file, Fresh(file, clock, STALE_SECONDS, wall)))
 
     def statuses(self) -> Iterator[tuple[Kept, GateStatus | None, MpsState | None]]:
         """Each GPU with its last status, and the state that it speaks of; None when its gate is silent."""
