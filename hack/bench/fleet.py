@@ -6,6 +6,17 @@ from typing import Any
 GPU_MODEL = "NVIDIA H200"
 GPU_MEMORY_MIB = 143771
 FRACTIONS = (10, 20, 25, 30, 40, 50)
+PREFERENCE = {
+    "nodeAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 1,
+                "preference": {"matchExpressions": [{"key": "disk", "operator": "In", "values": ["ssd"]}]},
+            }
+        ]
+    }
+}
+"""An affinity by which a pod leaves kube-scheduler a choice (ADR 0043)."""
 KUBELET_CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
 
 

@@ -128,7 +128,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(port: int, nodes: int, requests: int, vary: bool, pid: int) -> dict[str, Any]:
+def measure(port: int, nodes: int, requests: int, vary: bool, prefer: bool, pid: int) -> dict[str, Any]:
     """Each pod is a new one; prioritize is asked for what filter answered, encoded between the two, unmeasured."""
     names = [fleet.node_name(i) for i in range(nodes)]
     client = Client(port)
@@ -139,6 +139,8 @@ def measure(port: int, nodes: int, requests: int, vary: bool, pid: int) -> dict[
     cpu_before = cpu_seconds(pid)
     for index in range(-len(fleet.FRACTIONS), requests):
         pod = fleet.pod(10**6 + index, fleet.FRACTIONS[index % len(fleet.FRACTIONS)])
+        if prefer:
+            pod["spec"]["affinity"] = fleet.PREFERENCE
         asked = rng.sample(names, nodes * 9 // 10) if vary else names
         body = request("filter", arguments_of(pod, asked))
         started = time.perf_counter()
@@ -200,6 +202,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--events-per-second", type=float, default=0, help="GpuNode updates meanwhile")
     parser.add_argument("--policy", default="gpushare", help="as the extender's option")
     parser.add_argument("--vary", action="store_true", help="each pod asks for another nine tenths of the nodes")
+    parser.add_argument("--prefer", action="store_true", help="pods with a preferred affinity")
+    parser.add_argument("--best-nodes", type=int, default=8, help="as the extender's option")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     api_port, port, metrics_port = free_port(), free_port(), free_port()
@@ -216,14 +220,16 @@ def main(arguments: list[str]) -> None:
         with process(
             sys.executable, "-m", "gpushare.extender", "--kubeconfig", config, "--port", str(port),
             "--metrics-host", "127.0.0.1", "--metrics-port", str(metrics_port), "--policy", options.policy,
+            "--best-nodes", str(options.best_nodes),
             "--log-level", "WARNING",
         ) as extender:  # fmt: skip
             ready = wait_ready(port)
             result = {
                 "nodes": options.nodes, "gpus_per_node": options.gpus, "tenants": options.tenants,
                 "events_per_second": options.events_per_second, "policy": options.policy,
-                "vary": options.vary, "ready_seconds": ready, "resident_mib": resident_mib(extender.pid),
-                **measure(port, options.nodes, options.requests, options.vary, extender.pid),
+                "vary": options.vary, "prefer": options.prefer, "best_nodes": options.best_nodes,
+                "ready_seconds": ready, "resident_mib": resident_mib(extender.pid),
+                **measure(port, options.nodes, options.requests, options.vary, options.prefer, extender.pid),
                 "cpus": os.cpu_count(), "python": platform.python_version(),
             }  # fmt: skip
             result["inside_ms"] = inside(metrics_port)

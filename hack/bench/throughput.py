@@ -58,12 +58,14 @@ def small_gpunode(index: int, gpus: int) -> dict[str, Any]:
     return view
 
 
-def pending_pod(index: int) -> dict[str, Any]:
+def pending_pod(index: int, prefer: bool) -> dict[str, Any]:
     percent = fleet.FRACTIONS[index % len(fleet.FRACTIONS)]
     pod = fleet.pod(index, percent)
     metadata = {key: pod["metadata"][key] for key in ("name", "labels", "annotations")}
     spec = {key: pod["spec"][key] for key in ("schedulerName", "containers", "tolerations")}
     del spec["containers"][0]["volumeMounts"]
+    if prefer:
+        spec["affinity"] = fleet.PREFERENCE
     return {"metadata": metadata, "spec": spec}
 
 
@@ -77,6 +79,7 @@ async def measure(
     patience_seconds: float = 120,
     percentage: int = 0,
     best_nodes: int = 8,
+    prefer: bool = False,
     profiles: Path | None = None,
 ) -> dict[str, Any]:
     bound: dict[str, float] = {}
@@ -103,7 +106,7 @@ async def measure(
             api, PODS, lambda pod: pod["spec"].get("nodeName") or "", on_change=on_change
         ) as reflector:
             await reflector.synced.wait()
-            await create_all(api, PODS, [pending_pod(i) for i in range(pods)], NAMESPACE)
+            await create_all(api, PODS, [pending_pod(i, prefer) for i in range(pods)], NAMESPACE)
             kubelets = [asyncio.create_task(admit(api)) for _ in range(8)]
             started = time.monotonic()
             own_before = time.process_time()
@@ -192,6 +195,7 @@ def main(arguments: list[str]) -> None:
         "--percentage", type=int, default=0,
         help="percentageOfNodesToScore; 0, as in the chart: kube-scheduler's own (42 at 1,000 nodes)",
     )  # fmt: skip
+    parser.add_argument("--prefer", action="store_true", help="pods with a preferred affinity")
     parser.add_argument("--best-nodes", type=int, default=8, help="as the extender's option")
     parser.add_argument("--api-gogc", help="GOGC of etcd and the API server; default: Go's own 100")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="keep processor profiles of the Go processes")
@@ -209,6 +213,7 @@ def main(arguments: list[str]) -> None:
                 "the scheduler's last words:",
                 percentage=options.percentage,
                 best_nodes=options.best_nodes,
+                prefer=options.prefer,
                 profiles=options.profile,
             )
         )

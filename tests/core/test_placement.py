@@ -116,3 +116,5 @@ def test_the_best_rows_are_those_that_a_sort_finds(count: int, avoid: tuple[int,
     welcome = [row for row in score if row not in avoid] or list(score)
     expected = sorted(welcome, key=lambda row: -score[row])[:count]
     assert sorted(found.best(count, np.array(avoid, np.int64)).tolist()) == sorted(expected)
+    equal = [row for row in expected if score[row] == score[expected[0]]]
+    assert sorted(found.best(count, np.array(avoid, np.int64), equal_only=True).tolist()) == sorted(equal)

@@ -146,8 +146,11 @@ async def test_a_node_far_down_the_list_can_be_one_where_binding_would_wait(clus
 async def test_equal_pods_asked_for_in_a_row_are_sent_to_different_nodes(running):
     """The second is asked for before the first one's bind has come."""
     cluster = running.cluster
-    for name, fraction in (("a", "0.6"), ("b", "0.6"), ("other", "0.7")):
+    for name, fraction in (("old", "0.1"), ("a", "0.6"), ("b", "0.6"), ("other", "0.7")):
         cluster.make_pod(name, fraction)
+    await cluster.settle()
+    assert await running.bind("old", "n1") == ""
+    cluster.allocate("old")
     await cluster.settle()
     assert (await running.filter("a"))["NodeNames"] == ["n1"]
     assert (await running.filter("a"))["NodeNames"] == ["n1"]  # its own announcement is none for itself

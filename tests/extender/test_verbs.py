@@ -73,6 +73,14 @@ async def test_filter_answers_the_best_nodes_alone_and_says_nothing_of_others(cl
         assert "needs 50 percent" in result["FailedNodes"]["n2"]
 
 
+async def test_nodes_that_are_equally_good_are_left_to_kube_scheduler(cluster, serve_cluster):
+    for index in range(4):
+        cluster.add_node(f"n{index}")
+    async with serve_cluster(cluster, best_nodes=3) as running:
+        cluster.make_pod("a", "0.5")
+        assert (await running.filter("a"))["NodeNames"] == ["n0", "n1", "n2"]
+
+
 async def test_filter_reserves_nothing(running):
     running.cluster.make_pod("a", "1")
     for _ in range(5):

@@ -136,13 +136,19 @@ class Candidates:
         """Names of the nodes that fit, in the order asked."""
         return self._state.node_names_of(self.rows)
 
-    def best(self, count: int, avoid: IntArray | None = None) -> IntArray:
-        """The `count` best rows of those that fit, ties in the order asked; none of `avoid` while others fit."""
+    def best(self, count: int, avoid: IntArray | None = None, *, equal_only: bool = False) -> IntArray:
+        """The `count` best rows of those that fit, ties in the order asked; none of `avoid` while others fit.
+
+        `equal_only`: only those as good as the very best.
+        """
         rows, scores = self.rows, self.scores
         if avoid is not None and len(avoid):
             free = ~np.isin(rows, avoid)
             if free.any():
                 rows, scores = rows[free], scores[free]
+        if equal_only and len(rows):
+            equally_good: IntArray = rows[scores == scores.max()][:count]
+            return equally_good
         if len(rows) <= count:
             return rows
         last = np.partition(scores, -count)[-count]

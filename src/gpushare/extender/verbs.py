@@ -37,8 +37,7 @@ class Verbs:
     """HTTP handlers of one extender.
 
     Args:
-        best_nodes: how many nodes filter answers for a pod that fits somewhere and leaves a choice, one for a pod
-            that leaves none (ADR 0043); 0: all that fit.
+        best_nodes: how many nodes filter answers at most for a pod that fits (ADR 0043); 0: all that fit.
         not_ready: says what is missing, or nothing.
     """
 
@@ -118,8 +117,8 @@ class Verbs:
             if args.node_names:
                 self._metrics.rejections.labels(reason=_commonest(found).value).inc()
         if len(found.rows) and self._best_nodes:
-            count = self._best_nodes if self._ledger.leaves_a_choice(args.pod) else 1
-            rows = found.best(count, self._waits(args.pod))
+            equal_only = not self._ledger.leaves_a_choice(args.pod)
+            rows = found.best(self._best_nodes, self._waits(args.pod), equal_only=equal_only)
             names = self._ledger.state.node_names_of(rows)
             if len(names) == 1:
                 self._ledger.fence.announce(args.pod.uid, names[0], fence_size(args.pod), self._clock())
