@@ -8,7 +8,7 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-LIMIT_BYTES: Final = 8 * 2**20  # some days: the gate asks twice a second, 0.2 kB each in control.log
+LIMIT_BYTES: Final = 8 * 2**20  # the gate asks twice a second, and each question leaves lines in control.log
 KEPT_BYTES: Final = 2**20
 _BLOCK: Final = 512  # of stat's st_blocks
 
