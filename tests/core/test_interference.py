@@ -27,7 +27,7 @@ from gpushare.core.interference import (
 )
 from gpushare.core.interference.evaluate import Protocol, evaluate, spearman
 from gpushare.core.interference.fit import fit_model, fitted, sets_of, split_workloads, unfitted, with_errors
-from gpushare.core.interference.profile import Lacking, lacking, without
+from gpushare.core.interference.profile import FILLED, Lacking, features, knows_caps, lacking, without
 from gpushare.core.interference.tape import Variable
 from gpushare.core.pipes import Counters
 from gpushare.core.request import JobClass
@@ -203,15 +203,13 @@ def test_the_artefact_comes_back_as_written_and_says_what_is_wrong_with_others()
         from_json(json.dumps({**json.loads(model.to_json()), "capacity": {"dram_bw_util": 0.0}}))
 
 
-def test_an_artefact_from_before_capacities_is_read_with_the_bound_that_any_ratio_has():
-    older = json.loads(default_model().to_json())
-    del older["capacity"]
-    model = from_json(json.dumps({**older, "version": 1}))
-    assert model.capacity == (1.0,)
+def test_an_artefact_of_an_older_law_is_refused_and_the_way_out_named():
+    value = json.loads(default_model().to_json())
+    with pytest.raises(ArtefactError, match=r"version 1.*gpushare model fit"):
+        from_json(json.dumps({**value, "version": 1}))
+    narrow = [{**member, "b2": member["b2"][:-1]} for member in value["members"]]
     with pytest.raises(ArtefactError, match="damaged"):
-        from_json(json.dumps(older))
-    full = [(profile(0.97, 0.9), 100)] * 2
-    assert sum(0.9 * said.progress for said in model.predict(full)) <= 1.0 + 1e-4
+        from_json(json.dumps({**value, "members": narrow}))
 
 
 def test_a_dataset_that_never_fills_the_memory_bus_does_not_bound_it(fitted_model):
@@ -310,16 +308,35 @@ def test_a_profile_that_lacks_something_gets_a_wider_interval_and_the_law_alone_
     model = dataclasses.replace(default_model(), lacking=(1.0, 1.2, 1.5, 2.0))
     full = Profile(
         Counters(sm_util=0.8, sm_occupancy=0.3, integer_util=0.1, dram_bw_util=0.2, graphics_util=1.0),
-        100.0, 1000, {50: 0.6},
+        100.0, 1000, {50: 0.6}, {50: Counters(sm_util=0.45)},
     )  # fmt: skip
-    assert [lacking(without(full, what), 50) for what in Lacking] == list(Lacking)
-    assert lacking(without(full, Lacking.CAP_CURVE), 100) is Lacking.NOTHING
+    assert [lacking(without(full, what)) for what in Lacking] == list(Lacking)
     poorer = without(full, Lacking.COUNTERS)
     narrow = dataclasses.replace(model, lacking=(1.0, 1.0, 1.0, 1.0)).predict([(poorer, 50), (full, 50)])
     wide = model.predict([(poorer, 50), (full, 50)])
     assert [each.progress for each in wide] == [each.progress for each in narrow]
     assert all(a.upper - a.lower >= b.upper - b.lower for a, b in zip(wide, narrow, strict=True))
     assert sum(a.upper - a.lower for a in wide) > sum(b.upper - b.lower for b in narrow)
+
+
+def test_counters_under_caps_that_were_not_measured_are_filled_by_what_other_programs_show(fitted_model):
+    _, sets, model = fitted_model
+    known = sets.profiles[-1]
+    poorer = dataclasses.replace(known, capped={})
+    assert knows_caps(known)
+    assert not knows_caps(poorer)
+    pair = [(sets.profiles[3], 100), (known, 100)]
+    told, guessed = model.predict(pair), model.predict([pair[0], (poorer, 100)])
+    assert guessed[1].progress == pytest.approx(told[1].progress, abs=0.1)
+    ignored = dataclasses.replace(model, fill=np.full_like(model.fill, 4.0))
+    assert ignored.predict(pair) == told
+    assert ignored.predict([pair[0], (poorer, 100)]) != guessed
+
+
+def test_the_gap_between_kernels_is_told_apart_where_the_counter_is_nearly_full():
+    cap = 1.0
+    short, long = (features(profile(sm), cap) for sm in (0.92, 0.97))
+    assert np.abs(short[-FILLED - 1] - long[-FILLED - 1]) > 0.4
 
 
 def test_intervals_of_poorer_profiles_are_calibrated_where_they_err():

@@ -12,17 +12,18 @@ from gpushare.core.contention import Load
 from gpushare.core.interference import network
 from gpushare.core.interference.profile import (
     CONSERVED,
+    FILLED,
     Array,
     Lacking,
     Profile,
     cap_progress,
     feature_table,
+    knows_caps,
     lacking,
     uses,
 )
 
 ARTEFACT_VERSION: Final = 2
-_CONSERVING: Final = 2  # artefacts before this one hold no capacities
 _ARTEFACT: Final = "gpushare.io/interference-model"
 COVERAGE: Final = 0.9
 # A lone tenant under a cap: error of interpolating a measured cap curve (docs/interference.md).
@@ -82,6 +83,8 @@ class InterferenceModel:
 
     Attributes:
         errors: by size stratum and kept stratum, the lower and upper bound of measured less predicted progress.
+        fill: for profiles without counters under caps, the last `FILLED` features from the others, standardised:
+            1 + others x FILLED.
         baselines: coefficients of the linear models that are reported beside this one.
         capacity: by `CONSERVED`, the highest share of that counter that any run of the dataset reached, 0 to 1.
         lacking: by `Lacking`, how much wider the interval of a set is where a tenant's profile lacks that.
@@ -93,6 +96,7 @@ class InterferenceModel:
     scale: Array
     members: tuple[Mapping[str, Array], ...]
     errors: Array
+    fill: Array
     baselines: Mapping[str, Array] = field(default_factory=dict)
     widening: float = 1.0
     lacking: tuple[float, ...] = (1.0,) * len(Lacking)
@@ -102,13 +106,13 @@ class InterferenceModel:
         """Prepare tenants (aligned profiles and caps, 1 to 100)."""
         caps = [percentage / 100 for percentage in thread_percentages]
         inputs, alone = feature_table(profiles, caps)
-        standard = np.clip((inputs - self.mean) / self.scale, -4.0, 4.0).astype(np.float32)
+        standard = standardised(inputs, self.mean, self.scale)
+        poor = [at for at, profile in enumerate(profiles) if not knows_caps(profile)]
+        standard[poor, -FILLED:] = with_one(standard[poor, :-FILLED]) @ self.fill
+        standard = standard.astype(np.float32)
         row = np.asarray(caps, dtype=np.float32)
         members = [{name: each.astype(np.float32) for name, each in member.items()} for member in self.members]
-        wider = [
-            self.lacking[lacking(profile, percentage)]
-            for profile, percentage in zip(profiles, thread_percentages, strict=True)
-        ]
+        wider = [self.lacking[lacking(profile)] for profile in profiles]
         drawn = (uses(profiles, caps) / np.array(self.capacity)[:, None]).astype(np.float32)
         pressures = tuple(network.pressure(member, standard, row, drawn) for member in members)
         return TenantTable(pressures, alone, np.array(wider))
@@ -184,6 +188,7 @@ class InterferenceModel:
                 "scale": _rounded(self.scale),
                 "members": [{name: _rounded(each) for name, each in member.items()} for member in self.members],
                 "errors": _rounded(self.errors),
+                "fill": _rounded(self.fill),
                 "lacking": list(self.lacking),
                 "capacity": dict(zip(CONSERVED, self.capacity, strict=True)),
                 "baselines": {name: _rounded(each) for name, each in self.baselines.items()},
@@ -208,8 +213,11 @@ def from_json(text: str) -> InterferenceModel:
                 f"the model is of artefact version {version}, this gpushare reads up to {ARTEFACT_VERSION}; "
                 "upgrade gpushare"
             )
-        # An older model was fitted without capacities; no counter's share exceeds 1.
-        capacity = value["capacity"] if version >= _CONSERVING else dict.fromkeys(CONSERVED, 1.0)
+        if version < ARTEFACT_VERSION:
+            raise ArtefactError(
+                f"the model is of artefact version {version}, whose law this gpushare no longer computes; fit it "
+                "again with gpushare model fit"
+            )
         model = InterferenceModel(
             gpu_model=value["gpu_model"],
             provenance=value["provenance"],
@@ -217,9 +225,10 @@ def from_json(text: str) -> InterferenceModel:
             scale=np.array(value["scale"], dtype=float),
             members=tuple({k: np.array(v, dtype=float) for k, v in member.items()} for member in value["members"]),
             errors=np.array(value["errors"], dtype=float),
+            fill=np.array(value["fill"], dtype=float),
             baselines={name: np.array(each, dtype=float) for name, each in value["baselines"].items()},
             lacking=tuple(float(each) for each in value.get("lacking", (1.0,) * len(Lacking))),
-            capacity=tuple(float(capacity[name]) for name in CONSERVED),
+            capacity=tuple(float(value["capacity"][name]) for name in CONSERVED),
         )
     except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtefactError(f"the model artefact is damaged ({type(error).__name__}: {error})") from None
@@ -228,11 +237,28 @@ def from_json(text: str) -> InterferenceModel:
         or model.errors.shape != (len(SIZES), len(KEPT_EDGES) + 1, 2)
         or len(model.lacking) != len(Lacking)
         or not all(0 < each <= 1 for each in model.capacity)
+        or model.fill.shape != (1 + len(model.mean) - FILLED, FILLED)
+        or any(not _is_laws(member, len(model.mean)) for member in model.members)
     ):
         raise ArtefactError(
-            "the model artefact is damaged (no members, intervals of another shape, or capacities)"
+            "the model artefact is damaged (members, intervals or capacities are not what they must be)"
         )
     return model
+
+
+def standardised(inputs: Array, mean: Array, scale: Array) -> Array:
+    """Features of order one, outliers cut off."""
+    return np.asarray(np.clip((inputs - mean) / scale, -4.0, 4.0))
+
+
+def with_one(rows: Array) -> Array:
+    """The rows with a leading column of ones."""
+    return np.hstack([np.ones((len(rows), 1)), rows])
+
+
+def _is_laws(member: Mapping[str, Array], inputs: int) -> bool:
+    shapes = network.shapes(inputs, len(member["b1"]))
+    return {name: each.shape for name, each in member.items()} == shapes
 
 
 def _rounded(values: Array) -> Any:

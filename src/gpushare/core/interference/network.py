@@ -5,14 +5,15 @@ Three terms, all zero without neighbours (measured on an H200, docs/interference
 - *Turns.* Where tenants must share SMs, a kernel waits until the blocks of others leave. Who holds SMs long makes
   the others wait, and a program of short kernels waits often: the neighbour's holding time times the own waiting
   frequency, times the part of the own SMs that no cap keeps free. This is why an uncapped matrix product takes
-  all and a chain of small kernels beside it nothing.
+  all and a chain of small kernels beside it nothing. A tenant is out of the way only while it waits for its
+  host, and the slower its kernels get on, the less of its time that is: a starved one has a kernel in the queue.
 - *Overflow.* Memory bandwidth, caches, pipes and power are shared even where caps separate the SMs: demand above
   capacity slows those that rely on the resource.
 - *Conservation.* What the tenants draw of a resource whose use the counters show, at the progress that is left to
   them, is never more than the GPU has.
 
-A tenant that is slowed presses less on the others, hence the fixed point. The functions take NumPy arrays or the
-fitter's variables alike.
+A tenant that is slowed presses less on the shared resources, hence the fixed point. The functions take NumPy
+arrays or the fitter's variables alike.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ RESOURCES: Final = 5  # latent shared resources
 ROUNDS: Final = 4  # of the fixed point; the fifth changes no progress by more than 0.01
 _SMOOTH: Final = 0.05
 _NEWTON: Final = 3  # steps to the stretch of a full resource's time; what they leave is taken from all alike
-_COLUMNS: Final = 2 * TURNS + 3 * RESOURCES + 1
+_COLUMNS: Final = 2 * TURNS + 3 * RESOURCES + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class Pressure:
     Attributes:
         holds, waits: turns given to others to wait for, and taken.
         needs: part of the GPU's SMs the tenant covers while it runs, at most its cap; 1 x tenants.
+        away: part of its time alone in which no kernel of the tenant holds or awaits SMs, 0 to 1; 1 x tenants.
         presses, draws, relies: on each shared resource as a neighbour, by itself, and how its overflow hurts.
         uses: of each conserved resource, alone under the cap, as a part of what the GPU has.
     """
@@ -43,6 +45,7 @@ class Pressure:
     holds: Any
     waits: Any
     needs: Any
+    away: Any
     presses: Any
     draws: Any
     relies: Any
@@ -63,13 +66,14 @@ def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any, uses: Any) -
     tenants) to what they do."""
     hidden = np.tanh(inputs @ parameters["w1"] + parameters["b1"])
     out = (hidden @ parameters["w2"] + parameters["b2"]).T
-    edges = np.cumsum([TURNS, TURNS, 1, RESOURCES, RESOURCES, RESOURCES]).tolist()
+    edges = np.cumsum([TURNS, TURNS, 1, RESOURCES, RESOURCES, RESOURCES, 1]).tolist()
     start = [0, *edges[:-1]]
-    holds, waits, needs, presses, draws, relies = (out[a:b] for a, b in zip(start, edges, strict=True))
+    holds, waits, needs, presses, draws, relies, away = (out[a:b] for a, b in zip(start, edges, strict=True))
     return Pressure(
         np.exp(np.minimum(holds, 6.0)),
         np.exp(np.minimum(waits, 6.0)),
         caps / (1.0 + np.exp(-needs)) + 0.01,
+        1.0 / (1.0 + np.exp(-away)),
         _positive(presses),
         _positive(draws),
         _positive(relies),
@@ -84,7 +88,8 @@ def stretch(each: Pressure, index: Any, present: Any) -> Any:
     Places come first so that sums over tenants and kinds run over long rows.
     """
     holds, waits = each.holds[:, index], each.waits[:, index]
-    needs = each.needs[:, index][0] * present
+    needs, away = each.needs[:, index][0] * present, each.away[:, index][0]
+    holds = holds * present
     presses, draws, relies = each.presses[:, index], each.draws[:, index], each.relies[:, index]
     others = needs.sum(axis=0, keepdims=True) - needs
     free = np.maximum(1.0 - others, 0.0)
@@ -93,7 +98,7 @@ def stretch(each: Pressure, index: Any, present: Any) -> Any:
     alone = (relies * _positive(draws)).sum(axis=0)
     kept = present * 1.0
     for _ in range(ROUNDS):
-        held = holds * kept
+        held = holds * (1.0 - away * kept)
         turns = (waits * (held.sum(axis=1, keepdims=True) - held)).sum(axis=0)
         pressed = presses * kept
         overflow = _positive(draws + (pressed.sum(axis=1, keepdims=True) - pressed))

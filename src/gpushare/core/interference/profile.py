@@ -95,11 +95,16 @@ class Lacking(IntEnum):
 _LEANED_ON: Final = ("sm_occupancy", "integer_util", "dram_bw_util", "graphics_util")
 
 
-def lacking(profile: Profile, thread_percentage: int) -> Lacking:
-    """What a tenant's profile lacks under its cap; uncapped, the cap curve is not missed."""
-    curve = thread_percentage >= 100 or any(cap < 100 for cap in profile.cap_curve)
+def lacking(profile: Profile) -> Lacking:
+    """What a tenant's profile lacks; a curve without the counters under those caps tells little of it."""
+    curve = knows_caps(profile)
     counters = all(getattr(profile.counters, name) is not None for name in _LEANED_ON)
     return Lacking(Lacking.CAP_CURVE * (not curve) + Lacking.COUNTERS * (not counters))
+
+
+def knows_caps(profile: Profile) -> bool:
+    """Whether counters under a cap were measured."""
+    return any(cap < 100 for cap in profile.capped)
 
 
 def without(profile: Profile, what: Lacking) -> Profile:
@@ -181,8 +186,37 @@ _SM, _OCCUPANCY, _TENSOR, _FP32, _HMMA, _INTEGER, _DRAM, _GRAPHICS = (
 _TYPICAL_ITERATION_SECONDS: Final = 0.004
 
 
+# A gap below this part of the time is taken for the counter's rounding.
+_LEAST_GAP: Final = 0.02
+_NARROW: Final = (0.5, 0.25)  # caps at which most programs are measured alone
+
+
+def _gap(used: float) -> float:
+    return float(np.log(max(_LEAST_GAP, 1.0 + _LEAST_GAP - min(1.0, used))))
+
+
+def _under_caps(profile: Profile, whole: Array) -> list[float]:
+    """What caps do to a program's counters, and the part of the time in which its SMs stand still, as a logarithm.
+
+    That part is the gap between two kernels over the time of one: of all that a profile holds, it tells most about
+    how long single kernels hold the SMs, and so who wins between uncapped tenants (correlation of -0.79 with the
+    strength that 116 contended pairs show, docs/measurements/interference.md).
+    """
+    numbers = [_gap(whole[_SM])]
+    for cap in _NARROW:
+        now = capped_vector(profile, cap)
+        numbers += [min(2.0, now[of] / max(whole[of], 0.02)) for of in (_SM, _OCCUPANCY, _DRAM)]
+        numbers += [min(2.0, now[_GRAPHICS]), _gap(now[_SM] / cap)]
+    return numbers
+
+
+FILLED: Final = (
+    10  # the last features, which no profile without counters under caps has; others' profiles fill them
+)
+
+
 def features(profile: Profile, cap: float) -> Array:
-    """One tenant under a cap (0 to 1) as the network's input; 30 numbers of order one."""
+    """One tenant under a cap (0 to 1) as the network's input; 41 numbers of order one."""
     whole, now, progress = vector(profile.counters), capped_vector(profile, cap), cap_progress(profile, cap)
     busy = max(whole[_GRAPHICS], 0.05)
     running = whole[[_SM, _OCCUPANCY, _TENSOR, _FP32, _INTEGER, _DRAM]] / busy
@@ -203,6 +237,7 @@ def features(profile: Profile, cap: float) -> Array:
             min(1.0, cap / max(running[0], 0.05)),
             np.clip(np.log10(seconds), -4.0, 0.0),
             np.clip(np.log10(seconds * whole[_SM]), -5.0, 0.0),
+            *_under_caps(profile, whole),
         ]
     )
 
@@ -223,7 +258,7 @@ def uses(profiles: Sequence[Profile], caps: Sequence[float]) -> Array:
 
 
 def feature_table(profiles: Sequence[Profile], caps: Sequence[float]) -> tuple[Array, Array]:
-    """Features (tenants x 30) and progress alone under the cap (tenants) of aligned profiles and caps."""
+    """Features (tenants x 41) and progress alone under the cap (tenants) of aligned profiles and caps."""
     rows = [features(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
     alone = [cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
     return np.array(rows), np.array(alone)
