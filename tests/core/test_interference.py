@@ -25,7 +25,7 @@ from gpushare.core.interference import (
     profile_of,
     recommended_number,
 )
-from gpushare.core.interference.evaluate import Protocol, evaluate, spearman
+from gpushare.core.interference.evaluate import Protocol, _choices, _Judged, evaluate, spearman
 from gpushare.core.interference.fit import fit_model, fitted, sets_of, split_workloads, unfitted, with_errors
 from gpushare.core.interference.profile import FILLED, Lacking, features, knows_caps, lacking, without
 from gpushare.core.interference.tape import Variable
@@ -360,3 +360,20 @@ def test_sets_predicted_in_parts_are_those_predicted_at_once():
         assert model.predict_sets(table, index[at : at + 1]).progress[0] == pytest.approx(
             whole.progress[at], abs=1e-5
         )
+
+
+def test_of_two_choices_alike_the_one_that_surely_keeps_the_tolerance_is_chosen(fitted_model):
+    sets = fitted_model[1]
+    names = sets.names(0)
+    cells = tuple((sets.workloads.index(name), cap) for cap in (100, 50, 25) for name in names)
+    three = dataclasses.replace(
+        sets, cells=cells, index=((0, 1), (2, 3), (4, 5)), progress=((0.9, 0.4), (0.6, 0.6), (0.3, 0.3))
+    )
+    said = {0: (0.8, 0.52, 0.2), 1: (0.65, 0.63, 0.05), 2: (0.3, 0.3, 0.05)}
+    judged = [
+        _Judged(at, np.array([[p, p - width, p + width] for p in (one, other)]), {})
+        for at, (one, other, width) in said.items()
+    ]
+    choices = _choices(three, judged, 1)
+    assert (choices.caps_sets, choices.caps_broken) == (1, 0)
+    assert choices.caps == pytest.approx(1.0)
