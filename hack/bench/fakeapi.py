@@ -2,18 +2,20 @@
 
 import asyncio
 import contextlib
+import random
 import sys
 
 import orjson
 from aiohttp import web
 
 from bench import fleet
+from gpushare.core.contention import WORKLOADS
 
 
 class FakeApi:
     """Serves /api/v1/{nodes,pods} and gpushare's two types in pages, then a stream of GpuNode updates."""
 
-    def __init__(self, nodes: int, gpus: int, tenants: int, events_per_second: float) -> None:
+    def __init__(self, nodes: int, gpus: int, tenants: int, events_per_second: float, profiled: bool) -> None:
         self.events_per_second = events_per_second
         placed = fleet.place(nodes, gpus, tenants, seed=7)
         by_node: dict[int, dict[int, list[tuple[str, int]]]] = {}
@@ -26,7 +28,7 @@ class FakeApi:
                 orjson.dumps(fleet.pod(i, percent, node_index=at, gpu=gpu))
                 for i, (at, gpu, percent) in enumerate(placed)
             ],
-            "gpushares": [],
+            "gpushares": profiled_shares() if profiled else [],
         }
         self.updates = [b'{"type":"MODIFIED","object":' + raw + b"}\n" for raw in self.items["gpunodes"]]
 
@@ -56,10 +58,24 @@ class FakeApi:
         return response
 
 
+def profiled_shares() -> list[bytes]:
+    """One GpuShare for each kind of pod of the fleet, with a profile near that of one of the twin's workloads."""
+    rng = random.Random(11)
+    kinds = sorted({(index % 20, index % 50) for index in range(fleet.KINDS)})
+    made = []
+    for team, app in kinds:
+        solo = rng.choice(list(WORKLOADS.values())).solo.as_dict()
+        counters = {name: value * rng.uniform(0.8, 1.0) for name, value in solo.items() if value is not None}
+        made.append(orjson.dumps(fleet.gpushare(team, app, counters)))
+    return made
+
+
 def main() -> None:
     port, nodes, gpus, tenants = map(int, sys.argv[1:5])
     app = web.Application()
-    app.router.add_get("/{path:.*}", FakeApi(nodes, gpus, tenants, float(sys.argv[5])).handle)
+    app.router.add_get(
+        "/{path:.*}", FakeApi(nodes, gpus, tenants, float(sys.argv[5]), sys.argv[6] == "True").handle
+    )
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
 
 

@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+KINDS = 100  # of pods: teams and apps come round together after so many
 GPU_MODEL = "NVIDIA H200"
 GPU_MEMORY_MIB = 143771
 FRACTIONS = (10, 20, 25, 30, 40, 50)
@@ -166,6 +167,17 @@ def pod(index: int, percent: int, *, node_index: int | None = None, gpu: int = 0
         },
         "spec": spec,
         "status": status,
+    }
+
+
+def gpushare(team: int, app: int, counters: dict[str, float]) -> dict[str, Any]:
+    """A GpuShare with a profile that speaks for one team's pods of one app, as `pod` makes them."""
+    return {
+        "apiVersion": "gpushare.io/v1alpha1",
+        "kind": "GpuShare",
+        "metadata": {"name": f"serving-{app}", "namespace": f"team-{team}", "uid": f"share-{team}-{app}"},
+        "spec": {"selector": {"matchLabels": {"app": f"serving-{app}"}}},
+        "status": {"profile": {"gpuModel": GPU_MODEL, "counters": counters, "windowSeconds": 10.0}},
     }
 
 

@@ -171,3 +171,25 @@ def test_ten_thousand_gpus_cost_milliseconds():
     found, _ = cluster.ask(30, known("dlrm-infer"))
     assert 0 < len(found.nodes) <= 1250
     assert len(cluster.judge._sets) == 1 + len(names), "a set is judged once, however many hold it"
+
+
+def test_a_judge_that_has_seen_much_says_what_a_new_one_says():
+    """Members and sets are prepared once and kept while more come, go and are learnt anew."""
+    cluster = Cluster(8)
+    names = sorted(WORKLOADS)
+    for step in range(24):
+        gpu, what = f"g{step % 8}.0", known(names[step % len(names)], 1.2 + step % 5)
+        cluster.put(f"t{step}", 10 + 5 * (step % 3), what, gpu, list(JobClass)[step % 2])
+        if step % 7 == 6:
+            cluster.state.release(f"t{step - 3}")
+        if step == 15:
+            cluster.judge.forget()
+        for name in names[:: 1 + step % 3]:
+            seen, _ = cluster.ask(20, known(name, 1.5))
+            fresh = Cluster(1)
+            fresh.state, fresh.judge = cluster.state, Judge(default_model, cluster.known.get, lambda uid: None)
+            fresh.judge.version = -1 - step  # scores are kept in the state by version
+            again, _ = fresh.ask(20, known(name, 1.5))
+            assert seen.nodes == again.nodes
+            assert seen.scores == pytest.approx(again.scores, abs=1e-4)
+            assert seen.rejections() == again.rejections()

@@ -14,6 +14,7 @@ import numpy as np
 from gpushare.core.caps import Neighbour, thread_percentage
 from gpushare.core.cluster import BoolArray, ClusterState, FloatArray, IntArray
 from gpushare.core.interference import InterferenceModel, Profile
+from gpushare.core.interference.model import Prediction, TenantTable
 from gpushare.core.placement import Policy
 from gpushare.core.refusal import fitting_gpus
 from gpushare.core.rejection import Reason, Rejection
@@ -99,7 +100,7 @@ class Judge:
     ) -> None:
         self.version = 0
         self._model, self._known, self._cap = model, known, cap
-        self._models: dict[str, InterferenceModel] = {}
+        self._casts: dict[str, _Cast] = {}
         self._sets: list[TenantSet] = []
         self._ids: dict[TenantSet, int] = {}
         self._verdicts: dict[Newcomer, _Verdicts] = {}
@@ -118,6 +119,9 @@ class Judge:
         nothing = TenantSet("", (), 0)
         self._sets, self._ids, self._verdicts = [nothing], {nothing: 0}, {}
         self._held_as_of = (-1, -1)
+        self._casts = {model: cast for model, cast in self._casts.items() if len(cast) < MOST_SETS}
+        for cast in self._casts.values():
+            cast.forget_sets()
 
     def held(self, state: ClusterState) -> IntArray:
         """Id of the set that each GPU holds, (width, rows)."""
@@ -160,7 +164,7 @@ class Judge:
         said = self._verdicts.get(newcomer)
         done = len(said.accepts) if said is not None else 0
         if said is None or done < len(self._sets):
-            more = self._judge(newcomer, self._sets[done:])
+            more = self._judge(newcomer, done)
             if said is None:
                 said = more
             else:
@@ -168,53 +172,116 @@ class Judge:
                     *(np.concatenate([getattr(said, n), getattr(more, n)]) for n in _Verdicts.__slots__)
                 )
             if len(self._verdicts) >= MOST_NEWCOMERS:
-                self._verdicts.clear()
+                del self._verdicts[next(iter(self._verdicts))]
             self._verdicts[newcomer] = said
         return said
 
-    def _judge(self, newcomer: Newcomer, sets: Sequence[TenantSet]) -> _Verdicts:
-        count = len(sets)
+    def _judge(self, newcomer: Newcomer, begin: int) -> _Verdicts:
+        """The verdict on the sets from `begin` on."""
+        count = len(self._sets) - begin
         said = _Verdicts(
             np.ones(count, bool), np.zeros(count), np.ones(count), np.ones(count), np.zeros(count, bool)
         )
-        for gpu_model in {each.gpu_model for each in sets if each.members}:
+        by_model: dict[str, list[int]] = {}
+        for number, each in enumerate(self._sets[begin:], begin):
+            if each.members:
+                by_model.setdefault(each.gpu_model, []).append(number)
+        for gpu_model, numbers in by_model.items():
             if newcomer.known.gpu_model in {"", gpu_model}:
-                at = [n for n, each in enumerate(sets) if each.members and each.gpu_model == gpu_model]
-                self._judge_on(gpu_model, newcomer, [sets[n] for n in at], np.array(at), said)
+                if gpu_model not in self._casts:
+                    self._casts[gpu_model] = _Cast(self._model().for_gpu(gpu_model))
+                self._judge_on(self._casts[gpu_model], newcomer, numbers, np.array(numbers) - begin, said)
         return said
 
     def _judge_on(
-        self, gpu_model: str, newcomer: Newcomer, sets: Sequence[TenantSet], at: IntArray, said: _Verdicts
+        self, cast: "_Cast", newcomer: Newcomer, numbers: Sequence[int], at: IntArray, said: _Verdicts
     ) -> None:
         """Judge sets on one GPU model in one pass; the newcomer is in the first place of each."""
-        if gpu_model not in self._models:
-            self._models[gpu_model] = self._model().for_gpu(gpu_model)
-        model = self._models[gpu_model]
-        full = [(Member(newcomer.known, _newcomer_cap(newcomer, each)), *each.members) for each in sets]
-        row: dict[Member, int] = {}
-        for members in full:
-            for member in members:
-                row.setdefault(member, len(row))
-        index = np.full((len(full), max(map(len, full))), -1, np.int64)
-        for number, members in enumerate(full):
-            index[number, : len(members)] = [row[member] for member in members]
-        table = model.table([m.known.profile for m in row], [m.thread_percentage for m in row])
-        alone = model.predict_sets(table, np.arange(len(row))[:, None])
-        together, before = model.predict_sets(table, index), model.predict_sets(table, index[:, 1:])
-        floors, tolerated = _floors(list(row), alone.progress[:, 0], alone.lower[:, 0])
+        sets = [self._sets[number] for number in numbers]
+        there_index, before = cast.sets(numbers, sets)
+        latencies = [each.latency_percent for each in sets]
+        caps = {percent: _newcomer_cap(newcomer, percent) for percent in set(latencies)}
+        members = cast.rows([Member(newcomer.known, cap) for cap in caps.values()]).tolist()
+        row = dict(zip(caps, members, strict=True))
+        index = np.column_stack([[row[percent] for percent in latencies], there_index])
+        together = cast.predict(index)
         there = index >= 0
-        excess = np.where(there, floors[index] / np.maximum(together.lower, _LEAST), 0.0)
+        excess = np.where(there, cast.floors[index] / np.maximum(together.lower, _LEAST), 0.0)
         worst = excess.argmax(axis=1)
-        lines = np.arange(len(full))
+        lines = np.arange(len(sets))
         said.accepts[at] = excess[lines, worst] <= 1.0
-        said.gains[at] = together.progress.sum(axis=1) - before.progress.sum(axis=1)
+        said.gains[at] = together.progress.sum(axis=1) - before
         said.slowdowns[at] = np.minimum(_MOST_SHOWN, 1.0 / np.maximum(together.lower[lines, worst], _LEAST))
-        said.tolerated[at] = tolerated[index[lines, worst]]
+        said.tolerated[at] = cast.tolerated[index[lines, worst]]
         said.newcomer_suffers[at] = worst == 0
 
 
-def _newcomer_cap(newcomer: Newcomer, there: TenantSet) -> int:
-    latency = [Neighbour(there.latency_percent, JobClass.LATENCY)] if there.latency_percent else []
+class _Cast:
+    """Everybody judged on one GPU model so far, prepared for the model once.
+
+    Attributes:
+        floors, tolerated: by row, one for each member: the least progress that it must keep, and the slowdown that
+            this tolerates.
+    """
+
+    def __init__(self, model: InterferenceModel) -> None:
+        self._model = model
+        self._table: TenantTable | None = None
+        self.floors: FloatArray = np.zeros(0)
+        self.tolerated: FloatArray = np.zeros(0)
+        self._row: dict[Member, int] = {}
+        self.forget_sets()
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def forget_sets(self) -> None:
+        """Sets are numbered anew; who their members are stays."""
+        self._line: dict[int, int] = {}
+        self._index: IntArray = np.zeros((0, 1), np.int64)
+        self._summed: FloatArray = np.zeros(0)
+
+    def rows(self, members: Sequence[Member]) -> IntArray:
+        """The rows of members, old and new."""
+        new = [member for member in dict.fromkeys(members) if member not in self._row]
+        if new:
+            begin = len(self._row)
+            self._row.update((member, begin + number) for number, member in enumerate(new))
+            more = self._model.table([m.known.profile for m in new], [m.thread_percentage for m in new])
+            self._table = more if self._table is None else self._table.with_more(more)
+            alone = self._model.predict_sets(more, np.arange(len(new))[:, None])
+            floors, tolerated = _floors(new, alone.progress[:, 0], alone.lower[:, 0])
+            self.floors = np.concatenate([self.floors, floors])
+            self.tolerated = np.concatenate([self.tolerated, tolerated])
+        return np.array([self._row[member] for member in members], np.int64)
+
+    def predict(self, index: IntArray) -> Prediction:
+        """What the model says of sets of rows (sets x places)."""
+        assert self._table is not None, "rows come from members"
+        return self._model.predict_sets(self._table, index)
+
+    def sets(self, numbers: Sequence[int], sets: Sequence[TenantSet]) -> tuple[IntArray, FloatArray]:
+        """Rows of the members of sets (sets x places, -1 where there is none), and their summed progress."""
+        new = [(number, each) for number, each in zip(numbers, sets, strict=True) if number not in self._line]
+        if new:
+            rows = self.rows([member for _, each in new for member in each.members]).tolist()
+            width = max(self._index.shape[1], *(len(each.members) for _, each in new))
+            index = np.full((len(self._line) + len(new), width), -1, np.int64)
+            begin = len(self._line)
+            index[:begin, : self._index.shape[1]] = self._index
+            at = 0
+            for line, (number, each) in enumerate(new, begin):
+                self._line[number] = line
+                index[line, : len(each.members)] = rows[at : at + len(each.members)]
+                at += len(each.members)
+            self._index = index
+            self._summed = np.concatenate([self._summed, self.predict(index[begin:]).progress.sum(axis=1)])
+        lines = [self._line[number] for number in numbers]
+        return self._index[lines], self._summed[lines]
+
+
+def _newcomer_cap(newcomer: Newcomer, latency_percent: int) -> int:
+    latency = [Neighbour(latency_percent, JobClass.LATENCY)] if latency_percent else []
     return thread_percentage(newcomer.share_percent, newcomer.job_class, latency)
 
 

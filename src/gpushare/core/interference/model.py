@@ -76,6 +76,14 @@ class TenantTable:
     alone: Array
     widening: Array
 
+    def with_more(self, more: "TenantTable") -> "TenantTable":
+        """This table with the tenants of another, of the same model, behind its own."""
+        return TenantTable(
+            tuple(a.with_more(b) for a, b in zip(self.pressures, more.pressures, strict=True)),
+            np.concatenate([self.alone, more.alone]),
+            np.concatenate([self.widening, more.widening]),
+        )
+
 
 @dataclass(frozen=True)
 class InterferenceModel:

@@ -51,6 +51,12 @@ class Pressure:
     relies: Any
     uses: Any
 
+    def with_more(self, more: "Pressure") -> "Pressure":
+        """These tenants and then those."""
+        return Pressure(
+            *(np.concatenate([getattr(self, name), getattr(more, name)], axis=1) for name in Pressure.__slots__)
+        )
+
 
 def shapes(inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
     """Parameter names and shapes."""
