@@ -1,8 +1,10 @@
-"""Which number of a profile tells who wins between uncapped programs: `python hack/interference_strengths.py DATASET`.
+"""Which number of a profile tells who wins between uncapped programs.
 
-Fits one strength to each program from the pairs that contend (caps above 100 in sum, progress below 1.35 in sum), the
-logarithm of the two rates' ratio being the difference of strengths, half of it credited to unequal caps; prints the
-correlation of strengths with numbers of the solo profile, and what sets and device drew of the DRAM at most.
+    python hack/interference_strengths.py DATASET
+
+Fits one strength to each program from the pairs that contend (caps above 100 in sum, progress below 1.35 in sum):
+the logarithm of the two progresses' ratio is the difference of strengths, half of it credited to unequal caps.
+Prints the correlation of strengths with numbers of the solo profile, and what was drawn of the DRAM at most.
 """
 
 import sys
