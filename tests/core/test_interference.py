@@ -27,9 +27,17 @@ from gpushare.core.interference import (
 )
 from gpushare.core.interference.evaluate import Protocol, _choices, _Judged, evaluate, spearman
 from gpushare.core.interference.fit import fit_model, fitted, sets_of, split_workloads, unfitted, with_errors
-from gpushare.core.interference.profile import FILLED, Lacking, features, knows_caps, lacking, without
+from gpushare.core.interference.profile import (
+    FILLED,
+    Lacking,
+    capped_vector,
+    features,
+    knows_caps,
+    lacking,
+    without,
+)
 from gpushare.core.interference.tape import Variable
-from gpushare.core.pipes import Counters
+from gpushare.core.pipes import COUNTERS, Counters
 from gpushare.core.request import JobClass
 from gpushare.data import default_model
 
@@ -377,3 +385,16 @@ def test_of_two_choices_alike_the_one_that_surely_keeps_the_tolerance_is_chosen(
     choices = _choices(three, judged, 1)
     assert (choices.caps_sets, choices.caps_broken) == (1, 0)
     assert choices.caps == pytest.approx(1.0)
+
+
+@given(st.floats(0.0, 1.0))
+def test_counters_under_a_cap_lie_on_the_lines_between_the_measured_ones(cap):
+    under = {25: Counters(sm_util=0.2, dram_bw_util=0.3), 50: Counters(sm_util=0.5, dram_bw_util=0.4)}
+    known = dataclasses.replace(profile(0.9, 0.5), capped=under)
+    now = capped_vector(known, cap)
+    assert now[COUNTERS.index("sm_util")] == pytest.approx(
+        np.interp(100 * cap, [0, 25, 50, 100], [0, 0.2, 0.5, 0.9])
+    )
+    assert now[COUNTERS.index("dram_bw_util")] == pytest.approx(
+        np.interp(100 * cap, [0, 25, 50, 100], [0, 0.3, 0.4, 0.5])
+    )

@@ -169,13 +169,15 @@ def vector(counters: Counters) -> Array:
 
 def capped_vector(profile: Profile, cap: float) -> Array:
     """Counters alone under a cap: measured ones joined by lines, else those at 100% times the progress."""
-    whole = vector(profile.counters)
-    measured = {**{c: vector(each) for c, each in profile.capped.items()}, 100: whole}
-    if len(measured) == 1:
-        return whole * cap_progress(profile, cap)
-    points = [0, *sorted(measured)]
-    table = np.array([np.zeros(len(COUNTERS)), *(measured[p] for p in points[1:])])
-    return np.array([np.interp(100 * cap, points, column) for column in table.T])
+    if not knows_caps(profile):
+        return vector(profile.counters) * cap_progress(profile, cap)
+    measured = {**profile.capped, 100: profile.counters}
+    below = max((point for point in measured if point <= 100 * cap), default=0)
+    start = vector(measured[below]) if below else np.zeros(len(COUNTERS))
+    above = min((point for point in measured if point > 100 * cap), default=None)
+    if above is None:
+        return start
+    return np.asarray((vector(measured[above]) - start) / (above - below) * (100 * cap - below) + start)
 
 
 _SM, _OCCUPANCY, _TENSOR, _FP32, _HMMA, _INTEGER, _DRAM, _GRAPHICS = (
