@@ -79,9 +79,9 @@ class Server:
         return subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd="/")
 
     def stop(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait(timeout=30)
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait(timeout=30)
 
 
 @pytest.fixture
@@ -90,19 +90,21 @@ async def webhooks(
 ) -> AsyncIterator[Server]:
     """Server and configurations in force; both gone afterwards."""
     bundle = base64.b64encode(make_certificate(tmp_path)).decode()
-    server = Server(tmp_path, free_port, kubeconfig)
-    await server.start()
+    server, configurations = Server(tmp_path, free_port, kubeconfig), rendered()
     made: list[tuple[Resource, str]] = []
-    for item in rendered():
-        for webhook in item["webhooks"]:
-            path = webhook["clientConfig"]["service"]["path"]
-            webhook["clientConfig"] = {"url": f"https://127.0.0.1:{free_port}{path}", "caBundle": bundle}
-        await real_api.create(CONFIGURATIONS[item["kind"]], item)
-        made.append((CONFIGURATIONS[item["kind"]], item["metadata"]["name"]))
-    yield server
-    for resource, name in made:
-        await real_api.delete(resource, name)
-    server.stop()
+    try:
+        await server.start()
+        for item in configurations:
+            for webhook in item["webhooks"]:
+                path = webhook["clientConfig"]["service"]["path"]
+                webhook["clientConfig"] = {"url": f"https://127.0.0.1:{free_port}{path}", "caBundle": bundle}
+            await real_api.create(CONFIGURATIONS[item["kind"]], item)
+            made.append((CONFIGURATIONS[item["kind"]], item["metadata"]["name"]))
+        yield server
+        for resource, name in made:
+            await real_api.delete(resource, name)
+    finally:
+        server.stop()
 
 
 @pytest.fixture
