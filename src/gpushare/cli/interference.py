@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.core.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.core.interference import (
@@ -87,7 +88,7 @@ def fit(
         partial.replace(output)
     except OSError as error:
         raise UsageError(f"{output}: {error.strerror or error}") from error
-    console = Console()
+    console = out()
     console.print(f"{output}: fitted to {model.provenance['shared_runs']} shared runs of "
                   f"{model.provenance['workloads']} workloads on {model.gpu_model}, seed {seed}")  # fmt: skip
     for note in sets_of(data).notes:
@@ -160,7 +161,7 @@ def _print_evaluation(result: Evaluation, title: str, notes: list[str]) -> None:
             f"{each.rank_correlation:.2f}",
             *(f"{each.baseline_mae.get(name, math.nan):.3f}" for name in ("kace", "additive")),
         )  # fmt: skip
-    console = Console()
+    console = out()
     console.print(table)
     made = result.choices
     console.print(f"matching, of the oracle's: ours {made.matching:.3f}, KACE {made.matching_kace:.3f}, "
@@ -204,7 +205,7 @@ def advise(
         }
         typer.echo(json.dumps(_plain(value), indent=2))
         return
-    console = Console()
+    console = out()
     for each in advices:
         state = "within tolerance" if each.within_tolerance else "breaks a tolerance"
         table = Table(

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from gpushare.cli import interference
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.core.attribution import no_prediction
 from gpushare.core.attribution_score import AttributionScore, score
@@ -73,7 +73,7 @@ def attribute(
             str(size), f"{each.mae:.3f}", f"{each.median:.3f}", f"{each.p90:.3f}", str(each.n), str(each.unknown),
             f"{each.within_two_errors:.0%}",
         )  # fmt: skip
-    console = Console()
+    console = out()
     console.print(table)
     for note in notes:
         console.print(note)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.core.names import HOST_DIRECTORY
 from gpushare.mps import MpsError, commands
@@ -86,7 +86,7 @@ def status(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: A
             f"{len(s.held)} {held}".strip(), str(s.self_test.result), str(s.daemon_pid or "-"),
             str(s.daemon_restarts), str(s.faults), mean,
         )  # fmt: skip
-    _print(table)
+    out().print(table)
 
 
 @app.command()
@@ -105,13 +105,7 @@ def clients(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: 
             str(client.pid), client.pod_uid or "(none)", uuid, _shown(client.thread_percentage, "{}%"),
             _shown(client.memory_limit_mib, "{} MiB"), _shown(client.memory_used_mib, "{} MiB"),
         )  # fmt: skip
-    _print(table)
-
-
-def _print(table: Table) -> None:
-    console = Console()
-    # In a pipe, pids and UUIDs are worth more than the terminal's default width.
-    Console(width=max(console.width, 200) if not console.is_terminal else None).print(table)
+    out().print(table)
 
 
 def _shown(value: int | None, form: str) -> str:

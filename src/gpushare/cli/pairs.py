@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
 from gpushare.sim.pairs_evaluate import GATE, PairScore, Protocol, evaluate, mean_and_spread, split
@@ -80,4 +81,4 @@ def _print(scores: list[tuple[PairScore, dict[str, float]]], gpu: str) -> None:
             for field in columns.values()
         ]
         table.add_row(mean.protocol, mean.predictor, *cells)
-    Console().print(table)
+    out().print(table)

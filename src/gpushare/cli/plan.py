@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
 from gpushare.cli.live import Cluster, read_cluster
@@ -101,7 +102,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps({"policy": policy, "pods": [line.as_json() for line in lines]}))
     else:
-        Console().print(_table(lines))
+        out().print(_table(lines))
     if any(isinstance(line.decided, Rejection) for line in lines):
         raise typer.Exit(1)
 

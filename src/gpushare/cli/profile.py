@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.core.dataset import mean_counters
 from gpushare.core.hardware import Devices, DevicesError, GpuInfo, GpuSample
@@ -229,7 +229,7 @@ def _print_profile(profile: ProgramProfile, command: Sequence[str]) -> None:
     for (label, _), row in zip(rows, figures, strict=True):
         cells = (row.get(name) for name in figures[-1])
         table.add_row(label, *("-" if value is None else f"{value:.1%}" for value in cells))
-    console = Console()
+    console = out()
     console.print(table)
     if not active.seconds:
         console.print("The command never used this GPU.")
@@ -274,7 +274,7 @@ def nvprof(
         table.add_column(column, justify="left" if column == "pipe" else "right")
     for pipe, ratio in found.pipes.items():
         table.add_row(pipe, f"{ratio:.1%}", f"{10 * ratio:.2f}", f"{found.coverage[pipe]:.1%}")
-    console = Console()
+    console = out()
     console.print(table)
     if found.without_metrics:
         names = ", ".join(name[:40] for name in found.without_metrics[:3])

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
 from gpushare.core.policies import NAMES, make
@@ -173,9 +174,9 @@ def _print(done: list[Run], cluster: list[NodeSpec], demand: float) -> None:
             f"{fmean(run.placed for run in done):.0f}",
             f"{fmean(sum(run.rejected.values()) for run in done):.0f}", f"{sum(run.seconds for run in done):.1f}",
         )  # fmt: skip
-    Console().print(table)
+    out().print(table)
     reasons: Counter[str] = Counter()
     for run in done:
         reasons.update(run.rejected)
     for reason, count in reasons.most_common():
-        Console().print(f"  rejected for {reason}: {count / len(done):.0f}")
+        out().print(f"  rejected for {reason}: {count / len(done):.0f}")

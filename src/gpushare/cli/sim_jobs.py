@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines, write_whole
 from gpushare.core.dataset import Dataset, DatasetError, Mechanism, parse
@@ -208,7 +209,7 @@ def _run(
 
 def _print(reports: list[Report], gpus: int) -> None:
     table = Table(title=f"{reports[0].jobs} jobs on {gpus} GPUs" if reports else "no policy ran")
-    table.add_column("policy")
+    table.add_column("policy", no_wrap=True)
     columns = (
         "makespan h",
         "mean h",
@@ -230,4 +231,4 @@ def _print(reports: list[Report], gpus: int) -> None:
             f"{r.worst_slowdown:.2f}", f"{r.late_share:.1%}", f"{r.utilization_ratio:.0%}", f"{r.jain_index:.3f}",
             str(r.retractions),
         )  # fmt: skip
-    Console().print(table)
+    out().print(table)

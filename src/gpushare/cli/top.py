@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.core import names
 from gpushare.core.decision import Decision
@@ -200,7 +200,7 @@ def top(
 async def _top(
     namespace: str | None, kubeconfig: str | None, context: str | None, *, watch: bool, as_json: bool
 ) -> None:
-    console = Console(width=None if Console().is_terminal else 200)
+    console = out()
     async with connect(kubeconfig, context=context) as api:
         while True:
             found = await _read(api, namespace)
