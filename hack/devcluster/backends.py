@@ -157,8 +157,9 @@ def pick() -> Cluster:
 
 def push_images(cluster: Cluster) -> dict[str, str]:
     """Build gpushare's image (and the scheduler's, where none can be pulled) and put them on the node."""
-    if isinstance(cluster, ExistingCluster):
-        return {"image": os.environ.get("IMAGE") or f"{IMAGE}:dev"}
+    if isinstance(cluster, ExistingCluster):  # its nodes pull them; kube-scheduler's own where nothing is said
+        told = {"image": os.environ.get("IMAGE") or f"{IMAGE}:dev", "scheduler": os.environ.get("SCHEDULER_IMAGE")}
+        return {part: name for part, name in told.items() if name}
     name, tar = image.build(docker=docker_answers())
     images = {"image": name}
     archives = [(name, tar)]
