@@ -22,7 +22,8 @@ from gpushare.core.request import JobClass
 from gpushare.core.resources import GPU_MILLI, MILLI_PER_PERCENT, Shape
 
 TIE_WEIGHT: Final = 0.4
-"""Policies score in whole points, so that a gain of at most 1 times this only decides between equals."""
+"""Policies score in whole points, but for less than 0.2 between equals, so that a gain of -1 to 1 times this only
+decides between equals."""
 MOST_SETS: Final = 20_000
 """Kinds of sets remembered, 1 KB each or so; beyond, all is looked at anew."""
 MOST_NEWCOMERS: Final = 256

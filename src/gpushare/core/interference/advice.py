@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.interference.model import Forecast, InterferenceModel
-from gpushare.core.interference.profile import Profile, cap_progress
+from gpushare.core.interference.profile import Array, Profile, cap_progress
 from gpushare.core.request import JobClass
 
 CAPS: Final = (15, 25, 33, 50, 67, 75, 100)
@@ -64,18 +64,27 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
     index = np.array([[row[at, cap] for at, cap in enumerate(each)] for each in combinations])
     said = model.predict_sets(table, index)
     floors = np.array([1 / wish.max_slowdown for wish in wishes])
-    lacking = np.maximum(floors - (said.lower if cautious else said.progress), 0.0).sum(axis=1)
-    total = said.progress.sum(axis=1)
-    order = np.lexsort((-total, np.round(lacking, 3)))
-    best = int(order[0])
+    judged = said.lower if cautious else said.progress
+    best = preferred(said.progress, judged, floors)
     return Advice(
         combinations[best],
         tuple(
             Forecast(float(p), float(low), float(high))
             for p, low, high in zip(said.progress[best], said.lower[best], said.upper[best], strict=True)
         ),
-        bool(lacking[best] <= 0),
+        bool((judged[best] >= floors).all()),
     )
+
+
+def preferred(progress: Array, judged: Array, floors: Array) -> int:
+    """Which set to choose: the most summed progress of those that keep every tolerance, else the least broken.
+
+    Args:
+        progress, judged: sets x tenants; expected, and what is held against the tolerance.
+        floors: least progress that each tenant tolerates, tenants.
+    """
+    lacking = np.maximum(floors - judged, 0.0).sum(axis=1)
+    return int(np.lexsort((-progress.sum(axis=1), np.round(lacking, 3)))[0])
 
 
 def best_number(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: bool = True) -> tuple[Advice, ...]:

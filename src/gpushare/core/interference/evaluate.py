@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import NormalDist
 from typing import Final
 
 import networkx as nx
 import numpy as np
 
 from gpushare.core.interference import baselines
+from gpushare.core.interference.advice import preferred
 from gpushare.core.interference.fit import (
     FOLDS,
     Sets,
@@ -66,7 +66,7 @@ class Choices:
             pairs by prediction, at random and by KACE, each over the oracle's; NaN where pairs are too few.
         caps: summed progress under the caps chosen by the prediction over the best measured; caps_sets: sets
             judged; caps_broken: how often the choice breaks a tolerance that the best measured keeps. Chosen is
-            what promises most when a set that breaks a tolerance counts half (`_worth`).
+            as `gpushare.core.interference.advice.best_caps` chooses, cautiously.
     """
 
     matching: float
@@ -268,20 +268,14 @@ def _chosen_caps(sets: Sets, said: dict[int, Array]) -> tuple[float, int, int]:
         if len({sets.caps(at) for at in family}) < _CHOICES:
             continue
         count += 1
-        chosen = max(family, key=lambda at: _worth(said[at]))
+        expected = np.array([said[at] for at in family])
+        floors = np.full(expected.shape[1], 1 / TOLERATED_SLOWDOWN)
+        chosen = family[preferred(expected[:, :, 0], expected[:, :, 1], floors)]
         ideal = max(family, key=lambda at: _rank(sets.progress[at]))
         got += sum(sets.progress[chosen])
         best += sum(sets.progress[ideal])
         broken += min(sets.progress[ideal]) >= floor > min(sets.progress[chosen]) + 0.02
     return (got / best if best else float("nan")), count, broken
-
-
-def _worth(said: Array) -> float:
-    """Expected summed progress of a set (tenants x progress, lower, upper) that counts half where it breaks a
-    tolerance; each tenant errs by itself, as its 90% interval says."""
-    spread = np.maximum(said[:, 2] - said[:, 1], 0.01) / (2 * NormalDist().inv_cdf(0.95))
-    keeps = [NormalDist().cdf(float(z)) for z in (said[:, 0] - 1 / TOLERATED_SLOWDOWN) / spread]
-    return float(said[:, 0].sum()) * (1 + float(np.prod(keeps))) / 2
 
 
 def _rank(progress: Sequence[float]) -> tuple[bool, float]:

@@ -32,9 +32,10 @@ HORIZON: Final = 64
 the mean over kinds of traces moves by 0.15 points (docs/placement.md)."""
 GRAIN_MILLI: Final = 30
 """Smaller differences of worth are noise of the estimate; 10 to 80 differ by 0.1 points (docs/placement.md)."""
-_TIE_NODE: Final = 0.3
-_TIE_GPU: Final = 0.1
-"""Of a grain, for a node and a GPU that are wholly free: equals go to the fuller node and its fuller GPU."""
+_TIE_NODE: Final = 0.12
+_TIE_GPU: Final = 0.04
+"""Of a grain, for a node and a GPU that are wholly free: equals go to the fuller node and its fuller GPU. Small
+beside `gpushare.core.cautious.TIE_WEIGHT`, which may decide between equals before."""
 RELEARN_GROWTH: Final = 1.25
 """The mix is learnt anew when the pods in place became this many times more, or fewer."""
 _PRIOR: Final[Mapping[Shape, float]] = {
