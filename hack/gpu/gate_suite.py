@@ -13,6 +13,7 @@ pods' annotations by it, and every fault is also looked at through its GpuNode a
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -80,6 +81,7 @@ def main() -> int:
     ]  # fmt: skip
     steps.append(("many_faults", lambda b: many_faults(b, options.faults)))
     wanted = [name for name in options.only.split(",") if name]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # out of time: the logs are wanted all the more
     bench = Bench(base, twin=options.twin, program=program, gpu_uuid=gpu_uuid)
     results: list[dict[str, Any]] = []
     try:

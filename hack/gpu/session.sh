@@ -23,7 +23,7 @@ step() { # NAME SECONDS COMMAND...
     local name=$1 seconds=$2
     shift 2
     echo "== $name (at most $seconds s)"
-    timeout -k 5 "$seconds" "$@"
+    timeout -k 20 "$seconds" "$@"
     local code=$?
     [ "$code" = 0 ] || { status=1 && echo "== $name: exit status $code"; }
 }

@@ -32,6 +32,7 @@ TWIN_EXECUTABLE: Final = (sys.executable, "-I", "-S", str(Path(__file__).parent 
 # served.
 COMMAND_TIMEOUT_SECONDS: Final = 15.0
 START_TIMEOUT_SECONDS: Final = 20.0
+KILLED_SECONDS: Final = 5.0  # a killed program that waits for the driver may take longer; nobody waits for it
 # A busy daemon now and then takes a connection and no command (NotSentError): so often it is asked again.
 ATTEMPTS: Final = 4
 PAUSE_SECONDS: Final = 0.02
@@ -268,7 +269,9 @@ class AsyncMpsControl:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
-                await process.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(KILLED_SECONDS):
+                        await process.wait()
         return _answer(command, out.decode(errors="replace"), err.decode(errors="replace"))
 
     async def apply(self, changes: Sequence[Command[None]]) -> None:

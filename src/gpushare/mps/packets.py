@@ -86,7 +86,8 @@ class Channel:
             await future
         finally:
             self._waits.discard(future)
-            with contextlib.suppress(ValueError, OSError):
+            # After close() the number may already be another's: a child's pipe, whose end would never be seen.
+            if self.socket.fileno() == descriptor:
                 remove(descriptor)
 
     def close(self) -> None:
