@@ -1,6 +1,7 @@
 """The collection's pure parts; the rest runs on a GPU (hack/gpu) or as a dry run."""
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -36,6 +37,19 @@ def test_every_workload_is_measured_alone_at_three_caps():
     }
     for name in NAMES:
         assert {(name, 100), (name, 50), (name, 25)} <= solos
+
+
+def test_every_workload_meets_every_probe_once_where_it_is_measured_alone():
+    names, probes = [f"w{n}" for n in range(60)], ["p", "q", "r"]
+    planned = phases(names, count=4, runs_per_phase=260, seed=3, probes=probes)
+    beside = Counter(run for phase in planned for run in phase.runs if any(name in probes for name, _ in run))
+    assert beside == Counter(
+        {((name, 100), (probe, 100)): 1 for name in names for probe in probes}
+        | {((probe, 100),): 2 * len(planned) for probe in probes}
+    )
+    for phase in planned:
+        assert len(phase.cells) == len(set(phase.cells)) <= CLIENTS
+        assert all(set(run) <= set(phase.cells) for run in phase.runs)
 
 
 def test_a_small_group_ends_by_itself():

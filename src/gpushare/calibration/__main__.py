@@ -16,6 +16,8 @@ if __name__ == "__main__":
     parser.add_argument("--workloads", default="", help="comma-separated names; default all")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--skip-phases", type=int, default=0)
+    parser.add_argument("--stop-phases", type=int, help="leave out the phases from this one on")
+    parser.add_argument("--no-probes", action="store_true")
     parser.add_argument("--time-slicing", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
     given = parser.parse_args()
@@ -33,7 +35,8 @@ if __name__ == "__main__":
     written = calibrate(
         given.output, budget_seconds=given.budget * 60, phase_count=given.phases,
         runs_per_phase=given.runs_per_phase, workloads=[name for name in given.workloads.split(",") if name],
-        seed=given.seed, skip_phases=given.skip_phases, time_slicing=given.time_slicing, dry_run=given.dry_run,
+        seed=given.seed, skip_phases=given.skip_phases, stop_phases=given.stop_phases,
+        time_slicing=given.time_slicing, dry_run=given.dry_run, probes=not given.no_probes,
         progress=progress, log=log,
     )  # fmt: skip
     log(f"{written} runs written to {given.output}")

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,10 +28,11 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one run: not counted at first, then counted."""
+    """Seconds of one run: not counted at first, then counted; sets of workloads take longer than the others."""
 
-    warm_seconds: float = 0.10
+    warm_seconds: float = 0.12
     window_seconds: float = 0.42
+    shared_seconds: float = 0.60
 
 
 @dataclass(slots=True)
@@ -51,7 +52,10 @@ class Pool:
         stage: Stage,
         environment: dict[str, str] | None,
         log: Log,
+        *,
+        probes: Collection[str] = (),
     ) -> None:
+        self._probes = frozenset(probes)
         self._workers: dict[Cell, _Worker] = {}
         self._fired = 0
         self._cpus: list[int] = []
@@ -105,7 +109,9 @@ class Pool:
         self._fired += 1
         began = time.monotonic() + _LEAD_SECONDS
         start = began + timing.warm_seconds
-        end = start + timing.window_seconds
+        is_set = len(cells) > 1 and not any(name in self._probes for name, _ in cells)
+        window = timing.shared_seconds if is_set else timing.window_seconds
+        end = start + window
         for place, cell in enumerate(cells):
             self._workers[cell].link.send((self._cpus[place % len(self._cpus)], began, start, end))
         time.sleep(max(0.0, start - time.monotonic()))
@@ -121,10 +127,14 @@ class Pool:
             return None
         rates = [said[1][0] for said in heard.values() if said]
         return {
-            "tenants": [{"workload": name, "thread_percentage": percentage} for name, percentage in cells],
+            "tenants": [
+                {"workload": name, "thread_percentage": percentage}
+                | ({"probe": True} if name in self._probes else {})
+                for name, percentage in cells
+            ],
             "iterations_per_s": [float(f"{rate:.6g}") for rate in rates],
             "device": device,
-            "window_s": timing.window_seconds,
+            "window_s": window,
             "memory_mib": [self.memory_mib(cell) for cell in cells],
         }
 
@@ -196,10 +206,12 @@ def collect(
     environment: dict[str, str] | None,
     progress: Callable[[int, int], None],
     log: Log,
+    probes: Collection[str] = (),
 ) -> int:
     """Make the planned runs within the budget; resumes a dataset that exists. Returns how many runs were written.
 
-    `environment` None measures without MPS (time slicing).
+    Each phase gets its part of the time that is left. `environment` None measures without MPS (time slicing);
+    `probes` names the workloads that are probes.
     """
     began = time.monotonic()
     done = measured_before(output)
@@ -210,7 +222,7 @@ def collect(
         if fresh:
             mechanism = "time-slicing" if environment is None else "mps"
             _write(file, {"schema": SCHEMA, **counters.about(), "mechanism": mechanism})
-        for phase in phases:
+        for number, phase in enumerate(phases):
             todo = []
             for run in phase.runs:
                 seen += 1
@@ -221,12 +233,13 @@ def collect(
             if not todo or time.monotonic() - began > budget_seconds:
                 continue
             asked = time.monotonic()
-            pool = Pool(suite, phase.cells, stage, environment, log)
+            until = asked + (budget_seconds - (asked - began)) / (len(phases) - number)
+            pool = Pool(suite, phase.cells, stage, environment, log, probes=probes)
             log(f"{len(pool.alive())} of {len(phase.cells)} workers ready after {time.monotonic() - asked:.1f} s")
             pool.read_memory(counters.memory_by_pid())
             for position, run in enumerate(todo):
-                if time.monotonic() - began > budget_seconds:
-                    log("the budget is spent")
+                if time.monotonic() > until:
+                    log(f"the phase's part of the budget is spent, {len(todo) - position} runs are left")
                     break
                 if not set(run) <= pool.alive():
                     continue

@@ -32,20 +32,24 @@ class Phase:
 
 
 def phases(
-    workloads: Sequence[str], *, count: int, runs_per_phase: int, seed: int, capped: bool = True
-) -> tuple[Phase, ...]:
+    workloads: Sequence[str], *, count: int, runs_per_phase: int, seed: int, capped: bool = True,
+    probes: Sequence[str] = (),
+) -> tuple[Phase, ...]:  # fmt: skip
     """Plan `count` phases over the workloads; the same arguments give the same plan.
 
     With caps, a survey of all workloads without caps comes before them, so that the first minute shows which
-    programs start and what they draw. `capped` False plans for time slicing: every worker at 100.
+    programs start and what they draw. With probes there is none, and every workload is measured beside each probe,
+    both uncapped, in the phase that measures it alone. `capped` False plans for time slicing: every worker at 100.
     """
     chance = random.Random(seed)
     seen: Counter[str] = Counter()
-    planned = [_survey(workloads[:CLIENTS], len(workloads) + runs_per_phase // 2, chance)] if capped else []
+    planned = []
+    if capped and not probes:
+        planned.append(_survey(workloads[:CLIENTS], len(workloads) + runs_per_phase // 2, chance))
     for number in range(count):
         caps = (BASE_CAPS if number % 5 != 4 else OTHER_CAPS) if capped else (100,)
         order = sorted(workloads, key=lambda name: (seen[name], chance.random()))
-        group = order[: CLIENTS // len(caps)] if capped else order[:16]
+        group = order[: (CLIENTS - len(probes)) // len(caps)] if capped else order[:16]
         capped_solos = [
             ((name, cap),)
             for name in group
@@ -53,12 +57,16 @@ def phases(
             if cap < 100 and (caps == OTHER_CAPS or not seen[name])
         ]
         whole_solos = [((name, 100),) for name in group]
+        alone: list[tuple[Cell, ...]] = [((probe, 100),) for probe in probes]
+        beside = [((name, 100), (probe, 100)) for name in group if not seen[name] for probe in probes]
+        first: list[tuple[Cell, ...]] = [*capped_solos, *(whole_solos if probes else ()), *alone, *beside]
         seen.update(group)
-        room = max(0, runs_per_phase - len(capped_solos) - len(whole_solos))
-        shared = list(itertools.islice(_sets(group, caps, number, chance), room))
+        room = max(0, runs_per_phase - len(first) - len(whole_solos) - len(alone))
+        pairs_first = number == 0 and not probes
+        shared = list(itertools.islice(_sets(group, caps, chance, pairs_first=pairs_first), room))
         # Solos at 100% come again between the sets: every progress is relative to them, so their drift must show.
-        runs = (*capped_solos, *shared[: room // 2], *whole_solos, *shared[room // 2 :])
-        planned.append(Phase(tuple(itertools.product(group, caps)), runs))
+        runs = (*first, *shared[: room // 2], *whole_solos, *alone, *shared[room // 2 :])
+        planned.append(Phase((*itertools.product(group, caps), *((probe, 100) for probe in probes)), runs))
     return tuple(planned)
 
 
@@ -73,9 +81,9 @@ def _survey(workloads: Sequence[str], runs: int, chance: random.Random) -> Phase
 
 
 def _sets(
-    group: Sequence[str], caps: Sequence[int], number: int, chance: random.Random
+    group: Sequence[str], caps: Sequence[int], chance: random.Random, *, pairs_first: bool
 ) -> Iterator[tuple[Cell, ...]]:
-    """Endless sets: in the first phase every pair of the group at the middle cap, then a mix of every size."""
+    """Endless sets: where asked every pair of the group at the middle cap, then a mix of every size."""
     done: set[tuple[Cell, ...]] = set()
 
     def fresh(cells: Sequence[Cell]) -> tuple[Cell, ...] | None:
@@ -86,7 +94,7 @@ def _sets(
         return tuple(cells)
 
     first: list[Sequence[Cell]] = []
-    if number == 0:
+    if pairs_first:
         middle = caps[len(caps) // 2]
         first = [((a, middle), (b, middle)) for a, b in itertools.combinations(group, 2)]
         chance.shuffle(first)

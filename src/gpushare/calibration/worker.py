@@ -17,6 +17,8 @@ from gpushare.calibration.workload import Stage, Workload
 
 _WARM_SECONDS = 0.8
 _FIRST_STEPS = 3
+# After the window all go on for a little: who is slow must not finish its last iteration with the GPU to itself.
+_TAIL_SECONDS = 0.08
 
 
 Order = tuple[int, float, float, float]  # CPU; when to begin, count from and count to, monotonic seconds
@@ -108,7 +110,7 @@ def _window(torch: Any, step: Any, workload: Workload, stage: Stage, order: Orde
                 finished.append(time.monotonic())
         else:
             finished.append(time.monotonic())
-        if finished and finished[-1] >= end:
+        if finished and finished[-1] >= end + _TAIL_SECONDS:
             break
     if cuda:
         torch.cuda.synchronize()

@@ -28,6 +28,7 @@ def calibrate(
     phases: Annotated[int, typer.Option(help="Groups of workers that live together.", min=1)] = 5,
     runs_per_phase: Annotated[int, typer.Option(help="Runs in each group.", min=1)] = 140,
     seed: Annotated[int, typer.Option(help="Of the plan: which sets are measured.")] = 1,
+    probes: Annotated[bool, typer.Option(help="Measure every workload beside the standard probes too.")] = True,
     time_slicing: Annotated[bool, typer.Option("--time-slicing", help="Without MPS, for comparison.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tiny sizes on the CPU, to try the machinery.")
@@ -52,7 +53,8 @@ def calibrate(
             written = measure(
                 output, budget_seconds=budget * 60, phase_count=phases, runs_per_phase=runs_per_phase,
                 workloads=[name for name in workloads.split(",") if name], seed=seed, skip_phases=0,
-                time_slicing=time_slicing, dry_run=dry_run,
+                stop_phases=None,
+                time_slicing=time_slicing, dry_run=dry_run, probes=probes,
                 progress=lambda done, total: bar.update(task, completed=done, total=total), log=console.log,
             )  # fmt: skip
         except (RuntimeError, OSError) as error:

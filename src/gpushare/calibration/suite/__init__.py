@@ -3,6 +3,7 @@
 from gpushare.calibration.suite.hpc import WORKLOADS as HPC
 from gpushare.calibration.suite.inference import WORKLOADS as INFERENCE
 from gpushare.calibration.suite.paced import WORKLOADS as PACED
+from gpushare.calibration.suite.probes import WORKLOADS as PROBE_WORKLOADS
 from gpushare.calibration.suite.training import WORKLOADS as TRAINING
 from gpushare.calibration.workload import Stage, Workload
 
@@ -15,4 +16,6 @@ SUITE: dict[str, Workload] = {
     if rank < len(kind)
 }
 
-__all__ = ["SUITE", "Stage", "Workload"]
+PROBES: dict[str, Workload] = {each.name: each for each in PROBE_WORKLOADS}
+
+__all__ = ["PROBES", "SUITE", "Stage", "Workload"]

@@ -44,6 +44,11 @@ extern "C" __global__ void chase(float* data, int rounds) {
   for (int r = 0; r < rounds; ++r) x = __sinf(x) * 1.0001f + 0.5f;
   data[i] = x;
 }
+extern "C" __global__ void spin(float* out, int rounds) {
+  float x = threadIdx.x * 1e-3f, y = x + 1.0f;
+  for (int r = 0; r < rounds; ++r) { x = fmaf(x, 0.999f, 0.1f); y = fmaf(y, 0.998f, 0.2f); }
+  out[blockIdx.x * blockDim.x + threadIdx.x] = x + y;
+}
 """
 
 
@@ -85,6 +90,22 @@ def chase(stage: Stage) -> Step:
     """Forty small blocks on a long chain of dependent operations: leaves most of the GPU idle, feels no cap."""
     data = torch.rand(40 * 128, device=stage.device)
     return _kernel("chase", 40, 128, lambda: (data, _int32(20_000)))
+
+
+def spin(blocks: int, threads: int, rounds: int, launches: int) -> Callable[[Stage], Step]:
+    """Chains of fp32 multiply-adds on registers alone: kernels of any width and length."""
+
+    def build(stage: Stage) -> Step:
+        out = torch.zeros(blocks * threads, device=stage.device)
+        once = _kernel("spin", blocks, threads, lambda: (out, _int32(rounds)))
+
+        def step() -> None:
+            for _ in range(launches):
+                once()
+
+        return step
+
+    return build
 
 
 def _int32(value: int) -> Any:

@@ -101,6 +101,32 @@ def _cholesky(stage: Stage) -> Step:
     return lambda: torch.linalg.cholesky_ex(matrix)
 
 
+def _transpose(stage: Stage) -> Step:
+    x = torch.randn(stage.size(8192, 8), stage.size(8192, 8), device=stage.device)
+    out = torch.empty_like(x)
+    return lambda: out.copy_(x.t())
+
+
+def _scan(stage: Stage) -> Step:
+    x = torch.randn(stage.size(2**26, 64), device=stage.device)
+    out = torch.empty_like(x)
+    return lambda: torch.cumsum(x, 0, out=out)
+
+
+def _gather(stage: Stage) -> Step:
+    table = torch.randn(stage.size(2**26, 64), device=stage.device)
+    index = torch.randint(len(table), (stage.size(2**24, 32),), device=stage.device)
+    out = torch.empty(len(index), device=stage.device)
+    return lambda: torch.index_select(table, 0, index, out=out)
+
+
+def _convolution(stage: Stage) -> Step:
+    side = stage.size(64, 8)
+    x = torch.randn(4, 16, side, side, side, device=stage.device)
+    layer = torch.nn.Conv3d(16, 16, 3, padding=1).to(stage.device).requires_grad_(False)
+    return lambda: layer(x)
+
+
 WORKLOADS: Final = (
     Workload("gemm-fp32-4096", _product(4096, torch.float32, 1)),
     Workload("stream-fp32-512m", _stream),
@@ -118,4 +144,11 @@ WORKLOADS: Final = (
     Workload("softmax-bf16-8k", _reduce),
     Workload("gemm-int8-8192", _product_int8, needs_cuda=True),
     Workload("cholesky-fp64-1024x16", _cholesky),
+    Workload("gemm-bf16-4096", _product(4096, torch.bfloat16, 2)),
+    Workload("gemm-fp32-1024", _product(1024, torch.float32, 8)),
+    Workload("gemm-fp64-1024", _product(1024, torch.float64, 8)),
+    Workload("transpose-fp32-8k", _transpose),
+    Workload("scan-fp32-64m", _scan),
+    Workload("gather-fp32-16m", _gather),
+    Workload("conv3d-tf32-64", _convolution),
 )

@@ -115,6 +115,17 @@ def _denoise(stage: Stage) -> Step:
     return _forward(stage, networks.UNet(stage.size(96, 8)), "fp16", latents)
 
 
+def _long_memory(stage: Stage) -> Step:
+    tokens = torch.randint(1000, (stage.size(128, 2), stage.size(48, 4)), device=stage.device)
+    return _forward(stage, networks.Recurrent(nn.LSTM, 1000, stage.size(512, 16), 2), "fp16", tokens)
+
+
+def _look_up(stage: Stage) -> Step:
+    rows = stage.size(2_000_000, 50)
+    model = nn.EmbeddingBag(rows, stage.size(128, 8), mode="sum")
+    return _forward(stage, model, "fp32", torch.randint(rows, (stage.size(65536, 4), 32), device=stage.device))
+
+
 WORKLOADS: Final = (
     Workload("resnet50-infer-fp16-b32", _cnn(networks.resnet50, 32, 224, "fp16")),
     Workload("bert-infer-fp16-b1", _transformer(768, 12, 1, 64, "fp16"), in_flight=0),
@@ -127,4 +138,9 @@ WORKLOADS: Final = (
     Workload("dlrm-infer-fp16-b16384", _recommend),
     Workload("attention-infer-bf16-4k", _attention),
     Workload("bert-infer-fp32-b16", _transformer(768, 4, 16, 128, "fp32")),
+    Workload("resnet18-infer-fp16-b64", _cnn(networks.resnet18, 64, 224, "fp16")),
+    Workload("bert-infer-bf16-b4x1024", _transformer(1024, 8, 4, 1024, "bf16")),
+    Workload("lstm-infer-fp16-b128", _long_memory),
+    Workload("mobilenet-infer-fp16-b1", _cnn(networks.mobilenet, 1, 224, "fp16"), in_flight=0),
+    Workload("embedding-infer-fp32-b65536", _look_up),
 )  # fmt: skip

@@ -72,6 +72,27 @@ def mobilenet(classes: int = 1000) -> Any:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
+def vgg(classes: int = 1000) -> Any:
+    """Plain 3x3 convolutions in the shape of VGG-16 (Simonyan and Zisserman 2015) with one linear layer."""
+    layers: list[Any] = []
+    channels = 3
+    for out, depth in ((64, 2), (128, 2), (256, 3), (512, 3)):
+        for _ in range(depth):
+            layers += [_norm_conv(channels, out, 3), nn.ReLU()]
+            channels = out
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+
+
+def generator(width: int) -> Any:
+    """Noise (batch, 128, 1, 1) to pictures of 64 x 64, in the shape of DCGAN's generator (Radford et al. 2016)."""
+    layers: list[Any] = [nn.ConvTranspose2d(128, 8 * width, 4), nn.BatchNorm2d(8 * width), nn.ReLU()]
+    for factor in (4, 2, 1):
+        layers += [nn.ConvTranspose2d(2 * factor * width, factor * width, 4, 2, 1),
+                   nn.BatchNorm2d(factor * width), nn.ReLU()]  # fmt: skip
+    return nn.Sequential(*layers, nn.ConvTranspose2d(width, 3, 4, 2, 1), nn.Tanh())
+
+
 class Transformer(nn.Module):
     """Encoder or decoder stack over tokens with a tied-size head, in the shape of BERT or GPT."""
 

@@ -1,5 +1,6 @@
 """Training loops: forward, backward and optimiser on random data."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -116,6 +117,20 @@ def _perceptron(stage: Stage) -> Step:
     return _loop(stage, model, lambda m: m(x).square().mean(), precision="fp16", optimiser=torch.optim.SGD)
 
 
+def _autoencoder(stage: Stage) -> Step:
+    wide = stage.size(4096, 16)
+    x = torch.randn(stage.size(512, 4), wide, device=stage.device)
+    sizes = (wide, stage.size(1024, 8), stage.size(128, 4), stage.size(1024, 8), wide)
+    layers = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+    model = nn.Sequential(*layers[:-1])
+    return _loop(stage, model, lambda m: (m(x) - x).square().mean(), precision="tf32")
+
+
+def _pictures(stage: Stage) -> Step:
+    noise = torch.randn(stage.size(64, 2), 128, 1, 1, device=stage.device)
+    return _loop(stage, networks.generator(stage.size(64, 4)), lambda m: m(noise).square().mean())
+
+
 WORKLOADS: Final = (
     Workload("resnet50-train-fp32-b32", _cnn(networks.resnet50, 32, 128, "fp32")),
     Workload("gpt-train-tf32-b8", _language(768, 6, 8, 256, "tf32", causal=True)),
@@ -129,4 +144,8 @@ WORKLOADS: Final = (
     Workload("resnet50-train-bf16-b64", _cnn(networks.resnet50, 64, 160, "bf16")),
     Workload("mobilenet-train-tf32-b64", _cnn(networks.mobilenet, 64, 160, "tf32")),
     Workload("mlp-train-fp16-b1024", _perceptron),
+    Workload("vgg-train-bf16-b32", _cnn(networks.vgg, 32, 112, "bf16")),
+    Workload("gpt-train-bf16-b4", _language(1024, 4, 4, 512, "bf16", causal=True)),
+    Workload("autoencoder-train-tf32-b512", _autoencoder),
+    Workload("dcgan-train-fp32-b64", _pictures),
 )  # fmt: skip
