@@ -15,6 +15,7 @@ from typing import Any
 
 PIPES = ("fp16", "fp32", "fp64", "int8", "integer", "dram")
 MAPPINGS = 12
+MEMORY_SECONDS = 60.0  # between two rows of the agent's memory
 
 
 def profile_lines(profiles: Sequence[dict[str, Any]]) -> list[str]:
@@ -39,8 +40,8 @@ def agent_lines(agent: dict[str, Any]) -> list[str]:
     if "cpu_percent_of_one_core" not in agent:
         return [str(agent["error"])] if "error" in agent else []
     lines = [
-        f"Agent with {agent.get('tenants', 'its')} tenants over {agent['minutes']:.1f} minutes:",
-        f"{agent['cpu_percent_of_one_core']:.2f}% of one core, {agent['resident_mib_max']:.0f} MiB resident.",
+        f"Agent with {agent.get('tenants', 'its')} tenants over {agent['minutes']:.1f} minutes, at most",
+        f"{agent['resident_mib_max']:.1f} MiB resident, {agent['cpu_percent_of_one_core']:.2f}% of one core.",
     ]
     if agent.get("memory"):
         lines += [
@@ -51,7 +52,7 @@ def agent_lines(agent: dict[str, Any]) -> list[str]:
         lines += [
             f"| {m['seconds']:.0f} | {m['Rss']} | {m['Pss']} | {m['Anonymous']} | {m['AnonHugePages']} "
             f"| {m['threads']:.0f} |"
-            for m in agent["memory"]
+            for m in _thinned(agent["memory"])
         ]
         lines += ["", "| mapping | number | resident MiB | anonymous |", "|---|---|---|---|"]
         lines += [
@@ -60,12 +61,32 @@ def agent_lines(agent: dict[str, Any]) -> list[str]:
         if agent.get("threads"):
             lines += ["", "Threads: " + ", ".join(f"{n} {name}" for name, n in agent["threads"].items()) + "."]
         lines += ["", f"Modules loaded beside the standard library: {', '.join(agent.get('modules', []))}."]
-    lines += [
-        f"- {program}: progress inferred {each['inferred']:.2f}, measured {each['measured']:.2f}"
+    both = {
+        program: each
         for program, each in agent.get("progress", {}).items()
         if each["inferred"] is not None and each["measured"] is not None
-    ]
+    }
+    if both:
+        sd = {
+            t["pod"].replace("-", "_"): t.get("progressError")
+            for g in agent.get("gpunode", [])
+            for t in g["tenants"]
+        }
+        lines += ["", "| tenant | progress inferred | its stated sd | measured |", "|---|---|---|---|"]
+        lines += [
+            f"| {program} | {each['inferred']:.2f} | {sd.get(program) or '-'} | {each['measured']:.2f} |"
+            for program, each in both.items()
+        ]
     return lines
+
+
+def _thinned(memory: Sequence[dict[str, float]]) -> list[dict[str, float]]:
+    """The first and the last row, and one about every MEMORY_SECONDS between."""
+    kept = list(memory[:1])
+    for row in memory[1:-1]:
+        if row["seconds"] - kept[-1]["seconds"] >= MEMORY_SECONDS:
+            kept.append(row)
+    return [*kept, *memory[1:][-1:]]
 
 
 def progress_lines(progress: dict[str, Any]) -> list[str]:
