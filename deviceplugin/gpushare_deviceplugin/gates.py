@@ -128,12 +128,13 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
         note = f"a fault on GPU {new.gpu_uuid} ended every process under its MPS server: {new.last_fault}"
         found += [Notice(uid, "GpuFault", note) for uid in tenants]
         found.append(Notice(None, "GpuFault", note))
-    if (
+    restarted = (
         old is not None
         and new.gate_started_at == old.gate_started_at
-        and new.daemon_restarts > old.daemon_restarts
-    ):
-        note = f"the MPS daemon of GPU {new.gpu_uuid} was restarted; processes that it served have ended"
+        and (new.daemon_restarts > old.daemon_restarts or new.server_restarts > old.server_restarts)
+    )
+    if restarted:
+        note = f"MPS of GPU {new.gpu_uuid} was restarted; processes that it served have ended"
         found += [Notice(uid, "MpsRestarted", note) for uid in tenants]
         found.append(Notice(None, "MpsRestarted", note))
     seen = {(h.pod_uid, h.reason) for h in old.held} if old is not None else set()

@@ -172,8 +172,8 @@ def _shown(b: Bench) -> list[str]:
     return [tenant.pod_uid for tenant in gpu.tenants] if gpu is not None else []
 
 
-# What a tenant must hear of its fault, by kind; a killed server's clients are told of a fault or of a restart.
-TOLD = {"illegal": "GpuFault", "daemon": "MpsRestarted"}
+# What a tenant must hear of its fault, by kind.
+TOLD = {"illegal": "GpuFault", "daemon": "MpsRestarted", "server": "MpsRestarted"}
 
 
 class AgentsWord:

@@ -198,6 +198,10 @@ class TestGates:
         }  # fmt: skip
         assert health_notices(GPU_A, sick, GpuHealth(Health.UNHEALTHY, "lost"), ["u1"]) == ()
         assert [n.is_warning for n in health_notices(GPU_A, sick, WELL, ["u1"])] == [False, False]
+        for again in (gate(gate_started_at=1.0, daemon_restarts=1), gate(gate_started_at=1.0, server_restarts=1)):
+            assert {(n.pod_uid, n.reason) for n in notices(old, again, ["u1"])} == {
+                ("u1", "MpsRestarted"), (None, "MpsRestarted"),
+            }  # fmt: skip
         restarted = gate(gate_started_at=9.0)  # a new gate counts from zero: no fault happened
         assert notices(new, restarted, ["u1"]) == ()
 

@@ -118,17 +118,38 @@ def test_a_killed_daemon_comes_back_and_who_waited_goes_on_under_mps(host, run):
     assert "without MPS" not in waiting.text()
 
 
-def test_a_fault_is_seen_and_told_with_the_culprits_pod_and_the_gpu_recovers(host, run):
+def test_a_killed_server_is_counted_and_replaced(host, run):
+    decide(host.gpu, **{POD: (20, 20000)})
+    running = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(running.is_connected, "connected")
+    before = host.status()
+    os.kill(before.server_pid, signal.SIGKILL)
+    until(lambda: running.process.poll() is not None, "the client ended with its server")
+    until(lambda: host.status().server_restarts == before.server_restarts + 1, "counted")
+    host.until_active()
+    after = host.status()
+    assert (after.daemon_pid, after.daemon_restarts) == (before.daemon_pid, before.daemon_restarts)
+    assert after.server_pid != before.server_pid
+    os.kill(after.gate_pid, signal.SIGKILL)
+    until(lambda: host.status().gate_pid != after.gate_pid, "another gate")
+    host.until_active()
+    assert host.status().server_restarts == after.server_restarts
+
+
+def test_a_fault_is_seen_and_nobody_is_blamed_for_it_and_the_gpu_recovers(host, run):
     decide(host.gpu, **{POD: (20, 20000), OTHER: (20, 20000)})
     bystander = run(OTHER, "--workload", "stream", "--memory-mib", "100")
     until(bystander.is_connected, "connected")
     culprit = run(POD, "--workload", "stream", "--memory-mib", "100", "--fault-after", "0.5")
     until(lambda: host.status().faults == 1, "the fault in the status")
-    assert f"process {culprit.pid} of pod {POD}" in host.status().last_fault
+    told = host.status().last_fault
+    assert "in 2 processes; the server does not tell which began it" in told
+    assert not any(str(word) in told for word in (culprit.pid, bystander.pid, POD, OTHER))
     until(lambda: bystander.process.poll() is not None, "every client ended")
     host.until_active()
-    again = run(OTHER, "--workload", "stream", "--memory-mib", "100")
-    until(again.is_connected, "connected")
+    again = run(OTHER, "--workload", "stream", "--memory-mib", "100", "--fault-after", "0.5")
+    until(lambda: host.status().faults == 2, "the second fault")
+    assert f"in process {again.pid} of pod {OTHER} alone" in host.status().last_fault
 
 
 def test_a_restarted_host_adopts_the_daemon_and_its_tenants(host, run):

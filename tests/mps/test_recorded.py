@@ -8,7 +8,7 @@ import pytest
 from gpushare.mps import CommandRefusedError, DaemonDownError, commands
 from gpushare.mps.control import _together
 from gpushare.mps.errors import NotSentError
-from gpushare.mps.faultlog import FaultLog, culprit_of
+from gpushare.mps.faultlog import FaultLog
 
 DATA = Path(__file__).parent / "data"
 ANSWERS = json.loads((DATA / "mps-control-580.json").read_text())["answers"]
@@ -26,6 +26,11 @@ def test_ps():
     assert (entry.pid, entry.client_id, entry.server_pid) == (509, 3, 458)
     assert entry.device == "GPU-d59aca56-c294-9a7e"
     assert entry.command == ["4026532267", "/run/gpushare/gate_tenant"][1]
+
+
+def test_a_servers_state_and_an_ended_client():
+    assert commands.server_status(768).parse(ANSWERS["get_server_status 768"]) is commands.ServerState.ACTIVE
+    commands.terminate_client(768, 845).parse(ANSWERS["terminate_client 768 845"])
 
 
 def test_changes_are_confirmed():
@@ -61,18 +66,36 @@ def test_no_daemon_and_a_busy_daemon_are_told_apart_and_both_worth_a_retry():
     assert busy.value.retryable
 
 
-def test_the_servers_log_tells_whose_fault_it_was(tmp_path):
+def test_the_servers_log_tells_of_a_fault_and_whom_it_reached(tmp_path):
     log = tmp_path / "server.log"
     log.write_text("[2026-11-21 12:12:05.379 Server   458] Server has started\n")
     faults = FaultLog(log)
     assert faults.read() is None
     with log.open("a") as file:
         file.write((DATA / "server-fault-580.log").read_text())
-    line = faults.read()
-    assert line is not None
-    assert "encountered a fatal GPU error" in line
-    assert culprit_of(line) == 3410
+    fault = faults.read()
+    assert fault is not None
+    assert "handling a fatal GPU error" in fault.line
+    assert fault.pids == (3410, 3411, 3409)
     assert faults.read() is None
     log.write_text("rotated\n")
     assert faults.read() is None
     assert FaultLog(tmp_path / "missing").read() is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "reached", "began_it"),
+    [("server-fault-of-the-last-580.log", (3680, 3796, 3688, 3678), 3796),
+     ("server-fault-after-kill-580.log", (4382, 4381, 4383), 4445)],
+)  # fmt: skip
+def test_the_server_blames_a_bystander_first_so_no_one_is_blamed(tmp_path, recorded, reached, began_it):
+    """An illegal access of the client that came last; a client killed with -9 in the middle of a kernel."""
+    log = tmp_path / "server.log"
+    log.write_text("")
+    faults = FaultLog(log)
+    log.write_text((DATA / recorded).read_text())
+    fault = faults.read()
+    assert fault is not None
+    assert fault.pids == reached
+    assert reached[0] != began_it
+    assert "PID" not in fault.line

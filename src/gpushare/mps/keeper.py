@@ -26,7 +26,7 @@ from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
 from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, MpsError
-from gpushare.mps.faultlog import FaultLog, culprit_of
+from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.layout import GpuDirectory, PodDecision, status_reader, write_status
@@ -100,8 +100,8 @@ class Keeper:
         if self._previous is not None:
             p = self._previous
             self._status = replace(
-                self._status, daemon_restarts=p.daemon_restarts, faults=p.faults, last_fault=p.last_fault,
-                last_fault_at=p.last_fault_at, self_test=p.self_test,
+                self._status, daemon_restarts=p.daemon_restarts, server_restarts=p.server_restarts,
+                faults=p.faults, last_fault=p.last_fault, last_fault_at=p.last_fault_at, self_test=p.self_test,
             )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             group.create_task(self.gate.serve(listener))
@@ -149,6 +149,7 @@ class Keeper:
                 await self._watch()
             except _ServerGoneError:
                 self._ledger.forget_clients()
+                self._status = replace(self._status, server_restarts=self._status.server_restarts + 1)
                 self._set_state(MpsState.DOWN, "the MPS server ended; starting another")
                 logger.error("MPS server of %s ended and every client with it; starting another", self.gpu.uuid)
             except (MpsError, OSError) as error:
@@ -262,11 +263,9 @@ class Keeper:
                 with contextlib.suppress(MpsError):
                     await self._control.run(commands.terminate_client(server_pid, stranger.pid))
 
-    async def _recover(self, server_pid: int, what: str | None) -> None:
+    async def _recover(self, server_pid: int, fault: Fault | None) -> None:
         """A fault ended every client (FACTS 4): hold who comes, wait for the server, else restart the daemon."""
-        text = what or "server in FAULT"
-        if (culprit := culprit_of(text)) and (pod_uid := self._ledger.pod_of(culprit)):
-            text = f"{text} (process {culprit} of pod {pod_uid})"
+        text = self._told(fault) if fault else "server in FAULT"
         self._status = replace(
             self._status, faults=self._status.faults + 1, last_fault=text, last_fault_at=time.time()
         )
@@ -285,6 +284,14 @@ class Keeper:
         logger.error("MPS server of %s stays in FAULT; restarting the daemon", self.gpu.uuid)
         await self._control.stop(2.0)
         raise DaemonDownError("daemon stopped after a fault that did not clear")
+
+    def _told(self, fault: Fault) -> str:
+        """A fault in words for tenants: whom it reached, and no blame that the server's log does not carry."""
+        if len(fault.pids) > 1:
+            return f"{fault.line} (in {len(fault.pids)} processes; the server does not tell which began it)"
+        if fault.pids and (pod_uid := self._ledger.pod_of(fault.pids[0])):
+            return f"{fault.line} (in process {fault.pids[0]} of pod {pod_uid} alone)"
+        return fault.line
 
     # Status
 

@@ -80,6 +80,9 @@ class GateCollector(Collector):
         restarts = CounterMetricFamily(
             "gpushare_gate_daemon_restarts", "Times the daemon was restarted", labels=["gpu_uuid"]
         )
+        servers = CounterMetricFamily(
+            "gpushare_gate_server_restarts", "Times a server that had ended was restarted", labels=["gpu_uuid"]
+        )
         faults = CounterMetricFamily("gpushare_gate_faults", "Server faults seen", labels=["gpu_uuid"])
         keepers = CounterMetricFamily(
             "gpushare_gate_keeper_restarts", "Times the gate's process was restarted", labels=["gpu_uuid"]
@@ -107,10 +110,11 @@ class GateCollector(Collector):
             durations.add_metric(gpu, status.turns.durations_seconds_sum)
             waits.add_metric(gpu, status.turns.waits_seconds_sum)
             restarts.add_metric(gpu, status.daemon_restarts)
+            servers.add_metric(gpu, status.server_restarts)
             faults.add_metric(gpu, status.faults)
             test.add_metric(gpu, float(status.self_test.result is SelfTestResult.PASSED))
         return (state, clients, connections, held, refused, mismatches, turns, timeouts, durations, waits,
-                restarts, faults, keepers, test)  # fmt: skip
+                restarts, servers, faults, keepers, test)  # fmt: skip
 
     def describe(self) -> Iterable[Metric]:
         """Nothing to check beforehand."""

@@ -133,6 +133,8 @@ class GateStatus:
 
     Attributes:
         written_at: Unix time; a file older than some seconds means that the host is not running.
+        daemon_restarts: times that the daemon was started anew; server_restarts: times that its server had ended
+            while it lived on, and another was started.
         faults: server faults seen since the gate started; `last_fault` says what happened, for an event.
         connections: sockets open at the gate, silent ones included.
     """
@@ -146,6 +148,7 @@ class GateStatus:
     daemon_pid: int | None = None
     daemon_up_since: float | None = None
     daemon_restarts: int = 0
+    server_restarts: int = 0
     server_pid: int | None = None
     faults: int = 0
     last_fault: str = ""

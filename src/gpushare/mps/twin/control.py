@@ -5,7 +5,7 @@
 
 Run by file name with nothing but the standard library's quickest modules, because the gate calls it several times
 a
-turn: a start is some 15 ms. Commands beyond the real program's: `twin_fault [PID]` injects a server fault.
+turn: a start is some 15 ms. Commands beyond the real program's: `twin_fault` injects a server fault.
 """
 
 import os

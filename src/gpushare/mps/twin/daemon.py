@@ -166,8 +166,8 @@ class Daemon:
                 case "set_default_client_priority", [("0" | "1") as value]:
                     self._server.default_priority = int(value)
                     return ""
-                case "twin_fault", _:
-                    self._server.fault(int(arguments[0]) if arguments else None)
+                case "twin_fault", []:
+                    self._server.fault()
                     return ""
                 case _, [pid, *rest]:
                     if not server_pid or pid != str(server_pid):

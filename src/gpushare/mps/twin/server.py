@@ -149,14 +149,13 @@ class TwinServer:
                 self._drop(client)
             return bool(found)
 
-    def fault(self, pid: int | None = None) -> None:
+    def fault(self) -> None:
         """An illegal access: every client of the server ends at once (FACTS 4)."""
         with self._lock:
             if self.pid is None:
                 return
             self.state = "FAULT"
-            self._log(f"Client {{PID: {pid or 0}, Context: 1}} encountered a fatal GPU error.")
-            self._log("Server is handling a fatal GPU error.")
+            self._log_fault()
             now = time.monotonic()
             for client in list(self._clients):
                 _tell(client.socket, {"event": "ended", "error": ILLEGAL_ACCESS})
@@ -165,6 +164,16 @@ class TwinServer:
                 with contextlib.suppress(OSError):
                     client.socket.shutdown(socket.SHUT_WR)
                 self._faulted.append((now, client.socket))
+
+    def _log_fault(self) -> None:
+        """The real server's words: it names a client, whoever it was, then lists all that the error reached."""
+        pids = self.client_pids()
+        if pids:
+            self._log(f"Client {{PID: {pids[0]}, Context: 1}} encountered a fatal GPU error.")
+        self._log("Server is handling a fatal GPU error.")
+        self._log("The following client process have a sticky error set:")
+        for pid in pids:
+            self._log(str(pid))
 
     def run(self) -> None:
         """Serve clients until closed; a tick a second."""
@@ -219,7 +228,7 @@ class TwinServer:
                 client.used_mib = max(CONTEXT_MIB, client.used_mib - int(message["mib"]))
                 return {"event": "allocated", "used_mib": client.used_mib}
             case "fault":
-                self.fault(client.pid)
+                self.fault()
                 return None
             case other:
                 raise ValueError(f"unknown operation {other!r}")
