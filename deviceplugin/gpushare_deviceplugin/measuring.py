@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from gpushare.core.attribution import Load, Prior, TenantEvidence, attribute, cap_bound
+from gpushare.core.attribution import Load, Prior, TenantEvidence, attribute, evidence
 from gpushare.core.dataset import mean_counters
 from gpushare.core.hardware import GpuSample
 from gpushare.mps.status import GateStatus
@@ -96,10 +96,10 @@ class Measurer:
         priors: Sequence[Prior | None] = [None] * len(active)
         if len(known) == len(active) and not has_strangers:
             priors = self._expected(uuid, active, known, threads)
-        evidence = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
+        told = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
         if has_strangers:
-            evidence.append(TenantEvidence(None))
-        found = attribute(window.counters, evidence)
+            told.append(TenantEvidence(None))
+        found = attribute(window.counters, told)
         return {
             pod.uid: replace(
                 tenants[pod.uid], progress_ratio=each.progress_ratio, progress_error_ratio=each.error_ratio,
@@ -112,10 +112,7 @@ class Measurer:
         self, uuid: str, active: Sequence[ManagedPod], signatures: Sequence[Signature], threads: Sequence[int]
     ) -> Sequence[Prior | None]:
         """The model's word on these tenants."""
-        loads = [
-            Load(s.counters, cap, s.cap_curve, iterations_per_s=s.iterations_per_s)
-            for s, cap in zip(signatures, threads, strict=True)
-        ]
+        loads = [_load(s, cap) for s, cap in zip(signatures, threads, strict=True)]
         uids = tuple(pod.uid for pod in active)
         return self._expected_of(uuid, Question(self._state.gpus[uuid].model, uids, tuple(loads)))
 
@@ -124,9 +121,11 @@ class Measurer:
 
 
 def _evidence(signature: Signature | None, threads: int, prior: Prior | None) -> TenantEvidence:
-    if signature is None:
-        return TenantEvidence(None)
-    return TenantEvidence(signature.counters, cap_bound(signature.cap_curve, threads), prior)
+    return TenantEvidence(None) if signature is None else evidence(_load(signature, threads), prior)
+
+
+def _load(signature: Signature, threads: int) -> Load:
+    return Load(signature.counters, threads, signature.cap_curve, iterations_per_s=signature.iterations_per_s)
 
 
 def _threads(gate: GateStatus, pod: ManagedPod) -> int:

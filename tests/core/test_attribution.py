@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.core.attribution import (
+    Load,
     Prior,
     TenantEvidence,
     attribute,
     bounded_minimum,
     cap_bound,
+    capped_work,
+    evidence,
     inverse_diagonal,
 )
 from gpushare.core.pipes import Counters
@@ -84,6 +87,66 @@ def test_an_idle_signature_cannot_be_seen_and_is_said_to_be_unknown() -> None:
     assert busy.progress_ratio == pytest.approx(0.8, abs=0.05)
     assert unseen.progress_ratio is None
     assert unseen.pipes == {}
+
+
+def test_a_light_tenants_expectation_is_told_with_a_wider_error() -> None:
+    light = Counters(fp32_util=0.001, dram_bw_util=0.001, integer_util=0.001, sm_util=0.01, hmma_tensor_util=0.0)
+    device = mix((MEMORY, 0.8), (light, 0.9))
+    [_, unsure] = attribute(device, [TenantEvidence(MEMORY), TenantEvidence(light, prior=Prior(0.2, 0.1))])
+    [_, silent] = attribute(device, [TenantEvidence(MEMORY), TenantEvidence(light, prior=Prior(0.2, 0.15))])
+    assert unsure.progress_ratio == pytest.approx(0.2, abs=0.02)
+    assert unsure.error_ratio == pytest.approx(0.19, abs=0.02)
+    assert silent.progress_ratio is None
+
+
+def test_a_pipe_that_one_tenant_alone_uses_overrules_a_sure_expectation() -> None:
+    device = mix((TENSOR, 0.3), (MEMORY, 0.8))
+    [tensor, memory] = attribute(
+        device,
+        [TenantEvidence(TENSOR, prior=Prior(0.95, 0.04)), TenantEvidence(MEMORY, prior=Prior(0.5, 0.15))],
+    )
+    assert tensor.progress_ratio == pytest.approx(0.3, abs=0.03)
+    assert memory.progress_ratio == pytest.approx(0.8, abs=0.06)
+
+
+def test_traffic_that_no_signature_explains_is_given_to_nobody() -> None:
+    """Neighbours evict each other's cache lines: 0.15 more of the bandwidth than the two draw alone."""
+    base = mix((FP32, 0.5), (TENSOR, 0.5)).as_dict()
+    device = Counters(**base | {"dram_bw_util": base["dram_bw_util"] + 0.15})
+    for each in attribute(device, [TenantEvidence(FP32), TenantEvidence(TENSOR)]):
+        assert each.progress_ratio == pytest.approx(0.5, abs=0.04)
+
+
+OTHER_KERNELS = Counters(fp32_util=0.3, dram_bw_util=0.4, integer_util=0.2, sm_util=0.4, hmma_tensor_util=0.0)
+
+
+def test_work_under_a_cap_is_that_for_a_unit_of_progress() -> None:
+    def dram(cap: int) -> float | None:
+        work = capped_work(Load(FP32, cap, {25: 0.25, 50: 0.5}, {25: OTHER_KERNELS, 50: OTHER_KERNELS}))
+        return work.dram_bw_util if work is not None else None
+
+    assert dram(50) == pytest.approx(0.8)
+    assert dram(25) == dram(10) == pytest.approx(1.6)
+    assert dram(75) == pytest.approx((0.8 + 0.2) / 2)
+    assert dram(40) == pytest.approx(0.6 * 0.8 + 0.4 * 1.6)
+    assert dram(100) is None
+    assert capped_work(Load(FP32, 50)) is None
+    assert capped_work(Load(FP32, 50, {50: 0.6})) is None, "a curve without its counters"
+    assert capped_work(Load(FP32, 50, {}, {50: OTHER_KERNELS})) is None, "counters without their progress"
+    assert capped_work(Load(FP32, 50, {50: 0.001}, {50: OTHER_KERNELS})) is None, "no progress to speak of"
+
+
+def test_a_program_that_works_otherwise_under_its_cap_is_found_by_its_counters_there() -> None:
+    capped = Load(FP32, 50, {50: 0.5}, {50: OTHER_KERNELS})
+    device = mix((OTHER_KERNELS, 0.8), (TENSOR, 0.5))  # 0.8 of what the cap allows: 0.4
+    [own, other] = attribute(device, [evidence(capped), evidence(Load(TENSOR, 100))])
+    assert own.progress_ratio == pytest.approx(0.4, abs=0.02)
+    assert other.progress_ratio == pytest.approx(0.5, abs=0.02)
+    assert own.pipes["dram"] == pytest.approx(0.32, abs=0.02)
+    [_, misled] = attribute(device, [evidence(Load(FP32, 50)), evidence(Load(TENSOR, 100))])
+    assert misled.error_ratio is not None
+    assert other.error_ratio is not None
+    assert misled.error_ratio >= other.error_ratio, "work under a cap that was never seen is a guess"
 
 
 def test_a_stranger_among_the_tenants_makes_the_counters_useless() -> None:

@@ -11,29 +11,25 @@ Plain floats: ten counters by a few tenants are no work for numpy, which would b
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import Final
 
+from gpushare.core.counter_errors import CounterRow, counters_of
 from gpushare.core.pipes import Counters
 
 _Vector = Sequence[float]
 _Matrix = Sequence[Sequence[float]]
 
-# Noise of each counter's sum, relative to the largest of its values. Counters of work done add up over tenants;
-# time-like ones (an SM "was busy") overlap, so they carry less weight, and graphics_util reads 1 under any load.
-# Standard deviations and gaps of 545 sets of 2 to 4 programs on an H200 (src/gpushare/data/h200-colocation.jsonl).
-_NOISE_RATIO: Final[Mapping[str, float]] = {
-    "fp64_util": 0.05, "dfma_tensor_util": 0.05, "fp32_util": 0.05, "fp16_util": 0.05, "hmma_tensor_util": 0.05,
-    "imma_tensor_util": 0.05, "integer_util": 0.05, "dram_bw_util": 0.1, "sm_util": 0.12, "sm_occupancy": 0.25,
-}  # fmt: skip
-# What the device reads above (or below) the sum, for each neighbour, on the same scale: neighbours evict each
-# other's cache lines, so there is more traffic; and two tenants on one SM at once count once.
-_GAP_PER_NEIGHBOUR: Final[Mapping[str, float]] = {"dram_bw_util": 0.05, "sm_util": -0.07}
-_MAX_GAP: Final = 0.15
-_OUTLIER: Final = (
-    2.0  # noise units from where a counter starts to lose weight (a tenant in another phase than alone)
-)
-_REWEIGHTINGS: Final = 2
-COUNTER_FLOOR: Final = 0.02  # FACTS: counters scaled by 1/(max + 2 percent points)
+# Noise units from where a counter starts to lose weight: a tenant in another phase than alone, or work that no
+# signature knows of. A device that reads less than the sum is seldom wrong, so a deficit keeps it for longer.
+_OUTLIER: Final = 1.2
+_DEFICIT_OUTLIER: Final = 2 * _OUTLIER
+# The model's misses have fatter tails than a normal distribution of their size (kurtosis 9 to 90 on programs that
+# it never saw): Student's t, so that counters that all say otherwise overrule it. Degrees of freedom.
+_PRIOR_FREEDOM: Final = 4.0
+# Of the model at first: the counters look before it, so that one that is sure and wrong does not discredit them.
+_FIRST_TRUST: Final = 0.25
+_REWEIGHTINGS: Final = 3
 
 # Without the interference model's word: what random sets on an H200 reach, very roughly (FACTS, colocation).
 UNINFORMED_MEAN: Final = 0.7
@@ -43,9 +39,16 @@ UNINFORMED_ERROR: Final = 0.3
 BOUND_SLACK: Final = 1.05
 # A tenant whose progress is not known within this stays unknown: half of the range of possible answers.
 MAX_ERROR: Final = 0.25
-_MIN_ERROR: Final = 0.01
+_MIN_ERROR: Final = 0.02
+# The model is surer of tenants that hardly use the GPU than it should be: with less SM activity alone than this,
+# 69 to 89% of the truths were within two errors in sets of unseen programs. Up to twice the error: 84 to 95%.
+_LIGHT_ACTIVITY: Final = 0.1
+# Rates over a window and over the one before differ, and counters err together: 95% of truths are then within two
+# errors (docs/measurements/attribution.md).
+_LEAST_ERROR: Final = 0.03
 _SWEEPS: Final = 200
-_TOLERANCE: Final = 1e-7
+_TOLERANCE: Final = 1e-5
+_LEAST_PROGRESS: Final = 0.02  # a rate alone under a cap below this is a counting error
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +67,15 @@ class TenantEvidence:
         signature: its counters alone at 100% threads; None while it has no profile.
         bound: most progress that its cap allows, from its cap curve.
         prior: from the interference model; None without one.
+        capped_work: counters for each unit of progress under its cap, where they were measured.
+        is_capped: whether it runs under a cap.
     """
 
     signature: Counters | None
     bound: float = 1.0
     prior: Prior | None = None
+    capped_work: Counters | None = None
+    is_capped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,38 @@ def cap_bound(cap_curve: Mapping[int, float], thread_percentage: int) -> float:
     return min(1.0, points[low] + part * (points[high] - points[low]))
 
 
+def capped_work(load: Load) -> Counters | None:
+    """Counters for each unit of progress under a load's cap, between measured caps joined by lines.
+
+    A program does not do the same work under every cap: libraries choose kernels by the number of SMs (a 4096 fp32
+    matrix product on half of an H200 has 10 times the DRAM traffic), and clocks rise with fewer SMs at work (an
+    8192 fp16 product shows 0.68 of the tensor activity for each iteration). None where no cap was measured.
+    """
+    measured = {cap: each for cap, each in load.capped.items() if load.cap_curve.get(cap, 0.0) >= _LEAST_PROGRESS}
+    measured[100] = load.signature
+    cap = load.thread_percentage
+    if cap >= 100 or len(measured) == 1:
+        return None
+    high = min(each for each in measured if each >= cap)
+    low = max((each for each in measured if each <= cap), default=high)
+    part = (cap - low) / (high - low) if high > low else 0.0
+    ends = [(measured[end].as_dict(), load.cap_curve[end] if end < 100 else 1.0) for end in (low, high)]
+    (below, slow), (above, fast) = ends
+    return Counters(
+        **{
+            name: (1 - part) * value / slow + part * above[name] / fast
+            for name, value in below.items()
+            if name in above
+        }
+    )
+
+
+def evidence(load: Load, prior: Prior | None = None) -> TenantEvidence:
+    """What attribution may know of a load, and the model's word on it."""
+    bound = cap_bound(load.cap_curve, load.thread_percentage)
+    return TenantEvidence(load.signature, bound, prior, capped_work(load), load.thread_percentage < 100)
+
+
 def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attribution, ...]:
     """Each tenant's progress from one window of the device's counters.
 
@@ -145,22 +184,25 @@ def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attr
     """
     if not tenants:
         return ()
-    signatures = [tenant.signature for tenant in tenants]
-    rows = _rows(device, [s for s in signatures if s is not None])
-    if any(s is None for s in signatures) or not rows:
+    works = [tenant.capped_work or tenant.signature for tenant in tenants]
+    known = [work for work in works if work is not None]
+    names = counters_of(device, known)
+    if len(known) < len(works) or not names:
         return tuple(_from_prior(tenant) for tenant in tenants)
-    design, target = _system(rows, device, [s for s in signatures if s is not None])
+    is_guessed = [tenant.is_capped and tenant.capped_work is None for tenant in tenants]
+    rows = [CounterRow.of(name, device, known, is_guessed) for name in names]
     upper = [max(0.0, tenant.bound) * BOUND_SLACK for tenant in tenants]
     priors = [_prior(tenant) for tenant in tenants]
+    trusts = [1.0 if tenant.prior is None else _FIRST_TRUST for tenant in tenants]
     progress = [min(max(prior.mean, 0.0), limit) for prior, limit in zip(priors, upper, strict=True)]
-    weights = [1.0] * len(rows)
-    hessian: _Matrix = ()
+    weights = [1.0 / row.variance(progress) for row in rows]
     for _ in range(1 + _REWEIGHTINGS):
-        hessian, gradient = _normal_equations(design, target, weights, priors)
+        hessian, gradient = _normal_equations(rows, weights, priors, trusts)
         progress = bounded_minimum(hessian, gradient, upper, start=progress)
-        misses = [_dot(row, progress) - wanted for row, wanted in zip(design, target, strict=True)]
-        weights = [1.0 / (1.0 + (miss / _OUTLIER) ** 2) for miss in misses]
-    errors = [math.sqrt(variance) for variance in inverse_diagonal(hessian)]
+        weights = [_weight(row, progress) for row in rows]
+        trusts = [_trust(tenant, prior, p) for tenant, prior, p in zip(tenants, priors, progress, strict=True)]
+    hessian, _ = _normal_equations(rows, weights, priors, [min(1.0, trust) for trust in trusts])
+    errors = [math.sqrt(variance + _LEAST_ERROR**2) for variance in inverse_diagonal(hessian)]
     return tuple(_attribution(tenant, p, e) for tenant, p, e in zip(tenants, progress, errors, strict=True))
 
 
@@ -197,53 +239,46 @@ def inverse_diagonal(matrix: _Matrix) -> list[float]:
     return [sum(row[i] ** 2 for row in inverse[i:]) for i in range(n)]
 
 
+def _weight(row: CounterRow, progress: _Vector) -> float:
+    """What a counter counts for, given what it misses by."""
+    variance = row.variance(progress)
+    miss = (_dot(row.design, progress) - row.seen) / math.sqrt(variance)
+    return 1.0 / (variance * (1.0 + (miss / (_DEFICIT_OUTLIER if miss > 0 else _OUTLIER)) ** 2))
+
+
+def _trust(tenant: TenantEvidence, prior: Prior, progress: float) -> float:
+    """What the model's word counts for, given how far off it seems."""
+    if tenant.prior is None:
+        return 1.0
+    return (_PRIOR_FREEDOM + 1.0) / (_PRIOR_FREEDOM + ((progress - prior.mean) / prior.error) ** 2)
+
+
 def _normal_equations(
-    design: _Matrix, target: _Vector, weights: _Vector, priors: Sequence[Prior]
+    rows: Sequence[CounterRow], weights: _Vector, priors: Sequence[Prior], trusts: _Vector
 ) -> tuple[list[list[float]], list[float]]:
     """Hessian and gradient of the weighted least squares, drawn to the priors."""
-    columns = list(zip(*design, strict=True))
+    columns = list(zip(*(row.design for row in rows), strict=True))
+    seen = [row.seen for row in rows]
     weighted = [[w * value for w, value in zip(weights, column, strict=True)] for column in columns]
     hessian = [[_dot(row, column) for column in columns] for row in weighted]
-    gradient = [_dot(row, target) for row in weighted]
-    for i, prior in enumerate(priors):
-        precision = 1.0 / prior.error**2
+    gradient = [_dot(row, seen) for row in weighted]
+    for i, (prior, trust) in enumerate(zip(priors, trusts, strict=True)):
+        precision = trust / prior.error**2
         hessian[i][i] += precision
         gradient[i] += precision * prior.mean
     return hessian, gradient
 
 
 def _dot(left: _Vector, right: _Vector) -> float:
-    return sum(a * b for a, b in zip(left, right, strict=True))
-
-
-def _rows(device: Counters, signatures: Sequence[Counters]) -> tuple[str, ...]:
-    """Counters that the device and every signature have."""
-    return tuple(
-        name
-        for name in _NOISE_RATIO
-        if getattr(device, name) is not None and all(getattr(s, name) is not None for s in signatures)
-    )
-
-
-def _system(
-    rows: Sequence[str], device: Counters, signatures: Sequence[Counters]
-) -> tuple[list[list[float]], list[float]]:
-    """Design matrix (counters x tenants) and target, each row scaled to unit noise."""
-    design, target = [], []
-    for name in rows:
-        drawn = [float(getattr(signature, name)) for signature in signatures]
-        seen = float(getattr(device, name))
-        scale = max(*drawn, seen) + COUNTER_FLOOR
-        gap = _GAP_PER_NEIGHBOUR.get(name, 0.0) * (len(signatures) - 1)
-        noise = _NOISE_RATIO[name] * scale
-        design.append([value / noise for value in drawn])
-        target.append((seen - min(max(gap, -_MAX_GAP), _MAX_GAP) * scale) / noise)
-    return design, target
+    total: float = sum(map(mul, left, right))  # half the time of a generator
+    return total
 
 
 def _prior(tenant: TenantEvidence) -> Prior:
     if tenant.prior is not None:
-        return Prior(tenant.prior.mean, max(_MIN_ERROR, tenant.prior.error))
+        activity = tenant.signature.sm_util if tenant.signature is not None else None
+        widening = 1.0 if activity is None else 1.0 + max(0.0, 1.0 - activity / _LIGHT_ACTIVITY)
+        return Prior(tenant.prior.mean, widening * max(_MIN_ERROR, tenant.prior.error))
     return Prior(UNINFORMED_MEAN * min(1.0, tenant.bound), UNINFORMED_ERROR)
 
 
@@ -258,5 +293,6 @@ def _attribution(tenant: TenantEvidence, progress: float, error: float) -> Attri
     if error > MAX_ERROR:
         return UNKNOWN
     progress = min(progress, max(0.0, tenant.bound), 1.0)
-    pipes = tenant.signature.pipes() if tenant.signature is not None else {}
+    work = tenant.capped_work or tenant.signature
+    pipes = work.pipes() if work is not None else {}
     return Attribution(progress, error, {pipe: min(1.0, use * progress) for pipe, use in pipes.items()})

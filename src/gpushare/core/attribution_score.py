@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpushare.core.attribution import Load, Predict, TenantEvidence, attribute, cap_bound, no_prediction
+from gpushare.core.attribution import Load, Predict, TenantEvidence, attribute, evidence, no_prediction
 from gpushare.core.dataset import Dataset, Run, RunTenant
 
 
@@ -34,9 +34,7 @@ def evidence_of(dataset: Dataset, run: Run, predict: Predict = no_prediction) ->
     known = [load for load in loads if load is not None]
     priors = predict(known) if len(known) == len(loads) else [None] * len(loads)
     return [
-        TenantEvidence(None)
-        if load is None
-        else TenantEvidence(load.signature, cap_bound(load.cap_curve, load.thread_percentage), prior)
+        TenantEvidence(None) if load is None else evidence(load, prior)
         for load, prior in zip(loads, priors, strict=True)
     ]
 
