@@ -101,9 +101,9 @@ def prefer(
 def _take(
     by_gpu: Mapping[str, Sequence[str]], gpus: Sequence[str], must_include: Sequence[str], size: int
 ) -> list[str]:
-    """`size` ids spread evenly over `gpus`, the forced ones first; empty when they do not fit."""
+    """`size` ids of one GPU, or all of several, the forced ones first; empty when they do not fit."""
     each, rest = divmod(size, len(gpus)) if gpus else (0, 1)
-    if rest or each > names.SHARES_PER_GPU:
+    if rest or each > names.SHARES_PER_GPU or (len(gpus) > 1 and each < names.SHARES_PER_GPU):
         return []
     chosen: list[str] = []
     for uuid in gpus:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.deviceplugin.fakes import GPU_A, GPU_B, make_pod
 
@@ -64,6 +64,7 @@ def test_forced_ids_bind_the_choice() -> None:
     size=st.integers(1, 200),
     decided=st.lists(st.sampled_from([GPU_A, GPU_B, f"{GPU_A},{GPU_B}"]), max_size=4),
 )
+@example(free={f"{GPU_A}::00", f"{GPU_B}::00"}, size=2, decided=[f"{GPU_A},{GPU_B}"])  # parts of two GPUs
 def test_what_is_preferred_is_free_and_makes_sense_together(free: set[str], size: int, decided: list[str]) -> None:
     pods = [make_pod(str(i), gpu=gpu, share=size) for i, gpu in enumerate(decided)]
     chosen = prefer(sorted(free), [], size, pods)
