@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from gpushare.core.dataset import Dataset, DatasetError, Mechanism, Skipped, parse
+from gpushare.core.dataset import SCHEMA, Dataset, DatasetError, Mechanism, Skipped, parse
 
 HEADER = {"schema": "gpushare.io/colocation/v1", "gpu_model": "NVIDIA H200", "driver": "580", "mechanism": "mps"}
 
@@ -87,3 +87,24 @@ def test_an_unreadable_dataset_is_refused_with_its_place(lines: list[str], where
     with pytest.raises(DatasetError, match=said) as caught:
         parse(lines)
     assert caught.value.line == where
+
+
+def test_progress_is_relative_to_the_solo_runs_of_the_same_session() -> None:
+    """A program that its host paces is as fast as that host: sessions must not be mixed."""
+    lines = [json.dumps({"schema": SCHEMA, "gpu_model": "G", "driver": "1", "mechanism": "mps"})]
+
+    def run(session: str, rates: dict[str, float], cap: int = 100) -> None:
+        tenants = [{"workload": name, "thread_percentage": cap} for name in rates]
+        lines.append(json.dumps({"tenants": tenants, "iterations_per_s": list(rates.values()), "device": {},
+                                 "session": session}))  # fmt: skip
+
+    for session, speed in (("slow", 1.0), ("fast", 2.0)):
+        run(session, {"a": 10 * speed})
+        run(session, {"a": 6 * speed}, 50)
+        run(session, {"b": 4.0})
+        run(session, {"a": 5 * speed, "b": 1.0})
+    run("other", {"a": 5.0, "b": 1.0})
+    data = parse(lines)
+    assert [progress for _, progress in data.shared_runs()] == [(0.5, 0.25)] * 2
+    assert data.cap_curve("a") == {50: 0.6, 100: 1.0}
+    assert data.notes() == (f"1 run skipped: {Skipped.NO_SOLO}",)

@@ -16,8 +16,8 @@ from gpushare.core.pipes import COUNTERS, Counters
 
 SCHEMA: Final = "gpushare.io/colocation/v1"
 _HEADER_FIELDS: Final = {"schema", "gpu_model", "driver", "mechanism"}
-_RUN_FIELDS: Final = {"tenants", "iterations_per_s", "device", "window_s", "memory_mib"}
-_TENANT_FIELDS: Final = {"workload", "thread_percentage"}
+_RUN_FIELDS: Final = {"tenants", "iterations_per_s", "device", "window_s", "memory_mib", "session"}
+_TENANT_FIELDS: Final = {"workload", "thread_percentage", "probe"}
 
 
 class DatasetError(Exception):
@@ -50,10 +50,14 @@ class Skipped(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunTenant:
-    """One tenant of a run: which program, under what MPS thread percentage (1 to 100)."""
+    """One tenant of a run: which program, under what MPS thread percentage (1 to 100).
+
+    `probe`: not a workload but one of the standard programs that workloads are measured beside.
+    """
 
     workload: str
     thread_percentage: int
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,8 @@ class Run:
         counters: the device's, over the window; None where the source lacks one.
         window_seconds: how long the window was.
         line: 1-based line of the dataset.
+        session: when and on which host it was measured; progress is relative to solo runs of the same session,
+            since the rate of a program that its host paces differs between hosts.
     """
 
     tenants: tuple[RunTenant, ...]
@@ -73,11 +79,17 @@ class Run:
     counters: Counters
     window_seconds: float
     line: int
+    session: str = ""
 
     @property
     def is_solo(self) -> bool:
         """Whether one tenant ran alone."""
         return len(self.tenants) == 1
+
+    @property
+    def has_probe(self) -> bool:
+        """Whether a probe took part: a run that belongs to a profile, not to a set of workloads."""
+        return any(tenant.probe for tenant in self.tenants)
 
 
 @dataclass(frozen=True)
@@ -97,13 +109,24 @@ class Dataset:
 
     @cached_property
     def solo(self) -> dict[str, dict[int, tuple[Run, ...]]]:
-        """Solo runs: workload -> thread percentage -> its runs."""
+        """Solo runs of workloads: workload -> thread percentage -> its runs."""
         grouped: dict[str, dict[int, list[Run]]] = {}
         for run in self.runs:
-            if run.is_solo:
+            if run.is_solo and not run.has_probe:
                 tenant = run.tenants[0]
                 grouped.setdefault(tenant.workload, {}).setdefault(tenant.thread_percentage, []).append(run)
         return {workload: {cap: tuple(runs) for cap, runs in caps.items()} for workload, caps in grouped.items()}
+
+    @cached_property
+    def _rates(self) -> dict[tuple[str, str, int], float]:
+        """Mean iterations/s alone by session, program and thread percentage, probes included."""
+        grouped: dict[tuple[str, str, int], list[float]] = {}
+        for run in self.runs:
+            if run.is_solo:
+                tenant = run.tenants[0]
+                key = (run.session, tenant.workload, tenant.thread_percentage)
+                grouped.setdefault(key, []).append(run.iterations_per_s[0])
+        return {key: sum(rates) / len(rates) for key, rates in grouped.items()}
 
     def solo_rate(self, workload: str, thread_percentage: int = 100) -> float | None:
         """Mean iterations/s alone at that cap; None when never measured."""
@@ -111,11 +134,19 @@ class Dataset:
         return sum(run.iterations_per_s[0] for run in runs) / len(runs) if runs else None
 
     def cap_curve(self, workload: str) -> dict[int, float]:
-        """Measured progress alone by thread percentage, relative to 100%; empty without a solo run at 100%."""
-        whole = self.solo_rate(workload)
-        if whole is None:
-            return {}
-        return {cap: (self.solo_rate(workload, cap) or 0.0) / whole for cap in sorted(self.solo[workload])}
+        """Measured progress alone by thread percentage, relative to 100% in the same session; empty without a solo
+        run at 100%. The mean where several sessions measured it."""
+        curve: dict[int, float] = {}
+        for cap, runs in sorted(self.solo.get(workload, {}).items()):
+            measured = [
+                rate / whole
+                for session in dict.fromkeys(run.session for run in runs)
+                if (rate := self._rates.get((session, workload, cap)))
+                and (whole := self._rates.get((session, workload, 100)))
+            ]
+            if measured:
+                curve[cap] = sum(measured) / len(measured)
+        return curve
 
     def solo_counters(self, workload: str, thread_percentage: int = 100) -> Counters | None:
         """Mean of the counters over the solo runs at that cap; None when never measured."""
@@ -123,17 +154,39 @@ class Dataset:
         return mean_counters([run.counters for run in runs]) if runs else None
 
     def progress(self, run: Run) -> tuple[float, ...] | None:
-        """Each tenant's rate relative to alone at 100%; None when a solo rate is missing."""
-        alone = [self.solo_rate(tenant.workload) for tenant in run.tenants]
+        """Each tenant's rate relative to alone at 100% in the same session; None when a solo rate is missing."""
+        alone = [self._rates.get((run.session, tenant.workload, 100)) for tenant in run.tenants]
         if any(rate is None for rate in alone):
             return None
         return tuple(rate / whole for rate, whole in zip(run.iterations_per_s, alone, strict=True) if whole)
 
     def shared_runs(self) -> Iterator[tuple[Run, tuple[float, ...]]]:
-        """Every run of two or more tenants with its measured progress; those without solo rates are left out."""
+        """Every run of two or more workloads with its measured progress; those without solo rates are left out."""
         for run in self.runs:
-            if not run.is_solo and (progress := self.progress(run)) is not None:
+            if not run.is_solo and not run.has_probe and (progress := self.progress(run)) is not None:
                 yield run, progress
+
+    @cached_property
+    def probed(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """Workload -> probe -> progress of the workload beside it and of the probe, both uncapped.
+
+        Means over the pairs of one workload and one probe."""
+        grouped: dict[str, dict[str, list[tuple[float, float]]]] = {}
+        for run in self.runs:
+            if len(run.tenants) != 2 or any(tenant.thread_percentage < 100 for tenant in run.tenants):
+                continue
+            progress = self.progress(run)
+            for own, other in ((0, 1), (1, 0)):
+                if progress and run.tenants[other].probe and not run.tenants[own].probe:
+                    by_probe = grouped.setdefault(run.tenants[own].workload, {})
+                    by_probe.setdefault(run.tenants[other].workload, []).append((progress[own], progress[other]))
+        return {
+            workload: {
+                probe: (sum(own for own, _ in both) / len(both), sum(its for _, its in both) / len(both))
+                for probe, both in by_probe.items()
+            }
+            for workload, by_probe in grouped.items()
+        }
 
     def notes(self) -> tuple[str, ...]:
         """One sentence for each kind of trouble: what was skipped and how many."""
@@ -218,7 +271,8 @@ def _run(value: object, number: int) -> Run | Skipped:
         if not isinstance(value, dict):
             return Skipped.BAD_FIELD
         tenants = tuple(
-            RunTenant(_text(t["workload"]), _integer(t["thread_percentage"])) for t in value["tenants"]
+            RunTenant(_text(t["workload"]), _integer(t["thread_percentage"]), t.get("probe", False) is True)
+            for t in value["tenants"]
         )
         rates = tuple(_number(rate) for rate in value["iterations_per_s"])
         memory = tuple(
@@ -227,6 +281,7 @@ def _run(value: object, number: int) -> Run | Skipped:
         device = value["device"]
         measured = {name: _number(device[name]) for name in COUNTERS if device.get(name) is not None}
         window_seconds = _number(value.get("window_s", 0.0))
+        session = str(value.get("session", ""))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         return Skipped.BAD_FIELD
     if not tenants or not len(tenants) == len(rates) == len(memory):
@@ -237,7 +292,7 @@ def _run(value: object, number: int) -> Run | Skipped:
         return Skipped.PERCENTAGE
     if any(not math.isfinite(ratio) or not 0 <= ratio <= 1.5 for ratio in measured.values()):
         return Skipped.COUNTER  # a window's edges can push a ratio a little above 1, never to 1.5
-    return Run(tenants, rates, memory, Counters(**measured), window_seconds, number)
+    return Run(tenants, rates, memory, Counters(**measured), window_seconds, number, session)
 
 
 def _has_unknown_fields(value: object) -> bool:
