@@ -22,7 +22,7 @@ from gpushare.core.interference.fit import (
     unfitted,
     with_errors,
 )
-from gpushare.core.interference.profile import Lacking
+from gpushare.core.interference.profile import LACKINGS, Lacking
 
 
 def main(path: str, seeds: list[str]) -> None:
@@ -38,11 +38,11 @@ def main(path: str, seeds: list[str]) -> None:
             training, held = split_workloads(sets, fold, names)
             model = fitted(unfitted(data, sets, 1), sets, training, seed=1, members=MEMBERS, done=lambda _: None)
             folds.append((model, held, predicted(model, sets, held), predicted_poorer(model, sets, held)))
-        rows = {what: [] for what in Lacking}
+        rows = {what: [] for what in LACKINGS}
         for fold, (model, held, _, _) in enumerate(folds):
             others = [each for other, each in enumerate(folds) if other != fold]
             known = [pair for _, ats, said, _ in others for pair in zip(ats, said, strict=True)]
-            poorer = {what: [pair for *_, less in others for pair in less[what]] for what in Lacking if what}
+            poorer = {what: [pair for *_, less in others for pair in less[what]] for what in LACKINGS if what}
             calibrated = with_errors(model, sets, known, poorer)
             said = {Lacking.NOTHING: zip(held, predicted(calibrated, sets, held), strict=True)}
             said |= predicted_poorer(calibrated, sets, held)

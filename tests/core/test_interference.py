@@ -1,6 +1,7 @@
 """The interference model on small synthetic sets with a known law, and the shipped artefact."""
 
 import dataclasses
+import itertools
 import json
 import time
 
@@ -28,11 +29,15 @@ from gpushare.core.interference import (
 from gpushare.core.interference.evaluate import Protocol, _choices, _Judged, evaluate, spearman
 from gpushare.core.interference.fit import fit_model, fitted, sets_of, split_workloads, unfitted, with_errors
 from gpushare.core.interference.profile import (
-    FILLED,
+    CAP_FEATURES,
+    LACKINGS,
+    PROBE_FEATURES,
+    PROBES,
     Lacking,
     capped_vector,
     features,
     knows_caps,
+    knows_probes,
     lacking,
     without,
 )
@@ -312,19 +317,34 @@ def test_ten_thousand_sets_are_predicted_within_a_small_part_of_a_second():
     assert time.process_time() - began < 0.2
 
 
-def test_a_profile_that_lacks_something_gets_a_wider_interval_and_the_law_alone_decides_the_rest():
-    model = dataclasses.replace(default_model(), lacking=(1.0, 1.2, 1.5, 2.0))
+def test_a_profile_that_lacks_something_has_an_interval_of_its_own_and_the_law_alone_decides_the_rest():
+    shipped = default_model()
+    bounds = (
+        np.broadcast_to([-0.1, 0.1], shipped.errors.shape)
+        * (1 + np.arange(len(LACKINGS)))[:, None, None, None, None]
+    )
+    model = dataclasses.replace(shipped, errors=bounds)
     full = Profile(
         Counters(sm_util=0.8, sm_occupancy=0.3, integer_util=0.1, dram_bw_util=0.2, graphics_util=1.0),
-        100.0, 1000, {50: 0.6}, {50: Counters(sm_util=0.45)},
+        100.0, 1000, {50: 0.6}, {50: Counters(sm_util=0.45)}, dict.fromkeys(PROBES, (0.6, 0.5)),
     )  # fmt: skip
-    assert [lacking(without(full, what)) for what in Lacking] == list(Lacking)
-    poorer = without(full, Lacking.COUNTERS)
-    narrow = dataclasses.replace(model, lacking=(1.0, 1.0, 1.0, 1.0)).predict([(poorer, 50), (full, 50)])
-    wide = model.predict([(poorer, 50), (full, 50)])
-    assert [each.progress for each in wide] == [each.progress for each in narrow]
-    assert all(a.upper - a.lower >= b.upper - b.lower for a, b in zip(wide, narrow, strict=True))
-    assert sum(a.upper - a.lower for a in wide) > sum(b.upper - b.lower for b in narrow)
+    assert [lacking(without(full, what)) for what in LACKINGS] == list(LACKINGS)
+    for one, other in itertools.product(LACKINGS, repeat=2):
+        pair = [(without(full, one), 50), (without(full, other), 50)]
+        said = model.predict(pair)
+        assert [each.progress for each in said] == [each.progress for each in shipped.predict(pair)]
+        for each in said:
+            assert each.lower == pytest.approx(max(0.0, each.progress - 0.1 * (1 + (one | other))))
+
+
+def test_caps_that_keep_tenants_apart_have_intervals_of_their_own():
+    shipped = default_model()
+    bounds = np.zeros(shipped.errors.shape)
+    bounds[:, 0, ..., 0], bounds[:, 1, ..., 0] = -0.2, -0.1
+    model = dataclasses.replace(shipped, errors=bounds)
+    for caps, width in (((50, 50), 0.1), ((60, 50), 0.2), ((34, 33, 33), 0.1), ((50, 25, 50), 0.2)):
+        said = model.predict([(profile(0.5), cap) for cap in caps])
+        assert [each.progress - each.lower for each in said] == pytest.approx([width] * len(caps), abs=1e-6)
 
 
 def test_counters_under_caps_that_were_not_measured_are_filled_by_what_other_programs_show(fitted_model):
@@ -336,15 +356,71 @@ def test_counters_under_caps_that_were_not_measured_are_filled_by_what_other_pro
     pair = [(sets.profiles[3], 100), (known, 100)]
     told, guessed = model.predict(pair), model.predict([pair[0], (poorer, 100)])
     assert guessed[1].progress == pytest.approx(told[1].progress, abs=0.1)
-    ignored = dataclasses.replace(model, fill=np.full_like(model.fill, 4.0))
+    fill = dataclasses.replace(model.fill, caps=np.full_like(model.fill.caps, 4.0))
+    ignored = dataclasses.replace(model, fill=fill)
     assert ignored.predict(pair) == told
     assert ignored.predict([pair[0], (poorer, 100)]) != guessed
 
 
+def probed(name: str = "w") -> list[dict[str, object]]:
+    """Solo runs of one workload and of the probes, and the workload beside each: it keeps 0.5, the probe 0.25."""
+    device = {"sm_util": 0.8, "sm_occupancy": 0.3, "integer_util": 0.1, "dram_bw_util": 0.2, "graphics_util": 1.0}
+    alone = {name: 10.0, **dict.fromkeys(PROBES, 100.0)}
+    lines = []
+    for who in ([name], *([probe] for probe in PROBES), *([name, probe] for probe in PROBES)):
+        tenants = [{"workload": each, "thread_percentage": 100} | ({"probe": True} if each in PROBES else {})
+                   for each in who]  # fmt: skip
+        kept = [1.0] if len(who) == 1 else [0.5, 0.25]
+        rates = [alone[each] * part for each, part in zip(who, kept, strict=True)]
+        lines.append({"tenants": tenants, "iterations_per_s": rates, "device": device, "window_s": 1.0})
+    return lines
+
+
+def test_runs_beside_probes_belong_to_the_profile_and_are_no_sets():
+    header = {"schema": "gpushare.io/colocation/v1", "gpu_model": "G", "driver": "1", "mechanism": "mps"}
+    data = parse(json.dumps(line) for line in [header, *probed()])
+    assert data.notes() == ()
+    assert list(data.solo) == ["w"]
+    assert list(data.shared_runs()) == []
+    found = profile_of(data, "w")
+    assert found.probes == dict.fromkeys(PROBES, (0.5, 0.25))
+    assert lacking(found) == Lacking.CAP_CURVE
+    sets = sets_of(data)
+    assert sets.workloads == ("w",)
+    assert sets.beside == tuple((0, row, 0.5, 0.25) for row in range(len(PROBES)))
+
+
+def test_what_a_workload_does_beside_a_probe_decides_and_is_filled_where_it_was_not_measured():
+    model = default_model()
+    counters = Counters(sm_util=0.9, sm_occupancy=0.5, integer_util=0.1, dram_bw_util=0.3, graphics_util=1.0)
+    strong, weak = (
+        Profile(counters, 300.0, 1000, probes=dict.fromkeys(PROBES, both)) for both in ((0.9, 0.1), (0.1, 0.9))
+    )
+    other = profile(0.9, 0.3)
+    said = {who: model.predict([(each, 100), (other, 100)]) for who, each in (("strong", strong), ("weak", weak))}
+    assert said["strong"][0].progress > said["weak"][0].progress + 0.1
+    assert said["strong"][1].progress < said["weak"][1].progress
+    unmeasured = dataclasses.replace(strong, probes={PROBES[0]: (0.9, 0.1)})
+    assert not knows_probes(unmeasured)
+    assert model.predict([(unmeasured, 100), (other, 100)]) == model.predict(
+        [(dataclasses.replace(strong, probes={}), 100), (other, 100)]
+    )
+
+
+def test_a_dataset_without_probes_gives_a_model_that_takes_no_notice_of_them(fitted_model):
+    _, sets, model = fitted_model
+    known = sets.profiles[-1]
+    beside = dataclasses.replace(known, probes=dict.fromkeys(PROBES, (0.9, 0.1)))
+    assert not model.fill.probes.any()
+    assert model.predict([(known, 100), (known, 100)])[0].progress == pytest.approx(
+        model.predict([(beside, 100), (known, 100)])[0].progress, abs=0.1
+    )
+
+
 def test_the_gap_between_kernels_is_told_apart_where_the_counter_is_nearly_full():
-    cap = 1.0
+    cap, before = 1.0, -CAP_FEATURES - PROBE_FEATURES - 1
     short, long = (features(profile(sm), cap) for sm in (0.92, 0.97))
-    assert np.abs(short[-FILLED - 1] - long[-FILLED - 1]) > 0.4
+    assert np.abs(short[before] - long[before]) > 0.4
 
 
 def test_intervals_of_poorer_profiles_are_calibrated_where_they_err():
@@ -354,9 +430,10 @@ def test_intervals_of_poorer_profiles_are_calibrated_where_they_err():
     model = fitted(unfitted(data, sets, 3), sets, everything, seed=3, members=1, done=lambda _: None)
     exact = [(at, np.array([[true, true, true] for true in sets.progress[at]])) for at in everything]
     off = [(at, said - 0.2) for at, said in exact]
-    calibrated = with_errors(model, sets, exact, {Lacking.COUNTERS: off})
-    assert calibrated.lacking[Lacking.COUNTERS] > 1
-    assert calibrated.lacking[Lacking.BOTH] == 1
+    errors = with_errors(model, sets, exact, {Lacking.COUNTERS: off}).errors
+    assert errors[Lacking.COUNTERS] == pytest.approx(np.full_like(errors[Lacking.COUNTERS], 0.2))
+    assert not errors[Lacking.COUNTERS | Lacking.CAP_CURVE].any()
+    assert not errors[Lacking.NOTHING].any()
 
 
 def test_sets_predicted_in_parts_are_those_predicted_at_once():

@@ -103,6 +103,10 @@ def evaluation(
     ] = Protocol.AS_IS,
     model: ModelFile = None,
     seed: Annotated[int, typer.Option(help="Of the folds, the fits and the random matchings.")] = 1,
+    probed: Annotated[
+        bool,
+        typer.Option("--probed", help="Judge only sets of workloads that were all measured beside the probes."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Predict measured runs and print the errors by number of tenants, beside the baselines."""
@@ -113,6 +117,8 @@ def evaluation(
         raise UsageError(
             f"{dataset}: no run of several tenants with usable solo runs at 100% ({why or 'none at all'})"
         )
+    if probed and not sets.probed():
+        raise UsageError(f"{dataset}: in no run of several tenants were all measured beside the probes")
     notes = list(sets.notes)
     if data.mechanism is not Mechanism.MPS:
         notes.append(f"the runs shared the GPU by {data.mechanism}, the model is of MPS")
@@ -128,7 +134,7 @@ def evaluation(
         task = bar.add_task("fitting", visible=protocol is not Protocol.AS_IS)
         result = evaluate(
             sets, chosen, protocol, seed=seed, members=MEMBERS,
-            done=lambda n, total: bar.update(task, completed=n, total=total),
+            done=lambda n, total: bar.update(task, completed=n, total=total), probed=probed,
         )  # fmt: skip
     by_size = result.by_tenants
     if as_json:

@@ -10,6 +10,7 @@ import torch
 
 from gpushare.calibration.suite import cuda_kernels
 from gpushare.calibration.workload import Stage, Step, Workload
+from gpushare.core.interference.profile import PROBES
 
 
 def _memory(stage: Stage) -> Step:
@@ -20,9 +21,9 @@ def _memory(stage: Stage) -> Step:
 
 WORKLOADS: Final = (
     # Four full waves of blocks of some 45 us: competes for SMs with blocks that come and go.
-    Workload("probe-compute", cuda_kernels.spin(132 * 32, 256, 2000, 1), needs_cuda=True),
+    Workload(PROBES[0], cuda_kernels.spin(132 * 32, 256, 2000, 1), needs_cuda=True),
     # Copies of 128 MiB: competes for DRAM bandwidth.
-    Workload("probe-memory", _memory, needs_cuda=True),
+    Workload(PROBES[1], _memory, needs_cuda=True),
     # Sixteen kernels of one small block an SM and some microseconds: shows how long others hold the SMs.
-    Workload("probe-short", cuda_kernels.spin(132, 128, 400, 16), in_flight=0, needs_cuda=True),
+    Workload(PROBES[2], cuda_kernels.spin(132, 128, 400, 16), in_flight=0, needs_cuda=True),
 )

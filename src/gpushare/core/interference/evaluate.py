@@ -23,7 +23,7 @@ from gpushare.core.interference.fit import (
     with_errors,
 )
 from gpushare.core.interference.model import InterferenceModel
-from gpushare.core.interference.profile import Array, Lacking
+from gpushare.core.interference.profile import LACKINGS, Array
 
 _MATCHINGS: Final = 200  # random ones that the mean is taken over
 _CHOICES: Final = 3  # cap combinations of one set from which choosing caps can be judged
@@ -100,13 +100,17 @@ def evaluate(
     seed: int,
     members: int,
     done: Callable[[int, int], None],
+    probed: bool = False,
 ) -> Evaluation:
-    """Judge a model on sets.
+    """Judge a model on sets; `probed` only on those whose every workload was measured beside the probes.
 
     `as-is` takes the model as it is; the others fit anew on parts, five times, and judge on the rest. The
     intervals are then those of the other four parts.
     """
     judged = _judged(sets, model, protocol, seed=seed, members=members, done=done)
+    if probed:
+        chosen = sets.probed()
+        judged = [each for each in judged if each.at in chosen]
     return Evaluation(_scores(sets, judged), _choices(sets, judged, seed))
 
 
@@ -173,7 +177,7 @@ def _crossed(
     for fold, (model, held, _, _) in enumerate(folds):
         others = [each for other, each in enumerate(folds) if other != fold]
         elsewhere = [pair for _, ats, said, _ in others for pair in zip(ats, said, strict=True)]
-        poorer = {what: [pair for *_, less in others for pair in less[what]] for what in Lacking if what}
+        poorer = {what: [pair for *_, less in others for pair in less[what]] for what in LACKINGS if what}
         calibrated = with_errors(model, sets, elsewhere, poorer)
         judged += [
             _judge(calibrated, sets, at, said)

@@ -7,25 +7,33 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.dataset import Dataset
+from gpushare.core.dataset import Dataset, mean_counters
 from gpushare.core.interference import baselines
 from gpushare.core.interference.model import (
     COVERAGE,
     KEPT_EDGES,
     SIZES,
+    Fill,
     InterferenceModel,
+    are_apart,
+    errors_shape,
     standardised,
     with_one,
 )
 from gpushare.core.interference.profile import (
+    CAP_FEATURES,
     CONSERVED,
-    FILLED,
+    LACKINGS,
+    PROBE_FEATURES,
+    PROBES,
     Array,
     Lacking,
     Profile,
     ProfileError,
     cap_progress,
     feature_table,
+    knows_caps,
+    knows_probes,
     profile_of,
     uses,
     vector,
@@ -33,14 +41,14 @@ from gpushare.core.interference.profile import (
 )
 from gpushare.core.interference.training import Cells, batches_of, fit_parameters
 
-MEMBERS: Final = 2
+MEMBERS: Final = 3
 FOLDS: Final = 5  # every fifth workload is never seen in fitting
 # Predictions of sets (position, tenants x 3) whose profiles lack something.
 Poorer = dict[Lacking, list[tuple[int, Array]]]
-_LEAST_BOUND: Final = 0.005  # progress
 # Copies on GPUs of any generation reach more than this part of the data sheet's bandwidth: where no program of a
 # dataset does, none filled the bus, and the dataset does not show how much it holds.
 _LEAST_CAPACITY: Final = 0.8
+_LEAST_SCALE: Final = 0.02
 _FILL_RIDGE: Final = 0.1  # least error on workloads left out, of 0.0001 to 0.3
 _FEWEST: Final = 25  # errors in a stratum below which it borrows from all sizes
 
@@ -54,6 +62,8 @@ class Sets:
         cells: (workload position, thread percentage) of each distinct tenant.
         index: each set's rows of cells; progress: measured, aligned.
         notes: one sentence for each workload or run that was left out.
+        probes: profiles of the probes themselves.
+        beside: (row of cells, row of probes, progress of the workload, of the probe) of each workload and probe.
     """
 
     workloads: tuple[str, ...]
@@ -62,10 +72,17 @@ class Sets:
     index: tuple[tuple[int, ...], ...]
     progress: tuple[tuple[float, ...], ...]
     notes: tuple[str, ...]
+    probes: tuple[Profile, ...] = ()
+    beside: tuple[tuple[int, int, float, float], ...] = ()
 
     def names(self, position: int) -> tuple[str, ...]:
         """The workloads of one set."""
         return tuple(self.workloads[self.cells[cell][0]] for cell in self.index[position])
+
+    def probed(self) -> set[int]:
+        """Positions of the sets whose every workload was measured beside the probes."""
+        known = [knows_probes(profile) for profile in self.profiles]
+        return {at for at, cells in enumerate(self.index) if all(known[self.cells[cell][0]] for cell in cells)}
 
     def caps(self, position: int) -> tuple[int, ...]:
         """The thread percentages of one set."""
@@ -76,7 +93,7 @@ def sets_of(dataset: Dataset) -> Sets:
     """Profiles and shared runs of a dataset, with what had to be left out."""
     profiles: dict[str, Profile] = {}
     notes = list(dataset.notes())
-    everyone = sorted({tenant.workload for run in dataset.runs for tenant in run.tenants})
+    everyone = sorted({tenant.workload for run in dataset.runs for tenant in run.tenants if not tenant.probe})
     for name in everyone:
         try:
             profiles[name] = profile_of(dataset, name)
@@ -95,14 +112,29 @@ def sets_of(dataset: Dataset) -> Sets:
         progress.append(measured)
     if left:
         notes.append(f"{left} runs skipped: a tenant has no usable profile")
+    probes = _probes(dataset)
+    beside = [
+        (cells.setdefault((place[name], 100), len(cells)), row, *both[probe])
+        for name, both in sorted(dataset.probed.items())
+        for row, probe in enumerate(probes)
+        if name in place and probe in both
+    ]
     return Sets(
-        tuple(names),
-        tuple(profiles[name] for name in names),
-        tuple(cells),
-        tuple(index),
-        tuple(progress),
-        tuple(notes),
-    )
+        tuple(names), tuple(profiles[name] for name in names), tuple(cells), tuple(index), tuple(progress),
+        tuple(notes), tuple(probes.values()), tuple(beside),
+    )  # fmt: skip
+
+
+def _probes(dataset: Dataset) -> dict[str, Profile]:
+    """The probes' own profiles, as far as they were measured alone."""
+    found = {}
+    for probe in PROBES:
+        runs = [run for run in dataset.runs if run.is_solo and run.tenants[0].workload == probe]
+        counters = mean_counters([run.counters for run in runs])
+        if counters.sm_util is not None:
+            rate = sum(run.iterations_per_s[0] for run in runs) / len(runs)
+            found[probe] = Profile(counters, rate)
+    return found
 
 
 def fit_model(
@@ -122,7 +154,7 @@ def fit_model(
     total = (FOLDS + 1) * members
     bare = _bare(dataset, sets, seed, source)
     predictions: list[tuple[int, Array]] = []
-    poorer: Poorer = {what: [] for what in Lacking if what}
+    poorer: Poorer = {what: [] for what in LACKINGS if what}
     for fold in range(FOLDS):
         training, held = split_workloads(sets, fold)
         model = fitted(
@@ -164,15 +196,25 @@ def fitted(
     done: Callable[[int], None],
 ) -> InterferenceModel:
     """The model fitted on some of the sets, intervals left as they are."""
-    inputs, alone = feature_table(
-        [sets.profiles[who] for who, _ in sets.cells], [cap / 100 for _, cap in sets.cells]
-    )
+    profiles = [*(sets.profiles[who] for who, _ in sets.cells), *sets.probes]
+    programs = [*(who for who, _ in sets.cells), *range(len(sets.profiles), len(sets.profiles) + len(sets.probes))]
+    caps = np.array([*(cap / 100 for _, cap in sets.cells), *[1.0] * len(sets.probes)])
+    inputs, alone = feature_table(profiles, caps.tolist())
     used = sorted({cell for at in training for cell in sets.index[at]})
-    mean, scale = inputs[used].mean(axis=0), inputs[used].std(axis=0) + 0.02
-    caps = np.array([cap / 100 for _, cap in sets.cells])
-    batches = batches_of([sets.index[at] for at in training], [sets.progress[at] for at in training])
-    drawn = uses([sets.profiles[who] for who, _ in sets.cells], caps.tolist()) / np.array(bare.capacity)[:, None]
-    cells = Cells(standardised(inputs, mean, scale), caps, alone, drawn)
+    mean, scale = _standard(inputs, used, profiles)
+    fill = _fill(inputs[used], [profiles[at] for at in used], caps[used].tolist(), mean, scale)
+    completed = fill.complete(standardised(inputs, mean, scale), profiles)
+    drawn = uses(profiles, caps.tolist()) / np.array(bare.capacity)[:, None]
+    cells = Cells(
+        completed, fill.without_probes(completed, range(len(completed))), np.array(programs), caps, alone, drawn
+    )
+    # Beside a probe only workloads that are in the sets to fit on: the others are unseen.
+    seen = {sets.cells[cell][0] for cell in used}
+    beside = [each for each in sets.beside if sets.cells[each[0]][0] in seen]
+    batches = batches_of(
+        [*(sets.index[at] for at in training), *((cell, len(sets.cells) + probe) for cell, probe, _, _ in beside)],
+        [*(sets.progress[at] for at in training), *((own, its) for _, _, own, its in beside)],
+    )
     parameters = []
     for member in range(members):
         parameters.append(fit_parameters(cells, batches, seed + member))
@@ -185,22 +227,42 @@ def fitted(
         for name in baselines.NAMES
     }
     return InterferenceModel(
-        bare.gpu_model, bare.provenance, mean, scale, tuple(parameters), bare.errors,
-        _fill(sets, used, mean, scale), linear, bare.widening,
-        capacity=bare.capacity,
+        bare.gpu_model, bare.provenance, mean, scale, tuple(parameters), bare.errors, fill, linear,
+        bare.widening, capacity=bare.capacity,
     )  # fmt: skip
 
 
-def _fill(sets: Sets, used: Sequence[int], mean: Array, scale: Array) -> Array:
-    """Ridge regression of the features that counters under caps give on those that any profile gives."""
-    profiles = [sets.profiles[sets.cells[cell][0]] for cell in used]
-    caps = [sets.cells[cell][1] / 100 for cell in used]
-    known, _ = feature_table(profiles, caps)
-    poorer = [replace(profile, capped={}) for profile in profiles]
-    poorest = [without(profile, Lacking.CAP_CURVE) for profile in profiles]
-    rows = [standardised(feature_table(each, caps)[0], mean, scale)[:, :-FILLED] for each in (poorer, poorest)]
-    x = with_one(np.vstack(rows))
-    y = np.vstack([standardised(known, mean, scale)[:, -FILLED:]] * 2)
+def _standard(inputs: Array, used: Sequence[int], profiles: Sequence[Profile]) -> tuple[Array, Array]:
+    """Mean and scale of each feature over the tenants to fit on; of a probe's over those measured beside it."""
+    mean, scale = inputs[used].mean(axis=0), inputs[used].std(axis=0) + _LEAST_SCALE
+    probed = inputs[[at for at in used if knows_probes(profiles[at])], -PROBE_FEATURES:]
+    if len(probed):
+        mean[-PROBE_FEATURES:], scale[-PROBE_FEATURES:] = probed.mean(axis=0), probed.std(axis=0) + _LEAST_SCALE
+    return mean, scale
+
+
+def _fill(inputs: Array, profiles: Sequence[Profile], caps: Sequence[float], mean: Array, scale: Array) -> Fill:
+    """Ridge regressions of the features that some profiles lack on the features before them."""
+    end = inputs.shape[1] - PROBE_FEATURES
+    start = end - CAP_FEATURES
+    known = standardised(inputs, mean, scale)
+    whole = [at for at, profile in enumerate(profiles) if knows_caps(profile)]
+    poorer = [replace(profiles[at], capped={}) for at in whole]
+    poorest = [without(profiles[at], Lacking.CAP_CURVE) for at in whole]
+    rows = [
+        standardised(feature_table(each, [caps[at] for at in whole])[0], mean, scale)[:, :start]
+        for each in (poorer, poorest)
+    ]
+    by_caps = _ridge(np.vstack(rows), np.vstack([known[whole, start:end]] * 2))
+    probed = [at for at, profile in enumerate(profiles) if knows_probes(profile)]
+    return Fill(by_caps, _ridge(known[probed, :end], known[probed, end:]))
+
+
+def _ridge(x: Array, y: Array) -> Array:
+    """Coefficients of y on a one and x; zeros without a row."""
+    x = with_one(x)
+    if not len(x):
+        return np.zeros((x.shape[1], y.shape[1]))
     ridge = _FILL_RIDGE * len(x) * np.diag([0.0] + [1.0] * (x.shape[1] - 1))
     return np.asarray(np.linalg.solve(x.T @ x + ridge, x.T @ y))
 
@@ -218,7 +280,7 @@ def predicted(model: InterferenceModel, sets: Sets, positions: Sequence[int]) ->
 
 
 def predicted_poorer(model: InterferenceModel, sets: Sets, positions: Sequence[int]) -> Poorer:
-    """What the model says of these sets when their profiles lack something."""
+    """What the model says of these sets when their profiles lack more than they do."""
     return {
         what: list(
             zip(
@@ -229,7 +291,7 @@ def predicted_poorer(model: InterferenceModel, sets: Sets, positions: Sequence[i
                 strict=True,
             )
         )
-        for what in Lacking
+        for what in LACKINGS
         if what
     }
 
@@ -249,36 +311,33 @@ def predicted_linear(model: InterferenceModel, name: str, sets: Sets, at: int) -
 def with_errors(
     model: InterferenceModel, sets: Sets, predictions: Sequence[tuple[int, Array]], poorer: Poorer
 ) -> InterferenceModel:
-    """Conformal bounds by stratum from predictions of sets with unseen workloads, and how much wider they must be
-    where profiles lack something."""
-    rows = _rows(sets, predictions, Lacking.NOTHING)
-    errors = np.zeros((len(SIZES), len(KEPT_EDGES) + 1, 2))
-    for place, size in enumerate(SIZES):
-        for column in range(len(KEPT_EDGES) + 1):
-            own = [error for s, which, error in rows if which == column and s == size]
-            wide = [error for _, which, error in rows if which == column]
-            chosen = own if len(own) >= _FEWEST else wide or [e for _, _, e in rows]
-            errors[place, column] = _bounds(chosen, len(sets.workloads))
-    wider = [1.0]
-    for what in list(Lacking)[1:]:
-        ratios = [
-            error / min(errors[size - SIZES[0], which, 0], -_LEAST_BOUND) if error < 0
-            else error / max(errors[size - SIZES[0], which, 1], _LEAST_BOUND)
-            for size, which, error in _rows(sets, poorer.get(what, ()), what)
-        ]  # fmt: skip
-        wider.append(max(1.0, round(float(np.quantile(ratios, COVERAGE)), 3)) if ratios else 1.0)
-    return replace(model, errors=errors, lacking=tuple(wider))
+    """Conformal bounds by stratum from predictions of sets with unseen workloads, also of what is said when their
+    profiles lack something. A stratum with few of them borrows: from all sizes, then from all sets."""
+    errors = np.zeros(errors_shape())
+    everything = {Lacking.NOTHING: predictions, **poorer}
+    for what in LACKINGS:
+        rows = _rows(sets, everything.get(what) or predictions, what)
+        for apart, place, column in np.ndindex(errors.shape[1:4]):
+            alike = [each for each in rows if each[2] == column]
+            wide = [each for each in alike if each[0] == apart]
+            own = [each for each in wide if each[1] == place + SIZES[0]]
+            chosen = next((some for some in (own, wide, alike) if len(some) >= _FEWEST), alike or rows)
+            errors[what, apart, place, column] = _bounds([error for *_, error in chosen], len(sets.workloads))
+    return replace(model, errors=errors)
 
 
-def _rows(sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking) -> list[tuple[int, int, float]]:
-    """(size, stratum of the progress kept, measured less predicted) of every tenant of these sets."""
+def _rows(
+    sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking
+) -> list[tuple[int, int, int, float]]:
+    """(caps apart, size, stratum of the progress kept, measured less predicted) of every tenant of these sets."""
     alone = np.array([cap_progress(without(sets.profiles[who], what), cap / 100) for who, cap in sets.cells])
-    rows: list[tuple[int, int, float]] = []
+    rows: list[tuple[int, int, int, float]] = []
     for at, said in predictions:
         size = min(max(len(sets.index[at]), SIZES[0]), SIZES[-1])
+        apart = int(are_apart(np.array(sum(sets.caps(at)) / 100)))
         stratum = np.digitize(said[:, 0] / np.maximum(alone[list(sets.index[at])], 1e-6), KEPT_EDGES)
         rows += [
-            (size, int(which), float(true - guess))
+            (apart, size, int(which), float(true - guess))
             for which, true, guess in zip(stratum, sets.progress[at], said[:, 0], strict=True)
         ]
     return rows
@@ -306,10 +365,10 @@ def _bare(dataset: Dataset, sets: Sets, seed: int, source: bytes) -> Interferenc
         "seed": seed,
     }
     nothing = np.zeros(1)
-    errors = np.zeros((len(SIZES), len(KEPT_EDGES) + 1, 2))
     return InterferenceModel(
-        dataset.gpu_model, provenance, nothing, nothing, (), errors, nothing, capacity=_capacity(dataset)
-    )
+        dataset.gpu_model, provenance, nothing, nothing, (), np.zeros(errors_shape()), Fill(nothing, nothing),
+        capacity=_capacity(dataset),
+    )  # fmt: skip
 
 
 def _capacity(dataset: Dataset) -> tuple[float, ...]:

@@ -11,19 +11,21 @@ import numpy.typing as npt
 from gpushare.core.contention import Load
 from gpushare.core.interference import network
 from gpushare.core.interference.profile import (
+    CAP_FEATURES,
     CONSERVED,
-    FILLED,
+    LACKINGS,
+    PROBE_FEATURES,
     Array,
-    Lacking,
     Profile,
     cap_progress,
     feature_table,
     knows_caps,
+    knows_probes,
     lacking,
     uses,
 )
 
-ARTEFACT_VERSION: Final = 2
+ARTEFACT_VERSION: Final = 3
 _ARTEFACT: Final = "gpushare.io/interference-model"
 COVERAGE: Final = 0.9
 # A lone tenant under a cap: error of interpolating a measured cap curve (docs/interference.md).
@@ -34,8 +36,11 @@ _MOST_PROGRESS: Final = 1.1
 _HOPPER: Final = ("H100", "GH200", "H800", "H20")
 _WIDEN_HOPPER: Final = 1.25
 _WIDEN_OTHER: Final = 1.75
+_FULL: Final = 1.001  # the GPU, and some rounding
 _AT_ONCE: Final = 2048  # sets; more leave a core's cache and take half as long again
-# Strata of the interval: how many tenants, and how much of the progress alone is predicted to be kept.
+# Strata of the interval: what profiles lack, whether the caps keep the tenants' SMs apart, how many tenants, and
+# how much of the progress alone is predicted to be kept.
+APART: Final = 2
 SIZES: Final = (2, 3, 4, 5)
 KEPT_EDGES: Final = (0.15, 0.35, 0.6, 0.8, 0.93)
 _EDGES: Final = np.array(KEPT_EDGES, dtype=np.float32)
@@ -70,19 +75,53 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class TenantTable:
-    """Tenants under their caps, ready to be put into any number of sets; `widening` is of each one's interval."""
+    """Tenants under their caps, ready to be put into any number of sets.
+
+    Attributes:
+        alone: progress alone; caps: 0 to 1; lacks: `Lacking` of each profile.
+    """
 
     pressures: tuple[network.Pressure, ...]
     alone: Array
-    widening: Array
+    caps: Array
+    lacks: npt.NDArray[np.int64]
 
     def with_more(self, more: "TenantTable") -> "TenantTable":
         """This table with the tenants of another, of the same model, behind its own."""
         return TenantTable(
             tuple(a.with_more(b) for a, b in zip(self.pressures, more.pressures, strict=True)),
             np.concatenate([self.alone, more.alone]),
-            np.concatenate([self.widening, more.widening]),
+            np.concatenate([self.caps, more.caps]),
+            np.concatenate([self.lacks, more.lacks]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Linear maps to the features that not every profile has, from a one and the features before them.
+
+    Attributes:
+        caps: 1 + features before them x `CAP_FEATURES`.
+        probes: 1 + features before them x `PROBE_FEATURES`.
+    """
+
+    caps: Array
+    probes: Array
+
+    def complete(self, standard: Array, profiles: Sequence[Profile]) -> Array:
+        """Standardised features (tenants x features) of aligned profiles, with what they lack filled in."""
+        filled = standard.copy()
+        probed = standard.shape[1] - PROBE_FEATURES
+        capped = probed - CAP_FEATURES
+        poor = [at for at, profile in enumerate(profiles) if not knows_caps(profile)]
+        filled[poor, capped:probed] = with_one(filled[poor, :capped]) @ self.caps
+        return self.without_probes(filled, [at for at, each in enumerate(profiles) if not knows_probes(each)])
+
+    def without_probes(self, standard: Array, rows: Sequence[int]) -> Array:
+        """The features of these rows as they would be had no probe been measured."""
+        filled = standard.copy()
+        filled[rows, -PROBE_FEATURES:] = with_one(filled[rows, :-PROBE_FEATURES]) @ self.probes
+        return filled
 
 
 @dataclass(frozen=True)
@@ -90,12 +129,11 @@ class InterferenceModel:
     """A versioned artefact: standardisation, an ensemble of the law's parameters, intervals, provenance.
 
     Attributes:
-        errors: by size stratum and kept stratum, the lower and upper bound of measured less predicted progress.
-        fill: for profiles without counters under caps, the last `FILLED` features from the others, standardised:
-            1 + others x FILLED.
+        errors: by `Lacking`, caps apart or not, size and kept stratum, the lower and upper bound of measured less
+            predicted progress.
+        fill: how the features that a profile lacks follow from those before them, all standardised.
         baselines: coefficients of the linear models that are reported beside this one.
         capacity: by `CONSERVED`, the highest share of that counter that any run of the dataset reached, 0 to 1.
-        lacking: by `Lacking`, how much wider the interval of a set is where a tenant's profile lacks that.
     """
 
     gpu_model: str
@@ -104,26 +142,22 @@ class InterferenceModel:
     scale: Array
     members: tuple[Mapping[str, Array], ...]
     errors: Array
-    fill: Array
+    fill: Fill
     baselines: Mapping[str, Array] = field(default_factory=dict)
     widening: float = 1.0
-    lacking: tuple[float, ...] = (1.0,) * len(Lacking)
     capacity: tuple[float, ...] = (1.0,) * len(CONSERVED)
 
     def table(self, profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> TenantTable:
         """Prepare tenants (aligned profiles and caps, 1 to 100)."""
         caps = [percentage / 100 for percentage in thread_percentages]
         inputs, alone = feature_table(profiles, caps)
-        standard = standardised(inputs, self.mean, self.scale)
-        poor = [at for at, profile in enumerate(profiles) if not knows_caps(profile)]
-        standard[poor, -FILLED:] = with_one(standard[poor, :-FILLED]) @ self.fill
-        standard = standard.astype(np.float32)
+        standard = self.fill.complete(standardised(inputs, self.mean, self.scale), profiles).astype(np.float32)
         row = np.asarray(caps, dtype=np.float32)
         members = [{name: each.astype(np.float32) for name, each in member.items()} for member in self.members]
-        wider = [self.lacking[lacking(profile)] for profile in profiles]
+        lacks = np.array([int(lacking(profile)) for profile in profiles], dtype=np.int64)
         drawn = (uses(profiles, caps) / np.array(self.capacity)[:, None]).astype(np.float32)
         pressures = tuple(network.pressure(member, standard, row, drawn) for member in members)
-        return TenantTable(pressures, alone, np.array(wider))
+        return TenantTable(pressures, alone, np.asarray(caps), lacks)
 
     def predict_sets(self, table: TenantTable, index: npt.NDArray[np.int64]) -> Prediction:
         """Predict sets of tenants: index is sets x places, rows of the table, -1 where a place is empty."""
@@ -138,13 +172,13 @@ class InterferenceModel:
         progress = kept.T * table.alone[rows].T
         sizes = stands.sum(axis=1)
         strata = np.searchsorted(_EDGES, kept.T, side="right")
-        bounds = self.errors[np.clip(sizes, SIZES[0], SIZES[-1])[:, None] - SIZES[0], strata]
+        lacks = np.bitwise_or.reduce(np.where(stands, table.lacks[rows.T], 0), axis=1)
+        apart = are_apart(np.where(stands, table.caps[rows.T], 0.0).sum(axis=1))
+        place = np.clip(sizes, SIZES[0], SIZES[-1]) - SIZES[0]
+        bounds = self.errors[lacks[:, None], apart[:, None], place[:, None], strata]
         bounds[sizes == 1] = (-_ALONE_ERROR, _ALONE_ERROR)
-        wider = self.widening
-        if table.widening.max(initial=1.0) > 1.0:
-            wider = wider * np.where(stands, table.widening[rows.T], 1.0).max(axis=1, keepdims=True)
-        lower = np.clip(progress + wider * bounds[:, :, 0], 0.0, None) * stands
-        upper = np.minimum(progress + wider * bounds[:, :, 1], _MOST_PROGRESS) * stands
+        lower = np.clip(progress + self.widening * bounds[:, :, 0], 0.0, None) * stands
+        upper = np.minimum(progress + self.widening * bounds[:, :, 1], _MOST_PROGRESS) * stands
         return Prediction(progress, np.minimum(lower, progress), np.maximum(upper, progress))
 
     def predict(self, tenants: Sequence[tuple[Profile, int]]) -> tuple[Forecast, ...]:
@@ -196,8 +230,7 @@ class InterferenceModel:
                 "scale": _rounded(self.scale),
                 "members": [{name: _rounded(each) for name, each in member.items()} for member in self.members],
                 "errors": _rounded(self.errors),
-                "fill": _rounded(self.fill),
-                "lacking": list(self.lacking),
+                "fill": {"caps": _rounded(self.fill.caps), "probes": _rounded(self.fill.probes)},
                 "capacity": dict(zip(CONSERVED, self.capacity, strict=True)),
                 "baselines": {name: _rounded(each) for name, each in self.baselines.items()},
             },
@@ -233,25 +266,34 @@ def from_json(text: str) -> InterferenceModel:
             scale=np.array(value["scale"], dtype=float),
             members=tuple({k: np.array(v, dtype=float) for k, v in member.items()} for member in value["members"]),
             errors=np.array(value["errors"], dtype=float),
-            fill=np.array(value["fill"], dtype=float),
+            fill=Fill(*(np.array(value["fill"][name], dtype=float) for name in ("caps", "probes"))),
             baselines={name: np.array(each, dtype=float) for name, each in value["baselines"].items()},
-            lacking=tuple(float(each) for each in value.get("lacking", (1.0,) * len(Lacking))),
             capacity=tuple(float(value["capacity"][name]) for name in CONSERVED),
         )
     except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtefactError(f"the model artefact is damaged ({type(error).__name__}: {error})") from None
     if (
         not model.members
-        or model.errors.shape != (len(SIZES), len(KEPT_EDGES) + 1, 2)
-        or len(model.lacking) != len(Lacking)
+        or model.errors.shape != errors_shape()
         or not all(0 < each <= 1 for each in model.capacity)
-        or model.fill.shape != (1 + len(model.mean) - FILLED, FILLED)
+        or model.fill.caps.shape != (1 + len(model.mean) - PROBE_FEATURES - CAP_FEATURES, CAP_FEATURES)
+        or model.fill.probes.shape != (1 + len(model.mean) - PROBE_FEATURES, PROBE_FEATURES)
         or any(not _is_laws(member, len(model.mean)) for member in model.members)
     ):
         raise ArtefactError(
             "the model artefact is damaged (members, intervals or capacities are not what they must be)"
         )
     return model
+
+
+def errors_shape() -> tuple[int, ...]:
+    """Of `InterferenceModel.errors`."""
+    return len(LACKINGS), APART, len(SIZES), len(KEPT_EDGES) + 1, 2
+
+
+def are_apart(caps: Array) -> npt.NDArray[np.int64]:
+    """1 where the caps of a set, summed, 0 to 1 each, leave every tenant SMs of its own, else 0."""
+    return (np.asarray(caps) <= _FULL).astype(np.int64)
 
 
 def standardised(inputs: Array, mean: Array, scale: Array) -> Array:

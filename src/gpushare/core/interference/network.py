@@ -22,8 +22,8 @@ from typing import Any, Final
 
 import numpy as np
 
-TURNS: Final = 3  # latent kinds of holding and waiting
-RESOURCES: Final = 5  # latent shared resources
+TURNS: Final = 2  # latent kinds of holding and waiting
+RESOURCES: Final = 3  # latent shared resources
 ROUNDS: Final = 4  # of the fixed point; the fifth changes no progress by more than 0.01
 _SMOOTH: Final = 0.05
 _NEWTON: Final = 3  # steps to the stretch of a full resource's time; what they leave is taken from all alike

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import IntFlag
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,8 @@ from gpushare.core.pipes import COUNTERS, Counters
 
 Array = npt.NDArray[np.float64]
 
+# The standard programs that a workload may be measured beside, both uncapped (gpushare.calibration.suite.probes).
+PROBES: Final = ("probe-compute", "probe-memory", "probe-short")
 # Lengths of window below which a profile says too little: GPM needs 100 ms between samples (FACTS 21), and an
 # iteration or two in 0.2 s is a coin toss.
 MIN_WINDOW_SECONDS: Final = 0.2
@@ -40,6 +42,7 @@ class Profile:
         memory_mib: device memory; None when unknown.
         cap_curve: thread percentage -> progress relative to 100%; may be empty.
         capped: thread percentage -> counters at that cap; may be empty.
+        probes: by name of `PROBES`, the workload's progress beside it and the probe's, both uncapped; or empty.
     """
 
     counters: Counters
@@ -47,6 +50,7 @@ class Profile:
     memory_mib: int | None = None
     cap_curve: Mapping[int, float] = field(default_factory=dict)
     capped: Mapping[int, Counters] = field(default_factory=dict)
+    probes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 def profile_of(dataset: Dataset, workload: str) -> Profile:
@@ -79,16 +83,20 @@ def profile_of(dataset: Dataset, workload: str) -> Profile:
         memory_mib=max(memory) if memory else None,
         cap_curve=dataset.cap_curve(workload),
         capped={cap: each for cap, each in capped.items() if each is not None and each.sm_util is not None},
+        probes=dataset.probed.get(workload, {}),
     )
 
 
-class Lacking(IntEnum):
+class Lacking(IntFlag):
     """What a profile lacks that the intervals must make room for."""
 
     NOTHING = 0
     CAP_CURVE = 1
     COUNTERS = 2
-    BOTH = 3
+    PROBES = 4
+
+
+LACKINGS: Final = tuple(Lacking(number) for number in range(8))  # every mixture, in the order of their numbers
 
 
 # Counters that the law leans on and that no other tells (any_tensor_util is a sum of others).
@@ -99,7 +107,10 @@ def lacking(profile: Profile) -> Lacking:
     """What a tenant's profile lacks; a curve without the counters under those caps tells little of it."""
     curve = knows_caps(profile)
     counters = all(getattr(profile.counters, name) is not None for name in _LEANED_ON)
-    return Lacking(Lacking.CAP_CURVE * (not curve) + Lacking.COUNTERS * (not counters))
+    probes = knows_probes(profile)
+    return Lacking(
+        Lacking.CAP_CURVE * (not curve) + Lacking.COUNTERS * (not counters) + Lacking.PROBES * (not probes)
+    )
 
 
 def knows_caps(profile: Profile) -> bool:
@@ -107,10 +118,17 @@ def knows_caps(profile: Profile) -> bool:
     return any(cap < 100 for cap in profile.capped)
 
 
+def knows_probes(profile: Profile) -> bool:
+    """Whether the workload was measured beside every probe."""
+    return all(probe in profile.probes for probe in PROBES)
+
+
 def without(profile: Profile, what: Lacking) -> Profile:
     """The profile as it would be had less been measured; what the intervals of such profiles are judged by."""
     if what & Lacking.CAP_CURVE:
         profile = replace(profile, cap_curve={}, capped={})
+    if what & Lacking.PROBES:
+        profile = replace(profile, probes={})
     if what & Lacking.COUNTERS:
         profile = replace(
             profile,
@@ -212,13 +230,24 @@ def _under_caps(profile: Profile, whole: Array) -> list[float]:
     return numbers
 
 
-FILLED: Final = (
-    10  # the last features, which no profile without counters under caps has; others' profiles fill them
-)
+# Features that not every profile has, at the end in this order; other profiles fill them.
+CAP_FEATURES: Final = 10  # of counters under caps
+PROBE_FEATURES: Final = 4 * len(PROBES)
+_LEAST_BESIDE: Final = 0.02  # progress beside a probe below which differences are noise
+
+
+def _beside_probes(profile: Profile) -> list[float]:
+    """How the workload and each probe get on together, as ratios and as logarithms; zeros where not measured."""
+    if not knows_probes(profile):
+        return [0.0] * PROBE_FEATURES
+    both = [
+        min(max(each, _LEAST_BESIDE), _MAX_CAPPED_PROGRESS) for probe in PROBES for each in profile.probes[probe]
+    ]
+    return [*np.log(both).tolist(), *both]
 
 
 def features(profile: Profile, cap: float) -> Array:
-    """One tenant under a cap (0 to 1) as the network's input; 41 numbers of order one."""
+    """One tenant under a cap (0 to 1) as the network's input; 53 numbers of order one."""
     whole, now, progress = vector(profile.counters), capped_vector(profile, cap), cap_progress(profile, cap)
     busy = max(whole[_GRAPHICS], 0.05)
     running = whole[[_SM, _OCCUPANCY, _TENSOR, _FP32, _INTEGER, _DRAM]] / busy
@@ -240,6 +269,7 @@ def features(profile: Profile, cap: float) -> Array:
             np.clip(np.log10(seconds), -4.0, 0.0),
             np.clip(np.log10(seconds * whole[_SM]), -5.0, 0.0),
             *_under_caps(profile, whole),
+            *_beside_probes(profile),
         ]
     )
 
@@ -260,7 +290,7 @@ def uses(profiles: Sequence[Profile], caps: Sequence[float]) -> Array:
 
 
 def feature_table(profiles: Sequence[Profile], caps: Sequence[float]) -> tuple[Array, Array]:
-    """Features (tenants x 41) and progress alone under the cap (tenants) of aligned profiles and caps."""
+    """Features (tenants x 53) and progress alone under the cap (tenants) of aligned profiles and caps."""
     rows = [features(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
     alone = [cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
     return np.array(rows), np.array(alone)

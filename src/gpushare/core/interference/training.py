@@ -13,10 +13,11 @@ from gpushare.core.interference.tape import Variable
 Array = npt.NDArray[np.float64]
 
 HIDDEN: Final = 16
-STEPS: Final = 250
+STEPS: Final = 600
 _RATE: Final = 0.012
-_DECAY: Final = 2e-3
-_NOISE: Final = 0.10  # on standardised inputs: the next program is never quite like one of these
+_DECAY: Final = 1e-3
+_NOISE: Final = 0.15  # on standardised inputs: the next program is never quite like one of these
+_LOST: Final = 0.15  # of the programs at each step, their probes: not every profile has them
 _ROUNDING: Final = 0.02  # of the absolute error, progress
 
 
@@ -25,11 +26,14 @@ class Cells:
     """Distinct tenants under their caps, aligned.
 
     Attributes:
-        inputs: tenants x features, standardised; caps, alone: tenants; uses: conserved resources x tenants, parts
-            of what the GPU has.
+        inputs: tenants x features, standardised; unprobed: the same had nobody been measured beside probes.
+        programs: which program each tenant is, small numbers; caps, alone: tenants.
+        uses: conserved resources x tenants, parts of what the GPU has.
     """
 
     inputs: Array
+    unprobed: Array
+    programs: npt.NDArray[np.int64]
     caps: Array
     alone: Array
     uses: Array
@@ -71,7 +75,7 @@ def batches_of(index: Sequence[Sequence[int]], progress: Sequence[Sequence[float
 
 
 def fit_parameters(cells: Cells, batches: Sequence[Batch], seed: int) -> dict[str, Array]:
-    """Parameters that minimise the rounded absolute error of progress over the batches.
+    """Parameters that minimise the rounded absolute error of progress, every set alike, over the batches.
 
     The seed decides start and noise.
     """
@@ -86,16 +90,19 @@ def fit_parameters(cells: Cells, batches: Sequence[Batch], seed: int) -> dict[st
     parameters["b2"][2 * network.TURNS] = 1.0
     first = {name: np.zeros_like(each) for name, each in parameters.items()}
     second = {name: np.zeros_like(each) for name, each in parameters.items()}
-    count = float(sum(batch.present.sum() for batch in batches))
+    weights = [(batch.present / batch.present.sum(axis=1, keepdims=True)).T for batch in batches]
+    count = sum(len(batch.index) for batch in batches)
     for step in range(1, STEPS + 1):
         variables = {name: Variable(each) for name, each in parameters.items()}
-        noisy = cells.inputs + _NOISE * chance.normal(size=cells.inputs.shape)
+        lost = chance.random(cells.programs.max() + 1) < _LOST
+        inputs = np.where(lost[cells.programs][:, None], cells.unprobed, cells.inputs)
+        noisy = inputs + _NOISE * chance.normal(size=cells.inputs.shape)
         each_tenant = network.pressure(variables, noisy, cells.caps, cells.uses)
         loss: Any = 0.0
-        for batch in batches:
+        for batch, weight in zip(batches, weights, strict=True):
             kept = network.stretch(each_tenant, batch.index.T, batch.present.T)
             error = (kept * cells.alone[batch.index.T] - batch.progress.T) * batch.present.T
-            loss = loss + np.sqrt(error * error + _ROUNDING**2).sum(axis=1).sum(axis=0)
+            loss = loss + (np.sqrt(error * error + _ROUNDING**2) * weight).sum(axis=1).sum(axis=0)
         loss.backward()
         rate = _RATE * 0.5 * (1 + np.cos(np.pi * step / STEPS)) + 1e-4
         for name, each in parameters.items():
