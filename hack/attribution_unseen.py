@@ -45,7 +45,7 @@ def main() -> None:
     read = parser.parse_args()
     source = read.dataset.read_bytes()
     data = parse(source.splitlines())
-    names = sorted({tenant.workload for run in data.runs for tenant in run.tenants})
+    names = sorted(data.solo)
     by_size: dict[int, list[AttributionScore]] = {}
     for fold in read.folds:
         held = set(names[fold::FOLDS])

@@ -168,8 +168,24 @@ class Reconciler:
         missing = ownership.missing_owners(share, chain)
         references = ownership.references((*missing, *reversed(share.owners)))
         body = {"metadata": {"uid": share.uid, "ownerReferences": references}}
-        changed = await self._api.patch(GPUSHARES, share.name, body, namespace=share.namespace)
-        self.world.put_share(GpuShare.from_object(changed))
+        try:
+            changed = await self._api.patch(GPUSHARES, share.name, body, namespace=share.namespace)
+        except NotFound:
+            self._gone(share)
+            return
+        self._learn(share, changed)
+
+    def _learn(self, share: GpuShare, changed: dict[str, Any]) -> None:
+        """Take up what a write of ours was answered, unless the watch said meanwhile that the object is gone."""
+        known = self.world.shares.get(ShareKey(share.namespace, share.name))
+        if known is not None and known.uid == share.uid:
+            self.world.put_share(GpuShare.from_object(changed))
+
+    def _gone(self, share: GpuShare) -> None:
+        """The API server no longer has it, and the watch may have missed that: its pods look for another."""
+        known = self.world.shares.get(ShareKey(share.namespace, share.name))
+        if known is not None and known.uid == share.uid:
+            self.world.drop_share(share.namespace, share.name)
 
     async def _update(self, key: ShareKey) -> None:
         """Write a GpuShare's status where it changed; figures alone wait for their time."""
@@ -196,10 +212,11 @@ class Reconciler:
                 GPUSHARES, share.name, body, namespace=share.namespace, subresource="status"
             )
         except NotFound:
+            self._gone(share)
             return
         self._written[key] = _Written(self._clock(), share.uid, status)
         self._metrics.status_writes.inc()
-        self.world.put_share(GpuShare.from_object(changed))
+        self._learn(share, changed)
         for reason, note in lifecycle.transitions(before, status):
             await self._tell(changed, reason, note)
 

@@ -417,6 +417,18 @@ def test_a_dataset_without_probes_gives_a_model_that_takes_no_notice_of_them(fit
     )
 
 
+def test_programs_measured_at_100_alone_are_enough_to_fit():
+    data, _ = synthetic()
+    whole = dataclasses.replace(
+        data, runs=tuple(run for run in data.runs if all(t.thread_percentage == 100 for t in run.tenants))
+    )
+    sets = sets_of(whole)
+    assert not any(map(knows_caps, sets.profiles))
+    model = fitted(unfitted(whole, sets, 3), sets, range(len(sets.index)), seed=3, members=1, done=lambda _: None)
+    said = evaluate(sets, model, Protocol.AS_IS, seed=1, members=1, done=lambda *_: None).by_tenants[2]
+    assert said.mae < 0.08
+
+
 def test_the_gap_between_kernels_is_told_apart_where_the_counter_is_nearly_full():
     cap, before = 1.0, -CAP_FEATURES - PROBE_FEATURES - 1
     short, long = (features(profile(sm), cap) for sm in (0.92, 0.97))

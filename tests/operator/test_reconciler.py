@@ -281,3 +281,35 @@ async def test_a_gpushare_deleted_meanwhile_is_no_error(bench: Bench) -> None:
     del bench.api.objects["gpushares", "pod-p"]
     await bench.settle(60)
     assert bench.result("share", "failed") == 0
+
+
+async def test_a_gpushare_deleted_while_its_status_is_written_stays_deleted(bench: Bench) -> None:
+    """The watch's word comes before the answer to the write: the answer must not bring it back for ever."""
+    bench.pod(placed=True)
+    await bench.settle()
+    patch = bench.api.patch
+
+    async def deleted_meanwhile(resource: Resource, name: str, body: Json, **options: Any) -> Json:
+        answer = await patch(resource, name, body, **options)
+        del bench.api.objects["gpushares", name]
+        bench.world.drop_share("shop", name)
+        bench.api.patch = patch  # type: ignore[method-assign]
+        return answer
+
+    bench.api.patch = deleted_meanwhile  # type: ignore[method-assign]
+    bench.world.put_node("n1", {"uid-p": Fares(0.1, 10.0)})
+    await bench.settle(5)
+    assert bench.api.patch is patch, "the write happened"
+    assert bench.api.count("create") == 2, "the pod has a GpuShare again"
+    assert bench.world.share_of_pod("uid-p") is not None
+    assert ("gpushares", "pod-p") in bench.api.objects
+
+
+async def test_a_gpushare_whose_deletion_the_watch_missed_is_given_up(bench: Bench) -> None:
+    bench.pod(placed=True)
+    await bench.settle()
+    del bench.api.objects["gpushares", "pod-p"]
+    bench.world.put_node("n1", {"uid-p": Fares(0.1, 10.0)})
+    await bench.settle(5)
+    assert bench.api.count("create") == 2
+    assert bench.share().status.observed is not None

@@ -14,6 +14,7 @@ from gpushare.core.request import JobClass
 CAPS: Final = (15, 25, 33, 50, 67, 75, 100)
 _MOST_COMBINATIONS: Final = 20_000  # above, tenants of one set are given fewer caps to choose from
 _AUTO_STEP: Final = 5
+_DEVIATIONS: Final = 1.645  # from the middle of a normal's 90% interval to its end
 _AUTO_LEAST: Final = 10
 
 
@@ -22,7 +23,7 @@ class Wish:
     """One tenant to place.
 
     Attributes:
-        max_slowdown: tolerated, 1.0 or more; the cautious bound holds it at the pessimistic end of the interval.
+        max_slowdown: tolerated, 1.0 or more.
     """
 
     profile: Profile
@@ -35,7 +36,7 @@ class Advice:
     """Caps and what to expect of them, aligned with the wishes.
 
     Attributes:
-        within_tolerance: whether every tenant's pessimistic slowdown stays within its tolerance.
+        within_tolerance: whether every tenant's slowdown stays within its tolerance, as `best_caps` judges it.
     """
 
     thread_percentages: tuple[int, ...]
@@ -52,7 +53,8 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
     """Caps that maximise summed progress within every tenant's tolerance (Pan 2021's open question).
 
     Latency tenants run uncapped (DESIGN section 5). When no combination keeps every tolerance, the one that breaks
-    them least is returned with `within_tolerance` False. `cautious` judges tolerance at the lower bound.
+    them least is returned with `within_tolerance` False. `cautious` judges tolerances at what is
+    kept five times of six (`cautiously`), else at what is expected.
     """
     if not wishes:
         return Advice((), (), True)
@@ -64,7 +66,7 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
     index = np.array([[row[at, cap] for at, cap in enumerate(each)] for each in combinations])
     said = model.predict_sets(table, index)
     floors = np.array([1 / wish.max_slowdown for wish in wishes])
-    judged = said.lower if cautious else said.progress
+    judged = cautiously(said.progress, said.lower) if cautious else said.progress
     best = preferred(said.progress, judged, floors)
     return Advice(
         combinations[best],
@@ -74,6 +76,16 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
         ),
         bool((judged[best] >= floors).all()),
     )
+
+
+def cautiously(progress: Array, lower: Array) -> Array:
+    """Progress that is kept five times of six: one standard deviation below the expected, of errors whose 90%
+    interval ends at the lower bound.
+
+    Held against tolerances when caps are chosen; who is let in at all is judged by the bound itself
+    (`gpushare.core.cautious`).
+    """
+    return progress - (progress - lower) / _DEVIATIONS
 
 
 def preferred(progress: Array, judged: Array, floors: Array) -> int:

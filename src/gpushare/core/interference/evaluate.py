@@ -10,7 +10,7 @@ import networkx as nx
 import numpy as np
 
 from gpushare.core.interference import baselines
-from gpushare.core.interference.advice import preferred
+from gpushare.core.interference.advice import cautiously, preferred
 from gpushare.core.interference.fit import (
     FOLDS,
     Sets,
@@ -274,7 +274,8 @@ def _chosen_caps(sets: Sets, said: dict[int, Array]) -> tuple[float, int, int]:
         count += 1
         expected = np.array([said[at] for at in family])
         floors = np.full(expected.shape[1], 1 / TOLERATED_SLOWDOWN)
-        chosen = family[preferred(expected[:, :, 0], expected[:, :, 1], floors)]
+        progress, lower = expected[:, :, 0], expected[:, :, 1]
+        chosen = family[preferred(progress, cautiously(progress, lower), floors)]
         ideal = max(family, key=lambda at: _rank(sets.progress[at]))
         got += sum(sets.progress[chosen])
         best += sum(sets.progress[ideal])

@@ -250,7 +250,9 @@ def _fill(inputs: Array, profiles: Sequence[Profile], caps: Sequence[float], mea
     poorer = [replace(profiles[at], capped={}) for at in whole]
     poorest = [without(profiles[at], Lacking.CAP_CURVE) for at in whole]
     rows = [
-        standardised(feature_table(each, [caps[at] for at in whole])[0], mean, scale)[:, :start]
+        standardised(feature_table(each, [caps[at] for at in whole])[0].reshape(-1, len(mean)), mean, scale)[
+            :, :start
+        ]
         for each in (poorer, poorest)
     ]
     by_caps = _ridge(np.vstack(rows), np.vstack([known[whole, start:end]] * 2))
