@@ -242,7 +242,7 @@ def _choices(sets: Sets, judged: Sequence[_Judged], seed: int) -> Choices:
     ]
     drawn = [_matched(sets, {at: chance.random() for at in truth}, truth) for _ in range(_MATCHINGS)]
     random = float(np.mean(drawn)) / oracle if oracle else float("nan")
-    caps, judged_sets, broken = _chosen_caps(sets, {at: np.mean(each, axis=0) for at, each in tenants.items()})
+    caps, judged_sets, broken = chosen_caps(sets, {at: np.mean(each, axis=0) for at, each in tenants.items()})
     return Choices(ratio[0], random, ratio[1], caps, judged_sets, broken)
 
 
@@ -260,7 +260,7 @@ def _matched(sets: Sets, weights: dict[int, float], truth: dict[int, float]) -> 
     return float(sum(truth[graph.edges[pair]["at"]] for pair in pairs))
 
 
-def _chosen_caps(sets: Sets, said: dict[int, Array]) -> tuple[float, int, int]:
+def chosen_caps(sets: Sets, said: dict[int, Array]) -> tuple[float, int, int]:
     """Choosing among the measured cap combinations of one set: (score, sets, tolerances broken)."""
     families: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for at in said:
