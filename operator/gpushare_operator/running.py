@@ -16,7 +16,7 @@ from gpushare.core.names import MANAGED_SELECTOR
 from gpushare.core.objects import GpuNode, GpuShare
 from gpushare.core.request import JobClass
 from gpushare.core.resolve import AUTO_FRACTION, Defaults
-from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
+from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Change, Json, Reflector, connect
 from gpushare_operator.metrics import Metrics
 from gpushare_operator.reconciler import Reconciler
 
@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 # Far above what one round takes with an API server that answers nothing (30 s a call).
 _STUCK_SECONDS: Final = 300.0
 _METRICS_PORT: Final = 9090
+_RESYNC_SECONDS: Final = 45.0  # how long a deletion that the watch did not bring can go unnoticed
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,8 @@ class Operator:
                 await stack.enter_async_context(reflector)
             self._loop = asyncio.create_task(self._work(), name="reconciler")
             stack.push_async_callback(_cancel, self._loop)
+            resync = asyncio.create_task(self._resync(api, namespaces), name="resync")
+            stack.push_async_callback(_cancel, resync)
             self._serve_metrics(stack)
             self._stack = stack.pop_all()
 
@@ -120,6 +123,25 @@ class Operator:
             "knows %d pods and %d GpuShares", len(self.reconciler.world.pods), len(self.reconciler.world.shares)
         )
         await self.reconciler.run()
+
+    async def _resync(self, api: Api, namespaces: tuple[str | None, ...]) -> None:
+        """Look now and then for GpuShares that are gone without a word: their pods would stay without one."""
+        assert self.reconciler is not None
+        world = self.reconciler.world
+        while True:
+            await asyncio.sleep(_RESYNC_SECONDS)
+            before = dict(world.shares)
+            try:
+                lists = [await api.list(GPUSHARES, GpuShare.from_object, namespace=each) for each in namespaces]
+            except ApiError as error:
+                _log.warning("GpuShares not listed, again in %.0f s: %s", _RESYNC_SECONDS, error)
+                continue
+            there = {share.uid for listed in lists for share in listed.items}
+            for key, share in before.items():
+                now = world.shares.get(key)
+                if share.uid not in there and now is not None and now.uid == share.uid:
+                    _log.warning("GpuShare %s/%s is gone and no watch said so", key.namespace, key.name)
+                    world.drop_share(key.namespace, key.name)
 
     def health(self) -> str:
         """One word when the loop goes round.
