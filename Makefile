@@ -41,8 +41,8 @@ test-gpu: venv ## The tests that need an NVIDIA GPU
 .PHONY: bench
 bench: venv ## The extender's latency at 5,000 nodes, and pods per second through the real kube-scheduler
 	@hack/cluster tools
-	$(BIN)/python hack/bench latency
-	$(BIN)/python hack/bench throughput
+	$(BIN)/python -m bench latency
+	$(BIN)/python -m bench throughput
 
 .PHONY: demo
 demo: venv ## A local cluster with two simulated GPUs, gpushare, sample pods, and the table of who shares what

@@ -7,13 +7,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.hardware import Devices, GpuHealth
-from gpushare.core.objects import GpuNodeStatus
-from gpushare.core.simulated import parse_simulated
+from gpushare.core.api.objects import GpuNodeStatus
+from gpushare.core.gpu.devices import Devices, GpuHealth
 from gpushare.devices import SimulatedDevices
 from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
 from gpushare.kube import Api, connect
 from gpushare.mps.status import GateStatus
+from gpushare.twin.gpus import parse_simulated
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.cluster import Cluster
 from gpushare_deviceplugin.decisions import DecisionWriter

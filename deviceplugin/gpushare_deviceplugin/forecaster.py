@@ -1,7 +1,7 @@
 """`python -m gpushare_deviceplugin.forecaster`: the shipped interference model's word, then the end.
 
 Standard input: a JSON list of `{"gpu_model": ..., "loads": [Load, ...]}`. Standard output: for each, a list with
-`[mean, error]` or null for each load (`gpushare.core.attribution.Prior`).
+`[mean, error]` or null for each load (`gpushare.core.progress.attribution.Prior`).
 """
 
 import os
@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core.attribution import Load
-from gpushare.core.expectation import expectation
-from gpushare.core.pipes import Counters
+from gpushare.core.gpu.pipes import Counters
+from gpushare.core.progress.attribution import Load
+from gpushare.core.progress.prior import expectation
 from gpushare.data import default_model
 
 NICENESS: Final = 10  # nobody waits for the answer

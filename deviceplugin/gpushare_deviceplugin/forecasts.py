@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core.attribution import Load, Prior
+from gpushare.core.progress.attribution import Load, Prior
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from typing import Final, Protocol
 
 from grpclib.client import Channel
 
-from gpushare.core import names
-from gpushare.core.decision import Decision
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
 from gpushare_deviceplugin import podresources_pb2
 from gpushare_deviceplugin.allocation import shares_by_gpu
 from gpushare_deviceplugin.podresources_grpc import PodResourcesListerStub

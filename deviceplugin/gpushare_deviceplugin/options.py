@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.names import HOST_DIRECTORY
-from gpushare.core.settings import options_of
+from gpushare.core.api.names import HOST_DIRECTORY
+from gpushare.runtime.options import options_of
 from gpushare_deviceplugin.allocation import DeviceListStrategy
 
 DEFAULT_METRICS_PORT: Final = 9400

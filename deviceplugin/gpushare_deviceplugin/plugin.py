@@ -10,7 +10,7 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from grpclib.server import Stream
 
-from gpushare.core.rejection import Rejection
+from gpushare.core.api.rejection import Rejection
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import (
     ContainerGrant,

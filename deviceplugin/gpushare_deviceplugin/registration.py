@@ -11,7 +11,7 @@ from grpclib.client import Channel
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from grpclib.server import Server
 
-from gpushare.core import names
+from gpushare.core.api import names
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.api_grpc import RegistrationStub
 from gpushare_deviceplugin.plugin import DevicePlugin, options

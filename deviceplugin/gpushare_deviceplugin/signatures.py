@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpushare.core.hardware import GpuSample
-from gpushare.core.objects import GpuShareStatus, Profile
-from gpushare.core.pipes import COUNTERS, Counters
-from gpushare.core.schema import from_json
-from gpushare.core.windows import replaces
+from gpushare.core.api.objects import GpuShareStatus, Profile
+from gpushare.core.api.schema import from_json
+from gpushare.core.control.windows import replaces
+from gpushare.core.gpu.devices import GpuSample
+from gpushare.core.gpu.pipes import COUNTERS, Counters
 from gpushare_deviceplugin.pods import ManagedPod
 
 MIN_SECONDS: Final = 5.0  # of running alone, before what was seen counts as a signature

@@ -10,7 +10,7 @@ from typing import Any
 
 import kopf
 
-from gpushare.core import names
+from gpushare.core.api import names
 from gpushare.kube import ApiError
 from gpushare_operator.running import Environment, Operator
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gpushare.core.objects import Phase
+from gpushare.core.api.objects import Phase
 
 
 class Metrics:

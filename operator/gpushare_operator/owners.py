@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpushare.core import ownership
-from gpushare.core.objects import OwnerReference
+from gpushare.core.admission import ownership
+from gpushare.core.api.objects import OwnerReference
 from gpushare.kube import Api, Forbidden, NotFound, Resource
 
 _log = logging.getLogger(__name__)

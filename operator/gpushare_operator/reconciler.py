@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from gpushare.core import lifecycle, ownership
-from gpushare.core.lifecycle import PodFacts
-from gpushare.core.objects import GpuShare, GpuShareStatus, OwnerReference
-from gpushare.core.schema import to_json
+from gpushare.core.admission import ownership
+from gpushare.core.api.objects import GpuShare, GpuShareStatus, OwnerReference
+from gpushare.core.api.schema import to_json
+from gpushare.core.control import lifecycle
+from gpushare.core.control.lifecycle import PodFacts
 from gpushare.kube import (
     GPUSHARES,
     PODS,

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 from prometheus_client import start_http_server
 
-from gpushare.core.lifecycle import Fares, PodFacts, Settings, fares_of
-from gpushare.core.names import MANAGED_SELECTOR
-from gpushare.core.objects import GpuNode, GpuShare
-from gpushare.core.request import JobClass
-from gpushare.core.resolve import AUTO_FRACTION, Defaults
+from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults
+from gpushare.core.api.names import MANAGED_SELECTOR
+from gpushare.core.api.objects import GpuNode, GpuShare
+from gpushare.core.api.request import JobClass
+from gpushare.core.control.lifecycle import Fares, PodFacts, Settings, fares_of
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Change, Json, Reflector, connect
 from gpushare_operator.metrics import Metrics
 from gpushare_operator.reconciler import Reconciler

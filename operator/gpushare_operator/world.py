@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpushare.core.lifecycle import Fares, PodFacts
-from gpushare.core.objects import GpuShare
+from gpushare.core.api.objects import GpuShare
+from gpushare.core.control.lifecycle import Fares, PodFacts
 
 K = TypeVar("K")
 V = TypeVar("V")

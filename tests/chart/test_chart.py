@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpushare.core import names
+from gpushare.core.api import names
 from gpushare.extender import options as extender_options
 from gpushare.mps import host as mps_host
 from gpushare_deviceplugin import options as agent_options

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gpushare.core import names
-from gpushare.core.hardware import Health
-from gpushare.core.objects import Ceilings, GpuNodeStatus, GpuStatus, MpsState, MpsStatus, Tenant, Utilization
-from gpushare.core.schema import to_json
+from gpushare.core.api import names
+from gpushare.core.api.objects import Ceilings, GpuNodeStatus, GpuStatus, MpsState, MpsStatus, Tenant, Utilization
+from gpushare.core.api.schema import to_json
+from gpushare.core.gpu.devices import Health
 
 ApiServer = Any  # conftest's, which importlib mode does not let a test module import
 PodObject = Any

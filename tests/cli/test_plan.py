@@ -10,10 +10,10 @@ from gpushare.cli import root
 from gpushare.cli.errors import UsageError
 from gpushare.cli.live import cluster_of
 from gpushare.cli.snapshot import save
-from gpushare.core import names
-from gpushare.core.decision import Decision
-from gpushare.core.hardware import Health
-from gpushare.core.objects import GpuNode, GpuNodeStatus, GpuStatus
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuStatus
+from gpushare.core.gpu.devices import Health
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n"
 PODS = (

@@ -5,9 +5,9 @@ import io
 from rich.console import Console
 
 from gpushare.cli.top import render, rows
-from gpushare.core import names
-from gpushare.core.decision import Decision
-from gpushare.core.objects import GpuNode, GpuNodeStatus, GpuShare, GpuStatus, Tenant
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuShare, GpuStatus, Tenant
 
 NODE = GpuNode(
     "node-a",

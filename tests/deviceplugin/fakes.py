@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from gpushare.core import names
-from gpushare.core.objects import GpuNodeStatus
-from gpushare.core.schema import from_json
+from gpushare.core.api import names
+from gpushare.core.api.objects import GpuNodeStatus
+from gpushare.core.api.schema import from_json
 from gpushare_deviceplugin import api_pb2, podresources_pb2
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 

@@ -18,13 +18,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
 from tests.deviceplugin.fakes import FakeApi, FakeKubelet, PluginStub, raw_pod
 
-from gpushare.core import names
-from gpushare.core.hardware import Health
-from gpushare.core.pipes import Counters
-from gpushare.core.simulated import parse_simulated
+from gpushare.core.api import names
+from gpushare.core.gpu.devices import Health
+from gpushare.core.gpu.pipes import Counters
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_atomically, write_status
 from gpushare.mps.status import ClientStatus, GateStatus, MpsState, SelfTest, SelfTestResult
-from gpushare.mps.twin.state import TwinState, state_path
+from gpushare.twin.gpus import parse_simulated
+from gpushare.twin.mps.state import TwinState, state_path
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import device_ids
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
-from gpushare.core.attribution import Prior
-from gpushare.core.hardware import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.core.objects import Ceilings, GpuNodeStatus, MpsState, Profile
-from gpushare.core.pipes import Counters
+from gpushare.core.api.objects import Ceilings, GpuNodeStatus, MpsState, Profile
+from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.core.gpu.pipes import Counters
+from gpushare.core.progress.attribution import Prior
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
     ClientStatus,

@@ -10,8 +10,8 @@ import grpc
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, PluginStub, Sleeper, make_pod
 
-from gpushare.core.decision import Decision
-from gpushare.core.hardware import GpuHealth, Health
+from gpushare.core.api.decision import Decision
+from gpushare.core.gpu.devices import GpuHealth, Health
 from gpushare_deviceplugin import api_pb2, registration
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.kubelet import PodResources, Reconciler

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gpushare.core.hardware import Devices, DevicesError, Health
+from gpushare.core.gpu.devices import Devices, DevicesError, Health
 
 
 def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
@@ -42,6 +42,6 @@ def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
         try:
             call(unknown)
         except DevicesError as error:
-            assert not error.retryable  # noqa: PT017 - also run by hack/gpu without pytest
+            assert not error.retryable  # noqa: PT017 - also run by tests/gpu without pytest
         else:
             raise AssertionError(f"{call} knows a GPU that is not there")

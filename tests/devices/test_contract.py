@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from tests.devices.contract import check_contract
 
-from gpushare.core.hardware import DevicesError
-from gpushare.core.pipes import Counters
-from gpushare.core.simulated import parse_simulated
+from gpushare.core.gpu.devices import DevicesError
+from gpushare.core.gpu.pipes import Counters
 from gpushare.devices import SimulatedDevices
 from gpushare.mps.layout import GpuDirectory, write_atomically
-from gpushare.mps.twin.state import TwinClient, TwinState, state_path
+from gpushare.twin.gpus import parse_simulated
+from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 
 
 class Clock:

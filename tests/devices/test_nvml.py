@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.devices.contract import check_contract
 
-from gpushare.core.hardware import DevicesError, Health
+from gpushare.core.gpu.devices import DevicesError, Health
 from gpushare.devices.gpm import METRICS, counters_of
 from gpushare.devices.nvml import REOPEN_SECONDS, NvmlDevices
 from gpushare.devices.xid import QUIET_SECONDS

@@ -80,7 +80,7 @@ def test_a_gpushare_appears_for_the_owner_and_goes_with_it(space: Namespace, clu
                         {
                             "name": "main",
                             "image": space.image,
-                            "command": ["python", "-m", "gpushare.mps.twin.tenant"],
+                            "command": ["python", "-m", "gpushare.twin.mps.tenant"],
                         }
                     ],
                 },

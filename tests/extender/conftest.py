@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from gpushare.core.resolve import Defaults
+from gpushare.core.admission.resolve import Defaults
 from gpushare.extender import Extender, Options
 from gpushare.kube import (
     GPUNODES,

@@ -7,12 +7,12 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.contention import WORKLOADS
-from gpushare.core.objects import GpuShare
-from gpushare.core.resolve import share_of
+from gpushare.core.admission.resolve import share_of
+from gpushare.core.api.objects import GpuShare
 from gpushare.extender.known import KnownWorkloads
 from gpushare.extender.reduce import reduce_pod
 from gpushare.kube import GPUSHARES
+from gpushare.twin.contention import WORKLOADS
 
 NAMES = st.sampled_from(["a", "b", "c"])
 

@@ -3,8 +3,8 @@
 import numpy as np
 import orjson
 
-from gpushare.core.cluster import ClusterState
-from gpushare.core.resources import GpuSpec, NodeSpec
+from gpushare.core.placement.shapes import GpuSpec, NodeSpec
+from gpushare.core.placement.state import ClusterState
 from gpushare.extender.texts import NodeTexts
 
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 import urllib.error
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import pytest
+from bench import controlplane
 
-HACK = str(Path(__file__).resolve().parents[2] / "hack")
-if HACK not in sys.path:
-    sys.path.insert(0, HACK)
-
-from bench import controlplane  # noqa: E402 - found by the path above
-
-from gpushare.kube import PODS, Change, Conflict, Reflector, connect  # noqa: E402 - after the path
+from gpushare.kube import PODS, Change, Conflict, Reflector, connect
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 PODS_PATH = "/api/v1/namespaces/default/pods"

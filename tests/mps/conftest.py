@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from gpushare.core.simulated import parse_simulated
 from gpushare.mps.control import TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, write_decisions
+from gpushare.twin.gpus import parse_simulated
 
 SRC = Path(__file__).parents[2] / "src"
 PATIENCE = 60.0  # seconds that a loaded machine may take for anything here
@@ -75,7 +75,7 @@ class TenantProcess:
         descriptor, name = tempfile.mkstemp(prefix="tenant", dir=directory.parent.parent)
         self.log = Path(name)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpushare.mps.twin.tenant", *arguments],
+            [sys.executable, "-m", "gpushare.twin.mps.tenant", *arguments],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SRC), "CUDA_MPS_PIPE_DIRECTORY": str(directory),
                  **(env or {})},
             stdout=descriptor, stderr=descriptor, stdin=subprocess.DEVNULL,

@@ -3,9 +3,9 @@
 import dataclasses
 import json
 
-from gpushare.core.simulated import parse_simulated
 from gpushare.mps import keeper as keeping
 from gpushare.mps.layout import GpuDirectory, status_reader
+from gpushare.twin.gpus import parse_simulated
 
 
 async def test_a_full_disk_is_said_once_and_the_status_follows_when_there_is_room(tmp_path, monkeypatch, caplog):

@@ -2,10 +2,10 @@ import time
 
 import pytest
 
-from gpushare.core.contention import WORKLOADS
 from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
-from gpushare.mps.twin.client import (
+from gpushare.twin.contention import WORKLOADS
+from gpushare.twin.mps.client import (
     CONTROL_TYPE,
     CREDENTIALS,
     CudaError,
@@ -14,8 +14,8 @@ from gpushare.mps.twin.client import (
     connect,
     request_server,
 )
-from gpushare.mps.twin.server import CONTEXT_MIB, visible_sms
-from gpushare.mps.twin.state import state_reader
+from gpushare.twin.mps.server import CONTEXT_MIB, visible_sms
+from gpushare.twin.mps.state import state_reader
 
 from .conftest import PATIENCE, raw_connection, until
 

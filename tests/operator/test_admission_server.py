@@ -12,10 +12,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gpushare.core import names
-from gpushare.core.admission import Policy
-from gpushare.core.objects import GpuShare
-from gpushare.core.resolve import Defaults
+from gpushare.core.admission.resolve import Defaults
+from gpushare.core.admission.review import Policy
+from gpushare.core.api import names
+from gpushare.core.api.objects import GpuShare
 from gpushare.kube import Change
 from gpushare_operator.admission import Settings, serve
 from gpushare_operator.admission.__main__ import parse_settings

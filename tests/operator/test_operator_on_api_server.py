@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import yaml
 
-from gpushare.core import names
-from gpushare.core.decision import Decision
-from gpushare.core.objects import (
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import (
     GpuNodeStatus,
     GpuShare,
     GpuStatus,
     Phase,
     Tenant,
 )
-from gpushare.core.schema import to_json
+from gpushare.core.api.schema import to_json
 from gpushare.kube import (
     EVENTS,
     GPUNODES,

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from gpushare.core import names
-from gpushare.core.decision import Decision
-from gpushare.core.lifecycle import Fares, PodFacts, Settings
-from gpushare.core.objects import GpuShare, Phase
-from gpushare.core.resolve import Defaults
+from gpushare.core.admission.resolve import Defaults
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import GpuShare, Phase
+from gpushare.core.control.lifecycle import Fares, PodFacts, Settings
 from gpushare.kube import (
     AlreadyExists,
     Api,

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from gpushare.core import names
-from gpushare.core.lifecycle import Fares, PodFacts, Settings
-from gpushare.core.request import JobClass
-from gpushare.core.resolve import Defaults
+from gpushare.core.admission.resolve import Defaults
+from gpushare.core.api import names
+from gpushare.core.api.request import JobClass
+from gpushare.core.control.lifecycle import Fares, PodFacts, Settings
 from gpushare.kube import Api, Change
 from gpushare_operator.metrics import Metrics
 from gpushare_operator.reconciler import Reconciler

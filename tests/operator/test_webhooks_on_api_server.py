@@ -15,7 +15,7 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from gpushare.core import names
+from gpushare.core.api import names
 from gpushare.kube import NAMESPACES, PODS, AlreadyExists, Api, ApiError, Resource
 
 pytestmark = pytest.mark.integration

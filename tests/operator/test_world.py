@@ -5,10 +5,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare.core import names
-from gpushare.core.lifecycle import Fares, PodFacts
-from gpushare.core.objects import GpuShare
-from gpushare.core.resolve import share_of
+from gpushare.core.admission.resolve import share_of
+from gpushare.core.api import names
+from gpushare.core.api.objects import GpuShare
+from gpushare.core.control.lifecycle import Fares, PodFacts
 from gpushare_operator.world import Key, PodKey, ShareKey, World
 
 Json = dict[str, Any]

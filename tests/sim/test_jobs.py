@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare.core.contention import Load, contended_progress
-from gpushare.core.dataset import Mechanism, parse
 from gpushare.core.interference import Forecast
+from gpushare.research.dataset import Mechanism, parse
 from gpushare.sim.job_catalog import POLICIES
 from gpushare.sim.job_policies import Fifo, MpsUncapped, TimeSlicing
 from gpushare.sim.job_predict import from_model
@@ -17,6 +16,7 @@ from gpushare.sim.job_report import report
 from gpushare.sim.job_trace import TraceError, draw_jobs, format_jobs, parse_jobs
 from gpushare.sim.jobs import RESTART_SECONDS, Job, SimulationError, simulate
 from gpushare.sim.truth import DatasetTruth, TenantKind
+from gpushare.twin.contention import Load, contended_progress
 
 HEADER = '{"schema": "gpushare.io/colocation/v1", "gpu_model": "X", "driver": "1", "mechanism": "mps"}'
 

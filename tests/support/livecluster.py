@@ -120,7 +120,7 @@ class Namespace:
             annotations["gpushare.io/memory"] = memory
         if job_class is not None:
             annotations["gpushare.io/class"] = job_class
-        run = ["python", "-m", "gpushare.mps.twin.tenant", "--workload", workload, *arguments]
+        run = ["python", "-m", "gpushare.twin.mps.tenant", "--workload", workload, *arguments]
         return self.pod(name, list(command) if command else run, annotations=annotations, env=env)
 
     def pod(

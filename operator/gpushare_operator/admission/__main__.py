@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.admission import Policy
-from gpushare.core.rejection import Rejection
-from gpushare.core.request import parse_fraction
-from gpushare.core.resolve import AUTO_FRACTION, Defaults
+from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults
+from gpushare.core.admission.review import Policy
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.api.request import parse_fraction
 from gpushare_operator.admission.server import Settings, serve
 
 # After SIGTERM the endpoints point here for a moment longer; what arrives in it is still answered.

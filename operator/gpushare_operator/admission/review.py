@@ -1,4 +1,4 @@
-"""AdmissionReview v1 in and out; the decisions are `gpushare.core.admission`'s."""
+"""AdmissionReview v1 in and out; the decisions are `gpushare.core.admission.review`'s."""
 
 import base64
 from collections.abc import Callable, Mapping
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core import admission
-from gpushare.core.rejection import Rejection
+from gpushare.core.admission import review as admission
+from gpushare.core.api.rejection import Rejection
 
 Json = dict[str, Any]
 # The pod (or a workload's pod template) and its namespace -> what is known that bears on it.

@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gpushare.core.admission import Policy
+from gpushare.core.admission.review import Policy
 from gpushare_operator.admission.certificates import Certificate
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.watched import Watched

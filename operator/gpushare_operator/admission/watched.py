@@ -6,9 +6,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
-from gpushare.core import admission, ownership
-from gpushare.core.objects import GpuNode, GpuNodeStatus, GpuShare
-from gpushare.core.resolve import share_of
+from gpushare.core.admission import ownership
+from gpushare.core.admission import review as admission
+from gpushare.core.admission.resolve import share_of
+from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuShare
 from gpushare.kube import GPUNODES, GPUSHARES, ApiError, Change, Reflector, connect
 
 _log = logging.getLogger(__name__)

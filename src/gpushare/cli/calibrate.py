@@ -14,8 +14,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from gpushare.calibration.run import calibrate as measure
 from gpushare.cli.errors import UsageError
+from gpushare.research.calibration.run import calibrate as measure
 
 app = typer.Typer(invoke_without_command=True)
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core.dataset import Dataset, DatasetError, Mechanism, parse
+from gpushare.core.api.request import JobClass
 from gpushare.core.interference import (
     Advice,
     ArtefactError,
@@ -24,11 +24,12 @@ from gpushare.core.interference import (
     from_json,
     recommended_number,
 )
-from gpushare.core.interference.evaluate import Evaluation, Protocol, evaluate
-from gpushare.core.interference.fit import MEMBERS, fit_model, sets_of, unfitted
-from gpushare.core.interference.profile import ProfileError, profile_of
-from gpushare.core.request import JobClass
+from gpushare.core.interference.profile import ProfileError
 from gpushare.data import default_model
+from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
+from gpushare.research.interference.evaluate import Evaluation, Protocol, evaluate
+from gpushare.research.interference.fit import MEMBERS, fit_model, sets_of, unfitted
+from gpushare.research.solo_profiles import profile_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ModelFile = Annotated[Path | None, typer.Option("--model", help="A model artefact; default: the one shipped.")]

@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpushare.core import names
-from gpushare.core.decision import Decision
-from gpushare.core.hardware import Health
-from gpushare.core.objects import GpuNode, GpuShare
-from gpushare.core.quantity import parse_quantity
-from gpushare.core.rejection import Rejection
-from gpushare.core.resolve import resolve, share_of
-from gpushare.core.resources import MILLI_PER_PERCENT, GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.core.admission.resolve import resolve, share_of
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import GpuNode, GpuShare
+from gpushare.core.api.quantity import parse_quantity
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.gpu.devices import Health
+from gpushare.core.placement.shapes import MILLI_PER_PERCENT, GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, Json
 
 GPU_MEMORY_RESERVE_MIB: Final = 512  # as the extender keeps back by default: the MPS server's own context

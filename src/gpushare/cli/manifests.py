@@ -9,9 +9,9 @@ import yaml
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
 from gpushare.cli.live import request_of
-from gpushare.core import names
-from gpushare.core.rejection import Rejection
-from gpushare.core.resources import PlacementRequest
+from gpushare.core.api import names
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.placement.shapes import PlacementRequest
 
 
 def read_manifests(path: Path) -> list[PlacementRequest]:

@@ -11,11 +11,11 @@ from rich.table import Table
 from gpushare.cli import interference
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core.attribution import no_prediction
-from gpushare.core.attribution_score import AttributionScore, score
-from gpushare.core.dataset import Dataset, DatasetError, parse
-from gpushare.core.expectation import expectation
 from gpushare.core.interference import InterferenceModel
+from gpushare.core.progress.attribution import no_prediction
+from gpushare.core.progress.prior import expectation
+from gpushare.research.attribution_score import AttributionScore, score
+from gpushare.research.dataset import Dataset, DatasetError, parse
 
 app = typer.Typer(no_args_is_help=True, help="The interference model and attribution on measured runs.")
 

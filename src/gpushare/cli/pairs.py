@@ -13,9 +13,9 @@ from rich.table import Table
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
-from gpushare.sim.pairs_evaluate import GATE, PairScore, Protocol, evaluate, mean_and_spread, split
-from gpushare.sim.pairs_model import PREDICTORS
-from gpushare.sim.pairs_table import PairTable, TableError, parse_pair_table
+from gpushare.research.pairs.evaluate import GATE, PairScore, Protocol, evaluate, mean_and_spread, split
+from gpushare.research.pairs.model import PREDICTORS
+from gpushare.research.pairs.table import PairTable, TableError, parse_pair_table
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 

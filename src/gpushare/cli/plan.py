@@ -21,11 +21,11 @@ from gpushare.cli.manifests import read_manifests
 from gpushare.cli.sim_cluster import read_cluster as read_nodes
 from gpushare.cli.sim_cluster import read_trace
 from gpushare.cli.snapshot import NODES_FILE, PODS_FILE
-from gpushare.core.cluster import ClusterState
-from gpushare.core.placement import Candidates, Policy, candidates, place
-from gpushare.core.policies import NAMES, make
-from gpushare.core.rejection import Rejection
-from gpushare.core.resources import GPU_MILLI, Placement, PlacementRequest
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.placement.policies import NAMES, make
+from gpushare.core.placement.search import Candidates, Policy, candidates, place
+from gpushare.core.placement.shapes import GPU_MILLI, Placement, PlacementRequest
+from gpushare.core.placement.state import ClusterState
 from gpushare.kube import ApiError, connect
 from gpushare.sim.openb import TraceError, parse_placed_pods
 

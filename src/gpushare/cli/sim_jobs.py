@@ -13,15 +13,15 @@ from rich.table import Table
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines, write_whole
-from gpushare.core.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.data import default_model
+from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
+from gpushare.research.pairs.table import TableError, parse_pair_table
 from gpushare.sim.job_catalog import POLICIES
 from gpushare.sim.job_policy_gpushare import Predict
 from gpushare.sim.job_predict import from_model, from_pairs
 from gpushare.sim.job_report import Report, report
 from gpushare.sim.job_trace import TraceError, draw_jobs, format_jobs, parse_jobs
 from gpushare.sim.jobs import Job, Outcome, SimulationError, simulate
-from gpushare.sim.pairs_table import TableError, parse_pair_table
 from gpushare.sim.truth import DatasetTruth, PairsTruth, Truth
 
 # Device memory by a substring of the dataset's gpu_model (vendors' data sheets, as NVML reports it).

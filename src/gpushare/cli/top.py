@@ -11,11 +11,11 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core import names
-from gpushare.core.decision import Decision
-from gpushare.core.objects import GpuNode, GpuShare, GpuStatus, Tenant
-from gpushare.core.request import JobClass
-from gpushare.core.resolve import share_of
+from gpushare.core.admission.resolve import share_of
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import GpuNode, GpuShare, GpuStatus, Tenant
+from gpushare.core.api.request import JobClass
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Json, connect
 
 app = typer.Typer(help=__doc__)

@@ -1,5 +1,5 @@
 """The sides of the `Devices` Protocol: NVML with GPM, dcgm-exporter's figures, and the simulated one."""
 
-from gpushare.devices.simulated import SimulatedDevices
+from gpushare.twin.devices import SimulatedDevices
 
 __all__ = ["SimulatedDevices"]

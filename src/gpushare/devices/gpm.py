@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpushare.core.pipes import Counters
+from gpushare.core.gpu.pipes import Counters
 
 MIN_WINDOW_SECONDS: Final = 0.1
 _PERCENT: Final = 100.0

@@ -5,8 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-from gpushare.core.hardware import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.core.pipes import Counters
+from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.core.gpu.pipes import Counters
 from gpushare.devices import nvml_library
 from gpushare.devices.dcgm import DcgmScrape
 from gpushare.devices.gpm import MIN_WINDOW_SECONDS, GpmSampler

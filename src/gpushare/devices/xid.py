@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from gpushare.core.hardware import GpuHealth, Health
+from gpushare.core.gpu.devices import GpuHealth, Health
 
 _log = logging.getLogger(__name__)
 

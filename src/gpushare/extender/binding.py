@@ -5,7 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from gpushare.core.rejection import Rejection
+from gpushare.core.api.rejection import Rejection
 from gpushare.extender.ledger import Ledger, fence_size
 from gpushare.extender.metrics import Metrics
 from gpushare.extender.reduce import PodView, reduce_pod

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from gpushare.core.rejection import Rejection
+from gpushare.core.api.rejection import Rejection
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.reduce import PodView
 from gpushare.extender.wire import plain

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from gpushare.core.cautious import Known
-from gpushare.core.objects import GpuShare
-from gpushare.core.profiles import as_known
+from gpushare.core.api.objects import GpuShare
+from gpushare.core.control.profiles import as_known
+from gpushare.core.placement.caution import Known
 from gpushare.extender.reduce import PodView
 
 

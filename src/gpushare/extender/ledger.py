@@ -5,22 +5,23 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from gpushare.core import names, placement
-from gpushare.core.caps import Neighbour, thread_percentage
-from gpushare.core.cautious import Cautious, Judge, Known, cautious
-from gpushare.core.cluster import (
+from gpushare.core.admission.resolve import Defaults, resolve, share_of
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import GpuShare
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.interference import InterferenceModel
+from gpushare.core.placement import search as placement
+from gpushare.core.placement.caps import Neighbour, thread_percentage
+from gpushare.core.placement.caution import Cautious, Judge, Known, cautious
+from gpushare.core.placement.search import Candidates, LearningPolicy, NodeList, Policy
+from gpushare.core.placement.state import (
     MILLI_PER_PERCENT,
     ClusterState,
     NodeSpec,
     Placement,
     PlacementRequest,
 )
-from gpushare.core.decision import Decision
-from gpushare.core.interference import InterferenceModel
-from gpushare.core.objects import GpuShare
-from gpushare.core.placement import Candidates, LearningPolicy, NodeList, Policy
-from gpushare.core.rejection import Rejection
-from gpushare.core.resolve import Defaults, resolve, share_of
 from gpushare.data import default_model
 from gpushare.extender.fence import Fence
 from gpushare.extender.known import KnownWorkloads

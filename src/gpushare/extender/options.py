@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gpushare.core.placement import Policy
-from gpushare.core.policies import BestFit, GpuShareFit
-from gpushare.core.rejection import Rejection
-from gpushare.core.request import JobClass, parse_class, parse_fraction
-from gpushare.core.resolve import AUTO_FRACTION, Defaults
-from gpushare.core.settings import options_of
+from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.api.request import JobClass, parse_class, parse_fraction
+from gpushare.core.placement.policies import BestFit, GpuShareFit
+from gpushare.core.placement.search import Policy
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
 from gpushare.extender.ledger import DEFAULT_GPU_MEMORY_RESERVE_MIB
+from gpushare.runtime.options import options_of
 
 DEFAULT_BEST_NODES: Final = 8  # docs/measurements/extender.md
 POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from gpushare.core.cluster import PlacementRequest
-from gpushare.core.rejection import Rejection
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.placement.state import PlacementRequest
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.reduce import PodView
 from gpushare.extender.wire import Victims

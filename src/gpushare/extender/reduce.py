@@ -6,11 +6,11 @@ from decimal import Decimal
 from sys import intern
 from typing import Any, Final
 
-from gpushare.core import names
-from gpushare.core.cluster import GpuSpec
-from gpushare.core.decision import Decision
-from gpushare.core.hardware import Health
-from gpushare.core.quantity import parse_quantity
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.quantity import parse_quantity
+from gpushare.core.gpu.devices import Health
+from gpushare.core.placement.state import GpuSpec
 
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 _KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)

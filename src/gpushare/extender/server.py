@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from gpushare.core import names
-from gpushare.core.objects import GpuShare
+from gpushare.core.api import names
+from gpushare.core.api.objects import GpuShare
 from gpushare.extender.binding import Binder
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence

@@ -11,9 +11,9 @@ import orjson
 from aiohttp import web
 from numpy.typing import NDArray
 
-from gpushare.core.cluster import IntArray
-from gpushare.core.placement import UNKNOWN_NODE, Candidates, NodeList
-from gpushare.core.rejection import Reason, Rejection
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList
+from gpushare.core.placement.state import IntArray
 from gpushare.extender import wire
 from gpushare.extender.binding import Binder
 from gpushare.extender.ledger import Ledger, fence_size

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core.placement import NodeList
+from gpushare.core.placement.search import NodeList
 from gpushare.extender.reduce import PodView, reduce_pod
 
 _NAMES: Final = b'"NodeNames":['  # last in ExtenderArgs; inside a JSON text its quotes would be escaped

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final
 from urllib.parse import quote
 
-from gpushare.core import names
+from gpushare.core.api import names
 
 
 @dataclass(frozen=True, slots=True)

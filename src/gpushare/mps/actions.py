@@ -7,7 +7,7 @@ from gpushare.mps import commands
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.layout import GpuDirectory, status_reader
-from gpushare.mps.twin.state import state_path
+from gpushare.twin.mps.state import state_path
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,12 @@ from gpushare.mps.layout import GpuDirectory
 T = TypeVar("T")
 
 REAL_EXECUTABLE: Final = ("nvidia-cuda-mps-control",)
-TWIN_EXECUTABLE: Final = (sys.executable, "-I", "-S", str(Path(__file__).parent / "twin" / "control.py"))
+TWIN_EXECUTABLE: Final = (
+    sys.executable,
+    "-I",
+    "-S",
+    str(Path(__file__).parents[1] / "twin" / "mps" / "control.py"),
+)
 # A silent connection blocks the daemon for 10 s (FACTS 14), so a command may wait for that long and then be
 # served.
 COMMAND_TIMEOUT_SECONDS: Final = 15.0

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.names import MAX_CLIENTS_PER_GPU
-from gpushare.core.request import JobClass
+from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
+from gpushare.core.api.request import JobClass
 from gpushare.mps import commands
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.errors import CommandRefusedError, MpsError

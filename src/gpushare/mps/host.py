@@ -24,13 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.hardware import GpuInfo
-from gpushare.core.names import HOST_DIRECTORY
-from gpushare.core.simulated import parse_simulated
+from gpushare.core.api.names import HOST_DIRECTORY
+from gpushare.core.gpu.devices import GpuInfo
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.observe import serve_http
 from gpushare.mps.store import ConnectionStore
+from gpushare.twin.gpus import parse_simulated
 
 logger = logging.getLogger(__name__)
 

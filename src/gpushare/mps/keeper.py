@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.names import MAX_CLIENTS_PER_GPU
+from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
 from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
@@ -341,7 +341,7 @@ def setup_of(gpu: GpuDirectory, twin: str | None, proc: Path = PROC, *, ends_str
         control = AsyncMpsControl(ControlProgram.of(gpu, REAL_EXECUTABLE))
         return Setup(control, NvmlMemory(gpu.uuid), Probe(), identify, ends_strangers)
     control = AsyncMpsControl(ControlProgram.of(gpu, TWIN_EXECUTABLE, {"GPUSHARE_TWIN_GPU": twin}))
-    probe = Probe((sys.executable, "-m", "gpushare.mps.twin.probe"), (("PYTHONPATH", SRC),))
+    probe = Probe((sys.executable, "-m", "gpushare.twin.mps.probe"), (("PYTHONPATH", SRC),))
     return Setup(control, TwinMemory(gpu), probe, identify, ends_strangers)
 
 

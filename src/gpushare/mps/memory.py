@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gpushare.mps.layout import GpuDirectory
-from gpushare.mps.twin.state import state_reader
+from gpushare.twin.mps.state import state_reader
 
 logger = logging.getLogger(__name__)
 _MIB = 2**20

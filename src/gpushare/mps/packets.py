@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-HELLO: Final = b"OUTBHELL\0"  # each word ends with a zero byte: recorded on driver 580, hack/gpu/handshake.py
+HELLO: Final = b"OUTBHELL\0"  # each word ends with a zero byte: recorded on driver 580, tests/gpu/handshake.py
 CREDENTIALS: Final = b"OUTBCRED\0"
 COMPUTE_TYPE: Final = bytes.fromhex("02000000")
 CONTROL_TYPE: Final = bytes.fromhex("04000000")

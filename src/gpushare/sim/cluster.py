@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpushare.core.cluster import GPU_MILLI, ClusterState, NodeSpec, PlacementRequest
-from gpushare.core.fragmentation import Mix, fragmented_milli
-from gpushare.core.placement import Policy, place
-from gpushare.core.rejection import Reason, Rejection
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.placement.fragmentation import Mix, fragmented_milli
+from gpushare.core.placement.search import Policy, place
+from gpushare.core.placement.state import GPU_MILLI, ClusterState, NodeSpec, PlacementRequest
 
 
 @dataclass(frozen=True, slots=True)

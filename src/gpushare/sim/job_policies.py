@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.dataset import Mechanism
+from gpushare.research.dataset import Mechanism
 from gpushare.sim.jobs import Cluster
 from gpushare.sim.truth import DatasetTruth, TenantKind
 

@@ -4,10 +4,10 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.dataset import Mechanism
+from gpushare.research.dataset import Mechanism
+from gpushare.research.pairs.table import Floats
 from gpushare.sim.job_policies import Pairing, PairScore, equal_kinds
 from gpushare.sim.jobs import SimulationError
-from gpushare.sim.pairs_table import Floats
 from gpushare.sim.truth import Truth
 
 SHARING_PAYS: Final = 1.0  # summed progress above which two on one GPU beat taking turns

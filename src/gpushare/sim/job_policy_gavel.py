@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpushare.core.dataset import Mechanism
+from gpushare.research.dataset import Mechanism
 from gpushare.sim.job_policies import equal_kinds
 from gpushare.sim.jobs import Cluster, SimulationError
 

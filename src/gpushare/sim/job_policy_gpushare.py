@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.dataset import Mechanism
+from gpushare.research.dataset import Mechanism
 from gpushare.sim.jobs import Cluster
 from gpushare.sim.truth import TenantKind
 

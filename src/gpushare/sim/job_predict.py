@@ -4,10 +4,10 @@ from typing import Final
 
 import numpy as np
 
+from gpushare.research.pairs.evaluate import Protocol, split
+from gpushare.research.pairs.model import progress_by_tenant
+from gpushare.research.pairs.table import PairTable
 from gpushare.sim.job_policy_gpushare import Predict
-from gpushare.sim.pairs_evaluate import Protocol, split
-from gpushare.sim.pairs_model import progress_by_tenant
-from gpushare.sim.pairs_table import PairTable
 from gpushare.sim.truth import DatasetTruth, Forecaster, TenantKind
 
 # Half width of the 90% interval of a predictor that gives none: 1.645 x 1.25 x its mean absolute error.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from gpushare.core.dataset import Mechanism
+from gpushare.research.dataset import Mechanism
 from gpushare.sim.truth import TenantKind, Truth
 
 RESTART_SECONDS: Final = (

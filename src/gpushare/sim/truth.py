@@ -13,11 +13,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gpushare.core.dataset import Dataset, Mechanism
-from gpushare.core.drawn import LEAST_PROGRESS, draw
-from gpushare.core.interference import Forecast, Profile, ProfileError, profile_of
-from gpushare.core.pipes import COUNTERS
-from gpushare.sim.pairs_table import Floats, PairTable
+from gpushare.core.gpu.pipes import COUNTERS
+from gpushare.core.interference import Forecast, Profile, ProfileError
+from gpushare.research.dataset import Dataset, Mechanism
+from gpushare.research.pairs.table import Floats, PairTable
+from gpushare.research.solo_profiles import profile_of
+from gpushare.twin.drawn import LEAST_PROGRESS, draw
 
 Forecaster = Callable[[Sequence[tuple[Profile, int]]], tuple[Forecast, ...]]
 """(profile, thread percentage) of each tenant -> forecast of each: `InterferenceModel.predict`."""

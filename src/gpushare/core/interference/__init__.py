@@ -2,7 +2,7 @@
 
 from gpushare.core.interference.advice import Advice, Wish, auto_share, best_caps, best_number, recommended_number
 from gpushare.core.interference.model import ArtefactError, Forecast, InterferenceModel, Prediction, from_json
-from gpushare.core.interference.profile import MIN_WINDOW_SECONDS, Profile, ProfileError, cap_progress, profile_of
+from gpushare.core.interference.profile import MIN_WINDOW_SECONDS, Profile, ProfileError, cap_progress
 
 __all__ = [
     "MIN_WINDOW_SECONDS",
@@ -19,6 +19,5 @@ __all__ = [
     "best_number",
     "cap_progress",
     "from_json",
-    "profile_of",
     "recommended_number",
 ]

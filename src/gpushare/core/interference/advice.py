@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from gpushare.core.api.request import JobClass
 from gpushare.core.interference.model import Forecast, InterferenceModel
 from gpushare.core.interference.profile import Array, Profile, cap_progress
-from gpushare.core.request import JobClass
 
 CAPS: Final = (15, 25, 33, 50, 67, 75, 100)
 _MOST_COMBINATIONS: Final = 20_000  # above, tenants of one set are given fewer caps to choose from
@@ -83,7 +83,7 @@ def cautiously(progress: Array, lower: Array) -> Array:
     interval ends at the lower bound.
 
     Held against tolerances when caps are chosen; who is let in at all is judged by the bound itself
-    (`gpushare.core.cautious`).
+    (`gpushare.core.placement.caution`).
     """
     return progress - (progress - lower) / _DEVIATIONS
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gpushare.core.contention import Load
 from gpushare.core.interference import network
 from gpushare.core.interference.profile import (
     CAP_FEATURES,
@@ -201,15 +200,6 @@ class InterferenceModel:
         for used in uses(profiles, caps) / np.array(self.capacity)[:, None]:
             kept = network.conserved(kept, used[:, None])
         return tuple((kept[:, 0] * alone).tolist())
-
-    def __call__(self, loads: Sequence[Load]) -> tuple[float, ...]:
-        """Progress of each load: this model as a `gpushare.core.contention.ProgressModel`."""
-        return tuple(
-            forecast.progress
-            for forecast in self.predict(
-                [(Profile(load.solo, load.iterations_per_s), load.thread_percentage) for load in loads]
-            )
-        )
 
     def for_gpu(self, gpu_model: str) -> "InterferenceModel":
         """This model for another GPU: the same law on that GPU's own ratios, with wider intervals."""

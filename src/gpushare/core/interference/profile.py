@@ -8,18 +8,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gpushare.core.dataset import Dataset
-from gpushare.core.pipes import COUNTERS, Counters
+from gpushare.core.gpu.pipes import COUNTERS, Counters
 
 Array = npt.NDArray[np.float64]
 
-# The standard programs that a workload may be measured beside, both uncapped (gpushare.calibration.suite.probes).
+# The standard programs that a workload may be measured beside, both uncapped
+# (docs/interference.md).
 PROBES: Final = ("probe-compute", "probe-memory", "probe-short")
 # Lengths of window below which a profile says too little: GPM needs 100 ms between samples (FACTS 21), and an
 # iteration or two in 0.2 s is a coin toss.
 MIN_WINDOW_SECONDS: Final = 0.2
-# Two solo windows of one program that differ by more than this were disturbed; the workload stays in probation.
-MAX_REPEAT_SPREAD: Final = 0.5
 _CAP_EXPONENT: Final = 1.01
 _CAP_EXPONENT_DRAM: Final = 0.63
 _REACH_SLOPE: Final = 1.32
@@ -51,40 +49,6 @@ class Profile:
     cap_curve: Mapping[int, float] = field(default_factory=dict)
     capped: Mapping[int, Counters] = field(default_factory=dict)
     probes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-
-def profile_of(dataset: Dataset, workload: str) -> Profile:
-    """A workload's profile from a dataset's solo runs.
-
-    Raises:
-        ProfileError: no solo run at 100%, no counters, windows too short, or repeats that disagree.
-    """
-    whole = dataset.solo.get(workload, {}).get(100, ())
-    if not whole:
-        raise ProfileError(f"{workload} has no solo run at 100%")
-    windows = [run.window_seconds for run in whole if run.window_seconds > 0]
-    if windows and max(windows) < MIN_WINDOW_SECONDS:
-        raise ProfileError(
-            f"{workload}: its solo windows of {max(windows):g} s are shorter than {MIN_WINDOW_SECONDS} s"
-        )
-    rates = [run.iterations_per_s[0] for run in whole]
-    if min(rates) < (1 - MAX_REPEAT_SPREAD) * max(rates):
-        raise ProfileError(
-            f"{workload}: its solo rates differ by more than {MAX_REPEAT_SPREAD:.0%}, too noisy to use"
-        )
-    counters = dataset.solo_counters(workload)
-    if counters is None or counters.sm_util is None:
-        raise ProfileError(f"{workload} was measured alone without counters (sm_util)")
-    memory = [run.memory_mib[0] for run in whole if run.memory_mib[0] is not None]
-    capped = {cap: dataset.solo_counters(workload, cap) for cap in dataset.solo[workload]}
-    return Profile(
-        counters=counters,
-        iterations_per_s=sum(rates) / len(rates),
-        memory_mib=max(memory) if memory else None,
-        cap_curve=dataset.cap_curve(workload),
-        capped={cap: each for cap, each in capped.items() if each is not None and each.sm_util is not None},
-        probes=dataset.probed.get(workload, {}),
-    )
 
 
 class Lacking(IntFlag):

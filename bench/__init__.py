@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m bench latency` and `python -m bench throughput`."""

@@ -1,0 +1,14 @@
+"""python -m bench latency|throughput [options]"""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "hack"))  # devcluster: the tools of a control plane
+
+from bench import latency, throughput
+
+COMMANDS = {"latency": latency.main, "throughput": throughput.main}
+
+if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+    sys.exit(__doc__)
+COMMANDS[sys.argv[1]](sys.argv[2:])

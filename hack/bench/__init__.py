@@ -1,1 +1,0 @@
-"""Benchmarks: `python hack/bench latency` and `python hack/bench throughput`."""

@@ -1,0 +1,141 @@
+"""What a pod gets of what it, its GpuShare and the defaults say: one merge for all parts (DESIGN section 1)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from gpushare.core.api import names
+from gpushare.core.api.objects import GpuShare, GpuShareSpec
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.request import FaultDomain, JobClass, parse_fraction, parse_memory_mib, parse_request
+
+AUTO_FRACTION: Final = "0.5"
+"""What "auto" stands for without a profile: pairs at 50% progress 1.50 in sum, the worst tenant 0.63 (FACTS)."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """The chart's defaults, for what neither the pod nor its GpuShare says.
+
+    Attributes:
+        auto_fraction: what "auto" stands for while there is no profile.
+        max_slowdown_ratio: tolerated slowdown, 1 is undisturbed.
+    """
+
+    auto_fraction: str = AUTO_FRACTION
+    job_class: JobClass = JobClass.THROUGHPUT
+    max_slowdown_ratio: float = 1.5
+    fault_domain: FaultDomain = FaultDomain.SHARED
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """A pod's request with every question answered.
+
+    Attributes:
+        share_percent: of each of its `gpu_count` GPUs.
+        memory_mib: GPU memory on each; None means share x the GPU's usable memory.
+        workload: key that links pods of one kind; None means the pod's owner.
+        container: name of the container that gets the GPU; None means the first.
+    """
+
+    share_percent: int
+    gpu_count: int
+    memory_mib: int | None
+    job_class: JobClass
+    max_slowdown_ratio: float
+    fault_domain: FaultDomain
+    workload: str | None
+    container: str | None
+
+    @property
+    def limit_percent(self) -> int:
+        """The limit `gpushare.io/share` of the pod: percents of one GPU over all its GPUs."""
+        return self.share_percent * self.gpu_count
+
+
+def resolve(
+    annotations: Mapping[str, str],
+    share: GpuShare | None = None,
+    defaults: Defaults | None = None,
+    *,
+    limit_percent: int | None = None,
+) -> Needs | Rejection:
+    """Merge: the pod's annotation beats its GpuShare's spec, which beats the defaults.
+
+    Args:
+        limit_percent: the pod's limit `gpushare.io/share`, if any: fixed at admission, so for "auto" it is
+            what the profile said then, whatever it says now.
+    """
+    asked = parse_request(annotations)
+    if isinstance(asked, Rejection):
+        return asked
+    spec = share.spec if share is not None else GpuShareSpec()
+    defaults = defaults or Defaults()
+
+    share_percent, gpu_count = asked.share_percent, asked.gpu_count
+    if share_percent is None and limit_percent is not None and limit_percent > 0:
+        share_percent, gpu_count = _spread(limit_percent)
+    if share_percent is None:
+        recommended = share.status.recommended_fraction if share is not None else None
+        for source in (recommended, spec.fraction, defaults.auto_fraction, AUTO_FRACTION):
+            parsed = parse_fraction(source) if source else None
+            if parsed is not None and not isinstance(parsed, Rejection) and parsed[0] is not None:
+                share_percent, gpu_count = parsed
+                break
+    if share_percent is None:  # AUTO_FRACTION always parses; this tells the type checker
+        return Rejection(Reason.INVALID_ANNOTATION, f"annotation {names.FRACTION}: auto has no value")
+
+    memory_mib = asked.memory_mib
+    if memory_mib is None and spec.memory is not None:
+        memory = parse_memory_mib(spec.memory)
+        if isinstance(memory, Rejection):
+            name = f"{share.namespace}/{share.name}" if share is not None else ""
+            return Rejection(
+                Reason.INVALID_ANNOTATION, f'GpuShare {name}: memory "{spec.memory}" is not an amount'
+            )
+        memory_mib = memory
+    return Needs(
+        share_percent=share_percent,
+        gpu_count=gpu_count,
+        memory_mib=memory_mib,
+        job_class=_first(asked.job_class, spec.job_class, default=defaults.job_class),
+        max_slowdown_ratio=_first(spec.max_slowdown, default=defaults.max_slowdown_ratio),
+        fault_domain=_first(spec.fault_domain, default=defaults.fault_domain),
+        workload=asked.workload,
+        container=asked.container,
+    )
+
+
+def share_of(labels: Mapping[str, str], owner_uids: Iterable[str], shares: Iterable[GpuShare]) -> GpuShare | None:
+    """The GpuShare, out of those of the pod's namespace, that speaks for a pod.
+
+    One whose selector matches wins over one made for the pod's owner; among several the first by name, so that
+    every part picks the same.
+
+    Args:
+        owner_uids: uids of the pod's owners, at any level that the caller knows.
+    """
+    owners = set(owner_uids)
+    best: GpuShare | None = None
+    for share in sorted(shares, key=lambda one: one.name):
+        selector = share.spec.selector
+        if selector is not None:
+            if selector.matches(labels):
+                return share
+        elif best is None and owners and any(owner.uid in owners for owner in share.owners):
+            best = share
+    return best
+
+
+def _spread(limit_percent: int) -> tuple[int, int]:
+    """A limit over all GPUs as (percent of each, number of GPUs)."""
+    if limit_percent <= names.SHARES_PER_GPU:
+        return limit_percent, 1
+    return names.SHARES_PER_GPU, -(-limit_percent // names.SHARES_PER_GPU)
+
+
+def _first(*values: T | None, default: T) -> T:
+    return next((value for value in values if value is not None), default)

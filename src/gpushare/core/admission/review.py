@@ -1,0 +1,328 @@
+"""Admission: what a pod with our annotation gets, and the sentence for one that cannot be served (DESIGN 2.1).
+
+Pods and workloads are the API's JSON objects; nothing here changes them. `mutate` answers a JSON patch that adds
+the share, our scheduler and our label, and nothing else; `check_*` answer None or the refusal.
+"""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from gpushare.core.admission.resolve import Defaults, resolve
+from gpushare.core.api import names
+from gpushare.core.api.objects import GpuNodeStatus, GpuShare
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.request import MAX_GPUS_PER_POD, ShareRequest, parse_request, refuse_memory
+
+Json = dict[str, Any]
+Object = Mapping[str, Any]
+
+_DEFAULT_SCHEDULERS: Final = ("", "default-scheduler", names.SCHEDULER_NAME)
+_KNOWN_ANNOTATIONS: Final = (*names.USER_ANNOTATIONS, *names.DECISION_ANNOTATIONS)
+# What CUDA reads of a decision; the downward API gives a container its value when it starts, after the decision.
+_CAPS_BY_VARIABLE: Final = {
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": names.THREAD_PERCENTAGE,
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": names.MEMORY_LIMIT,
+}
+_OTHER_GPU_PREFIXES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The chart's values that admission applies.
+
+    Attributes:
+        defaults: what neither the pod nor its GpuShare says.
+        runtime_class: set on pods that name none; None where the node's default runtime knows GPUs.
+        env_caps: whether to write the caps into the container's environment too, for drivers on which the gate's
+            ceilings do not bind (DESIGN 2.4).
+    """
+
+    defaults: Defaults = field(default_factory=Defaults)
+    runtime_class: str | None = None
+    env_caps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known of the cluster at the moment of the request; all of it may be unknown.
+
+    Attributes:
+        largest_gpu_memory_mib: of the cluster's largest GPU; None accepts any amount.
+        share: the GpuShare that speaks for the pod.
+    """
+
+    largest_gpu_memory_mib: int | None = None
+    share: GpuShare | None = None
+
+
+NOTHING_KNOWN: Final = Knowledge()
+
+
+def is_ours(pod: Object | None) -> bool:
+    """Whether the pod carries the annotation that asks for a share; every other pod is left alone."""
+    return names.FRACTION in annotations_of(pod or {})
+
+
+def annotations_of(obj: Object) -> Mapping[str, str]:
+    """An object's annotations."""
+    return (obj.get("metadata") or {}).get("annotations") or {}
+
+
+def mutate(pod: Object, policy: Policy, knowledge: Knowledge = NOTHING_KNOWN) -> list[Json] | Rejection:
+    """The JSON patch for a new pod; empty for one that is not ours or has everything already."""
+    if not is_ours(pod):
+        return []
+    if (refusal := _check_request(pod, knowledge)) is not None:
+        return refusal
+    needs = resolve(annotations_of(pod), knowledge.share, policy.defaults)
+    if isinstance(needs, Rejection):
+        return needs
+    spec: Object = pod["spec"]
+    index = _container_index(spec, needs.container)
+    shares = str(needs.limit_percent)
+    patch = [
+        *_set_share(spec["containers"][index], f"/spec/containers/{index}", shares),
+        *_set(spec, "/spec", "schedulerName", names.SCHEDULER_NAME),
+        *_set_label(pod),
+    ]
+    if policy.runtime_class and not spec.get("runtimeClassName"):
+        patch += _set(spec, "/spec", "runtimeClassName", policy.runtime_class)
+    if policy.env_caps:
+        patch += _set_caps(spec["containers"][index], f"/spec/containers/{index}")
+    return patch
+
+
+def check_pod(pod: Object, knowledge: Knowledge = NOTHING_KNOWN) -> Rejection | None:
+    """Whether a new pod, after every webhook's changes, is what `mutate` makes of it."""
+    if not is_ours(pod):
+        return None
+    if (refusal := _check_request(pod, knowledge)) is not None:
+        return refusal
+    chosen = annotations_of(pod).get(names.CONTAINER)
+    container = pod["spec"]["containers"][_container_index(pod["spec"], chosen)]
+    for kind in ("limits", "requests"):
+        if names.SHARE_RESOURCE not in ((container.get("resources") or {}).get(kind) or {}):
+            return _conflict(
+                f'container "{container.get("name")}": resources.{kind} lacks {names.SHARE_RESOURCE}; gpushare\'s '
+                "mutating webhook adds it, so another webhook removed it or that webhook is not installed"
+            )
+    if pod["spec"].get("schedulerName") != names.SCHEDULER_NAME:
+        return _conflict(
+            f"spec.schedulerName: another webhook replaced {names.SCHEDULER_NAME}, which alone can place this pod"
+        )
+    if (pod["metadata"].get("labels") or {}).get(names.MANAGED_LABEL) != "true":
+        return _conflict(f'label {names.MANAGED_LABEL}: another webhook removed it; it must be "true"')
+    return None
+
+
+def check_workload(
+    obj: Object, old: Object | None = None, knowledge: Knowledge = NOTHING_KNOWN
+) -> Rejection | None:
+    """Whether pods of a workload's template would be accepted, so that the mistake shows where it was made.
+
+    Args:
+        obj: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, CronJob or ReplicationController.
+        old: what it was before an update; a template that did not change is never refused, so that a workload from
+            before gpushare can still be scaled, paused and deleted.
+    """
+    template = pod_template(obj)
+    if template is None or not is_ours(template):
+        return None
+    if old is not None and pod_template(old) == template:
+        return None
+    return _check_request(template, knowledge)
+
+
+def pod_template(obj: Object) -> Object | None:
+    """The pod template of a workload object; None where there is none."""
+    spec = obj.get("spec") or {}
+    if "jobTemplate" in spec:
+        spec = (spec["jobTemplate"] or {}).get("spec") or {}
+    template: Object | None = spec.get("template")
+    return template
+
+
+def warnings(pod: Object) -> tuple[str, ...]:
+    """What is probably not meant, for `kubectl` to print; the pod is accepted all the same."""
+    found = []
+    for annotation in annotations_of(pod):
+        if annotation.startswith(f"{names.GROUP}/") and annotation not in _KNOWN_ANNOTATIONS:
+            close = difflib.get_close_matches(annotation, names.USER_ANNOTATIONS, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            found.append(f"annotation {annotation[:200]} means nothing to gpushare{hint}")
+    found += [
+        f'container "{container.get("name")}" also asks for {resource}, a GPU that gpushare does not '
+        f"manage; leave out either that or the annotation {names.FRACTION}"
+        for container in _all_containers(pod.get("spec") or {})
+        for resource in (container.get("resources") or {}).get("limits") or {}
+        if str(resource).startswith(_OTHER_GPU_PREFIXES)
+    ]
+    return tuple(found)
+
+
+def largest_gpu_memory_mib(nodes: Iterable[GpuNodeStatus]) -> int | None:
+    """Memory of the largest GPU, MiB; None while no GPU is known. An unhealthy one counts, it may come back."""
+    return max((gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0), default=None)
+
+
+def _check_request(pod: Object, knowledge: Knowledge) -> Rejection | None:
+    request = parse_request(annotations_of(pod))
+    if isinstance(request, Rejection):
+        return request
+    spec = pod.get("spec") or {}
+    return (
+        _check_memory(pod, request, knowledge)
+        or _check_container(spec, request)
+        or _check_shares(spec, request)
+        or _check_scheduling(spec)
+    )
+
+
+def _check_memory(pod: Object, request: ShareRequest, knowledge: Knowledge) -> Rejection | None:
+    largest = knowledge.largest_gpu_memory_mib
+    if largest is None or request.memory_mib is None or request.memory_mib <= largest:
+        return None
+    return refuse_memory(
+        annotations_of(pod)[names.MEMORY],
+        "is more memory than any GPU of this cluster has",
+        f"at most {largest}Mi, what the largest one has",
+    )
+
+
+def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:
+    present = [str(container.get("name")) for container in spec.get("containers") or ()]
+    if request.container is None or request.container in present:
+        return None
+    return Rejection(
+        Reason.INVALID_ANNOTATION,
+        f"annotation {names.CONTAINER}: {_shown(request.container)} is not a container of this pod; allowed "
+        f"{'is' if len(present) == 1 else 'are'} {', '.join(_shown(name) for name in present[:16])}",
+    )
+
+
+def _check_shares(spec: Object, request: ShareRequest) -> Rejection | None:
+    """`gpushare.io/share` set by hand: on another container, or of another amount."""
+    chosen = _container_index(spec, request.container)
+    expected = None if request.share_percent is None else request.share_percent * request.gpu_count
+    for index, container in enumerate(_all_containers(spec)):
+        for kind in ("limits", "requests"):
+            amount = ((container.get("resources") or {}).get(kind) or {}).get(names.SHARE_RESOURCE)
+            if amount is None:
+                continue
+            where = (
+                f'container "{container.get("name")}": resources.{kind} {names.SHARE_RESOURCE}: {_shown(amount)}'
+            )
+            if index != chosen:
+                return _conflict(
+                    f"{where} is not on the container that gets the GPU; leave it out, gpushare sets it on "
+                    f"the first container or the one that annotation {names.CONTAINER} names"
+                )
+            if not _is_share(str(amount), expected):
+                allowed = expected if expected is not None else "1 to 100, or 100 for each whole GPU"
+                return _conflict(
+                    f"{where} contradicts annotation {names.FRACTION}, which makes it {allowed}; leave it out, "
+                    "gpushare sets it"
+                )
+    return None
+
+
+def _is_share(amount: str, expected: int | None) -> bool:
+    """Whether an amount is the expected one; for "auto" (None), any that a fraction could make."""
+    if not amount.isascii() or not amount.isdigit() or len(amount) > 5:
+        return False
+    gpus, rest = divmod(int(amount), names.SHARES_PER_GPU)
+    return int(amount) == expected if expected is not None else _is_any_share(gpus, rest)
+
+
+def _is_any_share(gpus: int, rest_percent: int) -> bool:
+    return rest_percent > 0 if gpus == 0 else rest_percent == 0 and gpus <= MAX_GPUS_PER_POD
+
+
+def _check_scheduling(spec: Object) -> Rejection | None:
+    scheduler = spec.get("schedulerName") or ""
+    if scheduler not in _DEFAULT_SCHEDULERS:
+        return _conflict(
+            f"spec.schedulerName: {_shown(scheduler)} cannot place a pod with annotation {names.FRACTION}; "
+            f"leave it out, gpushare sets {names.SCHEDULER_NAME}"
+        )
+    if spec.get("nodeName"):
+        return _conflict(
+            f"spec.nodeName: {_shown(spec['nodeName'])} goes past the scheduler, so nobody would decide on which "
+            "GPU the pod runs; use spec.nodeSelector or spec.affinity instead"
+        )
+    return None
+
+
+def _container_index(spec: Object, name: str | None) -> int:
+    """Which container gets the GPU; the first where none is named."""
+    containers = spec.get("containers") or ()
+    return next((i for i, container in enumerate(containers) if name and container.get("name") == name), 0)
+
+
+def _all_containers(spec: Object) -> list[Object]:
+    """The containers in their order, then the init containers."""
+    return [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
+
+
+def _set_share(container: Object, path: str, shares: str) -> list[Json]:
+    """Limit and request; Kubernetes wants both of an extended resource, equal. One there already was checked."""
+    share = {names.SHARE_RESOURCE: shares}
+    resources = container.get("resources")
+    if not resources:
+        return [{"op": "add", "path": f"{path}/resources", "value": {"limits": share, "requests": share}}]
+    patch: list[Json] = []
+    for kind in ("limits", "requests"):
+        amounts = resources.get(kind)
+        if not amounts:
+            patch.append({"op": "add", "path": f"{path}/resources/{kind}", "value": share})
+        elif names.SHARE_RESOURCE not in amounts:
+            patch += _set(amounts, f"{path}/resources/{kind}", names.SHARE_RESOURCE, shares)
+    return patch
+
+
+def _set_caps(container: Object, path: str) -> list[Json]:
+    """The decision as environment variables, in place of what the pod itself says of them."""
+    env = list(container.get("env") or ())
+    caps = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
+        for name, annotation in _CAPS_BY_VARIABLE.items()
+    ]
+    kept = [one for one in env if one.get("name") not in _CAPS_BY_VARIABLE]
+    if len(kept) + len(caps) == len(env) and all(_reads(one, caps) for one in env[len(kept) :]):
+        return []
+    return [{"op": "add", "path": f"{path}/env", "value": [*kept, *caps]}]
+
+
+def _reads(variable: Object, caps: Iterable[Object]) -> bool:
+    """Whether it is one of ours; the API server has added apiVersion to its fieldRef."""
+    found = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")
+    return any(
+        variable.get("name") == cap["name"] and found == cap["valueFrom"]["fieldRef"]["fieldPath"] for cap in caps
+    )
+
+
+def _set_label(pod: Object) -> list[Json]:
+    labels = (pod.get("metadata") or {}).get("labels")
+    if not labels:
+        return [{"op": "add", "path": "/metadata/labels", "value": {names.MANAGED_LABEL: "true"}}]
+    return _set(labels, "/metadata/labels", names.MANAGED_LABEL, "true")
+
+
+def _set(parent: Object, path: str, key: str, value: str) -> list[Json]:
+    if parent.get(key) == value:
+        return []
+    return [{"op": "add", "path": f"{path}/{key.replace('~', '~0').replace('/', '~1')}", "value": value}]
+
+
+def _conflict(detail: str) -> Rejection:
+    return Rejection(Reason.CONFLICT, detail)
+
+
+def _shown(value: object, most: int = 64) -> str:
+    """A value as a sentence shows it, cut when hostile."""
+    if value is None:
+        return "nothing"
+    text = str(value)
+    return f'"{text if len(text) <= most else text[: most - 3] + "..."}"'

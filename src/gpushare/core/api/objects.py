@@ -1,0 +1,546 @@
+"""The two Kubernetes objects of gpushare, `GpuShare` and `GpuNode`, as values (DESIGN section 1).
+
+Their schemas in crds/ are generated from these classes by hack/generate_crds.py. Read a part by
+`from_json(GpuNodeStatus, obj.get("status"))`, write it by `to_json(status)`; see `gpushare.core.api.schema`.
+Fields that are None are absent on the wire: a figure that could not be measured is left out, never written as
+zero.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, ClassVar, Final
+
+from gpushare.core.api.names import API_VERSION
+from gpushare.core.api.request import FaultDomain, JobClass
+from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
+from gpushare.core.gpu.devices import Health
+from gpushare.core.gpu.pipes import COUNTERS, Counters
+
+# The same language as `core.request` reads; tests hold the two together.
+FRACTION_PATTERN: Final = r"^(auto|0*0\.(0[1-9]|[1-9][0-9]?)0*|0*([1-9]|1[0-6])(\.0+)?)$"
+MEMORY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T|)$"
+FRACTION_SENTENCE: Final = (
+    'allowed are 0.01 to 1 in whole percents (such as "0.25"), a whole number of GPUs up to 16 (such as "2"), '
+    'or "auto"'
+)
+_FRACTION_RULE: Final = CelRule(f"self.matches(r'{FRACTION_PATTERN}')", FRACTION_SENTENCE)
+_MEMORY_RULE: Final = CelRule(
+    f"self.matches(r'{MEMORY_PATTERN}') && self.matches('^[0-9.]*[1-9]')",
+    'allowed is an amount of memory above zero such as "8Gi" or "500Mi"',
+)
+_RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
+_MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those become GPUs of their own (DESIGN 7)
+_MAX_TENANTS_PER_GPU: Final = 100  # one percent each
+_MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the count beyond is in the condition
+
+
+class Phase(StrEnum):
+    """Where a GpuShare stands in its life (DESIGN section 4 and 5)."""
+
+    PENDING = "Pending"
+    PROBATION = "Probation"
+    PROFILED = "Profiled"
+    SHARING = "Sharing"
+    RETRACTED = "Retracted"
+
+
+class ProfileMode(StrEnum):
+    """Whether a workload is profiled."""
+
+    AUTO = "Auto"
+    OFF = "Off"
+
+
+class MpsState(StrEnum):
+    """State of a GPU's MPS daemon and server."""
+
+    STARTING = "Starting"
+    ACTIVE = "Active"
+    FAULT = "Fault"
+    DOWN = "Down"
+
+
+class Ceilings(StrEnum):
+    """Whether the gate's self-test showed that ceilings bind on this driver (DESIGN 2.4)."""
+
+    UNTESTED = "Untested"
+    ENFORCED = "Enforced"
+    NOT_ENFORCED = "NotEnforced"
+
+
+class ConditionStatus(StrEnum):
+    """The three answers of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class SelectorOperator(StrEnum):
+    """Operators of a label selector's expressions."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One condition in the form of metav1.Condition."""
+
+    type: str = described("Kind of condition, such as Ready.", default="", required=True, maxLength=316)
+    status: ConditionStatus = described("True, False or Unknown.", default=ConditionStatus.UNKNOWN, required=True)
+    reason: str = described("One CamelCase word on why.", default="", required=True, maxLength=1024)
+    message: str = described("A sentence for people.", default="", maxLength=32768)
+    last_transition_time: str | None = described("When the status last changed.", default=None, format="date-time")
+    observed_generation: int | None = described(
+        "The metadata.generation that this was concluded from.", default=None, minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRequirement:
+    """One expression of a label selector."""
+
+    key: str = described("Label that the expression is about.", default="", required=True, maxLength=317)
+    operator: SelectorOperator = described(
+        "How the label relates to the values.", default=SelectorOperator.IN, required=True
+    )
+    values: tuple[str, ...] = described(
+        "Values for In and NotIn; none for Exists and DoesNotExist.",
+        default=(),
+        items={"maxLength": 63},
+        maxItems=64,
+        **ATOMIC_LIST,
+    )
+    CEL_RULES: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
+            "(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
+            "In and NotIn need values, Exists and DoesNotExist take none",
+            ".values",
+        ),
+    )
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether a pod's labels satisfy it."""
+        match self.operator:
+            case SelectorOperator.IN:
+                return labels.get(self.key) in self.values
+            case SelectorOperator.NOT_IN:
+                return labels.get(self.key) not in self.values
+            case SelectorOperator.EXISTS:
+                return self.key in labels
+            case SelectorOperator.DOES_NOT_EXIST:
+                return self.key not in labels
+
+
+@dataclass(frozen=True, slots=True)
+class LabelSelector:
+    """A label selector as Kubernetes defines it; an empty one selects every pod."""
+
+    match_labels: Mapping[str, str] = described(
+        "Labels that a pod must have with these values.",
+        default_factory=dict,
+        items={"maxLength": 63},
+        maxProperties=64,
+    )
+    match_expressions: tuple[LabelRequirement, ...] = described(
+        "Expressions that must all hold.", default=(), maxItems=64, **ATOMIC_LIST
+    )
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether it selects a pod with these labels."""
+        return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
+            requirement.matches(labels) for requirement in self.match_expressions
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSpec:
+    """How the workload is profiled."""
+
+    mode: ProfileMode | None = described(
+        "Auto profiles an unknown workload alone on a GPU before neighbours are let in; Off never does.",
+        default=None,
+    )
+    window_seconds: int | None = described(
+        "How long the workload runs alone in probation.", default=None, minimum=1, maximum=3600
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShareSpec:
+    """What the user wants for a group of pods; every field may be left out, a pod's annotation beats it."""
+
+    selector: LabelSelector | None = described(
+        "Which annotated pods of this namespace it is for; an empty selector means all of them. Left out: the "
+        "pods of this object's owner, as in the objects that gpushare makes itself. Cannot be changed later.",
+        default=None,
+        **ATOMIC_MAP,
+    )
+    fraction: str | None = described(
+        'Share of one GPU in whole percents ("0.25"), whole GPUs ("2"), or "auto": what the profile says.',
+        default=None,
+        maxLength=16,
+        rules=(_FRACTION_RULE,),
+    )
+    memory: str | None = described(
+        'GPU memory of a pod on each of its GPUs ("8Gi"). Default: the fraction of the GPU\'s memory.',
+        default=None,
+        maxLength=32,
+        rules=(_MEMORY_RULE,),
+    )
+    job_class: JobClass | None = described(
+        "What the pods care about: throughput is capped beside others, latency runs uncapped and is protected. "
+        "Default: the chart's value defaults.class.",
+        default=None,
+        name="class",
+    )
+    max_slowdown: float | None = described(
+        "Tolerated slowdown beside neighbours as a ratio to running alone: 1.25 means at most 25% longer. "
+        "Default: the chart's value policy.maxSlowdown.",
+        default=None,
+        minimum=1,
+        maximum=1000,
+    )
+    fault_domain: FaultDomain | None = described(
+        "shared accepts neighbours on the GPU, whose illegal memory access ends every tenant of it (a property of "
+        "MPS); isolated is placed alone on its GPU. Default: shared.",
+        default=None,
+    )
+    profile: ProfileSpec | None = described("How the workload is profiled.", default=None)
+    CEL_RULES: ClassVar[tuple[CelRule, ...]] = (
+        CelRule(
+            "has(self.selector) == has(oldSelf.selector) "
+            "&& (!has(self.selector) || self.selector == oldSelf.selector)",
+            "the selector cannot be changed; make another GpuShare",
+            ".selector",
+        ),
+        CelRule(
+            "!(has(self.fraction) && self.fraction == 'auto' && has(self.profile) && has(self.profile.mode) "
+            "&& self.profile.mode == 'Off')",
+            'fraction "auto" comes from the profile and cannot go with profile.mode Off; '
+            'write a fraction such as "0.25" or set profile.mode to Auto',
+            ".fraction",
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CapPoint:
+    """One point of a cap curve."""
+
+    thread_percentage: int = described(
+        "MPS thread percentage.", default=100, required=True, minimum=1, maximum=100
+    )
+    progress_ratio: float = described(
+        "Progress under it relative to 100%.", default=1.0, name="progress", required=True, minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The signature of the workload, taken while it ran alone (DESIGN section 4)."""
+
+    gpu_model: str = described("GPU model it was taken on.", default="")
+    counters: Mapping[str, float] = described(
+        "Device counters at 100% threads, ratios from 0 to 1, by the names of the colocation dataset: "
+        f"{', '.join(COUNTERS)}. What the device cannot measure is absent.",
+        default_factory=dict,
+        items=_RATIO,
+        maxProperties=32,
+    )
+    iterations_per_second: float | None = described(
+        "The workload's own rate where it reports one.", default=None, minimum=0
+    )
+    memory_peak_mib: int | None = described(
+        "Most device memory seen, MiB.", default=None, name="memoryPeakMiB", minimum=0
+    )
+    cap_curve: tuple[CapPoint, ...] = described(
+        "Progress under lower thread percentages where measured.",
+        default=(),
+        maxItems=100,
+        **list_map("threadPercentage"),
+    )
+    window_seconds: float | None = described("Length of the measurement.", default=None, minimum=0)
+    taken_at: str | None = described("When the measurement ended.", default=None, format="date-time")
+
+    def as_counters(self) -> Counters:
+        """The counters as a value; unknown names are left out."""
+        return Counters(**{name: self.counters[name] for name in COUNTERS if name in self.counters})
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """How the workload fares now; the worst of its pods."""
+
+    progress_ratio: float | None = described(
+        "Progress relative to running alone, 1 is undisturbed.", default=None, name="progress", minimum=0
+    )
+    slowdown_ratio: float | None = described(
+        "How much longer it takes than alone, 1 is undisturbed.", default=None, name="slowdown", minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One pod of the group and where it runs."""
+
+    pod_uid: str = described("The pod's uid.", default="", required=True, maxLength=64)
+    pod: str = described("The pod's name.", default="", required=True, maxLength=253)
+    node: str | None = described("Its node.", default=None, maxLength=253)
+    gpu_uuids: tuple[str, ...] = described(
+        "Its GPUs by UUID.", default=(), name="gpus", maxItems=16, **ATOMIC_LIST
+    )
+    share_percent: int | None = described(
+        "Percent of each GPU that it is guaranteed.", default=None, name="share", minimum=1, maximum=100
+    )
+    thread_percentage: int | None = described(
+        "Its MPS thread percentage, the cap.", default=None, minimum=1, maximum=100
+    )
+    memory_limit_mib: int | None = described(
+        "Its memory limit on each GPU, MiB.", default=None, name="memoryLimitMiB", minimum=1
+    )
+    progress_ratio: float | None = described(
+        "Its progress relative to running alone.", default=None, name="progress", minimum=0
+    )
+    slowdown_ratio: float | None = described(
+        "How much longer it takes than alone.", default=None, name="slowdown", minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShareStatus:
+    """What gpushare knows about the group; written by the operator alone."""
+
+    phase: Phase = described("Where the group stands.", default=Phase.PENDING)
+    observed_generation: int | None = described(
+        "The metadata.generation that the status was concluded from.", default=None, minimum=0
+    )
+    profile: Profile | None = described("The workload's signature, once taken.", default=None)
+    job_class: JobClass | None = described(
+        "Class of its pods as annotations, this object and the chart's default say; latency where some are.",
+        default=None,
+        name="class",
+    )
+    recommended_fraction: str | None = described(
+        'The fraction that "auto" stands for and that a user may want to write.',
+        default=None,
+        maxLength=16,
+        rules=(_FRACTION_RULE,),
+    )
+    observed: Observed | None = described("How the workload fares now.", default=None)
+    placements: tuple[Placement, ...] = described(
+        "The group's pods and where they run.", default=(), maxItems=_MAX_PLACEMENTS, **list_map("podUid")
+    )
+    conditions: tuple[Condition, ...] = described(
+        "Conditions in the usual form.", default=(), maxItems=32, **list_map("type")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MpsStatus:
+    """The MPS daemon, server and gate of one GPU."""
+
+    state: MpsState = described("State of the daemon and its server.", default=MpsState.STARTING)
+    clients: int = described("Processes connected now; one server takes 48.", default=0, minimum=0)
+    held: int = described("Connections that wait at the gate.", default=0, minimum=0)
+    ceilings: Ceilings = described(
+        "What the gate's self-test showed: whether this driver enforces its ceilings.", default=Ceilings.UNTESTED
+    )
+    message: str | None = described("What is wrong, for people.", default=None, maxLength=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """Use of a GPU over the last window by pipe, tensor pipes counted in; 0 to 1, absent if not measured."""
+
+    fp16: float | None = described("FP16 and half-precision tensor pipes.", default=None, **_RATIO)
+    fp32: float | None = described("FP32 pipe.", default=None, **_RATIO)
+    fp64: float | None = described("FP64 and double-precision tensor pipes.", default=None, **_RATIO)
+    int8: float | None = described("Integer tensor pipe.", default=None, **_RATIO)
+    integer: float | None = described("Integer pipe.", default=None, **_RATIO)
+    dram: float | None = described("Bandwidth of device memory.", default=None, **_RATIO)
+    sm: float | None = described("Time an SM had work, mean over SMs.", default=None, **_RATIO)
+    sm_occupancy: float | None = described("Resident warps of those possible.", default=None, **_RATIO)
+    nvml: float | None = described("What nvidia-smi calls utilisation.", default=None, **_RATIO)
+
+    @classmethod
+    def of(cls, counters: Counters, nvml_ratio: float | None = None) -> "Utilization":
+        """From one window's counters."""
+        return cls(**counters.pipes(), sm=counters.sm_util, sm_occupancy=counters.sm_occupancy, nvml=nvml_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One pod on one GPU."""
+
+    pod_uid: str = described("The pod's uid.", default="", required=True, maxLength=64)
+    namespace: str | None = described("The pod's namespace.", default=None, maxLength=63)
+    pod: str | None = described("The pod's name.", default=None, maxLength=253)
+    share_percent: int = described(
+        "Percent of the GPU that it is guaranteed.", default=0, name="share", minimum=0, maximum=100
+    )
+    thread_percentage: int | None = described(
+        "The cap in force for its next process.", default=None, minimum=1, maximum=100
+    )
+    memory_limit_mib: int | None = described(
+        "Memory limit of all its processes together, MiB.", default=None, name="memoryLimitMiB", minimum=1
+    )
+    memory_used_mib: int | None = described(
+        "Device memory in use, MiB.", default=None, name="memoryUsedMiB", minimum=0
+    )
+    clients: int | None = described("Its processes connected to MPS.", default=None, minimum=0)
+    progress_ratio: float | None = described(
+        "Inferred progress relative to running alone; absent where tenants cannot be told apart.",
+        default=None,
+        name="progress",
+        minimum=0,
+    )
+    progress_error_ratio: float | None = described(
+        "One standard deviation of the inferred progress.", default=None, name="progressError", minimum=0
+    )
+    slowdown_ratio: float | None = described(
+        "How much longer it takes than alone.", default=None, name="slowdown", minimum=0
+    )
+    profile: Profile | None = described(
+        "Its workload's signature as this node saw it alone on a GPU with all threads; absent once its GpuShare "
+        "keeps one as good.",
+        default=None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuStatus:
+    """One GPU of the node."""
+
+    uuid: str = described("The GPU's UUID.", default="", required=True, maxLength=96)
+    index: int = described("Its index on the node.", default=0, minimum=0)
+    model: str = described("Its model as the driver names it.", default="", maxLength=128)
+    memory_mib: int = described("Its memory, MiB.", default=0, name="memoryMiB", minimum=0)
+    sm_count: int = described("Its streaming multiprocessors.", default=0, minimum=0)
+    health: Health = described("Whether it may take tenants.", default=Health.HEALTHY)
+    health_reason: str | None = described("Why it is unhealthy, for people.", default=None, maxLength=1024)
+    mps: MpsStatus = described("Its MPS daemon, server and gate.", default_factory=MpsStatus)
+    utilization: Utilization | None = described("Its use over the last window.", default=None)
+    memory_used_mib: int | None = described(
+        "Device memory in use, MiB.", default=None, name="memoryUsedMiB", minimum=0
+    )
+    tenants: tuple[Tenant, ...] = described(
+        "The pods that share it.", default=(), maxItems=_MAX_TENANTS_PER_GPU, **list_map("podUid")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNodeSummary:
+    """Sums for `kubectl get gpunodes`."""
+
+    gpus: int = described("GPUs of the node.", default=0, minimum=0)
+    healthy: int = described("Of them healthy.", default=0, minimum=0)
+    shares_used: int = described("Percent of one GPU in use, over all GPUs.", default=0, minimum=0)
+    clients: int = described("Processes connected to MPS, over all GPUs.", default=0, minimum=0)
+    tenants: int = described("Pods, over all GPUs.", default=0, minimum=0)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNodeStatus:
+    """What the node's agent saw; written by that agent alone. Make it by `of`, so that the summary fits."""
+
+    summary: GpuNodeSummary | None = described("Sums over the GPUs.", default=None)
+    gpus: tuple[GpuStatus, ...] = described(
+        "The node's GPUs.", default=(), maxItems=_MAX_GPUS_PER_NODE, **list_map("uuid")
+    )
+    driver_version: str | None = described("Version of the NVIDIA driver.", default=None, maxLength=64)
+    observed_at: str | None = described("When the agent looked.", default=None, format="date-time")
+    conditions: tuple[Condition, ...] = described(
+        "Conditions in the usual form.", default=(), maxItems=32, **list_map("type")
+    )
+
+    @classmethod
+    def of(
+        cls,
+        gpus: tuple[GpuStatus, ...],
+        *,
+        driver_version: str | None = None,
+        observed_at: str | None = None,
+        conditions: tuple[Condition, ...] = (),
+    ) -> "GpuNodeStatus":
+        """The status with its summary computed; a pod on several GPUs counts as one tenant."""
+        summary = GpuNodeSummary(
+            gpus=len(gpus),
+            healthy=sum(gpu.health is Health.HEALTHY for gpu in gpus),
+            shares_used=sum(tenant.share_percent for gpu in gpus for tenant in gpu.tenants),
+            clients=sum(gpu.mps.clients for gpu in gpus),
+            tenants=len({tenant.pod_uid for gpu in gpus for tenant in gpu.tenants}),
+        )
+        return cls(summary, gpus, driver_version, observed_at, conditions)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerReference:
+    """Whom an object belongs to; `controller` marks the one that manages it."""
+
+    api_version: str
+    kind: str
+    name: str
+    uid: str
+    controller: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuShare:
+    """A GpuShare read from the API."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    owners: tuple[OwnerReference, ...]
+    spec: GpuShareSpec
+    status: GpuShareStatus
+
+    @classmethod
+    def from_object(cls, obj: Mapping[str, Any]) -> "GpuShare":
+        """From the API's JSON object."""
+        metadata = obj.get("metadata") or {}
+        owners = tuple(
+            OwnerReference(
+                str(owner.get("apiVersion", "")), str(owner.get("kind", "")), str(owner.get("name", "")),
+                str(owner.get("uid", "")), bool(owner.get("controller")),
+            )
+            for owner in metadata.get("ownerReferences") or ()
+        )  # fmt: skip
+        return cls(
+            namespace=str(metadata.get("namespace", "")),
+            name=str(metadata.get("name", "")),
+            uid=str(metadata.get("uid", "")),
+            generation=int(metadata.get("generation") or 0),
+            owners=owners,
+            spec=from_json(GpuShareSpec, obj.get("spec")),
+            status=from_json(GpuShareStatus, obj.get("status")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuNode:
+    """A GpuNode; its name is the node's."""
+
+    name: str
+    status: GpuNodeStatus
+
+    @classmethod
+    def from_object(cls, obj: Mapping[str, Any]) -> "GpuNode":
+        """From the API's JSON object."""
+        metadata = obj.get("metadata") or {}
+        return cls(str(metadata.get("name", "")), from_json(GpuNodeStatus, obj.get("status")))
+
+    def to_object(self) -> dict[str, Any]:
+        """The API's JSON object without server-side metadata."""
+        return {
+            "apiVersion": API_VERSION,
+            "kind": "GpuNode",
+            "metadata": {"name": self.name},
+            "status": to_json(self.status),
+        }

@@ -1,0 +1,165 @@
+"""What a pod asks for: its annotations, parsed and validated (DESIGN section 1)."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import StrEnum
+from fractions import Fraction
+from typing import Final
+
+from gpushare.core.api import names
+from gpushare.core.api.rejection import Reason, Rejection
+
+MAX_GPUS_PER_POD: Final = 16  # no node of any vendor carries more GPUs in one NVLink domain of a host
+AUTO: Final = "auto"
+
+_MIB: Final = 2**20
+MAX_MEMORY_MIB: Final = 2**20  # 1 TiB on one GPU, several times what any vendor builds; keeps arithmetic sane
+_LONGEST_FRACTION: Final = 16  # as in the GpuShare's schema
+_LONGEST_MEMORY: Final = 32
+
+_FRACTION: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
+_QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)")
+_UNIT_BYTES: Final[dict[str, int]] = {
+    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
+_WORKLOAD: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+
+class JobClass(StrEnum):
+    """What a tenant cares about."""
+
+    THROUGHPUT = "throughput"
+    LATENCY = "latency"
+
+
+class FaultDomain(StrEnum):
+    """Whether a tenant accepts neighbours whose faults can end it (FACTS 4)."""
+
+    SHARED = "shared"
+    ISOLATED = "isolated"
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRequest:
+    """The annotations of one pod.
+
+    Attributes:
+        share_percent: of one GPU on each of `gpu_count` GPUs, 1 to 100; None when the fraction is "auto".
+        gpu_count: how many GPUs; above 1 only with share_percent 100.
+        memory_mib: GPU memory per GPU; None means share x the GPU's memory.
+        job_class: throughput or latency; None when the pod does not say (the GpuShare or the default does).
+        workload: key that links pods of one kind; None means the pod's owner.
+        container: name of the container that gets the GPU; None means the first.
+    """
+
+    share_percent: int | None
+    gpu_count: int
+    memory_mib: int | None
+    job_class: JobClass | None
+    workload: str | None
+    container: str | None
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the profile decides the share."""
+        return self.share_percent is None
+
+
+def parse_fraction(text: str) -> tuple[int | None, int] | Rejection:
+    """Parse `gpushare.io/fraction` into (share percent or None for auto, number of GPUs)."""
+
+    def refuse(why: str) -> Rejection:
+        return _invalid(
+            names.FRACTION, text, why,
+            'allowed are 0.01 to 1 in whole percents (such as "0.25"), '
+            f'a whole number of GPUs up to {MAX_GPUS_PER_POD} (such as "2"), or "auto"',
+        )  # fmt: skip
+
+    if text == AUTO:
+        return None, 1
+    if len(text) > _LONGEST_FRACTION or not _FRACTION.fullmatch(text):
+        return refuse("is not a plain positive number")
+    value = Decimal(text)
+    if value <= 0:
+        return refuse("is not above zero")
+    if value > 1:
+        if value != value.to_integral_value():
+            return refuse("asks for more than one GPU but not for whole GPUs")
+        if value > MAX_GPUS_PER_POD:
+            return refuse(f"asks for more than {MAX_GPUS_PER_POD} GPUs")
+        return names.SHARES_PER_GPU, int(value)
+    percent = value * names.SHARES_PER_GPU
+    if percent != percent.to_integral_value():
+        return refuse("is not a whole percent")
+    return int(percent), 1
+
+
+def parse_memory_mib(text: str) -> int | Rejection:
+    """Parse `gpushare.io/memory`, a Kubernetes quantity, into whole MiB (rounded up)."""
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST_MEMORY else None
+    if match is None:
+        return refuse_memory(text, "is not an amount of memory")
+    mib = math.ceil(Fraction(match[1]) * _UNIT_BYTES[match[2]] / _MIB)
+    if mib <= 0:
+        return refuse_memory(text, "is not above zero")
+    if mib > MAX_MEMORY_MIB:
+        return refuse_memory(text, "is more memory than any GPU has")
+    return mib
+
+
+def refuse_memory(text: str, why: str, allowed: str = 'a quantity such as "8Gi" or "500Mi"') -> Rejection:
+    """The refusal of a memory annotation; `allowed` completes "allowed is"."""
+    return _invalid(names.MEMORY, text, why, f"allowed is {allowed}")
+
+
+def parse_class(text: str) -> JobClass | Rejection:
+    """Parse `gpushare.io/class`."""
+    try:
+        return JobClass(text)
+    except ValueError:
+        return _invalid(names.CLASS, text, "is not a class", 'allowed are "throughput" and "latency"')
+
+
+def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
+    """Parse a pod's annotations; the first thing wrong becomes a sentence that says what to change."""
+    fraction = annotations.get(names.FRACTION)
+    if fraction is None:
+        return Rejection(Reason.INVALID_ANNOTATION, f"annotation {names.FRACTION} is missing")
+    parsed = parse_fraction(fraction)
+    if isinstance(parsed, Rejection):
+        return parsed
+    share_percent, gpu_count = parsed
+
+    memory_mib: int | None = None
+    if (text := annotations.get(names.MEMORY)) is not None:
+        memory = parse_memory_mib(text)
+        if isinstance(memory, Rejection):
+            return memory
+        memory_mib = memory
+
+    job_class: JobClass | None = None
+    if (text := annotations.get(names.CLASS)) is not None:
+        parsed_class = parse_class(text)
+        if isinstance(parsed_class, Rejection):
+            return parsed_class
+        job_class = parsed_class
+
+    workload = annotations.get(names.WORKLOAD)
+    if workload is not None and not _WORKLOAD.fullmatch(workload):
+        return _invalid(
+            names.WORKLOAD, workload, "is not a workload key",
+            "allowed are 1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends",
+        )  # fmt: skip
+
+    return ShareRequest(
+        share_percent, gpu_count, memory_mib, job_class, workload, annotations.get(names.CONTAINER)
+    )
+
+
+def _invalid(annotation: str, value: str, why: str, allowed: str) -> Rejection:
+    shown = value if len(value) <= 64 else value[:61] + "..."
+    return Rejection(Reason.INVALID_ANNOTATION, f'annotation {annotation}: "{shown}" {why}; {allowed}')

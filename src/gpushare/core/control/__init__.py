@@ -1,0 +1,1 @@
+"""Profiles and the life of a GpuShare."""

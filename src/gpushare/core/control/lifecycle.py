@@ -1,0 +1,374 @@
+"""The life of a GpuShare: its phase, its conditions and its whole status, from what was decided and observed.
+
+`status_of` is the only thing that makes a GpuShareStatus. All of it but the profile and its fraction is rebuilt
+from the pods and the GpuNodes each time, so a restarted operator writes what the one before it would have.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from gpushare.core.admission.resolve import Defaults, Needs, resolve
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import (
+    Condition,
+    ConditionStatus,
+    GpuNodeStatus,
+    GpuShare,
+    GpuShareSpec,
+    GpuShareStatus,
+    Observed,
+    Phase,
+    Placement,
+    Profile,
+    ProfileMode,
+    Tenant,
+)
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.api.request import JobClass
+from gpushare.core.control import profiles
+
+READY: Final = "Ready"
+PROFILED: Final = "Profiled"
+WITHIN_TOLERANCE: Final = "WithinTolerance"
+
+MOST_PLACEMENTS: Final = 1000  # as in the schema; the Ready condition counts them all
+_DIGITS: Final = 3  # of progress and slowdown; more would only make for more writes
+_AMOUNT: Final = re.compile(r"[0-9]{1,5}")
+_FINISHED: Final = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """One managed pod, reduced to what the operator uses.
+
+    Attributes:
+        owner_uids: of its ownerReferences.
+        created_at: RFC 3339, the API server's.
+        node: None until it is bound.
+        finished: whether it gave its share back (Succeeded or Failed).
+        limit_percent: its limit `gpushare.io/share` over all containers; None where it has none.
+        annotations: gpushare's own ones, user's and decision.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    owner_uids: tuple[str, ...]
+    created_at: str
+    node: str | None
+    finished: bool
+    limit_percent: int | None
+    annotations: Mapping[str, str]
+
+    @classmethod
+    def from_object(cls, pod: Mapping[str, Any]) -> "PodFacts":
+        """From the API's JSON object.
+
+        Raises:
+            KeyError, TypeError, AttributeError: the object is no pod.
+        """
+        metadata, spec = pod["metadata"], pod.get("spec") or {}
+        annotations: Mapping[str, str] = metadata.get("annotations") or {}
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            labels=metadata.get("labels") or {},
+            owner_uids=tuple(owner["uid"] for owner in metadata.get("ownerReferences") or ()),
+            created_at=metadata.get("creationTimestamp") or "",
+            node=spec.get("nodeName") or None,
+            finished=(pod.get("status") or {}).get("phase") in _FINISHED,
+            limit_percent=_limit_percent(spec),
+            annotations={key: annotations[key] for key in _OURS if key in annotations},
+        )
+
+    @property
+    def fraction(self) -> str | None:
+        """The annotation that makes it ours; None on a pod that carries only the label."""
+        return self.annotations.get(names.FRACTION)
+
+    def decision(self) -> Decision | None:
+        """Where it was placed; None while it was not.
+
+        Raises:
+            ValueError: the annotations are malformed.
+        """
+        return Decision.from_annotations(self.annotations)
+
+
+_OURS: Final = (*names.USER_ANNOTATIONS, *names.DECISION_ANNOTATIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Fares:
+    """How one pod fares, the worst over its GPUs; None where not measured.
+
+    Attributes:
+        profile: its workload's signature, where a node has seen it alone.
+    """
+
+    progress_ratio: float | None = None
+    slowdown_ratio: float | None = None
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a phase follows from.
+
+    Attributes:
+        live, placed: pods that are not finished; those of them with a decision.
+        profiling: whether the workload is kept alone until it is profiled (spec, and a cluster that does so).
+        profiled: whether its signature is known.
+        retracting: whether the controller moved it away and its back-off runs.
+    """
+
+    live: int
+    placed: int
+    profiling: bool = False
+    profiled: bool = False
+    retracting: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the operator was started with.
+
+    Attributes:
+        defaults: for what neither pods nor GpuShare say.
+        probation: whether the cluster keeps a workload without a profile alone on its GPU.
+    """
+
+    defaults: Defaults
+    probation: bool = False
+
+
+def next_phase(current: Phase, situation: Situation) -> Phase:
+    """The phase after `current` (DESIGN sections 4 and 5).
+
+    Pending: no pod is placed. Probation: placed, alone on its GPU until its profile is taken. Sharing: placed, and
+    neighbours may come. Retracted: the controller moved its pods away for a neighbour's sake; it stays until one
+    of them is placed again. Profiled: no pod is placed now, but the signature is known, so the next goes straight
+    to Sharing.
+    """
+    if situation.retracting or (current is Phase.RETRACTED and situation.live > 0 and situation.placed == 0):
+        return Phase.RETRACTED
+    if situation.placed == 0:
+        return Phase.PROFILED if situation.profiled else Phase.PENDING
+    if situation.profiling and not situation.profiled:
+        return Phase.PROBATION
+    return Phase.SHARING
+
+
+def status_of(
+    share: GpuShare, pods: Iterable[PodFacts], fares: Mapping[str, Fares], settings: Settings, now: str
+) -> GpuShareStatus:
+    """The status of a GpuShare.
+
+    Args:
+        share: as it is now; its present status gives the profile, the phase before, and when conditions changed.
+        pods: the pods that it speaks for, in any order.
+        fares: how each pod fares by uid.
+        now: RFC 3339, UTC, for conditions that change.
+    """
+    live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
+    wrong: list[str] = []
+    placements = [p for pod in live if (p := _placement(pod, share, fares, settings.defaults, wrong)) is not None]
+    profile = share.status.profile
+    if _wants_profile(share.spec):
+        seen = [fare.profile for pod in live if (fare := fares.get(pod.uid)) and fare.profile is not None]
+        one_kind = profiles.is_one_kind(share.spec, [pod.annotations for pod in live])
+        profile = profiles.taken(profile, seen, share.spec, is_one_kind=one_kind, now=now)
+    situation = Situation(
+        live=len(live),
+        placed=len(placements),
+        profiling=settings.probation and _wants_profile(share.spec),
+        profiled=profile is not None,
+    )
+    observed = _worst(placements)
+    job_class = _class_of(share, live, settings.defaults)
+    conditions = (
+        _ready(situation, wrong),
+        _profiled(share.spec, profile),
+        _within_tolerance(observed, share.spec, settings.defaults),
+    )
+    return GpuShareStatus(
+        phase=next_phase(share.status.phase, situation),
+        observed_generation=share.generation,
+        profile=profile,
+        job_class=job_class,
+        recommended_fraction=_recommended(share, profile, job_class, settings.defaults, none_live=not live),
+        observed=observed,
+        placements=tuple(placements[:MOST_PLACEMENTS]),
+        conditions=_dated(conditions, share.status.conditions, share.generation, now),
+    )
+
+
+def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
+    """How each pod fares, by uid: over its GPUs the least progress and the greatest slowdown."""
+    tenants: dict[str, list[Tenant]] = {}
+    for node in nodes:
+        for gpu in node.gpus:
+            for tenant in gpu.tenants:
+                tenants.setdefault(tenant.pod_uid, []).append(tenant)
+    return {uid: _fares(of_pod) for uid, of_pod in tenants.items()}
+
+
+def differs_only_in_figures(one: GpuShareStatus, other: GpuShareStatus) -> bool:
+    """Whether two statuses say the same but for measured progress and slowdown, which may wait to be written."""
+    return _without_figures(one) == _without_figures(other)
+
+
+def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[str, str], ...]:
+    """What is worth an event, as (reason, sentence): a new phase, or a tolerance newly broken."""
+    found = []
+    if before.profile is None and after.profile is not None:
+        auto = f"; auto stands for {after.recommended_fraction}" if after.recommended_fraction else ""
+        found.append(("ProfileTaken", f"signature taken on {after.profile.gpu_model or 'a GPU'}{auto}"))
+    if before.phase is not after.phase:
+        found.append((after.phase.value, f"phase was {before.phase}, is {after.phase}"))
+    was = {condition.type: condition.status for condition in before.conditions}
+    for condition in after.conditions:
+        broken = condition.type == WITHIN_TOLERANCE and condition.status is ConditionStatus.FALSE
+        if broken and was.get(condition.type) is not ConditionStatus.FALSE:
+            found.append((condition.reason, condition.message))
+    return tuple(found)
+
+
+def _placement(
+    pod: PodFacts, share: GpuShare, fares: Mapping[str, Fares], defaults: Defaults, wrong: list[str]
+) -> Placement | None:
+    """Where a pod runs; None without a decision. What is malformed goes to `wrong`, for the condition."""
+    try:
+        decision = pod.decision()
+    except ValueError as error:
+        wrong.append(f"{pod.name}: {error}")
+        return None
+    needs = resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent)
+    if isinstance(needs, Rejection):
+        wrong.append(f"{pod.name}: {needs}")
+    if decision is None:
+        return None
+    fare = fares.get(pod.uid, Fares())
+    return Placement(
+        pod_uid=pod.uid,
+        pod=pod.name,
+        node=pod.node,
+        gpu_uuids=decision.gpu_uuids,
+        share_percent=needs.share_percent if isinstance(needs, Needs) else None,
+        thread_percentage=decision.thread_percentage,
+        memory_limit_mib=decision.memory_limit_mib,
+        progress_ratio=fare.progress_ratio,
+        slowdown_ratio=fare.slowdown_ratio,
+    )
+
+
+def _ready(situation: Situation, wrong: Sequence[str]) -> Condition:
+    if wrong:
+        return Condition(READY, ConditionStatus.FALSE, "Malformed", "; ".join(wrong[:3])[:1000])
+    if situation.live == 0:
+        return Condition(READY, ConditionStatus.TRUE, "NoPods", "no pod asks for a share now")
+    placed = f"{situation.placed} of {situation.live} pods are placed"
+    if situation.placed < situation.live:
+        return Condition(READY, ConditionStatus.FALSE, "WaitingForRoom", f"{placed}; see the events of the others")
+    return Condition(READY, ConditionStatus.TRUE, "Placed", placed)
+
+
+def _class_of(share: GpuShare, live: Sequence[PodFacts], defaults: Defaults) -> JobClass:
+    """The class of the pods, latency where some are; what it was stays while no pod is there to tell."""
+    needs = [resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent) for pod in live]
+    classes = [each.job_class for each in needs if isinstance(each, Needs)]
+    if classes:
+        return JobClass.LATENCY if JobClass.LATENCY in classes else JobClass.THROUGHPUT
+    return share.spec.job_class or share.status.job_class or defaults.job_class
+
+
+def _recommended(
+    share: GpuShare, profile: Profile | None, job_class: JobClass, defaults: Defaults, *, none_live: bool
+) -> str | None:
+    """What `auto` stands for; what it stood for stays while no pod is there."""
+    before = share.status.recommended_fraction
+    if before is not None and none_live and profile == share.status.profile:
+        return before
+    tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else defaults.max_slowdown_ratio
+    said = profiles.recommended_fraction(profile, max_slowdown=tolerated, job_class=job_class)
+    return said if said is not None else before
+
+
+def _profiled(spec: GpuShareSpec, profile: Profile | None) -> Condition:
+    if profile is not None:
+        return Condition(
+            PROFILED, ConditionStatus.TRUE, "Taken", f"signature taken on {profile.gpu_model or 'a GPU'}"
+        )
+    if not _wants_profile(spec):
+        return Condition(PROFILED, ConditionStatus.FALSE, "Off", "profile.mode is Off")
+    message = "taken once a pod of it runs alone on a GPU with all its threads (fraction 1, or class latency)"
+    return Condition(PROFILED, ConditionStatus.FALSE, "NotYet", message)
+
+
+def _within_tolerance(observed: Observed | None, spec: GpuShareSpec, defaults: Defaults) -> Condition:
+    tolerated = spec.max_slowdown if spec.max_slowdown is not None else defaults.max_slowdown_ratio
+    slowdown = observed.slowdown_ratio if observed is not None else None
+    if slowdown is None:
+        return Condition(WITHIN_TOLERANCE, ConditionStatus.UNKNOWN, "NotMeasured", "no slowdown is known")
+    if slowdown <= tolerated:
+        message = f"no pod is slowed down more than the tolerated {tolerated:g} times"
+        return Condition(WITHIN_TOLERANCE, ConditionStatus.TRUE, "WithinTolerance", message)
+    # The figure itself is in `observed`: a message that changed with it would be a write each time.
+    message = f"a pod is slowed down more than the tolerated {tolerated:g} times"
+    return Condition(WITHIN_TOLERANCE, ConditionStatus.FALSE, "SlowdownBeyondTolerance", message)
+
+
+def _dated(
+    conditions: Iterable[Condition], before: Iterable[Condition], generation: int, now: str
+) -> tuple[Condition, ...]:
+    """The conditions with the time of their last change of status."""
+    old = {condition.type: condition for condition in before}
+    dated = []
+    for new in conditions:
+        previous = old.get(new.type)
+        same = previous is not None and previous.status is new.status and previous.last_transition_time
+        since = previous.last_transition_time if previous is not None and same else now
+        dated.append(Condition(new.type, new.status, new.reason, new.message, since, generation))
+    return tuple(dated)
+
+
+def _wants_profile(spec: GpuShareSpec) -> bool:
+    return spec.profile is None or spec.profile.mode is not ProfileMode.OFF
+
+
+def _fares(tenants: Sequence[Tenant]) -> Fares:
+    progress = [tenant.progress_ratio for tenant in tenants if tenant.progress_ratio is not None]
+    slowdown = [tenant.slowdown_ratio for tenant in tenants if tenant.slowdown_ratio is not None]
+    return Fares(
+        round(min(progress), _DIGITS) if progress else None,
+        round(max(slowdown), _DIGITS) if slowdown else None,
+        next((tenant.profile for tenant in tenants if tenant.profile is not None), None),
+    )
+
+
+def _worst(placements: Iterable[Placement]) -> Observed | None:
+    listed = list(placements)
+    progress = [p.progress_ratio for p in listed if p.progress_ratio is not None]
+    slowdown = [p.slowdown_ratio for p in listed if p.slowdown_ratio is not None]
+    if not progress and not slowdown:
+        return None
+    return Observed(min(progress, default=None), max(slowdown, default=None))
+
+
+def _without_figures(status: GpuShareStatus) -> GpuShareStatus:
+    placements = tuple(replace(p, progress_ratio=None, slowdown_ratio=None) for p in status.placements)
+    return replace(status, observed=None, placements=placements)
+
+
+def _limit_percent(spec: Mapping[str, Any]) -> int | None:
+    """The amount of `gpushare.io/share` of a pod; None without a plain number."""
+    for container in spec.get("containers") or ():
+        amount = ((container.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE)
+        if amount is not None and _AMOUNT.fullmatch(str(amount)):
+            return int(amount)
+    return None

@@ -1,0 +1,107 @@
+"""What the two hardware Protocols speak: values measured on a GPU and the `Devices` Protocol itself.
+
+`Devices` has a real side (NVML and GPM, or dcgm-exporter) and a simulated one in
+`gpushare.devices`; `MpsControl` stands in `gpushare.mps`. Both sides of each are held to one
+contract test.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from gpushare.core.gpu.pipes import Counters
+
+
+class Health(StrEnum):
+    """Whether a GPU may take new tenants."""
+
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInfo:
+    """One GPU of a node.
+
+    Attributes:
+        memory_mib: total device memory; sm_count: streaming multiprocessors.
+    """
+
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int
+    sm_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHealth:
+    """Health with the reason a person reads, such as "XID 79: GPU has fallen off the bus"."""
+
+    health: Health
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One sampling window of one GPU.
+
+    Attributes:
+        counters: ratios over the window; fields None where the source cannot measure them.
+        window_seconds: length of the window.
+        memory_used_mib: device memory in use at its end.
+        gpu_utilization_ratio: what NVML calls utilisation, 0 to 1; None where absent.
+    """
+
+    counters: Counters
+    window_seconds: float
+    memory_used_mib: int
+    gpu_utilization_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory on a GPU; `is_mps_client` False for one that runs outside MPS (FACTS 19).
+
+    `memory_used_mib` is None where the driver does not tell.
+    """
+
+    pid: int
+    memory_used_mib: int | None
+    is_mps_client: bool
+
+
+class DevicesError(Exception):
+    """The device side cannot answer now; `retryable` says whether asking again can help."""
+
+    def __init__(self, message: str, *, retryable: bool) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+
+class Devices(Protocol):
+    """The GPUs of this node. Every call returns at once with what is known, or raises DevicesError."""
+
+    def list(self) -> tuple[GpuInfo, ...]:
+        """The node's GPUs by index."""
+        ...
+
+    def health(self, uuid: str) -> GpuHealth:
+        """Current health; a GPU that vanished is Unhealthy with its reason, never an exception."""
+        ...
+
+    def sample(self, uuid: str) -> GpuSample | None:
+        """Counters since the previous call for this GPU; None until two readings at least 100 ms apart exist."""
+        ...
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
+        """Processes with a context on the GPU, the MPS server itself left out."""
+        ...
+
+    def driver_version(self) -> str | None:
+        """The driver's version; None where there is none."""
+        ...
+
+    def close(self) -> None:
+        """Release what the driver holds for us."""
+        ...

@@ -1,0 +1,203 @@
+"""Which GPUs a request fits, and why it does not fit a node: found for all nodes at once, said once per figure."""
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from gpushare.core.api import names
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.request import FaultDomain
+from gpushare.core.placement.node_cache import kept_by_row
+from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Shape
+from gpushare.core.placement.state import BoolArray, ClusterState, IntArray
+
+_MAX: Final = names.MAX_CLIENTS_PER_GPU
+_FIGURE_BITS: Final = 44  # room for MiB of a node and for thousandths of a CPU; the stage sits above
+_FIGURE_MASK: Final = (1 << _FIGURE_BITS) - 1
+
+
+class Usable(NamedTuple):
+    """Which GPUs pass each test and all before it; every array of shape (width, rows)."""
+
+    present: BoolArray
+    healthy: BoolArray
+    model: BoolArray
+    domain: BoolArray
+    clients: BoolArray
+    share: BoolArray
+    memory: BoolArray
+
+
+def usable_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> Usable:
+    """Test the GPUs of `rows` for one tenant of this shape; tests that cannot fail here cost nothing."""
+    present = state.present.take(rows, 1)
+    healthy = state.healthy.take(rows, 1)
+    model = healthy
+    if shape.models:
+        model = healthy & np.isin(state.model_ids.take(rows, 1), state.accepted_model_ids(shape.models))
+    domain = model
+    if shape.fault_domain is FaultDomain.ISOLATED:
+        domain = model & (state.clients.take(rows, 1) == 0)
+    elif state.isolated_count:
+        domain = model & ~state.isolated.take(rows, 1)
+    clients = domain & (state.clients.take(rows, 1) <= _MAX - shape.clients)
+    share = clients & (state.share_free_milli.take(rows, 1) >= shape.share_milli)
+    memory = share
+    if state.tracks_memory or shape.memory_mib:
+        memory = share & (state.memory_free_mib.take(rows, 1) >= memory_need_mib(state, shape, rows))
+    return Usable(present, healthy, model, domain, clients, share, memory)
+
+
+def fitting_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> BoolArray:
+    """Which GPUs of `rows` pass every test of `usable_gpus`, (width, rows), without telling the tests apart."""
+    fits: BoolArray = state.share_free_milli.take(rows, 1) >= shape.share_milli
+    fits &= state.healthy.take(rows, 1)
+    fits &= state.clients.take(rows, 1) <= _most_clients(shape)
+    if shape.models:
+        fits &= np.isin(state.model_ids.take(rows, 1), state.accepted_model_ids(shape.models))
+    if state.isolated_count:
+        fits &= ~state.isolated.take(rows, 1)
+    if memory_matters(state, shape):
+        fits &= state.memory_free_mib.take(rows, 1) >= memory_need_mib(state, shape, rows)
+    return fits
+
+
+def usable_slots(state: ClusterState, shape: Shape, row: int) -> list[int]:
+    """`fitting_gpus` of one node as a list of slots: for one node plain numbers are quicker than arrays."""
+    free, healthy = state.share_free_milli[:, row].tolist(), state.healthy[:, row].tolist()
+    clients = state.clients[:, row].tolist()
+    most = _most_clients(shape)
+    slots = [
+        slot
+        for slot, part in enumerate(free)
+        if part >= shape.share_milli and healthy[slot] and clients[slot] <= most
+    ]
+    if shape.models:
+        accepted, models = state.accepted_model_ids(shape.models), state.model_ids[:, row].tolist()
+        slots = [slot for slot in slots if models[slot] in accepted]
+    if state.isolated_count:
+        isolated = state.isolated[:, row].tolist()
+        slots = [slot for slot in slots if not isolated[slot]]
+    if memory_matters(state, shape):
+        memory, usable = state.memory_free_mib[:, row].tolist(), state.memory_usable_mib[:, row].tolist()
+        asked, share = shape.memory_mib, shape.share_milli
+        slots = [
+            slot
+            for slot in slots
+            if memory[slot] >= (usable[slot] * share // GPU_MILLI if asked is None else asked)
+        ]
+    return slots
+
+
+def _most_clients(shape: Shape) -> int:
+    """Clients that may be on a GPU already when this tenant comes; below 0 it fits nowhere."""
+    most = _MAX - shape.clients
+    return min(most, 0) if shape.fault_domain is FaultDomain.ISOLATED else most
+
+
+def memory_matters(state: ClusterState, shape: Shape) -> bool:
+    """Whether GPU memory can refuse: where nobody holds more than its share of it, there is room for shares."""
+    return bool(shape.memory_mib) or state.large_memory_count > 0
+
+
+def memory_need_mib(state: ClusterState, shape: Shape, rows: IntArray) -> IntArray | int:
+    """GPU memory that a tenant takes on each GPU: what it asks, or its share of what the GPU has for tenants."""
+    if shape.memory_mib is not None:
+        return shape.memory_mib
+    need: IntArray = state.memory_usable_mib.take(rows, 1) * shape.share_milli // GPU_MILLI
+    return need
+
+
+def refusals(state: ClusterState, shape: Shape, rows: IntArray) -> list[Rejection]:
+    """One refusal for each of `rows`, none of which fits."""
+    said, which = grouped_refusals(state, shape, rows)
+    return [said[index] for index in which.tolist()]
+
+
+def grouped_refusals(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
+    """The different refusals of `rows`, none of which fits, and for each row which of them is its own."""
+    codes, inverse = np.unique(_codes(state, shape).take(rows), return_inverse=True)
+    return [_say(shape, code) for code in codes.tolist()], inverse
+
+
+def summarize(state: ClusterState, shape: Shape) -> Rejection:
+    """One refusal for a request that fits no node: the reason of the nodes that came closest."""
+    codes = _codes(state, shape)
+    nodes = int(state.alive.sum())
+    if not nodes:
+        return Rejection(Reason.NO_GPUS, "the cluster has no nodes with GPUs that gpushare manages")
+    closest = int(codes.max())
+    there = int(((codes >> _FIGURE_BITS) == closest >> _FIGURE_BITS).sum())
+    said = _say(shape, closest)
+    return Rejection(said.reason, f"fits on none of {nodes} nodes; on the {there} closest: {said.detail}")
+
+
+def _codes(state: ClusterState, shape: Shape) -> IntArray:
+    """First test that each row fails (index into _STAGES) with its figure, packed; -1 for rows without a node."""
+    return kept_by_row(state, "refusal", shape, None, lambda rows: _code(state, shape, rows))
+
+
+def _code(state: ClusterState, shape: Shape, rows: IntArray) -> IntArray:
+    cpu_free, memory_free = state.cpu_free_milli.take(rows), state.node_memory_free_mib.take(rows)
+    fits_cpu = cpu_free >= shape.cpu_milli
+    stage = np.where(fits_cpu, _NODE_MEMORY, _CPU)
+    figure = np.maximum(np.where(fits_cpu, memory_free, cpu_free), 0)
+    if shape.gpu_count:
+        usable = usable_gpus(state, shape, rows)
+        for test in range(len(usable) - 1, -1, -1):
+            passing = usable[test].sum(axis=0)
+            fails = passing < shape.gpu_count
+            if not fails.any():
+                continue
+            if test == _SHARE and shape.gpu_count == 1:
+                passing = np.where(usable.clients, state.share_free_milli.take(rows, 1), 0).max(axis=0, initial=0)
+            elif test == _GPU_MEMORY:
+                passing = np.where(usable.share, state.memory_free_mib.take(rows, 1), 0).max(axis=0, initial=0)
+            stage[fails] = test
+            figure[fails] = passing[fails]
+    code: IntArray = (stage << _FIGURE_BITS) | np.minimum(figure, _FIGURE_MASK)
+    code[~state.alive.take(rows)] = -1
+    return code
+
+
+def _percent(share_milli: int) -> str:
+    return f"{share_milli / MILLI_PER_PERCENT:g}%"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _models(shape: Shape) -> str:
+    return " or ".join(sorted(shape.models)) or "any model"
+
+
+def _share(shape: Shape, figure: int) -> str:
+    if shape.gpu_count > 1:
+        return f"needs {shape.gpu_count} whole GPUs, has {figure} free"
+    return f"needs {_percent(shape.share_milli)} of one GPU, the freest has {_percent(figure)} free"
+
+
+def _memory(shape: Shape, figure: int) -> str:
+    wanted = "its share of the memory" if shape.memory_mib is None else f"{shape.memory_mib} MiB"
+    return f"needs {wanted} on {_gpus(shape.gpu_count)}, the freest with enough share has {figure} MiB free"
+
+
+_STAGES: Final[tuple[tuple[Reason, Callable[[Shape, int], str]], ...]] = (
+    (Reason.NO_GPUS, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} that gpushare manages"),
+    (Reason.GPU_UNHEALTHY, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} healthy"),
+    (Reason.GPU_MODEL, lambda s, n: f"needs {_gpus(s.gpu_count)} of {_models(s)}, has {n} healthy"),
+    (Reason.FAULT_DOMAIN, lambda s, n: f"needs {_gpus(s.gpu_count)} in a {s.fault_domain} fault domain, has {n}"),
+    (Reason.CLIENTS, lambda s, n: f"needs {_gpus(s.gpu_count)} with room below {_MAX} clients, has {n}"),
+    (Reason.SHARE, _share),
+    (Reason.GPU_MEMORY, _memory),
+    (Reason.CPU, lambda s, n: f"needs {s.cpu_milli}m of CPU, has {n}m free"),
+    (Reason.NODE_MEMORY, lambda s, n: f"needs {s.node_memory_mib} MiB of memory, has {n} MiB free"),
+)
+_SHARE, _GPU_MEMORY, _CPU, _NODE_MEMORY = 5, 6, 7, 8
+
+
+def _say(shape: Shape, code: int) -> Rejection:
+    reason, sentence = _STAGES[code >> _FIGURE_BITS]
+    return Rejection(reason, sentence(shape, code & _FIGURE_MASK))

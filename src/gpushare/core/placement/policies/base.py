@@ -1,0 +1,35 @@
+"""What most policies share: how ties are broken and how GPUs of a chosen node are picked."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.placement.state import ClusterState, FloatArray, IntArray, Shape
+
+
+class Deterministic:
+    """Ties go to the first row and to the fullest GPU that fits, so that pods gather."""
+
+    def select(self, scores: FloatArray) -> int:
+        """The best row."""
+        return int(scores.argmax())
+
+    def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
+        """The fullest GPUs that fit, lower slots first among equals."""
+        free = state.share_free_milli[:, row].tolist()
+        if shape.gpu_count == 1:
+            return (min(slots, key=free.__getitem__),)
+        return sorted(slots, key=free.__getitem__)[: shape.gpu_count]
+
+    is_choosy = False
+
+    def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
+        """It takes any GPU that fits."""
+        del state, shape
+        return [], np.zeros(len(rows), np.int64)
+
+    def token(self, state: ClusterState) -> object:
+        """Scores depend on the state alone."""
+        del state
+        return ()

@@ -1,0 +1,298 @@
+"""Where a pod goes: one search, many policies; the same functions for the live extender and the simulator.
+
+A node fits when enough of its GPUs each have the share, memory and client slots asked, are healthy, of an
+accepted model and within the fault domain, and when its CPU and memory suffice. A policy ranks the nodes that
+fit and picks the GPUs on the chosen one; it never searches. Scores are kept per policy and shape of request,
+and only rows that changed since are ranked again, so that a decision costs about the same on 100 nodes and on
+10,000.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol, Self, runtime_checkable
+from weakref import ref
+
+import numpy as np
+
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.placement.fitting import fitting_gpus, grouped_refusals, refusals, summarize, usable_slots
+from gpushare.core.placement.node_cache import kept_by_row
+from gpushare.core.placement.shapes import GPU_MILLI, Placement, PlacementRequest, Shape
+from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
+
+__all__ = [
+    "UNKNOWN_NODE",
+    "Candidates",
+    "LearningPolicy",
+    "Lesson",
+    "NodeList",
+    "Policy",
+    "candidates",
+    "choose",
+    "fits",
+    "place",
+]
+
+
+class Policy(Protocol):
+    """What ranks nodes and picks GPUs. Higher is better; it sees only GPUs on which the tenant fits."""
+
+    @property
+    def name(self) -> str:
+        """What the command line and the chart call it."""
+        ...
+
+    def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
+        """Scores of `rows`, all of which fit; `gpu_fits` of shape (width, rows) says which of their GPUs do."""
+        ...
+
+    def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
+        """The `gpu_count` slots to take on the chosen node, out of `slots`, which fit."""
+        ...
+
+    def select(self, scores: FloatArray) -> int:
+        """Index of the row to take among `scores`, where -inf does not fit; any where none fits."""
+        ...
+
+    def token(self, state: ClusterState) -> object:
+        """Scores stay valid while this is equal; None when they must never be kept (a policy that draws lots)."""
+        ...
+
+    @property
+    def is_choosy(self) -> bool:
+        """Whether it may refuse a node on which the tenant fits, by a score of -inf; `refusals` says why."""
+        ...
+
+    def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
+        """Why it takes no GPU of `rows`, on which the tenant fits: the reasons, and which is each row's."""
+        ...
+
+
+class Lesson(Protocol):
+    """What a policy has to learn; it holds all that this takes, and so may be learnt in another thread."""
+
+    def learn(self) -> Any:
+        """The slow part."""
+        ...
+
+
+@runtime_checkable
+class LearningPolicy(Protocol):
+    """A policy that learns from the state, beside it if somebody asks for lessons."""
+
+    def lesson(self, state: ClusterState) -> Lesson | None:
+        """What to learn now; None while what it knows will do."""
+        ...
+
+    def adopt(self, state: ClusterState, lesson: Any, learnt: Any) -> None:
+        """Decide by what was learnt from now on."""
+        ...
+
+
+class NodeList:
+    """Names of nodes to choose among, with their rows remembered while no node comes or goes."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self._found: tuple[ref[ClusterState], int, IntArray, Sequence[str]] | None = None
+
+    @classmethod
+    def of_rows(cls, state: ClusterState, rows: IntArray) -> Self:
+        """The nodes of rows that are known now."""
+        made = cls(state.node_names_of(rows))
+        made._found = (ref(state), state.nodes_version, rows, ())
+        return made
+
+    def rows(self, state: ClusterState) -> tuple[IntArray, Sequence[str]]:
+        """The rows of those that are known, in the order given, and the names of the others."""
+        found = self._found
+        if found is None or found[0]() is not state or found[1] != state.nodes_version:
+            rows = state.rows(self.names)
+            unknown: list[str] = []
+            if None in rows:
+                unknown = [name for name, row in zip(self.names, rows, strict=True) if row is None]
+                rows = [row for row in rows if row is not None]
+            self._found = found = (ref(state), state.nodes_version, np.array(rows, np.int64), unknown)
+        return found[2], found[3]
+
+
+class Candidates:
+    """Nodes on which a request fits, best first on demand, and why it fits not on the others."""
+
+    def __init__(
+        self, state: ClusterState, policy: Policy, shape: Shape, rows: IntArray, scores: FloatArray,
+        *, unknown: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        fitting = scores > -np.inf
+        self._state, self._policy, self._shape = state, policy, shape
+        self._refused_rows = rows[~fitting]
+        self.unknown = unknown
+        """Names asked for that are no GPU nodes."""
+        self.rows: IntArray = rows[fitting]
+        self.scores: FloatArray = scores[fitting]
+        """One score for each of `nodes`, higher is better."""
+
+    @property
+    def nodes(self) -> list[str]:
+        """Names of the nodes that fit, in the order asked."""
+        return self._state.node_names_of(self.rows)
+
+    def best(self, count: int, avoid: IntArray | None = None, *, equal_only: bool = False) -> IntArray:
+        """The `count` best rows of those that fit, ties in the order asked; none of `avoid` while others fit.
+
+        `equal_only`: only those as good as the very best.
+        """
+        rows, scores = self.rows, self.scores
+        if avoid is not None and len(avoid):
+            free = ~np.isin(rows, avoid)
+            if free.any():
+                rows, scores = rows[free], scores[free]
+        if equal_only and len(rows):
+            equally_good: IntArray = rows[scores == scores.max()][:count]
+            return equally_good
+        if len(rows) <= count:
+            return rows
+        last = np.partition(scores, -count)[-count]
+        better, equal = np.flatnonzero(scores > last), np.flatnonzero(scores == last)
+        return rows[np.concatenate((better, equal[: count - len(better)]))]
+
+    def rejections(self) -> dict[str, Rejection]:
+        """Why each other node does not fit."""
+        rows, said, which = self.grouped_rejections()
+        names = self._state.node_names_of(rows)
+        found = {name: said[index] for name, index in zip(names, which.tolist(), strict=True)}
+        found.update((name, UNKNOWN_NODE) for name in self.unknown)
+        return found
+
+    def grouped_rejections(self) -> tuple[IntArray, list[Rejection], IntArray]:
+        """Rows that do not fit, the different reasons, and which of them each row's is."""
+        state, shape, rows = self._state, self._shape, self._refused_rows
+        said, which = grouped_refusals(state, shape, rows)
+        if self._policy.is_choosy and len(rows):
+            fits = _fit(state, shape, rows)[0]
+            more, of_those = self._policy.refusals(state, shape, rows[fits])
+            which = which.copy()
+            which[fits] = len(said) + of_those
+            said = [*said, *more]
+            used, which = np.unique(which, return_inverse=True)
+            said = [said[index] for index in used.tolist()]
+        return rows, said, which
+
+
+UNKNOWN_NODE: Final = Rejection(Reason.NO_GPUS, "the node has no GPUs that gpushare manages")
+
+
+def candidates(
+    request: PlacementRequest,
+    state: ClusterState,
+    policy: Policy,
+    node_names: Iterable[str] | NodeList | None = None,
+) -> Candidates:
+    """Nodes that fit with their scores, among `node_names` (default: all); reserves nothing."""
+    shape = request.shape
+    scores = _scores(state, policy, shape)
+    if node_names is None:
+        rows = np.flatnonzero(state.alive)
+        return Candidates(state, policy, shape, rows, scores[rows])
+    asked = node_names if isinstance(node_names, NodeList) else NodeList(list(node_names))
+    rows, unknown = asked.rows(state)
+    return Candidates(state, policy, shape, rows, scores.take(rows), unknown=unknown)
+
+
+def choose(request: PlacementRequest, state: ClusterState, policy: Policy, node: str) -> Placement | Rejection:
+    """GPUs for a request on one given node, checked against the state as it is now; reserves nothing."""
+    row = state.row(node)
+    if row is None:
+        return UNKNOWN_NODE
+    shape = request.shape
+    rows = np.array([row])
+    fitting, gpu_fits = _fit(state, shape, rows)
+    if not fitting[0]:
+        return refusals(state, shape, rows)[0]
+    if policy.is_choosy and policy.rank(state, shape, rows, gpu_fits)[0] == -np.inf:
+        return policy.refusals(state, shape, rows)[0][0]
+    return _placement(state, policy, shape, row)
+
+
+def place(request: PlacementRequest, state: ClusterState, policy: Policy) -> Placement | Rejection:
+    """The policy's choice over all nodes; reserves nothing."""
+    shape = request.shape
+    scores = _scores(state, policy, shape)
+    if not len(scores):
+        return summarize(state, shape)
+    row = policy.select(scores)
+    if scores[row] == -np.inf:
+        return summarize(state, shape)
+    return _placement(state, policy, shape, row)
+
+
+def fits(request: PlacementRequest, state: ClusterState, placement: Placement) -> Rejection | None:
+    """Whether a decision made earlier still holds: None, or why not."""
+    row = state.row(placement.node)
+    if row is None:
+        return UNKNOWN_NODE
+    shape = request.shape
+    rows = np.array([row])
+    fitting, gpu_fits = _fit(state, shape, rows)
+    if not fitting[0]:
+        return refusals(state, shape, rows)[0]
+    uuids = state.uuids(row)
+    if len(placement.gpu_uuids) != shape.gpu_count or len(set(placement.gpu_uuids)) != shape.gpu_count:
+        return Rejection(
+            Reason.CONFLICT, f"{len(placement.gpu_uuids)} GPUs were decided, {shape.gpu_count} are asked"
+        )
+    for uuid in placement.gpu_uuids:
+        if uuid not in uuids:
+            return Rejection(Reason.CONFLICT, f"GPU {uuid} is no longer on node {placement.node}")
+        if not gpu_fits[uuids.index(uuid), 0]:
+            return Rejection(Reason.CONFLICT, f"GPU {uuid} has no room for it any more")
+    return None
+
+
+def _fit(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[BoolArray, BoolArray]:
+    """Which rows fit, and which of their GPUs do (width, rows)."""
+    gpu_fits = fitting_gpus(state, shape, rows)
+    fitting: BoolArray
+    if shape.gpu_count == 1:
+        fitting = np.logical_or.reduce(gpu_fits, axis=0)
+    elif shape.gpu_count:
+        fitting = gpu_fits.sum(axis=0) >= shape.gpu_count
+    else:
+        fitting = state.alive.take(rows)
+    if shape.cpu_milli:
+        fitting &= state.cpu_free_milli.take(rows) >= shape.cpu_milli
+    if shape.node_memory_mib:
+        fitting &= state.node_memory_free_mib.take(rows) >= shape.node_memory_mib
+    return fitting, gpu_fits
+
+
+def _scores(state: ClusterState, policy: Policy, shape: Shape) -> FloatArray:
+    """Score of every row, -inf where it does not fit."""
+    token = policy.token(state)
+    if token is None:
+        return _ranked(state, policy, shape, np.arange(len(state.alive)))
+    return kept_by_row(state, policy.name, shape, token, lambda rows: _ranked(state, policy, shape, rows))
+
+
+def _ranked(state: ClusterState, policy: Policy, shape: Shape, rows: IntArray) -> FloatArray:
+    fitting, gpu_fits = _fit(state, shape, rows)
+    if fitting.all():
+        return policy.rank(state, shape, rows, gpu_fits)
+    scores = np.full(len(rows), -np.inf)
+    at = np.flatnonzero(fitting)
+    if len(at):
+        scores[at] = policy.rank(state, shape, rows[at], gpu_fits.take(at, 1))
+    return scores
+
+
+def _placement(state: ClusterState, policy: Policy, shape: Shape, row: int) -> Placement:
+    if not shape.gpu_count:
+        return Placement(state.node_name(row), ())
+    slots = list(policy.pick(state, shape, row, usable_slots(state, shape, row)))
+    memory_mib = shape.memory_mib
+    if memory_mib is None and not state.tracks_memory:
+        memory_mib = 0
+    if memory_mib is None:
+        usable_mib = min(int(state.memory_usable_mib[slot, row]) for slot in slots)
+        memory_mib = usable_mib * shape.share_milli // GPU_MILLI
+    uuids = state.uuids(row)
+    return Placement(state.node_name(row), tuple(uuids[slot] for slot in slots), memory_mib)

@@ -1,0 +1,124 @@
+"""What nodes offer, what pods ask and what they get: the values of the packing engine.
+
+Unit of share: thousandths of one GPU ("milli-GPU", 1000 per GPU). Production traces use thousandths (460),
+users whole percents (46): both are exact integers. At the live edge `share_milli = MILLI_PER_PERCENT *
+share_percent`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gpushare.core.api import names
+from gpushare.core.api.request import MAX_GPUS_PER_POD, FaultDomain, JobClass
+
+GPU_MILLI: Final = 1000
+"""Share of one whole GPU."""
+MILLI_PER_PERCENT: Final = GPU_MILLI // names.SHARES_PER_GPU
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU as a node reports it; `memory_mib` None where nothing is known about its memory."""
+
+    uuid: str
+    model: str
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """One node; `cpu_milli`, `memory_mib` are what our pods may use there, None when somebody else counts it."""
+
+    name: str
+    gpus: tuple[GpuSpec, ...]
+    cpu_milli: int | None = None
+    memory_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """What one pod needs from a node.
+
+    Attributes:
+        share_milli: of each of its GPUs, 1 to 1000; ignored when gpu_count is 0.
+        gpu_count: GPUs wanted; above 1 only with whole GPUs. 0 is a pod without GPUs (the simulator's traces).
+        memory_mib: GPU memory on each GPU; None means share x the GPU's usable memory.
+        cpu_milli, node_memory_mib: taken from the node.
+        models: GPU models the pod accepts; empty for any.
+        clients: MPS clients that it holds on each GPU at least.
+    """
+
+    pod_uid: str
+    share_milli: int
+    gpu_count: int = 1
+    memory_mib: int | None = None
+    cpu_milli: int = 0
+    node_memory_mib: int = 0
+    models: frozenset[str] = frozenset()
+    job_class: JobClass = JobClass.THROUGHPUT
+    workload: str | None = None
+    fault_domain: FaultDomain = FaultDomain.SHARED
+    clients: int = 1
+    shape: "Shape" = field(init=False, repr=False, compare=False)
+    """What decides where it may go: requests of one shape are interchangeable to the engine."""
+
+    def __post_init__(self) -> None:
+        if self.gpu_count < 0 or (self.gpu_count and not 1 <= self.share_milli <= GPU_MILLI):
+            raise ValueError(f"share {self.share_milli} milli on {self.gpu_count} GPUs is not a request")
+        if self.gpu_count > 1 and self.share_milli != GPU_MILLI:
+            raise ValueError("more than one GPU only in whole GPUs")
+        if min(self.cpu_milli, self.node_memory_mib, self.memory_mib or 0) < 0 or self.clients < 1:
+            raise ValueError("amounts are not negative, and a tenant holds at least one client")
+
+        shape = Shape(
+            self.share_milli, self.gpu_count, self.memory_mib, self.cpu_milli, self.node_memory_mib, self.models,
+            self.job_class, self.workload, self.fault_domain, self.clients,
+        )  # fmt: skip
+        object.__setattr__(self, "shape", shape)  # frozen, and asked for with every decision
+
+
+def tenancy_kind(share_milli: int, gpu_count: int) -> int:
+    """Line of `ClusterState.kinds` of a pod with GPUs: 0 for a part of one GPU, else how many whole ones."""
+    return min(gpu_count, MAX_GPUS_PER_POD) if share_milli == GPU_MILLI else 0
+
+
+class Shape(NamedTuple):
+    """A request without its pod: the key of what is computed once for all pods that ask the same."""
+
+    share_milli: int
+    gpu_count: int
+    memory_mib: int | None
+    cpu_milli: int
+    node_memory_mib: int
+    models: frozenset[str]
+    job_class: JobClass
+    workload: str | None
+    fault_domain: FaultDomain
+    clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a pod goes.
+
+    Attributes:
+        gpu_uuids: in the order the container sees them; empty for a pod without GPUs.
+        memory_mib: GPU memory it gets on each (the least of them, when a default share differs by GPU).
+    """
+
+    node: str
+    gpu_uuids: tuple[str, ...]
+    memory_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """One pod on one GPU; `order` rises with arrival, so the newest tenant has the highest."""
+
+    pod_uid: str
+    share_milli: int
+    memory_mib: int
+    job_class: JobClass
+    workload: str | None
+    fault_domain: FaultDomain
+    order: int

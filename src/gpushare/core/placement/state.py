@@ -1,0 +1,495 @@
+"""The state of a cluster's GPUs as arrays, the same for the live extender and for the simulator.
+
+Layout: a node is a row of the table of nodes and keeps it while it lives; free rows are reused. Arrays by GPU
+are of shape (width, rows), one line per GPU slot of the widest node, so that a test over all nodes is a few
+passes over contiguous memory. A slot that a node does not have is `present == False` with nothing free.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushare.core.api.request import MAX_GPUS_PER_POD, FaultDomain
+from gpushare.core.placement.shapes import (
+    GPU_MILLI,
+    MILLI_PER_PERCENT,
+    GpuSpec,
+    NodeSpec,
+    Placement,
+    PlacementRequest,
+    Shape,
+    Tenant,
+    tenancy_kind,
+)
+
+__all__ = [
+    "GPU_MILLI",
+    "MILLI_PER_PERCENT",
+    "UNLIMITED",
+    "ClusterState",
+    "GpuSpec",
+    "NodeSpec",
+    "Placement",
+    "PlacementRequest",
+    "Reservation",
+    "Shape",
+    "Snapshot",
+    "Tenant",
+]
+
+UNLIMITED: Final = np.iinfo(np.int64).max // 4
+"""Free CPU or memory of a node that does not say: the scheduler in front of us counts it."""
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What one pod holds; `slots` is None while its node or one of its GPUs is unknown (counted on arrival)."""
+
+    placement: Placement
+    request: PlacementRequest
+    order: int
+    row: int = -1
+    slots: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A point that `undo` returns to."""
+
+    position: int
+    order: int
+
+
+@dataclass(slots=True)
+class _Journal:
+    """Reservations made and released since the oldest open snapshot, newest last."""
+
+    entries: list[tuple[str, Reservation | None]] = field(default_factory=list)
+    open_snapshots: int = 0
+
+
+@dataclass(slots=True)
+class RowTable:
+    """One value a node, kept between two decisions; stale once `token` or `epoch` differ, or rows changed."""
+
+    values: NDArray[np.float64] | NDArray[np.int64]
+    token: object
+    epoch: int
+    seen: int
+
+
+class ClusterState:
+    """GPUs, nodes and who holds what.
+
+    Arrays of shape (width, rows): `present, healthy` bool, `share_free_milli, memory_free_mib, memory_usable_mib,
+    clients` int64, `isolated` bool (an isolated tenant is there), `model_ids` int64 (-1 absent). Arrays of shape
+    (rows,): `alive` bool, `cpu_free_milli, node_memory_free_mib` int64 (UNLIMITED when not counted), `gpu_counts`.
+    `kinds` of shape (1 + MAX_GPUS_PER_POD, rows): pods there by GPUs asked, fractions of one on line 0.
+    Policies read them; only the methods here write them.
+    """
+
+    def __init__(self, nodes: Iterable[NodeSpec] = (), *, gpu_memory_reserve_mib: int = 0) -> None:
+        """`gpu_memory_reserve_mib` of every GPU is never given to tenants (the MPS server's own context)."""
+        self.gpu_memory_reserve_mib = gpu_memory_reserve_mib
+        self.model_names: list[str] = []
+        self.epoch = 0
+        """Rises when rows or models are added: everything kept by row starts anew."""
+        self.nodes_version = 0
+        """Rises when a node comes or goes: what was found by its name must be looked up again."""
+        self.row_tables: OrderedDict[tuple[str, Shape], RowTable] = OrderedDict()
+        """What `gpushare.core.placement.node_cache` keeps."""
+        self._changes: list[int] = []
+        self._changes_forgotten = 0
+        self._model_ids: dict[str, int] = {}
+        self._specs: dict[str, NodeSpec] = {}
+        self._rows: dict[str, int] = {}
+        self._free_rows: list[int] = []
+        self._row_names: list[str] = []
+        self._uuids: list[tuple[str, ...]] = []
+        self._gpu_at: dict[str, tuple[int, int]] = {}
+        self._unhealthy: set[str] = set()
+        self._reservations: dict[str, Reservation] = {}
+        self.held_shapes: Counter[Shape] = Counter()
+        """What the pods in place asked, by how many asked it."""
+        self._tenants: dict[tuple[int, int], dict[str, int]] = {}
+        self._waiting: dict[str, set[str]] = {}
+        self._order = 0
+        self._journal = _Journal()
+        self.isolated_count = 0
+        """Isolated tenants, each GPU of theirs counted: without any, nobody has to look for them."""
+        self.tracks_memory = False
+        """Whether any GPU's memory is known."""
+        self.large_memory_count = 0
+        """Tenants that hold more of a GPU's memory than their share of it, each GPU counted."""
+        self._allocate(0, 0)
+        for spec in nodes:
+            self.add_node(spec)
+
+    # -- nodes and GPUs -------------------------------------------------------------------------------------------
+
+    def add_node(self, spec: NodeSpec) -> None:
+        """Add a node; pods already reserved on it by name are counted now.
+
+        Raises:
+            ValueError: the node is known already, or one of its GPUs is on another node.
+        """
+        if spec.name in self._rows:
+            raise ValueError(f"node {spec.name} is there already")
+        for gpu in spec.gpus:
+            if gpu.uuid in self._gpu_at:
+                raise ValueError(f"GPU {gpu.uuid} of {spec.name} is on another node already")
+        self._refuse_in_snapshot()
+        row = self._claim_row(len(spec.gpus))
+        self.nodes_version += 1
+        self._rows[spec.name] = row
+        self._specs[spec.name] = spec
+        self._row_names[row] = spec.name
+        self._uuids[row] = tuple(gpu.uuid for gpu in spec.gpus)
+        self.alive[row] = True
+        self.gpu_counts[row] = len(spec.gpus)
+        self.cpu_free_milli[row] = UNLIMITED if spec.cpu_milli is None else spec.cpu_milli
+        self.node_memory_free_mib[row] = UNLIMITED if spec.memory_mib is None else spec.memory_mib
+        for slot, gpu in enumerate(spec.gpus):
+            self._gpu_at[gpu.uuid] = (row, slot)
+            usable = max(0, (gpu.memory_mib or 0) - self.gpu_memory_reserve_mib)
+            self.tracks_memory |= usable > 0
+            self.present[slot, row] = True
+            self.healthy[slot, row] = gpu.uuid not in self._unhealthy
+            self.share_free_milli[slot, row] = GPU_MILLI
+            self.memory_usable_mib[slot, row] = self.memory_free_mib[slot, row] = usable
+            self.model_ids[slot, row] = self._model_id(gpu.model)
+        self._touch(row)
+        for pod_uid in sorted(self._waiting.pop(spec.name, ()), key=lambda uid: self._reservations[uid].order):
+            self._count(pod_uid, self._reservations[pod_uid])
+
+    def update_node(self, spec: NodeSpec) -> None:
+        """Replace what is known of a node (its GPUs, CPU, memory); its tenants stay, those of lost GPUs wait."""
+        if self._specs.get(spec.name) == spec:
+            return
+        if spec.name in self._rows:
+            self.remove_node(spec.name)
+        self.add_node(spec)
+
+    def remove_node(self, name: str) -> None:
+        """Forget a node if it is known; its pods keep their reservations and count again should it return."""
+        if name not in self._rows:
+            return
+        self._refuse_in_snapshot()
+        self.nodes_version += 1
+        row = self._rows[name]
+        for pod_uid in [uid for uid, held in self._reservations.items() if held.row == row]:
+            held = self._reservations[pod_uid]
+            self._uncount(pod_uid, held)
+            self._reservations[pod_uid] = Reservation(held.placement, held.request, held.order)
+            self._waiting.setdefault(name, set()).add(pod_uid)
+        for uuid in self._uuids[row]:
+            del self._gpu_at[uuid]
+        del self._rows[name], self._specs[name]
+        self._clear_row(row)
+        self._free_rows.append(row)
+        self._touch(row)
+
+    def set_health(self, uuid: str, *, healthy: bool) -> None:
+        """Say whether a GPU may take new tenants; remembered for a GPU that is not known yet."""
+        if healthy:
+            self._unhealthy.discard(uuid)
+        else:
+            self._unhealthy.add(uuid)
+        if uuid in self._gpu_at:
+            row, slot = self._gpu_at[uuid]
+            if bool(self.healthy[slot, row]) != healthy:
+                self.healthy[slot, row] = healthy
+                self._touch(row)
+
+    # -- pods -----------------------------------------------------------------------------------------------------
+
+    def reserve(self, pod_uid: str, placement: Placement, request: PlacementRequest) -> None:
+        """Count a pod where `placement` says.
+
+        It records what is, so it does not refuse: a pod that already runs counts even where it should not, and one
+        on a node or GPU that is not known yet waits for it. `placement.fits` is the question to ask before.
+
+        Raises:
+            ValueError: the pod holds a reservation already.
+        """
+        if pod_uid in self._reservations:
+            raise ValueError(f"pod {pod_uid} holds a reservation already")
+        self._order += 1
+        self._restore(pod_uid, Reservation(placement, request, self._order))
+        self._log(pod_uid, None)
+
+    def release(self, pod_uid: str) -> Reservation | None:
+        """Give back what a pod holds; None when it holds nothing."""
+        held = self._reservations.get(pod_uid)
+        if held is None:
+            return None
+        self._drop(pod_uid, held)
+        self._log(pod_uid, held)
+        return held
+
+    def reservation(self, pod_uid: str) -> Reservation | None:
+        """What a pod holds."""
+        return self._reservations.get(pod_uid)
+
+    @property
+    def reservations(self) -> Mapping[str, Reservation]:
+        """All reservations by pod uid, live."""
+        return self._reservations
+
+    def tenants(self, gpu_uuid: str) -> tuple[Tenant, ...]:
+        """The pods on a GPU, oldest first; empty for a GPU that is not known."""
+        at = self._gpu_at.get(gpu_uuid)
+        if at is None:
+            return ()
+        found = []
+        for pod_uid, memory_mib in self._tenants.get(at, {}).items():
+            held = self._reservations[pod_uid]
+            request = held.request
+            found.append(
+                Tenant(
+                    pod_uid,
+                    request.share_milli,
+                    memory_mib,
+                    request.job_class,
+                    request.workload,
+                    request.fault_domain,
+                    held.order,
+                )
+            )
+        return tuple(sorted(found, key=lambda tenant: tenant.order))
+
+    # -- hypothetical work ----------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """Remember this point, to take back what is reserved and released after it. Nodes stay put meanwhile."""
+        self._journal.open_snapshots += 1
+        return Snapshot(len(self._journal.entries), self._order)
+
+    def undo(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot exactly, newest change first, and close it."""
+        journal = self._journal
+        while len(journal.entries) > snapshot.position:
+            pod_uid, held = journal.entries.pop()
+            if held is None:
+                self._drop(pod_uid, self._reservations[pod_uid])
+            else:
+                self._restore(pod_uid, Reservation(held.placement, held.request, held.order))
+        self._order = snapshot.order
+        self.keep(snapshot)
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Close a snapshot and keep what was done since; an older open snapshot can still take it back."""
+        del snapshot
+        journal = self._journal
+        journal.open_snapshots -= 1
+        if journal.open_snapshots == 0:
+            journal.entries.clear()
+
+    # -- what changed ---------------------------------------------------------------------------------------------
+
+    @property
+    def change_count(self) -> int:
+        """Changes of any row so far: a cache remembers it and asks `changed_since` later."""
+        return self._changes_forgotten + len(self._changes)
+
+    def changed_since(self, count: int) -> IntArray | None:
+        """Rows changed since `change_count` was `count`, each once; None when that is too long ago to say."""
+        if count < self._changes_forgotten:
+            return None
+        recent = self._changes[count - self._changes_forgotten :]
+        return np.array(sorted(set(recent)), np.int64) if len(recent) > 1 else np.array(recent, np.int64)
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The known nodes."""
+        return tuple(self._rows)
+
+    def row(self, node: str) -> int | None:
+        """The row of a node."""
+        return self._rows.get(node)
+
+    def rows(self, nodes: Iterable[str]) -> list[int | None]:
+        """The rows of many nodes, None for those not known."""
+        return list(map(self._rows.get, nodes))
+
+    @property
+    def row_names(self) -> Sequence[str]:
+        """The node of each row, "" where there is none."""
+        return self._row_names
+
+    def node_name(self, row: int) -> str:
+        """The node of a row."""
+        return self._row_names[row]
+
+    def node_names_of(self, rows: IntArray) -> list[str]:
+        """The nodes of many rows."""
+        every = self._row_names
+        return [every[row] for row in rows.tolist()]
+
+    def spec(self, node: str) -> NodeSpec | None:
+        """What a node reported."""
+        return self._specs.get(node)
+
+    def uuids(self, row: int) -> tuple[str, ...]:
+        """The GPUs of a row by slot."""
+        return self._uuids[row]
+
+    def gpu_node(self, uuid: str) -> str | None:
+        """The node that carries a GPU."""
+        at = self._gpu_at.get(uuid)
+        return None if at is None else self._row_names[at[0]]
+
+    def accepted_model_ids(self, models: Iterable[str]) -> list[int]:
+        """Ids of those of `models` that any GPU here has, or had."""
+        return sorted(self._model_ids[model] for model in models if model in self._model_ids)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _allocate(self, rows: int, width: int) -> None:
+        self.present: BoolArray = np.zeros((width, rows), bool)
+        self.healthy: BoolArray = np.zeros((width, rows), bool)
+        self.isolated: BoolArray = np.zeros((width, rows), bool)
+        self.share_free_milli: IntArray = np.zeros((width, rows), np.int64)
+        self.memory_free_mib: IntArray = np.zeros((width, rows), np.int64)
+        self.memory_usable_mib: IntArray = np.zeros((width, rows), np.int64)
+        self.clients: IntArray = np.zeros((width, rows), np.int64)
+        self.model_ids: IntArray = np.full((width, rows), -1, np.int64)
+        self.alive: BoolArray = np.zeros(rows, bool)
+        self.cpu_free_milli: IntArray = np.zeros(rows, np.int64)
+        self.node_memory_free_mib: IntArray = np.zeros(rows, np.int64)
+        self.gpu_counts: IntArray = np.zeros(rows, np.int64)
+        self.kinds: IntArray = np.zeros((1 + MAX_GPUS_PER_POD, rows), np.int64)
+
+    _ARRAYS = (
+        "present", "healthy", "isolated", "share_free_milli", "memory_free_mib", "memory_usable_mib", "clients",
+        "model_ids", "kinds", "alive", "cpu_free_milli", "node_memory_free_mib", "gpu_counts",
+    )  # fmt: skip
+
+    def _claim_row(self, gpus: int) -> int:
+        width, rows = self.present.shape
+        if not self._free_rows:
+            self._resize(max(16, rows * 2), max(width, gpus, 1))
+            self._free_rows = list(range(self.present.shape[1] - 1, rows - 1, -1))
+            self._row_names.extend([""] * (self.present.shape[1] - rows))
+            self._uuids.extend([()] * (self.present.shape[1] - rows))
+        elif gpus > width:
+            self._resize(rows, gpus)
+        return self._free_rows.pop()
+
+    def _resize(self, rows: int, width: int) -> None:
+        old = {name: getattr(self, name) for name in self._ARRAYS}
+        self._allocate(rows, width)
+        for name, array in old.items():
+            getattr(self, name)[tuple(slice(size) for size in array.shape)] = array
+        self.epoch += 1
+
+    def _clear_row(self, row: int) -> None:
+        for name in self._ARRAYS:
+            getattr(self, name)[..., row] = -1 if name == "model_ids" else 0
+        self._row_names[row] = ""
+        self._uuids[row] = ()
+
+    def _model_id(self, model: str) -> int:
+        if model not in self._model_ids:
+            self._model_ids[model] = len(self.model_names)
+            self.model_names.append(model)
+            self.epoch += 1
+        return self._model_ids[model]
+
+    def _touch(self, row: int) -> None:
+        self._changes.append(row)
+        if len(self._changes) > 4 * len(self._row_names) + 65_536:
+            dropped = len(self._changes) // 2
+            del self._changes[:dropped]
+            self._changes_forgotten += dropped
+
+    def _log(self, pod_uid: str, held: Reservation | None) -> None:
+        if self._journal.open_snapshots:
+            self._journal.entries.append((pod_uid, held))
+
+    def _refuse_in_snapshot(self) -> None:
+        if self._journal.open_snapshots:
+            raise RuntimeError("nodes change only while no snapshot is open")
+
+    def _restore(self, pod_uid: str, held: Reservation) -> None:
+        self._reservations[pod_uid] = held
+        self.held_shapes[held.request.shape] += 1
+        self._count(pod_uid, held)
+
+    def _drop(self, pod_uid: str, held: Reservation) -> None:
+        self._uncount(pod_uid, held)
+        del self._reservations[pod_uid]
+        self.held_shapes[held.request.shape] -= 1
+        if not self.held_shapes[held.request.shape]:
+            del self.held_shapes[held.request.shape]
+        waiting = self._waiting.get(held.placement.node)
+        if waiting is not None:
+            waiting.discard(pod_uid)
+            if not waiting:
+                del self._waiting[held.placement.node]
+
+    def _count(self, pod_uid: str, held: Reservation) -> None:
+        placement, request = held.placement, held.request
+        row = self._rows.get(placement.node)
+        places = [self._gpu_at.get(uuid) for uuid in placement.gpu_uuids]
+        if row is None or any(at is None or at[0] != row for at in places):
+            self._waiting.setdefault(placement.node, set()).add(pod_uid)
+            return
+        slots = tuple(at[1] for at in places if at is not None)
+        isolated = request.fault_domain is FaultDomain.ISOLATED
+        for slot in slots:
+            self.share_free_milli[slot, row] -= request.share_milli
+            self.memory_free_mib[slot, row] -= placement.memory_mib
+            self.large_memory_count += self._is_large(held, slot, row)
+            self.clients[slot, row] += request.clients
+            if isolated:
+                self.isolated[slot, row] = True
+                self.isolated_count += 1
+            self._tenants.setdefault((row, slot), {})[pod_uid] = placement.memory_mib
+        if slots:
+            self.kinds[tenancy_kind(request.share_milli, request.gpu_count), row] += 1
+        self.cpu_free_milli[row] -= request.cpu_milli
+        self.node_memory_free_mib[row] -= request.node_memory_mib
+        self._reservations[pod_uid] = Reservation(placement, request, held.order, row, slots)
+        self._touch(row)
+
+    def _uncount(self, pod_uid: str, held: Reservation) -> None:
+        if held.slots is None:
+            return
+        request, row = held.request, held.row
+        for slot in held.slots:
+            self.share_free_milli[slot, row] += request.share_milli
+            self.memory_free_mib[slot, row] += held.placement.memory_mib
+            self.large_memory_count -= self._is_large(held, slot, row)
+            self.clients[slot, row] -= request.clients
+            tenants = self._tenants[row, slot]
+            del tenants[pod_uid]
+            if request.fault_domain is FaultDomain.ISOLATED:
+                self.isolated_count -= 1
+                self.isolated[slot, row] = any(
+                    self._reservations[uid].request.fault_domain is FaultDomain.ISOLATED for uid in tenants
+                )
+            if not tenants:
+                del self._tenants[row, slot]
+        if held.slots:
+            self.kinds[tenancy_kind(request.share_milli, request.gpu_count), row] -= 1
+        self.cpu_free_milli[row] += request.cpu_milli
+        self.node_memory_free_mib[row] += request.node_memory_mib
+        self._touch(row)
+
+    def _is_large(self, held: Reservation, slot: int, row: int) -> bool:
+        memory_mib = held.placement.memory_mib
+        return (
+            memory_mib > 0
+            and memory_mib * GPU_MILLI > int(self.memory_usable_mib[slot, row]) * held.request.share_milli
+        )

@@ -1,0 +1,1 @@
+"""The device's counters attributed to tenants: how fast each of them runs."""

@@ -1,0 +1,298 @@
+"""Whose work a GPU's counters are: each tenant's progress, inferred from the counters and solo signatures.
+
+Nothing tells per-pod compute under MPS (FACTS 20, 21). But work per iteration does not change when a neighbour
+comes, so the device's counters over a window are, to a good approximation, the sum of the tenants' solo counters,
+each times its progress (DESIGN section 4). The progress is found by least squares within bounds, drawn to
+what is expected beforehand where the counters say little.
+
+Plain floats: ten counters by a few tenants are no work for numpy, which would be a fifth of the agent's memory.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import mul
+from typing import Final
+
+from gpushare.core.gpu.pipes import Counters
+from gpushare.core.progress.counter_errors import CounterRow, counters_of
+
+_Vector = Sequence[float]
+_Matrix = Sequence[Sequence[float]]
+
+# Noise units from where a counter starts to lose weight: a tenant in another phase than alone, or work that no
+# signature knows of. A device that reads less than the sum is seldom wrong, so a deficit keeps it for longer.
+_OUTLIER: Final = 1.2
+_DEFICIT_OUTLIER: Final = 2 * _OUTLIER
+# The model's misses have fatter tails than a normal distribution of their size (kurtosis 9 to 90 on programs that
+# it never saw): Student's t, so that counters that all say otherwise overrule it. Degrees of freedom.
+_PRIOR_FREEDOM: Final = 4.0
+# Of the model at first: the counters look before it, so that one that is sure and wrong does not discredit them.
+_FIRST_TRUST: Final = 0.25
+_REWEIGHTINGS: Final = 3
+
+# Without the interference model's word: what random sets on an H200 reach, very roughly (FACTS, colocation).
+UNINFORMED_MEAN: Final = 0.7
+UNINFORMED_ERROR: Final = 0.3
+# The least squares may go this far beyond the cap's bound, as the counters' noise does, so that one tenant's
+# excess is not put on its neighbours; what is said of a tenant stays within the bound.
+BOUND_SLACK: Final = 1.05
+# A tenant whose progress is not known within this stays unknown: half of the range of possible answers.
+MAX_ERROR: Final = 0.25
+_MIN_ERROR: Final = 0.02
+# The model is surer of tenants that hardly use the GPU than it should be: with less SM activity alone than this,
+# 69 to 89% of the truths were within two errors in sets of unseen programs. Up to twice the error: 84 to 95%.
+_LIGHT_ACTIVITY: Final = 0.1
+# Rates over a window and over the one before differ, and counters err together: 95% of truths are then within two
+# errors (docs/measurements/attribution.md).
+_LEAST_ERROR: Final = 0.03
+_SWEEPS: Final = 200
+_TOLERANCE: Final = 1e-5
+_LEAST_PROGRESS: Final = 0.02  # a rate alone under a cap below this is a counting error
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """What is expected of a tenant before looking: progress and one standard deviation, ratios."""
+
+    mean: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class TenantEvidence:
+    """What is known of one tenant of a GPU.
+
+    Attributes:
+        signature: its counters alone at 100% threads; None while it has no profile.
+        bound: most progress that its cap allows, from its cap curve.
+        prior: from the interference model; None without one.
+        capped_work: counters for each unit of progress under its cap, where they were measured.
+        is_capped: whether it runs under a cap.
+    """
+
+    signature: Counters | None
+    bound: float = 1.0
+    prior: Prior | None = None
+    capped_work: Counters | None = None
+    is_capped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """What was inferred of one tenant.
+
+    Attributes:
+        progress_ratio: relative to running alone at 100%, at most what its cap allows; None when the tenants
+            cannot be told apart.
+        error_ratio: one standard deviation; None with an unknown progress.
+        pipes: its own use of each pipe, 0 to 1; empty with an unknown progress.
+    """
+
+    progress_ratio: float | None
+    error_ratio: float | None
+    pipes: Mapping[str, float] = field(default_factory=dict)
+
+
+UNKNOWN: Final = Attribution(None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One tenant as a predictor sees it.
+
+    Attributes:
+        signature: its counters alone at 100% threads.
+        cap_curve: progress alone by thread percentage, where measured; capped: counters alone, likewise.
+        iterations_per_s: rate alone at 100%; None when unknown.
+    """
+
+    signature: Counters
+    thread_percentage: int
+    cap_curve: Mapping[int, float] = field(default_factory=dict)
+    capped: Mapping[int, Counters] = field(default_factory=dict)
+    iterations_per_s: float | None = None
+
+
+# What the interference model expects of the tenants of one GPU, in their order; None where it is silent.
+Predict = Callable[[Sequence[Load]], Sequence[Prior | None]]
+
+
+def no_prediction(loads: Sequence[Load]) -> Sequence[Prior | None]:
+    """Without an interference model."""
+    return [None] * len(loads)
+
+
+def cap_bound(cap_curve: Mapping[int, float], thread_percentage: int) -> float:
+    """Most progress under a cap: the measured curve between its points, and no bound where it was not measured.
+
+    Args:
+        cap_curve: progress alone by thread percentage, relative to 100%.
+    """
+    points = {**cap_curve, 100: 1.0}
+    above = [cap for cap in points if cap >= thread_percentage]
+    high = min(above)
+    below = [cap for cap in points if cap < thread_percentage]
+    if thread_percentage in points or not below:
+        return min(1.0, points[high])
+    low = max(below)
+    part = (thread_percentage - low) / (high - low)
+    return min(1.0, points[low] + part * (points[high] - points[low]))
+
+
+def capped_work(load: Load) -> Counters | None:
+    """Counters for each unit of progress under a load's cap, between measured caps joined by lines.
+
+    A program does not do the same work under every cap: libraries choose kernels by the number of SMs (a 4096 fp32
+    matrix product on half of an H200 has 10 times the DRAM traffic), and clocks rise with fewer SMs at work (an
+    8192 fp16 product shows 0.68 of the tensor activity for each iteration). None where no cap was measured.
+    """
+    measured = {cap: each for cap, each in load.capped.items() if load.cap_curve.get(cap, 0.0) >= _LEAST_PROGRESS}
+    measured[100] = load.signature
+    cap = load.thread_percentage
+    if cap >= 100 or len(measured) == 1:
+        return None
+    high = min(each for each in measured if each >= cap)
+    low = max((each for each in measured if each <= cap), default=high)
+    part = (cap - low) / (high - low) if high > low else 0.0
+    ends = [(measured[end].as_dict(), load.cap_curve[end] if end < 100 else 1.0) for end in (low, high)]
+    (below, slow), (above, fast) = ends
+    return Counters(
+        **{
+            name: (1 - part) * value / slow + part * above[name] / fast
+            for name, value in below.items()
+            if name in above
+        }
+    )
+
+
+def evidence(load: Load, prior: Prior | None = None) -> TenantEvidence:
+    """What attribution may know of a load, and the model's word on it."""
+    bound = cap_bound(load.cap_curve, load.thread_percentage)
+    return TenantEvidence(load.signature, bound, prior, capped_work(load), load.thread_percentage < 100)
+
+
+def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attribution, ...]:
+    """Each tenant's progress from one window of the device's counters.
+
+    Args:
+        device: the device's counters over the window.
+        tenants: everyone who ran in the window. One without a signature makes everyone unknown who has no prior,
+            since its part of the counters cannot be told from theirs.
+
+    Source: DESIGN section 4; FACTS give the error of the same without bounds and prior (pairs 0.052).
+    """
+    if not tenants:
+        return ()
+    works = [tenant.capped_work or tenant.signature for tenant in tenants]
+    known = [work for work in works if work is not None]
+    names = counters_of(device, known)
+    if len(known) < len(works) or not names:
+        return tuple(_from_prior(tenant) for tenant in tenants)
+    is_guessed = [tenant.is_capped and tenant.capped_work is None for tenant in tenants]
+    rows = [CounterRow.of(name, device, known, is_guessed) for name in names]
+    upper = [max(0.0, tenant.bound) * BOUND_SLACK for tenant in tenants]
+    priors = [_prior(tenant) for tenant in tenants]
+    trusts = [1.0 if tenant.prior is None else _FIRST_TRUST for tenant in tenants]
+    progress = [min(max(prior.mean, 0.0), limit) for prior, limit in zip(priors, upper, strict=True)]
+    weights = [1.0 / row.variance(progress) for row in rows]
+    for _ in range(1 + _REWEIGHTINGS):
+        hessian, gradient = _normal_equations(rows, weights, priors, trusts)
+        progress = bounded_minimum(hessian, gradient, upper, start=progress)
+        weights = [_weight(row, progress) for row in rows]
+        trusts = [_trust(tenant, prior, p) for tenant, prior, p in zip(tenants, priors, progress, strict=True)]
+    hessian, _ = _normal_equations(rows, weights, priors, [min(1.0, trust) for trust in trusts])
+    errors = [math.sqrt(variance + _LEAST_ERROR**2) for variance in inverse_diagonal(hessian)]
+    return tuple(_attribution(tenant, p, e) for tenant, p, e in zip(tenants, progress, errors, strict=True))
+
+
+def bounded_minimum(hessian: _Matrix, gradient: _Vector, upper: _Vector, start: _Vector) -> list[float]:
+    """The x in [0, upper] that makes x'Hx/2 - g'x least, by coordinate descent.
+
+    Args:
+        hessian: positive definite, n x n; gradient, upper, start: n.
+    """
+    x = list(start)
+    for _ in range(_SWEEPS):
+        moved = 0.0
+        for i, row in enumerate(hessian):
+            new = min(max(x[i] + (gradient[i] - _dot(row, x)) / row[i], 0.0), upper[i])
+            moved = max(moved, abs(new - x[i]))
+            x[i] = new
+        if moved < _TOLERANCE:
+            break
+    return x
+
+
+def inverse_diagonal(matrix: _Matrix) -> list[float]:
+    """The diagonal of a positive definite matrix's inverse, from the inverse of its Cholesky factor."""
+    n = len(matrix)
+    factor = [[0.0] * n for _ in range(n)]
+    inverse = [[0.0] * n for _ in range(n)]
+    for i in range(n):
+        for j in range(i + 1):
+            rest = matrix[i][j] - _dot(factor[i][:j], factor[j][:j])
+            factor[i][j] = math.sqrt(rest) if i == j else rest / factor[j][j]
+        for j in range(i + 1):
+            rest = (i == j) - sum(factor[i][k] * inverse[k][j] for k in range(j, i))
+            inverse[i][j] = rest / factor[i][i]
+    return [sum(row[i] ** 2 for row in inverse[i:]) for i in range(n)]
+
+
+def _weight(row: CounterRow, progress: _Vector) -> float:
+    """What a counter counts for, given what it misses by."""
+    variance = row.variance(progress)
+    miss = (_dot(row.design, progress) - row.seen) / math.sqrt(variance)
+    return 1.0 / (variance * (1.0 + (miss / (_DEFICIT_OUTLIER if miss > 0 else _OUTLIER)) ** 2))
+
+
+def _trust(tenant: TenantEvidence, prior: Prior, progress: float) -> float:
+    """What the model's word counts for, given how far off it seems."""
+    if tenant.prior is None:
+        return 1.0
+    return (_PRIOR_FREEDOM + 1.0) / (_PRIOR_FREEDOM + ((progress - prior.mean) / prior.error) ** 2)
+
+
+def _normal_equations(
+    rows: Sequence[CounterRow], weights: _Vector, priors: Sequence[Prior], trusts: _Vector
+) -> tuple[list[list[float]], list[float]]:
+    """Hessian and gradient of the weighted least squares, drawn to the priors."""
+    columns = list(zip(*(row.design for row in rows), strict=True))
+    seen = [row.seen for row in rows]
+    weighted = [[w * value for w, value in zip(weights, column, strict=True)] for column in columns]
+    hessian = [[_dot(row, column) for column in columns] for row in weighted]
+    gradient = [_dot(row, seen) for row in weighted]
+    for i, (prior, trust) in enumerate(zip(priors, trusts, strict=True)):
+        precision = trust / prior.error**2
+        hessian[i][i] += precision
+        gradient[i] += precision * prior.mean
+    return hessian, gradient
+
+
+def _dot(left: _Vector, right: _Vector) -> float:
+    total: float = sum(map(mul, left, right))  # half the time of a generator
+    return total
+
+
+def _prior(tenant: TenantEvidence) -> Prior:
+    if tenant.prior is not None:
+        activity = tenant.signature.sm_util if tenant.signature is not None else None
+        widening = 1.0 if activity is None else 1.0 + max(0.0, 1.0 - activity / _LIGHT_ACTIVITY)
+        return Prior(tenant.prior.mean, widening * max(_MIN_ERROR, tenant.prior.error))
+    return Prior(UNINFORMED_MEAN * min(1.0, tenant.bound), UNINFORMED_ERROR)
+
+
+def _from_prior(tenant: TenantEvidence) -> Attribution:
+    """Counters cannot tell; what the model expects stands, if it expects anything."""
+    if tenant.prior is None:
+        return UNKNOWN
+    return _attribution(tenant, tenant.prior.mean, tenant.prior.error)
+
+
+def _attribution(tenant: TenantEvidence, progress: float, error: float) -> Attribution:
+    if error > MAX_ERROR:
+        return UNKNOWN
+    progress = min(progress, max(0.0, tenant.bound), 1.0)
+    work = tenant.capped_work or tenant.signature
+    pipes = work.pipes() if work is not None else {}
+    return Attribution(progress, error, {pipe: min(1.0, use * progress) for pipe, use in pipes.items()})

@@ -1,0 +1,102 @@
+"""How far a GPU's counters are from the sum of its tenants' work: what attribution may rely on.
+
+Errors are of work, not of the scale: a tenant that draws much of a pipe brings much error to it, and one that
+draws none brings none, so a pipe that one tenant alone uses tells nearly all of that tenant.
+
+The figures are round ones near the least error of inferred progress over 588 sets of 2 to 8 programs on an H200
+(src/gpushare/data/h200-colocation.jsonl) with programs that the interference model never saw. The least is flat:
+half or twice of any column of them adds at most 6% to it (docs/measurements/attribution.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.core.gpu.pipes import Counters
+
+
+@dataclass(frozen=True, slots=True)
+class CounterErrors:
+    """One counter's; ratios, one standard deviation.
+
+    Attributes:
+        floor: of the counter itself.
+        work: of a tenant's work for each unit of progress, relative to it, where it was measured under the
+            tenant's cap; guessed: where it is taken from that at 100% threads.
+        gap: what the device reads above the sum of the tenants' work, relative to it, for each neighbour; its
+            error grows with the root of their number.
+    """
+
+    floor: float
+    work: float
+    guessed: float
+    gap: float
+    gap_error: float
+
+
+_PIPE: Final = CounterErrors(floor=0.003, work=0.04, guessed=0.1, gap=0.0, gap_error=0.02)
+# Neighbours evict each other's cache lines, so there is more DRAM traffic; and kernels that wait stay resident for
+# longer. Activity and occupancy are of time, which overlaps, and follow the kernels that libraries choose by cap.
+COUNTER_ERRORS: Final[Mapping[str, CounterErrors]] = {
+    "fp64_util": _PIPE, "dfma_tensor_util": _PIPE, "fp32_util": _PIPE, "fp16_util": _PIPE,
+    "hmma_tensor_util": _PIPE, "imma_tensor_util": _PIPE,
+    "integer_util": CounterErrors(floor=0.003, work=0.02, guessed=0.1, gap=0.005, gap_error=0.02),
+    "dram_bw_util": CounterErrors(floor=0.003, work=0.02, guessed=0.1, gap=0.02, gap_error=0.04),
+    "sm_util": CounterErrors(floor=0.01, work=0.04, guessed=0.3, gap=0.01, gap_error=0.06),
+    "sm_occupancy": CounterErrors(floor=0.01, work=0.1, guessed=0.6, gap=0.08, gap_error=0.06),
+}  # fmt: skip
+_MOST_GAP: Final = 0.2  # seven neighbours do not bring seven times what one does
+
+
+@dataclass(frozen=True, slots=True)
+class CounterRow:
+    """One counter of a set of tenants.
+
+    Attributes:
+        seen: the device's. design: what it reads for each unit of a tenant's progress, the gap counted in.
+        errors: of the design's entries; floor: of the counter; gap_error: of the sum, relative to it.
+    """
+
+    seen: float
+    design: tuple[float, ...]
+    errors: tuple[float, ...]
+    floor: float
+    gap_error: float
+
+    @classmethod
+    def of(
+        cls, name: str, device: Counters, works: Sequence[Counters], is_guessed: Sequence[bool]
+    ) -> "CounterRow":
+        """The row of a counter that everyone has.
+
+        Args:
+            works: the tenants' counters for each unit of progress; is_guessed: whether not from their own cap.
+        """
+        law = COUNTER_ERRORS[name]
+        neighbours = len(works) - 1
+        drawn = [float(getattr(work, name)) for work in works]
+        return cls(
+            float(getattr(device, name)),
+            tuple((1.0 + min(_MOST_GAP, law.gap * neighbours)) * each for each in drawn),
+            tuple(
+                (law.guessed if guessed else law.work) * each
+                for guessed, each in zip(is_guessed, drawn, strict=True)
+            ),
+            law.floor,
+            law.gap_error * neighbours**0.5,
+        )
+
+    def variance(self, progress: Sequence[float]) -> float:
+        """Of what the counter reads less what the tenants' work at this progress explains."""
+        total = sum(value * p for value, p in zip(self.design, progress, strict=True))
+        own = sum((error * p) ** 2 for error, p in zip(self.errors, progress, strict=True))
+        return self.floor**2 + (self.gap_error * total) ** 2 + own
+
+
+def counters_of(device: Counters, works: Sequence[Counters]) -> tuple[str, ...]:
+    """Counters that the device and every tenant have."""
+    return tuple(
+        name
+        for name in COUNTER_ERRORS
+        if getattr(device, name) is not None and all(getattr(work, name) is not None for work in works)
+    )

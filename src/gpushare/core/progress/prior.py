@@ -1,0 +1,31 @@
+"""The interference model as attribution's prior: what is expected of each tenant before looking."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from gpushare.core.interference import InterferenceModel, Profile
+from gpushare.core.progress.attribution import Load, Predict, Prior
+
+_INTERVAL_IN_ERRORS: Final = 2 * 1.645  # a 90% interval of a normal distribution, in standard deviations
+_MIN_ERROR: Final = 0.02  # no model of ours is surer than the rates that it was fitted to
+
+
+def expectation(model: InterferenceModel) -> Predict:
+    """A model as `gpushare.core.progress.attribution.Predict`; silent about signatures that lack what it needs."""
+
+    def predict(loads: Sequence[Load]) -> Sequence[Prior | None]:
+        if any(load.signature.sm_util is None for load in loads):
+            return [None] * len(loads)
+        tenants = [
+            (
+                Profile(load.signature, load.iterations_per_s, cap_curve=load.cap_curve, capped=load.capped),
+                load.thread_percentage,
+            )
+            for load in loads
+        ]
+        return [
+            Prior(forecast.progress, max(_MIN_ERROR, (forecast.upper - forecast.lower) / _INTERVAL_IN_ERRORS))
+            for forecast in model.predict(tenants)
+        ]
+
+    return predict

@@ -1,0 +1,261 @@
+"""Fires workers together and writes a colocation dataset v1, one flushed line a run."""
+
+import gc
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, TextIO
+
+from gpushare.research.calibration.plan import Cell, Phase
+from gpushare.research.calibration.worker import serve
+from gpushare.research.calibration.workload import Stage, Workload
+
+SCHEMA = "gpushare.io/colocation/v1"
+_READY_SECONDS = 90.0
+_DRAIN_SECONDS = 15.0
+_CPU_EVERY = 12  # runs between two looks at the CPUs' speed
+_CPU_SECONDS = 0.003
+_LEAD_SECONDS = 0.01  # from the order to the first iteration, so that every worker hears it in time
+
+Log = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds of one run: not counted at first, then counted; sets of workloads take longer than the others."""
+
+    warm_seconds: float = 0.12
+    window_seconds: float = 0.42
+    shared_seconds: float = 0.60
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: Any
+    link: Connection
+    memory_mib: int | None = None
+
+
+class Pool:
+    """The living workers of one phase."""
+
+    def __init__(
+        self,
+        suite: dict[str, Workload],
+        cells: Iterable[Cell],
+        stage: Stage,
+        environment: dict[str, str] | None,
+        log: Log,
+        *,
+        probes: Collection[str] = (),
+    ) -> None:
+        self._probes = frozenset(probes)
+        self._workers: dict[Cell, _Worker] = {}
+        self._fired = 0
+        self._cpus: list[int] = []
+        os.environ.update(environment or {})
+        gc.collect()
+        gc.freeze()  # a collection in a child would copy every page that it shares with this process
+        fork = multiprocessing.get_context("fork")
+        for name, percentage in cells:
+            ours, theirs = fork.Pipe()
+            process = fork.Process(
+                target=serve, args=(suite[name], percentage, stage, theirs), daemon=True,
+                kwargs={"mps": environment is not None},
+            )  # fmt: skip
+            process.start()
+            theirs.close()
+            self._workers[name, percentage] = _Worker(process, ours)
+        deadline = time.monotonic() + _READY_SECONDS
+        whole = 0
+        facts: dict[Cell, dict[str, int]] = {}
+        for cell in list(self._workers):
+            said = self._hear(cell, deadline - time.monotonic())
+            if said is None or said[0] != "ready":
+                log(f"{cell[0]} at {cell[1]}% did not start: {said[1] if said else 'no answer in time'}")
+                self.drop(cell)
+                continue
+            facts[cell] = said[1]
+            whole = max(whole, said[1]["sm_count"])
+        for cell, fact in facts.items():
+            self._workers[cell].memory_mib = fact["memory_mib"] or None
+            if environment is not None and whole and cell[1] < 100 and fact["sm_count"] >= whole:
+                log(f"{cell[0]} at {cell[1]}% sees all {whole} SMs: it runs outside MPS")
+                self.drop(cell)
+
+    def alive(self) -> set[Cell]:
+        """Cells that can be fired."""
+        return set(self._workers)
+
+    def read_memory(self, memory_by_pid: dict[int, int]) -> None:
+        """Prefer the driver's word on memory by process over the program's own."""
+        for worker in self._workers.values():
+            worker.memory_mib = memory_by_pid.get(worker.process.pid, worker.memory_mib)
+
+    def memory_mib(self, cell: Cell) -> int | None:
+        """Device memory of the worker; None where unknown."""
+        return self._workers[cell].memory_mib
+
+    def fire(self, cells: Sequence[Cell], timing: Timing, counters: Any, log: Log) -> dict[str, Any] | None:
+        """Run the cells together for one window; None, with the culprits dropped, when one did not answer."""
+        if not self._fired % _CPU_EVERY:
+            self._cpus = fastest_cpus()
+        self._fired += 1
+        began = time.monotonic() + _LEAD_SECONDS
+        start = began + timing.warm_seconds
+        is_set = len(cells) > 1 and not any(name in self._probes for name, _ in cells)
+        window = timing.shared_seconds if is_set else timing.window_seconds
+        end = start + window
+        for place, cell in enumerate(cells):
+            self._workers[cell].link.send((self._cpus[place % len(self._cpus)], began, start, end))
+        time.sleep(max(0.0, start - time.monotonic()))
+        counters.start()
+        time.sleep(max(0.0, end - time.monotonic()))
+        device = counters.stop()
+        heard = {cell: self._hear(cell, end + _DRAIN_SECONDS - time.monotonic()) for cell in cells}
+        for cell, said in heard.items():
+            if said is None or said[0] != "ran":
+                log(f"{cell[0]} at {cell[1]}% left: {said[1] if said else 'no answer in time'}")
+                self.drop(cell)
+        if any(said is None or said[0] != "ran" for said in heard.values()):
+            return None
+        rates = [said[1][0] for said in heard.values() if said]
+        return {
+            "tenants": [
+                {"workload": name, "thread_percentage": percentage}
+                | ({"probe": True} if name in self._probes else {})
+                for name, percentage in cells
+            ],
+            "iterations_per_s": [float(f"{rate:.6g}") for rate in rates],
+            "device": device,
+            "window_s": window,
+            "memory_mib": [self.memory_mib(cell) for cell in cells],
+        }
+
+    def drop(self, cell: Cell) -> None:
+        """Forget a worker that cannot be used."""
+        worker = self._workers.pop(cell)
+        worker.link.close()
+        worker.process.kill()
+        worker.process.join(5)
+
+    def close(self) -> None:
+        """Let every worker end by itself; a client killed while busy is undefined under MPS."""
+        for worker in self._workers.values():
+            worker.link.send(None)
+        for cell in list(self._workers):
+            self._workers[cell].process.join(10)
+            self.drop(cell)
+
+    def _hear(self, cell: Cell, seconds: float) -> tuple[str, Any] | None:
+        link = self._workers[cell].link
+        try:
+            return link.recv() if link.poll(max(0.0, seconds)) else None
+        except (EOFError, ConnectionError):
+            return "failed", "its process ended"
+
+
+def fastest_cpus() -> list[int]:
+    """This machine's CPUs, fastest first, by a few milliseconds of arithmetic on each.
+
+    On a virtual machine some CPUs run at half speed for seconds (their sibling works for somebody else); it would
+    show as interference between tenants that share nothing.
+    """
+    everywhere = os.sched_getaffinity(0)
+    speed: dict[int, int] = {}
+    for cpu in everywhere:
+        os.sched_setaffinity(0, {cpu})
+        until = time.monotonic() + _CPU_SECONDS
+        rounds = 0
+        while time.monotonic() < until:
+            rounds += 1
+        speed[cpu] = rounds
+    os.sched_setaffinity(0, everywhere)
+    return sorted(speed, key=lambda cpu: -speed[cpu])
+
+
+def measured_before(path: Path) -> Counter[tuple[Cell, ...]]:
+    """Runs that a dataset already holds, for resuming; a last line cut short is passed over."""
+    done: Counter[tuple[Cell, ...]] = Counter()
+    if not path.exists():
+        return done
+    for line in path.read_text().splitlines()[1:]:
+        try:
+            run = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        done[_key([(tenant["workload"], tenant["thread_percentage"]) for tenant in run["tenants"]])] += 1
+    return done
+
+
+def collect(
+    suite: dict[str, Workload],
+    phases: Sequence[Phase],
+    output: Path,
+    *,
+    stage: Stage,
+    timing: Timing,
+    budget_seconds: float,
+    counters: Any,
+    environment: dict[str, str] | None,
+    progress: Callable[[int, int], None],
+    log: Log,
+    probes: Collection[str] = (),
+) -> int:
+    """Make the planned runs within the budget; resumes a dataset that exists. Returns how many runs were written.
+
+    Each phase gets its part of the time that is left. `environment` None measures without MPS (time slicing);
+    `probes` names the workloads that are probes.
+    """
+    began = time.monotonic()
+    done = measured_before(output)
+    fresh = not output.exists() or not output.read_text().strip()
+    total, written = sum(len(phase.runs) for phase in phases), 0
+    seen = 0
+    with output.open("a") as file:
+        if fresh:
+            mechanism = "time-slicing" if environment is None else "mps"
+            _write(file, {"schema": SCHEMA, **counters.about(), "mechanism": mechanism})
+        for number, phase in enumerate(phases):
+            todo = []
+            for run in phase.runs:
+                seen += 1
+                if done[_key(run)]:
+                    done[_key(run)] -= 1
+                else:
+                    todo.append(run)
+            if not todo or time.monotonic() - began > budget_seconds:
+                continue
+            asked = time.monotonic()
+            until = asked + (budget_seconds - (asked - began)) / (len(phases) - number)
+            pool = Pool(suite, phase.cells, stage, environment, log, probes=probes)
+            log(f"{len(pool.alive())} of {len(phase.cells)} workers ready after {time.monotonic() - asked:.1f} s")
+            pool.read_memory(counters.memory_by_pid())
+            for position, run in enumerate(todo):
+                if time.monotonic() > until:
+                    log(f"the phase's part of the budget is spent, {len(todo) - position} runs are left")
+                    break
+                if not set(run) <= pool.alive():
+                    continue
+                measured = pool.fire(run, timing, counters, log)
+                if measured is not None:
+                    _write(file, measured)
+                    written += 1
+                progress(seen - len(todo) + position + 1, total)
+            pool.close()
+    return written
+
+
+def _key(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    return tuple(sorted(cells))
+
+
+def _write(file: TextIO, value: dict[str, Any]) -> None:
+    file.write(json.dumps(value, separators=(",", ":")) + "\n")
+    file.flush()

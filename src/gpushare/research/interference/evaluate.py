@@ -1,0 +1,288 @@
+"""How good the model is on measured runs: by number of tenants, beside the baselines, and by its choices."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import networkx as nx
+import numpy as np
+
+from gpushare.core.interference.advice import cautiously, preferred
+from gpushare.core.interference.model import InterferenceModel
+from gpushare.core.interference.profile import LACKINGS, Array
+from gpushare.research.interference import baselines
+from gpushare.research.interference.fit import (
+    FOLDS,
+    Sets,
+    fitted,
+    predicted,
+    predicted_linear,
+    predicted_poorer,
+    shifted,
+    split_workloads,
+    with_errors,
+)
+
+_MATCHINGS: Final = 200  # random ones that the mean is taken over
+_CHOICES: Final = 3  # cap combinations of one set from which choosing caps can be judged
+TOLERATED_SLOWDOWN: Final = 2.0  # for the judgement of chosen caps: every tenant keeps half of its speed
+
+
+class Protocol(StrEnum):
+    """Which runs the model may see before it is judged."""
+
+    UNSEEN_WORKLOAD = "unseen-workload"
+    UNSEEN_SETS = "unseen-sets"
+    AS_IS = "as-is"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Errors over the tenants of the sets of one size.
+
+    Attributes:
+        n: tenants judged; sets: runs. mae, median: of |predicted - measured progress|.
+        coverage: share of tenants whose measured progress lies inside the 90% interval.
+        rank_correlation: Spearman's, of the sets' summed progress. baseline_mae: by baseline.
+    """
+
+    n: int
+    sets: int
+    mae: float
+    median: float
+    coverage: float
+    rank_correlation: float
+    baseline_mae: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What choosing by the prediction gets, relative to choosing by the truth.
+
+    Attributes:
+        matching, matching_random, matching_kace: summed progress of the workloads' best partition into measured
+            pairs by prediction, at random and by KACE, each over the oracle's; NaN where pairs are too few.
+        caps: summed progress under the caps chosen by the prediction over the best measured; caps_sets: sets
+            judged; caps_broken: how often the choice breaks a tolerance that the best measured keeps. Chosen is
+            as `gpushare.core.interference.advice.best_caps` chooses, cautiously.
+    """
+
+    matching: float
+    matching_random: float
+    matching_kace: float
+    caps: float
+    caps_sets: int
+    caps_broken: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Everything that is printed."""
+
+    by_tenants: dict[int, Score]
+    choices: Choices
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    at: int
+    said: Array
+    linear: dict[str, Array]
+
+
+def evaluate(
+    sets: Sets,
+    model: InterferenceModel,
+    protocol: Protocol,
+    *,
+    seed: int,
+    members: int,
+    done: Callable[[int, int], None],
+    probed: bool = False,
+) -> Evaluation:
+    """Judge a model on sets; `probed` only on those whose every workload was measured beside the probes.
+
+    `as-is` takes the model as it is; the others fit anew on parts, five times, and judge on the rest. The
+    intervals are then those of the other four parts.
+    """
+    judged = _judged(sets, model, protocol, seed=seed, members=members, done=done)
+    if probed:
+        chosen = sets.probed()
+        judged = [each for each in judged if each.at in chosen]
+    return Evaluation(_scores(sets, judged), _choices(sets, judged, seed))
+
+
+def judged_tenants(
+    sets: Sets,
+    model: InterferenceModel,
+    protocol: Protocol,
+    *,
+    seed: int,
+    members: int,
+    done: Callable[[int, int], None],
+) -> Array:
+    """Every judged tenant for plotting: rows of set size, measured progress, predicted, lower, upper."""
+    rows = [
+        (len(said.said), true, *each)
+        for said in _judged(sets, model, protocol, seed=seed, members=members, done=done)
+        for true, each in zip(sets.progress[said.at], said.said.tolist(), strict=True)
+    ]
+    return np.array(rows)
+
+
+def _judged(
+    sets: Sets,
+    model: InterferenceModel,
+    protocol: Protocol,
+    *,
+    seed: int,
+    members: int,
+    done: Callable[[int, int], None],
+) -> list[_Judged]:
+    if protocol is not Protocol.AS_IS:
+        return _crossed(sets, model, protocol, seed=seed, members=members, done=done)
+    everything = list(range(len(sets.index)))
+    said = predicted(model, sets, everything)
+    return [_judge(model, sets, at, each) for at, each in zip(everything, said, strict=True)]
+
+
+def _judge(model: InterferenceModel, sets: Sets, at: int, said: Array) -> _Judged:
+    return _Judged(at, said, {name: predicted_linear(model, name, sets, at) for name in model.baselines})
+
+
+def _crossed(
+    sets: Sets,
+    bare: InterferenceModel,
+    protocol: Protocol,
+    *,
+    seed: int,
+    members: int,
+    done: Callable[[int, int], None],
+) -> list[_Judged]:
+    shuffled = np.random.default_rng(seed).permutation(len(sets.index))
+    folds = []
+    for fold in range(FOLDS):
+        if protocol is Protocol.UNSEEN_WORKLOAD:
+            training, held = split_workloads(sets, fold)
+        else:
+            held = sorted(int(at) for at in shuffled[fold::FOLDS])
+            out = set(held)
+            training = [at for at in range(len(sets.index)) if at not in out]
+        told = shifted(done, fold * members, FOLDS * members)
+        model = fitted(bare, sets, training, seed=seed, members=members, done=told)
+        folds.append((model, held, predicted(model, sets, held), predicted_poorer(model, sets, held)))
+    judged: list[_Judged] = []
+    for fold, (model, held, _, _) in enumerate(folds):
+        others = [each for other, each in enumerate(folds) if other != fold]
+        elsewhere = [pair for _, ats, said, _ in others for pair in zip(ats, said, strict=True)]
+        poorer = {what: [pair for *_, less in others for pair in less[what]] for what in LACKINGS if what}
+        calibrated = with_errors(model, sets, elsewhere, poorer)
+        judged += [
+            _judge(calibrated, sets, at, said)
+            for at, said in zip(held, predicted(calibrated, sets, held), strict=True)
+        ]
+    return judged
+
+
+def _scores(sets: Sets, judged: Sequence[_Judged]) -> dict[int, Score]:
+    by_size: dict[int, list[_Judged]] = defaultdict(list)
+    for each in judged:
+        by_size[len(sets.index[each.at])].append(each)
+    scores = {}
+    for size, group in sorted(by_size.items()):
+        said = np.concatenate([each.said for each in group])
+        true = np.concatenate([sets.progress[each.at] for each in group])
+        error = np.abs(said[:, 0] - true)
+        inside = (true >= said[:, 1] - 1e-9) & (true <= said[:, 2] + 1e-9)
+        scores[size] = Score(
+            n=len(true),
+            sets=len(group),
+            mae=float(error.mean()),
+            median=float(np.median(error)),
+            coverage=float(inside.mean()),
+            rank_correlation=spearman(
+                [float(each.said[:, 0].sum()) for each in group], [sum(sets.progress[each.at]) for each in group]
+            ),
+            baseline_mae={
+                name: float(np.abs(np.concatenate([each.linear[name] for each in group]) - true).mean())
+                for name in baselines.NAMES
+                if all(name in each.linear for each in group)
+            },
+        )
+    return scores
+
+
+def spearman(a: Sequence[float], b: Sequence[float]) -> float:
+    """Rank correlation; NaN for fewer than three values or constant ones."""
+    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return float("nan")
+    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _choices(sets: Sets, judged: Sequence[_Judged], seed: int) -> Choices:
+    said: dict[int, list[float]] = defaultdict(list)
+    kace: dict[int, list[float]] = defaultdict(list)
+    tenants: dict[int, list[Array]] = defaultdict(list)
+    for each in judged:
+        said[each.at].append(float(each.said[:, 0].sum()))
+        tenants[each.at].append(each.said)
+        if "kace" in each.linear:
+            kace[each.at].append(float(each.linear["kace"].sum()))
+    mean = {at: float(np.mean(values)) for at, values in said.items()}
+    truth = {at: float(sum(sets.progress[at])) for at in mean}
+    by_kace = {at: float(np.mean(values)) for at, values in kace.items()}
+    chance = np.random.default_rng(seed)
+    oracle = _matched(sets, truth, truth)
+    ratio = [
+        _matched(sets, weights, truth) / oracle if oracle and weights else float("nan")
+        for weights in (mean, by_kace)
+    ]
+    drawn = [_matched(sets, {at: chance.random() for at in truth}, truth) for _ in range(_MATCHINGS)]
+    random = float(np.mean(drawn)) / oracle if oracle else float("nan")
+    caps, judged_sets, broken = chosen_caps(sets, {at: np.mean(each, axis=0) for at, each in tenants.items()})
+    return Choices(ratio[0], random, ratio[1], caps, judged_sets, broken)
+
+
+def _matched(sets: Sets, weights: dict[int, float], truth: dict[int, float]) -> float:
+    """True summed progress of the heaviest matching of workloads among the measured pairs; 0 without pairs."""
+    graph = nx.Graph()
+    for at, weight in weights.items():
+        names = sets.names(at)
+        if len(names) != 2 or names[0] == names[1]:
+            continue
+        known = graph.get_edge_data(*names)
+        if known is None or weight > known["weight"]:
+            graph.add_edge(*names, weight=weight, at=at)
+    pairs = nx.max_weight_matching(graph, maxcardinality=True)
+    return float(sum(truth[graph.edges[pair]["at"]] for pair in pairs))
+
+
+def chosen_caps(sets: Sets, said: dict[int, Array]) -> tuple[float, int, int]:
+    """Choosing among the measured cap combinations of one set: (score, sets, tolerances broken)."""
+    families: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for at in said:
+        families[tuple(sorted(sets.names(at)))].append(at)
+    got = best = 0.0
+    count = broken = 0
+    floor = 1 / TOLERATED_SLOWDOWN
+    for family in families.values():
+        if len({sets.caps(at) for at in family}) < _CHOICES:
+            continue
+        count += 1
+        expected = np.array([said[at] for at in family])
+        floors = np.full(expected.shape[1], 1 / TOLERATED_SLOWDOWN)
+        progress, lower = expected[:, :, 0], expected[:, :, 1]
+        chosen = family[preferred(progress, cautiously(progress, lower), floors)]
+        ideal = max(family, key=lambda at: _rank(sets.progress[at]))
+        got += sum(sets.progress[chosen])
+        best += sum(sets.progress[ideal])
+        broken += min(sets.progress[ideal]) >= floor > min(sets.progress[chosen]) + 0.02
+    return (got / best if best else float("nan")), count, broken
+
+
+def _rank(progress: Sequence[float]) -> tuple[bool, float]:
+    """Within the tolerance first, then by summed progress."""
+    return min(progress) >= 1 / TOLERATED_SLOWDOWN, float(sum(progress))

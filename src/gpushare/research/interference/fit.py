@@ -1,0 +1,384 @@
+"""From a dataset to a model: folds over workloads, an ensemble, intervals from workloads never seen."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.interference.model import (
+    COVERAGE,
+    KEPT_EDGES,
+    SIZES,
+    Fill,
+    InterferenceModel,
+    are_apart,
+    errors_shape,
+    standardised,
+    with_one,
+)
+from gpushare.core.interference.profile import (
+    CAP_FEATURES,
+    CONSERVED,
+    LACKINGS,
+    PROBE_FEATURES,
+    PROBES,
+    Array,
+    Lacking,
+    Profile,
+    ProfileError,
+    cap_progress,
+    feature_table,
+    knows_caps,
+    knows_probes,
+    uses,
+    vector,
+    without,
+)
+from gpushare.research.dataset import Dataset, mean_counters
+from gpushare.research.interference import baselines
+from gpushare.research.interference.training import Cells, batches_of, fit_parameters
+from gpushare.research.solo_profiles import profile_of
+
+MEMBERS: Final = 3
+FOLDS: Final = 5  # every fifth workload is never seen in fitting
+# Predictions of sets (position, tenants x 3) whose profiles lack something.
+Poorer = dict[Lacking, list[tuple[int, Array]]]
+# Copies on GPUs of any generation reach more than this part of the data sheet's bandwidth: where no program of a
+# dataset does, none filled the bus, and the dataset does not show how much it holds.
+_LEAST_CAPACITY: Final = 0.8
+_LEAST_SCALE: Final = 0.02
+_FILL_RIDGE: Final = 0.1  # least error on workloads left out, of 0.0001 to 0.3
+_FEWEST: Final = 25  # errors in a stratum below which it borrows from all sizes
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The shared runs of a dataset whose tenants all have profiles.
+
+    Attributes:
+        workloads: names in order, profiles aligned.
+        cells: (workload position, thread percentage) of each distinct tenant.
+        index: each set's rows of cells; progress: measured, aligned.
+        notes: one sentence for each workload or run that was left out.
+        probes: profiles of the probes themselves.
+        beside: (row of cells, row of probes, progress of the workload, of the probe) of each workload and probe.
+    """
+
+    workloads: tuple[str, ...]
+    profiles: tuple[Profile, ...]
+    cells: tuple[tuple[int, int], ...]
+    index: tuple[tuple[int, ...], ...]
+    progress: tuple[tuple[float, ...], ...]
+    notes: tuple[str, ...]
+    probes: tuple[Profile, ...] = ()
+    beside: tuple[tuple[int, int, float, float], ...] = ()
+
+    def names(self, position: int) -> tuple[str, ...]:
+        """The workloads of one set."""
+        return tuple(self.workloads[self.cells[cell][0]] for cell in self.index[position])
+
+    def probed(self) -> set[int]:
+        """Positions of the sets whose every workload was measured beside the probes."""
+        known = [knows_probes(profile) for profile in self.profiles]
+        return {at for at, cells in enumerate(self.index) if all(known[self.cells[cell][0]] for cell in cells)}
+
+    def caps(self, position: int) -> tuple[int, ...]:
+        """The thread percentages of one set."""
+        return tuple(self.cells[cell][1] for cell in self.index[position])
+
+
+def sets_of(dataset: Dataset) -> Sets:
+    """Profiles and shared runs of a dataset, with what had to be left out."""
+    profiles: dict[str, Profile] = {}
+    notes = list(dataset.notes())
+    everyone = sorted({tenant.workload for run in dataset.runs for tenant in run.tenants if not tenant.probe})
+    for name in everyone:
+        try:
+            profiles[name] = profile_of(dataset, name)
+        except ProfileError as error:
+            notes.append(f"skipped: {error}")
+    names = sorted(profiles)
+    place = {name: at for at, name in enumerate(names)}
+    cells: dict[tuple[int, int], int] = {}
+    index, progress, left = [], [], 0
+    for run, measured in dataset.shared_runs():
+        if any(tenant.workload not in place for tenant in run.tenants):
+            left += 1
+            continue
+        keys = [(place[tenant.workload], tenant.thread_percentage) for tenant in run.tenants]
+        index.append(tuple(cells.setdefault(key, len(cells)) for key in keys))
+        progress.append(measured)
+    if left:
+        notes.append(f"{left} runs skipped: a tenant has no usable profile")
+    probes = _probes(dataset)
+    beside = [
+        (cells.setdefault((place[name], 100), len(cells)), row, *both[probe])
+        for name, both in sorted(dataset.probed.items())
+        for row, probe in enumerate(probes)
+        if name in place and probe in both
+    ]
+    return Sets(
+        tuple(names), tuple(profiles[name] for name in names), tuple(cells), tuple(index), tuple(progress),
+        tuple(notes), tuple(probes.values()), tuple(beside),
+    )  # fmt: skip
+
+
+def _probes(dataset: Dataset) -> dict[str, Profile]:
+    """The probes' own profiles, as far as they were measured alone."""
+    found = {}
+    for probe in PROBES:
+        runs = [run for run in dataset.runs if run.is_solo and run.tenants[0].workload == probe]
+        counters = mean_counters([run.counters for run in runs])
+        if counters.sm_util is not None:
+            rate = sum(run.iterations_per_s[0] for run in runs) / len(runs)
+            found[probe] = Profile(counters, rate)
+    return found
+
+
+def fit_model(
+    dataset: Dataset, *, seed: int, source: bytes, progress: Callable[[int, int], None], members: int = MEMBERS
+) -> InterferenceModel:
+    """Fit to a dataset; the same bytes and seed give the same artefact.
+
+    Raises:
+        ValueError: too few shared runs or workloads to fit anything; one sentence.
+    """
+    sets = sets_of(dataset)
+    if len(sets.index) < 20 or len(sets.workloads) < FOLDS:
+        raise ValueError(
+            f"{len(sets.index)} shared runs of {len(sets.workloads)} workloads with profiles are too few to fit; "
+            f"20 runs of {FOLDS} workloads are the least"
+        )
+    total = (FOLDS + 1) * members
+    bare = _bare(dataset, sets, seed, source)
+    predictions: list[tuple[int, Array]] = []
+    poorer: Poorer = {what: [] for what in LACKINGS if what}
+    for fold in range(FOLDS):
+        training, held = split_workloads(sets, fold)
+        model = fitted(
+            bare, sets, training, seed=seed, members=members, done=shifted(progress, fold * members, total)
+        )
+        predictions += list(zip(held, predicted(model, sets, held), strict=True))
+        for what, said in predicted_poorer(model, sets, held).items():
+            poorer[what] += said
+    everything = range(len(sets.index))
+    model = fitted(
+        bare, sets, everything, seed=seed, members=members, done=shifted(progress, FOLDS * members, total)
+    )
+    return with_errors(model, sets, predictions, poorer)
+
+
+def shifted(progress: Callable[[int, int], None], offset: int, total: int) -> Callable[[int], None]:
+    """Progress of a part told as progress of the whole."""
+    return lambda count: progress(offset + count, total)
+
+
+def split_workloads(sets: Sets, fold: int, names: Sequence[str] = ()) -> tuple[list[int], list[int]]:
+    """Positions of the sets to fit on and of those that hold a workload of this fold.
+
+    A fold is every fifth workload by name, or of `names`, which is then all of them in another order.
+    """
+    held_names = set((names or sets.workloads)[fold::FOLDS])
+    held = [at for at in range(len(sets.index)) if held_names & set(sets.names(at))]
+    kept = set(held)
+    return [at for at in range(len(sets.index)) if at not in kept], held
+
+
+def fitted(
+    bare: InterferenceModel,
+    sets: Sets,
+    training: Sequence[int],
+    *,
+    seed: int,
+    members: int,
+    done: Callable[[int], None],
+) -> InterferenceModel:
+    """The model fitted on some of the sets, intervals left as they are."""
+    profiles = [*(sets.profiles[who] for who, _ in sets.cells), *sets.probes]
+    programs = [*(who for who, _ in sets.cells), *range(len(sets.profiles), len(sets.profiles) + len(sets.probes))]
+    caps = np.array([*(cap / 100 for _, cap in sets.cells), *[1.0] * len(sets.probes)])
+    inputs, alone = feature_table(profiles, caps.tolist())
+    used = sorted({cell for at in training for cell in sets.index[at]})
+    mean, scale = _standard(inputs, used, profiles)
+    fill = _fill(inputs[used], [profiles[at] for at in used], caps[used].tolist(), mean, scale)
+    completed = fill.complete(standardised(inputs, mean, scale), profiles)
+    drawn = uses(profiles, caps.tolist()) / np.array(bare.capacity)[:, None]
+    cells = Cells(
+        completed, fill.without_probes(completed, range(len(completed))), np.array(programs), caps, alone, drawn
+    )
+    # Beside a probe only workloads that are in the sets to fit on: the others are unseen.
+    seen = {sets.cells[cell][0] for cell in used}
+    beside = [each for each in sets.beside if sets.cells[each[0]][0] in seen]
+    batches = batches_of(
+        [*(sets.index[at] for at in training), *((cell, len(sets.cells) + probe) for cell, probe, _, _ in beside)],
+        [*(sets.progress[at] for at in training), *((own, its) for _, _, own, its in beside)],
+    )
+    parameters = []
+    for member in range(members):
+        parameters.append(fit_parameters(cells, batches, seed + member))
+        done(member + 1)
+    linear = {
+        name: baselines.fit(
+            np.vstack([_design(name, sets, at, alone) for at in training]),
+            np.concatenate([sets.progress[at] for at in training]),
+        )
+        for name in baselines.NAMES
+    }
+    return InterferenceModel(
+        bare.gpu_model, bare.provenance, mean, scale, tuple(parameters), bare.errors, fill, linear,
+        bare.widening, capacity=bare.capacity,
+    )  # fmt: skip
+
+
+def _standard(inputs: Array, used: Sequence[int], profiles: Sequence[Profile]) -> tuple[Array, Array]:
+    """Mean and scale of each feature over the tenants to fit on; of a probe's over those measured beside it."""
+    mean, scale = inputs[used].mean(axis=0), inputs[used].std(axis=0) + _LEAST_SCALE
+    probed = inputs[[at for at in used if knows_probes(profiles[at])], -PROBE_FEATURES:]
+    if len(probed):
+        mean[-PROBE_FEATURES:], scale[-PROBE_FEATURES:] = probed.mean(axis=0), probed.std(axis=0) + _LEAST_SCALE
+    return mean, scale
+
+
+def _fill(inputs: Array, profiles: Sequence[Profile], caps: Sequence[float], mean: Array, scale: Array) -> Fill:
+    """Ridge regressions of the features that some profiles lack on the features before them."""
+    end = inputs.shape[1] - PROBE_FEATURES
+    start = end - CAP_FEATURES
+    known = standardised(inputs, mean, scale)
+    whole = [at for at, profile in enumerate(profiles) if knows_caps(profile)]
+    poorer = [replace(profiles[at], capped={}) for at in whole]
+    poorest = [without(profiles[at], Lacking.CAP_CURVE) for at in whole]
+    rows = [
+        standardised(feature_table(each, [caps[at] for at in whole])[0].reshape(-1, len(mean)), mean, scale)[
+            :, :start
+        ]
+        for each in (poorer, poorest)
+    ]
+    by_caps = _ridge(np.vstack(rows), np.vstack([known[whole, start:end]] * 2))
+    probed = [at for at, profile in enumerate(profiles) if knows_probes(profile)]
+    return Fill(by_caps, _ridge(known[probed, :end], known[probed, end:]))
+
+
+def _ridge(x: Array, y: Array) -> Array:
+    """Coefficients of y on a one and x; zeros without a row."""
+    x = with_one(x)
+    if not len(x):
+        return np.zeros((x.shape[1], y.shape[1]))
+    ridge = _FILL_RIDGE * len(x) * np.diag([0.0] + [1.0] * (x.shape[1] - 1))
+    return np.asarray(np.linalg.solve(x.T @ x + ridge, x.T @ y))
+
+
+def predicted(model: InterferenceModel, sets: Sets, positions: Sequence[int]) -> list[Array]:
+    """Each named set's predicted progress, lower and upper bound: tenants x 3."""
+    table = model.table([sets.profiles[who] for who, _ in sets.cells], [cap for _, cap in sets.cells])
+    places = max((len(sets.index[at]) for at in positions), default=1)
+    index = np.full((len(positions), places), -1, dtype=np.int64)
+    for row, at in enumerate(positions):
+        index[row, : len(sets.index[at])] = sets.index[at]
+    said = model.predict_sets(table, index)
+    stacked = np.stack([said.progress, said.lower, said.upper], axis=2)
+    return [stacked[row, : len(sets.index[at])] for row, at in enumerate(positions)]
+
+
+def predicted_poorer(model: InterferenceModel, sets: Sets, positions: Sequence[int]) -> Poorer:
+    """What the model says of these sets when their profiles lack more than they do."""
+    return {
+        what: list(
+            zip(
+                positions,
+                predicted(
+                    model, replace(sets, profiles=tuple(without(p, what) for p in sets.profiles)), positions
+                ),
+                strict=True,
+            )
+        )
+        for what in LACKINGS
+        if what
+    }
+
+
+def predicted_linear(model: InterferenceModel, name: str, sets: Sets, at: int) -> Array:
+    """What a baseline says of one set."""
+    _, alone = feature_table(
+        [sets.profiles[sets.cells[cell][0]] for cell in sets.index[at]], [cap / 100 for cap in sets.caps(at)]
+    )
+    rows = baselines.design(
+        name, np.array([vector(sets.profiles[sets.cells[cell][0]].counters) for cell in sets.index[at]]),
+        np.array(sets.caps(at)) / 100, alone,
+    )  # fmt: skip
+    return np.clip(rows @ model.baselines[name], 0.0, 1.0)
+
+
+def with_errors(
+    model: InterferenceModel, sets: Sets, predictions: Sequence[tuple[int, Array]], poorer: Poorer
+) -> InterferenceModel:
+    """Conformal bounds by stratum from predictions of sets with unseen workloads, also of what is said when their
+    profiles lack something. A stratum with few of them borrows: from all sizes, then from all sets."""
+    errors = np.zeros(errors_shape())
+    everything = {Lacking.NOTHING: predictions, **poorer}
+    for what in LACKINGS:
+        rows = _rows(sets, everything.get(what) or predictions, what)
+        for apart, place, column in np.ndindex(errors.shape[1:4]):
+            alike = [each for each in rows if each[2] == column]
+            wide = [each for each in alike if each[0] == apart]
+            own = [each for each in wide if each[1] == place + SIZES[0]]
+            chosen = next((some for some in (own, wide, alike) if len(some) >= _FEWEST), alike or rows)
+            errors[what, apart, place, column] = _bounds([error for *_, error in chosen], len(sets.workloads))
+    return replace(model, errors=errors)
+
+
+def _rows(
+    sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking
+) -> list[tuple[int, int, int, float]]:
+    """(caps apart, size, stratum of the progress kept, measured less predicted) of every tenant of these sets."""
+    alone = np.array([cap_progress(without(sets.profiles[who], what), cap / 100) for who, cap in sets.cells])
+    rows: list[tuple[int, int, int, float]] = []
+    for at, said in predictions:
+        size = min(max(len(sets.index[at]), SIZES[0]), SIZES[-1])
+        apart = int(are_apart(np.array(sum(sets.caps(at)) / 100)))
+        stratum = np.digitize(said[:, 0] / np.maximum(alone[list(sets.index[at])], 1e-6), KEPT_EDGES)
+        rows += [
+            (apart, size, int(which), float(true - guess))
+            for which, true, guess in zip(stratum, sets.progress[at], said[:, 0], strict=True)
+        ]
+    return rows
+
+
+def _bounds(errors: Sequence[float], workloads: int) -> tuple[float, float]:
+    # Conformal: the new one is one more draw, and what is drawn are workloads, whose errors come in bundles.
+    tail = max(0.0, 1 - COVERAGE * (1 + 1 / workloads)) / 2
+    return float(np.quantile(errors, tail)), float(np.quantile(errors, 1 - tail))
+
+
+def _design(name: str, sets: Sets, at: int, alone: Array) -> Array:
+    cells = list(sets.index[at])
+    vectors = np.array([vector(sets.profiles[sets.cells[cell][0]].counters) for cell in cells])
+    return baselines.design(name, vectors, np.array(sets.caps(at)) / 100, alone[cells])
+
+
+def _bare(dataset: Dataset, sets: Sets, seed: int, source: bytes) -> InterferenceModel:
+    provenance = {
+        "dataset_sha256": hashlib.sha256(source).hexdigest(),
+        "driver": dataset.driver,
+        "mechanism": str(dataset.mechanism),
+        "workloads": len(sets.workloads),
+        "shared_runs": len(sets.index),
+        "seed": seed,
+    }
+    nothing = np.zeros(1)
+    return InterferenceModel(
+        dataset.gpu_model, provenance, nothing, nothing, (), np.zeros(errors_shape()), Fill(nothing, nothing),
+        capacity=_capacity(dataset),
+    )  # fmt: skip
+
+
+def _capacity(dataset: Dataset) -> tuple[float, ...]:
+    """The highest share of each conserved counter that a run of any size reached."""
+    reached = ([getattr(run.counters, name) or 0.0 for run in dataset.runs] for name in CONSERVED)
+    return tuple(min(1.0, max(_LEAST_CAPACITY, *shares)) for shares in reached)
+
+
+def unfitted(dataset: Dataset, sets: Sets, seed: int) -> InterferenceModel:
+    """A model without parameters, to be fitted on parts of the dataset."""
+    return _bare(dataset, sets, seed, b"")

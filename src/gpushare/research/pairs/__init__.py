@@ -1,0 +1,1 @@
+"""Tables of measured pairs of training jobs and predictors fitted to them."""

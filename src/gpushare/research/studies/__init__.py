@@ -1,0 +1,1 @@
+"""Studies that documents quote: `python -m gpushare.research.studies.NAME`."""

@@ -1,0 +1,1 @@
+"""What every process at the edge needs once."""

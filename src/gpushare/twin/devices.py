@@ -1,0 +1,74 @@
+"""The simulated side: each GPU's twin keeps a state file, which is read here as NVML and GPM are elsewhere."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.mps.layout import Fresh, GpuDirectory
+from gpushare.twin.mps.state import TwinState, state_reader
+
+MIN_WINDOW_SECONDS: Final = 0.1  # as GPM has it (FACTS 21)
+STALE_SECONDS: Final = 5.0  # a twin writes every second or faster; an old file is no measurement
+
+
+class SimulatedDevices:
+    """GPUs without silicon.
+
+    Args:
+        gpus: from `gpushare.twin.gpus.parse_simulated`.
+        directory: the node's gpushare directory, where the twins write.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, gpus: tuple[GpuInfo, ...], directory: Path, clock: Callable[[], float]) -> None:
+        self._gpus = gpus
+        self._clock = clock
+        self._readers: dict[str, Fresh[TwinState]] = {
+            gpu.uuid: Fresh(state_reader(GpuDirectory.of(directory, gpu.uuid)), clock, STALE_SECONDS)
+            for gpu in gpus
+        }
+        self._sampled_at: dict[str, float] = {}
+
+    def list(self) -> tuple[GpuInfo, ...]:
+        """The simulated GPUs."""
+        return self._gpus
+
+    def driver_version(self) -> str | None:
+        """No driver here."""
+        return None
+
+    def health(self, uuid: str) -> GpuHealth:
+        """Always healthy: faults of the twin are its MPS server's, which the gate reports."""
+        if uuid not in self._readers:
+            return GpuHealth(Health.UNHEALTHY, "the GPU is not on this node")
+        return GpuHealth(Health.HEALTHY)
+
+    def sample(self, uuid: str) -> GpuSample | None:
+        """The twin's counters; None at the first call, as with a real counter."""
+        state = self._state(uuid)
+        now = self._clock()
+        before = self._sampled_at.get(uuid)
+        if before is not None and now - before < MIN_WINDOW_SECONDS:
+            return None
+        self._sampled_at[uuid] = now
+        if before is None or state is None:
+            return None
+        busy = state.counters.graphics_util
+        return GpuSample(state.counters, now - before, state.memory_used_mib, busy)
+
+    def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
+        """The twin's clients, and those that run outside MPS."""
+        state = self._state(uuid)
+        if state is None:
+            return ()
+        return tuple(GpuProcess(c.pid, c.memory_used_mib, c.is_mps_client) for c in state.clients)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _state(self, uuid: str) -> TwinState | None:
+        reader = self._readers.get(uuid)
+        if reader is None:
+            raise DevicesError(f"GPU {uuid} is not on this node", retryable=False)
+        return reader.read()

@@ -1,0 +1,89 @@
+"""A truth drawn from the interference model: its forecast with its residual as noise, always the same for a set.
+
+The twin's silicon and the job simulator know no better than the model, and may not be as certain as it either.
+"""
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.interference import Forecast, InterferenceModel, Profile, cap_progress
+from gpushare.twin.contention import Load
+
+_INTERVAL_SDS: Final = 2 * 1.645  # a 90% interval is this many standard deviations wide
+LEAST_PROGRESS: Final = 0.01  # a tenant that truly never moves would stop simulated time
+_MOST_KEPT: Final = 256
+
+
+def draw(forecasts: Sequence[Forecast], alone: Sequence[float], key: str, *, seed: int = 0) -> tuple[float, ...]:
+    """Progress of each tenant of one set.
+
+    Args:
+        forecasts: the model's word on the set, in a fixed order.
+        alone: progress of each alone under its cap; nobody runs faster beside others.
+        key: names the set, in that order; the same key and seed draw the same noise.
+    """
+    return tuple(
+        max(LEAST_PROGRESS, min(each.progress + noise, limit))
+        for each, noise, limit in zip(forecasts, _residuals(forecasts, key, seed), alone, strict=True)
+    )
+
+
+def _residuals(forecasts: Sequence[Forecast], key: str, seed: int = 0) -> list[float]:
+    """Measured less predicted, as it may be; one standard deviation as the interval says."""
+    rng = np.random.default_rng([seed, zlib.crc32(key.encode())])
+    return [float(rng.normal()) * (each.upper - each.lower) / _INTERVAL_SDS for each in forecasts]
+
+
+class DrawnProgress:
+    """A `gpushare.twin.contention.ProgressModel`: what silicon would do, as far as the model knows.
+
+    A set is computed once and kept; the order of its tenants does not matter, and those that are alike run alike.
+    One tenant runs as its cap curve says, and uncapped as alone. Where the noise would lift a tenant to where it
+    would not feel its neighbours, it is turned round: what the model says costs something costs something. Nor
+    does noise lift a set above what the GPU has.
+
+    Args:
+        model: where the model comes from; called at the first set, since reading it takes a while.
+    """
+
+    def __init__(self, model: Callable[[], InterferenceModel]) -> None:
+        self._model = model
+        self._kept: OrderedDict[str, tuple[float, ...]] = OrderedDict()
+
+    def __call__(self, loads: Sequence[Load]) -> tuple[float, ...]:
+        """Progress of each load, in the order given."""
+        if not loads:
+            return ()
+        named = [repr(load) for load in loads]
+        order = sorted(range(len(loads)), key=named.__getitem__)
+        key = "\n".join(named[at] for at in order)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self._compute([loads[at] for at in order], key)
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+        result = [0.0] * len(loads)
+        for at, progress in zip(order, found, strict=True):
+            result[at] = progress
+        return tuple(result)
+
+    def _compute(self, loads: Sequence[Load], key: str) -> tuple[float, ...]:
+        tenants = [(Profile(load.solo, load.iterations_per_s), load.thread_percentage) for load in loads]
+        alone = [
+            1.0 if cap == 100 else max(LEAST_PROGRESS, min(1.0, cap_progress(profile, cap / 100)))
+            for profile, cap in tenants
+        ]
+        if len(loads) == 1:
+            return tuple(alone)
+        model = self._model()
+        forecasts = model.predict(tenants)
+        result: list[float] = []
+        for load, said, noise, limit in zip(loads, forecasts, _residuals(forecasts, key), alone, strict=True):
+            same = loads.index(load)
+            drawn = said.progress + (noise if said.progress + noise < limit else -noise)
+            result.append(result[same] if same < len(result) else max(LEAST_PROGRESS, min(drawn, limit)))
+        return model.conserved(tenants, result)

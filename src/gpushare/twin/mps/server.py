@@ -1,0 +1,353 @@
+"""The twin's MPS server: clients with the ceilings they connected under, their memory, and their progress.
+
+Clients speak JSON packets on the socket they were given: `attach`, `alloc`, `free`, `fault`; they get `attached`,
+`allocated`, `refused`, a `tick` a second with their progress, and `ended` when the server ends them.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
+from gpushare.core.gpu.devices import GpuInfo
+from gpushare.core.gpu.pipes import Counters
+from gpushare.mps.identity import PROC
+from gpushare.mps.layout import write_atomically
+from gpushare.twin.contention import Load, ProgressModel
+from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
+
+TICK_SECONDS: Final = 1.0
+# What a CUDA context takes of a client's limit: 4,096 MiB read as 3,971 free (recipe gpu-cluster.md).
+CONTEXT_MIB: Final = 125
+FAULT_LINGER_SECONDS: Final = 10.0  # a client that does not go away after a fault is ended by then
+OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY: out of memory"
+BUSY: Final = "CUDA-capable device(s) is/are busy or unavailable"  # FACTS 9
+ILLEGAL_ACCESS: Final = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
+MPS_LOST: Final = "CUDA_ERROR_MPS_RPC_FAILURE: connection to the MPS server was lost"
+MAX_PACKET: Final = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What was in force when a client connected: daemon default, then the server's ceilings (FACTS 11)."""
+
+    default_percentage: float
+    ceiling_percentage: float
+    ceiling_mib: int
+
+
+@dataclass(slots=True)
+class _Client:
+    socket: socket.socket
+    grant: Grant
+    pid: int = 0
+    workload: str = ""
+    solo: Counters = field(default_factory=Counters)
+    solo_rate: float = 0.0
+    percentage: float = 100.0
+    sm_count: int = 0
+    limit_mib: int = 0
+    used_mib: int = 0
+    progress: float = 0.0
+
+
+def visible_sms(sm_count: int, percentage: float) -> int:
+    """SMs that a client sees: pairs, rounded down, at least 8 (FACTS 7, 11; of 132: 20% is 26, 10% 12, 5% 8)."""
+    return max(8, int(sm_count * percentage / 100) // 2 * 2)
+
+
+class TwinServer:
+    """Clients of one simulated GPU; thread-safe, its own thread runs `run`."""
+
+    def __init__(self, gpu: GpuInfo, model: ProgressModel, state_file: Path, log: Callable[[str], None]) -> None:
+        self.gpu, self._model, self._state_file, self._log = gpu, model, state_file, log
+        self._lock = threading.RLock()
+        self._selector = selectors.DefaultSelector()
+        self._clients: list[_Client] = []
+        self._faulted: list[tuple[float, socket.socket]] = []
+        self._next_id = 0
+        self.pid: int | None = None
+        self.state = ""
+        self.thread_ceiling: float | None = None
+        self.memory_ceiling_mib: int | None = None
+        self.default_memory_mib = gpu.memory_mib
+        self.default_priority = 0
+        self._closed = False
+        self._outside: tuple[int, ...] = ()
+
+    def start(self, pid: int) -> None:
+        """A server process is there: it takes clients, with no ceilings of its own yet."""
+        with self._lock:
+            self.pid, self.state = pid, "ACTIVE"
+            self.thread_ceiling = self.memory_ceiling_mib = None
+
+    def stop(self) -> None:
+        """The server process is gone, and every client with it."""
+        with self._lock:
+            self.pid, self.state = None, ""
+            for client in list(self._clients):
+                self._drop(client)
+            for _, lingering in self._faulted:
+                lingering.close()
+            self._faulted.clear()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self.stop()
+
+    def ceilings(self) -> tuple[float, int]:
+        """Thread percentage and memory in MiB that bind the next client."""
+        return self.thread_ceiling or 100.0, self.memory_ceiling_mib or self.default_memory_mib
+
+    def client_pids(self) -> tuple[int, ...]:
+        """Pids of the attached clients."""
+        with self._lock:
+            return tuple(dict.fromkeys(client.pid for client in self._clients if client.pid))
+
+    def ps(self) -> str:
+        """The table that `ps` prints."""
+        lines = ["PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        "]
+        with self._lock:
+            for number, client in enumerate(c for c in self._clients if c.pid):
+                lines.append(
+                    f"{client.pid:<9} {number:<9} {self.pid:<14} {self.gpu.uuid[:22]:<25} {4026531836:<14} "
+                    f"{client.workload}"
+                )
+        return "\n".join(lines) + "\n"
+
+    def device_query(self) -> str:
+        """The table that `device_query` prints."""
+        header = "Device Ordinal  PCI IDs        UUID                                      Name         Attributes"
+        table = f"{header}\n0               0000:00.06.00  {self.gpu.uuid}  {self.gpu.model}  N/A\n"
+        return f"Default\n{table}" + (f"\nServer {self.pid}\n{table}" if self.pid else "")
+
+    def admit(self, connection: socket.socket, grant: Grant) -> None:
+        """A process got its socket; it becomes a client when it attaches."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        connection.setblocking(False)
+        with self._lock:
+            client = _Client(connection, grant)
+            self._clients.append(client)
+            self._selector.register(connection, selectors.EVENT_READ, client)
+
+    def terminate(self, pid: int) -> bool:
+        """End one client cleanly; False when it is not there."""
+        with self._lock:
+            found = [client for client in self._clients if client.pid == pid]
+            for client in found:
+                _tell(client.socket, {"event": "ended", "error": "terminated by terminate_client"})
+                self._drop(client)
+            return bool(found)
+
+    def fault(self) -> None:
+        """An illegal access: every client of the server ends at once (FACTS 4)."""
+        with self._lock:
+            if self.pid is None:
+                return
+            self.state = "FAULT"
+            self._log_fault()
+            now = time.monotonic()
+            for client in list(self._clients):
+                _tell(client.socket, {"event": "ended", "error": ILLEGAL_ACCESS})
+                self._selector.unregister(client.socket)
+                self._clients.remove(client)
+                with contextlib.suppress(OSError):
+                    client.socket.shutdown(socket.SHUT_WR)
+                self._faulted.append((now, client.socket))
+
+    def _log_fault(self) -> None:
+        """The real server's words: it names a client, whoever it was, then lists all that the error reached."""
+        pids = self.client_pids()
+        if pids:
+            self._log(f"Client {{PID: {pids[0]}, Context: 1}} encountered a fatal GPU error.")
+        self._log("Server is handling a fatal GPU error.")
+        self._log("The following client process have a sticky error set:")
+        for pid in pids:
+            self._log(str(pid))
+
+    def run(self) -> None:
+        """Serve clients until closed; a tick a second."""
+        next_tick = time.monotonic()
+        while not self._closed:
+            for key, _ in self._selector.select(0.1):
+                with self._lock:
+                    if key.data in self._clients:
+                        self._receive(key.data)
+            with self._lock:
+                self._settle_fault()
+                if time.monotonic() >= next_tick:
+                    next_tick = time.monotonic() + TICK_SECONDS
+                    self._outside = self._processes_outside()
+                    self._tick()
+
+    def _receive(self, client: _Client) -> None:
+        try:
+            data, ancillary, _, _ = client.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(12))
+            if not data:
+                self._drop(client)
+                return
+            sender = next((struct.unpack("3i", d)[0] for _, t, d in ancillary if t == socket.SCM_CREDENTIALS), 0)
+            message = json.loads(data)
+            answer = self._handle(client, message, sender)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _tell(client.socket, {"event": "ended", "error": f"bad request: {error}"})
+            self._drop(client)
+            return
+        if answer is not None:
+            _tell(client.socket, answer)
+        if message.get("op") in {"attach", "alloc", "free"}:
+            self._update()
+
+    def _handle(self, client: _Client, message: dict[str, Any], sender: int) -> dict[str, Any] | None:
+        match message["op"]:
+            case "query":
+                return {"event": "device", "uuid": self.gpu.uuid, "model": self.gpu.model}
+            case "attach":
+                return self._attach(client, message, sender)
+            case "alloc":
+                wanted = int(message["mib"])
+                in_use = sum(c.used_mib for c in self._clients)
+                if client.used_mib + wanted > client.limit_mib or in_use + wanted > self.gpu.memory_mib:
+                    free = max(0, min(client.limit_mib - client.used_mib, self.gpu.memory_mib - in_use))
+                    return {"event": "refused", "error": OUT_OF_MEMORY, "free_mib": free}
+                client.used_mib += wanted
+                return {"event": "allocated", "used_mib": client.used_mib}
+            case "free":
+                client.used_mib = max(CONTEXT_MIB, client.used_mib - int(message["mib"]))
+                return {"event": "allocated", "used_mib": client.used_mib}
+            case "fault":
+                self.fault()
+                return None
+            case other:
+                raise ValueError(f"unknown operation {other!r}")
+
+    def _attach(self, client: _Client, message: dict[str, Any], sender: int) -> dict[str, Any]:
+        if self.state != "ACTIVE" or len(self.client_pids()) >= MAX_CLIENTS_PER_GPU:
+            return {"event": "refused", "error": BUSY}
+        asked_percentage = message.get("percentage") or client.grant.default_percentage
+        asked_mib = message.get("limit_mib") or self.gpu.memory_mib
+        client.limit_mib = min(int(asked_mib), client.grant.ceiling_mib, self.gpu.memory_mib)
+        if client.limit_mib < CONTEXT_MIB:
+            return {"event": "refused", "error": BUSY}  # as seen on an H200: not CUDA's out of memory
+        client.percentage = min(float(asked_percentage), client.grant.ceiling_percentage)
+        client.sm_count = visible_sms(self.gpu.sm_count, client.percentage)
+        client.solo = Counters(**message["counters"])
+        client.solo_rate, client.workload = float(message["iterations_per_s"]), str(message["workload"])[:64]
+        client.used_mib, client.pid = CONTEXT_MIB, sender
+        self._log(f"Client {{PID: {sender}, Context ID: 0}} connected")
+        return {
+            "event": "attached",
+            "pid": sender,
+            "uuid": self.gpu.uuid,
+            "sms": client.sm_count,
+            "limit_mib": client.limit_mib,
+            "percentage": client.percentage,
+        }
+
+    def _drop(self, client: _Client) -> None:
+        if client not in self._clients:
+            return
+        self._clients.remove(client)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(client.socket)
+        client.socket.close()
+        if client.pid:
+            self._log(f"Client {{PID: {client.pid}, Context ID: 0}} exited")
+            self._update()
+
+    def _settle_fault(self) -> None:
+        """Back to ACTIVE once the faulted clients' ends are closed (FACTS 4)."""
+        if self.state != "FAULT":
+            return
+        remaining = []
+        for since, lingering in self._faulted:
+            try:
+                gone = lingering.recv(MAX_PACKET) == b""
+            except BlockingIOError:
+                gone = False
+            except OSError:
+                gone = True
+            if gone or time.monotonic() - since > FAULT_LINGER_SECONDS:
+                lingering.close()
+            else:
+                remaining.append((since, lingering))
+        self._faulted = remaining
+        if not remaining:
+            self.state = "ACTIVE"
+            self._update()
+
+    def _update(self) -> None:
+        attached = [client for client in self._clients if client.pid]
+        progress = self._model([Load(c.solo, max(1, round(c.percentage)), c.solo_rate or None) for c in attached])
+        for client, ratio in zip(attached, progress, strict=True):
+            client.progress = ratio
+        self._write_state(attached)
+
+    def _tick(self) -> None:
+        self._update()
+        for client in list(self._clients):
+            if client.pid:
+                rate = client.solo_rate * client.progress
+                _tell(client.socket, {"event": "tick", "progress": client.progress, "iterations_per_s": rate})
+
+    def _processes_outside(self) -> tuple[int, ...]:
+        """Processes that use this GPU without MPS: a driver knows; here they carry a name and the GPU's UUID."""
+        found = []
+        for entry in PROC.iterdir():
+            with contextlib.suppress(OSError):
+                if (
+                    entry.name.isdigit()
+                    and (entry / "comm").read_bytes().strip() == OUTSIDE_COMM.encode()
+                    and self.gpu.uuid.encode() in (entry / "environ").read_bytes()
+                ):
+                    found.append(int(entry.name))
+        return tuple(found)
+
+    def _write_state(self, attached: list[_Client]) -> None:
+        clients = [
+            TwinClient(
+                c.pid, c.workload, True, round(c.percentage), c.sm_count, c.limit_mib, c.used_mib, c.progress,
+                c.solo_rate * c.progress,
+            )
+            for c in attached
+        ]  # fmt: skip
+        clients += [
+            TwinClient(pid, "", False, 100, self.gpu.sm_count, self.gpu.memory_mib, CONTEXT_MIB, 0.0, 0.0)
+            for pid in self._outside
+        ]
+        state = TwinState(
+            self.gpu.uuid, self.gpu.model, self.gpu.memory_mib, self.gpu.sm_count, time.time(), os.getpid(),
+            self.pid, self.state, _device_counters(attached), sum(c.memory_used_mib for c in clients),
+            tuple(clients),
+        )  # fmt: skip
+        with contextlib.suppress(OSError):
+            write_atomically(self._state_file, state.to_json())
+
+
+def _device_counters(clients: list[_Client]) -> Counters:
+    """The device's ratios: each tenant's solo vector times its progress, summed, at most 1 (DESIGN section 4)."""
+    total: dict[str, float] = dict.fromkeys(("sm_util", "sm_occupancy", "dram_bw_util", "graphics_util"), 0.0)
+    total |= dict.fromkeys(("fp64_util", "dfma_tensor_util", "fp32_util", "fp16_util", "hmma_tensor_util"), 0.0)
+    total |= dict.fromkeys(("imma_tensor_util", "any_tensor_util", "integer_util"), 0.0)
+    for client in clients:
+        for name, value in client.solo.as_dict().items():
+            total[name] = min(1.0, total[name] + value * client.progress)
+    return Counters(**total)
+
+
+def _tell(connection: socket.socket, message: dict[str, Any]) -> None:
+    # A client that does not read loses messages, not the others their time.
+    with contextlib.suppress(OSError):
+        connection.send(json.dumps(message).encode(), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -1,0 +1,86 @@
+"""What the twin of one GPU shows to the simulated Devices: counters, processes and memory, in one file."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from gpushare.core.gpu.pipes import Counters
+from gpushare.mps.layout import GpuDirectory, LastGood
+
+FILE_NAME: Final = "twin.json"
+# A process that uses the twin's GPU without MPS carries this name, as the driver would know it (see the tenant).
+OUTSIDE_COMM: Final = "gpu-no-mps"
+
+
+@dataclass(frozen=True, slots=True)
+class TwinClient:
+    """A process on the simulated GPU; `is_mps_client` False for one that runs outside MPS.
+
+    Attributes:
+        progress: relative to alone uncapped, ratio; iterations_per_s: the rate that follows.
+    """
+
+    pid: int
+    workload: str
+    is_mps_client: bool
+    thread_percentage: int
+    sm_count: int
+    memory_limit_mib: int
+    memory_used_mib: int
+    progress: float
+    iterations_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TwinState:
+    """One simulated GPU now.
+
+    Attributes:
+        written_at: Unix time; a file older than some seconds means that the daemon is not running.
+        server_state: as get_server_status prints it (ACTIVE, FAULT), "" without a server.
+        counters: the device's ratios under its present tenants.
+    """
+
+    gpu_uuid: str
+    model: str
+    memory_mib: int
+    sm_count: int
+    written_at: float
+    daemon_pid: int
+    server_pid: int | None
+    server_state: str
+    counters: Counters
+    memory_used_mib: int
+    clients: tuple[TwinClient, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's object."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> "TwinState":
+        """Read the file's object.
+
+        Raises:
+            ValueError, KeyError, TypeError: not a twin's state.
+        """
+        if not isinstance(data, dict):
+            raise TypeError("not an object")
+        return cls(
+            **{
+                **data,
+                "counters": Counters(**data["counters"]),
+                "clients": tuple(TwinClient(**client) for client in data["clients"]),
+            }
+        )
+
+
+def state_path(gpu: GpuDirectory) -> Path:
+    """Where a GPU's twin writes its state."""
+    return gpu.path / FILE_NAME
+
+
+def state_reader(gpu: GpuDirectory) -> LastGood[TwinState | None]:
+    """Reader of a GPU's twin; None until its daemon wrote once."""
+    return LastGood[TwinState | None](state_path(gpu), TwinState.from_json, None)

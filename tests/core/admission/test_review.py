@@ -1,0 +1,359 @@
+"""Admission's decisions: golden patches, every refusal's sentence, and nothing changed beyond what is promised."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare.core.admission.resolve import Defaults
+from gpushare.core.admission.review import (
+    Knowledge,
+    Policy,
+    check_pod,
+    check_workload,
+    largest_gpu_memory_mib,
+    mutate,
+    warnings,
+)
+from gpushare.core.api import names
+from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.request import parse_request
+
+Json = dict[str, Any]
+POLICY = Policy()
+LABEL = {"op": "add", "path": "/metadata/labels/gpushare.io~1managed", "value": "true"}
+SCHEDULER = {"op": "add", "path": "/spec/schedulerName", "value": "gpushare-scheduler"}
+
+
+def pod(annotations: Json | None = None, *, containers: list[Json] | None = None, **spec: Any) -> Json:
+    metadata: Json = {"name": "web-0", "namespace": "shop"}
+    if annotations is not None:
+        metadata["annotations"] = annotations
+    containers = containers or [{"name": "main", "image": "x", "resources": {}}]
+    return {"kind": "Pod", "metadata": metadata, "spec": {"containers": containers, **spec}}
+
+
+def share(**status: Any) -> GpuShare:
+    return GpuShare.from_object(
+        {"metadata": {"name": "s", "namespace": "shop"}, "spec": {"fraction": "0.4"}, "status": status}
+    )
+
+
+def apply(document: Json, patch: list[Json]) -> Json:
+    """RFC 6902 `add`, all that we emit."""
+    result = copy.deepcopy(document)
+    for operation in patch:
+        assert operation["op"] == "add"
+        *parents, last = (p.replace("~1", "/").replace("~0", "~") for p in operation["path"].split("/")[1:])
+        node: Any = result
+        for part in parents:
+            node = node[int(part)] if isinstance(node, list) else node[part]
+        node[last] = json.loads(json.dumps(operation["value"]))
+    return result
+
+
+def patched(document: Json, policy: Policy = POLICY, knowledge: Knowledge | None = None) -> list[Json]:
+    patch = mutate(document, policy, knowledge or Knowledge())
+    assert not isinstance(patch, Rejection), patch
+    return patch
+
+
+def refused(document: Json, knowledge: Knowledge | None = None) -> str:
+    answer = mutate(document, POLICY, knowledge or Knowledge())
+    assert isinstance(answer, Rejection)
+    assert check_pod(document, knowledge or Knowledge()) == answer  # with the mutating webhook bypassed as well
+    return answer.detail
+
+
+def test_the_patch_of_a_plain_pod() -> None:
+    assert patched(pod({names.FRACTION: "0.25"})) == [
+        {
+            "op": "add",
+            "path": "/spec/containers/0/resources",
+            "value": {"limits": {"gpushare.io/share": "25"}, "requests": {"gpushare.io/share": "25"}},
+        },
+        SCHEDULER,
+        {"op": "add", "path": "/metadata/labels", "value": {"gpushare.io/managed": "true"}},
+    ]
+
+
+def test_the_patch_beside_other_resources_labels_and_containers() -> None:
+    document = pod(
+        {names.FRACTION: "2", names.CONTAINER: "gpu"},
+        containers=[
+            {"name": "sidecar", "resources": {"limits": {"cpu": "1"}}},
+            {"name": "gpu", "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1", "memory": "1Gi"}}},
+        ],
+        schedulerName="default-scheduler",
+    )
+    document["metadata"]["labels"] = {"app": "web"}
+    assert patched(document, Policy(runtime_class="nvidia")) == [
+        {"op": "add", "path": "/spec/containers/1/resources/limits/gpushare.io~1share", "value": "200"},
+        {"op": "add", "path": "/spec/containers/1/resources/requests/gpushare.io~1share", "value": "200"},
+        SCHEDULER,
+        LABEL,
+        {"op": "add", "path": "/spec/runtimeClassName", "value": "nvidia"},
+    ]
+
+
+def test_a_runtime_class_of_the_users_own_stays() -> None:
+    document = pod({names.FRACTION: "0.5"}, runtimeClassName="kata")
+    assert apply(document, patched(document, Policy(runtime_class="nvidia")))["spec"]["runtimeClassName"] == "kata"
+
+
+@pytest.mark.parametrize("document", [pod(), pod({}), pod({"other": "x"}), pod({names.MEMORY: "lots"}), {}])
+def test_a_pod_without_the_annotation_is_left_alone(document: Json) -> None:
+    assert patched(document, Policy(runtime_class="nvidia")) == []
+    assert check_pod(document) is None
+
+
+def test_a_second_call_changes_nothing() -> None:
+    document = pod({names.FRACTION: "0.25", names.MEMORY: "8Gi"})
+    once = apply(document, patched(document))
+    assert patched(once) == []
+    assert check_pod(once) is None
+
+
+@pytest.mark.parametrize(
+    ("knowledge", "expected"),
+    [
+        (Knowledge(), "30"),
+        (Knowledge(share=share()), "40"),
+        (Knowledge(share=share(recommendedFraction="0.15")), "15"),
+        (Knowledge(share=share(recommendedFraction="nonsense")), "40"),
+    ],
+)
+def test_auto_is_the_recommendation_then_the_gpushare_then_the_default(
+    knowledge: Knowledge, expected: str
+) -> None:
+    policy = Policy(Defaults(auto_fraction="0.3"))
+    document = apply(pod({names.FRACTION: "auto"}), patched(pod({names.FRACTION: "auto"}), policy, knowledge))
+    assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: expected}
+    assert check_pod(document) is None  # another replica may know another recommendation by now
+    assert patched(document, policy, Knowledge(share=share(recommendedFraction="0.9"))) == []
+
+
+SENTENCES = {
+    (names.FRACTION, "1.5"): (
+        'annotation gpushare.io/fraction: "1.5" asks for more than one GPU but not for whole GPUs; allowed are '
+        '0.01 to 1 in whole percents (such as "0.25"), a whole number of GPUs up to 16 (such as "2"), or "auto"'
+    ),
+    (names.MEMORY, "lots"): (
+        'annotation gpushare.io/memory: "lots" is not an amount of memory; allowed is a quantity such as "8Gi" or '
+        '"500Mi"'
+    ),
+    (names.CLASS, "fast"): (
+        'annotation gpushare.io/class: "fast" is not a class; allowed are "throughput" and "latency"'
+    ),
+    (names.CONTAINER, "gpu"): (
+        'annotation gpushare.io/container: "gpu" is not a container of this pod; allowed is "main"'
+    ),
+}
+
+
+@pytest.mark.parametrize(("annotation", "value"), SENTENCES)
+def test_refused_with_a_sentence(annotation: str, value: str) -> None:
+    assert refused(pod({names.FRACTION: "0.5", annotation: value})) == SENTENCES[annotation, value]
+
+
+def test_more_memory_than_any_gpu_has() -> None:
+    document = pod({names.FRACTION: "0.5", names.MEMORY: "200Gi"})
+    assert refused(document, Knowledge(largest_gpu_memory_mib=143771)) == (
+        'annotation gpushare.io/memory: "200Gi" is more memory than any GPU of this cluster has; allowed is at '
+        "most 143771Mi, what the largest one has"
+    )
+    assert patched(document)  # nothing known of the GPUs: the scheduler will say where it fits
+    assert patched(pod({names.FRACTION: "0.5", names.MEMORY: "143771Mi"}), POLICY, Knowledge(143771))
+
+
+def test_largest_gpu() -> None:
+    small, large = (GpuStatus(uuid=str(mib), memory_mib=mib) for mib in (81559, 143771))
+    assert largest_gpu_memory_mib([GpuNodeStatus(gpus=(small,)), GpuNodeStatus(gpus=(large, small))]) == 143771
+    assert largest_gpu_memory_mib([]) is None
+    assert largest_gpu_memory_mib([GpuNodeStatus(gpus=(GpuStatus(uuid="starting"),))]) is None
+
+
+@pytest.mark.parametrize("kind", ["limits", "requests"])
+def test_a_share_set_by_hand(kind: str) -> None:
+    def with_share(amount: str, fraction: str = "0.25") -> Json:
+        return pod(
+            {names.FRACTION: fraction},
+            containers=[{"name": "main", "resources": {kind: {names.SHARE_RESOURCE: amount}}}],
+        )
+
+    assert check_pod(apply(with_share("25"), patched(with_share("25")))) is None
+    assert refused(with_share("50")) == (
+        f'container "main": resources.{kind} gpushare.io/share: "50" contradicts annotation gpushare.io/fraction, '
+        "which makes it 25; leave it out, gpushare sets it"
+    )
+    for hostile in ("-1", "1e9", "9" * 5000, "0", "25m", ""):
+        assert len(refused(with_share(hostile))) < 400
+    assert "1 to 100" in refused(with_share("150", "auto"))
+    assert patched(with_share("300", "auto"))
+
+
+@pytest.mark.parametrize("other", ["containers", "initContainers"])
+def test_a_share_on_another_container(other: str) -> None:
+    document = pod({names.FRACTION: "0.25"})
+    document["spec"].setdefault(other, []).append(
+        {"name": "side", "resources": {"limits": {names.SHARE_RESOURCE: "25"}}}
+    )
+    assert 'container "side"' in refused(document)
+    assert "not on the container that gets the GPU" in refused(document)
+
+
+def test_another_scheduler_or_a_node_by_name() -> None:
+    assert refused(pod({names.FRACTION: "0.5"}, schedulerName="volcano")).startswith(
+        'spec.schedulerName: "volcano" cannot place a pod'
+    )
+    assert refused(pod({names.FRACTION: "0.5"}, nodeName="gpu-1")).startswith('spec.nodeName: "gpu-1" goes past')
+
+
+@pytest.mark.parametrize("undo", ["limits", "requests", "schedulerName", "label"])
+def test_validation_sees_what_another_webhook_undid(undo: str) -> None:
+    document = apply(pod({names.FRACTION: "0.25"}), patched(pod({names.FRACTION: "0.25"})))
+    if undo == "label":
+        del document["metadata"]["labels"][names.MANAGED_LABEL]
+    elif undo == "schedulerName":
+        document["spec"]["schedulerName"] = "default-scheduler"
+    else:
+        del document["spec"]["containers"][0]["resources"][undo]
+    refusal = check_pod(document)
+    assert refusal is not None
+    assert refusal.reason is Reason.CONFLICT
+    assert "another webhook" in refusal.detail
+
+
+def deployment(annotations: Json, **spec: Any) -> Json:
+    return {"kind": "Deployment", "spec": {"replicas": 1, "template": pod(annotations), **spec}}
+
+
+def test_a_wrong_template_is_refused_where_it_was_written() -> None:
+    refusal = check_workload(deployment({names.FRACTION: "1.5"}))
+    assert refusal is not None
+    assert 'gpushare.io/fraction: "1.5"' in refusal.detail
+    cron = {"kind": "CronJob", "spec": {"jobTemplate": {"spec": {"template": pod({names.FRACTION: "abc"})}}}}
+    refusal = check_workload(cron)
+    assert refusal is not None
+    assert '"abc"' in refusal.detail
+
+
+def test_workloads_that_pass() -> None:
+    wrong = deployment({names.FRACTION: "1.5"})
+    assert check_workload(deployment({names.FRACTION: "0.5"})) is None
+    assert check_workload(deployment({})) is None
+    assert check_workload({"kind": "Deployment", "spec": {}}) is None
+    scaled = {**wrong, "spec": {**wrong["spec"], "replicas": 3}}
+    assert check_workload(scaled, wrong) is None, "a workload from before gpushare can still be scaled"
+    assert check_workload(wrong, deployment({names.FRACTION: "0.5"})) is not None
+
+
+def test_warnings() -> None:
+    document = pod(
+        {names.FRACTION: "0.5", "gpushare.io/memroy": "8Gi"},
+        containers=[{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+    )
+    typo, double = warnings(document)
+    assert typo == "annotation gpushare.io/memroy means nothing to gpushare; did you mean gpushare.io/memory?"
+    assert 'container "main" also asks for nvidia.com/gpu' in double
+    assert warnings(pod({names.FRACTION: "0.5", names.MEMORY: "8Gi", "example.com/x": "y"})) == ()
+
+
+FRACTIONS = st.sampled_from(["0.01", "0.25", "1", "2", "auto"])
+QUANTITIES = st.dictionaries(st.sampled_from(["cpu", "memory", "example.com/dongle"]), st.just("1"), max_size=3)
+RESOURCES = st.fixed_dictionaries({}, optional={"limits": QUANTITIES, "requests": QUANTITIES})
+CONTAINERS = st.lists(
+    st.fixed_dictionaries({"name": st.uuids().map(str)}, optional={"resources": RESOURCES, "env": st.just([])}),
+    min_size=1,
+    max_size=4,
+)
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> Json:
+    containers = draw(CONTAINERS)
+    annotations = {names.FRACTION: draw(FRACTIONS), **draw(st.dictionaries(st.text(min_size=1), st.text()))}
+    annotations = {k: v for k, v in annotations.items() if k not in names.USER_ANNOTATIONS or k == names.FRACTION}
+    if draw(st.booleans()):
+        annotations[names.CONTAINER] = draw(st.sampled_from(containers))["name"]
+    document = pod(annotations, containers=containers)
+    if draw(st.booleans()):
+        document["spec"]["schedulerName"] = "default-scheduler"
+    if draw(st.booleans()):
+        document["metadata"]["labels"] = draw(st.dictionaries(st.text(min_size=1), st.text()))
+    return document
+
+
+@given(pods(), st.sampled_from([None, "nvidia"]))
+def test_a_patch_changes_only_what_is_promised(document: Json, runtime_class: str | None) -> None:
+    """Undo the promised changes in the patched pod: what is left must be the pod that came in."""
+    before = copy.deepcopy(document)
+    after = apply(document, patched(document, Policy(runtime_class=runtime_class)))
+    assert document == before, "the input itself is never changed"
+    assert check_pod(after) is None
+    request = parse_request(before["metadata"]["annotations"])
+    assert not isinstance(request, Rejection)
+
+    chosen = [c for c in after["spec"]["containers"] if names.SHARE_RESOURCE in str(c.get("resources"))]
+    assert [c["name"] for c in chosen] == [request.container or before["spec"]["containers"][0]["name"]]
+    limits, requests = (chosen[0]["resources"][kind].pop(names.SHARE_RESOURCE) for kind in ("limits", "requests"))
+    assert limits == requests
+    assert request.is_auto or int(limits) == (request.share_percent or 0) * request.gpu_count
+    assert after["spec"].pop("schedulerName") == names.SCHEDULER_NAME
+    before["spec"].pop("schedulerName", None)
+    assert after["spec"].pop("runtimeClassName", None) == runtime_class
+    assert after["metadata"]["labels"].pop(names.MANAGED_LABEL) == "true"
+    if "labels" in before["metadata"]:
+        before["metadata"]["labels"].pop(names.MANAGED_LABEL, None)
+
+    def without_empty(tree: Any) -> Any:
+        if isinstance(tree, dict):
+            return {k: v for k, item in tree.items() if (v := without_empty(item)) != {}}
+        return [without_empty(item) for item in tree] if isinstance(tree, list) else tree
+
+    assert without_empty(after) == without_empty(before)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*names.USER_ANNOTATIONS, "x"]), st.text()),
+    st.dictionaries(st.just(names.SHARE_RESOURCE), st.text(), max_size=1),
+)
+def test_admission_never_raises_on_arbitrary_text(annotations: Json, limits: Json) -> None:
+    document = pod(annotations, containers=[{"name": "main", "resources": {"limits": limits}}])
+    assert isinstance(mutate(document, POLICY), list | Rejection)
+    assert isinstance(check_pod(document), Rejection | None)
+    assert isinstance(check_workload({"spec": {"template": document}}), Rejection | None)
+    assert isinstance(warnings(document), tuple)
+
+
+CAPS = [
+    {
+        "name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['gpushare.io/thread-percentage']"}},
+    },
+    {
+        "name": "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['gpushare.io/memory-limit']"}},
+    },
+]
+
+
+def test_caps_go_into_the_environment_only_where_the_policy_says_so() -> None:
+    asked = pod({names.FRACTION: "0.5"})
+    assert "env" not in json.dumps(mutate(asked, POLICY))
+    changed = apply(asked, patched(asked, Policy(env_caps=True)))
+    assert changed["spec"]["containers"][0]["env"] == CAPS
+
+
+def test_caps_replace_what_the_pod_says_of_itself_and_leave_the_rest() -> None:
+    own = [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "100"}, {"name": "OTHER", "value": "1"}]
+    asked = pod({names.FRACTION: "0.5"}, containers=[{"name": "main", "image": "x", "env": own}])
+    changed = apply(asked, patched(asked, Policy(env_caps=True)))
+    assert changed["spec"]["containers"][0]["env"] == [{"name": "OTHER", "value": "1"}, *CAPS]
+    for variable in changed["spec"]["containers"][0]["env"][1:]:
+        variable["valueFrom"]["fieldRef"]["apiVersion"] = "v1"  # the API server's default
+    assert mutate(changed, Policy(env_caps=True)) == []

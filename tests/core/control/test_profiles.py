@@ -1,0 +1,132 @@
+"""A workload's signature from the agent that saw it to the fraction of the next pod."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare.core.admission.resolve import Defaults, Needs, resolve
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus, Phase, Profile, Tenant
+from gpushare.core.api.request import JobClass, parse_fraction
+from gpushare.core.api.schema import from_json, to_json
+from gpushare.core.control.lifecycle import PROFILED, PodFacts, Settings, fares_of, status_of, transitions
+from gpushare.core.control.profiles import as_known, is_one_kind, recommended_fraction
+from gpushare.core.control.windows import replaces
+from gpushare.twin.contention import WORKLOADS
+
+NOW = "2026-11-21T11:00:00Z"
+H200 = "NVIDIA H200"
+SETTINGS = Settings(Defaults(max_slowdown_ratio=1.5))
+
+
+def signature(workload="dlrm-infer", seconds=10.0, model=H200):
+    return Profile(model, WORKLOADS[workload].solo.as_dict(), window_seconds=seconds)
+
+
+def gpushare(**spec):
+    return GpuShare.from_object({"metadata": {"name": "s", "namespace": "shop"}, "spec": spec})
+
+
+def pod(name="a", **annotations):
+    annotations = {names.FRACTION: "1", **annotations}
+    return PodFacts.from_object(
+        {
+            "metadata": {
+                "namespace": "shop", "name": name, "uid": name,
+                "annotations": annotations | Decision(("GPU-1",), 100, 8192, NOW).to_annotations(),
+            },
+            "spec": {"nodeName": "n1", "containers": []},
+        }
+    )  # fmt: skip
+
+
+def status(share, pods, *seen):
+    """The status after a GpuNode said `seen` of the pods, read back as the API gives it."""
+    tenants = tuple(Tenant(each.uid, profile=profile) for each, profile in zip(pods, seen, strict=False))
+    node = GpuNodeStatus.of((GpuStatus("GPU-1", tenants=tenants),))
+    told = from_json(GpuNodeStatus, to_json(node))
+    return status_of(share, pods, fares_of([told]), SETTINGS, NOW)
+
+
+def test_what_an_agent_saw_becomes_the_profile_and_auto_follows_from_it():
+    after = status(gpushare(), [pod()], signature())
+    assert after.profile == replace(signature(), taken_at=NOW)
+    share = replace(gpushare(), status=after)
+    expected = resolve({names.FRACTION: "auto"}, share, SETTINGS.defaults)
+    assert isinstance(expected, Needs)
+    assert expected.share_percent == parse_fraction(after.recommended_fraction)[0]
+    assert expected.share_percent < 50, "light alone: less than the constant that auto stands for otherwise"
+    assert transitions(share.status, after) == ()
+    assert [reason for reason, _ in transitions(gpushare().status, after)] == ["ProfileTaken", "Sharing"]
+    assert {c.type: c.reason for c in after.conditions}[PROFILED] == "Taken"
+
+
+def test_without_pods_a_profiled_share_waits_as_profiled_and_its_fraction_stays():
+    after = status(gpushare(), [pod(**{names.CLASS: "latency"})], signature())
+    later = status_of(replace(gpushare(), status=after), [], {}, SETTINGS, NOW)
+    assert later.phase is Phase.PROFILED
+    assert (later.profile, later.recommended_fraction) == (after.profile, after.recommended_fraction)
+
+
+def test_a_latency_workload_is_given_what_it_can_use():
+    throughput = status(gpushare(), [pod()], signature())
+    latency = status(gpushare(), [pod(**{names.CLASS: "latency"})], signature())
+    assert float(latency.recommended_fraction) > float(throughput.recommended_fraction)
+
+
+@pytest.mark.parametrize(
+    ("spec", "seen"),
+    [
+        ({"profile": {"mode": "Off"}}, signature()),
+        ({"profile": {"windowSeconds": 30}}, signature(seconds=29.0)),
+        ({}, Profile(H200, {"fp32_util": 0.5}, window_seconds=60.0)),
+        ({}, None),
+    ],
+)
+def test_no_profile_is_taken(spec, seen):
+    after = status(gpushare(**spec), [pod()], seen)
+    assert (after.profile, after.recommended_fraction) == (None, None)
+
+
+def test_a_better_look_replaces_a_short_one_and_another_gpu_model_does_not():
+    share = replace(gpushare(), status=status(gpushare(), [pod()], signature(seconds=5.0)))
+    heavy = "montecarlo-fp32"
+    assert status(share, [pod()], signature(heavy, 19.0)).profile == share.status.profile
+    assert status(share, [pod()], signature(heavy, 100.0, "Tesla T4")).profile == share.status.profile
+    better = status(share, [pod()], signature(heavy, 20.0))
+    assert better.profile.counters == signature(heavy).counters
+    assert float(better.recommended_fraction) > float(share.status.recommended_fraction)
+
+
+def test_pods_of_several_workloads_under_one_selector_have_no_profile():
+    one, other = {names.WORKLOAD: "one"}, {names.WORKLOAD: "other"}
+    mixed = gpushare(selector={})
+    assert status(mixed, [pod("a", **one), pod("b", **other)], signature()).profile is None
+    assert status(mixed, [pod("a", **one), pod("b", **one)], signature()).profile is not None
+    assert not is_one_kind(mixed.spec, [{}]), "of nobody knows how many owners"
+    assert is_one_kind(gpushare().spec, [{}, {}])
+
+
+@given(st.lists(st.floats(5, 121), min_size=1, max_size=400))
+def test_a_growing_window_is_written_a_few_times_only(windows):
+    kept, writes = None, 0
+    for seconds in sorted(windows):
+        if replaces(seconds, kept):
+            kept, writes = signature(seconds=seconds), writes + 1
+    assert writes <= 3
+
+
+@given(st.sampled_from(sorted(WORKLOADS)), st.floats(1, 10), st.sampled_from(JobClass))
+def test_auto_is_always_a_fraction_that_may_be_asked_for(workload, slowdown, job_class):
+    said = recommended_fraction(signature(workload), max_slowdown=slowdown, job_class=job_class)
+    assert 10 <= parse_fraction(said)[0] <= 100
+    looser = recommended_fraction(signature(workload), max_slowdown=slowdown + 1, job_class=job_class)
+    assert float(looser) <= float(said)
+
+
+def test_a_signature_without_what_the_model_needs_is_unknown():
+    assert as_known(Profile(H200, {"fp32_util": 0.5})) is None
+    assert as_known(signature(seconds=0.1)) is None

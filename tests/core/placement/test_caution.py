@@ -1,0 +1,195 @@
+"""No pod where the model says it would hurt too much; among equals where sharing pays most."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.request import JobClass
+from gpushare.core.interference import Profile, cap_progress
+from gpushare.core.placement import search as placement
+from gpushare.core.placement.caution import Judge, Known, cautious
+from gpushare.core.placement.policies import BestFit, GpuShareFit
+from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.data import default_model
+from gpushare.twin.contention import WORKLOADS
+
+H200 = "NVIDIA H200"
+
+
+def known(workload, max_slowdown=1.5, gpu_model=H200):
+    solo = WORKLOADS[workload]
+    return Known(workload, gpu_model, max_slowdown, Profile(solo.solo, solo.iterations_per_s))
+
+
+def request(uid, percent, job_class=JobClass.THROUGHPUT):
+    return PlacementRequest(uid, percent * 10, job_class=job_class)
+
+
+class Cluster:
+    """GPUs of one node each, and what is known of the pods there."""
+
+    def __init__(self, nodes=2, gpus=1, policy=None):
+        self.state = ClusterState(
+            NodeSpec(f"n{n}", tuple(GpuSpec(f"g{n}.{g}", H200) for g in range(gpus))) for n in range(nodes)
+        )
+        self.known = {}
+        self.judge = Judge(default_model, self.known.get, lambda uid: None)
+        self.policy = policy or BestFit()
+
+    def put(self, uid, percent, what, gpu, job_class=JobClass.THROUGHPUT):
+        if what is not None:
+            self.known[uid] = what
+        node = f"n{gpu[1:].split('.')[0]}"
+        self.state.reserve(uid, Placement(node, (gpu,)), request(uid, percent, job_class))
+
+    def ask(self, percent, what, job_class=JobClass.THROUGHPUT):
+        asked = request("new", percent, job_class)
+        policy = cautious(self.policy, self.judge, asked.shape, what)
+        return placement.candidates(asked, self.state, policy), lambda node: placement.choose(
+            asked, self.state, policy, node
+        )
+
+
+def test_who_would_hurt_too_much_is_refused_with_figures_and_goes_elsewhere():
+    cluster = Cluster()
+    cluster.put("a", 50, known("stream", 1.2), "g0.0", JobClass.LATENCY)
+    found, choose = cluster.ask(50, known("stream", 1000.0))
+    assert found.nodes == ["n1"]
+    [(node, said)] = found.rejections().items()
+    assert (node, said.reason) == ("n0", Reason.SLOWDOWN)
+    assert "a tenant there could run up to" in said.detail
+    assert "at most 1.2 is tolerated" in said.detail
+    assert choose("n0") == said
+    assert isinstance(choose("n1"), Placement)
+
+
+def test_the_newcomers_own_tolerance_counts_too():
+    cluster = Cluster(1)
+    cluster.put("a", 50, known("stream", 50.0), "g0.0")
+    found, _ = cluster.ask(50, known("latency-probe", 1.01), JobClass.LATENCY)
+    assert "but it could run up to" in found.rejections()["n0"].detail
+    assert cluster.ask(50, known("latency-probe", 5.0), JobClass.LATENCY)[0].nodes == ["n0"]
+
+
+@pytest.mark.parametrize(
+    ("there", "comes"),
+    [(None, known("stream", 1.0)), (known("stream", 1.0), None),
+     (known("stream", 1.0, "Tesla T4"), known("stream", 1.0)), (known("stream", 1.0), known("stream", 1.0, "T4"))],
+)  # fmt: skip
+def test_where_somebody_is_unknown_on_this_gpu_nothing_is_refused(there, comes):
+    cluster = Cluster(1)
+    cluster.put("a", 50, there, "g0.0")
+    assert cluster.ask(50, comes)[0].nodes == ["n0"]
+
+
+def test_whole_gpus_and_the_order_of_tenants_do_not_matter():
+    assert cautious(BestFit(), Cluster().judge, request("x", 100).shape, known("stream")).name == "bestfit"
+    one, other = Cluster(1), Cluster(1)
+    for cluster, names in ((one, ("stream", "dlrm-infer")), (other, ("dlrm-infer", "stream"))):
+        for name in names:
+            cluster.put(name, 25, known(name), "g0.0")
+    assert list(one.ask(25, known("bert-infer"))[0].scores) == list(other.ask(25, known("bert-infer"))[0].scores)
+
+
+@pytest.mark.parametrize("policy", [BestFit, GpuShareFit])
+def test_of_two_equal_gpus_the_one_where_it_gains_more_is_taken(policy):
+    for first, second, best in (("stream", "gemm-fp64", "g0.1"), ("gemm-fp64", "stream", "g0.0")):
+        cluster = Cluster(1, gpus=2, policy=policy())
+        cluster.put("a", 50, known(first, 9.0), "g0.0")
+        cluster.put("b", 50, known(second, 9.0), "g0.1")
+        _, choose = cluster.ask(50, known("stream", 9.0))
+        assert choose("n0").gpu_uuids == (best,)
+
+
+def test_what_is_learnt_later_counts_from_then_on():
+    cluster = Cluster(1)
+    cluster.put("a", 50, None, "g0.0", JobClass.LATENCY)
+    assert cluster.ask(50, known("stream", 1.2))[0].nodes == ["n0"]
+    cluster.known["a"] = known("stream", 1.2)
+    cluster.judge.forget()
+    assert cluster.ask(50, known("stream", 1.2))[0].nodes == []
+    cluster.state.release("a")
+    assert cluster.ask(50, known("stream", 1.2))[0].nodes == ["n0"], "and when the tenant has gone"
+
+
+def test_a_share_too_small_for_its_tolerance_may_still_have_quiet_neighbours():
+    cluster = Cluster(1)
+    heavy = known("montecarlo-fp32", 3.0)
+    assert cap_progress(heavy.profile, 0.25) < 1 / 3.0, "its own cap costs it more than it tolerates"
+    cluster.put("a", 25, heavy, "g0.0")
+    assert cluster.ask(10, known("latency-probe", 50.0))[0].nodes == ["n0"]
+
+
+kinds = st.tuples(
+    st.sampled_from(sorted(WORKLOADS)), st.sampled_from([10, 20, 30]), st.sampled_from([1.2, 1.5, 3.0])
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=6), kinds)
+def test_nobody_is_put_where_the_bound_of_any_tenant_breaks(tenants, comes):
+    """Held against the model asked directly, one set at a time."""
+    model = default_model()
+    cluster = Cluster(1, gpus=3)
+    here = [[], [], []]
+    for number, ((workload, percent, slowdown), gpu) in enumerate(tenants):
+        if sum(share for _, share in here[gpu]) + percent <= 100:
+            what = known(workload, slowdown)
+            cluster.put(f"p{number}", percent, what, f"g0.{gpu}")
+            here[gpu].append((what, percent))
+    what, percent = known(comes[0], comes[2]), comes[1]
+    _, choose = cluster.ask(percent, what)
+    chosen = choose("n0")
+    fitting, kept = [], []
+    for gpu, members in enumerate(here):
+        if sum(share for _, share in members) + percent > 100:
+            continue
+        fitting.append(gpu)
+        every = [(what, percent), *members]
+        said = model.predict([(each.profile, cap) for each, cap in every])
+        floors = []
+        for each, cap in every:
+            [alone] = model.predict([(each.profile, cap)])
+            floors.append((1.0 if alone.lower >= 1 / each.max_slowdown else alone.progress) / each.max_slowdown)
+        if not members or all(s.lower >= f - 1e-5 for s, f in zip(said, floors, strict=True)):
+            kept.append(f"g0.{gpu}")
+    if isinstance(chosen, Rejection):
+        assert not kept or not fitting
+    else:
+        assert chosen.gpu_uuids[0] in kept
+
+
+def test_ten_thousand_gpus_cost_milliseconds():
+    cluster = Cluster(nodes=1250, gpus=8)
+    rng = np.random.default_rng(1)
+    names = sorted(WORKLOADS)
+    for n in range(1250):
+        for g in range(8):
+            cluster.put(f"p{n}.{g}", 30, known(names[rng.integers(len(names))], 1.5), f"g{n}.{g}")
+    found, _ = cluster.ask(30, known("dlrm-infer"))
+    assert 0 < len(found.nodes) <= 1250
+    assert len(cluster.judge._sets) == 1 + len(names), "a set is judged once, however many hold it"
+
+
+def test_a_judge_that_has_seen_much_says_what_a_new_one_says():
+    """Members and sets are prepared once and kept while more come, go and are learnt anew."""
+    cluster = Cluster(8)
+    names = sorted(WORKLOADS)
+    for step in range(24):
+        gpu, what = f"g{step % 8}.0", known(names[step % len(names)], 1.2 + step % 5)
+        cluster.put(f"t{step}", 10 + 5 * (step % 3), what, gpu, list(JobClass)[step % 2])
+        if step % 7 == 6:
+            cluster.state.release(f"t{step - 3}")
+        if step == 15:
+            cluster.judge.forget()
+        for name in names[:: 1 + step % 3]:
+            seen, _ = cluster.ask(20, known(name, 1.5))
+            fresh = Cluster(1)
+            fresh.state, fresh.judge = cluster.state, Judge(default_model, cluster.known.get, lambda uid: None)
+            fresh.judge.version = -1 - step  # scores are kept in the state by version
+            again, _ = fresh.ask(20, known(name, 1.5))
+            assert seen.nodes == again.nodes
+            assert seen.scores == pytest.approx(again.scores, abs=1e-4)
+            assert seen.rejections() == again.rejections()

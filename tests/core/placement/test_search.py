@@ -1,0 +1,120 @@
+import numpy as np
+import pytest
+
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.request import FaultDomain
+from gpushare.core.placement.policies import BestFit
+from gpushare.core.placement.search import candidates, choose, fits, place
+from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
+
+
+def node(name: str, gpus: int = 2, memory_mib: int = 80_000, model: str = "H100", **more: int) -> NodeSpec:
+    return NodeSpec(name, tuple(GpuSpec(f"GPU-{name}-{i}", model, memory_mib) for i in range(gpus)), **more)
+
+
+def ask(uid: str, percent: int = 40, **more: object) -> PlacementRequest:
+    return PlacementRequest(uid, percent * 10, **more)  # type: ignore[arg-type]
+
+
+def put(state: ClusterState, request: PlacementRequest) -> Placement:
+    placed = place(request, state, BestFit())
+    assert isinstance(placed, Placement), placed
+    state.reserve(request.pod_uid, placed, request)
+    return placed
+
+
+def test_three_pods_of_40_percent_never_share_one_gpu() -> None:
+    state = ClusterState([node("a")])
+    gpus = [put(state, ask(str(i))).gpu_uuids[0] for i in range(3)]
+    assert gpus == ["GPU-a-0", "GPU-a-0", "GPU-a-1"]
+    put(state, ask("3"))
+    refused = place(ask("4"), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.SHARE
+    assert "needs 40% of one GPU, the freest has 20% free" in refused.detail
+
+
+def test_default_memory_is_the_share_of_what_the_gpu_has_for_tenants() -> None:
+    state = ClusterState([node("a", memory_mib=80_512)], gpu_memory_reserve_mib=512)
+    assert put(state, ask("x", 25)).memory_mib == 20_000
+    refused = place(ask("y", 10, memory_mib=80_001), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.GPU_MEMORY
+    assert "needs 80001 MiB on 1 GPU, the freest with enough share has 80000 MiB free" in refused.detail
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (ask("x", 100, gpu_count=3), Reason.NO_GPUS),
+        (ask("x", models=frozenset({"A100"})), Reason.GPU_MODEL),
+        (ask("x", 100, gpu_count=2), Reason.SHARE),
+        (ask("x", clients=49), Reason.CLIENTS),
+        (ask("x", cpu_milli=9_000), Reason.CPU),
+        (ask("x", node_memory_mib=5_000), Reason.NODE_MEMORY),
+        (ask("x", memory_mib=90_000), Reason.GPU_MEMORY),
+    ],
+)
+def test_every_node_says_why(request_: PlacementRequest, reason: Reason) -> None:
+    state = ClusterState([node("a", cpu_milli=8_000, memory_mib=80_000)])
+    state.update_node(NodeSpec("a", node("a").gpus, cpu_milli=8_000, memory_mib=4_000))
+    put(state, ask("tenant", 10))
+    found = candidates(request_, state, BestFit(), ["a", "elsewhere"])
+    assert found.nodes == []
+    assert found.rejections()["a"].reason is reason
+    assert found.rejections()["elsewhere"].reason is Reason.NO_GPUS
+    refused = choose(request_, state, BestFit(), "a")
+    assert isinstance(refused, Rejection)
+    assert refused.reason is reason
+
+
+def test_an_isolated_tenant_is_alone() -> None:
+    state = ClusterState([node("a")])
+    first = put(state, ask("alone", 10, fault_domain=FaultDomain.ISOLATED))
+    second = put(state, ask("other", 10))
+    assert first.gpu_uuids != second.gpu_uuids
+    refused = place(ask("third", 10, fault_domain=FaultDomain.ISOLATED), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.FAULT_DOMAIN
+    state.release("other")
+    assert isinstance(place(ask("third", 10, fault_domain=FaultDomain.ISOLATED), state, BestFit()), Placement)
+
+
+def test_an_unhealthy_gpu_takes_nobody_and_comes_back() -> None:
+    state = ClusterState([node("a", 1)])
+    state.set_health("GPU-a-0", healthy=False)
+    refused = place(ask("x"), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.GPU_UNHEALTHY
+    state.set_health("GPU-a-0", healthy=True)
+    put(state, ask("x"))
+
+
+def test_a_stale_decision_is_noticed() -> None:
+    state = ClusterState([node("a", 1)])
+    decided = place(ask("x", 60), state, BestFit())
+    assert isinstance(decided, Placement)
+    assert fits(ask("x", 60), state, decided) is None
+    put(state, ask("y", 60))
+    stale = fits(ask("x", 60), state, decided)
+    assert stale is not None
+    assert stale.reason is Reason.SHARE
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("avoid", [(), (1,), (1, 5), (0, 1, 2, 3, 5)])
+def test_the_best_rows_are_those_that_a_sort_finds(count: int, avoid: tuple[int, ...]) -> None:
+    state = ClusterState([node(name) for name in "abcdef"])
+    for uid, percent, name in (("x", 70, "b"), ("y", 20, "d"), ("z", 20, "f"), ("u", 100, "e"), ("v", 100, "e")):
+        placed = choose(ask(uid, percent), state, BestFit(), name)
+        assert isinstance(placed, Placement)
+        state.reserve(uid, placed, ask(uid, percent))
+    names = list("fedcba")
+    found = candidates(ask("new"), state, BestFit(), names)
+    score = dict(zip(found.rows.tolist(), found.scores.tolist(), strict=True))
+    assert state.row("e") not in score
+    welcome = [row for row in score if row not in avoid] or list(score)
+    expected = sorted(welcome, key=lambda row: -score[row])[:count]
+    assert sorted(found.best(count, np.array(avoid, np.int64)).tolist()) == sorted(expected)
+    equal = [row for row in expected if score[row] == score[expected[0]]]
+    assert sorted(found.best(count, np.array(avoid, np.int64), equal_only=True).tolist()) == sorted(equal)
