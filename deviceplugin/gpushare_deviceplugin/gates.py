@@ -121,12 +121,13 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
     """What is new in a gate's word, as events for the pods concerned.
 
     Args:
-        tenants: uids of the pods on this GPU, who all hear of a fault of their server; those it ended, too.
+        tenants: uids of the pods on this GPU, who all hear of a fault of their server. So does every pod that was
+            connected when it began, by the gate's record of it.
     """
     found: list[Notice] = []
     if old is not None and new.gate_started_at == old.gate_started_at and new.faults > old.faults:
         note = f"a fault on GPU {new.gpu_uuid} ended every process under its MPS server: {new.last_fault}"
-        found += [Notice(uid, "GpuFault", note) for uid in tenants]
+        found += [Notice(uid, "GpuFault", note) for uid in dict.fromkeys((*tenants, *new.last_fault_pods))]
         found.append(Notice(None, "GpuFault", note))
     restarted = (
         old is not None

@@ -191,6 +191,8 @@ class TestGates:
             ("u2", "MismatchWrongGpu"),
         }  # fmt: skip
         assert notices(new, new, ["u1", "u2"]) == ()
+        late = gate(gate_started_at=1.0, faults=2, last_fault="illegal access", last_fault_pods=("u3", "u2"))
+        assert [n.pod_uid for n in notices(new, late, ["u2"])] == ["u2", "u3", None]
         sick = GpuHealth(Health.UNHEALTHY, "XID 79")
         assert health_notices(GPU_A, None, sick, ["u1"]) == ()  # a new agent does not tell what is old
         assert {(n.pod_uid, n.reason, n.is_warning) for n in health_notices(GPU_A, WELL, sick, ["u1"])} == {

@@ -1,10 +1,18 @@
-"""The keeper's status file when the disk does not take it."""
+"""The keeper's status file when the disk does not take it, and what it says of faults that are noticed late."""
 
 import dataclasses
 import json
+import os
+from datetime import datetime
+from types import SimpleNamespace
+
+import pytest
 
 from gpushare.mps import keeper as keeping
+from gpushare.mps.commands import ServerState
+from gpushare.mps.faultlog import Fault
 from gpushare.mps.layout import GpuDirectory, status_reader
+from gpushare.mps.ledger import Admission, Presence
 from gpushare.twin.gpus import parse_simulated
 
 
@@ -30,3 +38,73 @@ async def test_a_full_disk_is_said_once_and_the_status_follows_when_there_is_roo
     said = [record.getMessage() for record in caplog.records]
     assert len([line for line in said if "No space left" in line]) == 1
     assert len([line for line in said if "written again" in line]) == 1
+
+
+POD = "11111111-1111-4111-8111-111111111111"
+PID = 2**22 + 9  # of no process
+
+
+class Control:
+    """A daemon whose only client faults just after the keeper has read the server's log."""
+
+    def __init__(self, directory) -> None:
+        self.program = SimpleNamespace(log=directory)
+        self.log = directory / "server.log"
+        self.log.write_text("")
+        self.clients: tuple[int, ...] = (PID,)
+        self.will_fault = True
+
+    async def server_state(self, _pid):
+        if self.will_fault:
+            self.will_fault = False
+            self.clients = ()
+            stamp = datetime.now().astimezone().replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
+            with self.log.open("a") as log:
+                for line in ("Server is handling a fatal GPU error.",
+                             "The following client process have a sticky error set:", str(PID)):  # fmt: skip
+                    log.write(f"[{stamp} Server   458] {line}\n")
+        return ServerState.ACTIVE
+
+    async def run(self, _command):
+        return self.clients
+
+
+class Memory:
+    def used_mib(self):
+        return {}
+
+
+async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_names_it(tmp_path):
+    gpu = GpuDirectory.of(tmp_path, "GPU-1")
+    gpu.create()
+    control = Control(tmp_path)
+    keeper = keeping.Keeper(gpu, keeping.Setup(control, Memory(), None, identify=lambda _pid: None))
+    ledger = keeper._ledger
+    ledger.note_clients(())
+    ledger.admit(Admission(PID, None, POD, 20, 4096, 4096, ledger._clock()))
+    ledger.note_clients((PID,), PID)
+    ledger.end_turn(PID, is_client=True)
+    await keeper._look(os.getpid())
+    assert ledger.clients() == (), "it left before the fault was noticed"
+    assert keeper._status.faults == 0
+    await keeper._look(os.getpid())
+    keeper.publish()
+    status = status_reader(gpu).read()
+    assert status.faults == 1
+    assert f"in process {PID} of pod {POD} alone" in status.last_fault
+    assert status.last_fault_pods == (POD,)
+    await keeper._look(os.getpid())
+    assert keeper._status.faults == 1
+
+
+@pytest.mark.parametrize(
+    ("pids", "clients", "expected"),
+    [((), (), "fatal"),
+     ((7,), (Presence(7, "a", 1.0, 2.0), Presence(8, "b", 1.0)), "fatal (in process 7 of pod a alone)"),
+     ((9,), (Presence(7, "a", 1.0),), "fatal (in process 9 alone)"),
+     ((7, 8), (), "fatal (in 2 processes; the server does not tell which began it)"),
+     ((), (Presence(7, "a", 1.0), Presence(8, "b", 1.0)),
+      "fatal (with 2 processes connected; the server does not tell which began it)")],
+)  # fmt: skip
+def test_a_fault_in_words(pids, clients, expected):
+    assert keeping.told(Fault("fatal", pids), clients) == expected

@@ -119,6 +119,7 @@ def full_status() -> GateStatus:
         (Mismatch(MismatchKind.WRONG_GPU, "uid", 13, "detail"),),
         5,
         TurnStatistics(1, 2, 3.0, 4.0, 5.0),
+        ("uid", "uid-of-one-that-left"),
     )  # fmt: skip
 
 

@@ -119,3 +119,34 @@ def test_a_pods_limit_is_the_highest_its_live_processes_were_let_in_under(ledger
     ledger.forget_clients()
     assert ledger.pods() == ()
     assert ledger.client_count == 0
+
+
+def test_who_was_connected_when_something_began_is_known_after_they_have_left(ledger, clock):
+    ledger.admit(admission(pid=GONE, pod_uid="first", at=100.0))
+    clock[0] = 100.4
+    ledger.note_clients((GONE,), GONE)
+    ledger.end_turn(GONE, is_client=True)
+    clock[0] = 101.0
+    ledger.note_clients(())
+    clock[0] = 101.5
+    ledger.admit(admission(pid=GONE + 1, pod_uid="second", at=101.5))
+
+    def pods(earliest, latest):
+        return [each.pod_uid for each in ledger.connected(earliest, latest)]
+
+    assert pods(99.0, 99.9) == []
+    assert pods(100.7, 100.7) == ["first"]
+    assert pods(101.2, 101.2) == []
+    assert pods(100.7, 102.0) == ["first", "second"]
+    ledger.end_turn(GONE + 1, is_client=False)
+    assert pods(101.5, 101.5) == ["second"], "it had its turn: it may have been connected between two looks"
+    assert pods(101.6, 102.0) == []
+    ledger.forget_departed(101.2)
+    assert pods(100.0, 102.0) == ["second"]
+
+
+def test_a_server_that_ended_had_clients(ledger, clock):
+    ledger.note_clients((7,))
+    clock[0] = 102.0
+    ledger.forget_clients()
+    assert [(each.pid, each.pod_uid, each.until) for each in ledger.connected(101.0, 101.0)] == [(7, "pod", 102.0)]

@@ -1,6 +1,7 @@
 """The parsers against what nvidia-cuda-mps-control of driver 580.159.04 printed on an H200 (data/)."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from gpushare.mps import CommandRefusedError, DaemonDownError, commands
 from gpushare.mps.control import _together
 from gpushare.mps.errors import NotSentError
-from gpushare.mps.faultlog import FaultLog
+from gpushare.mps.faultlog import Fault, FaultLog
 
 DATA = Path(__file__).parent / "data"
 ANSWERS = json.loads((DATA / "mps-control-580.json").read_text())["answers"]
@@ -99,3 +100,31 @@ def test_the_server_blames_a_bystander_first_so_no_one_is_blamed(tmp_path, recor
     assert fault.pids == reached
     assert reached[0] != began_it
     assert "PID" not in fault.line
+
+
+def test_a_report_that_the_server_is_still_writing_is_completed(tmp_path):
+    """Read in the middle of a pid, of the list, of the whole report: half a list would blame one process."""
+    text = (DATA / "server-fault-580.log").read_text()
+    log = tmp_path / "server.log"
+    listed = text.index("] 3410\n")
+    for cut in (text.index("handling a fatal"), listed, listed + 4, text.index("] 3411\n") + 3):
+        log.write_text("")
+        faults = FaultLog(log)
+        log.write_text(text[:cut])
+        first = faults.read()
+        log.write_text(text)
+        assert faults.complete() == Fault(
+            "[2026-11-21 12:12:07.226 Server   458] Server is handling a fatal GPU error.",
+            (3410, 3411, 3409),
+            time.mktime((2026, 11, 21, 12, 12, 7, 0, 0, -1)) + 0.226,  # the server stamps local time
+        )
+        assert first is None or first.pids in {(), (3410,)}
+        assert faults.read() is None
+
+
+def test_when_a_fault_began_is_what_its_line_says_unless_the_clocks_disagree():
+    fault = Fault("", (), 1000.0)
+    assert fault.span(now=52.0, unix_now=1001.5, read_before=50.0) == pytest.approx((50.5, 50.5), abs=0.02)
+    for unix_now in (900.0, 4600.0, 1005.0):
+        assert fault.span(now=52.0, unix_now=unix_now, read_before=50.0) == (50.0, 52.0)
+    assert Fault("").span(now=52.0, unix_now=1001.5, read_before=50.0) == (50.0, 52.0)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,10 @@ _FATAL: Final = re.compile(rb"fatal|\bfault\b", re.IGNORECASE)
 _CLIENT: Final = re.compile(rb"Client \{PID: (\d+)")
 _REACHED: Final = b"sticky error set:"
 _ONE_PID: Final = re.compile(rb"\] (\d+)\s*$")
+_TIME: Final = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) ")
 _MAX_READ: Final = 2**20
+_STAMP_SECONDS: Final = 0.01  # stamps are cut to milliseconds; nobody becomes a client in so short a time
+_CLOCK_ERROR_SECONDS: Final = 0.5  # the wall clock may be slewed between two reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,48 +25,90 @@ class Fault:
         line: the server's words.
         pids: the processes that it reached, empty where the log does not say. Whose fault it was is not known: the
             server lists who has the error in an order of its own, and a process that was killed is not among them.
+        began_at: Unix time of its first line, None where the line carries none.
     """
 
     line: str
     pids: tuple[int, ...] = ()
+    began_at: float | None = None
+
+    def span(self, *, now: float, unix_now: float, read_before: float) -> tuple[float, float]:
+        """Return the earliest and latest time, on the clock of `now`, at which the fault can have begun.
+
+        That is the line's time where it lies between the previous read of the log and now. A stamp outside
+        (another time zone, a wall clock that was set) is worth nothing: then it is any time between the two.
+        """
+        if self.began_at is not None:
+            began = now - (unix_now - self.began_at)
+            if read_before - _CLOCK_ERROR_SECONDS <= began <= now + _CLOCK_ERROR_SECONDS:
+                return began - _STAMP_SECONDS, began + _STAMP_SECONDS
+        return read_before, now
 
 
 class FaultLog:
-    """Follows server.log; `read` answers the first fault since the last call."""
+    """Follows server.log: `read` returns the first fault since the last call, `complete` its whole report."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
+        self._report: list[bytes] = []
         self.skip()
 
     def skip(self) -> None:
         """Leave what is written so far behind."""
+        self._report = []
         try:
             self._offset = self._path.stat().st_size
         except OSError:
             self._offset = 0
 
     def read(self) -> Fault | None:
-        """The fault in the new lines, None without one; a rotated log is read from its start."""
+        """Return the fault in the new lines, None without one; a rotated log is read from its start."""
+        self._report = self._new_lines()
+        return _fault_in(self._report)
+
+    def complete(self) -> Fault | None:
+        """Return the fault of the last `read` with what the server wrote of it since."""
+        self._report += self._new_lines()
+        return _fault_in(self._report)
+
+    def _new_lines(self) -> list[bytes]:
+        """Whole lines only: the server may be in the middle of one."""
         try:
             size = self._path.stat().st_size
             if size < self._offset:
                 self._offset = 0
             if size == self._offset:
-                return None
+                return []
             with self._path.open("rb") as file:
-                file.seek(max(self._offset, size - _MAX_READ))
+                start = max(self._offset, size - _MAX_READ)
+                file.seek(start)
                 text = file.read(_MAX_READ)
-                self._offset = file.tell()
         except OSError:
-            return None
-        lines = text.splitlines()
-        fatal = [line for line in lines if _FATAL.search(line)]
-        if not fatal:
-            return None
-        # A line that names one client says less than it seems to: it was a bystander each time this was tried.
-        said = next((line for line in fatal if not _CLIENT.search(line)), fatal[0])
-        return Fault(said.decode(errors="replace").strip()[:300], _reached(lines))
+            return []
+        whole = text.rfind(b"\n") + 1
+        self._offset = start + whole
+        return text[:whole].splitlines()
+
+
+def _fault_in(lines: Sequence[bytes]) -> Fault | None:
+    fatal = [line for line in lines if _FATAL.search(line)]
+    if not fatal:
+        return None
+    # A line that names one client says less than it seems to: it was a bystander each time this was tried.
+    shown = next((line for line in fatal if not _CLIENT.search(line)), fatal[0])
+    return Fault(shown.decode(errors="replace").strip()[:300], _reached(lines), _time_of(fatal[0]))
+
+
+def _time_of(line: bytes) -> float | None:
+    """Unix time of a line; the server stamps local time, which is ours: both run in one container."""
+    found = _TIME.match(line)
+    if found is None:
+        return None
+    try:
+        return datetime.fromisoformat(found[1].decode()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _reached(lines: Sequence[bytes]) -> tuple[int, ...]:

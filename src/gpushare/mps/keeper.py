@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,7 @@ from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.layout import GpuDirectory, PodDecision, status_reader, write_status
-from gpushare.mps.ledger import Ledger
+from gpushare.mps.ledger import Ledger, Presence
 from gpushare.mps.logs import trim
 from gpushare.mps.memory import MemoryReader, NvmlMemory, TwinMemory
 from gpushare.mps.policy import Policy
@@ -44,6 +44,8 @@ PUBLISH_SECONDS: Final = 1.0
 TRIM_EVERY: Final = 60  # statuses
 SERVER_UP_SECONDS: Final = 20.0
 FAULT_RECOVERY_SECONDS: Final = 15.0  # the server returns to ACTIVE by itself once its clients are gone (FACTS 4)
+FAULT_LOG_SECONDS: Final = 2.0  # the server writes its report within milliseconds and is back in some 0.3 s
+DEPARTED_SECONDS: Final = 10.0  # who left is remembered for this long after the log was read
 RETRY_SECONDS: Final = 0.05  # a dead daemon is started again at once, the next failures back off
 MAX_RETRY_SECONDS: Final = 30.0
 _PR_SET_PDEATHSIG: Final = 1
@@ -89,6 +91,7 @@ class Keeper:
             gpu.uuid, MpsState.STARTING, time.time(), gate_pid=os.getpid(), gate_started_at=time.time()
         )
         self._faults = FaultLog(setup.control.program.log / "server.log")
+        self._log_read_at = time.monotonic()
         self._poke = asyncio.Event()
         self._daemon_ticks: int | None = None
         self._tested = False
@@ -101,7 +104,8 @@ class Keeper:
             p = self._previous
             self._status = replace(
                 self._status, daemon_restarts=p.daemon_restarts, server_restarts=p.server_restarts,
-                faults=p.faults, last_fault=p.last_fault, last_fault_at=p.last_fault_at, self_test=p.self_test,
+                faults=p.faults, last_fault=p.last_fault, last_fault_at=p.last_fault_at,
+                last_fault_pods=p.last_fault_pods, self_test=p.self_test,
             )  # fmt: skip
         async with asyncio.TaskGroup() as group:
             group.create_task(self.gate.serve(listener))
@@ -148,6 +152,8 @@ class Keeper:
                 retry = RETRY_SECONDS
                 await self._watch()
             except _ServerGoneError:
+                if self._read_faults():
+                    self._note_fault(time.time())
                 self._ledger.forget_clients()
                 self._status = replace(self._status, server_restarts=self._status.server_restarts + 1)
                 self._set_state(MpsState.DOWN, "the MPS server ended; starting another")
@@ -183,6 +189,7 @@ class Keeper:
             server_pid,
         )
         self._faults.skip()
+        self._log_read_at = time.monotonic()
         # The driver cannot change under a running keeper, nor under a running daemon.
         if not ((adopted or self._tested) and self._status.self_test.result is SelfTestResult.PASSED):
             await self._self_test(server_pid)
@@ -251,7 +258,7 @@ class Keeper:
 
     async def _look(self, server_pid: int) -> None:
         self._ledger.observe_memory(time.monotonic())
-        fault = self._faults.read()
+        fault = self._read_faults()
         if fault or await self._control.server_state(server_pid) is ServerState.FAULT:
             await self._recover(server_pid, fault)
         turn = self.gate.current_pid
@@ -263,35 +270,64 @@ class Keeper:
                 with contextlib.suppress(MpsError):
                     await self._control.run(commands.terminate_client(server_pid, stranger.pid))
 
+    def _read_faults(self) -> Fault | None:
+        """Read the server's log on; who left before the previous read cannot be in a fault that is found later."""
+        fault = self._faults.read()
+        if fault is None:
+            self._log_read_at = time.monotonic()
+            self._ledger.forget_departed(self._log_read_at - DEPARTED_SECONDS)
+        return fault
+
     async def _recover(self, server_pid: int, fault: Fault | None) -> None:
         """A fault ended every client (FACTS 4): hold who comes, wait for the server, else restart the daemon."""
-        text = self._told(fault) if fault else "server in FAULT"
-        self._status = replace(
-            self._status, faults=self._status.faults + 1, last_fault=text, last_fault_at=time.time()
-        )
+        noticed_at = time.time()
+        text = fault.line if fault else "server in FAULT"
         self._set_state(MpsState.FAULT, text)
         logger.error("MPS server of %s is in FAULT, new clients wait: %s", self.gpu.uuid, text)
-        deadline = time.monotonic() + FAULT_RECOVERY_SECONDS
-        while time.monotonic() < deadline:
-            if not is_alive(server_pid):
-                raise _ServerGoneError
-            if await self._control.server_state(server_pid) is ServerState.ACTIVE:
-                self._faults.skip()
-                self._set_state(MpsState.ACTIVE)
-                logger.info("MPS server of %s is ACTIVE again", self.gpu.uuid)
-                return
-            await asyncio.sleep(0.1)
+        try:
+            is_back = await self._is_back(server_pid, FAULT_LOG_SECONDS)
+        finally:
+            self._note_fault(noticed_at)
+        if not is_back:
+            self._set_state(MpsState.FAULT, self._status.last_fault)
+        if is_back or await self._is_back(server_pid, FAULT_RECOVERY_SECONDS - FAULT_LOG_SECONDS):
+            self._faults.skip()
+            self._log_read_at = time.monotonic()
+            self._set_state(MpsState.ACTIVE)
+            logger.info("MPS server of %s is ACTIVE again", self.gpu.uuid)
+            return
         logger.error("MPS server of %s stays in FAULT; restarting the daemon", self.gpu.uuid)
         await self._control.stop(2.0)
         raise DaemonDownError("daemon stopped after a fault that did not clear")
 
-    def _told(self, fault: Fault) -> str:
-        """A fault in words for tenants: whom it reached, and no blame that the server's log does not carry."""
-        if len(fault.pids) > 1:
-            return f"{fault.line} (in {len(fault.pids)} processes; the server does not tell which began it)"
-        if fault.pids and (pod_uid := self._ledger.pod_of(fault.pids[0])):
-            return f"{fault.line} (in process {fault.pids[0]} of pod {pod_uid} alone)"
-        return fault.line
+    async def _is_back(self, server_pid: int, patience_seconds: float) -> bool:
+        """Wait until the server is ACTIVE; False when it is not by then."""
+        deadline = time.monotonic() + patience_seconds
+        while time.monotonic() < deadline:
+            if not is_alive(server_pid):
+                raise _ServerGoneError
+            if await self._control.server_state(server_pid) is ServerState.ACTIVE:
+                return True
+            await asyncio.sleep(0.1)
+        return False
+
+    def _note_fault(self, noticed_at: float) -> None:
+        """Count a fault and say what the log and the ledger know of it, once the server has written its report."""
+        fault = self._faults.complete() or Fault("server in FAULT")
+        now = time.monotonic()
+        earliest, latest = fault.span(now=now, unix_now=time.time(), read_before=self._log_read_at)
+        clients = self._ledger.connected(earliest, latest)
+        text = told(fault, clients)
+        self._faults.skip()
+        self._log_read_at = now
+        self._status = replace(
+            self._status,
+            faults=self._status.faults + 1,
+            last_fault=text,
+            last_fault_at=noticed_at,
+            last_fault_pods=tuple(dict.fromkeys(c.pod_uid for c in clients if c.pod_uid is not None)),
+        )
+        logger.error("a fault on %s ended every MPS client: %s", self.gpu.uuid, text)
 
     # Status
 
@@ -307,6 +343,24 @@ class Keeper:
             if count % TRIM_EVERY == 0:
                 await asyncio.to_thread(trim, logs)
             await asyncio.sleep(PUBLISH_SECONDS)
+
+
+def told(fault: Fault, clients: Sequence[Presence]) -> str:
+    """A fault in words for tenants: whom it reached, and no blame that the server's log does not carry.
+
+    Args:
+        clients: who was connected when it began, by the ledger.
+    """
+    if len(fault.pids) > 1:
+        return f"{fault.line} (in {len(fault.pids)} processes; the server does not tell which began it)"
+    if fault.pids:
+        pods = {client.pod_uid for client in clients if client.pid == fault.pids[0]} - {None}
+        if len(pods) == 1:
+            return f"{fault.line} (in process {fault.pids[0]} of pod {pods.pop()} alone)"
+        return f"{fault.line} (in process {fault.pids[0]} alone)"
+    if clients:
+        return f"{fault.line} (with {len(clients)} processes connected; the server does not tell which began it)"
+    return fault.line
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Who was let in under which ceilings, and who is there: the gate's record of one GPU's clients."""
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,6 +12,7 @@ from gpushare.mps.memory import MemoryReader
 from gpushare.mps.status import ClientStatus, GateStatus, Mismatch, MismatchKind
 
 KEPT_MISMATCHES: Final = 50  # the latest; the agent turns each into an event once
+KEPT_DEPARTED: Final = 1024  # a bound only: the keeper forgets them by time
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,16 @@ class Admission:
     changed_at: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """One process's time as a client, from its turn until it was missed in the server's list; None while there."""
+
+    pid: int
+    pod_uid: str | None
+    since: float
+    until: float | None = None
+
+
 class Ledger:
     """Admissions by pid and the server's client list."""
 
@@ -49,6 +61,8 @@ class Ledger:
         self._is_first_list = True
         self._strangers: dict[int, Mismatch] = {}
         self._late: Admission | None = None
+        self._present: dict[int, Presence] = {}
+        self._departed: deque[Presence] = deque(maxlen=KEPT_DEPARTED)
         self.mismatches: tuple[Mismatch, ...] = ()
 
     @property
@@ -60,10 +74,22 @@ class Ledger:
         """Whether the server listed it at the last look."""
         return pid in self._clients
 
-    def pod_of(self, pid: int) -> str | None:
-        """Pod uid of a process that was let in, though it may be gone by now."""
-        admission = self._admissions.get(pid)
-        return admission.pod_uid if admission else None
+    def connected(self, earliest: float, latest: float) -> tuple[Presence, ...]:
+        """Return who was a client at any time between the two, whether or not it has left since."""
+        return tuple(
+            each
+            for each in (*self._departed, *self._present.values())
+            if each.since <= latest and (each.until is None or each.until >= earliest)
+        )
+
+    def forget_departed(self, before: float) -> None:
+        """Forget who left before this time."""
+        while self._departed and (self._departed[0].until or 0.0) < before:
+            self._departed.popleft()
+
+    def _depart(self, pid: int) -> None:
+        if presence := self._present.pop(pid, None):
+            self._departed.append(replace(presence, until=self._clock()))
 
     def restore(self, status: GateStatus | None) -> None:
         """Take over what a gate before this one wrote, for processes that still run."""
@@ -80,12 +106,15 @@ class Ledger:
     def admit(self, admission: Admission) -> None:
         """A process gets its turn."""
         self._late = None
+        self._present.setdefault(admission.pid, Presence(admission.pid, admission.pod_uid, admission.admitted_at))
         self._admissions[admission.pid] = replace(admission, changed_at=admission.admitted_at)
 
     def end_turn(self, pid: int, *, is_client: bool) -> None:
         """Its turn is over. Who did not become a client may still, while the ceilings in force are its own."""
         if not is_client:
             self._late = self._admissions.pop(pid, None)
+            if pid not in self._clients:
+                self._depart(pid)
 
     def note_clients(self, pids: tuple[int, ...], turn_pid: int | None = None) -> tuple[int, ...]:
         """The server's client list now; whoever is in it without a turn of its own is a stranger."""
@@ -94,6 +123,8 @@ class Ledger:
             gone = pid not in self._clients and pid != turn_pid
             if gone and not is_alive(pid, admission.start_ticks):
                 del self._admissions[pid]
+        for pid in [pid for pid in self._present if pid not in pids and pid != turn_pid]:
+            self._depart(pid)
         for pid in self._clients:
             if pid in self._admissions:
                 continue
@@ -116,6 +147,10 @@ class Ledger:
                 )
                 self._strangers[pid] = self.note(Mismatch(kind, pod_uid, pid, detail))
         self._strangers = {pid: m for pid, m in self._strangers.items() if pid in self._clients}
+        for pid in self._clients:
+            if pid not in self._present:
+                known = self._admissions.get(pid) or self._strangers.get(pid)
+                self._present[pid] = Presence(pid, known.pod_uid if known else None, self._clock())
         self._is_first_list = False
         return self._clients
 
@@ -164,6 +199,8 @@ class Ledger:
     def forget_clients(self) -> None:
         """The server is gone and with it every client."""
         self._clients = ()
+        for pid in list(self._present):
+            self._depart(pid)
         self._admissions.clear()
         self._late = None
         self._strangers.clear()

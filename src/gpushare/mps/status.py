@@ -135,7 +135,9 @@ class GateStatus:
         written_at: Unix time; a file older than some seconds means that the host is not running.
         daemon_restarts: times that the daemon was started anew; server_restarts: times that its server had ended
             while it lived on, and another was started.
-        faults: server faults seen since the gate started; `last_fault` says what happened, for an event.
+        faults: server faults seen since the gate started; `last_fault` says what happened, for an event;
+            `last_fault_at` is when it was noticed, `last_fault_pods` the uids of the pods that were connected when
+            it began, whether or not they still were when it was noticed.
         connections: sockets open at the gate, silent ones included.
     """
 
@@ -160,6 +162,7 @@ class GateStatus:
     mismatches: tuple[Mismatch, ...] = ()
     connections: int = 0
     turns: TurnStatistics = TurnStatistics()
+    last_fault_pods: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The file's object."""
@@ -179,6 +182,7 @@ class GateStatus:
         values["state"] = MpsState(values["state"])
         test = _only(SelfTest, values.get("self_test", {}))
         values["self_test"] = SelfTest(**{**test, "result": SelfTestResult(test.get("result", "Pending"))})
+        values["last_fault_pods"] = tuple(map(str, values.get("last_fault_pods", ())))
         values["clients"] = tuple(ClientStatus(**_only(ClientStatus, c)) for c in values.get("clients", ()))
         values["held"] = tuple(
             HeldStatus(**{**_only(HeldStatus, h), "reason": HoldReason(h["reason"])})
