@@ -57,13 +57,19 @@ def scheduler_configuration(kubeconfig: str, extender_port: int) -> dict[str, An
         "extenders": [
             {
                 "urlPrefix": f"http://127.0.0.1:{extender_port}",
-                "filterVerb": "filter", "prioritizeVerb": "prioritize", "preemptVerb": "preempt",
-                "bindVerb": "bind", "weight": 10, "enableHTTPS": False, "httpTimeout": "30s",
-                "nodeCacheCapable": True, "ignorable": False,
+                "filterVerb": "filter",
+                "prioritizeVerb": "prioritize",
+                "preemptVerb": "preempt",
+                "bindVerb": "bind",
+                "weight": 10,
+                "enableHTTPS": False,
+                "httpTimeout": "30s",
+                "nodeCacheCapable": True,
+                "ignorable": False,
                 "managedResources": [{"name": "gpushare.io/share", "ignoredByScheduler": False}],
             }
         ],
-    }  # fmt: skip
+    }
 
 
 class ControlPlane:
@@ -118,30 +124,58 @@ class ControlPlane:
         """etcd and kube-apiserver, with gpushare's definitions."""
         client, peer = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self.start(
-            "etcd", "etcd", "--data-dir", str(self.directory / "etcd"), "--unsafe-no-fsync",
-            "--listen-client-urls", client, "--advertise-client-urls", client, "--listen-peer-urls", peer,
-            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}", env=self.api_env,
-        )  # fmt: skip
+            "etcd",
+            "etcd",
+            "--data-dir",
+            str(self.directory / "etcd"),
+            "--unsafe-no-fsync",
+            "--listen-client-urls",
+            client,
+            "--advertise-client-urls",
+            client,
+            "--listen-peer-urls",
+            peer,
+            "--initial-advertise-peer-urls",
+            peer,
+            "--initial-cluster",
+            f"default={peer}",
+            env=self.api_env,
+        )
         key = self.directory / "sa.key"
         subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
         tokens = self.directory / "tokens.csv"
         tokens.write_text(f'{TOKEN},admin,admin,"system:masters"\n')
         self.start(
-            "apiserver", self._kube, "kube-apiserver", f"--etcd-servers={client}", "--bind-address=127.0.0.1",
-            f"--secure-port={self.api_port}", f"--cert-dir={self.directory / 'certs'}",
-            f"--token-auth-file={tokens}", "--authorization-mode=AlwaysAllow",
-            "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}", "--disable-admission-plugins=ServiceAccount",
-            "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.99.0.0/24",
+            "apiserver",
+            self._kube,
+            "kube-apiserver",
+            f"--etcd-servers={client}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.api_port}",
+            f"--cert-dir={self.directory / 'certs'}",
+            f"--token-auth-file={tokens}",
+            "--authorization-mode=AlwaysAllow",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={key}",
+            f"--service-account-signing-key-file={key}",
+            "--disable-admission-plugins=ServiceAccount",
+            "--endpoint-reconciler-type=none",
+            "--service-cluster-ip-range=10.99.0.0/24",
             env=self.api_env,
-        )  # fmt: skip
+        )
         config = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "throwaway",
-            "clusters": [{"name": "throwaway", "cluster": {
-                "server": f"https://127.0.0.1:{self.api_port}", "insecure-skip-tls-verify": True}}],
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "throwaway",
+            "clusters": [
+                {
+                    "name": "throwaway",
+                    "cluster": {"server": f"https://127.0.0.1:{self.api_port}", "insecure-skip-tls-verify": True},
+                }
+            ],
             "users": [{"name": "admin", "user": {"token": TOKEN}}],
             "contexts": [{"name": "throwaway", "context": {"cluster": "throwaway", "user": "admin"}}],
-        }  # fmt: skip
+        }
         self.kubeconfig.write_text(json.dumps(config))
         self.wait("apiserver", lambda: self.call("GET", "/readyz") == "ok")
         for path in sorted((ROOT / "crds").glob("*.yaml")):
@@ -153,10 +187,21 @@ class ControlPlane:
     def start_extender(self, *options: str) -> None:
         """The real extender process, waited for until it is ready."""
         self.start(
-            "extender", sys.executable, "-m", "gpushare.extender", "--kubeconfig", str(self.kubeconfig),
-            "--port", str(self.extender_port), "--metrics-host", "127.0.0.1",
-            "--metrics-port", str(self.metrics_port), *options, env={"PYTHONPATH": str(ROOT / "src")},
-        )  # fmt: skip
+            "extender",
+            sys.executable,
+            "-m",
+            "gpushare.extender",
+            "--kubeconfig",
+            str(self.kubeconfig),
+            "--port",
+            str(self.extender_port),
+            "--metrics-host",
+            "127.0.0.1",
+            "--metrics-port",
+            str(self.metrics_port),
+            *options,
+            env={"PYTHONPATH": str(ROOT / "src")},
+        )
         url = f"http://127.0.0.1:{self.extender_port}/readyz"
         self.wait("extender", lambda: urllib.request.urlopen(url, timeout=5).status == 200)
 
@@ -166,12 +211,17 @@ class ControlPlane:
         path = self.directory / "scheduler.yaml"
         path.write_text(json.dumps(config))
         self.start(
-            "scheduler", self._kube, "kube-scheduler", f"--config={path}", "--bind-address=127.0.0.1",
-            f"--secure-port={self.scheduler_port}", f"--cert-dir={self.directory / 'certs-scheduler'}",
+            "scheduler",
+            self._kube,
+            "kube-scheduler",
+            f"--config={path}",
+            "--bind-address=127.0.0.1",
+            f"--secure-port={self.scheduler_port}",
+            f"--cert-dir={self.directory / 'certs-scheduler'}",
             "--authentication-tolerate-lookup-failure=true",
             "--authorization-always-allow-paths=/healthz,/readyz,/livez,/metrics,/debug/*",
             env=SCHEDULER_ENV,
-        )  # fmt: skip
+        )
 
     def profile(self, name: str, seconds: int, into: Path) -> None:
         """Keep `seconds` of a Go process's processor profile, for `go tool pprof`."""

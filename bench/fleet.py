@@ -37,9 +37,14 @@ def node(index: int, gpus: int) -> dict[str, Any]:
     """A Node, with the conditions and labels that a real one has."""
     name = node_name(index)
     capacity = {
-        "cpu": "192", "memory": "2113411328Ki", "pods": "250", "ephemeral-storage": "1823Gi",
-        "hugepages-1Gi": "0", "hugepages-2Mi": "0", "gpushare.io/share": str(100 * gpus),
-    }  # fmt: skip
+        "cpu": "192",
+        "memory": "2113411328Ki",
+        "pods": "250",
+        "ephemeral-storage": "1823Gi",
+        "hugepages-1Gi": "0",
+        "hugepages-2Mi": "0",
+        "gpushare.io/share": str(100 * gpus),
+    }
     return {
         "apiVersion": "v1",
         "kind": "Node",
@@ -58,7 +63,7 @@ def node(index: int, gpus: int) -> dict[str, Any]:
             ],
             "images": [{"names": [f"registry.local/image@sha256:{i:064x}"], "sizeBytes": 10**9} for i in range(9)],
         },
-    }  # fmt: skip
+    }
 
 
 def gpunode(index: int, gpus: int, tenants: dict[int, list[tuple[str, int]]] | None = None) -> dict[str, Any]:
@@ -71,23 +76,41 @@ def gpunode(index: int, gpus: int, tenants: dict[int, list[tuple[str, int]]] | N
             "driverVersion": "580.159.04",
             "gpus": [
                 {
-                    "uuid": gpu_uuid(index, gpu), "index": gpu, "model": GPU_MODEL, "memoryMiB": GPU_MEMORY_MIB,
-                    "smCount": 132, "health": "Healthy", "mps": {"state": "Active", "clients": 2, "held": 0},
+                    "uuid": gpu_uuid(index, gpu),
+                    "index": gpu,
+                    "model": GPU_MODEL,
+                    "memoryMiB": GPU_MEMORY_MIB,
+                    "smCount": 132,
+                    "health": "Healthy",
+                    "mps": {"state": "Active", "clients": 2, "held": 0},
                     "utilization": {
-                        "fp16": 0.31, "fp32": 0.12, "fp64": 0.0, "integer": 0.08, "dram": 0.4, "sm": 0.7,
+                        "fp16": 0.31,
+                        "fp32": 0.12,
+                        "fp64": 0.0,
+                        "integer": 0.08,
+                        "dram": 0.4,
+                        "sm": 0.7,
                         "nvml": 0.9,
                     },
                     "memoryUsedMiB": 40000,
                     "tenants": [
-                        {"podUid": uid, "share": share, "threadPercentage": share, "memoryLimitMiB": 20000,
-                         "memoryUsedMiB": 10000, "clients": 1, "progress": 0.9, "slowdown": 1.1}
+                        {
+                            "podUid": uid,
+                            "share": share,
+                            "threadPercentage": share,
+                            "memoryLimitMiB": 20000,
+                            "memoryUsedMiB": 10000,
+                            "clients": 1,
+                            "progress": 0.9,
+                            "slowdown": 1.1,
+                        }
                         for uid, share in (tenants or {}).get(gpu, [])
                     ],
                 }
                 for gpu in range(gpus)
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def pod(index: int, percent: int, *, node_index: int | None = None, gpu: int = 0) -> dict[str, Any]:

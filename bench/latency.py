@@ -48,11 +48,13 @@ def process(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 def kubeconfig(directory: str, url: str) -> str:
     path = Path(directory, "kubeconfig")
     config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "bench",
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "bench",
         "clusters": [{"name": "bench", "cluster": {"server": url}}],
         "users": [{"name": "bench", "user": {"token": "bench"}}],
         "contexts": [{"name": "bench", "context": {"cluster": "bench", "user": "bench"}}],
-    }  # fmt: skip
+    }
     path.write_text(json.dumps(config))
     return str(path)
 
@@ -163,14 +165,17 @@ def measure(port: int, nodes: int, requests: int, vary: bool, prefer: bool, pid:
     return {
         "filter_ms": {"p50": statistics.median(filtering), "p99": percentile(filtering, 0.99)},
         "filter_and_prioritize_ms": {
-            "p50": statistics.median(both), "p90": percentile(both, 0.9), "p99": percentile(both, 0.99),
+            "p50": statistics.median(both),
+            "p90": percentile(both, 0.9),
+            "p99": percentile(both, 0.99),
             "max": max(both),
         },
         "extender_cpu_ms": (cpu_seconds(pid) - cpu_before) / (requests + fleet.KINDS) * 1000,
         "first_ms": {"p50": statistics.median(first), "max": max(first)},
-        "min_ms": min(both), "requests": requests,
+        "min_ms": min(both),
+        "requests": requests,
         "fitting_nodes_of_last": len(fitting),
-    }  # fmt: skip
+    }
 
 
 def metrics(metrics_port: int) -> str:
@@ -225,21 +230,41 @@ def main(arguments: list[str]) -> None:
             time.sleep(0.2)
         config = kubeconfig(directory, f"http://127.0.0.1:{api_port}")
         with process(
-            sys.executable, "-m", "gpushare.extender", "--kubeconfig", config, "--port", str(port),
-            "--metrics-host", "127.0.0.1", "--metrics-port", str(metrics_port), "--policy", options.policy,
-            "--best-nodes", str(options.best_nodes),
-            "--log-level", "WARNING",
-        ) as extender:  # fmt: skip
+            sys.executable,
+            "-m",
+            "gpushare.extender",
+            "--kubeconfig",
+            config,
+            "--port",
+            str(port),
+            "--metrics-host",
+            "127.0.0.1",
+            "--metrics-port",
+            str(metrics_port),
+            "--policy",
+            options.policy,
+            "--best-nodes",
+            str(options.best_nodes),
+            "--log-level",
+            "WARNING",
+        ) as extender:
             ready = wait_ready(port)
             result = {
-                "nodes": options.nodes, "gpus_per_node": options.gpus, "tenants": options.tenants,
-                "events_per_second": options.events_per_second, "policy": options.policy,
-                "vary": options.vary, "prefer": options.prefer, "profiled": options.profiled,
+                "nodes": options.nodes,
+                "gpus_per_node": options.gpus,
+                "tenants": options.tenants,
+                "events_per_second": options.events_per_second,
+                "policy": options.policy,
+                "vary": options.vary,
+                "prefer": options.prefer,
+                "profiled": options.profiled,
                 "best_nodes": options.best_nodes,
-                "ready_seconds": ready, "resident_mib": resident_mib(extender.pid),
+                "ready_seconds": ready,
+                "resident_mib": resident_mib(extender.pid),
                 **measure(port, options.nodes, options.requests, options.vary, options.prefer, extender.pid),
-                "cpus": os.cpu_count(), "python": platform.python_version(),
-            }  # fmt: skip
+                "cpus": os.cpu_count(),
+                "python": platform.python_version(),
+            }
             result["inside_ms"] = inside(metrics_port)
     if options.json:
         print(json.dumps(result))

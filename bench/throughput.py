@@ -186,9 +186,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--pods", type=int, default=3000)
     parser.add_argument(
-        "--percentage", type=int, default=0,
+        "--percentage",
+        type=int,
+        default=0,
         help="percentageOfNodesToScore; 0, as in the chart: kube-scheduler's own (42 at 1,000 nodes)",
-    )  # fmt: skip
+    )
     parser.add_argument("--prefer", action="store_true", help="pods with a preferred affinity")
     parser.add_argument("--best-nodes", type=int, default=8, help="as the extender's option")
     parser.add_argument("--api-gogc", help="GOGC of etcd and the API server; default: Go's own 100")

@@ -166,61 +166,126 @@ def glance() -> list[Any]:
     return [
         number("GPUs", "GPUs of the chosen nodes.", "none", f"count(gpushare_gpu_healthy{GPUS})"),
         number("Healthy", "Of them taking new tenants.", "none", f"sum(gpushare_gpu_healthy{GPUS})"),
-        number("Shares given", "Mean share of a GPU that is given away.", "percentunit",
-               f"avg(gpushare_gpu_share_used_ratio{GPUS})"),
-        number("Pods", "Pods that share GPUs.", "none",
-               f"count(count by (pod_uid) (gpushare_pod_share_ratio{PODS}))"),
-        number("Summed progress per GPU", "1 is what one pod alone on each GPU would do.", "none",
-               f"sum(gpushare_pod_progress_ratio{PODS}) / count(gpushare_gpu_healthy{GPUS})"),
-        number("Worst slowdown", "The pod that suffers most, relative to running alone.", "none",
-               f"max(gpushare_pod_slowdown_ratio{PODS})"),
-    ]  # fmt: skip
+        number(
+            "Shares given",
+            "Mean share of a GPU that is given away.",
+            "percentunit",
+            f"avg(gpushare_gpu_share_used_ratio{GPUS})",
+        ),
+        number(
+            "Pods", "Pods that share GPUs.", "none", f"count(count by (pod_uid) (gpushare_pod_share_ratio{PODS}))"
+        ),
+        number(
+            "Summed progress per GPU",
+            "1 is what one pod alone on each GPU would do.",
+            "none",
+            f"sum(gpushare_pod_progress_ratio{PODS}) / count(gpushare_gpu_healthy{GPUS})",
+        ),
+        number(
+            "Worst slowdown",
+            "The pod that suffers most, relative to running alone.",
+            "none",
+            f"max(gpushare_pod_slowdown_ratio{PODS})",
+        ),
+    ]
 
 
 def pods() -> list[Any]:
     return [
         tenants_table(),
-        graph("Progress", "Inferred progress relative to running alone.", "percentunit",
-              query(f"gpushare_pod_progress_ratio{PODS}", POD_NAME)),
-        graph("Slowdown", "How much longer each pod takes than alone.", "none",
-              query(f"gpushare_pod_slowdown_ratio{PODS}", POD_NAME)),
-        graph("Memory used of its limit", "1 is the limit of all the pod's processes together.", "percentunit",
-              query(f"gpushare_pod_memory_used_bytes{PODS} / gpushare_pod_memory_limit_bytes{PODS}", POD_NAME)),
-        graph("Busiest pipe", "The pod's own inferred use of the pipe that it uses most.", "percentunit",
-              query(f"max by (namespace, pod) (gpushare_pod_pipe_utilization_ratio{PODS})", POD_NAME)),
-    ]  # fmt: skip
+        graph(
+            "Progress",
+            "Inferred progress relative to running alone.",
+            "percentunit",
+            query(f"gpushare_pod_progress_ratio{PODS}", POD_NAME),
+        ),
+        graph(
+            "Slowdown",
+            "How much longer each pod takes than alone.",
+            "none",
+            query(f"gpushare_pod_slowdown_ratio{PODS}", POD_NAME),
+        ),
+        graph(
+            "Memory used of its limit",
+            "1 is the limit of all the pod's processes together.",
+            "percentunit",
+            query(f"gpushare_pod_memory_used_bytes{PODS} / gpushare_pod_memory_limit_bytes{PODS}", POD_NAME),
+        ),
+        graph(
+            "Busiest pipe",
+            "The pod's own inferred use of the pipe that it uses most.",
+            "percentunit",
+            query(f"max by (namespace, pod) (gpushare_pod_pipe_utilization_ratio{PODS})", POD_NAME),
+        ),
+    ]
 
 
 def gpus() -> list[Any]:
     return [
-        graph("Pipes", "Use by pipe, tensor pipes counted in, mean over the chosen GPUs.", "percentunit",
-              query(f"avg by (pipe) (gpushare_gpu_pipe_utilization_ratio{GPUS})", "{{pipe}}")),
-        graph("What nvidia-smi says, and what is true", "NVML's figure beside the SMs' activity.", "percentunit",
-              query(f"avg(gpushare_gpu_nvml_utilization_ratio{GPUS})", "NVML utilisation"),
-              query(f"avg(gpushare_gpu_sm_activity_ratio{GPUS})", "SM activity"),
-              query(f"avg(gpushare_gpu_sm_occupancy_ratio{GPUS})", "SM occupancy")),
-        graph("Shares given", "Sum of the shares of each GPU's pods; never above 1.", "percentunit",
-              query(f"gpushare_gpu_share_used_ratio{GPUS}", GPU_NAME)),
-        graph("Memory", "Device memory in use of all there is.", "percentunit",
-              query(f"gpushare_gpu_memory_used_bytes{GPUS} / gpushare_gpu_memory_total_bytes{GPUS}", GPU_NAME)),
-    ]  # fmt: skip
+        graph(
+            "Pipes",
+            "Use by pipe, tensor pipes counted in, mean over the chosen GPUs.",
+            "percentunit",
+            query(f"avg by (pipe) (gpushare_gpu_pipe_utilization_ratio{GPUS})", "{{pipe}}"),
+        ),
+        graph(
+            "What nvidia-smi says, and what is true",
+            "NVML's figure beside the SMs' activity.",
+            "percentunit",
+            query(f"avg(gpushare_gpu_nvml_utilization_ratio{GPUS})", "NVML utilisation"),
+            query(f"avg(gpushare_gpu_sm_activity_ratio{GPUS})", "SM activity"),
+            query(f"avg(gpushare_gpu_sm_occupancy_ratio{GPUS})", "SM occupancy"),
+        ),
+        graph(
+            "Shares given",
+            "Sum of the shares of each GPU's pods; never above 1.",
+            "percentunit",
+            query(f"gpushare_gpu_share_used_ratio{GPUS}", GPU_NAME),
+        ),
+        graph(
+            "Memory",
+            "Device memory in use of all there is.",
+            "percentunit",
+            query(f"gpushare_gpu_memory_used_bytes{GPUS} / gpushare_gpu_memory_total_bytes{GPUS}", GPU_NAME),
+        ),
+    ]
 
 
 def mps() -> list[Any]:
     return [
-        graph("Clients", "Processes connected to each GPU's MPS server; 48 at most.", "none",
-              query(f"gpushare_mps_clients{GPUS}", "{{node}} {{gpu_uuid}}")),
-        stacked(graph("Held at the gate", "Processes that wait, by reason.", "none",
-                      query(f"sum by (reason) (gpushare_mps_held_connections{GPUS})", "{{reason}}"))),
-        graph("A start at the gate", "Mean time of a turn.", "s",
-              query(f"rate(gpushare_mps_turn_seconds_total{GPUS}[5m]) / rate(gpushare_mps_turns_total{GPUS}[5m])",
-                    "{{node}} {{gpu_uuid}}")),
-        graph("Trouble", "Faults, restarted daemons, and processes that run otherwise than decided.", "none",
-              query(f"sum(increase(gpushare_mps_faults_total{GPUS}[5m]))", "faults"),
-              query(f"sum(increase(gpushare_mps_daemon_restarts_total{GPUS}[5m]))", "restarted daemons"),
-              query(f"sum by (kind) (gpushare_mps_mismatches{GPUS})", "mismatch: {{kind}}"),
-              query("sum(increase(gpushare_agent_allocation_mismatches_total[5m]))", "kubelet chose another GPU")),
-    ]  # fmt: skip
+        graph(
+            "Clients",
+            "Processes connected to each GPU's MPS server; 48 at most.",
+            "none",
+            query(f"gpushare_mps_clients{GPUS}", "{{node}} {{gpu_uuid}}"),
+        ),
+        stacked(
+            graph(
+                "Held at the gate",
+                "Processes that wait, by reason.",
+                "none",
+                query(f"sum by (reason) (gpushare_mps_held_connections{GPUS})", "{{reason}}"),
+            )
+        ),
+        graph(
+            "A start at the gate",
+            "Mean time of a turn.",
+            "s",
+            query(
+                f"rate(gpushare_mps_turn_seconds_total{GPUS}[5m]) / rate(gpushare_mps_turns_total{GPUS}[5m])",
+                "{{node}} {{gpu_uuid}}",
+            ),
+        ),
+        graph(
+            "Trouble",
+            "Faults, restarted daemons, and processes that run otherwise than decided.",
+            "none",
+            query(f"sum(increase(gpushare_mps_faults_total{GPUS}[5m]))", "faults"),
+            query(f"sum(increase(gpushare_mps_daemon_restarts_total{GPUS}[5m]))", "restarted daemons"),
+            query(f"sum by (kind) (gpushare_mps_mismatches{GPUS})", "mismatch: {{kind}}"),
+            query("sum(increase(gpushare_agent_allocation_mismatches_total[5m]))", "kubelet chose another GPU"),
+        ),
+    ]
 
 
 def scheduling() -> list[Any]:
@@ -228,18 +293,36 @@ def scheduling() -> list[Any]:
     fence = "sum by (le) (rate(gpushare_extender_bind_fence_wait_seconds_bucket[5m]))"
     reviews = "sum by (le) (rate(gpushare_admission_review_duration_seconds_bucket[5m]))"
     return [
-        graph("The extender's answers", "Time to answer kube-scheduler, by verb.", "s",
-              query(f"histogram_quantile(0.5, {buckets})", "{{verb}} p50"),
-              query(f"histogram_quantile(0.99, {buckets})", "{{verb}} p99")),
-        stacked(graph("Pods that fitted nowhere", "Rejections a second, by reason.", "ops",
-                      query("sum by (reason) (rate(gpushare_extender_rejections_total[5m]))", "{{reason}}"))),
-        graph("Binding", "Wait for an earlier allocation (p99), and bindings that failed.", "s",
-              query(f"histogram_quantile(0.99, {fence})", "fence p99"),
-              query("sum by (reason) (rate(gpushare_extender_bind_failures_total[5m]))", "failed: {{reason}}")),
-        graph("Admission", "Time to answer the API server (p99), and refusals a second.", "s",
-              query(f"histogram_quantile(0.99, {reviews})", "review p99"),
-              query("sum by (reason) (rate(gpushare_admission_rejections_total[5m]))", "refused: {{reason}}")),
-    ]  # fmt: skip
+        graph(
+            "The extender's answers",
+            "Time to answer kube-scheduler, by verb.",
+            "s",
+            query(f"histogram_quantile(0.5, {buckets})", "{{verb}} p50"),
+            query(f"histogram_quantile(0.99, {buckets})", "{{verb}} p99"),
+        ),
+        stacked(
+            graph(
+                "Pods that fitted nowhere",
+                "Rejections a second, by reason.",
+                "ops",
+                query("sum by (reason) (rate(gpushare_extender_rejections_total[5m]))", "{{reason}}"),
+            )
+        ),
+        graph(
+            "Binding",
+            "Wait for an earlier allocation (p99), and bindings that failed.",
+            "s",
+            query(f"histogram_quantile(0.99, {fence})", "fence p99"),
+            query("sum by (reason) (rate(gpushare_extender_bind_failures_total[5m]))", "failed: {{reason}}"),
+        ),
+        graph(
+            "Admission",
+            "Time to answer the API server (p99), and refusals a second.",
+            "s",
+            query(f"histogram_quantile(0.99, {reviews})", "review p99"),
+            query("sum by (reason) (rate(gpushare_admission_rejections_total[5m]))", "refused: {{reason}}"),
+        ),
+    ]
 
 
 def render() -> str:

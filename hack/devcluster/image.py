@@ -17,8 +17,16 @@ from devcluster.settings import IMAGE, KUBERNETES_VERSION, REPOSITORY, SCHEDULER
 
 BASE_PACKAGES = "python3,python3-venv"
 # What a base does not need once it is made.
-BASE_WASTE = ("var/cache/apt/*.bin", "var/cache/apt/archives/*.deb", "var/lib/apt/lists/*", "usr/share/doc/*",
-              "usr/share/man/*", "usr/share/locale/*", "usr/share/info/*", "var/log/*.log")  # fmt: skip
+BASE_WASTE = (
+    "var/cache/apt/*.bin",
+    "var/cache/apt/archives/*.deb",
+    "var/lib/apt/lists/*",
+    "usr/share/doc/*",
+    "usr/share/man/*",
+    "usr/share/locale/*",
+    "usr/share/info/*",
+    "var/log/*.log",
+)
 SOURCES = ("Dockerfile", "pyproject.toml", "README.md", "LICENSE", "src", "operator", "deviceplugin", "hack/image")
 
 
@@ -90,8 +98,15 @@ def _buildah_build(name: str, out: Path) -> None:
 def _python_version(base: str) -> str:
     container = _buildah("from", "--pull-never", base).strip()
     try:
-        return _buildah("run", "--isolation=chroot", container, "--", "python3", "-c",
-                        "import sys; print('%d.%d' % sys.version_info[:2])").strip()  # fmt: skip
+        return _buildah(
+            "run",
+            "--isolation=chroot",
+            container,
+            "--",
+            "python3",
+            "-c",
+            "import sys; print('%d.%d' % sys.version_info[:2])",
+        ).strip()
     finally:
         _buildah("rm", container)
 

@@ -95,9 +95,16 @@ class ApiServer:
     made: list[str] = field(default_factory=list)
 
     def call(
-        self, method: str, path: str, body: Json | None = None, *, user: str = "", node: str = "",
-        dry_run: bool = False, content_type: str = "application/json",
-    ) -> Answer:  # fmt: skip
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        user: str = "",
+        node: str = "",
+        dry_run: bool = False,
+        content_type: str = "application/json",
+    ) -> Answer:
         query = "?dryRun=All&fieldValidation=Strict" if dry_run else ""
         request = urllib.request.Request(
             self.server + path + query, method=method, data=None if body is None else json.dumps(body).encode()

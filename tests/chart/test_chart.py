@@ -199,8 +199,11 @@ def test_the_scheduler_asks_the_extender_on_localhost_about_our_resource_only(re
     assert extender["managedResources"] == [{"name": names.SHARE_RESOURCE, "ignoredByScheduler": False}]
     assert (extender["nodeCacheCapable"], extender["ignorable"]) == (True, False)
     assert {extender[f"{verb}Verb"] for verb in ("filter", "prioritize", "bind", "preempt")} == {
-        "filter", "prioritize", "bind", "preempt",
-    }  # fmt: skip
+        "filter",
+        "prioritize",
+        "bind",
+        "preempt",
+    }
     assert scheduler["leaderElection"]["resourceName"] == "gpushare-scheduler"
 
 

@@ -27,9 +27,28 @@ def _served() -> dict[str, set[str]]:
     """Series name -> its labels, from the parts' own collectors with every figure present."""
     pipes = {"fp32": 0.5}
     device = DeviceFigures(
-        "GPU-1", 0, "H200", 1, True, pipes, 0.1, 0.1, 0.1, 1, 0.5, "Active", True, 1, {"clients": 1}, {"x": 1},
-        {"x": 1}, 0, 0, 1, 1.0,
-    )  # fmt: skip
+        "GPU-1",
+        0,
+        "H200",
+        1,
+        True,
+        pipes,
+        0.1,
+        0.1,
+        0.1,
+        1,
+        0.5,
+        "Active",
+        True,
+        1,
+        {"clients": 1},
+        {"x": 1},
+        {"x": 1},
+        0,
+        0,
+        1,
+        1.0,
+    )
     tenant = TenantFigures("GPU-1", "ns", "p", "uid", 0.5, 50, 1, 1, 1, 0.9, 0.1, 1.1, pipes)
     node = NodeCollector(lambda: NodeFigures("n", (device,), (tenant,), {"x": 1}, is_registered=True))
     extender, admission = ExtenderMetrics(), AdmissionMetrics()
@@ -127,13 +146,14 @@ TROUBLE = {
     "GpushareMpsDown": ('gpushare_mps_state{node="n",gpu_uuid="G",state="Fault"}', 1),
     "GpushareCeilingsNotEnforced": ('gpushare_mps_ceilings_enforced{node="n",gpu_uuid="G"}', 0),
     "GpushareSlowdownBeyondTolerance": (
-        'gpushare_pod_slowdown_ratio{node="n",gpu_uuid="G",namespace="ns",pod="p"}', 2,
+        'gpushare_pod_slowdown_ratio{node="n",gpu_uuid="G",namespace="ns",pod="p"}',
+        2,
     ),
     "GpushareConnectionsHeld": ('gpushare_mps_held_connections{node="n",gpu_uuid="G",reason="x"}', 1),
     "GpushareMismatch": ('gpushare_mps_mismatches{node="n",gpu_uuid="G",kind="x"}', 1),
     "GpushareAgentNotRegistered": ('gpushare_agent_registered{node="n"}', 0),
     "GpushareExtenderAway": ('gpushare_extender_ready{pod="e"}', 0),
-}  # fmt: skip
+}
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian's prometheus package)")

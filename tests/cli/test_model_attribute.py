@@ -34,8 +34,10 @@ def write(path: Path, runs: int = 40) -> Path:
         }
         return {
             "tenants": [{"workload": w, "thread_percentage": 100} for w in progress],
-            "iterations_per_s": [10 * p for p in progress.values()], "device": device, "window_s": 1.0,
-        }  # fmt: skip
+            "iterations_per_s": [10 * p for p in progress.values()],
+            "device": device,
+            "window_s": 1.0,
+        }
 
     lines += [run({name: 1.0}, 0.0) for name in SOLO]
     for _ in range(runs):

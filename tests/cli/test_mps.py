@@ -50,14 +50,16 @@ def test_clients_as_table_and_json(monkeypatch, capsys, base):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["status", "--directory", "/nonexistent"], "no GPU is kept here"),
-     (["daemon", "log"], "2 GPUs are kept"),
-     (["status", "--gpu", "GPU-9"], "no GPU GPU-9"),
-     (["set", "--gpu", "GPU-1"], "nothing to set"),
-     (["terminate", "--gpu", "GPU-1"], "either --pid or --pod"),
-     (["daemon", "dance", "--gpu", "GPU-1"], "allowed are start, stop and log"),
-     (["set", "--gpu", "GPU-1", "--thread-percentage", "20"], "cannot run nvidia-cuda-mps-control")],
-)  # fmt: skip
+    [
+        (["status", "--directory", "/nonexistent"], "no GPU is kept here"),
+        (["daemon", "log"], "2 GPUs are kept"),
+        (["status", "--gpu", "GPU-9"], "no GPU GPU-9"),
+        (["set", "--gpu", "GPU-1"], "nothing to set"),
+        (["terminate", "--gpu", "GPU-1"], "either --pid or --pod"),
+        (["daemon", "dance", "--gpu", "GPU-1"], "allowed are start, stop and log"),
+        (["set", "--gpu", "GPU-1", "--thread-percentage", "20"], "cannot run nvidia-cuda-mps-control"),
+    ],
+)
 def test_what_cannot_be_is_one_sentence_and_exit_code_2(monkeypatch, capsys, base, arguments, said):
     where = [] if "--directory" in arguments else ["--directory", base]
     monkeypatch.setenv("PATH", "/nonexistent")

@@ -69,8 +69,14 @@ def test_sim_cluster_prints_the_agreed_keys(files: Path, monkeypatch: Any, capsy
     found = json.loads(out)
     assert code == 0
     assert list(found) == [
-        "policy", "seed", "allocated_gpu_percent", "fragmented_gpu_percent", "placed", "rejected", "seconds",
-    ]  # fmt: skip
+        "policy",
+        "seed",
+        "allocated_gpu_percent",
+        "fragmented_gpu_percent",
+        "placed",
+        "rejected",
+        "seconds",
+    ]
     assert (found["policy"], found["seed"]) == ("bestfit", 7)
     code, out, _ = call(monkeypatch, capsys, *words, "--runs", 3)
     several = json.loads(out)
@@ -177,8 +183,9 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     assert (spec.cpu_milli, spec.memory_mib) == (30_000, 63 * 1024), "what pods without our annotation leave"
     assert [one.memory_mib for one in spec.gpus] == [100_000, 100_000]
     assert [(request.pod_uid, where and where.gpu_uuids) for request, where in cluster.pods] == [
-        ("shop/a", ("GPU-1",)), ("shop/b", None),
-    ]  # fmt: skip
+        ("shop/a", ("GPU-1",)),
+        ("shop/b", None),
+    ]
     assert [note.split(" is left out")[0] for note in cluster.notes] == [
         "pod shop/wrong",
         "node gone",

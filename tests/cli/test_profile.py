@@ -50,11 +50,13 @@ def run(devices: Played, *command: str) -> profile.ProgramProfile:
 
 def test_windows_are_weighted_with_their_length() -> None:
     found = run(
-        Played([
-            GpuSample(Counters(fp32_util=0.9, hmma_tensor_util=0.3), 3.0, 2000, 1.0),
-            GpuSample(Counters(fp32_util=0.1, hmma_tensor_util=0.0), 1.0, 500, None),
-        ])
-    )  # fmt: skip
+        Played(
+            [
+                GpuSample(Counters(fp32_util=0.9, hmma_tensor_util=0.3), 3.0, 2000, 1.0),
+                GpuSample(Counters(fp32_util=0.1, hmma_tensor_util=0.0), 1.0, 500, None),
+            ]
+        )
+    )
     assert found.whole.counters.fp32_util == pytest.approx(0.7)
     assert found.whole.counters.pipes() == pytest.approx({"fp32": 0.7, "fp16": 0.225})
     assert (found.whole.nvml_utilization_ratio, found.whole.seconds, found.memory_peak_mib) == (1.0, 4.0, 2000)

@@ -18,8 +18,11 @@ def helm(cluster: Cluster, *arguments: str) -> str:
     )
     done = subprocess.run(
         [f"{base}/bin/helm", *arguments, "--namespace", RELEASE_NAMESPACE, "--kubeconfig", cluster.kubeconfig],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

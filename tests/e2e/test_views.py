@@ -24,8 +24,12 @@ def gpushare(cluster: Cluster, *arguments: str) -> str:
     program = "import sys; from gpushare.cli import main; sys.argv[0] = 'gpushare'; main()"
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments, "--kubeconfig", cluster.kubeconfig],
-        capture_output=True, text=True, timeout=60, check=True, env={"PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )
     return done.stdout
 
 

@@ -19,20 +19,34 @@ FULL = NodeFigures(
     "n1",
     devices=(
         DeviceFigures(
-            "GPU-a", 0, "NVIDIA H200", 143771, is_healthy=True, pipes={"fp16": 0.5, "dram": 0.25},
-            sm_activity_ratio=0.8, sm_occupancy_ratio=0.3, nvml_utilization_ratio=0.96, memory_used_mib=1024,
-            share_used_ratio=0.5, mps_state="Active", is_ceilings_enforced=True, clients=2, held={"Fault": 1},
-            refused={"ControlCommand": 3}, mismatches={"WrongGpu": 1}, faults=1, daemon_restarts=0, turns=7,
+            "GPU-a",
+            0,
+            "NVIDIA H200",
+            143771,
+            is_healthy=True,
+            pipes={"fp16": 0.5, "dram": 0.25},
+            sm_activity_ratio=0.8,
+            sm_occupancy_ratio=0.3,
+            nvml_utilization_ratio=0.96,
+            memory_used_mib=1024,
+            share_used_ratio=0.5,
+            mps_state="Active",
+            is_ceilings_enforced=True,
+            clients=2,
+            held={"Fault": 1},
+            refused={"ControlCommand": 3},
+            mismatches={"WrongGpu": 1},
+            faults=1,
+            daemon_restarts=0,
+            turns=7,
             turn_seconds_sum=1.5,
         ),
     ),
-    tenants=(
-        TenantFigures(
-            "GPU-a", "shop", "web", "u1", 0.25, 50, 8192, 900, 1, 0.8, 0.05, 1.25, {"fp16": 0.4}
-        ),
-    ),
-    errors={"podresources": 2}, allocation_mismatches=1, is_registered=True,
-)  # fmt: skip
+    tenants=(TenantFigures("GPU-a", "shop", "web", "u1", 0.25, 50, 8192, 900, 1, 0.8, 0.05, 1.25, {"fp16": 0.4}),),
+    errors={"podresources": 2},
+    allocation_mismatches=1,
+    is_registered=True,
+)
 
 
 def series(figures: NodeFigures) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -45,8 +59,15 @@ def series(figures: NodeFigures) -> dict[str, list[tuple[dict[str, str], float]]
 
 def test_what_is_unknown_has_no_series() -> None:
     found = series(BARE)
-    for family in ("gpu_pipe_utilization_ratio", "gpu_memory_used_bytes", "mps_clients", "pod_progress_ratio",
-                   "pod_memory_used_bytes", "pod_pipe_utilization_ratio", "mps_ceilings_enforced"):  # fmt: skip
+    for family in (
+        "gpu_pipe_utilization_ratio",
+        "gpu_memory_used_bytes",
+        "mps_clients",
+        "pod_progress_ratio",
+        "pod_memory_used_bytes",
+        "pod_pipe_utilization_ratio",
+        "mps_ceilings_enforced",
+    ):
         assert f"gpushare_{family}" not in found
     assert found["gpushare_gpu_healthy"][0][1] == 0.0
     assert found["gpushare_pod_share_ratio"][0][1] == 0.25
@@ -58,8 +79,11 @@ def test_figures_carry_base_units_and_their_own_labels() -> None:
     assert value == 8192 * 2**20
     assert labels == {"node": "n1", "gpu_uuid": "GPU-a", "namespace": "shop", "pod": "web", "pod_uid": "u1"}
     assert {tuple(sorted(at.items()))[-1]: v for at, v in found["gpushare_mps_state"]} == {
-        ("state", "Starting"): 0, ("state", "Active"): 1, ("state", "Fault"): 0, ("state", "Down"): 0,
-    }  # fmt: skip
+        ("state", "Starting"): 0,
+        ("state", "Active"): 1,
+        ("state", "Fault"): 0,
+        ("state", "Down"): 0,
+    }
     assert found["gpushare_mps_refused_connections_total"][0][1] == 3
     assert found["gpushare_pod_pipe_utilization_ratio"][0][1] == 0.4  # its own, not the device's 0.5
 
@@ -72,8 +96,19 @@ def test_the_page_names_every_family_and_no_other() -> None:
 
 
 def test_names_end_in_their_unit() -> None:
-    allowed = ("_ratio", "_bytes", "_total", "_healthy", "_state", "_enforced", "_clients", "_connections",
-               "_mismatches", "_registered", "_ready")  # fmt: skip
+    allowed = (
+        "_ratio",
+        "_bytes",
+        "_total",
+        "_healthy",
+        "_state",
+        "_enforced",
+        "_clients",
+        "_connections",
+        "_mismatches",
+        "_registered",
+        "_ready",
+    )
     assert [name for name in series(FULL) if not name.endswith(allowed)] == []
 
 

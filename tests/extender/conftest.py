@@ -33,8 +33,11 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.objects: dict[Resource, dict[str, dict[str, Any]]] = {
-            PODS: {}, NODES: {}, GPUNODES: {}, GPUSHARES: {},
-        }  # fmt: skip
+            PODS: {},
+            NODES: {},
+            GPUNODES: {},
+            GPUSHARES: {},
+        }
         self.version = 0
         self.watchers: list[tuple[Resource, asyncio.Queue[WatchEvent]]] = []
         self.bind_fails: list[str] = []
@@ -51,12 +54,16 @@ class FakeCluster:
         status = {
             "gpus": [
                 {
-                    "uuid": f"GPU-{name}-{i}", "index": i, "model": model, "memoryMiB": memory_mib,
-                    "health": "Healthy", "tenants": [],
+                    "uuid": f"GPU-{name}-{i}",
+                    "index": i,
+                    "model": model,
+                    "memoryMiB": memory_mib,
+                    "health": "Healthy",
+                    "tenants": [],
                 }
                 for i in range(gpus)
             ]
-        }  # fmt: skip
+        }
         self.put(GPUNODES, {"metadata": {"name": name}, "status": status})
 
     def make_pod(
@@ -69,15 +76,19 @@ class FakeCluster:
         }
         pod = {
             "metadata": {
-                "name": name, "namespace": "default", "uid": f"uid-{name}-{next(self._uids)}",
-                "labels": {"gpushare.io/managed": "true"}, "annotations": said,
+                "name": name,
+                "namespace": "default",
+                "uid": f"uid-{name}-{next(self._uids)}",
+                "labels": {"gpushare.io/managed": "true"},
+                "annotations": said,
             },
             "spec": {
-                "schedulerName": "gpushare-scheduler", "priority": priority,
+                "schedulerName": "gpushare-scheduler",
+                "priority": priority,
                 "containers": [{"name": "c", "resources": {"limits": {"gpushare.io/share": str(units)}}}],
             },
             "status": {"phase": "Pending"},
-        }  # fmt: skip
+        }
         return self.put(PODS, pod)
 
     def key(self, obj: dict[str, Any]) -> str:
@@ -172,10 +183,18 @@ class FakeCluster:
 
 def options(**changes: Any) -> Options:
     values: dict[str, Any] = {
-        "host": "127.0.0.1", "port": 0, "metrics_host": "127.0.0.1", "metrics_port": 0, "kubeconfig": None,
-        "policy": "gpushare", "best_nodes": 8, "defaults": Defaults(), "gpu_memory_reserve_mib": 0,
-        "fence_timeout_seconds": 10.0, "log_level": "INFO",
-    }  # fmt: skip
+        "host": "127.0.0.1",
+        "port": 0,
+        "metrics_host": "127.0.0.1",
+        "metrics_port": 0,
+        "kubeconfig": None,
+        "policy": "gpushare",
+        "best_nodes": 8,
+        "defaults": Defaults(),
+        "gpu_memory_reserve_mib": 0,
+        "fence_timeout_seconds": 10.0,
+        "log_level": "INFO",
+    }
     return Options(**values | changes)
 
 

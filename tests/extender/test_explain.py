@@ -5,8 +5,12 @@ from typing import Any
 from gpushare.extender.explain import AGAIN_SECONDS, Explainer
 from gpushare.kube import EVENTS, PODS, AlreadyExists
 
-SHORT = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-         "message": "0/2 nodes are available: 2 Insufficient gpushare.io/share."}  # fmt: skip
+SHORT = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/2 nodes are available: 2 Insufficient gpushare.io/share.",
+}
 
 
 class Events:

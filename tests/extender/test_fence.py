@@ -34,8 +34,10 @@ async def test_only_the_same_size_for_another_gpu_on_the_same_node_waits():
     fence = Fence()
     await fence.enter("a", "n", 25, ("g0",))
     for uid, node, size, gpus in (
-        ("same gpu", "n", 25, ("g0",)), ("other size", "n", 50, ("g1",)), ("other node", "m", 25, ("g9",)),
-    ):  # fmt: skip
+        ("same gpu", "n", 25, ("g0",)),
+        ("other size", "n", 50, ("g1",)),
+        ("other node", "m", 25, ("g9",)),
+    ):
         assert (await start(fence, uid, node, size, gpus)).done(), uid
     waiting = await start(fence, "b", gpus=("g1",))
     assert not waiting.done()

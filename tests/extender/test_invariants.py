@@ -19,9 +19,10 @@ NODES = ("n1", "n2")
 MEMORY_MIB = 10_000
 
 POD = st.tuples(
-    st.just("pod"), st.sampled_from(["0.1", "0.3", "0.4", "0.5", "0.6", "1", "2"]),
+    st.just("pod"),
+    st.sampled_from(["0.1", "0.3", "0.4", "0.5", "0.6", "1", "2"]),
     st.sampled_from(["100Mi", "100Mi", "7000Mi", None]),
-)  # fmt: skip
+)
 STEP = st.one_of(
     POD,
     POD,

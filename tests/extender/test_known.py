@@ -25,10 +25,12 @@ def gpushare(name, *, owner=None, selector=None, workload="stream", max_slowdown
     spec = {"maxSlowdown": max_slowdown} | ({"selector": {"matchLabels": selector}} if selector else {})
     owners = [{"apiVersion": "v1", "kind": "X", "name": owner, "uid": owner}] if owner else []
     return {
-        "apiVersion": "gpushare.io/v1alpha1", "kind": "GpuShare",
+        "apiVersion": "gpushare.io/v1alpha1",
+        "kind": "GpuShare",
         "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "ownerReferences": owners},
-        "spec": spec, "status": status,
-    }  # fmt: skip
+        "spec": spec,
+        "status": status,
+    }
 
 
 def pod(uid="p", owner=None, **labels):
@@ -38,8 +40,9 @@ def pod(uid="p", owner=None, **labels):
 
 @given(
     st.lists(st.tuples(NAMES, st.none() | NAMES, st.none() | NAMES, st.booleans(), st.booleans()), max_size=8),
-    st.none() | NAMES, st.none() | NAMES,
-)  # fmt: skip
+    st.none() | NAMES,
+    st.none() | NAMES,
+)
 def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
     known = KnownWorkloads(1.5, lambda: None)
     shares = {}

@@ -13,9 +13,11 @@ def test_defaults_environment_and_command_line():
         None,
     )
     chart = {
-        "GPUSHARE_DEFAULT_CLASS": "latency", "GPUSHARE_DEFAULT_FRACTION": "0.3", "GPUSHARE_MAX_SLOWDOWN": "2",
+        "GPUSHARE_DEFAULT_CLASS": "latency",
+        "GPUSHARE_DEFAULT_FRACTION": "0.3",
+        "GPUSHARE_MAX_SLOWDOWN": "2",
         "GPUSHARE_LOG_LEVEL": "debug",
-    }  # fmt: skip
+    }
     options = parse_options(["--max-slowdown", "3"], chart)
     assert options.defaults.job_class is JobClass.LATENCY
     assert (options.defaults.auto_fraction, options.defaults.max_slowdown_ratio) == ("0.3", 3.0)
@@ -25,12 +27,15 @@ def test_defaults_environment_and_command_line():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--default-class", "fast"], "not throughput or latency"), (["--default-fraction", "auto"], "fraction"),
-        (["--default-fraction", "1.5"], "fraction"), (["--max-slowdown", "0.5"], "1 or more"),
-        (["--policy", "magic"], "invalid choice"), (["--port", "x"], "invalid int"),
+        (["--default-class", "fast"], "not throughput or latency"),
+        (["--default-fraction", "auto"], "fraction"),
+        (["--default-fraction", "1.5"], "fraction"),
+        (["--max-slowdown", "0.5"], "1 or more"),
+        (["--policy", "magic"], "invalid choice"),
+        (["--port", "x"], "invalid int"),
         (["--best-nodes", "-1"], "0 or more"),
     ],
-)  # fmt: skip
+)
 def test_wrong_options_are_refused_in_a_sentence(arguments, sentence, capsys):
     with pytest.raises(SystemExit) as caught:
         parse_options(arguments, {})

@@ -8,15 +8,19 @@ async def full(running):
     """n1: GPU 0 holds low-a and low-b (30% each), GPU 1 holds low-c (40%) and high (40%)."""
     cluster = running.cluster
     for name, fraction, priority, gpu in (
-        ("low-a", "0.3", 0, 0), ("low-b", "0.3", 5, 0), ("low-c", "0.4", 0, 1), ("high", "0.4", 100, 1),
-    ):  # fmt: skip
+        ("low-a", "0.3", 0, 0),
+        ("low-b", "0.3", 5, 0),
+        ("low-c", "0.4", 0, 1),
+        ("high", "0.4", 100, 1),
+    ):
         pod = cluster.make_pod(name, fraction, priority=priority)
         percent = int(float(fraction) * 100)
         pod["spec"]["nodeName"] = "n1"
         pod["metadata"]["annotations"] |= {
-            "gpushare.io/gpu": f"GPU-n1-{gpu}", "gpushare.io/thread-percentage": str(percent),
+            "gpushare.io/gpu": f"GPU-n1-{gpu}",
+            "gpushare.io/thread-percentage": str(percent),
             "gpushare.io/memory-limit": "0=1000M",
-        }  # fmt: skip
+        }
     for name in ("low-a", "low-b", "low-c", "high"):
         cluster.allocate(name)
     await cluster.settle()

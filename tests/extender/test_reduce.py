@@ -8,10 +8,17 @@ from gpushare.extender.reduce import parse_quantity, reduce_gpunode, reduce_node
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("2113411328Ki", 2113411328 * 1024), ("512Gi", 512 * 2**30), ("250m", Decimal("0.25")), ("192", 192),
-        ("1.5", Decimal("1.5")), ("1e3", 1000), ("12E", 12 * 10**18), ("100k", 100_000), (3, 3),
+        ("2113411328Ki", 2113411328 * 1024),
+        ("512Gi", 512 * 2**30),
+        ("250m", Decimal("0.25")),
+        ("192", 192),
+        ("1.5", Decimal("1.5")),
+        ("1e3", 1000),
+        ("12E", 12 * 10**18),
+        ("100k", 100_000),
+        (3, 3),
     ],
-)  # fmt: skip
+)
 def test_quantities(text, value):
     assert parse_quantity(text) == value
 
@@ -26,15 +33,22 @@ def test_a_pod():
     pod = reduce_pod(
         {
             "metadata": {
-                "name": "p", "namespace": "ns", "uid": "u", "labels": {"a": "b"},
+                "name": "p",
+                "namespace": "ns",
+                "uid": "u",
+                "labels": {"a": "b"},
                 "annotations": {
-                    "gpushare.io/fraction": "0.25", "other": "x" * 1000, "gpushare.io/gpu": "GPU-1",
-                    "gpushare.io/thread-percentage": "25", "gpushare.io/memory-limit": "0=100M",
+                    "gpushare.io/fraction": "0.25",
+                    "other": "x" * 1000,
+                    "gpushare.io/gpu": "GPU-1",
+                    "gpushare.io/thread-percentage": "25",
+                    "gpushare.io/memory-limit": "0=100M",
                 },
                 "ownerReferences": [{"uid": "o"}],
             },
             "spec": {
-                "nodeName": "n", "priority": 7,
+                "nodeName": "n",
+                "priority": 7,
                 "containers": [
                     {"resources": {"limits": {"gpushare.io/share": "25"}, "requests": {"cpu": "500m"}}},
                     {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}},
@@ -43,7 +57,7 @@ def test_a_pod():
             },
             "status": {"phase": "Running", "startTime": "2026-11-21T00:00:00Z"},
         }
-    )  # fmt: skip
+    )
     assert pod.annotations == {"gpushare.io/fraction": "0.25"}
     assert (pod.node, pod.priority, pod.owner_uids, pod.finished, pod.admitted) == ("n", 7, ("o",), False, True)
     assert (pod.limit_percent, pod.cpu_milli, pod.memory_mib) == (25, 1500, 1024)

@@ -18,8 +18,10 @@ def test_host_priority_list():
     rows = np.array([state.row(name) for name in ("much-longer", "a", 'q"x')])
     said = orjson.loads(texts.priorities(rows, np.array([0, 10, 7])))
     assert said == [
-        {"Host": "much-longer", "Score": 0}, {"Host": "a", "Score": 10}, {"Host": 'q"x', "Score": 7},
-    ]  # fmt: skip
+        {"Host": "much-longer", "Score": 0},
+        {"Host": "a", "Score": 10},
+        {"Host": 'q"x', "Score": 7},
+    ]
     assert texts.priorities(rows[:0], np.zeros(0, np.int64)) == b"[]"
 
 

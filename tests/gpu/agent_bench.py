@@ -86,8 +86,16 @@ class NodeAgent:
         self.kubelet = FakeKubelet(work / "kubelet")
         self.process: subprocess.Popen[bytes] | None = None
         self.starts: list[float] = []
-        self._options = ["--node-name", node, "--directory", str(directory), "--kubelet-directory",
-                         str(self.kubelet.directory), "--sample-seconds", str(sample_seconds)]  # fmt: skip
+        self._options = [
+            "--node-name",
+            node,
+            "--directory",
+            str(directory),
+            "--kubelet-directory",
+            str(self.kubelet.directory),
+            "--sample-seconds",
+            str(sample_seconds),
+        ]
         if simulated:
             self._options += ["--simulated", simulated]
         self._loop = asyncio.new_event_loop()
@@ -101,8 +109,15 @@ class NodeAgent:
     def start(self) -> None:
         """Start the agent's process."""
         log = (self.work / "agent.log").open("ab")
-        command = [sys.executable, "-c", WRAPPER, str(self.work / "modules"), *self._options,
-                   "--metrics-port", str(self.port)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-c",
+            WRAPPER,
+            str(self.work / "modules"),
+            *self._options,
+            "--metrics-port",
+            str(self.port),
+        ]
         env = {**environment(), "KUBECONFIG": str(self.work / "kubeconfig")}
         env.pop("KUBERNETES_SERVICE_HOST", None)
         self.starts.append(time.time())
@@ -236,9 +251,16 @@ class NodeAgent:
 
 
 def pod_of(
-    name: str, uuid: str, *, uid: str, threads: int, memory_mib: int = 8192, share: int = 12, node: str = NODE,
+    name: str,
+    uuid: str,
+    *,
+    uid: str,
+    threads: int,
+    memory_mib: int = 8192,
+    share: int = 12,
+    node: str = NODE,
     **annotations: str,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """A running pod with its decision; annotations by constant of `gpushare.core.api.names`."""
     pod = raw_pod(name, uuid, threads=str(threads), phase="Running", share=share, node=node)
     pod["metadata"]["uid"] = uid
@@ -358,7 +380,10 @@ def free_port() -> int:
 
 def _kubeconfig(url: str) -> Mapping[str, Any]:
     return {
-        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "users": [{"name": "u", "user": {}}],
         "clusters": [{"name": "c", "cluster": {"server": url}}],
         "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-    }  # fmt: skip
+    }

@@ -47,9 +47,15 @@ from gpushare.twin.contention import WORKLOADS
 PROGRAM_FILE = Path(__file__).with_name("programs.py")
 PROGRAMS = tuple(re.findall(r"^def ([a-z]\w*)\(\) -> Step:", PROGRAM_FILE.read_text(), re.MULTILINE))
 TENANTS = (
-    "cnn_train_fp32", "transformer_train_bf16", "cnn_inference_b1", "memory_stream", "fft", "sort_integers",
-    "fp64_product", "tiny",
-)  # fmt: skip
+    "cnn_train_fp32",
+    "transformer_train_bf16",
+    "cnn_inference_b1",
+    "memory_stream",
+    "fft",
+    "sort_integers",
+    "fp64_product",
+    "tiny",
+)
 WARM_SECONDS = 20.0  # CUDA contexts, first samples, kubelet's registration
 SETS = {2: 9, 3: 8, 4: 7}
 SET_SECONDS = 12.0
@@ -62,8 +68,19 @@ def profile_programs(programs: Sequence[str], seconds: float, keep: Callable[[An
     found: list[dict[str, Any]] = []
     for name in programs:
         keep(found)
-        command = [sys.executable, "-c", "from gpushare.cli import main; main()", "profile", "run", "--json", "--",
-                   sys.executable, str(PROGRAM_FILE), name, str(seconds)]  # fmt: skip
+        command = [
+            sys.executable,
+            "-c",
+            "from gpushare.cli import main; main()",
+            "profile",
+            "run",
+            "--json",
+            "--",
+            sys.executable,
+            str(PROGRAM_FILE),
+            name,
+            str(seconds),
+        ]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=seconds + 120)
         text = done.stdout[done.stdout.find("{") :]
         if done.returncode or not text:
@@ -83,8 +100,10 @@ class Mps:
         for directory in (self.pipe, log):
             directory.mkdir(parents=True)
         self.environment = {
-            **environment(), "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(log),
-        }  # fmt: skip
+            **environment(),
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(log),
+        }
         daemon = {**self.environment, "CUDA_VISIBLE_DEVICES": uuid}
         subprocess.run(["nvidia-cuda-mps-control", "-d"], env=daemon, check=True, timeout=20)
 
@@ -126,9 +145,14 @@ def signature(program: str, alone: dict[str, dict[str, Any]]) -> dict[str, float
 
 
 def agent_cost(
-    work: Path, uuid: str, minutes: float, profiles: Sequence[dict[str, Any]], *, is_simulated: bool,
+    work: Path,
+    uuid: str,
+    minutes: float,
+    profiles: Sequence[dict[str, Any]],
+    *,
+    is_simulated: bool,
     keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The agent's CPU and memory with 8 tenants under MPS, and what it says of them against their own rates."""
     alone = {each["name"]: each for each in profiles if "counters" in each}
     mps = None if is_simulated else Mps(work / "mps", uuid)
@@ -158,9 +182,10 @@ def agent_cost(
                 str(work / program),
             ]
             process = subprocess.Popen(
-                command if mps else ["sleep", str(seconds)], stdout=subprocess.DEVNULL,
+                command if mps else ["sleep", str(seconds)],
+                stdout=subprocess.DEVNULL,
                 env={**(mps.environment if mps else environment()), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"},
-            )  # fmt: skip
+            )
             running.append(process)
             tenants.append((process.pid, f"uid-{program}", 25))
         gate.show(tenants, counters)
@@ -180,9 +205,13 @@ def agent_cost(
 
 
 def _watch(
-    node: NodeAgent, uuid: str, work: Path, minutes: float, alone: dict[str, dict[str, Any]],
+    node: NodeAgent,
+    uuid: str,
+    work: Path,
+    minutes: float,
+    alone: dict[str, dict[str, Any]],
     keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     memory: list[dict[str, float]] = []
 
     def remember() -> None:
@@ -249,9 +278,15 @@ def infer_progress(
             devices = NvmlDevices.open(time.monotonic)
         wait_until(lambda: node.health(uuid) == "Healthy", 60, "a healthy GPU on the GpuNode")
         result = run_progress(
-            side, node, gate, sets={int(k): int(v) for k, v in (each.split("=") for each in read.sets)},
-            set_seconds=SET_SECONDS, seed=read.seed, devices=devices, keep=keep,
-        )  # fmt: skip
+            side,
+            node,
+            gate,
+            sets={int(k): int(v) for k, v in (each.split("=") for each in read.sets)},
+            set_seconds=SET_SECONDS,
+            seed=read.seed,
+            devices=devices,
+            keep=keep,
+        )
         driver = devices.driver_version() if devices is not None else None
         lines = dataset_lines(result, driver or "simulated")
         (read.out / "progress-dataset.jsonl").write_text("\n".join(lines) + "\n")
@@ -364,12 +399,19 @@ def main() -> None:
     steps: dict[str, Callable[[], Any]] = {
         "contract": contract,
         "profiles": lambda: profile_programs(read.programs, read.profile_seconds, keep("profiles")),
-        "counters": lambda: [r for p in ("fp64_product", "fp16_product", "memory_stream")
-                             for r in record_counters(uuid, p, 3)],
-        "agent": lambda: agent_cost(work, uuid, read.minutes, listed(parts.get("profiles")),
-                                    is_simulated=read.simulated, keep=keep("agent")),
+        "counters": lambda: [
+            r for p in ("fp64_product", "fp16_product", "memory_stream") for r in record_counters(uuid, p, 3)
+        ],
+        "agent": lambda: agent_cost(
+            work,
+            uuid,
+            read.minutes,
+            listed(parts.get("profiles")),
+            is_simulated=read.simulated,
+            keep=keep("agent"),
+        ),
         "progress": lambda: infer_progress(work, uuid, read, keep("progress")),
-    }  # fmt: skip
+    }
     failed = []
     for name, step in steps.items():
         if name not in read.only or (read.simulated and name not in ("agent", "progress")):
@@ -383,8 +425,10 @@ def main() -> None:
             write(read.out / f"{name}.json", parts[name])
         except Exception as error:  # the other steps' results are worth having
             failed.append(name)
-            write(read.out / f"{name}-error.json", {"error": f"{type(error).__name__}: {error}",
-                                                    "trace": traceback.format_exc()[-2000:]})  # fmt: skip
+            write(
+                read.out / f"{name}-error.json",
+                {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]},
+            )
             print(f"{name} FAILED: {type(error).__name__}: {error}", flush=True)
         else:
             print(f"{name}: {str(parts[name])[:300]}", flush=True)

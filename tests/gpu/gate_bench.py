@@ -140,10 +140,23 @@ class Bench:
         extra = ["--simulated", "H200:1", "--node-name", "bench"] if self.twin else ["--gpu", str(self.gpu_uuid)]
         log = (self.base / "host.log").open("ab")
         self.host = subprocess.Popen(
-            [sys.executable, "-m", "gpushare.mps.host", "--directory", str(self.base), "--listen", "127.0.0.1",
-             "--port", "19433", *extra],
-            env={**os.environ, "PYTHONPATH": python_path()}, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "gpushare.mps.host",
+                "--directory",
+                str(self.base),
+                "--listen",
+                "127.0.0.1",
+                "--port",
+                "19433",
+                *extra,
+            ],
+            env={**os.environ, "PYTHONPATH": python_path()},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
         self.until(lambda: bool(gpu_directories(self.base)), 20, "a GPU directory")
         self.gpu = gpu_directories(self.base)[0]
         self._reader = status_reader(self.gpu)
@@ -194,9 +207,15 @@ class Bench:
         from agent_bench import ids_of, pod_of  # grpcio and aiohttp, only with --agent
 
         pod = pod_of(
-            pod_name(uid), self.gpu.uuid, uid=uid, threads=percentage, memory_mib=memory_mib, share=1,
-            node=self.agent.node, CLASS=job_class.value,
-        )  # fmt: skip
+            pod_name(uid),
+            self.gpu.uuid,
+            uid=uid,
+            threads=percentage,
+            memory_mib=memory_mib,
+            share=1,
+            node=self.agent.node,
+            CLASS=job_class.value,
+        )
         if is_new:
             self.agent.admit(pod, ids_of(self.gpu.uuid, number, 1))
         else:
@@ -234,9 +253,16 @@ class Bench:
         return decisions_reader(self.gpu).read().pods
 
     def spawn(
-        self, pod: str | None, mode: str, seconds: float, mib: int = 0, *, uid: int = 0,
-        env: Mapping[str, str] | None = None, direct: bool = False,
-    ) -> Tenant:  # fmt: skip
+        self,
+        pod: str | None,
+        mode: str,
+        seconds: float,
+        mib: int = 0,
+        *,
+        uid: int = 0,
+        env: Mapping[str, str] | None = None,
+        direct: bool = False,
+    ) -> Tenant:
         """A tenant in pid, ipc and mount namespaces of its own, its pod's cgroup, and any uid."""
         values = {"CUDA_MPS_PIPE_DIRECTORY": str(self.gpu.pipe if direct else MOUNT), **(env or {})}
         if not self.twin:
@@ -257,9 +283,14 @@ class Bench:
         inner = f"{mounts}exec {user}env {assigned} {command}"
         script = f'{enter}exec unshare -f -p -i -m --mount-proc --kill-child sh -c "{inner}"'
         process = subprocess.Popen(
-            ["sh", "-c", script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            text=True, start_new_session=True, env={**os.environ, "PYTHONPATH": python_path()},
-        )  # fmt: skip
+            ["sh", "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": python_path()},
+        )
         tenant = Tenant(process, pod)
         self.tenants.append(tenant)
         return tenant
@@ -314,8 +345,9 @@ def compile_tenant(base: Path) -> list[str]:
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     subprocess.run(
         [nvcc, "-O2", "-arch=native", "-o", str(program), str(HERE / "gate_tenant.cu"), "-lcuda"],
-        check=True, timeout=180,
-    )  # fmt: skip
+        check=True,
+        timeout=180,
+    )
     base.chmod(0o755)
     program.chmod(0o755)
     return [str(program)]

@@ -65,9 +65,15 @@ def _end_mid_kernel(b: Bench, number: int, *, cleanly: bool) -> dict[str, Any]:
     gone = round(time.time() - ended, 3)
     time.sleep(12)  # a fault that follows comes seconds later
     b.until_active()
-    return {"neighbours_running": sum(t.is_running for t in tenants), "victim_gone_s": gone, "answer": str(answer),
-            "neighbours_said": [t.events[-1] for t in tenants], "faults": b.status().faults - faults,
-            "last_fault": b.status().last_fault, "fresh_start_s": _fresh_start(b)}  # fmt: skip
+    return {
+        "neighbours_running": sum(t.is_running for t in tenants),
+        "victim_gone_s": gone,
+        "answer": str(answer),
+        "neighbours_said": [t.events[-1] for t in tenants],
+        "faults": b.status().faults - faults,
+        "last_fault": b.status().last_fault,
+        "fresh_start_s": _fresh_start(b),
+    }
 
 
 def illegal_access(b: Bench) -> dict[str, Any]:
@@ -81,9 +87,15 @@ def illegal_access(b: Bench) -> dict[str, Any]:
     b.until(lambda: b.status().faults > faults, 30, "the fault in the status")
     seen = round((b.status().last_fault_at or 0) - hit, 3)
     b.until_active()
-    return {"all_ended_s": ended, "seen_s": seen, "active_again_s": round(time.time() - hit, 3),
-            "said": b.status().last_fault, "neighbours_said": [t.events[-1] for t in tenants],
-            "fresh_start_s": _fresh_start(b), "restarts": b.status().daemon_restarts}  # fmt: skip
+    return {
+        "all_ended_s": ended,
+        "seen_s": seen,
+        "active_again_s": round(time.time() - hit, 3),
+        "said": b.status().last_fault,
+        "neighbours_said": [t.events[-1] for t in tenants],
+        "fresh_start_s": _fresh_start(b),
+        "restarts": b.status().daemon_restarts,
+    }
 
 
 def daemon_killed(b: Bench) -> dict[str, Any]:
@@ -101,8 +113,13 @@ def daemon_killed(b: Bench) -> dict[str, Any]:
     context = waiting.wait("context", START)
     low, high = sms_at(b, 20)
     must(low <= context["sms"] <= high, f"the client that came meanwhile saw {context['sms']} SMs: it escaped")
-    return {"all_ended_s": ended, "active_again_s": healthy, "waiting_client_start_s": context["start_s"],
-            "waiting_client_sms": context["sms"], "fresh_start_s": _fresh_start(b)}  # fmt: skip
+    return {
+        "all_ended_s": ended,
+        "active_again_s": healthy,
+        "waiting_client_start_s": context["start_s"],
+        "waiting_client_sms": context["sms"],
+        "fresh_start_s": _fresh_start(b),
+    }
 
 
 def server_killed(b: Bench) -> dict[str, Any]:
@@ -199,8 +216,14 @@ class AgentsWord:
         if kind in TOLD:
             self._bench.until(lambda: TOLD[kind] in self._told(pod), 15, f"{TOLD[kind]} told to pod {pod}")
         healths = [g.health.value for s in agent.api.statuses[self._statuses :] for g in s.gpus if g.uuid == uuid]
-        self.rows.append({"kind": kind, "said_unhealthy": "Unhealthy" in healths,
-                          "healthy_s": healthy_s, "told": sorted(self._told(pod))})  # fmt: skip
+        self.rows.append(
+            {
+                "kind": kind,
+                "said_unhealthy": "Unhealthy" in healths,
+                "healthy_s": healthy_s,
+                "told": sorted(self._told(pod)),
+            }
+        )
 
     def _told(self, pod: str | None) -> set[str]:
         """Reasons of events about a pod since the fault."""
@@ -222,10 +245,11 @@ class AgentsWord:
         for kind in sorted({row["kind"] for row in self.rows}):
             rows = [row for row in self.rows if row["kind"] == kind]
             by_kind[kind] = {
-                "n": len(rows), "said_unhealthy": sum(row["said_unhealthy"] for row in rows),
+                "n": len(rows),
+                "said_unhealthy": sum(row["said_unhealthy"] for row in rows),
                 "healthy_s_max": max(row["healthy_s"] for row in rows),
                 "told": sorted({reason for row in rows for reason in row["told"]}),
-            }  # fmt: skip
+            }
         return by_kind
 
 
@@ -238,8 +262,12 @@ def many_faults(b: Bench, count: int) -> dict[str, Any]:
     for i in range(count):
         kind = rng.choice(kinds)
         done[kind] = done.get(kind, 0) + 1
-        tenant = b.spawn(b.decide(500 + i % 20, 20, 2048), "fault" if kind == "illegal" else "run",
-                         1.5 if kind == "illegal" else 60, 64)  # fmt: skip
+        tenant = b.spawn(
+            b.decide(500 + i % 20, 20, 2048),
+            "fault" if kind == "illegal" else "run",
+            1.5 if kind == "illegal" else 60,
+            64,
+        )
         tenant.wait("context", START)
         status = b.status()
         word.before()
@@ -268,8 +296,13 @@ def many_faults(b: Bench, count: int) -> dict[str, Any]:
     said = word.summary()
     left = _our_processes() - pids_before
     must(b.state() is MpsState.ACTIVE, "not ACTIVE at the end")
-    return {"faults": done, "recovery_s": {"median": statistics.median(recovery), "max": max(recovery)},
-            "agent": said, "status": b.describe(), "processes_more_than_before": left}  # fmt: skip
+    return {
+        "faults": done,
+        "recovery_s": {"median": statistics.median(recovery), "max": max(recovery)},
+        "agent": said,
+        "status": b.describe(),
+        "processes_more_than_before": left,
+    }
 
 
 def _our_processes() -> int:

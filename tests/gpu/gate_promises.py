@@ -34,30 +34,57 @@ def raw(b: Bench) -> dict[str, Any]:
     b.until(lambda: bool(b.client_pids(uid)), 10, "the client in the status")
     server, client = control.servers()[0], b.client_pids(uid)[0]
     lines = [
-        "get_server_list", f"get_server_status {server}", f"get_client_list {server}", "ps", f"ps -p {server}",
-        "get_device_client_list", f"get_device_client_list {server}", "device_query",
+        "get_server_list",
+        f"get_server_status {server}",
+        f"get_client_list {server}",
+        "ps",
+        f"ps -p {server}",
+        "get_device_client_list",
+        f"get_device_client_list {server}",
+        "device_query",
         "get_default_active_thread_percentage",
-        f"get_active_thread_percentage {server}", f"get_device_pinned_mem_limit {server} 0",
-        "get_default_device_pinned_mem_limit 0", f"set_active_thread_percentage {server} 50",
-        f"set_device_pinned_mem_limit {server} 0 4096M", "set_default_active_thread_percentage 100",
-        "set_default_client_priority 1", "set_default_client_priority 0", "start_server -uid 0",
+        f"get_active_thread_percentage {server}",
+        f"get_device_pinned_mem_limit {server} 0",
+        "get_default_device_pinned_mem_limit 0",
+        f"set_active_thread_percentage {server} 50",
+        f"set_device_pinned_mem_limit {server} 0 4096M",
+        "set_default_active_thread_percentage 100",
+        "set_default_client_priority 1",
+        "set_default_client_priority 0",
+        "start_server -uid 0",
         f"set_active_thread_percentage {server} 20\nset_device_pinned_mem_limit {server} 0 1024M",
-        f"set_active_thread_percentage {server} 200", f"set_device_pinned_mem_limit {server} 0 bogus",
-        "set_active_thread_percentage 999999 20", "get_client_list 999999", "get_server_status 999999",
-        f"terminate_client {server} 999999", "bogus_command", "help", f"terminate_client {server} {client}",
-    ]  # fmt: skip
+        f"set_active_thread_percentage {server} 200",
+        f"set_device_pinned_mem_limit {server} 0 bogus",
+        "set_active_thread_percentage 999999 20",
+        "get_client_list 999999",
+        "get_server_status 999999",
+        f"terminate_client {server} 999999",
+        "bogus_command",
+        "help",
+        f"terminate_client {server} {client}",
+    ]
     answers = {}
     for line in lines:
         done = subprocess.run(
-            control.program.executable, input=line + "\n", env=control.program.env(), capture_output=True,
-            text=True, timeout=30, check=False,
-        )  # fmt: skip
+            control.program.executable,
+            input=line + "\n",
+            env=control.program.env(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
         answers[line] = {"out": done.stdout, "err": done.stderr, "rc": done.returncode}
     elsewhere = {**control.program.env(), "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
     done = subprocess.run(
-        control.program.executable, input="get_server_list\n", env=elsewhere, capture_output=True, text=True,
-        timeout=30, check=False,
-    )  # fmt: skip
+        control.program.executable,
+        input="get_server_list\n",
+        env=elsewhere,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
     answers["(no daemon) get_server_list"] = {"out": done.stdout, "err": done.stderr, "rc": done.returncode}
     listing = {str(p.name): oct(p.stat().st_mode) for p in b.gpu.pipe.iterdir()}
     return {"answers": answers, "pipe": listing, "terminated": tenant.end(), "its last words": tenant.events[-2:]}
@@ -79,8 +106,9 @@ def burst(b: Bench) -> dict[str, Any]:
         low, high = sms_at(b, caps[i][0])
         if not low <= context["sms"] <= high:
             wrong.append((caps[i], context["sms"]))
-        rows.append({"cap": caps[i], "sms": context["sms"], "free_mib": context["free_mib"],
-                     "start_s": context["start_s"]})  # fmt: skip
+        rows.append(
+            {"cap": caps[i], "sms": context["sms"], "free_mib": context["free_mib"], "start_s": context["start_s"]}
+        )
     for _, tenant in tenants:
         tenant.wait("alloc", START)
     for uid, cap in zip(uids, caps, strict=True):
@@ -90,8 +118,11 @@ def burst(b: Bench) -> dict[str, Any]:
     must(not wrong, f"wrong SMs: {wrong}")
     must(not over, f"pods beyond their memory: {over}")
     starts = sorted(row["start_s"] for row in rows)
-    return {"rows": rows, "start_s": {"first": starts[0], "median": statistics.median(starts), "last": starts[-1]},
-            "turns": str(b.status().turns)}  # fmt: skip
+    return {
+        "rows": rows,
+        "start_s": {"first": starts[0], "median": statistics.median(starts), "last": starts[-1]},
+        "turns": str(b.status().turns),
+    }
 
 
 def two_processes(b: Bench) -> dict[str, Any]:
@@ -214,8 +245,12 @@ def start_cost(b: Bench) -> dict[str, Any]:
         else:
             past.append(start_s)
     must(len(past) >= 3, f"{len(past)} starts past the gate to compare with, {ended} ended by it")
-    return {"through_gate_s": through, "direct_s": past, "direct_ended_by_the_gate": ended,
-            "median": [statistics.median(through), statistics.median(past)]}  # fmt: skip
+    return {
+        "through_gate_s": through,
+        "direct_s": past,
+        "direct_ended_by_the_gate": ended,
+        "median": [statistics.median(through), statistics.median(past)],
+    }
 
 
 def context_or_end(b: Bench, tenant: Tenant) -> float | None:

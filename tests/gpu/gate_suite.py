@@ -33,7 +33,7 @@ from gate_faults import (
     many_faults,
     server_killed,
     terminated_mid_kernel,
-)  # fmt: skip
+)
 from gate_promises import (
     burst,
     clients_49,
@@ -47,7 +47,7 @@ from gate_promises import (
     silent,
     start_cost,
     two_processes,
-)  # fmt: skip
+)
 from limit import time_limit
 
 STEP_SECONDS = 120.0
@@ -70,15 +70,35 @@ def main() -> int:
     else:
         program = compile_tenant(base)
         gpu_uuid = subprocess.run(
-            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"], capture_output=True, text=True,
-            timeout=60, check=True,
-        ).stdout.split()[0]  # fmt: skip
+            ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout.split()[0]
     steps: list[tuple[str, Callable[[Bench], dict[str, Any]]]] = [
         (step.__name__, step)
-        for step in (self_test, raw, start_cost, burst, two_processes, overrun, exhausted, new_decision,
-                     no_decision, silent, latency_order, clients_49, illegal_access,
-                     daemon_killed, server_killed, keeper_killed, terminated_mid_kernel, killed_mid_kernel)
-    ]  # fmt: skip
+        for step in (
+            self_test,
+            raw,
+            start_cost,
+            burst,
+            two_processes,
+            overrun,
+            exhausted,
+            new_decision,
+            no_decision,
+            silent,
+            latency_order,
+            clients_49,
+            illegal_access,
+            daemon_killed,
+            server_killed,
+            keeper_killed,
+            terminated_mid_kernel,
+            killed_mid_kernel,
+        )
+    ]
     steps.append(("many_faults", lambda b: many_faults(b, options.faults)))
     wanted = [name for name in options.only.split(",") if name]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # out of time: the logs are wanted all the more

@@ -47,8 +47,14 @@ def main() -> int:
         say(event="error", what="context", error=str(error), code=2)
         return 1
     got = context.attached
-    say(event="context", start_s=round(time.time() - started, 3), sms=got.sm_count, affinity_sms=-1,
-        free_mib=got.limit_mib - 125, total_mib=got.limit_mib)  # fmt: skip
+    say(
+        event="context",
+        start_s=round(time.time() - started, 3),
+        sms=got.sm_count,
+        affinity_sms=-1,
+        free_mib=got.limit_mib - 125,
+        total_mib=got.limit_mib,
+    )
     try:
         if mode == "fill":
             total = 0

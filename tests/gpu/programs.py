@@ -63,10 +63,15 @@ def _cnn(width: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU())
 
     return nn.Sequential(
-        block(3, width), block(width, width), nn.MaxPool2d(2),
-        block(width, 2 * width), block(2 * width, 2 * width),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10),
-    )  # fmt: skip
+        block(3, width),
+        block(width, width),
+        nn.MaxPool2d(2),
+        block(width, 2 * width),
+        block(2 * width, 2 * width),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(2 * width, 10),
+    )
 
 
 def cnn_train_fp32() -> Step:
@@ -129,10 +134,19 @@ def tiny() -> Step:
 PROGRAMS: dict[str, Callable[[], Step]] = {
     f.__name__: f
     for f in (
-        fp64_product, fp32_product, fp16_product, int8_product, cnn_train_fp32, transformer_train_bf16,
-        cnn_inference_b1, memory_stream, fft, sort_integers, tiny,
+        fp64_product,
+        fp32_product,
+        fp16_product,
+        int8_product,
+        cnn_train_fp32,
+        transformer_train_bf16,
+        cnn_inference_b1,
+        memory_stream,
+        fft,
+        sort_integers,
+        tiny,
     )
-}  # fmt: skip
+}
 
 
 def main() -> None:

@@ -75,10 +75,13 @@ class Processes:
             for name in names:
                 for cap in CAPS:
                     self._running[name, cap] = subprocess.Popen(
-                        [sys.executable, str(PROGRAM_FILE), name, "--serve"], text=True, stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE, stderr=said,
+                        [sys.executable, str(PROGRAM_FILE), name, "--serve"],
+                        text=True,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=said,
                         env={**env, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(cap), "OMP_NUM_THREADS": "1"},
-                    )  # fmt: skip
+                    )
         try:
             self.broken = sorted({name for name, cap in self._running if self._read((name, cap)) != "ready"})
         except BaseException:
@@ -200,20 +203,35 @@ def pod_name(program: str) -> str:
 
 
 def run_progress(
-    side: Side, agent: NodeAgent, gate: StandInGate, *, sets: Mapping[int, int], set_seconds: float, seed: int,
-    devices: Devices | None, keep: Callable[[dict[str, Any]], None],
-) -> dict[str, Any]:  # fmt: skip
+    side: Side,
+    agent: NodeAgent,
+    gate: StandInGate,
+    *,
+    sets: Mapping[int, int],
+    set_seconds: float,
+    seed: int,
+    devices: Devices | None,
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
     """All solos and sets; `keep` is given the result so far after each."""
     for number, name in enumerate(side.names):
         pod = pod_of(pod_name(name), gate.uuid, uid=f"uid-{name}", threads=100, WORKLOAD=name)
         agent.put(pod, ids_of(gate.uuid, number))
     wait_until(lambda: len(known(agent, gate.uuid)) == len(side.names), 30, "every pod a tenant on the GpuNode")
-    result: dict[str, Any] = {"programs": list(side.names), "seed": seed, "set_seconds": set_seconds, "solo": {},
-                              "sets": []}  # fmt: skip
+    result: dict[str, Any] = {
+        "programs": list(side.names),
+        "seed": seed,
+        "set_seconds": set_seconds,
+        "solo": {},
+        "sets": [],
+    }
     for name in side.names:
         alone = measure(side, agent, gate, [(name, 100)], SOLO_SECONDS, devices)
-        result["solo"][name] = {"iterations_per_s": alone.rates[0], "said": alone.inferred[0],
-                                "device": alone.device}  # fmt: skip
+        result["solo"][name] = {
+            "iterations_per_s": alone.rates[0],
+            "said": alone.inferred[0],
+            "device": alone.device,
+        }
         keep(result)
     for tenants in choose(side.names, sets, seed):
         found = measure(side, agent, gate, tenants, set_seconds, devices)
@@ -221,8 +239,15 @@ def run_progress(
             rate / result["solo"][name]["iterations_per_s"]
             for (name, _), rate in zip(tenants, found.rates, strict=True)
         ]
-        result["sets"].append({"tenants": tenants, "iterations_per_s": found.rates, "measured": progress,
-                               "inferred": found.inferred, "device": found.device})  # fmt: skip
+        result["sets"].append(
+            {
+                "tenants": tenants,
+                "iterations_per_s": found.rates,
+                "measured": progress,
+                "inferred": found.inferred,
+                "device": found.device,
+            }
+        )
         result["scores"] = scores(result["sets"])
         keep(result)
     return result
@@ -242,9 +267,10 @@ def scores(sets: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         found[str(size)] = {"n": len(errors), "unknown": len(pairs) - len(errors), "bar": BARS.get(size)}
         if errors:
             found[str(size)] |= {
-                "mae": statistics.fmean(errors), "median": statistics.median(errors),
+                "mae": statistics.fmean(errors),
+                "median": statistics.median(errors),
                 "p90": errors[min(len(errors) - 1, int(0.9 * len(errors)))],
-            }  # fmt: skip
+            }
     return found
 
 
@@ -265,7 +291,12 @@ def dataset_lines(result: Mapping[str, Any], driver: str) -> list[str]:
     for tenants, rates, device, seconds in runs:
         if device:
             who = [{"workload": name, "thread_percentage": cap} for name, cap in tenants]
-            line = {"tenants": who, "iterations_per_s": rates, "device": device, "window_s": 0.55 * seconds,
-                    "memory_mib": [None] * len(who)}  # fmt: skip
+            line = {
+                "tenants": who,
+                "iterations_per_s": rates,
+                "device": device,
+                "window_s": 0.55 * seconds,
+                "memory_mib": [None] * len(who),
+            }
             lines.append(json.dumps(line))
     return lines

@@ -45,10 +45,11 @@ def agent_lines(agent: dict[str, Any]) -> list[str]:
     ]
     if agent.get("memory"):
         lines += [
-            f"Python {agent['python']}, {agent['cores']} cores, huge pages: {agent['huge_pages']}.", "",
+            f"Python {agent['python']}, {agent['cores']} cores, huge pages: {agent['huge_pages']}.",
+            "",
             "| seconds | resident MiB | proportional | anonymous | in huge pages | threads |",
             "|---|---|---|---|---|---|",
-        ]  # fmt: skip
+        ]
         lines += [
             f"| {m['seconds']:.0f} | {m['Rss']} | {m['Pss']} | {m['Anonymous']} | {m['AnonHugePages']} "
             f"| {m['threads']:.0f} |"
@@ -95,10 +96,11 @@ def progress_lines(progress: dict[str, Any]) -> list[str]:
         return []
     sets, programs = len(progress["sets"]), len(progress["programs"])
     lines = [
-        f"{sets} sets of {programs} programs, {progress['set_seconds']:.0f} s each, seed {progress['seed']}.", "",
+        f"{sets} sets of {programs} programs, {progress['set_seconds']:.0f} s each, seed {progress['seed']}.",
+        "",
         "| tenants | mean absolute error | bar | median | 90th percentile | tenants scored | unknown |",
         "|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
+    ]
     for size, score in progress["scores"].items():
         figures = " | ".join(f"{score[key]:.3f}" if key in score else "-" for key in ("median", "p90"))
         error = f"{score['mae']:.3f}" if "mae" in score else "-"
@@ -131,9 +133,11 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     read = parser.parse_args()
     for name, lines_of in (
-        ("profiles", profile_lines), ("agent", agent_lines), ("progress", progress_lines),
+        ("profiles", profile_lines),
+        ("agent", agent_lines),
+        ("progress", progress_lines),
         ("gate_suite", fault_lines),
-    ):  # fmt: skip
+    ):
         path = read.directory / f"{name}.json"
         if not path.exists():
             continue

@@ -74,9 +74,22 @@ def test_the_api_server_takes_every_manifest(name: str, kubeconfig: str, tmp_pat
     assert len(objects) > 20
     body = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
     done = subprocess.run(
-        [program("kubectl"), f"--kubeconfig={kubeconfig}", "apply", "--server-side", "--force-conflicts",
-         "--dry-run=server", "--validate=strict", "-f", "-"],
-        input=body, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [
+            program("kubectl"),
+            f"--kubeconfig={kubeconfig}",
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--dry-run=server",
+            "--validate=strict",
+            "-f",
+            "-",
+        ],
+        input=body,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("serverside-applied (server dry run)") == len(objects)

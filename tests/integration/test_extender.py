@@ -31,10 +31,11 @@ class Cluster:
         node = {
             "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
             "status": {
-                "capacity": resources, "allocatable": resources,
+                "capacity": resources,
+                "allocatable": resources,
                 "conditions": [{"type": "Ready", "status": "True", "reason": "Fake", "message": "by hand"}],
             },
-        }  # fmt: skip
+        }
         self.call("POST", "/api/v1/nodes", node)
         # No controller manager runs here that would take these away from a node that is ready.
         self.merge(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
@@ -45,12 +46,15 @@ class Cluster:
         status = {
             "gpus": [
                 {
-                    "uuid": f"GPU-{name}-{i}", "index": i, "model": "H200", "memoryMiB": memory_mib,
+                    "uuid": f"GPU-{name}-{i}",
+                    "index": i,
+                    "model": "H200",
+                    "memoryMiB": memory_mib,
                     "health": "Unhealthy" if i in unhealthy else "Healthy",
                 }
                 for i in range(gpus)
             ]
-        }  # fmt: skip
+        }
         self.merge(f"{GPUNODES_PATH}/{name}/status", {"status": status})
 
     def merge(self, path: str, body: Any) -> Any:

@@ -49,12 +49,18 @@ async def test_a_lapsed_continue_token_lists_anew_in_one_piece(api, server):
 @pytest.mark.parametrize(
     ("status", "reason", "kind"),
     [
-        (404, "NotFound", NotFound), (409, "Conflict", Conflict), (409, "AlreadyExists", AlreadyExists),
-        (403, "Forbidden", Forbidden), (401, "Unauthorized", Forbidden), (422, "Invalid", Invalid),
-        (400, "BadRequest", Invalid), (429, "TooManyRequests", Retryable), (500, "InternalError", Retryable),
+        (404, "NotFound", NotFound),
+        (409, "Conflict", Conflict),
+        (409, "AlreadyExists", AlreadyExists),
+        (403, "Forbidden", Forbidden),
+        (401, "Unauthorized", Forbidden),
+        (422, "Invalid", Invalid),
+        (400, "BadRequest", Invalid),
+        (429, "TooManyRequests", Retryable),
+        (500, "InternalError", Retryable),
         (503, "ServiceUnavailable", Retryable),
     ],
-)  # fmt: skip
+)
 async def test_errors_are_mapped_once(api, server, status, reason, kind):
     server.failures = [(status, {"reason": reason, "message": "no"}, {})]
     with pytest.raises(kind) as caught:
@@ -102,10 +108,13 @@ async def test_bind_carries_uid_and_annotations(api, server):
         "apiVersion": "v1",
         "kind": "Binding",
         "metadata": {
-            "name": "p", "namespace": "n", "uid": "u1", "annotations": {"gpushare.io/gpu": "GPU-1"},
+            "name": "p",
+            "namespace": "n",
+            "uid": "u1",
+            "annotations": {"gpushare.io/gpu": "GPU-1"},
         },
         "target": {"apiVersion": "v1", "kind": "Node", "name": "node-1"},
-    }  # fmt: skip
+    }
 
 
 async def test_evict_and_delete_name_the_very_pod(api, server):

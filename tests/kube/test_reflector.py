@@ -66,9 +66,12 @@ async def test_list_then_watch(reflector, server, changes):
         watch.put_nowait(line[:10])
         watch.put_nowait(line[10:])
         assert await take(changes, 5) == [
-            (Change.ADDED, "n/a", 1), (Change.ADDED, "n/b", 2), (Change.ADDED, "n/c", 3),
-            (Change.MODIFIED, "n/a", 9), (Change.DELETED, "n/b", 2),
-        ]  # fmt: skip
+            (Change.ADDED, "n/a", 1),
+            (Change.ADDED, "n/b", 2),
+            (Change.ADDED, "n/c", 3),
+            (Change.MODIFIED, "n/a", 9),
+            (Change.DELETED, "n/b", 2),
+        ]
         watch.put_nowait(event("BOOKMARK", {"metadata": {"resourceVersion": "200"}}))
         watch.put_nowait(None)
     async with next_watch(server):
@@ -89,8 +92,10 @@ async def test_gone_lists_anew_and_tells_the_difference(reflector, server, chang
             watch.put_nowait(event("ERROR", {"kind": "Status", "code": 410, "reason": "Expired"}))
         watch.put_nowait(None)
     assert await take(changes, 3) == [
-        (Change.DELETED, "n/a", 1), (Change.MODIFIED, "n/b", 7), (Change.ADDED, "n/c", 3),
-    ]  # fmt: skip
+        (Change.DELETED, "n/a", 1),
+        (Change.MODIFIED, "n/b", 7),
+        (Change.ADDED, "n/c", 3),
+    ]
     assert reflector.restarts == 1
 
 

@@ -33,8 +33,11 @@ def test_pythons_operator_is_pythons_with_the_sources_first_on_the_path() -> Non
     paths = [str(ROOT), str(ROOT / "src"), str(ROOT / "operator"), str(ROOT / "deviceplugin")]
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}\n{script}"],
-        capture_output=True, text=True, check=False, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr
     assert str(ROOT) not in done.stdout
 

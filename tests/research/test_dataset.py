@@ -28,9 +28,13 @@ def dataset(*runs: str) -> Dataset:
 
 def test_reads_solo_rates_cap_curves_and_progress() -> None:
     data = dataset(
-        run(("a", 100, 10.0)), run(("a", 100, 12.0)), run(("a", 50, 8.8)), run(("b", 100, 4.0)), "",
+        run(("a", 100, 10.0)),
+        run(("a", 100, 12.0)),
+        run(("a", 50, 8.8)),
+        run(("b", 100, 4.0)),
+        "",
         run(("a", 50, 5.5), ("b", 50, 3.0)),
-    )  # fmt: skip
+    )
     assert (data.gpu_model, data.mechanism) == ("NVIDIA H200", Mechanism.MPS)
     assert data.solo_rate("a") == pytest.approx(11.0)
     assert data.cap_curve("a") == {50: pytest.approx(0.8), 100: 1.0}
@@ -95,8 +99,11 @@ def test_progress_is_relative_to_the_solo_runs_of_the_same_session() -> None:
 
     def run(session: str, rates: dict[str, float], cap: int = 100) -> None:
         tenants = [{"workload": name, "thread_percentage": cap} for name in rates]
-        lines.append(json.dumps({"tenants": tenants, "iterations_per_s": list(rates.values()), "device": {},
-                                 "session": session}))  # fmt: skip
+        lines.append(
+            json.dumps(
+                {"tenants": tenants, "iterations_per_s": list(rates.values()), "device": {}, "session": session}
+            )
+        )
 
     for session, speed in (("slow", 1.0), ("fast", 2.0)):
         run(session, {"a": 10 * speed})

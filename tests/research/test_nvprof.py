@@ -48,25 +48,37 @@ def test_what_is_no_level(text: str) -> None:
 
 @pytest.mark.parametrize(("unit", "seconds"), [("s", 2.0), ("ms", 2e-3), ("us", 2e-6), ("ns", 2e-9)])
 def test_the_units_row_is_respected(unit: str, seconds: float) -> None:
-    table = ['"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"', f",%,{unit},,us,us,us,",
-             '"GPU activities",100.0,2.0,1,2.0,2.0,2.0,"k"']  # fmt: skip
+    table = [
+        '"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"',
+        f",%,{unit},,us,us,us,",
+        '"GPU activities",100.0,2.0,1,2.0,2.0,2.0,"k"',
+    ]
     assert parse_summary(table) == {"k": pytest.approx(seconds)}
 
 
 def test_the_older_format_whose_api_calls_have_the_same_header() -> None:
     table = [
-        "==1== Profiling result:", '"Time(%)","Time","Calls","Avg","Min","Max","Name"', "%,ms,,ms,ms,ms,",
-        '100.0,3.0,1,3.0,3.0,3.0,"k"', "", "==1== API calls:",
-        '"Time(%)","Time","Calls","Avg","Min","Max","Name"', "%,ms,,ms,ms,ms,", '100.0,900.0,1,9,9,9,"cudaFree"',
-    ]  # fmt: skip
+        "==1== Profiling result:",
+        '"Time(%)","Time","Calls","Avg","Min","Max","Name"',
+        "%,ms,,ms,ms,ms,",
+        '100.0,3.0,1,3.0,3.0,3.0,"k"',
+        "",
+        "==1== API calls:",
+        '"Time(%)","Time","Calls","Avg","Min","Max","Name"',
+        "%,ms,,ms,ms,ms,",
+        '100.0,900.0,1,9,9,9,"cudaFree"',
+    ]
     assert parse_summary(table) == {"k": pytest.approx(0.003)}
 
 
 def test_a_trace_is_summed_by_name() -> None:
     table = [
-        '"Start","Duration","Grid X","Device","Name"', "s,us,,,",
-        '0.1,10.0,1,"V100","k(int) [115]"', '0.2,30.0,1,"V100","k(int) [116]"', '0.3,5.0,,"V100","[CUDA memset]"',
-    ]  # fmt: skip
+        '"Start","Duration","Grid X","Device","Name"',
+        "s,us,,,",
+        '0.1,10.0,1,"V100","k(int) [115]"',
+        '0.2,30.0,1,"V100","k(int) [116]"',
+        '0.3,5.0,,"V100","[CUDA memset]"',
+    ]
     assert parse_summary(table) == {"k(int)": pytest.approx(40e-6), "[CUDA memset]": pytest.approx(5e-6)}
 
 

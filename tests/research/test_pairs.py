@@ -27,17 +27,29 @@ def additive_world(workloads: int = 12, seed: int = 3) -> PairTable:
     progress = np.stack([1 - pressure[second], 1 - pressure[first]], axis=1)
     split_names = [family_and_batch(name) for name in names]
     return PairTable(
-        "x", names, tuple(f for f, _ in split_names), np.log2([b for _, b in split_names]),
-        rng.normal(3, 1, workloads), first, second, progress,
-    )  # fmt: skip
+        "x",
+        names,
+        tuple(f for f, _ in split_names),
+        np.log2([b for _, b in split_names]),
+        rng.normal(3, 1, workloads),
+        first,
+        second,
+        progress,
+    )
 
 
 def scaled(table: PairTable, factor: np.ndarray) -> PairTable:
     """The same world with each pair's rates multiplied."""
     return PairTable(
-        table.gpu, table.workloads, table.families, table.log2_batch, table.log2_solo, table.first, table.second,
+        table.gpu,
+        table.workloads,
+        table.families,
+        table.log2_batch,
+        table.log2_solo,
+        table.first,
+        table.second,
         table.progress * factor[:, None],
-    )  # fmt: skip
+    )
 
 
 def hidden_groups(table: PairTable, rng: np.random.Generator) -> np.ndarray:
@@ -187,9 +199,15 @@ def test_no_predictor_looks_at_the_pairs_it_predicts():
     spoiled_progress = table.progress.copy()
     spoiled_progress[test] = 7.0
     spoiled = PairTable(
-        table.gpu, table.workloads, table.families, table.log2_batch, table.log2_solo, table.first, table.second,
+        table.gpu,
+        table.workloads,
+        table.families,
+        table.log2_batch,
+        table.log2_solo,
+        table.first,
+        table.second,
         spoiled_progress,
-    )  # fmt: skip
+    )
     for predictor in PREDICTORS.values():
         honest = predictor(table, train, test, np.random.default_rng(0))
         assert np.array_equal(

@@ -16,9 +16,13 @@ from gpushare.sim.openb import parse_nodes, parse_pods
 DATA = Path(__file__).parent.parent / "data" / "openb"
 SEEDS = range(42, 52)
 PUBLISHED_NAMES = {
-    "Random": "random", "DotProd": "dotprod", "GpuClustering": "clustering", "GpuPacking": "packing",
-    "BestFit": "bestfit", "FGD": "fgd",
-}  # fmt: skip
+    "Random": "random",
+    "DotProd": "dotprod",
+    "GpuClustering": "clustering",
+    "GpuPacking": "packing",
+    "BestFit": "bestfit",
+    "FGD": "fgd",
+}
 
 
 def published(trace: str, policy: str) -> float:
@@ -93,9 +97,13 @@ def test_a_fill_counts_what_it_did_and_repeats(policy: str) -> None:
         rng, seen = np.random.default_rng(5), list[tuple[int, int]]()
         history = Counter(pod.shape for pod in pods)
         result = fill(
-            nodes, pods, make(policy, history, rng), demand_ratio=1.3, rng=rng,
+            nodes,
+            pods,
+            make(policy, history, rng),
+            demand_ratio=1.3,
+            rng=rng,
             on_arrival=lambda done, total, seen=seen: seen.append((done, total)),
-        )  # fmt: skip
+        )
         assert seen[-1] == (len(seen), len(seen))
         assert result.placed + sum(result.rejected.values()) == len(seen)
         assert result.fragmented_gpu_percent <= 100 - result.allocated_gpu_percent + 1e-9

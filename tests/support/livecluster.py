@@ -67,8 +67,12 @@ class Cluster:
     def try_kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = 120) -> Answer:
         done = subprocess.run(
             [self._program, f"--kubeconfig={self.kubeconfig}", *arguments],
-            input=stdin, capture_output=True, text=True, timeout=seconds, check=False,
-        )  # fmt: skip
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
         return Answer(done.returncode, done.stdout, done.stderr)
 
     def kubectl(self, *arguments: str, stdin: str | None = None, seconds: float = 120) -> str:

@@ -6,8 +6,15 @@ from gpushare.core.gpu.pipes import Counters
 from gpushare.twin.contention import WORKLOADS, Load, cap_progress, contended_progress
 
 ratio = st.floats(0, 1)
-counters = st.builds(Counters, sm_util=ratio, fp32_util=ratio, fp64_util=ratio, hmma_tensor_util=ratio,
-                     integer_util=ratio, dram_bw_util=ratio)  # fmt: skip
+counters = st.builds(
+    Counters,
+    sm_util=ratio,
+    fp32_util=ratio,
+    fp64_util=ratio,
+    hmma_tensor_util=ratio,
+    integer_util=ratio,
+    dram_bw_util=ratio,
+)
 loads = st.lists(st.builds(Load, counters, st.integers(1, 100)), min_size=1, max_size=8)
 
 

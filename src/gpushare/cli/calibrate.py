@@ -51,12 +51,20 @@ def calibrate(
         task = bar.add_task("measuring")
         try:
             written = measure(
-                output, budget_seconds=budget * 60, phase_count=phases, runs_per_phase=runs_per_phase,
-                workloads=[name for name in workloads.split(",") if name], seed=seed, skip_phases=0,
+                output,
+                budget_seconds=budget * 60,
+                phase_count=phases,
+                runs_per_phase=runs_per_phase,
+                workloads=[name for name in workloads.split(",") if name],
+                seed=seed,
+                skip_phases=0,
                 stop_phases=None,
-                time_slicing=time_slicing, dry_run=dry_run, probes=probes,
-                progress=lambda done, total: bar.update(task, completed=done, total=total), log=console.log,
-            )  # fmt: skip
+                time_slicing=time_slicing,
+                dry_run=dry_run,
+                probes=probes,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+                log=console.log,
+            )
         except (RuntimeError, OSError) as error:
             raise UsageError(str(error)) from error
     console.print(f"{written} runs written to {output}")

@@ -90,8 +90,10 @@ def fit(
     except OSError as error:
         raise UsageError(f"{output}: {error.strerror or error}") from error
     console = out()
-    console.print(f"{output}: fitted to {model.provenance['shared_runs']} shared runs of "
-                  f"{model.provenance['workloads']} workloads on {model.gpu_model}, seed {seed}")  # fmt: skip
+    console.print(
+        f"{output}: fitted to {model.provenance['shared_runs']} shared runs of "
+        f"{model.provenance['workloads']} workloads on {model.gpu_model}, seed {seed}"
+    )
     for note in sets_of(data).notes:
         console.print(note)
 
@@ -127,23 +129,33 @@ def evaluation(
         fitted = load_model(model)
         chosen = fitted.for_gpu(data.gpu_model)
         if chosen.widening > 1:
-            notes.append(f"the model is of {fitted.gpu_model}: on {data.gpu_model} its intervals are "
-                         f"{chosen.widening:g} times as wide")  # fmt: skip
+            notes.append(
+                f"the model is of {fitted.gpu_model}: on {data.gpu_model} its intervals are "
+                f"{chosen.widening:g} times as wide"
+            )
     else:
         chosen = unfitted(data, sets, seed)
     with _bar("fitting") as bar:
         task = bar.add_task("fitting", visible=protocol is not Protocol.AS_IS)
         result = evaluate(
-            sets, chosen, protocol, seed=seed, members=MEMBERS,
-            done=lambda n, total: bar.update(task, completed=n, total=total), probed=probed,
-        )  # fmt: skip
+            sets,
+            chosen,
+            protocol,
+            seed=seed,
+            members=MEMBERS,
+            done=lambda n, total: bar.update(task, completed=n, total=total),
+            probed=probed,
+        )
     by_size = result.by_tenants
     if as_json:
         value = {
-            "protocol": str(protocol), "gpu_model": data.gpu_model, "workloads": len(sets.workloads),
+            "protocol": str(protocol),
+            "gpu_model": data.gpu_model,
+            "workloads": len(sets.workloads),
             "by_tenants": {str(size): _plain(dataclasses.asdict(each)) for size, each in by_size.items()},
-            **_plain(dataclasses.asdict(result.choices)), "notes": notes,
-        }  # fmt: skip
+            **_plain(dataclasses.asdict(result.choices)),
+            "notes": notes,
+        }
         typer.echo(json.dumps(value, indent=2))
         return
     _print_evaluation(result, f"Predicted progress against measured, {data.gpu_model}, {protocol}", notes)
@@ -164,17 +176,25 @@ def _print_evaluation(result: Evaluation, title: str, notes: list[str]) -> None:
         table.add_column(column, justify="right")
     for size, each in result.by_tenants.items():
         table.add_row(
-            str(size), str(each.sets), f"{each.mae:.3f}", f"{each.median:.3f}", f"{each.coverage:.0%}",
+            str(size),
+            str(each.sets),
+            f"{each.mae:.3f}",
+            f"{each.median:.3f}",
+            f"{each.coverage:.0%}",
             f"{each.rank_correlation:.2f}",
             *(f"{each.baseline_mae.get(name, math.nan):.3f}" for name in ("kace", "additive")),
-        )  # fmt: skip
+        )
     console = out()
     console.print(table)
     made = result.choices
-    console.print(f"matching, of the oracle's: ours {made.matching:.3f}, KACE {made.matching_kace:.3f}, "
-                  f"random {made.matching_random:.3f}")  # fmt: skip
-    console.print(f"caps chosen, of the best measured: {made.caps:.3f} over {made.caps_sets} sets, "
-                  f"{made.caps_broken} tolerances broken that the best keeps")  # fmt: skip
+    console.print(
+        f"matching, of the oracle's: ours {made.matching:.3f}, KACE {made.matching_kace:.3f}, "
+        f"random {made.matching_random:.3f}"
+    )
+    console.print(
+        f"caps chosen, of the best measured: {made.caps:.3f} over {made.caps_sets} sets, "
+        f"{made.caps_broken} tolerances broken that the best keeps"
+    )
     for note in notes:
         console.print(note)
 
@@ -224,9 +244,13 @@ def advise(
             tenants, wishes, each.thread_percentages, each.forecasts, strict=False
         ):
             table.add_row(
-                name, f"{cap}%", f"{forecast.progress:.2f}", f"{forecast.lower:.2f} to {forecast.upper:.2f}",
-                f"{forecast.slowdown:.2f}", f"{_auto(wish)}%",
-            )  # fmt: skip
+                name,
+                f"{cap}%",
+                f"{forecast.progress:.2f}",
+                f"{forecast.lower:.2f} to {forecast.upper:.2f}",
+                f"{forecast.slowdown:.2f}",
+                f"{_auto(wish)}%",
+            )
         console.print(table)
     console.print(f"best: the first {number} together" if number > 1 else "best: one alone")
 
@@ -238,13 +262,18 @@ def _auto(wish: Wish) -> int:
 def _advice(advice: Advice, tenants: list[str]) -> dict[str, Any]:
     return {
         "tenants": [
-            {"tenant": name, "thread_percentage": cap, "progress": forecast.progress, "lower": forecast.lower,
-             "upper": forecast.upper}
+            {
+                "tenant": name,
+                "thread_percentage": cap,
+                "progress": forecast.progress,
+                "lower": forecast.lower,
+                "upper": forecast.upper,
+            }
             for name, cap, forecast in zip(tenants, advice.thread_percentages, advice.forecasts, strict=False)
         ],
         "summed_progress": advice.summed_progress,
         "within_tolerance": advice.within_tolerance,
-    }  # fmt: skip
+    }
 
 
 def _wish(data: Dataset, text: str) -> Wish:

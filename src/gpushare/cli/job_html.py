@@ -111,8 +111,12 @@ def _axes(figure: Any, x: str, y: str) -> tuple[Any, Any]:
 
 def _line(index: int, policy: str) -> dict[str, Any]:
     ours = policy == "gpushare"
-    return {"label": policy, "color": "#0a7d36" if ours else f"C{index % 10}", "linewidth": 2.4 if ours else 1.1,
-            "linestyle": "-" if index < 10 or ours else "--"}  # fmt: skip
+    return {
+        "label": policy,
+        "color": "#0a7d36" if ours else f"C{index % 10}",
+        "linewidth": 2.4 if ours else 1.1,
+        "linestyle": "-" if index < 10 or ours else "--",
+    }
 
 
 def _encode(fig: Any, legend_axes: Any) -> str:

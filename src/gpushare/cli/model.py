@@ -70,9 +70,14 @@ def attribute(
         table.add_column(column, justify="right")
     for size, each in scores.items():
         table.add_row(
-            str(size), f"{each.mae:.3f}", f"{each.median:.3f}", f"{each.p90:.3f}", str(each.n), str(each.unknown),
+            str(size),
+            f"{each.mae:.3f}",
+            f"{each.median:.3f}",
+            f"{each.p90:.3f}",
+            str(each.n),
+            str(each.unknown),
             f"{each.within_two_errors:.0%}",
-        )  # fmt: skip
+        )
     console = out()
     console.print(table)
     for note in notes:

@@ -82,10 +82,16 @@ def status(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: A
         mean = f"{s.turns.durations_seconds_sum / s.turns.count:.3f} s" if s.turns.count else "-"
         held = ", ".join(sorted({str(h.reason) for h in s.held}))
         table.add_row(
-            g.uuid, str(s.state) if fresh else f"{s.state} (stale)", str(len(s.clients)),
-            f"{len(s.held)} {held}".strip(), str(s.self_test.result), str(s.daemon_pid or "-"),
-            str(s.daemon_restarts), str(s.faults), mean,
-        )  # fmt: skip
+            g.uuid,
+            str(s.state) if fresh else f"{s.state} (stale)",
+            str(len(s.clients)),
+            f"{len(s.held)} {held}".strip(),
+            str(s.self_test.result),
+            str(s.daemon_pid or "-"),
+            str(s.daemon_restarts),
+            str(s.faults),
+            mean,
+        )
     out().print(table)
 
 
@@ -102,9 +108,13 @@ def clients(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: 
         table.add_column(title, no_wrap=True)
     for uuid, client in rows:
         table.add_row(
-            str(client.pid), client.pod_uid or "(none)", uuid, _shown(client.thread_percentage, "{}%"),
-            _shown(client.memory_limit_mib, "{} MiB"), _shown(client.memory_used_mib, "{} MiB"),
-        )  # fmt: skip
+            str(client.pid),
+            client.pod_uid or "(none)",
+            uuid,
+            _shown(client.thread_percentage, "{}%"),
+            _shown(client.memory_limit_mib, "{} MiB"),
+            _shown(client.memory_used_mib, "{} MiB"),
+        )
     out().print(table)
 
 

@@ -70,9 +70,13 @@ def _print(scores: list[tuple[PairScore, dict[str, float]]], gpu: str) -> None:
     for name in ("protocol", "predictor"):
         table.add_column(name, no_wrap=name == "predictor")
     columns = {
-        "error": "mean_absolute_error", "gate": "gate_accuracy", "best partner": "best_partner",
-        "matching": "matching", "error (all)": "mean_absolute_error_all", "gate (all)": "gate_accuracy_all",
-    }  # fmt: skip
+        "error": "mean_absolute_error",
+        "gate": "gate_accuracy",
+        "best partner": "best_partner",
+        "matching": "matching",
+        "error (all)": "mean_absolute_error_all",
+        "gate (all)": "gate_accuracy_all",
+    }
     for name in columns:
         table.add_column(name, justify="right")
     for mean, spread in scores:

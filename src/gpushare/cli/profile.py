@@ -219,11 +219,13 @@ def _print_profile(profile: ProgramProfile, command: Sequence[str]) -> None:
     table.add_column("")
     figures = [
         {
-            "NVML": use.nvml_utilization_ratio, **use.counters.pipes(),
-            "SM activity": use.counters.sm_util, "SM occupancy": use.counters.sm_occupancy,
+            "NVML": use.nvml_utilization_ratio,
+            **use.counters.pipes(),
+            "SM activity": use.counters.sm_util,
+            "SM occupancy": use.counters.sm_occupancy,
         }
         for _, use in rows
-    ]  # fmt: skip
+    ]
     for name in figures[-1]:
         table.add_column(name, justify="right")
     for (label, _), row in zip(rows, figures, strict=True):
@@ -256,11 +258,12 @@ def nvprof(
     if as_json:
         pipes = {
             pipe: {
-                "utilization": round(ratio, 6), "level": round(10 * ratio, 5),
+                "utilization": round(ratio, 6),
+                "level": round(10 * ratio, 5),
                 "coverage": round(found.coverage[pipe], 6),
             }
             for pipe, ratio in found.pipes.items()
-        }  # fmt: skip
+        }
         answer = {
             "pipes": pipes,
             "gpu_seconds": found.gpu_seconds,

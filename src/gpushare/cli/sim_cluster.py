@@ -133,11 +133,15 @@ def _run_all(
             )
             done.append(
                 Run(
-                    policy, seed, result.allocated_gpu_percent, result.fragmented_gpu_percent, result.placed,
+                    policy,
+                    seed,
+                    result.allocated_gpu_percent,
+                    result.fragmented_gpu_percent,
+                    result.placed,
                     {str(reason): count for reason, count in result.rejected.items()},
                     time.perf_counter() - started,
                 )
-            )  # fmt: skip
+            )
     return done
 
 
@@ -163,17 +167,23 @@ def _print(done: list[Run], cluster: list[NodeSpec], demand: float) -> None:
         table.add_column(name, justify="right")
     for run in done:
         table.add_row(
-            str(run.seed), f"{run.allocated_gpu_percent:.2f}%", f"{run.fragmented_gpu_percent:.2f}%",
-            str(run.placed), str(sum(run.rejected.values())), f"{run.seconds:.1f}",
-        )  # fmt: skip
+            str(run.seed),
+            f"{run.allocated_gpu_percent:.2f}%",
+            f"{run.fragmented_gpu_percent:.2f}%",
+            str(run.placed),
+            str(sum(run.rejected.values())),
+            f"{run.seconds:.1f}",
+        )
     if len(done) > 1:
         table.add_section()
         table.add_row(
-            "mean", f"{fmean(run.allocated_gpu_percent for run in done):.2f}%",
+            "mean",
+            f"{fmean(run.allocated_gpu_percent for run in done):.2f}%",
             f"{fmean(run.fragmented_gpu_percent for run in done):.2f}%",
             f"{fmean(run.placed for run in done):.0f}",
-            f"{fmean(sum(run.rejected.values()) for run in done):.0f}", f"{sum(run.seconds for run in done):.1f}",
-        )  # fmt: skip
+            f"{fmean(sum(run.rejected.values()) for run in done):.0f}",
+            f"{sum(run.seconds for run in done):.1f}",
+        )
     out().print(table)
     reasons: Counter[str] = Counter()
     for run in done:

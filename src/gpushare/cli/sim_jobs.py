@@ -226,9 +226,16 @@ def _print(reports: list[Report], gpus: int) -> None:
         table.add_column(name, justify="right")
     for r in reports:
         table.add_row(
-            r.policy, f"{r.makespan_seconds / 3600:.2f}", f"{r.mean_completion_seconds / 3600:.2f}",
-            f"{r.p95_completion_seconds / 3600:.2f}", f"{r.throughput_ratio:.2f}", f"{r.mean_slowdown:.2f}",
-            f"{r.worst_slowdown:.2f}", f"{r.late_share:.1%}", f"{r.utilization_ratio:.0%}", f"{r.jain_index:.3f}",
+            r.policy,
+            f"{r.makespan_seconds / 3600:.2f}",
+            f"{r.mean_completion_seconds / 3600:.2f}",
+            f"{r.p95_completion_seconds / 3600:.2f}",
+            f"{r.throughput_ratio:.2f}",
+            f"{r.mean_slowdown:.2f}",
+            f"{r.worst_slowdown:.2f}",
+            f"{r.late_share:.1%}",
+            f"{r.utilization_ratio:.0%}",
+            f"{r.jain_index:.3f}",
             str(r.retractions),
-        )  # fmt: skip
+        )
     out().print(table)

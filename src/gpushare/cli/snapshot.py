@@ -37,8 +37,13 @@ def snapshot(
     save(cluster, output)
     waiting = sum(placement is None for _, placement in cluster.pods)
     if as_json:
-        found = {"nodes": len(cluster.nodes), "gpus": sum(len(node.gpus) for node in cluster.nodes),
-                 "pods": len(cluster.pods), "waiting": waiting, "notes": cluster.notes}  # fmt: skip
+        found = {
+            "nodes": len(cluster.nodes),
+            "gpus": sum(len(node.gpus) for node in cluster.nodes),
+            "pods": len(cluster.pods),
+            "waiting": waiting,
+            "notes": cluster.notes,
+        }
         typer.echo(json.dumps(found))
         return
     for note in cluster.notes:

@@ -154,10 +154,18 @@ def render(found: Iterable[Row]) -> Table:
     """The table for people."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, justify in (
-        ("POD", "left"), ("WORKLOAD", "left"), ("CLASS", "left"), ("STATE", "left"), ("GPU", "left"),
-        ("SHARE", "right"), ("CAP", "right"), ("MEM LIMIT", "right"), ("MEM USED", "right"),
-        ("PROGRESS", "right"), ("SLOWDOWN", "right"),
-    ):  # fmt: skip
+        ("POD", "left"),
+        ("WORKLOAD", "left"),
+        ("CLASS", "left"),
+        ("STATE", "left"),
+        ("GPU", "left"),
+        ("SHARE", "right"),
+        ("CAP", "right"),
+        ("MEM LIMIT", "right"),
+        ("MEM USED", "right"),
+        ("PROGRESS", "right"),
+        ("SLOWDOWN", "right"),
+    ):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # a Literal, as above
     for row in found:
         table.add_row(

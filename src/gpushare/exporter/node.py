@@ -187,9 +187,11 @@ def _filled(family: GaugeMetricFamily | CounterMetricFamily, rows: _Rows) -> Met
 def _device_families(now: NodeFigures) -> Iterator[Metric]:
     by_device = [((now.node, d.uuid, str(d.index), d.model), d) for d in now.devices]
     yield _gauge(
-        "gpu_pipe_utilization_ratio", "Use of a pipe of the GPU, tensor pipes counted in.", (*_DEVICE, "pipe"),
+        "gpu_pipe_utilization_ratio",
+        "Use of a pipe of the GPU, tensor pipes counted in.",
+        (*_DEVICE, "pipe"),
         (((*at, pipe), use) for at, d in by_device for pipe, use in sorted(d.pipes.items())),
-    )  # fmt: skip
+    )
     for name, text, figure in _OF_DEVICES:
         yield _gauge(name, text, _DEVICE, ((at, figure(d)) for at, d in by_device))
 
@@ -198,15 +200,29 @@ def _mps_families(now: NodeFigures) -> Iterator[Metric]:
     labels = ("node", "gpu_uuid")
     gpus = [((now.node, d.uuid), d) for d in now.devices]
     yield _gauge(
-        "mps_state", "1 for the state that the GPU's MPS is in.", (*labels, "state"),
+        "mps_state",
+        "1 for the state that the GPU's MPS is in.",
+        (*labels, "state"),
         (((*at, state), float(d.mps_state == state)) for at, d in gpus for state in MPS_STATES),
-    )  # fmt: skip
-    yield _gauge("mps_held_connections", "Processes that wait at the gate, by reason.", (*labels, "reason"),
-                 _by_kind((at, d.held) for at, d in gpus))  # fmt: skip
-    yield _gauge("mps_mismatches", "Processes that run otherwise than decided, by kind.", (*labels, "kind"),
-                 _by_kind((at, d.mismatches) for at, d in gpus))  # fmt: skip
-    yield _counter("mps_refused_connections", "Connections that the gate closed.", (*labels, "reason"),
-                   _by_kind((at, d.refused) for at, d in gpus))  # fmt: skip
+    )
+    yield _gauge(
+        "mps_held_connections",
+        "Processes that wait at the gate, by reason.",
+        (*labels, "reason"),
+        _by_kind((at, d.held) for at, d in gpus),
+    )
+    yield _gauge(
+        "mps_mismatches",
+        "Processes that run otherwise than decided, by kind.",
+        (*labels, "kind"),
+        _by_kind((at, d.mismatches) for at, d in gpus),
+    )
+    yield _counter(
+        "mps_refused_connections",
+        "Connections that the gate closed.",
+        (*labels, "reason"),
+        _by_kind((at, d.refused) for at, d in gpus),
+    )
     for name, text, figure in _OF_MPS:
         yield _gauge(name, text, labels, ((at, figure(d)) for at, d in gpus))
     for name, text, figure in _COUNTED_OF_MPS:
@@ -223,21 +239,43 @@ def _pod_families(now: NodeFigures) -> Iterator[Metric]:
     by_pod = [((now.node, t.gpu_uuid, t.namespace, t.pod, t.pod_uid), t) for t in now.tenants]
     for name, text, figure in _OF_PODS:
         yield _gauge(name, text, _POD, ((at, figure(t)) for at, t in by_pod))
-    yield _gauge("pod_pipe_utilization_ratio", "The pod's own inferred use of a pipe of the GPU.", (*_POD, "pipe"),
-                 (((*at, pipe), use) for at, t in by_pod for pipe, use in sorted(t.pipes.items())))  # fmt: skip
+    yield _gauge(
+        "pod_pipe_utilization_ratio",
+        "The pod's own inferred use of a pipe of the GPU.",
+        (*_POD, "pipe"),
+        (((*at, pipe), use) for at, t in by_pod for pipe, use in sorted(t.pipes.items())),
+    )
 
 
 def _agent_families(now: NodeFigures) -> Iterator[Metric]:
     at = (now.node,)
-    yield _counter("agent_errors", "Trouble that the agent met, by what it hit.", ("node", "part"),
-                   (((now.node, part), n) for part, n in sorted(now.errors.items())))  # fmt: skip
-    yield _counter("agent_allocation_mismatches", "Pods that kubelet gave another GPU than decided.", ("node",),
-                   [(at, now.allocation_mismatches)])  # fmt: skip
-    yield _counter("agent_refused_allocations", "Allocations refused as they made no sense.", ("node",),
-                   [(at, now.refused_allocations)])  # fmt: skip
-    yield _counter("agent_bad_pods", "Pods whose decision annotations are broken.", ("node",),
-                   [(at, now.bad_pods)])  # fmt: skip
-    yield _gauge("agent_registered", "1 while the device plugin is registered with kubelet.", ("node",),
-                 [(at, float(now.is_registered))])  # fmt: skip
-    yield _gauge("agent_driver_ready", "1 while the GPUs' driver answers.", ("node",),
-                 [(at, float(now.is_driver_ready))])  # fmt: skip
+    yield _counter(
+        "agent_errors",
+        "Trouble that the agent met, by what it hit.",
+        ("node", "part"),
+        (((now.node, part), n) for part, n in sorted(now.errors.items())),
+    )
+    yield _counter(
+        "agent_allocation_mismatches",
+        "Pods that kubelet gave another GPU than decided.",
+        ("node",),
+        [(at, now.allocation_mismatches)],
+    )
+    yield _counter(
+        "agent_refused_allocations",
+        "Allocations refused as they made no sense.",
+        ("node",),
+        [(at, now.refused_allocations)],
+    )
+    yield _counter(
+        "agent_bad_pods", "Pods whose decision annotations are broken.", ("node",), [(at, now.bad_pods)]
+    )
+    yield _gauge(
+        "agent_registered",
+        "1 while the device plugin is registered with kubelet.",
+        ("node",),
+        [(at, float(now.is_registered))],
+    )
+    yield _gauge(
+        "agent_driver_ready", "1 while the GPUs' driver answers.", ("node",), [(at, float(now.is_driver_ready))]
+    )

@@ -54,9 +54,19 @@ class Explainer:
             if note is None:
                 continue
             regarding = {
-                "apiVersion": "v1", "kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid,
-            }  # fmt: skip
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "name": pod.name,
+                "namespace": pod.namespace,
+                "uid": pod.uid,
+            }
             await record_event(
-                self._api, regarding, reason="NoRoom", note=note, action="Scheduling",
-                event_type=EventType.WARNING, controller=CONTROLLER, once=True,
-            )  # fmt: skip
+                self._api,
+                regarding,
+                reason="NoRoom",
+                note=note,
+                action="Scheduling",
+                event_type=EventType.WARNING,
+                controller=CONTROLLER,
+                once=True,
+            )

@@ -36,8 +36,9 @@ class KnownWorkloads:
         for owner in share.owners if share.spec.selector is None else ():
             self._by_owner.setdefault((share.namespace, owner.uid), set()).add(share.name)
         speaks_for_the_same = before is not None and (before.owners, before.spec.selector) == (
-            share.owners, share.spec.selector
-        )  # fmt: skip
+            share.owners,
+            share.spec.selector,
+        )
         if not speaks_for_the_same:
             self._of_pod.clear()
         if known == self._known.get(at) and (known is None or speaks_for_the_same):

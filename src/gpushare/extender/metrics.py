@@ -19,28 +19,38 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Histogram(
-            "gpushare_extender_request_duration_seconds", "Time to answer kube-scheduler, by verb.", ["verb"],
-            buckets=_LATENCY_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.rejections = Counter(
-            "gpushare_extender_rejections", "Pods that fitted nowhere or not where they were sent, by reason.",
-            ["reason"], registry=self.registry,
-        )  # fmt: skip
-        self.bind_failures = Counter(
-            "gpushare_extender_bind_failures", "Bindings that did not come about, by reason.", ["reason"],
+            "gpushare_extender_request_duration_seconds",
+            "Time to answer kube-scheduler, by verb.",
+            ["verb"],
+            buckets=_LATENCY_BUCKETS,
             registry=self.registry,
-        )  # fmt: skip
+        )
+        self.rejections = Counter(
+            "gpushare_extender_rejections",
+            "Pods that fitted nowhere or not where they were sent, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.bind_failures = Counter(
+            "gpushare_extender_bind_failures",
+            "Bindings that did not come about, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
         self.fence_wait = Histogram(
-            "gpushare_extender_bind_fence_wait_seconds", "Time that bindings waited for another's allocation.",
-            buckets=_FENCE_BUCKETS, registry=self.registry,
-        )  # fmt: skip
+            "gpushare_extender_bind_fence_wait_seconds",
+            "Time that bindings waited for another's allocation.",
+            buckets=_FENCE_BUCKETS,
+            registry=self.registry,
+        )
         self.reservations = Gauge(
             "gpushare_extender_reservations", "Pods that hold room on a GPU.", registry=self.registry
         )
         self.woken = Counter(
-            "gpushare_extender_pods_woken", "Waiting pods that were marked for another try when room appeared.",
+            "gpushare_extender_pods_woken",
+            "Waiting pods that were marked for another try when room appeared.",
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.ready = Gauge("gpushare_extender_ready", "1 once all watches are synced.", registry=self.registry)
 
     def watch(self, reflectors: Iterable[Reflector[Any]]) -> None:

@@ -66,9 +66,11 @@ class Verbs:
         """What kube-scheduler talks to."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         for verb, handler in (
-            ("filter", self._filter), ("prioritize", self._prioritize), ("bind", self._bind),
+            ("filter", self._filter),
+            ("prioritize", self._prioritize),
+            ("bind", self._bind),
             ("preempt", self._preempt),
-        ):  # fmt: skip
+        ):
             app.router.add_post(f"/{verb}", self._timed(verb, handler))
         self._add_probes(app)
         return app

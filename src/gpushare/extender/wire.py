@@ -188,10 +188,15 @@ def filter_names_result(fitting: bytes, failed: bytes, unresolvable: bytes) -> b
     """ExtenderFilterResult for names, from the inside of its JSON list and of its JSON objects."""
     return b"".join(
         (
-            b'{"Nodes":null,"NodeNames":[', fitting, b'],"FailedNodes":{', failed,
-            b'},"FailedAndUnresolvableNodes":{', unresolvable, b'},"Error":""}',
+            b'{"Nodes":null,"NodeNames":[',
+            fitting,
+            b'],"FailedNodes":{',
+            failed,
+            b'},"FailedAndUnresolvableNodes":{',
+            unresolvable,
+            b'},"Error":""}',
         )
-    )  # fmt: skip
+    )
 
 
 def filter_error(message: str) -> bytes:

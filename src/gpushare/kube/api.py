@@ -145,9 +145,13 @@ class Api:
     ) -> AsyncIterator[WatchEvent]:
         """Events after `resource_version` until the server ends the watch; an ERROR event is raised."""
         query = _query(
-            watch="true", allowWatchBookmarks="true", resourceVersion=resource_version,
-            labelSelector=label_selector, fieldSelector=field_selector, timeoutSeconds=timeout_seconds,
-        )  # fmt: skip
+            watch="true",
+            allowWatchBookmarks="true",
+            resourceVersion=resource_version,
+            labelSelector=label_selector,
+            fieldSelector=field_selector,
+            timeoutSeconds=timeout_seconds,
+        )
         limit = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=SILENT_WATCH_SECONDS)
         response = await self._send("GET", resource.path(namespace=namespace), query, limit)
         try:
@@ -165,17 +169,27 @@ class Api:
             response.close()
 
     async def create(
-        self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None,
-        name: str | None = None, subresource: str | None = None,
-    ) -> Json:  # fmt: skip
+        self,
+        resource: Resource,
+        body: Mapping[str, Any],
+        *,
+        namespace: str | None = None,
+        name: str | None = None,
+        subresource: str | None = None,
+    ) -> Json:
         """Create an object, or with `name` and `subresource` post to a subresource such as `binding`."""
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
         return await self._call("POST", path, _query(fieldManager=self._field_manager), body)
 
     async def replace(
-        self, resource: Resource, name: str, body: Mapping[str, Any], *, namespace: str | None = None,
+        self,
+        resource: Resource,
+        name: str,
+        body: Mapping[str, Any],
+        *,
+        namespace: str | None = None,
         subresource: str | None = None,
-    ) -> Json:  # fmt: skip
+    ) -> Json:
         """Put a whole object; its resourceVersion makes it fail with Conflict when somebody was faster."""
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
         return await self._call("PUT", path, _query(fieldManager=self._field_manager), body)
@@ -212,9 +226,14 @@ class Api:
         metadata = body["metadata"]
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
         return await self.patch(
-            resource, metadata["name"], whole, namespace=metadata.get("namespace"), subresource=subresource,
-            patch_type=PatchType.APPLY, force=force,
-        )  # fmt: skip
+            resource,
+            metadata["name"],
+            whole,
+            namespace=metadata.get("namespace"),
+            subresource=subresource,
+            patch_type=PatchType.APPLY,
+            force=force,
+        )
 
     async def delete(
         self,

@@ -52,8 +52,14 @@ class Retryable(ApiError):  # noqa: N818 - names what to do
 
 
 _BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
-    400: Invalid, 401: Forbidden, 403: Forbidden, 404: NotFound, 409: Conflict, 410: Gone, 422: Invalid,
-}  # fmt: skip
+    400: Invalid,
+    401: Forbidden,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Invalid,
+}
 
 
 def from_status(status: int, body: Mapping[str, Any], retry_after: str | None = None) -> ApiError:

@@ -21,8 +21,10 @@ def options_of(parser: argparse.ArgumentParser, environment: Mapping[str, str]) 
     def add(name: str, default: object, help_text: str, **extra: object) -> None:
         variable = _PREFIX + name.upper().replace("-", "_")
         parser.add_argument(
-            f"--{name}", default=environment.get(variable, default), help=f"{help_text} (env {variable})",
+            f"--{name}",
+            default=environment.get(variable, default),
+            help=f"{help_text} (env {variable})",
             **extra,  # type: ignore[arg-type]  # argparse's keywords vary by option
-        )  # fmt: skip
+        )
 
     return add

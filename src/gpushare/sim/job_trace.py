@@ -75,12 +75,14 @@ def draw_jobs(
     kinds = rng.integers(0, len(workloads), count)
     return [
         Job(
-            f"job-{index:05d}", workloads[int(kinds[index])],
+            f"job-{index:05d}",
+            workloads[int(kinds[index])],
             round(float(arrivals[index]), 3) if arrivals is not None else 0.0,
-            round(max(1.0, float(lengths[index])), 3), DEFAULT_MAX_SLOWDOWN,
+            round(max(1.0, float(lengths[index])), 3),
+            DEFAULT_MAX_SLOWDOWN,
         )
         for index in range(count)
-    ]  # fmt: skip
+    ]
 
 
 def format_jobs(jobs: Iterable[Job]) -> str:

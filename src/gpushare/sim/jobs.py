@@ -243,11 +243,17 @@ def simulate(
 
     results = tuple(
         JobResult(
-            job.name, job.workload, job.submit_seconds, ended[index], job.solo_seconds,
-            run_seconds[index], late_seconds[index], cluster.retractions.get(index, 0),
+            job.name,
+            job.workload,
+            job.submit_seconds,
+            ended[index],
+            job.solo_seconds,
+            run_seconds[index],
+            late_seconds[index],
+            cluster.retractions.get(index, 0),
         )
         for index, job in enumerate(jobs)
-    )  # fmt: skip
+    )
     return Outcome(policy.name, gpus, results, tuple(spans))
 
 

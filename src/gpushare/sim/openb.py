@@ -19,9 +19,15 @@ NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
 _NODE_OPTIONAL: Final = ("gpu_memory_mib",)
 _POD_OPTIONAL: Final = (
-    "qos", "pod_phase", "creation_time", "deletion_time", "scheduled_time", "gpu_memory_mib",
-    "node", "gpu_index",
-)  # fmt: skip
+    "qos",
+    "pod_phase",
+    "creation_time",
+    "deletion_time",
+    "scheduled_time",
+    "gpu_memory_mib",
+    "node",
+    "gpu_index",
+)
 _LARGEST: Final = 2**40
 MAX_GPUS_PER_NODE: Final = 64
 

@@ -37,10 +37,14 @@ def test_only_replicasets_and_jobs_are_looked_above() -> None:
     looked = {
         (version, kind): ownership.may_have_owner(OwnerReference(version, kind, "x", "u"))
         for version, kind in [
-            ("apps/v1", "ReplicaSet"), ("batch/v1", "Job"), ("apps/v1", "Deployment"), ("apps/v1", "StatefulSet"),
-            ("kubeflow.org/v1", "Job"), ("v1", "Pod"),
+            ("apps/v1", "ReplicaSet"),
+            ("batch/v1", "Job"),
+            ("apps/v1", "Deployment"),
+            ("apps/v1", "StatefulSet"),
+            ("kubeflow.org/v1", "Job"),
+            ("v1", "Pod"),
         ]
-    }  # fmt: skip
+    }
     assert [key for key, value in looked.items() if value] == [("apps/v1", "ReplicaSet"), ("batch/v1", "Job")]
 
 

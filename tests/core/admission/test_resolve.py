@@ -43,11 +43,15 @@ def test_the_pod_beats_the_share_which_beats_the_defaults():
 @pytest.mark.parametrize(
     ("gpushare", "limit", "percent"),
     [
-        (None, None, 40), (share(), None, 40), (share(fraction="0.3"), None, 30),
-        (share(fraction="auto"), None, 40), (share(fraction="0.3", recommended="0.7"), None, 70),
-        (share(recommended="nonsense"), None, 40), (share(recommended="0.7"), 35, 35),
+        (None, None, 40),
+        (share(), None, 40),
+        (share(fraction="0.3"), None, 30),
+        (share(fraction="auto"), None, 40),
+        (share(fraction="0.3", recommended="0.7"), None, 70),
+        (share(recommended="nonsense"), None, 40),
+        (share(recommended="0.7"), 35, 35),
     ],
-)  # fmt: skip
+)
 def test_auto_is_the_limit_then_the_profile_then_the_spec_then_the_default(gpushare, limit, percent):
     needs = resolve({FRACTION: "auto"}, gpushare, Defaults(auto_fraction="0.4"), limit_percent=limit)
     assert (needs.share_percent, needs.gpu_count) == (percent, 1)

@@ -40,14 +40,25 @@ def test_no_decision(annotations: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("annotation", "value"),
     [
-        (names.GPU, "GPU-a,"), (names.GPU, "GPU-a,GPU-a"), (names.GPU, "GPU-a"), (names.GPU, "GPU-a,GPU-b,GPU-c"),
-        (names.THREAD_PERCENTAGE, "0"), (names.THREAD_PERCENTAGE, "101"), (names.THREAD_PERCENTAGE, ""),
-        (names.THREAD_PERCENTAGE, "25\n"), (names.THREAD_PERCENTAGE, "٢٥"), (names.THREAD_PERCENTAGE, "9" * 9999),
-        (names.MEMORY_LIMIT, ""), (names.MEMORY_LIMIT, "0=8192M"), (names.MEMORY_LIMIT, "0=0M,1=0M"),
-        (names.MEMORY_LIMIT, "0=8192M,1=9000M"), (names.MEMORY_LIMIT, "0=8192M,1=8192M\n"),
-        (names.MEMORY_LIMIT, "0=8192G,1=8192G"), (names.MEMORY_LIMIT, "0=" + "9" * 9999 + "M"),
+        (names.GPU, "GPU-a,"),
+        (names.GPU, "GPU-a,GPU-a"),
+        (names.GPU, "GPU-a"),
+        (names.GPU, "GPU-a,GPU-b,GPU-c"),
+        (names.THREAD_PERCENTAGE, "0"),
+        (names.THREAD_PERCENTAGE, "101"),
+        (names.THREAD_PERCENTAGE, ""),
+        (names.THREAD_PERCENTAGE, "25\n"),
+        (names.THREAD_PERCENTAGE, "٢٥"),
+        (names.THREAD_PERCENTAGE, "9" * 9999),
+        (names.MEMORY_LIMIT, ""),
+        (names.MEMORY_LIMIT, "0=8192M"),
+        (names.MEMORY_LIMIT, "0=0M,1=0M"),
+        (names.MEMORY_LIMIT, "0=8192M,1=9000M"),
+        (names.MEMORY_LIMIT, "0=8192M,1=8192M\n"),
+        (names.MEMORY_LIMIT, "0=8192G,1=8192G"),
+        (names.MEMORY_LIMIT, "0=" + "9" * 9999 + "M"),
     ],
-)  # fmt: skip
+)
 def test_a_malformed_decision_is_an_error_that_names_the_annotation(annotation: str, value: str) -> None:
     with pytest.raises(ValueError, match=r"annotation gpushare\.io/") as refusal:
         Decision.from_annotations({**GOOD, annotation: value})

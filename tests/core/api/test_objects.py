@@ -68,16 +68,23 @@ FULL_STATUS = GpuShareStatus(
 FULL_NODE = GpuNodeStatus.of(
     (
         GpuStatus(
-            "GPU-1", 0, "NVIDIA H200", 143_771, 132, Health.UNHEALTHY, "XID 79",
+            "GPU-1",
+            0,
+            "NVIDIA H200",
+            143_771,
+            132,
+            Health.UNHEALTHY,
+            "XID 79",
             MpsStatus(MpsState.FAULT, 2, 1, Ceilings.ENFORCED, "server in FAULT"),
-            Utilization(fp32=0.3, sm=0.7), 8192,
+            Utilization(fp32=0.3, sm=0.7),
+            8192,
             (Tenant("u1", "ns", "p1", 25, 40, 8192, 4096, 2, 0.8, 0.05, 1.25), Tenant("u2", share_percent=50)),
         ),
         GpuStatus("GPU-2", mps=MpsStatus(MpsState.ACTIVE, clients=3), tenants=(Tenant("u1", share_percent=25),)),
     ),
     driver_version="580.1",
     observed_at="2026-11-21T11:00:00Z",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("value", [FULL_SPEC, FULL_STATUS, FULL_NODE, GpuShareSpec(), GpuShareStatus()])
@@ -92,8 +99,14 @@ def test_what_is_written_fits_the_schema(value: Any) -> None:
 
 def test_names_on_the_wire_are_those_of_the_design() -> None:
     assert set(to_json(FULL_SPEC)) == {
-        "selector", "fraction", "memory", "class", "maxSlowdown", "faultDomain", "profile",
-    }  # fmt: skip
+        "selector",
+        "fraction",
+        "memory",
+        "class",
+        "maxSlowdown",
+        "faultDomain",
+        "profile",
+    }
     assert {"phase", "profile", "recommendedFraction", "observed", "placements", "conditions"} <= set(
         to_json(FULL_STATUS)
     )
@@ -145,12 +158,15 @@ def test_objects_from_the_api() -> None:
     share = GpuShare.from_object(
         {
             "metadata": {
-                "namespace": "ns", "name": "a", "uid": "u", "generation": 2,
+                "namespace": "ns",
+                "name": "a",
+                "uid": "u",
+                "generation": 2,
                 "ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": "o"}],
             },
             "spec": {"class": "latency", "selector": {}},
         }
-    )  # fmt: skip
+    )
     assert (share.namespace, share.name, share.generation, share.owners[0].kind) == ("ns", "a", 2, "Deployment")
     assert share.spec.selector == LabelSelector()
     assert share.spec.job_class is JobClass.LATENCY

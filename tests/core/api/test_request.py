@@ -28,10 +28,18 @@ NUMBERISH = st.text(alphabet="0123456789.-+eEKMGTik _\n٣", max_size=40)
 @pytest.mark.parametrize(
     ("text", "share", "gpus"),
     [
-        ("0.25", 25, 1), ("0.01", 1, 1), ("1", 100, 1), ("1.0", 100, 1), ("0.290", 29, 1), ("00.5", 50, 1),
-        ("2", 100, 2), ("16", 100, 16), ("2.0", 100, 2), ("auto", None, 1),
+        ("0.25", 25, 1),
+        ("0.01", 1, 1),
+        ("1", 100, 1),
+        ("1.0", 100, 1),
+        ("0.290", 29, 1),
+        ("00.5", 50, 1),
+        ("2", 100, 2),
+        ("16", 100, 16),
+        ("2.0", 100, 2),
+        ("auto", None, 1),
     ],
-)  # fmt: skip
+)
 def test_fraction_accepted(text: str, share: int | None, gpus: int) -> None:
     assert parse_fraction(text) == (share, gpus)
 
@@ -103,10 +111,19 @@ def test_the_schema_of_a_gpushare_reads_the_same_fractions(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "mib"),
     [
-        ("8Gi", 8192), ("500Mi", 500), ("1.5Gi", 1536), ("1Ti", 2**20), ("8G", 7630), ("500M", 477),
-        ("1", 1), ("1Ki", 1), ("1048577", 2), ("0.5Mi", 1), ("4096k", 4),
+        ("8Gi", 8192),
+        ("500Mi", 500),
+        ("1.5Gi", 1536),
+        ("1Ti", 2**20),
+        ("8G", 7630),
+        ("500M", 477),
+        ("1", 1),
+        ("1Ki", 1),
+        ("1048577", 2),
+        ("0.5Mi", 1),
+        ("4096k", 4),
     ],
-)  # fmt: skip
+)
 def test_memory_accepted_and_rounded_up(text: str, mib: int) -> None:
     assert parse_memory_mib(text) == mib
 

@@ -198,8 +198,12 @@ def test_fares_are_the_worst_over_a_pods_gpus() -> None:
 
 SITUATIONS = st.builds(
     lambda live, part, *flags: Situation(live, min(part, live), *flags),
-    st.integers(0, 5), st.integers(0, 5), st.booleans(), st.booleans(), st.booleans(),
-)  # fmt: skip
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,14 @@ def pod(name="a", **annotations):
     return PodFacts.from_object(
         {
             "metadata": {
-                "namespace": "shop", "name": name, "uid": name,
+                "namespace": "shop",
+                "name": name,
+                "uid": name,
                 "annotations": annotations | Decision(("GPU-1",), 100, 8192, NOW).to_annotations(),
             },
             "spec": {"nodeName": "n1", "containers": []},
         }
-    )  # fmt: skip
+    )
 
 
 def status(share, pods, *seen):

@@ -62,8 +62,13 @@ def synthetic(workloads: int = 10) -> tuple[Dataset, bytes]:
         total = min(1.0, sum(use[name] for name in names))
         device = {"sm_util": total, "sm_occupancy": total / 3, "graphics_util": total, "dram_bw_util": total / 2}
         tenants = [{"workload": name, "thread_percentage": cap} for name in names]
-        return {"tenants": tenants, "iterations_per_s": rates, "device": device, "window_s": 1.0,
-                "memory_mib": [100] * len(names)}  # fmt: skip
+        return {
+            "tenants": tenants,
+            "iterations_per_s": rates,
+            "device": device,
+            "window_s": 1.0,
+            "memory_mib": [100] * len(names),
+        }
 
     for name, drawn in use.items():
         lines += [run([name], [10.0]), run([name], [10.0 * min(1.0, 0.5 / drawn)], 50)]
@@ -317,8 +322,12 @@ def test_a_profile_that_lacks_something_has_an_interval_of_its_own_and_the_law_a
     model = dataclasses.replace(shipped, errors=bounds)
     full = Profile(
         Counters(sm_util=0.8, sm_occupancy=0.3, integer_util=0.1, dram_bw_util=0.2, graphics_util=1.0),
-        100.0, 1000, {50: 0.6}, {50: Counters(sm_util=0.45)}, dict.fromkeys(PROBES, (0.6, 0.5)),
-    )  # fmt: skip
+        100.0,
+        1000,
+        {50: 0.6},
+        {50: Counters(sm_util=0.45)},
+        dict.fromkeys(PROBES, (0.6, 0.5)),
+    )
     assert [lacking(without(full, what)) for what in LACKINGS] == list(LACKINGS)
     for one, other in itertools.product(LACKINGS, repeat=2):
         pair = [(without(full, one), 50), (without(full, other), 50)]
@@ -359,8 +368,10 @@ def probed(name: str = "w") -> list[dict[str, object]]:
     alone = {name: 10.0, **dict.fromkeys(PROBES, 100.0)}
     lines = []
     for who in ([name], *([probe] for probe in PROBES), *([name, probe] for probe in PROBES)):
-        tenants = [{"workload": each, "thread_percentage": 100} | ({"probe": True} if each in PROBES else {})
-                   for each in who]  # fmt: skip
+        tenants = [
+            {"workload": each, "thread_percentage": 100} | ({"probe": True} if each in PROBES else {})
+            for each in who
+        ]
         kept = [1.0] if len(who) == 1 else [0.5, 0.25]
         rates = [alone[each] * part for each, part in zip(who, kept, strict=True)]
         lines.append({"tenants": tenants, "iterations_per_s": rates, "device": device, "window_s": 1.0})

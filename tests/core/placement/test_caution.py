@@ -75,9 +75,13 @@ def test_the_newcomers_own_tolerance_counts_too():
 
 @pytest.mark.parametrize(
     ("there", "comes"),
-    [(None, known("stream", 1.0)), (known("stream", 1.0), None),
-     (known("stream", 1.0, "Tesla T4"), known("stream", 1.0)), (known("stream", 1.0), known("stream", 1.0, "T4"))],
-)  # fmt: skip
+    [
+        (None, known("stream", 1.0)),
+        (known("stream", 1.0), None),
+        (known("stream", 1.0, "Tesla T4"), known("stream", 1.0)),
+        (known("stream", 1.0), known("stream", 1.0, "T4")),
+    ],
+)
 def test_where_somebody_is_unknown_on_this_gpu_nothing_is_refused(there, comes):
     cluster = Cluster(1)
     cluster.put("a", 50, there, "g0.0")

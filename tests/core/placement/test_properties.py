@@ -15,11 +15,15 @@ from gpushare.core.placement.state import GPU_MILLI, ClusterState, GpuSpec, Node
 
 nodes = st.lists(
     st.tuples(
-        st.integers(0, 32_000), st.integers(0, 64_000), st.integers(0, 8), st.sampled_from(["A", "B"]),
+        st.integers(0, 32_000),
+        st.integers(0, 64_000),
+        st.integers(0, 8),
+        st.sampled_from(["A", "B"]),
         st.sampled_from([None, 16_000, 80_000]),
     ),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    min_size=1,
+    max_size=5,
+)
 parts = st.builds(
     PlacementRequest,
     st.just("x"),

@@ -59,9 +59,11 @@ def test_a_cap_bounds_what_is_inferred() -> None:
 
 
 @given(
-    st.lists(st.sampled_from([FP32, TENSOR, MEMORY]), min_size=1, max_size=4), st.floats(0.0, 2.0),
-    st.floats(0.05, 1.0), st.none() | st.builds(Prior, st.floats(0.0, 1.3), st.floats(0.01, 0.3)),
-)  # fmt: skip
+    st.lists(st.sampled_from([FP32, TENSOR, MEMORY]), min_size=1, max_size=4),
+    st.floats(0.0, 2.0),
+    st.floats(0.05, 1.0),
+    st.none() | st.builds(Prior, st.floats(0.0, 1.3), st.floats(0.01, 0.3)),
+)
 def test_nobody_is_said_to_run_faster_than_alone_under_its_cap(
     signatures: list[Counters], load: float, bound: float, prior: Prior | None
 ) -> None:

@@ -507,11 +507,14 @@ class GpuShare:
         metadata = obj.get("metadata") or {}
         owners = tuple(
             OwnerReference(
-                str(owner.get("apiVersion", "")), str(owner.get("kind", "")), str(owner.get("name", "")),
-                str(owner.get("uid", "")), bool(owner.get("controller")),
+                str(owner.get("apiVersion", "")),
+                str(owner.get("kind", "")),
+                str(owner.get("name", "")),
+                str(owner.get("uid", "")),
+                bool(owner.get("controller")),
             )
             for owner in metadata.get("ownerReferences") or ()
-        )  # fmt: skip
+        )
         return cls(
             namespace=str(metadata.get("namespace", "")),
             name=str(metadata.get("name", "")),

@@ -23,9 +23,16 @@ _LONGEST_MEMORY: Final = 32
 _FRACTION: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 _QUANTITY: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)(Ki|Mi|Gi|Ti|k|M|G|T|)")
 _UNIT_BYTES: Final[dict[str, int]] = {
-    "": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
-    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
-}  # fmt: skip
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 _WORKLOAD: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
@@ -74,10 +81,12 @@ def parse_fraction(text: str) -> tuple[int | None, int] | Rejection:
 
     def refuse(why: str) -> Rejection:
         return _invalid(
-            names.FRACTION, text, why,
+            names.FRACTION,
+            text,
+            why,
             'allowed are 0.01 to 1 in whole percents (such as "0.25"), '
             f'a whole number of GPUs up to {MAX_GPUS_PER_POD} (such as "2"), or "auto"',
-        )  # fmt: skip
+        )
 
     if text == AUTO:
         return None, 1
@@ -151,9 +160,11 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
     workload = annotations.get(names.WORKLOAD)
     if workload is not None and not _WORKLOAD.fullmatch(workload):
         return _invalid(
-            names.WORKLOAD, workload, "is not a workload key",
+            names.WORKLOAD,
+            workload,
+            "is not a workload key",
             "allowed are 1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends",
-        )  # fmt: skip
+        )
 
     return ShareRequest(
         share_percent, gpu_count, memory_mib, job_class, workload, annotations.get(names.CONTAINER)

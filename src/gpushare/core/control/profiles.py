@@ -36,9 +36,14 @@ def taken(
     if best is None or not is_one_kind or not replaces(best.window_seconds, kept):
         return kept
     return Signature(
-        best.gpu_model, best.counters, best.iterations_per_second, best.memory_peak_mib, best.cap_curve,
-        best.window_seconds, now,
-    )  # fmt: skip
+        best.gpu_model,
+        best.counters,
+        best.iterations_per_second,
+        best.memory_peak_mib,
+        best.cap_curve,
+        best.window_seconds,
+        now,
+    )
 
 
 def is_one_kind(spec: GpuShareSpec, annotations: Iterable[Mapping[str, str]]) -> bool:

@@ -5,9 +5,19 @@ from typing import Final
 
 # Fields of a colocation dataset's `device` object, in the order used for vectors.
 COUNTERS: Final = (
-    "sm_util", "sm_occupancy", "fp64_util", "dfma_tensor_util", "fp32_util", "fp16_util", "hmma_tensor_util",
-    "imma_tensor_util", "any_tensor_util", "integer_util", "dram_bw_util", "graphics_util",
-)  # fmt: skip
+    "sm_util",
+    "sm_occupancy",
+    "fp64_util",
+    "dfma_tensor_util",
+    "fp32_util",
+    "fp16_util",
+    "hmma_tensor_util",
+    "imma_tensor_util",
+    "any_tensor_util",
+    "integer_util",
+    "dram_bw_util",
+    "graphics_util",
+)
 
 
 @dataclass(frozen=True, slots=True)

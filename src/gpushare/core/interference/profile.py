@@ -164,9 +164,17 @@ def capped_vector(profile: Profile, cap: float) -> Array:
 
 _SM, _OCCUPANCY, _TENSOR, _FP32, _HMMA, _INTEGER, _DRAM, _GRAPHICS = (
     COUNTERS.index(name)
-    for name in ("sm_util", "sm_occupancy", "any_tensor_util", "fp32_util", "hmma_tensor_util", "integer_util",
-                 "dram_bw_util", "graphics_util")
-)  # fmt: skip
+    for name in (
+        "sm_util",
+        "sm_occupancy",
+        "any_tensor_util",
+        "fp32_util",
+        "hmma_tensor_util",
+        "integer_util",
+        "dram_bw_util",
+        "graphics_util",
+    )
+)
 _TYPICAL_ITERATION_SECONDS: Final = 0.004
 
 

@@ -119,9 +119,15 @@ class Candidates:
     """Nodes on which a request fits, best first on demand, and why it fits not on the others."""
 
     def __init__(
-        self, state: ClusterState, policy: Policy, shape: Shape, rows: IntArray, scores: FloatArray,
-        *, unknown: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        state: ClusterState,
+        policy: Policy,
+        shape: Shape,
+        rows: IntArray,
+        scores: FloatArray,
+        *,
+        unknown: Sequence[str] = (),
+    ) -> None:
         fitting = scores > -np.inf
         self._state, self._policy, self._shape = state, policy, shape
         self._refused_rows = rows[~fitting]

@@ -71,9 +71,17 @@ class PlacementRequest:
             raise ValueError("amounts are not negative, and a tenant holds at least one client")
 
         shape = Shape(
-            self.share_milli, self.gpu_count, self.memory_mib, self.cpu_milli, self.node_memory_mib, self.models,
-            self.job_class, self.workload, self.fault_domain, self.clients,
-        )  # fmt: skip
+            self.share_milli,
+            self.gpu_count,
+            self.memory_mib,
+            self.cpu_milli,
+            self.node_memory_mib,
+            self.models,
+            self.job_class,
+            self.workload,
+            self.fault_domain,
+            self.clients,
+        )
         object.__setattr__(self, "shape", shape)  # frozen, and asked for with every decision
 
 

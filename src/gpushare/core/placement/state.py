@@ -371,9 +371,20 @@ class ClusterState:
         self.kinds: IntArray = np.zeros((1 + MAX_GPUS_PER_POD, rows), np.int64)
 
     _ARRAYS = (
-        "present", "healthy", "isolated", "share_free_milli", "memory_free_mib", "memory_usable_mib", "clients",
-        "model_ids", "kinds", "alive", "cpu_free_milli", "node_memory_free_mib", "gpu_counts",
-    )  # fmt: skip
+        "present",
+        "healthy",
+        "isolated",
+        "share_free_milli",
+        "memory_free_mib",
+        "memory_usable_mib",
+        "clients",
+        "model_ids",
+        "kinds",
+        "alive",
+        "cpu_free_milli",
+        "node_memory_free_mib",
+        "gpu_counts",
+    )
 
     def _claim_row(self, gpus: int) -> int:
         width, rows = self.present.shape

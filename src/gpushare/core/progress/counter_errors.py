@@ -38,13 +38,17 @@ _PIPE: Final = CounterErrors(floor=0.003, work=0.04, guessed=0.1, gap=0.0, gap_e
 # Neighbours evict each other's cache lines, so there is more DRAM traffic; and kernels that wait stay resident for
 # longer. Activity and occupancy are of time, which overlaps, and follow the kernels that libraries choose by cap.
 COUNTER_ERRORS: Final[Mapping[str, CounterErrors]] = {
-    "fp64_util": _PIPE, "dfma_tensor_util": _PIPE, "fp32_util": _PIPE, "fp16_util": _PIPE,
-    "hmma_tensor_util": _PIPE, "imma_tensor_util": _PIPE,
+    "fp64_util": _PIPE,
+    "dfma_tensor_util": _PIPE,
+    "fp32_util": _PIPE,
+    "fp16_util": _PIPE,
+    "hmma_tensor_util": _PIPE,
+    "imma_tensor_util": _PIPE,
     "integer_util": CounterErrors(floor=0.003, work=0.02, guessed=0.1, gap=0.005, gap_error=0.02),
     "dram_bw_util": CounterErrors(floor=0.003, work=0.02, guessed=0.1, gap=0.02, gap_error=0.04),
     "sm_util": CounterErrors(floor=0.01, work=0.04, guessed=0.3, gap=0.01, gap_error=0.06),
     "sm_occupancy": CounterErrors(floor=0.01, work=0.1, guessed=0.6, gap=0.08, gap_error=0.06),
-}  # fmt: skip
+}
 _MOST_GAP: Final = 0.2  # seven neighbours do not bring seven times what one does
 
 

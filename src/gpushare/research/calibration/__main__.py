@@ -33,10 +33,18 @@ if __name__ == "__main__":
             log(f"{done} of {total} runs")
 
     written = calibrate(
-        given.output, budget_seconds=given.budget * 60, phase_count=given.phases,
-        runs_per_phase=given.runs_per_phase, workloads=[name for name in given.workloads.split(",") if name],
-        seed=given.seed, skip_phases=given.skip_phases, stop_phases=given.stop_phases,
-        time_slicing=given.time_slicing, dry_run=given.dry_run, probes=not given.no_probes,
-        progress=progress, log=log,
-    )  # fmt: skip
+        given.output,
+        budget_seconds=given.budget * 60,
+        phase_count=given.phases,
+        runs_per_phase=given.runs_per_phase,
+        workloads=[name for name in given.workloads.split(",") if name],
+        seed=given.seed,
+        skip_phases=given.skip_phases,
+        stop_phases=given.stop_phases,
+        time_slicing=given.time_slicing,
+        dry_run=given.dry_run,
+        probes=not given.no_probes,
+        progress=progress,
+        log=log,
+    )
     log(f"{written} runs written to {given.output}")

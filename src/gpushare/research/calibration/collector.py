@@ -66,9 +66,11 @@ class Pool:
         for name, percentage in cells:
             ours, theirs = fork.Pipe()
             process = fork.Process(
-                target=serve, args=(suite[name], percentage, stage, theirs), daemon=True,
+                target=serve,
+                args=(suite[name], percentage, stage, theirs),
+                daemon=True,
                 kwargs={"mps": environment is not None},
-            )  # fmt: skip
+            )
             process.start()
             theirs.close()
             self._workers[name, percentage] = _Worker(process, ours)

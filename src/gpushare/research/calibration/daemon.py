@@ -35,8 +35,9 @@ def mps_daemon() -> Iterator[dict[str, str]]:
     full = {**os.environ, **environment}
 
     def command(text: str) -> None:
-        subprocess.run([control], input=text + "\n", env=full, text=True, timeout=_SECONDS, check=False,
-                       capture_output=True)  # fmt: skip
+        subprocess.run(
+            [control], input=text + "\n", env=full, text=True, timeout=_SECONDS, check=False, capture_output=True
+        )
 
     subprocess.run([control, "-d"], env=full, timeout=_SECONDS, check=True, capture_output=True)
     try:

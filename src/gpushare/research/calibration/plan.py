@@ -32,9 +32,14 @@ class Phase:
 
 
 def phases(
-    workloads: Sequence[str], *, count: int, runs_per_phase: int, seed: int, capped: bool = True,
+    workloads: Sequence[str],
+    *,
+    count: int,
+    runs_per_phase: int,
+    seed: int,
+    capped: bool = True,
     probes: Sequence[str] = (),
-) -> tuple[Phase, ...]:  # fmt: skip
+) -> tuple[Phase, ...]:
     """Plan `count` phases over the workloads; the same arguments give the same plan.
 
     With caps, a survey of all workloads without caps comes before them, so that the first minute shows which

@@ -52,7 +52,15 @@ def calibrate(
     with contextlib.ExitStack() as stack:
         environment = None if time_slicing else {} if dry_run else stack.enter_context(mps_daemon())
         return collect(
-            usable | PROBES, planned[skip_phases:stop_phases], output, stage=stage, timing=Timing(),
-            budget_seconds=budget_seconds, counters=counters, environment=environment, progress=progress, log=log,
+            usable | PROBES,
+            planned[skip_phases:stop_phases],
+            output,
+            stage=stage,
+            timing=Timing(),
+            budget_seconds=budget_seconds,
+            counters=counters,
+            environment=environment,
+            progress=progress,
+            log=log,
             probes=beside,
-        )  # fmt: skip
+        )

@@ -120,9 +120,15 @@ def sets_of(dataset: Dataset) -> Sets:
         if name in place and probe in both
     ]
     return Sets(
-        tuple(names), tuple(profiles[name] for name in names), tuple(cells), tuple(index), tuple(progress),
-        tuple(notes), tuple(probes.values()), tuple(beside),
-    )  # fmt: skip
+        tuple(names),
+        tuple(profiles[name] for name in names),
+        tuple(cells),
+        tuple(index),
+        tuple(progress),
+        tuple(notes),
+        tuple(probes.values()),
+        tuple(beside),
+    )
 
 
 def _probes(dataset: Dataset) -> dict[str, Profile]:
@@ -227,9 +233,17 @@ def fitted(
         for name in baselines.NAMES
     }
     return InterferenceModel(
-        bare.gpu_model, bare.provenance, mean, scale, tuple(parameters), bare.errors, fill, linear,
-        bare.widening, capacity=bare.capacity,
-    )  # fmt: skip
+        bare.gpu_model,
+        bare.provenance,
+        mean,
+        scale,
+        tuple(parameters),
+        bare.errors,
+        fill,
+        linear,
+        bare.widening,
+        capacity=bare.capacity,
+    )
 
 
 def _standard(inputs: Array, used: Sequence[int], profiles: Sequence[Profile]) -> tuple[Array, Array]:
@@ -304,9 +318,11 @@ def predicted_linear(model: InterferenceModel, name: str, sets: Sets, at: int) -
         [sets.profiles[sets.cells[cell][0]] for cell in sets.index[at]], [cap / 100 for cap in sets.caps(at)]
     )
     rows = baselines.design(
-        name, np.array([vector(sets.profiles[sets.cells[cell][0]].counters) for cell in sets.index[at]]),
-        np.array(sets.caps(at)) / 100, alone,
-    )  # fmt: skip
+        name,
+        np.array([vector(sets.profiles[sets.cells[cell][0]].counters) for cell in sets.index[at]]),
+        np.array(sets.caps(at)) / 100,
+        alone,
+    )
     return np.clip(rows @ model.baselines[name], 0.0, 1.0)
 
 
@@ -368,9 +384,15 @@ def _bare(dataset: Dataset, sets: Sets, seed: int, source: bytes) -> Interferenc
     }
     nothing = np.zeros(1)
     return InterferenceModel(
-        dataset.gpu_model, provenance, nothing, nothing, (), np.zeros(errors_shape()), Fill(nothing, nothing),
+        dataset.gpu_model,
+        provenance,
+        nothing,
+        nothing,
+        (),
+        np.zeros(errors_shape()),
+        Fill(nothing, nothing),
         capacity=_capacity(dataset),
-    )  # fmt: skip
+    )
 
 
 def _capacity(dataset: Dataset) -> tuple[float, ...]:

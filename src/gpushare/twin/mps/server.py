@@ -318,20 +318,35 @@ class TwinServer:
     def _write_state(self, attached: list[_Client]) -> None:
         clients = [
             TwinClient(
-                c.pid, c.workload, True, round(c.percentage), c.sm_count, c.limit_mib, c.used_mib, c.progress,
+                c.pid,
+                c.workload,
+                True,
+                round(c.percentage),
+                c.sm_count,
+                c.limit_mib,
+                c.used_mib,
+                c.progress,
                 c.solo_rate * c.progress,
             )
             for c in attached
-        ]  # fmt: skip
+        ]
         clients += [
             TwinClient(pid, "", False, 100, self.gpu.sm_count, self.gpu.memory_mib, CONTEXT_MIB, 0.0, 0.0)
             for pid in self._outside
         ]
         state = TwinState(
-            self.gpu.uuid, self.gpu.model, self.gpu.memory_mib, self.gpu.sm_count, time.time(), os.getpid(),
-            self.pid, self.state, _device_counters(attached), sum(c.memory_used_mib for c in clients),
+            self.gpu.uuid,
+            self.gpu.model,
+            self.gpu.memory_mib,
+            self.gpu.sm_count,
+            time.time(),
+            os.getpid(),
+            self.pid,
+            self.state,
+            _device_counters(attached),
+            sum(c.memory_used_mib for c in clients),
             tuple(clients),
-        )  # fmt: skip
+        )
         with contextlib.suppress(OSError):
             write_atomically(self._state_file, state.to_json())
 

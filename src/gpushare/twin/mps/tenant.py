@@ -54,8 +54,10 @@ def run(workload: Workload, memory_mib: int, fault_after_seconds: float | None) 
         return 1
     got = context.attached
     limits = f"sms={got.sm_count} memory_limit_mib={got.limit_mib}"
-    say(f"workload={workload.name} connected after {time.monotonic() - started:.3f} s host_pid={got.pid} "
-        f"gpu={got.gpu_uuid} {limits}")  # fmt: skip
+    say(
+        f"workload={workload.name} connected after {time.monotonic() - started:.3f} s host_pid={got.pid} "
+        f"gpu={got.gpu_uuid} {limits}"
+    )
     try:
         try:
             context.allocate(memory_mib)
@@ -71,8 +73,10 @@ def run(workload: Workload, memory_mib: int, fault_after_seconds: float | None) 
             except TimeoutError:
                 say(f"workload={workload.name} iterations/s=0.00 progress=0.000 {limits} stalled")
                 continue
-            say(f"workload={workload.name} iterations/s={tick['iterations_per_s']:.2f} "
-                f"progress={tick['progress']:.3f} {limits} memory_mib={memory_mib}")  # fmt: skip
+            say(
+                f"workload={workload.name} iterations/s={tick['iterations_per_s']:.2f} "
+                f"progress={tick['progress']:.3f} {limits} memory_mib={memory_mib}"
+            )
     except CudaError as error:
         say(f"error: {error}")
         return 1
@@ -85,8 +89,10 @@ def run_without_mps(workload: Workload, why: str) -> int:
     # The driver knows who uses a GPU; the twin knows by this name (gpushare.twin.mps.state).
     ctypes.CDLL(None).prctl(_PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
     while True:
-        say(f"workload={workload.name} iterations/s={workload.iterations_per_s:.2f} progress=1.000 sms=all "
-            f"memory_limit_mib=none running without MPS, uncapped ({why})")  # fmt: skip
+        say(
+            f"workload={workload.name} iterations/s={workload.iterations_per_s:.2f} progress=1.000 sms=all "
+            f"memory_limit_mib=none running without MPS, uncapped ({why})"
+        )
         time.sleep(1.0)
 
 

@@ -60,9 +60,16 @@ class _Decoder(nn.Module):
     def __init__(self, width: int, depth: int, batch: int, cached: int, device: str) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.ModuleList([nn.Linear(width, 3 * width), nn.Linear(width, width), nn.Linear(width, 4 * width),
-                           nn.Linear(4 * width, width)]) for _ in range(depth)
-        )  # fmt: skip
+            nn.ModuleList(
+                [
+                    nn.Linear(width, 3 * width),
+                    nn.Linear(width, width),
+                    nn.Linear(width, 4 * width),
+                    nn.Linear(4 * width, width),
+                ]
+            )
+            for _ in range(depth)
+        )
         heads = width // 64 or 1
         self.heads = heads
         self.register_buffer("cache", torch.randn(depth, 2, batch, heads, cached, width // heads, device=device))
@@ -100,9 +107,12 @@ def _recommend(stage: Stage) -> Step:
     batch, rows, tables = stage.size(16384, 8), stage.size(500_000, 50), stage.size(8, 2)
     model = networks.Recommender(tables, rows, stage.size(64, 8), sparse=False)
     return _forward(
-        stage, model, "fp16", torch.randn(batch, 13, device=stage.device),
+        stage,
+        model,
+        "fp16",
+        torch.randn(batch, 13, device=stage.device),
         torch.randint(rows, (tables, batch, 16), device=stage.device),
-    )  # fmt: skip
+    )
 
 
 def _recurrent(stage: Stage) -> Step:
@@ -131,8 +141,7 @@ WORKLOADS: Final = (
     Workload("bert-infer-fp16-b1", _transformer(768, 12, 1, 64, "fp16"), in_flight=0),
     Workload("gpt-decode-bf16-b16", _decode),
     Workload("vit-infer-tf32-b64", _vision),
-    Workload("resnet18-infer-fp32-b1", _cnn(networks.resnet18, 1, 224, "fp32"),
-             in_flight=0),
+    Workload("resnet18-infer-fp32-b1", _cnn(networks.resnet18, 1, 224, "fp32"), in_flight=0),
     Workload("unet-infer-fp16-b8", _denoise),
     Workload("gru-infer-fp32-b32", _recurrent),
     Workload("dlrm-infer-fp16-b16384", _recommend),
@@ -143,4 +152,4 @@ WORKLOADS: Final = (
     Workload("lstm-infer-fp16-b128", _long_memory),
     Workload("mobilenet-infer-fp16-b1", _cnn(networks.mobilenet, 1, 224, "fp16"), in_flight=0),
     Workload("embedding-infer-fp32-b65536", _look_up),
-)  # fmt: skip
+)

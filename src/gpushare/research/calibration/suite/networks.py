@@ -21,9 +21,12 @@ class Residual(nn.Module):
         out = width * 4 if bottleneck else width
         if bottleneck:
             self.body = nn.Sequential(
-                _norm_conv(channels, width, 1), nn.ReLU(), _norm_conv(width, width, 3, stride), nn.ReLU(),
+                _norm_conv(channels, width, 1),
+                nn.ReLU(),
+                _norm_conv(width, width, 3, stride),
+                nn.ReLU(),
                 _norm_conv(width, out, 1),
-            )  # fmt: skip
+            )
         else:
             self.body = nn.Sequential(_norm_conv(channels, width, 3, stride), nn.ReLU(), _norm_conv(width, out, 3))
         self.skip = nn.Identity() if stride == 1 and channels == out else _norm_conv(channels, out, 1, stride)
@@ -66,8 +69,12 @@ def mobilenet(classes: int = 1000) -> Any:
     layers: list[Any] = [_norm_conv(3, 32, 3, 2), nn.ReLU()]
     channels = 32
     for out, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2)):
-        layers += [_norm_conv(channels, channels, 3, stride, groups=channels), nn.ReLU(),
-                   _norm_conv(channels, out, 1), nn.ReLU()]  # fmt: skip
+        layers += [
+            _norm_conv(channels, channels, 3, stride, groups=channels),
+            nn.ReLU(),
+            _norm_conv(channels, out, 1),
+            nn.ReLU(),
+        ]
         channels = out
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
@@ -88,8 +95,11 @@ def generator(width: int) -> Any:
     """Noise (batch, 128, 1, 1) to pictures of 64 x 64, in the shape of DCGAN's generator (Radford et al. 2016)."""
     layers: list[Any] = [nn.ConvTranspose2d(128, 8 * width, 4), nn.BatchNorm2d(8 * width), nn.ReLU()]
     for factor in (4, 2, 1):
-        layers += [nn.ConvTranspose2d(2 * factor * width, factor * width, 4, 2, 1),
-                   nn.BatchNorm2d(factor * width), nn.ReLU()]  # fmt: skip
+        layers += [
+            nn.ConvTranspose2d(2 * factor * width, factor * width, 4, 2, 1),
+            nn.BatchNorm2d(factor * width),
+            nn.ReLU(),
+        ]
     return nn.Sequential(*layers, nn.ConvTranspose2d(width, 3, 4, 2, 1), nn.Tanh())
 
 
@@ -100,13 +110,18 @@ class Transformer(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(
-            nn.ModuleDict({
-                "norm1": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width),
-                "norm2": nn.LayerNorm(width), "up": nn.Linear(width, 4 * width),
-                "down": nn.Linear(4 * width, width),
-            })
+            nn.ModuleDict(
+                {
+                    "norm1": nn.LayerNorm(width),
+                    "qkv": nn.Linear(width, 3 * width),
+                    "out": nn.Linear(width, width),
+                    "norm2": nn.LayerNorm(width),
+                    "up": nn.Linear(width, 4 * width),
+                    "down": nn.Linear(4 * width, width),
+                }
+            )
             for _ in range(depth)
-        )  # fmt: skip
+        )
         self.head = nn.Linear(width, vocabulary)
         self.heads = heads
         self.causal = causal
@@ -166,9 +181,13 @@ class UNet(nn.Module):
         def block(channels: int, out: int, stride: int = 1) -> Any:
             groups = min(8, out)
             return nn.Sequential(
-                nn.Conv2d(channels, out, 3, stride, 1), nn.GroupNorm(groups, out), nn.SiLU(),
-                nn.Conv2d(out, out, 3, 1, 1), nn.GroupNorm(groups, out), nn.SiLU(),
-            )  # fmt: skip
+                nn.Conv2d(channels, out, 3, stride, 1),
+                nn.GroupNorm(groups, out),
+                nn.SiLU(),
+                nn.Conv2d(out, out, 3, 1, 1),
+                nn.GroupNorm(groups, out),
+                nn.SiLU(),
+            )
 
         self.down1, self.down2, self.middle = (
             block(4, width),

@@ -49,9 +49,12 @@ def _cnn(make: Callable[[], Any], batch: int, side: int, precision: str) -> Call
                 images.to(memory_format=torch.channels_last),
             )
         return _loop(
-            stage, model, lambda m: functional.cross_entropy(m(images), labels),
-            precision=precision, optimiser=torch.optim.SGD,
-        )  # fmt: skip
+            stage,
+            model,
+            lambda m: functional.cross_entropy(m(images), labels),
+            precision=precision,
+            optimiser=torch.optim.SGD,
+        )
 
     return build
 
@@ -64,9 +67,11 @@ def _language(
         tokens = torch.randint(vocabulary, (stage.size(batch, 2), stage.size(length, 8)), device=stage.device)
         model = networks.Transformer(vocabulary, wide, wide // 64 or 1, stage.size(depth, 1), causal=causal)
         return _loop(
-            stage, model, lambda m: functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten()),
+            stage,
+            model,
+            lambda m: functional.cross_entropy(m(tokens).flatten(0, 1), tokens.flatten()),
             precision=precision,
-        )  # fmt: skip
+        )
 
     return build
 
@@ -135,8 +140,7 @@ WORKLOADS: Final = (
     Workload("resnet50-train-fp32-b32", _cnn(networks.resnet50, 32, 128, "fp32")),
     Workload("gpt-train-tf32-b8", _language(768, 6, 8, 256, "tf32", causal=True)),
     Workload("lstm-train-fp32-b64", _recurrent(nn.LSTM, 64, 512)),
-    Workload("resnet18-cifar-train-fp32-b128",
-             _cnn(networks.resnet18_cifar, 128, 32, "fp32")),
+    Workload("resnet18-cifar-train-fp32-b128", _cnn(networks.resnet18_cifar, 128, 32, "fp32")),
     Workload("dlrm-train-fp32-b4096", _recommender),
     Workload("bert-train-bf16-b16", _language(768, 6, 16, 128, "bf16", causal=False)),
     Workload("unet-train-bf16-b32", _diffusion),
@@ -148,4 +152,4 @@ WORKLOADS: Final = (
     Workload("gpt-train-bf16-b4", _language(1024, 4, 4, 512, "bf16", causal=True)),
     Workload("autoencoder-train-tf32-b512", _autoencoder),
     Workload("dcgan-train-fp32-b64", _pictures),
-)  # fmt: skip
+)
