@@ -67,7 +67,7 @@ image: venv ## Build the image, print its name
 .PHONY: proto
 proto: venv ## Generate the gRPC stubs of kubelet's device plugin and PodResources APIs
 	python -m grpc_tools.protoc -I deviceplugin --python_out=deviceplugin --pyi_out=deviceplugin \
-		--grpclib_python_out=deviceplugin gpushare_deviceplugin/api.proto gpushare_deviceplugin/podresources.proto
+		--grpc_python_out=deviceplugin gpushare_deviceplugin/api.proto gpushare_deviceplugin/podresources.proto
 
 .PHONY: crds
 crds: venv ## Generate crds/ from the core types, and docs/values.md from the chart

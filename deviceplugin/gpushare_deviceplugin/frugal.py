@@ -20,12 +20,15 @@ _PR_SET_THP_DISABLE: Final = 41  # sys/prctl.h
 
 
 def before_imports() -> None:
-    """Before anything large is loaded: one malloc arena, and memory given back as it is freed.
+    """Set up the process before anything large is imported: one malloc arena, freed memory returned at once.
 
-    And no huge pages: where the kernel gives them unasked, each thread's stack and each arena takes 2 MB for the
-    few kB that it uses. The forecaster, our child, has no use for BLAS threads either (its products are 48 x 12).
+    - No huge pages: where the kernel gives them unasked, each thread's stack and each arena takes 2 MB for the few
+      kB that it uses, and gRPC has a dozen threads or more.
+    - No BLAS threads in the forecaster, our child process: its matrices are 48 x 12.
+    - gRPC's fork handlers are off. The only child of this process is started by vfork and exec, which needs none.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     libc = _libc()
     if libc is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
@@ -38,7 +41,7 @@ def before_imports() -> None:
 
 
 async def keep_small() -> None:
-    """Once everything is loaded: keep the collector off what stays, and give back what was for a moment."""
+    """Freeze the startup heap, so that the garbage collector skips it, and trim malloc every minute."""
     gc.collect()
     gc.freeze()
     libc = _libc()
@@ -52,12 +55,12 @@ async def keep_small() -> None:
 
 
 def _load_transport_only() -> None:
-    """Load gpushare.kube without the Kubernetes package's generated clients and models.
+    """Import gpushare.kube without the Kubernetes package's generated clients and models.
 
-    gpushare.kube uses the package's configuration and REST transport, but importing these loads, on the way, a
-    synchronous and an asynchronous client of every API with pydantic, requests and OAuth: 19 MB resident that no
-    agent ever calls. So the packages on the way are entered bare. A release of theirs that does not stand this is
-    loaded as it is.
+    gpushare.kube uses the package's configuration and REST transport. Importing these runs the parent packages'
+    `__init__`, which load a synchronous and an asynchronous client of every API with pydantic, requests and OAuth:
+    19 MB resident that the agent never calls. So the parent packages are put into sys.modules without running
+    their code. If a release of the package fails that way, it is imported as usual.
     """
     try:
         for name in _PACKAGES:
@@ -74,7 +77,7 @@ def _load_transport_only() -> None:
 
 
 def _enter_bare(name: str) -> None:
-    """Make a package known by its folder, without running its own code."""
+    """Put a package into sys.modules by its folder, without running its own code."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(name)
@@ -87,6 +90,6 @@ def _enter_bare(name: str) -> None:
 
 
 def _libc() -> ctypes.CDLL | None:
-    """glibc; None on a libc without these two calls (musl)."""
+    """Return glibc; None on a libc without these two calls (musl)."""
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None

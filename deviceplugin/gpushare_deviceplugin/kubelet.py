@@ -1,4 +1,4 @@
-"""PodResources, kubelet's own word on who has which device ids, and the reconciliation with what was decided."""
+"""PodResources, kubelet's account of who has which device ids, and the reconciliation with what was decided."""
 
 import asyncio
 import logging
@@ -7,15 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from grpclib.client import Channel
-
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare_deviceplugin import podresources_pb2
 from gpushare_deviceplugin.allocation import shares_by_gpu
-from gpushare_deviceplugin.podresources_grpc import PodResourcesListerStub
+from gpushare_deviceplugin.podresources_pb2_grpc import PodResourcesListerStub
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.registration import CALL_ERRORS, words_of
+from gpushare_deviceplugin.rpc import CALL_ERRORS, describe, open_channel
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -26,7 +24,7 @@ FAST_POLLS_SECONDS: Final = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.5, 0.5
 
 
 class PodResourcesError(Exception):
-    """kubelet does not answer; asking again can help."""
+    """kubelet does not answer; a later call can succeed."""
 
 
 class PodResourcesSource(Protocol):
@@ -41,16 +39,16 @@ class PodResources:
     """kubelet's PodResources API v1 over its socket."""
 
     def __init__(self, socket: Path) -> None:
-        self._path = str(socket)
+        self._socket = socket
 
     async def list(self) -> dict[str, dict[str, int]]:
         """Shares by GPU of every pod that has any."""
         try:
-            async with Channel(path=self._path) as channel:
+            async with open_channel(self._socket) as channel:
                 stub = PodResourcesListerStub(channel)
                 answer = await stub.List(podresources_pb2.ListPodResourcesRequest(), timeout=LIST_SECONDS)
         except CALL_ERRORS as error:
-            raise PodResourcesError(words_of(error)) from error
+            raise PodResourcesError(describe(error)) from error
         found: dict[str, dict[str, int]] = {}
         for pod in answer.pod_resources:
             ids = [

@@ -1,14 +1,12 @@
-"""The device plugin's gRPC face (v1beta1): translate, ask `allocation`, answer."""
+"""kubelet's DevicePlugin service (v1beta1): translate the request, ask `allocation`, answer."""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from grpclib.const import Status
-from grpclib.exceptions import GRPCError
-from grpclib.server import Stream
+import grpc
 
 from gpushare.core.api.rejection import Rejection
 from gpushare_deviceplugin import api_pb2
@@ -20,14 +18,15 @@ from gpushare_deviceplugin.allocation import (
     grant,
     prefer,
 )
-from gpushare_deviceplugin.api_grpc import DevicePluginBase
+from gpushare_deviceplugin.api_pb2_grpc import DevicePluginServicer
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
+Context = grpc.aio.ServicerContext[Any, Any]
 REFRESH_SECONDS: Final = 2.0  # kubelet waits for an answer; longer than this the API server is away
 
 
-class DevicePlugin(DevicePluginBase):
+class DevicePlugin(DevicePluginServicer):
     """One plugin for the resource `gpushare.io/share`.
 
     Args:
@@ -50,30 +49,41 @@ class DevicePlugin(DevicePluginBase):
         self._strategy = strategy
         self._refresh_pods = refresh_pods
         self._on_allocated = on_allocated
+        self._streams: set[asyncio.Event] = set()  # one for each open ListAndWatch
 
-    async def GetDevicePluginOptions(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
-        """Preferred allocation, and nothing before a start."""
-        await stream.recv_message()
-        await stream.send_message(options())
+    async def GetDevicePluginOptions(
+        self, request: api_pb2.Empty, context: Context
+    ) -> api_pb2.DevicePluginOptions:
+        """Ask for GetPreferredAllocation, and for no call before a container starts."""
+        return options()
 
-    async def ListAndWatch(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
-        """Every id with its GPU's health, and again at each change."""
-        await stream.recv_message()
+    async def ListAndWatch(
+        self, request: api_pb2.Empty, context: Context
+    ) -> AsyncIterator[api_pb2.ListAndWatchResponse]:
+        """Send every id with its GPU's health, and again at each change, until `end_streams`."""
         changed = self._state.subscribe()
-        sent: Any = None
+        self._streams.add(changed)
+        sent: api_pb2.ListAndWatchResponse | None = None
         try:
-            while True:
+            while changed in self._streams:
                 changed.clear()
                 listing = self.listing()
                 if listing != sent:
-                    await stream.send_message(listing)
+                    yield listing
                     sent = listing
                 await changed.wait()
         finally:
+            self._streams.discard(changed)
             self._state.unsubscribe(changed)
 
-    def listing(self) -> Any:
-        """All ids with their health now."""
+    def end_streams(self) -> None:
+        """End every open ListAndWatch with status OK, so that its server stops without waiting for kubelet."""
+        streams, self._streams = self._streams, set()
+        for changed in streams:
+            changed.set()
+
+    def listing(self) -> api_pb2.ListAndWatchResponse:
+        """Return all ids with their health now."""
         devices = [
             api_pb2.Device(ID=device_id, health=self._state.health[uuid].health.value)
             for uuid in sorted(self._state.gpus, key=lambda each: self._state.gpus[each].index)
@@ -81,38 +91,41 @@ class DevicePlugin(DevicePluginBase):
         ]
         return api_pb2.ListAndWatchResponse(devices=devices)
 
-    async def GetPreferredAllocation(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
-        """Ids of the GPU that was decided for the pending pod of that size."""
+    async def GetPreferredAllocation(
+        self, request: api_pb2.PreferredAllocationRequest, context: Context
+    ) -> api_pb2.PreferredAllocationResponse:
+        """Return ids of the GPU that was decided for the pending pod of that size."""
         responses = []
-        for asked in await _requests(stream):
+        for asked in request.container_requests:
             await self._know_pending(asked.allocation_size)
             chosen = prefer(
                 list(asked.available_deviceIDs), list(asked.must_include_deviceIDs), asked.allocation_size,
                 self._state.pending(),
             )  # fmt: skip
             responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
-        await stream.send_message(api_pb2.PreferredAllocationResponse(container_responses=responses))
+        return api_pb2.PreferredAllocationResponse(container_responses=responses)
 
-    async def Allocate(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
-        """What each container is given; ids that make no sense together are refused."""
+    async def Allocate(self, request: api_pb2.AllocateRequest, context: Context) -> api_pb2.AllocateResponse:
+        """Return what each container is given; refuse ids that make no sense together."""
         responses = []
-        for asked in await _requests(stream):
+        for asked in request.container_requests:
             shares = check_grant(list(asked.devices_ids), self._state.gpus)
             if isinstance(shares, Rejection):
                 self._state.counts.refused_allocations += 1
                 _log.error("allocation refused: %s", shares)
-                raise GRPCError(Status.FAILED_PRECONDITION, str(shares))
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(shares))
             pod = self._state.presume(shares)
             extra = {"gpus": list(shares), "pod": pod.uid if pod else None}
             _log.info("allocated %s to %s", shares, pod.key if pod else "a pod not known yet", extra=extra)
             responses.append(_container_response(grant(tuple(shares), self._directory, self._strategy)))
         self._on_allocated()
-        await stream.send_message(api_pb2.AllocateResponse(container_responses=responses))
+        return api_pb2.AllocateResponse(container_responses=responses)
 
-    async def PreStartContainer(self, stream: Stream[Any, Any]) -> None:  # noqa: N802 - names by gRPC
-        """Not asked for by our options; answered for completeness."""
-        await stream.recv_message()
-        await stream.send_message(api_pb2.PreStartContainerResponse())
+    async def PreStartContainer(
+        self, request: api_pb2.PreStartContainerRequest, context: Context
+    ) -> api_pb2.PreStartContainerResponse:
+        """Do nothing: our options do not ask for this call, but the protocol has it."""
+        return api_pb2.PreStartContainerResponse()
 
     async def _know_pending(self, size: int) -> None:
         if self._refresh_pods is None or any(pod.share_units == size for pod in self._state.pending()):
@@ -123,17 +136,12 @@ class DevicePlugin(DevicePluginBase):
             _log.warning("the API server did not answer in time; no decision known for a request of %d%%", size)
 
 
-async def _requests(stream: Stream[Any, Any]) -> Sequence[Any]:
-    request = await stream.recv_message()
-    return request.container_requests if request is not None else ()
-
-
-def options() -> Any:
-    """The plugin's options, as said at registration and on request."""
+def options() -> api_pb2.DevicePluginOptions:
+    """Return the plugin's options, sent at registration and on request."""
     return api_pb2.DevicePluginOptions(pre_start_required=False, get_preferred_allocation_available=True)
 
 
-def _container_response(granted: ContainerGrant) -> Any:
+def _container_response(granted: ContainerGrant) -> api_pb2.ContainerAllocateResponse:
     mounts = [
         api_pb2.Mount(container_path=inside, host_path=outside, read_only=True)
         for inside, outside in granted.mounts.items()

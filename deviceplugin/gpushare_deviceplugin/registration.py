@@ -1,20 +1,18 @@
 """Serve the plugin on its socket and keep it registered, through restarts of kubelet."""
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
-from grpclib.client import Channel
-from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
-from grpclib.server import Server
+import grpc
 
 from gpushare.core.api import names
 from gpushare_deviceplugin import api_pb2
-from gpushare_deviceplugin.api_grpc import RegistrationStub
+from gpushare_deviceplugin.api_pb2_grpc import RegistrationStub, add_DevicePluginServicer_to_server
 from gpushare_deviceplugin.plugin import DevicePlugin, options
+from gpushare_deviceplugin.rpc import CALL_ERRORS, bind_server, describe, open_channel
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -25,23 +23,20 @@ WATCH_SECONDS: Final = 1.0  # a stat of two files; kubelet itself needs seconds 
 FIRST_BACKOFF_SECONDS: Final = 0.5
 LAST_BACKOFF_SECONDS: Final = 30.0
 REGISTER_SECONDS: Final = 10.0
-STOP_SECONDS: Final = 0.2  # kubelet may keep its connection; the calls on it are cancelled
-
-# What a call to kubelet ends with when it does not end well; asking again can help.
-CALL_ERRORS: Final = (GRPCError, ProtocolError, StreamTerminatedError, OSError, TimeoutError)
+STOP_SECONDS: Final = 0.2  # for calls that are being answered; then they are cancelled
 
 
 class Registrar:
     """Keeps the plugin served and registered until cancelled.
 
-    kubelet removes every plugin's socket when it starts, and knows no plugin then: a new inode of its own socket,
-    or ours missing, means serve anew and register anew.
+    kubelet removes every plugin's socket when it starts, and knows no plugin then: when its own socket is another
+    file than before, or ours is missing, the plugin is served and registered again.
 
     Args:
-        sleep: waits so many seconds.
+        sleep: waits for a number of seconds.
 
     Attributes:
-        is_registered: whether kubelet took the last registration.
+        is_registered: whether kubelet accepted the last registration.
     """
 
     def __init__(
@@ -56,10 +51,10 @@ class Registrar:
         self._kubelet = plugins_directory / "kubelet.sock"
 
     async def run(self) -> None:
-        """Serve, register, watch; for ever."""
+        """Serve, register and watch for a restart of kubelet, for ever."""
         failures = 0
         while True:
-            server: Server | None = None
+            server: grpc.aio.Server | None = None
             try:
                 server = await self._serve()
                 inode = _inode(self._kubelet)
@@ -75,24 +70,29 @@ class Registrar:
                 self._state.counts.error("registration")
                 delay = min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16))
                 failures += 1
-                _log.warning("kubelet not reached, again in %.1f s: %s", delay, words_of(error))
+                _log.warning("kubelet not reached, again in %.1f s: %s", delay, describe(error))
                 await self._wait_for_kubelet(delay)
             finally:
                 self.is_registered = False
                 if server is not None:
-                    await _stop(server)
+                    await self._stop(server)
 
-    async def _serve(self) -> Server:
+    async def _serve(self) -> grpc.aio.Server:
         self._socket.unlink(missing_ok=True)
-        server = Server([self._plugin])
-        await server.start(path=str(self._socket))
+        server = bind_server(self._socket)
+        add_DevicePluginServicer_to_server(self._plugin, server)
+        await server.start()
         return server
+
+    async def _stop(self, server: grpc.aio.Server) -> None:
+        self._plugin.end_streams()
+        await server.stop(STOP_SECONDS)
 
     async def _register(self) -> None:
         request = api_pb2.RegisterRequest(
             version=API_VERSION, endpoint=SOCKET, resource_name=names.SHARE_RESOURCE, options=options()
         )
-        async with Channel(path=str(self._kubelet)) as channel:
+        async with open_channel(self._kubelet) as channel:
             await RegistrationStub(channel).Register(request, timeout=REGISTER_SECONDS)
 
     async def _wait_for_kubelet(self, delay: float) -> None:
@@ -108,23 +108,10 @@ class Registrar:
                 return
 
 
-async def _stop(server: Server) -> None:
-    server.close()
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(server.wait_closed(), STOP_SECONDS)
-
-
 def _inode(path: Path) -> tuple[int, int] | None:
-    """What tells one file of that name from the next: its inode and its time of change."""
+    """Return what tells a file from a later one of the same name; None while there is none."""
     try:
         found = path.stat()
     except OSError:
         return None
     return found.st_ino, found.st_ctime_ns
-
-
-def words_of(error: Exception) -> str:
-    """What went wrong with a call, for a log line."""
-    if isinstance(error, GRPCError):
-        return error.message or error.status.name
-    return str(error) or type(error).__name__

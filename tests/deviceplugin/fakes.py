@@ -1,7 +1,4 @@
-"""A fake kubelet on real unix sockets, an API server over real HTTP, and pods as it would give them.
-
-The kubelet's side is grpcio's, the agent's grpclib's: two implementations of gRPC that must agree.
-"""
+"""A fake kubelet on real unix sockets, an API server over real HTTP, and pods as it would give them."""
 
 import asyncio
 import json
@@ -14,7 +11,7 @@ from aiohttp import web
 from gpushare.core.api import names
 from gpushare.core.api.objects import GpuNodeStatus
 from gpushare.core.api.schema import from_json
-from gpushare_deviceplugin import api_pb2, podresources_pb2
+from gpushare_deviceplugin import api_pb2, api_pb2_grpc, podresources_pb2, podresources_pb2_grpc
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 
 GPU_A, GPU_B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
@@ -58,32 +55,7 @@ class Sleeper:
                 end.set_result(None)
 
 
-class PluginStub:
-    """What kubelet calls of a device plugin."""
-
-    def __init__(self, channel: Any) -> None:
-        def call(name: str, request: Any, reply: Any, kind: str = "unary_unary") -> Any:
-            method = getattr(channel, kind)
-            return method(
-                f"/v1beta1.DevicePlugin/{name}",
-                request_serializer=request.SerializeToString,
-                response_deserializer=reply.FromString,
-            )
-
-        self.ListAndWatch = call("ListAndWatch", api_pb2.Empty, api_pb2.ListAndWatchResponse, "unary_stream")
-        self.GetPreferredAllocation = call(
-            "GetPreferredAllocation", api_pb2.PreferredAllocationRequest, api_pb2.PreferredAllocationResponse
-        )
-        self.Allocate = call("Allocate", api_pb2.AllocateRequest, api_pb2.AllocateResponse)
-        self.GetDevicePluginOptions = call("GetDevicePluginOptions", api_pb2.Empty, api_pb2.DevicePluginOptions)
-
-
-def _served(service: str, method: str, answer: Any, request: Any, reply: Any) -> Any:
-    handler = grpc.unary_unary_rpc_method_handler(answer, request.FromString, reply.SerializeToString)
-    return grpc.method_handlers_generic_handler(service, {method: handler})
-
-
-class FakeKubelet:
+class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodResourcesListerServicer):
     """kubelet's two sockets: it takes registrations and says who has which ids."""
 
     def __init__(self, directory: Path) -> None:
@@ -99,13 +71,8 @@ class FakeKubelet:
         for path in self.plugins.glob("*.sock"):  # as the real one does
             path.unlink()
         self._server = grpc.aio.server()
-        listing = podresources_pb2.ListPodResourcesRequest, podresources_pb2.ListPodResourcesResponse
-        self._server.add_generic_rpc_handlers(
-            (
-                _served("v1beta1.Registration", "Register", self.Register, api_pb2.RegisterRequest, api_pb2.Empty),
-                _served("v1.PodResourcesLister", "List", self.List, *listing),
-            )
-        )
+        api_pb2_grpc.add_RegistrationServicer_to_server(self, self._server)
+        podresources_pb2_grpc.add_PodResourcesListerServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix://{self.plugins}/kubelet.sock")
         pod_resources = self.directory / "pod-resources" / "kubelet.sock"
         pod_resources.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import pytest
 
 # Each of these is megabytes that the agent has no use for (docs/adr/0032).
 HEAVY = (
-    "numpy", "grpc", "pydantic", "requests", "kubernetes.client", "cryptography", "typer", "rich", "kopf",
+    "numpy", "pydantic", "requests", "kubernetes.client", "cryptography", "typer", "rich", "kopf",
     "networkx", "pynvml", "scipy", "sklearn", "matplotlib", "aiohttp.web", "unittest", "sqlite3",
 )  # fmt: skip
 PROGRAM = """

@@ -8,12 +8,13 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, PluginStub, Sleeper, make_pod
+from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, Sleeper, make_pod
 
 from gpushare.core.api.decision import Decision
 from gpushare.core.gpu.devices import GpuHealth, Health
 from gpushare_deviceplugin import api_pb2, registration
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
+from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
 from gpushare_deviceplugin.kubelet import PodResources, Reconciler
 from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.pods import ManagedPod
@@ -46,7 +47,7 @@ async def serving(
     async with running(Registrar(plugin, state, kubelet.plugins, sleep or Sleeper())):
         request = await kubelet.registered.get()
         async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
-            yield PluginStub(channel)
+            yield DevicePluginStub(channel)
 
 
 def healthy(listing: Any) -> dict[str, int]:
@@ -78,7 +79,7 @@ async def test_registers_again_when_kubelet_restarts(
             assert (request.version, request.resource_name) == ("v1beta1", "gpushare.io/share")
             assert request.options.get_preferred_allocation_available
             async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
-                listing = await PluginStub(channel).ListAndWatch(api_pb2.Empty()).read()
+                listing = await DevicePluginStub(channel).ListAndWatch(api_pb2.Empty()).read()
             assert len(listing.devices) == 200
         await sleep.asleep()
     assert state.counts.registrations == 3

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / part) for part in ("", "src", "operator", "deviceplug
 
 import grpc
 from aiohttp import web
-from tests.deviceplugin.fakes import FakeApi, FakeKubelet, PluginStub, raw_pod
+from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
 
 from gpushare.core.api import names
 from gpushare.core.api.objects import GpuStatus
@@ -34,6 +34,7 @@ from gpushare.mps.status import ClientStatus, GateStatus, MpsState
 from gpushare.twin.mps.state import TwinState, state_path
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import device_ids
+from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
 
 NODE = "gpu-node"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -231,7 +232,7 @@ class NodeAgent:
     async def _allocate(self, ids: list[str]) -> None:
         asked = api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)])
         async with grpc.aio.insecure_channel(f"unix://{self.kubelet.plugins}/gpushare.sock") as channel:
-            await PluginStub(channel).Allocate(asked, timeout=5)
+            await DevicePluginStub(channel).Allocate(asked, timeout=5)
 
     async def _close(self) -> None:
         await self.kubelet.stop()
