@@ -1,4 +1,4 @@
-"""Which device ids a pod gets, and what its container is told: pure rules (DESIGN 2.3)."""
+"""Which device ids a pod gets, and what its container is told: pure rules (docs/design.md 2.3)."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -129,7 +129,7 @@ def _load(signature: Signature, threads: int) -> Load:
 
 
 def _threads(gate: GateStatus, pod: ManagedPod) -> int:
-    """The cap that the pod's processes connected under; a process keeps it when the decision changes (FACTS 5)."""
+    """The cap that the pod's processes connected under; a new decision does not change it (docs/facts.md 5)."""
     caps = [c.thread_percentage for c in gate.clients if c.pod_uid == pod.uid and c.thread_percentage is not None]
     return max(caps, default=pod.decision.thread_percentage if pod.decision else 100)
 

@@ -24,7 +24,7 @@ from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 
-QUIET_SECONDS: Final = 10.0  # DESIGN section 1: at most one write per 10 s
+QUIET_SECONDS: Final = 10.0  # docs/design.md 1: at most one write per 10 s
 HEARTBEAT_SECONDS: Final = 60.0  # so that a reader can tell a quiet node from a dead agent
 RETRY_SECONDS: Final = 2.0
 DIGITS: Final = 3  # of ratios on the wire

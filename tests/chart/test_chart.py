@@ -1,4 +1,4 @@
-"""The chart renders, with any values, into what DESIGN promises; wrong values are refused."""
+"""The chart renders, with any values, into what docs/design.md promises; wrong values are refused."""
 
 import importlib
 import importlib.util

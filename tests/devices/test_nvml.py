@@ -179,7 +179,7 @@ def test_counters_are_ratios_and_what_failed_is_absent(devices: NvmlDevices, clo
     assert sample is not None
     assert sample.window_seconds == pytest.approx(1)
     assert sample.gpu_utilization_ratio == 0.96
-    assert sample.counters.pipes()["fp64"] == pytest.approx(0.9465)  # FACTS 21: on the tensor pipe alone
+    assert sample.counters.pipes()["fp64"] == pytest.approx(0.9465)  # docs/facts.md 21: on the tensor pipe alone
     assert sample.counters.hmma_tensor_util is None
     assert sample.counters.fp32_util is None
     assert sample.counters.dram_bw_util == 1.0

@@ -1,4 +1,4 @@
-"""What a tenant gets is what was decided, whatever it tries (DESIGN 2.4 and 6)."""
+"""What a tenant gets is what was decided, whatever it tries (docs/design.md 2.4 and 6)."""
 
 import time
 
@@ -7,7 +7,7 @@ from livecluster import H200_SM_COUNT, Namespace, decided, wait_for
 
 pytestmark = pytest.mark.e2e
 
-# A start through the gate takes 0.13 to 0.25 s on real hardware (FACTS 13); a blocked daemon 10 s (FACTS 14).
+# On real hardware a start through the gate takes 0.13 to 0.25 s, a blocked daemon 10 s (docs/facts.md 13, 14).
 NOT_DELAYED_SECONDS = 3.0
 
 

@@ -5,7 +5,7 @@ from livecluster import Namespace, decided, wait_for
 
 pytestmark = pytest.mark.e2e
 
-CLIENTS = 48  # of one MPS server (FACTS 17)
+CLIENTS = 48  # of one MPS server (docs/facts.md 17)
 
 
 def test_a_fault_ends_its_server_and_every_tenant_hears_and_the_gpu_comes_back(space: Namespace):

@@ -1,4 +1,4 @@
-"""kill -9 of every part: tenants go on, nothing is counted twice, new pods are served again (DESIGN 6.3)."""
+"""kill -9 of every part: tenants go on, nothing is counted twice, new pods are served again (design.md 6.3)."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Invariant 1 and 3 of DESIGN section 6 through the HTTP verbs, whatever happens in between.
+"""Invariant 1 and 3 of docs/design.md 6 through the HTTP verbs, whatever happens in between.
 
 Random interleavings of pods, concurrent binds, refused and lost bindings, deletions, finished pods, allocations,
 unhealthy GPUs and extender restarts. Truth is what the API holds: the annotations of bound pods.

@@ -17,7 +17,7 @@ def must(condition: bool, text: str) -> None:
 
 
 def sms_at(bench: Bench, percentage: int) -> tuple[int, int]:
-    """SMs that a ceiling allows: FACTS 7 and 11 round down to pairs; one pair of tolerance for other chips."""
+    """SMs that a ceiling allows: facts.md 7 and 11 round down to pairs; one pair of tolerance for other chips."""
     exact = bench_sms(bench) * percentage / 100
     return max(1, int(exact) - 3), max(8, int(exact) + 1)  # an H200 gives 8 SMs at 5% and below
 

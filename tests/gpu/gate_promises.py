@@ -279,7 +279,7 @@ def clients_49(b: Bench) -> dict[str, Any]:
 
 
 def latency_order(b: Bench) -> dict[str, Any]:
-    """A latency tenant uncapped beside a capped throughput tenant, both without any env (FACTS 16)."""
+    """A latency tenant uncapped beside a capped throughput tenant, both without any env (docs/facts.md 16)."""
     uid, fast = b.decide(28, 70, 4096), b.decide(29, 100, 4096, JobClass.LATENCY)
     t = b.spawn(uid, "run", 8, 64)
     sms = t.wait("context", START)["sms"], b.spawn(fast, "run", 5, 64).wait("context", START)["sms"]

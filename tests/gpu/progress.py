@@ -275,7 +275,7 @@ def scores(sets: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def dataset_lines(result: Mapping[str, Any], driver: str) -> list[str]:
-    """The same runs as a colocation dataset v1 (DESIGN section 4), for `gpushare model attribute`."""
+    """The same runs as a colocation dataset v1 (docs/design.md 4), for `gpushare model attribute`."""
     head = {
         "schema": "gpushare.io/colocation/v1",
         "gpu_model": "NVIDIA H200",

@@ -1,4 +1,4 @@
-"""The layout that DESIGN section 3 fixes, where a slip would break something far away."""
+"""The layout that docs/design.md 3 fixes, where a slip would break something far away."""
 
 import ast
 import operator

@@ -37,7 +37,7 @@ def context(gpu, env=None):
     ("percentage", "sms"), [(50, 66), (25, 32), (10, 12), (20, 26), (60, 78), (80, 104), (100, 132), (5, 8)]
 )
 def test_sms_as_measured_on_an_h200(percentage, sms):
-    assert visible_sms(132, percentage) == sms  # FACTS 7 and 11
+    assert visible_sms(132, percentage) == sms  # docs/facts.md 7 and 11
 
 
 def test_a_servers_ceilings_bind_whatever_the_environment_asks(twin, twin_gpu, server):
@@ -58,7 +58,7 @@ def test_a_servers_ceilings_bind_whatever_the_environment_asks(twin, twin_gpu, s
 
 def test_a_daemons_default_is_no_ceiling(twin, twin_gpu, server):
     twin.run(commands.set_default_active_thread_percentage(30))
-    assert context(twin_gpu, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}).attached.sm_count == 104  # FACTS 11
+    assert context(twin_gpu, {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "80"}).attached.sm_count == 104  # facts.md 11
     assert context(twin_gpu).attached.sm_count == 38
 
 
@@ -121,7 +121,7 @@ def test_with_the_unprivileged_socket_alone_nothing_can_be_set(twin, twin_gpu, s
             c.send(command.encode())
             return c.recv(1000).decode()
 
-    assert ask("set_default_active_thread_percentage 10") == "Insufficient privileges\n"  # FACTS 2
+    assert ask("set_default_active_thread_percentage 10") == "Insufficient privileges\n"  # docs/facts.md 2
     assert ask("quit") == "Insufficient privileges\n"
     assert ask("get_server_list") == "\0"
     assert twin.run(commands.get_default_active_thread_percentage()) == 100
@@ -132,7 +132,7 @@ def test_a_silent_connection_blocks_the_daemon_as_it_does_the_real_one(twin, twi
         silent.recv(100)
         begun = time.monotonic()
         with pytest.raises(NoMpsError):
-            connect(twin_gpu.pipe / "control", 0.5)  # FACTS 14: behind the silent one nobody is greeted
+            connect(twin_gpu.pipe / "control", 0.5)  # docs/facts.md 14: behind the silent one nobody is greeted
         assert time.monotonic() - begun >= 0.4
     request_server(twin_gpu.pipe / "control", PATIENCE).close()
 

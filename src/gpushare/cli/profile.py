@@ -21,7 +21,7 @@ from gpushare.research.nvprof import NvprofError, parse_metrics, parse_summary, 
 
 app = typer.Typer(no_args_is_help=True, help="What a program alone draws from a GPU, pipe by pipe.")
 
-MIN_INTERVAL_SECONDS: Final = 0.2  # counters need 0.1 s between readings (FACTS 21)
+MIN_INTERVAL_SECONDS: Final = 0.2  # counters need 0.1 s between readings (docs/facts.md 21)
 ACTIVE_RATIO: Final = 0.001  # an idle GPU reads 0
 EDGES: Final = 2
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""GPM: counters of one GPU between two samples, by NVML on Hopper and later (FACTS 21)."""
+"""GPM: counters of one GPU between two samples, by NVML on Hopper and later (docs/facts.md 21)."""
 
 import math
 from collections.abc import Callable

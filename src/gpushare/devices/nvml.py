@@ -187,7 +187,7 @@ class NvmlDevices:
         return None
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Processes with a context; a compute process that is no MPS client runs outside MPS (FACTS 19)."""
+        """Processes with a context; a compute process that is no MPS client runs outside MPS (facts.md 19)."""
         nvml = self._nvml
         handle = self._handles.get(uuid)
         if handle is None:

@@ -1,4 +1,4 @@
-"""HTTP front of core for the stock kube-scheduler: filter, prioritize, bind and preempt (DESIGN 2.2).
+"""HTTP front of core for the stock kube-scheduler: filter, prioritize, bind and preempt (docs/design.md 2.2).
 
 `python -m gpushare.extender` runs it; `Extender` is the same put together for tests and benchmarks.
 """

@@ -1,4 +1,4 @@
-"""The bind fence: kubelet's Allocate names no pod, so pods of a size meet a node one after another (DESIGN 2.2).
+"""The bind fence: kubelet's Allocate names no pod, so equal pods bind to a node one by one (docs/design.md 2.2).
 
 Two pods of the same size bound to one node but decided for different GPUs could swap GPUs, since kubelet tells the
 device plugin only how many units it wants. So the second is bound only after the first has been allocated. Pods
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FENCE_TIMEOUT_SECONDS: Final = (
-    10.0  # kubelet allocates within a few hundred ms (DESIGN 2.2); beyond, it is in trouble
+    10.0  # kubelet allocates within a few hundred ms (docs/design.md 2.2); beyond, it is in trouble
 )
 
 

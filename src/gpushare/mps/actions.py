@@ -1,4 +1,4 @@
-"""What others may do to one GPU's MPS: find its daemon, end a pod's clients before it is evicted (DESIGN 5)."""
+"""What others may do to one GPU's MPS: find its daemon, end a pod's clients before it is evicted (design.md 5)."""
 
 import asyncio
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ def clients_of_pod(gpu: GpuDirectory, pod_uid: str) -> tuple[int, ...]:
 
 async def terminate_pod_clients(gpu: GpuDirectory, pod_uid: str) -> Ended:
     """End a pod's clients cleanly; killing a busy client is undefined, this is not, and its neighbours go on
-    (FACTS 5).
+    (docs/facts.md 5).
 
     Raises:
         MpsError: the daemon does not answer; nothing of the pod runs then, or will once it is back.

@@ -1,4 +1,4 @@
-"""The commands of nvidia-cuda-mps-control as values: what is sent, how the answer reads (FACTS 5, 10, 11)."""
+"""The commands of nvidia-cuda-mps-control as values: what is sent, how the answer reads (facts.md 5, 10, 11)."""
 
 import re
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def server_status(server_pid: int) -> Command[ServerState]:
 
 
 def start_server(uid: int) -> Command[None]:
-    """Start a server for a uid before any client comes (FACTS 16)."""
+    """Start a server for a uid before any client comes (docs/facts.md 16)."""
     return Command(f"start_server -uid {uid:d}", _done)
 
 
@@ -139,7 +139,7 @@ def ps() -> Command[tuple[PsEntry, ...]]:
 
 
 def terminate_client(server_pid: int, client_pid: int) -> Command[None]:
-    """End one client cleanly; its neighbours go on (FACTS 5)."""
+    """End one client cleanly; its neighbours go on (docs/facts.md 5)."""
     return Command(f"terminate_client {server_pid:d} {client_pid:d}", _done)
 
 
@@ -149,7 +149,7 @@ def get_default_active_thread_percentage() -> Command[float]:
 
 
 def set_default_active_thread_percentage(percentage: int) -> Command[None]:
-    """Change what a client gets that asks for nothing; not a ceiling (FACTS 11)."""
+    """Change what a client gets that asks for nothing; not a ceiling (docs/facts.md 11)."""
     return Command(
         f"set_default_active_thread_percentage {_number(percentage, 1, 100, 'thread percentage')}", _done
     )
@@ -161,7 +161,7 @@ def get_active_thread_percentage(server_pid: int) -> Command[float]:
 
 
 def set_active_thread_percentage(server_pid: int, percentage: int) -> Command[None]:
-    """Change a server's ceiling: it binds the clients that connect from now on (FACTS 5, 11)."""
+    """Change a server's ceiling: it binds the clients that connect from now on (docs/facts.md 5, 11)."""
     value = _number(percentage, 1, 100, "thread percentage")
 
     def confirmed(answer: str) -> None:
@@ -179,7 +179,7 @@ def set_default_device_pinned_mem_limit(device: int, limit_mib: int) -> Command[
 
 
 def set_device_pinned_mem_limit(server_pid: int, device: int, limit_mib: int) -> Command[None]:
-    """Change a server's memory ceiling: it binds each client that connects from now on (FACTS 11)."""
+    """Change a server's memory ceiling: it binds each client that connects from now on (docs/facts.md 11)."""
     value = _number(limit_mib, 1, 2**31, "memory limit in MiB")
     return Command(f"set_device_pinned_mem_limit {server_pid:d} {device:d} {value}M", _done)
 
@@ -190,7 +190,7 @@ def get_device_pinned_mem_limit(server_pid: int, device: int) -> Command[str]:
 
 
 def set_default_client_priority(priority: int) -> Command[None]:
-    """Priority of clients that connect from now on: 0 normal, 1 below; a help, not a limit (FACTS 18)."""
+    """Priority of clients that connect from now on: 0 normal, 1 below; a help, not a limit (docs/facts.md 18)."""
     return Command(f"set_default_client_priority {_number(priority, 0, 1, 'client priority')}", _done)
 
 

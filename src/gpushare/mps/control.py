@@ -33,7 +33,7 @@ TWIN_EXECUTABLE: Final = (
     "-S",
     str(Path(__file__).parents[1] / "twin" / "mps" / "control.py"),
 )
-# A silent connection blocks the daemon for 10 s (FACTS 14), so a command may wait for that long and then be
+# A silent connection blocks the daemon for 10 s (facts.md 14), so a command may wait for that long and then be
 # served.
 COMMAND_TIMEOUT_SECONDS: Final = 15.0
 START_TIMEOUT_SECONDS: Final = 20.0

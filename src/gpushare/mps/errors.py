@@ -17,7 +17,7 @@ class DaemonDownError(MpsError):
 
 
 class ControlTimeoutError(MpsError):
-    """The daemon did not answer in time; another connection may be keeping it busy (FACTS 14)."""
+    """The daemon did not answer in time; another connection may be keeping it busy (docs/facts.md 14)."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)

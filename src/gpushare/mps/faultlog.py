@@ -1,4 +1,4 @@
-"""Faults from the MPS server's log: it is back in ACTIVE before a poll of its state sees them (FACTS 4)."""
+"""Faults from the MPS server's log: it is back in ACTIVE before a poll of its state sees them (facts.md 4)."""
 
 import re
 from collections.abc import Sequence

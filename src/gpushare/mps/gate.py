@@ -1,9 +1,9 @@
-"""The gate before one GPU's MPS daemon (DESIGN 2.4, FACTS 11 to 17).
+"""The gate before one GPU's MPS daemon (docs/design.md 2.4, docs/facts.md 11 to 17).
 
 Every CUDA process that shares the GPU connects here first. The gate knows its pod, waits for its decision, gives
 one process at a time its turn with the server's ceilings set to that pod's, and passes its connections on. What it
 cannot
-serve it holds: a closed connection would let the process run uncapped (FACTS 15).
+serve it holds: a closed connection would let the process run uncapped (docs/facts.md 15).
 """
 
 import asyncio
@@ -30,9 +30,9 @@ from gpushare.mps.store import StoreClient
 
 logger = logging.getLogger(__name__)
 
-TURN_SECONDS: Final = 8.0  # without a step forward; a start takes 0.13 to 0.25 s (FACTS 13)
+TURN_SECONDS: Final = 8.0  # without a step forward; a start takes 0.13 to 0.25 s (docs/facts.md 13)
 MAX_TURN_SECONDS: Final = 24.0  # with steps: three connections, each as slow as a turn may be
-RELAY_SECONDS: Final = 12.0  # the daemon itself gives up a silent connection after 10 s (FACTS 14)
+RELAY_SECONDS: Final = 12.0  # the daemon itself gives up a silent connection after 10 s (docs/facts.md 14)
 ACKNOWLEDGE_SECONDS: Final = (
     2.0  # a client answers the server's descriptor at once; one that stalls blocks the daemon
 )
@@ -344,7 +344,7 @@ class Gate:
         )  # fmt: skip
 
     async def _set_priority(self, priority: int) -> None:
-        """Latency clients before the others: a help, not a limit (FACTS 18): a driver without it is fine."""
+        """Latency clients before the others: a help, not a limit (facts.md 18): a driver without it is fine."""
         if priority == self._priority:
             return
         try:

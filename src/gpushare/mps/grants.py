@@ -1,8 +1,8 @@
 """How much memory a pod's next process may have: the rule that makes one limit hold for all of its processes.
 
-A ceiling binds at connect and for life (FACTS 5, 11), so it cannot be shared out later. What a process was granted
-and does not use would starve its siblings if it counted in full; what it uses now, if nothing else counted, could
-grow beyond. Hence three steps, each enforceable (docs/adr/0020):
+A ceiling binds at connect and for life (docs/facts.md 5, 11), so it cannot be shared out later. What a process was
+granted and does not use would starve its siblings if it counted in full; what it uses now, if nothing else
+counted, could grow beyond. Hence three steps, each enforceable (docs/adr/0020):
 
 1. the next process waits until its siblings' use has settled, at most `SETTLE_LIMIT_SECONDS`;
 2. its ceiling is the pod's limit less what its siblings use then;

@@ -5,7 +5,7 @@
 The listening sockets are this process's, and so is a copy of every held connection (gpushare.mps.store): while a
 killed keeper is replaced, processes wait instead of being turned away, which would let them run uncapped. On
 SIGTERM keepers end and daemons stay; a container's end takes its daemons along (its processes are killed with it),
-hence the DaemonSet's OnDelete (DESIGN 2.4).
+hence the DaemonSet's OnDelete (docs/design.md 2.4).
 """
 
 import argparse
@@ -42,7 +42,7 @@ DEFAULT_PORT: Final = 9432
 
 
 def listen(gpu: GpuDirectory) -> socket.socket:
-    """The gate's socket in the tenant directory, made anew: mounts of the directory see it (FACTS 17)."""
+    """The gate's socket in the tenant directory, made anew: mounts of the directory see it (docs/facts.md 17)."""
     gpu.create()
     new = gpu.path / ".control.new"
     new.unlink(missing_ok=True)

@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 PUBLISH_SECONDS: Final = 1.0
 TRIM_EVERY: Final = 60  # statuses
 SERVER_UP_SECONDS: Final = 20.0
-FAULT_RECOVERY_SECONDS: Final = 15.0  # the server returns to ACTIVE by itself once its clients are gone (FACTS 4)
+FAULT_RECOVERY_SECONDS: Final = 15.0  # the server is ACTIVE again once its clients are gone (docs/facts.md 4)
 FAULT_LOG_SECONDS: Final = 2.0  # the server writes its report within milliseconds and is back in some 0.3 s
 DEPARTED_SECONDS: Final = 10.0  # who left is remembered for this long after the log was read
 RETRY_SECONDS: Final = 0.05  # a dead daemon is started again at once, the next failures back off
@@ -165,7 +165,7 @@ class Keeper:
                 retry = min(MAX_RETRY_SECONDS, 2 * retry)
 
     async def _bring_up(self) -> None:
-        """Daemon up or adopted, server up before the first client (FACTS 16), ceilings proven; then ACTIVE."""
+        """Daemon up or adopted, server up before the first client (facts.md 16), ceilings proven; then ACTIVE."""
         self.gpu.create()
         program = self._control.program
         adopted = await asyncio.to_thread(program.daemon_pid)
@@ -279,7 +279,7 @@ class Keeper:
         return fault
 
     async def _recover(self, server_pid: int, fault: Fault | None) -> None:
-        """A fault ended every client (FACTS 4): hold who comes, wait for the server, else restart the daemon."""
+        """A fault ended every client (facts.md 4): hold who comes, wait for the server, or restart the daemon."""
         noticed_at = time.time()
         text = fault.line if fault else "server in FAULT"
         self._set_state(MpsState.FAULT, text)

@@ -32,7 +32,7 @@ class TwinMemory:
 
 
 class NvmlMemory:
-    """From NVML, which lists MPS clients with their memory (FACTS 19); tries again after a failure."""
+    """From NVML, which lists MPS clients with their memory (docs/facts.md 19); tries again after a failure."""
 
     def __init__(self, gpu_uuid: str) -> None:
         self._uuid = gpu_uuid

@@ -1,4 +1,4 @@
-"""SOCK_SEQPACKET connections with file descriptors in asyncio, and the words of MPS's handshake (FACTS 12)."""
+"""SOCK_SEQPACKET connections with file descriptors in asyncio, and the words of MPS's handshake (facts.md 12)."""
 
 import array
 import asyncio

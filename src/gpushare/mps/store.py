@@ -1,8 +1,8 @@
 """Connections outlive the gate that accepted them: the host keeps a copy of each until the gate is done with it.
 
 When a gate is killed, the kernel would close the connections that it holds, and a CUDA process whose connection
-closes runs on uncapped (FACTS 15). So the gate hands a copy of every accepted socket to its parent over a socket
-pair, says what has become of it, and a gate's successor gets back those that still wait.
+closes runs on uncapped (docs/facts.md 15). So the gate hands a copy of every accepted socket to its parent over a
+socket pair, says what has become of it, and a gate's successor gets back those that still wait.
 """
 
 import array

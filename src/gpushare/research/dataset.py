@@ -1,4 +1,4 @@
-"""Colocation dataset v1 (DESIGN section 4): measured runs of one or more tenants on one GPU, parsed and checked.
+"""Colocation dataset v1 (docs/design.md 4): measured runs of one or more tenants on one GPU, parsed and checked.
 
 Pure: lines in, values out. Whoever has a file opens it at the edge (`gpushare.cli`, the simulator's loader).
 """

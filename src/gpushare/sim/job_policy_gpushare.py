@@ -1,4 +1,4 @@
-"""Our packing for the job-level simulator: by predicted progress, cautiously (DESIGN section 5).
+"""Our packing for the job-level simulator: by predicted progress, cautiously (docs/design.md 5).
 
 Aggressive: a waiting job joins the GPU, under the cap, where the predicted gain in summed progress is highest.
 Cautious: only where the upper bound of every tenant's predicted slowdown stays within what that tenant tolerates.
@@ -21,7 +21,7 @@ LEAST_GAIN: Final = (
     0.05  # a newcomer that adds less than the predictor's own error of a pair is not worth a neighbour
 )
 RETRACTION_SECONDS: Final = 60.0  # several 10 s windows of the node agent
-INFERENCE_ERROR: Final = 0.05  # of observed progress: FACTS, inferred by NNLS on pairs, mean absolute error 0.052
+INFERENCE_ERROR: Final = 0.05  # of observed progress: docs/facts.md 31, pairs, mean absolute error 0.052
 LOOK_AHEAD_JOBS: Final = 16  # of the queue, when a free GPU's first set of tenants is formed
 
 Predict = Callable[[tuple[TenantKind, ...]], tuple[Sequence[float], Sequence[float]]]

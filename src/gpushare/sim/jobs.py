@@ -15,7 +15,7 @@ from gpushare.research.dataset import Mechanism
 from gpushare.sim.truth import TenantKind, Truth
 
 RESTART_SECONDS: Final = (
-    30.0  # start of a container and a CUDA context, data loader warm again: FACTS 13 and images
+    30.0  # start of a container and a CUDA context, data loader warm again: docs/facts.md 13, and images
 )
 _EPSILON: Final = 1e-9
 

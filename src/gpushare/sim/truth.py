@@ -130,7 +130,7 @@ class DatasetTruth:
         return max((run.memory_mib[0] or 0 for run in runs), default=0)
 
     def profile(self, workload: str) -> Floats:
-        """[12] counters of DESIGN's dataset order, 0 where not measured."""
+        """[12] counters of the colocation dataset's order, 0 where not measured."""
         measured = self.profiles[workload].counters
         return np.array([getattr(measured, name) or 0.0 for name in COUNTERS])
 

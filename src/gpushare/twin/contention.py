@@ -34,7 +34,7 @@ class ProgressModel(Protocol):
         ...
 
 
-# Pairs at full load on an H200 keep 1.44 of one GPU in sum uncapped (FACTS, colocation table): some 0.7 of the
+# Pairs at full load on an H200 keep 1.44 of one GPU in sum uncapped (docs/facts.md 30): some 0.7 of the
 # nominal capacity sum is lost to caches and scheduling, which this factor on every neighbour's SM time stands for.
 _INTERFERENCE_PER_NEIGHBOUR: Final = 0.08
 # A cap below what a tenant uses slows it by less than the cut: measured caps of 50% keep 60 to 75% of most
@@ -106,8 +106,8 @@ def _workload(
     )
 
 
-# Shapes follow the H200 measurements in FACTS 21 and 22 (a ResNet's SM_UTIL 73% with FP32 28%, an fp64 product's
-# DFMA 94.6%, an fp16 one's HMMA 90%); the rest are typical programs of the kind, not measurements of one.
+# Shapes follow the H200 measurements in docs/facts.md 21 and 22 (a ResNet's SM_UTIL 73% with FP32 28%, an fp64
+# product's DFMA 94.6%, an fp16 one's HMMA 90%); the rest are typical of their kind, not measured.
 WORKLOADS: Final[Mapping[str, Workload]] = {
     w.name: w
     for w in (

@@ -8,7 +8,7 @@ from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProce
 from gpushare.mps.layout import Fresh, GpuDirectory
 from gpushare.twin.mps.state import TwinState, state_reader
 
-MIN_WINDOW_SECONDS: Final = 0.1  # as GPM has it (FACTS 21)
+MIN_WINDOW_SECONDS: Final = 0.1  # as GPM has it (docs/facts.md 21)
 STALE_SECONDS: Final = 5.0  # a twin writes every second or faster; an old file is no measurement
 
 

@@ -1,4 +1,4 @@
-"""Simulated GPUs: which ones a node without silicon shows (DESIGN section 3, the twin)."""
+"""Simulated GPUs: which ones a node without silicon shows (docs/design.md 3, the twin)."""
 
 import re
 import uuid

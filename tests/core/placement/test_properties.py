@@ -1,4 +1,4 @@
-"""Invariants that hold for every policy (DESIGN section 6): nothing over-committed, undo exact, repeatable."""
+"""Invariants that hold for every policy (docs/design.md 6): nothing over-committed, undo exact, repeatable."""
 
 from collections import Counter
 from dataclasses import replace

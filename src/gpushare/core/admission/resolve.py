@@ -1,4 +1,4 @@
-"""What a pod gets of what it, its GpuShare and the defaults say: one merge for all parts (DESIGN section 1)."""
+"""What a pod gets of what it, its GpuShare and the defaults say: one merge for all parts (docs/design.md 1)."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from gpushare.core.api.rejection import Reason, Rejection
 from gpushare.core.api.request import FaultDomain, JobClass, parse_fraction, parse_memory_mib, parse_request
 
 AUTO_FRACTION: Final = "0.5"
-"""What "auto" stands for without a profile: pairs at 50% progress 1.50 in sum, the worst tenant 0.63 (FACTS)."""
+"""What "auto" stands for without a profile: pairs at 50% reach 1.50 in sum, worst 0.63 (docs/facts.md 30)."""
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""Admission: what a pod with our annotation gets, and the sentence for one that cannot be served (DESIGN 2.1).
+"""Admission: what a pod with our annotation gets, and the sentence for one that cannot be served (design.md 2.1).
 
 Pods and workloads are the API's JSON objects; nothing here changes them. `mutate` answers a JSON patch that adds
 the share, our scheduler and our label, and nothing else; `check_*` answer None or the refusal.
@@ -36,7 +36,7 @@ class Policy:
         defaults: what neither the pod nor its GpuShare says.
         runtime_class: set on pods that name none; None where the node's default runtime knows GPUs.
         env_caps: whether to write the caps into the container's environment too, for drivers on which the gate's
-            ceilings do not bind (DESIGN 2.4).
+            ceilings do not bind (docs/design.md 2.4).
     """
 
     defaults: Defaults = field(default_factory=Defaults)

@@ -1,4 +1,4 @@
-"""What gpushare decided for a pod: the decision annotations, the only durable record (DESIGN 2.2)."""
+"""What gpushare decided for a pod: the decision annotations, the only durable record (docs/design.md 2.2)."""
 
 import re
 from collections.abc import Mapping

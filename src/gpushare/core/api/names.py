@@ -1,4 +1,4 @@
-"""Names that users, Kubernetes objects and every part of gpushare share (DESIGN section 1)."""
+"""Names that users, Kubernetes objects and every part of gpushare share (docs/design.md 1)."""
 
 from typing import Final
 
@@ -35,4 +35,4 @@ TENANT_MPS_DIRECTORY: Final = "/run/gpushare/mps"
 HOST_DIRECTORY: Final = "/run/gpushare"
 
 SHARES_PER_GPU: Final = 100
-MAX_CLIENTS_PER_GPU: Final = 48  # FACTS 9: the 49th client of one MPS server is refused by CUDA
+MAX_CLIENTS_PER_GPU: Final = 48  # docs/facts.md 9: the 49th client of one MPS server is refused by CUDA

@@ -1,4 +1,4 @@
-"""The two Kubernetes objects of gpushare, `GpuShare` and `GpuNode`, as values (DESIGN section 1).
+"""The two Kubernetes objects of gpushare, `GpuShare` and `GpuNode`, as values (docs/design.md 1).
 
 Their schemas in crds/ are generated from these classes by hack/generate_crds.py. Read a part by
 `from_json(GpuNodeStatus, obj.get("status"))`, write it by `to_json(status)`; see `gpushare.core.api.schema`.
@@ -30,13 +30,13 @@ _MEMORY_RULE: Final = CelRule(
     'allowed is an amount of memory above zero such as "8Gi" or "500Mi"',
 )
 _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
-_MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those become GPUs of their own (DESIGN 7)
+_MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those become GPUs of their own (design.md 7)
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
 _MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the count beyond is in the condition
 
 
 class Phase(StrEnum):
-    """Where a GpuShare stands in its life (DESIGN section 4 and 5)."""
+    """Where a GpuShare stands in its life (docs/design.md 4 and 5)."""
 
     PENDING = "Pending"
     PROBATION = "Probation"
@@ -62,7 +62,7 @@ class MpsState(StrEnum):
 
 
 class Ceilings(StrEnum):
-    """Whether the gate's self-test showed that ceilings bind on this driver (DESIGN 2.4)."""
+    """Whether the gate's self-test showed that ceilings bind on this driver (docs/design.md 2.4)."""
 
     UNTESTED = "Untested"
     ENFORCED = "Enforced"
@@ -242,7 +242,7 @@ class CapPoint:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The signature of the workload, taken while it ran alone (DESIGN section 4)."""
+    """The signature of the workload, taken while it ran alone (docs/design.md 4)."""
 
     gpu_model: str = described("GPU model it was taken on.", default="")
     counters: Mapping[str, float] = described(

@@ -1,4 +1,4 @@
-"""What a pod asks for: its annotations, parsed and validated (DESIGN section 1)."""
+"""What a pod asks for: its annotations, parsed and validated (docs/design.md 1)."""
 
 import math
 import re
@@ -44,7 +44,7 @@ class JobClass(StrEnum):
 
 
 class FaultDomain(StrEnum):
-    """Whether a tenant accepts neighbours whose faults can end it (FACTS 4)."""
+    """Whether a tenant accepts neighbours whose faults can end it (docs/facts.md 4)."""
 
     SHARED = "shared"
     ISOLATED = "isolated"

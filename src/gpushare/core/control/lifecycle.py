@@ -148,7 +148,7 @@ class Settings:
 
 
 def next_phase(current: Phase, situation: Situation) -> Phase:
-    """The phase after `current` (DESIGN sections 4 and 5).
+    """The phase after `current` (docs/design.md 4 and 5).
 
     Pending: no pod is placed. Probation: placed, alone on its GPU until its profile is taken. Sharing: placed, and
     neighbours may come. Retracted: the controller moved its pods away for a neighbour's sake; it stays until one

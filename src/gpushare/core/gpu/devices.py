@@ -61,7 +61,7 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory on a GPU; `is_mps_client` False for one that runs outside MPS (FACTS 19).
+    """A process that holds memory on a GPU; `is_mps_client` False for one that runs outside MPS (facts.md 19).
 
     `memory_used_mib` is None where the driver does not tell.
     """

@@ -1,4 +1,4 @@
-"""The GPU's pipes and what a workload draws from them (DESIGN section 4, FACTS 21)."""
+"""The GPU's pipes and what a workload draws from them (docs/design.md 4, docs/facts.md 21)."""
 
 from dataclasses import dataclass, fields
 from typing import Final
@@ -40,7 +40,7 @@ class Counters:
     def pipes(self) -> dict[str, float]:
         """Use by pipe (fp16, fp32, fp64, int8, integer, dram) with tensor pipes counted in; measured ones only.
 
-        On current GPUs a matrix product shows on the tensor pipes alone (FACTS 21: an fp64 product has 94.6% on
+        On current GPUs a matrix product shows on the tensor pipes alone (facts.md 21: an fp64 product has 94.6% on
         DFMA and 0.05% on FP64), so each precision is its plain pipe plus its tensor pipe, at most 1.
         """
         sums = {

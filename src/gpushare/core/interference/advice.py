@@ -52,7 +52,7 @@ class Advice:
 def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: bool = True) -> Advice:
     """Caps that maximise summed progress within every tenant's tolerance (Pan 2021's open question).
 
-    Latency tenants run uncapped (DESIGN section 5). When no combination keeps every tolerance, the one that breaks
+    Latency tenants run uncapped (docs/design.md 5). When no combination keeps every tolerance, the one that breaks
     them least is returned with `within_tolerance` False. `cautious` judges tolerances at what is
     kept five times of six (`cautiously`), else at what is expected.
     """

@@ -15,7 +15,7 @@ Array = npt.NDArray[np.float64]
 # The standard programs that a workload may be measured beside, both uncapped
 # (docs/interference.md).
 PROBES: Final = ("probe-compute", "probe-memory", "probe-short")
-# Lengths of window below which a profile says too little: GPM needs 100 ms between samples (FACTS 21), and an
+# Lengths of window below which a profile says too little: GPM needs 100 ms between samples (facts.md 21), and an
 # iteration or two in 0.2 s is a coin toss.
 MIN_WINDOW_SECONDS: Final = 0.2
 _CAP_EXPONENT: Final = 1.01

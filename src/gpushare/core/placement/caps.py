@@ -1,4 +1,4 @@
-"""The thread percentage of a tenant beside its neighbours (DESIGN section 5, FACTS 8)."""
+"""The thread percentage of a tenant beside its neighbours (docs/design.md 5, docs/facts.md 8)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def thread_percentage(share_percent: int, job_class: JobClass, neighbours: Itera
 
     A latency tenant runs uncapped. A throughput tenant is capped at its share, and beside latency tenants at what
     their shares leave free: capped so, the latency tenant's p50 is as alone (0.016 ms), uncapped it is 0.640 ms
-    (FACTS 8). Whole GPUs are uncapped.
+    (docs/facts.md 8). Whole GPUs are uncapped.
     """
     if job_class is JobClass.LATENCY or share_percent >= SHARES_PER_GPU:
         return UNCAPPED_PERCENT

@@ -1,4 +1,4 @@
-"""Cautious packing (DESIGN section 5): no pod goes where the interference model says it would hurt too much.
+"""Cautious packing (docs/design.md 5): no pod goes where the interference model says it would hurt too much.
 
 `Judge` knows the tenants of every GPU by what is known of their workloads, and what a newcomer would do to each
 such set; a set is judged once, however many GPUs hold it. `Cautious` is any placement policy kept off the GPUs

@@ -1,8 +1,8 @@
 """Whose work a GPU's counters are: each tenant's progress, inferred from the counters and solo signatures.
 
-Nothing tells per-pod compute under MPS (FACTS 20, 21). But work per iteration does not change when a neighbour
+Nothing tells per-pod compute under MPS (facts.md 20, 21). But work per iteration does not change when a neighbour
 comes, so the device's counters over a window are, to a good approximation, the sum of the tenants' solo counters,
-each times its progress (DESIGN section 4). The progress is found by least squares within bounds, drawn to
+each times its progress (docs/design.md 4). The progress is found by least squares within bounds, drawn to
 what is expected beforehand where the counters say little.
 
 Plain floats: ten counters by a few tenants are no work for numpy, which would be a fifth of the agent's memory.
@@ -31,7 +31,7 @@ _PRIOR_FREEDOM: Final = 4.0
 _FIRST_TRUST: Final = 0.25
 _REWEIGHTINGS: Final = 3
 
-# Without the interference model's word: what random sets on an H200 reach, very roughly (FACTS, colocation).
+# Without the interference model's word: what random sets on an H200 reach, very roughly (docs/facts.md 30).
 UNINFORMED_MEAN: Final = 0.7
 UNINFORMED_ERROR: Final = 0.3
 # The least squares may go this far beyond the cap's bound, as the counters' noise does, so that one tenant's
@@ -180,7 +180,7 @@ def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attr
         tenants: everyone who ran in the window. One without a signature makes everyone unknown who has no prior,
             since its part of the counters cannot be told from theirs.
 
-    Source: DESIGN section 4; FACTS give the error of the same without bounds and prior (pairs 0.052).
+    Source: docs/design.md 4; docs/facts.md 31 has the error without bounds and prior (pairs 0.052).
     """
     if not tenants:
         return ()

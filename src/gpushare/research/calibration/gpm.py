@@ -1,4 +1,4 @@
-"""The device's counters over a window, by NVML's GPU performance monitoring (Hopper and later; FACTS 21)."""
+"""The device's counters over a window, by NVML's GPU performance monitoring (Hopper and later; facts.md 21)."""
 
 from typing import Any, Final
 

@@ -1,8 +1,8 @@
 """Which runs a collection makes, in which order: informative rather than exhaustive. Pure.
 
-A *phase* keeps a group of workloads ready under several caps each (one MPS client a workload and cap, 48 at most,
-FACTS 9) and fires sets of them. Everything that differs between two programs shows at pairs; what differs between
-caps shows when one set is measured under many of them; the rest of the time goes to random sets of three and more.
+A *phase* keeps a group of workloads ready under several caps each (one MPS client for each workload and cap, 48 at
+most, docs/facts.md 9) and fires sets of them. Pairs show everything that differs between two programs; one set
+measured under many caps shows what caps change; the rest of the time goes to random sets of three and more.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 Cell = tuple[str, int]  # a workload and its thread percentage
-CLIENTS: int = 48  # FACTS 9
+CLIENTS: int = 48  # docs/facts.md 9
 BASE_CAPS: tuple[int, ...] = (100, 50, 25)
 _EXHAUSTED: int = 500  # draws in a row that gave no new set: a small group has no more
 OTHER_CAPS: tuple[int, ...] = (100, 75, 33)

@@ -1,4 +1,4 @@
-"""The CUDA driver's side of the handshake, for the twin's tenants and for tests (FACTS 12)."""
+"""The CUDA driver's side of the handshake, for the twin's tenants and for tests (docs/facts.md 12)."""
 
 import array
 import contextlib
@@ -23,7 +23,7 @@ DEFAULT_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"  # noqa: S108 (CUDA's default)
 
 
 class NoMpsError(Exception):
-    """No daemon, or it closed the connection: CUDA goes on without MPS, on all SMs (FACTS 6, 15)."""
+    """No daemon, or it closed the connection: CUDA goes on without MPS, on all SMs (docs/facts.md 6, 15)."""
 
 
 class CudaError(Exception):

@@ -1,8 +1,8 @@
 """The twin's control daemon: a real process with the sockets, files, commands and failings of the real one.
 
-Its control path serves one connection at a time and waits up to 10 s for a silent one (FACTS 14). The MPS server
-is a
-child process that holds nothing: when it dies, or the daemon does, every client loses its connection (FACTS 6).
+Its control path serves one connection at a time and waits up to 10 s for a silent one (docs/facts.md 14). The MPS
+server is a child process that holds nothing: when it dies, or the daemon does, every client loses its connection
+(docs/facts.md 6).
 """
 
 import array
@@ -32,9 +32,9 @@ DESCRIPTOR: Final = b"OUTBCUFD\0"
 COMPUTE_TYPE: Final = bytes.fromhex("02000000")
 CONTROL_TYPE: Final = bytes.fromhex("04000000")
 END_OF_ANSWER: Final = b"\0"
-SILENCE_SECONDS: Final = 10.0  # FACTS 14
+SILENCE_SECONDS: Final = 10.0  # docs/facts.md 14
 MAX_PACKET: Final = 65536
-# Commands that change nothing: all that a connection to the unprivileged socket may do (FACTS 2).
+# Commands that change nothing: all that a connection to the unprivileged socket may do (docs/facts.md 2).
 READ_ONLY: Final = frozenset({"get_default_active_thread_percentage", "device_query"})
 DENIED: Final = "Insufficient privileges\n"
 
@@ -98,7 +98,7 @@ class Daemon:
         server_pid = self._server_pid() or self._start_server(0)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # The ceilings in force now are this client's for its life: later changes bind later clients (FACTS 5).
+            # The ceilings in force now are this client's for its life (docs/facts.md 5).
             self._server.admit(ours, Grant(self._default_percentage, *self._server.ceilings()))
             descriptors = array.array("i", [theirs.fileno()]).tobytes()
             connection.sendmsg([DESCRIPTOR], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])

@@ -30,7 +30,7 @@ TICK_SECONDS: Final = 1.0
 CONTEXT_MIB: Final = 125
 FAULT_LINGER_SECONDS: Final = 10.0  # a client that does not go away after a fault is ended by then
 OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY: out of memory"
-BUSY: Final = "CUDA-capable device(s) is/are busy or unavailable"  # FACTS 9
+BUSY: Final = "CUDA-capable device(s) is/are busy or unavailable"  # docs/facts.md 9
 ILLEGAL_ACCESS: Final = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 MPS_LOST: Final = "CUDA_ERROR_MPS_RPC_FAILURE: connection to the MPS server was lost"
 MAX_PACKET: Final = 65536
@@ -38,7 +38,7 @@ MAX_PACKET: Final = 65536
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What was in force when a client connected: daemon default, then the server's ceilings (FACTS 11)."""
+    """What was in force when a client connected: daemon default, then the server's ceilings (docs/facts.md 11)."""
 
     default_percentage: float
     ceiling_percentage: float
@@ -61,7 +61,7 @@ class _Client:
 
 
 def visible_sms(sm_count: int, percentage: float) -> int:
-    """SMs that a client sees: pairs, rounded down, at least 8 (FACTS 7, 11; of 132: 20% is 26, 10% 12, 5% 8)."""
+    """SMs that a client sees: pairs, rounded down, at least 8 (facts.md 7, 11; 132: 20% is 26, 10% 12, 5% 8)."""
     return max(8, int(sm_count * percentage / 100) // 2 * 2)
 
 
@@ -150,7 +150,7 @@ class TwinServer:
             return bool(found)
 
     def fault(self) -> None:
-        """An illegal access: every client of the server ends at once (FACTS 4)."""
+        """An illegal access: every client of the server ends at once (docs/facts.md 4)."""
         with self._lock:
             if self.pid is None:
                 return
@@ -268,7 +268,7 @@ class TwinServer:
             self._update()
 
     def _settle_fault(self) -> None:
-        """Back to ACTIVE once the faulted clients' ends are closed (FACTS 4)."""
+        """Back to ACTIVE once the faulted clients' ends are closed (docs/facts.md 4)."""
         if self.state != "FAULT":
             return
         remaining = []
@@ -352,7 +352,7 @@ class TwinServer:
 
 
 def _device_counters(clients: list[_Client]) -> Counters:
-    """The device's ratios: each tenant's solo vector times its progress, summed, at most 1 (DESIGN section 4)."""
+    """The device's ratios: each tenant's solo vector times its progress, summed, at most 1 (docs/design.md 4)."""
     total: dict[str, float] = dict.fromkeys(("sm_util", "sm_occupancy", "dram_bw_util", "graphics_util"), 0.0)
     total |= dict.fromkeys(("fp64_util", "dfma_tensor_util", "fp32_util", "fp16_util", "hmma_tensor_util"), 0.0)
     total |= dict.fromkeys(("imma_tensor_util", "any_tensor_util", "integer_util"), 0.0)

@@ -85,7 +85,7 @@ def run(workload: Workload, memory_mib: int, fault_after_seconds: float | None) 
 
 
 def run_without_mps(workload: Workload, why: str) -> int:
-    """Go on silently uncapped, as CUDA does without a daemon (FACTS 6), but let the log say so."""
+    """Go on silently uncapped, as CUDA does without a daemon (docs/facts.md 6), but let the log say so."""
     # The driver knows who uses a GPU; the twin knows by this name (gpushare.twin.mps.state).
     ctypes.CDLL(None).prctl(_PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
     while True:
