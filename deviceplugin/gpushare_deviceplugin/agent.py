@@ -9,11 +9,10 @@ from typing import Any, Final
 
 from gpushare.core.api.objects import GpuNodeStatus
 from gpushare.core.gpu.devices import Devices, GpuHealth
-from gpushare.devices import SimulatedDevices
+from gpushare.devices.simulated import simulated_opener
 from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
 from gpushare.kube import Api, connect
 from gpushare.mps.status import GateStatus
-from gpushare.twin.gpus import parse_simulated
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.cluster import Cluster
 from gpushare_deviceplugin.decisions import DecisionWriter
@@ -40,8 +39,7 @@ HUNG_SECONDS: Final = 60.0  # without a round of sampling, or without the loop t
 def devices_opener(options: Options, clock: Callable[[], float] = time.monotonic) -> Callable[[], Devices]:
     """What makes the device side that the options name; the driver's library is loaded only when it is called."""
     if options.simulated:
-        gpus = parse_simulated(options.simulated, options.node_name)
-        return lambda: SimulatedDevices(gpus, options.directory, clock)
+        return simulated_opener(options.simulated, options.node_name, options.directory, clock)
 
     def open_real() -> Devices:
         from gpushare.devices.nvml import NvmlDevices  # noqa: PLC0415 - ctypes, where there is a driver

@@ -12,8 +12,8 @@ from typing import Any, Final
 import orjson
 
 from gpushare.core.gpu.pipes import Counters
+from gpushare.core.interference.prior import expectation
 from gpushare.core.progress.attribution import Load
-from gpushare.core.progress.prior import expectation
 from gpushare.data import default_model
 
 NICENESS: Final = 10  # nobody waits for the answer

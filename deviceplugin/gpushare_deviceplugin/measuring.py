@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gpushare.core.gpu.devices import GpuSample
+from gpushare.core.gpu.pipes import mean_counters
 from gpushare.core.progress.attribution import Load, Prior, TenantEvidence, attribute, evidence
 from gpushare.mps.status import GateStatus
-from gpushare.research.dataset import mean_counters
 from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.signatures import Signature, Signatures

@@ -7,8 +7,8 @@ import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B
 
 from gpushare.core.gpu.pipes import Counters
+from gpushare.core.interference.prior import expectation
 from gpushare.core.progress.attribution import Load, Prior
-from gpushare.core.progress.prior import expectation
 from gpushare.data import default_model
 from gpushare_deviceplugin import forecaster
 from gpushare_deviceplugin.forecasts import (

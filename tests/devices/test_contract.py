@@ -8,8 +8,8 @@ from tests.devices.contract import check_contract
 
 from gpushare.core.gpu.devices import DevicesError
 from gpushare.core.gpu.pipes import Counters
-from gpushare.devices import SimulatedDevices
 from gpushare.mps.layout import GpuDirectory, write_atomically
+from gpushare.twin.devices import SimulatedDevices
 from gpushare.twin.gpus import parse_simulated
 from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 

@@ -26,8 +26,9 @@ from gpushare.mps.layout import (
     status_reader,
     write_decisions,
 )
-from gpushare.mps.memory import NvmlMemory, TwinMemory
+from gpushare.mps.memory import NvmlMemory
 from gpushare.mps.status import GateStatus, MpsState
+from gpushare.twin.mps.memory import TwinMemory
 
 if TYPE_CHECKING:
     from agent_bench import NodeAgent

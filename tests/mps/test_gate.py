@@ -12,10 +12,10 @@ from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.gate import MAX_CONNECTIONS_PER_POD, Backend, Gate
 from gpushare.mps.host import listen
 from gpushare.mps.ledger import Ledger
-from gpushare.mps.memory import TwinMemory
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO
 from gpushare.mps.policy import Policy
 from gpushare.mps.status import HoldReason, MpsState, RefuseReason
+from gpushare.twin.mps.memory import TwinMemory
 
 from .conftest import decide, eventually, twin_program
 

@@ -12,8 +12,8 @@ from gpushare.cli import interference
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.core.interference import InterferenceModel
+from gpushare.core.interference.prior import expectation
 from gpushare.core.progress.attribution import no_prediction
-from gpushare.core.progress.prior import expectation
 from gpushare.research.attribution_score import AttributionScore, score
 from gpushare.research.dataset import Dataset, DatasetError, parse
 

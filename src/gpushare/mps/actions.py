@@ -7,7 +7,6 @@ from gpushare.mps import commands
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.layout import GpuDirectory, status_reader
-from gpushare.twin.mps.state import state_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +19,7 @@ class Ended:
 
 def program_of(gpu: GpuDirectory) -> ControlProgram:
     """How to reach a directory's daemon: the twin's where a twin writes its state, else the real one."""
-    return ControlProgram.of(gpu, TWIN_EXECUTABLE if state_path(gpu).exists() else REAL_EXECUTABLE)
+    return ControlProgram.of(gpu, TWIN_EXECUTABLE if gpu.twin_state.exists() else REAL_EXECUTABLE)
 
 
 def clients_of_pod(gpu: GpuDirectory, pod_uid: str) -> tuple[int, ...]:

@@ -25,12 +25,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpushare.core.api.names import HOST_DIRECTORY
-from gpushare.core.gpu.devices import GpuInfo
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.observe import serve_http
+from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
-from gpushare.twin.gpus import parse_simulated
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +136,7 @@ def _keepers(options: argparse.Namespace) -> list[KeeperProcess]:
     common = ["--proc", str(options.proc), *(["--keep-strangers"] if options.keep_strangers else [])]
     gpus: list[tuple[str, list[str]]]
     if options.simulated:
-        infos: tuple[GpuInfo, ...] = parse_simulated(options.simulated, options.node_name)
+        infos = simulated_gpus(options.simulated, options.node_name)
         gpus = [(info.uuid, ["--twin", json.dumps(dataclasses.asdict(info))]) for info in infos]
     else:
         gpus = [(uuid, []) for uuid in (options.gpu or real_gpus())]

@@ -32,9 +32,10 @@ from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.layout import GpuDirectory, PodDecision, status_reader, write_status
 from gpushare.mps.ledger import Ledger, Presence
 from gpushare.mps.logs import trim
-from gpushare.mps.memory import MemoryReader, NvmlMemory, TwinMemory
+from gpushare.mps.memory import MemoryReader, NvmlMemory
 from gpushare.mps.policy import Policy
 from gpushare.mps.selftest import Probe, run_self_test
+from gpushare.mps.simulated import simulated_memory
 from gpushare.mps.status import GateStatus, MpsState, SelfTestResult
 from gpushare.mps.store import StoreClient
 
@@ -396,7 +397,7 @@ def setup_of(gpu: GpuDirectory, twin: str | None, proc: Path = PROC, *, ends_str
         return Setup(control, NvmlMemory(gpu.uuid), Probe(), identify, ends_strangers)
     control = AsyncMpsControl(ControlProgram.of(gpu, TWIN_EXECUTABLE, {"GPUSHARE_TWIN_GPU": twin}))
     probe = Probe((sys.executable, "-m", "gpushare.twin.mps.probe"), (("PYTHONPATH", SRC),))
-    return Setup(control, TwinMemory(gpu), probe, identify, ends_strangers)
+    return Setup(control, simulated_memory(gpu), probe, identify, ends_strangers)
 
 
 async def keep(gpu: GpuDirectory, setup: Setup, listener: socket.socket, store: StoreClient) -> None:

@@ -80,6 +80,11 @@ class GpuDirectory:
         """The gate's word on this GPU."""
         return self.path / "gate.json"
 
+    @property
+    def twin_state(self) -> Path:
+        """What a simulated GPU's twin writes of itself; real GPUs have no such file."""
+        return self.path / "twin.json"
+
     def create(self) -> None:
         """Make the directories: the tenants' one open to all uids, the rest to root alone."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o755)

@@ -4,9 +4,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from gpushare.mps.layout import GpuDirectory
-from gpushare.twin.mps.state import state_reader
-
 logger = logging.getLogger(__name__)
 _MIB = 2**20
 
@@ -17,18 +14,6 @@ class MemoryReader(Protocol):
     def used_mib(self) -> Mapping[int, int] | None:
         """Read it now; a process that is not in it holds none."""
         ...
-
-
-class TwinMemory:
-    """From the twin's state file."""
-
-    def __init__(self, gpu: GpuDirectory) -> None:
-        self._reader = state_reader(gpu)
-
-    def used_mib(self) -> Mapping[int, int] | None:
-        """Read it now."""
-        state = self._reader.read()
-        return None if state is None else {client.pid: client.memory_used_mib for client in state.clients}
 
 
 class NvmlMemory:

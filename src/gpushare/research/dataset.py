@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any, Final
 
-from gpushare.core.gpu.pipes import COUNTERS, Counters
+from gpushare.core.gpu.pipes import COUNTERS, Counters, mean_counters
 
 SCHEMA: Final = "gpushare.io/colocation/v1"
 _HEADER_FIELDS: Final = {"schema", "gpu_model", "driver", "mechanism"}
@@ -196,16 +196,6 @@ class Dataset:
         return tuple(
             f"{n} run{'s' if n != 1 else ''} {verb.get(why, 'skipped')}: {why}" for why, n in counts.items()
         )
-
-
-def mean_counters(counters: Iterable[Counters]) -> Counters:
-    """Field by field mean over the windows that measured the field; None where none did."""
-    listed = list(counters)
-    means: dict[str, float | None] = {}
-    for name in COUNTERS:
-        values = [value for each in listed if (value := getattr(each, name)) is not None]
-        means[name] = sum(values) / len(values) if values else None
-    return Counters(**means)
 
 
 def parse(lines: Iterable[str | bytes]) -> Dataset:

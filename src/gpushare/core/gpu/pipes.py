@@ -1,5 +1,6 @@
 """The GPU's pipes and what a workload draws from them (docs/design.md 4, docs/facts.md 21)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -60,3 +61,13 @@ class Counters:
     def as_dict(self) -> dict[str, float]:
         """The measured counters by name."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+
+
+def mean_counters(counters: Iterable[Counters]) -> Counters:
+    """Field by field mean over the windows that measured the field; None where none did."""
+    listed = list(counters)
+    means: dict[str, float | None] = {}
+    for name in COUNTERS:
+        values = [value for each in listed if (value := getattr(each, name)) is not None]
+        means[name] = sum(values) / len(values) if values else None
+    return Counters(**means)

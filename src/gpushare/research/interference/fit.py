@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from gpushare.core.gpu.pipes import mean_counters
 from gpushare.core.interference.model import (
     COVERAGE,
     KEPT_EDGES,
@@ -36,7 +37,7 @@ from gpushare.core.interference.profile import (
     vector,
     without,
 )
-from gpushare.research.dataset import Dataset, mean_counters
+from gpushare.research.dataset import Dataset
 from gpushare.research.interference import baselines
 from gpushare.research.interference.training import Cells, batches_of, fit_parameters
 from gpushare.research.solo_profiles import profile_of

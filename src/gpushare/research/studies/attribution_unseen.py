@@ -12,8 +12,8 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from gpushare.core.interference.prior import expectation
 from gpushare.core.progress.attribution import Load, Predict, Prior
-from gpushare.core.progress.prior import expectation
 from gpushare.research.attribution_score import AttributionScore, score
 from gpushare.research.dataset import Dataset, parse
 from gpushare.research.interference.fit import FOLDS, fit_model

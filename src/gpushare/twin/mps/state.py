@@ -8,7 +8,6 @@ from typing import Any, Final
 from gpushare.core.gpu.pipes import Counters
 from gpushare.mps.layout import GpuDirectory, LastGood
 
-FILE_NAME: Final = "twin.json"
 # A process that uses the twin's GPU without MPS carries this name, as the driver would know it (see the tenant).
 OUTSIDE_COMM: Final = "gpu-no-mps"
 
@@ -78,7 +77,7 @@ class TwinState:
 
 def state_path(gpu: GpuDirectory) -> Path:
     """Where a GPU's twin writes its state."""
-    return gpu.path / FILE_NAME
+    return gpu.twin_state
 
 
 def state_reader(gpu: GpuDirectory) -> LastGood[TwinState | None]:

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-from gpushare.core.interference import InterferenceModel, Profile
+from gpushare.core.interference.model import InterferenceModel
+from gpushare.core.interference.profile import Profile
 from gpushare.core.progress.attribution import Load, Predict, Prior
 
 _INTERVAL_IN_ERRORS: Final = 2 * 1.645  # a 90% interval of a normal distribution, in standard deviations

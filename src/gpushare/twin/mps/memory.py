@@ -1,0 +1,18 @@
+"""Device memory of each process on a simulated GPU, as NVML tells it of a real one."""
+
+from collections.abc import Mapping
+
+from gpushare.mps.layout import GpuDirectory
+from gpushare.twin.mps.state import state_reader
+
+
+class TwinMemory:
+    """From the twin's state file."""
+
+    def __init__(self, gpu: GpuDirectory) -> None:
+        self._reader = state_reader(gpu)
+
+    def used_mib(self) -> Mapping[int, int] | None:
+        """Read it now; None until the twin's daemon wrote once."""
+        state = self._reader.read()
+        return None if state is None else {client.pid: client.memory_used_mib for client in state.clients}

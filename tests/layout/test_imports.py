@@ -1,0 +1,63 @@
+"""What each room may import (docs/design.md); import-linter holds the layers, this file what it cannot see."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+PROCESSES = {
+    "the agent": ["gpushare_deviceplugin.__main__", "gpushare_deviceplugin.agent"],
+    "the agent's forecaster": ["gpushare_deviceplugin.forecaster"],
+    "the operator": ["gpushare_operator.handlers"],
+    "admission": ["gpushare_operator.admission.__main__"],
+    "the extender": ["gpushare.extender.__main__"],
+    "the MPS host": ["gpushare.mps.host"],
+    "the MPS keeper": ["gpushare.mps.keeper"],
+}
+ASIDE = ("gpushare.research", "gpushare.twin", "gpushare.sim", "gpushare.cli", "scipy", "sklearn", "matplotlib")
+
+
+def loaded_by(modules: list[str]) -> list[str]:
+    """Names of all modules that a fresh interpreter has once these are imported."""
+    script = f"import importlib, json, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
+    paths = [str(ROOT / folder) for folder in ("src", "operator", "deviceplugin")]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path[:0] = {paths!r}\n{script}print(json.dumps(list(sys.modules)))",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names: list[str] = json.loads(done.stdout)
+    return names
+
+
+@pytest.mark.parametrize("process", PROCESSES)
+def test_no_process_loads_what_only_fits_simulates_or_evaluates(process: str) -> None:
+    names = loaded_by(PROCESSES[process])
+    assert set(PROCESSES[process]) <= set(names)
+    assert not [name for name in names if name in ASIDE or name.startswith(tuple(f"{each}." for each in ASIDE))]
+
+
+def test_the_agent_loads_neither_numpy_nor_the_interference_model() -> None:
+    """They are 20 MiB in every node; the forecaster, a process that ends, asks the model (ADR 0032)."""
+    names = loaded_by(PROCESSES["the agent"])
+    assert not {"numpy", "gpushare.core.interference", "gpushare.core.placement"} & set(names)
+
+
+def test_every_package_has_its_layer() -> None:
+    layers = CONTRACTS[0]
+    assert layers["type"] == "layers"
+    named = {name.strip() for layer in layers["layers"] for name in layer.split("|")}
+    folders = {
+        f"gpushare.{folder.name}" for folder in (ROOT / "src" / "gpushare").iterdir() if list(folder.glob("*.py"))
+    }
+    assert named == folders | {"gpushare_operator", "gpushare_deviceplugin"}
