@@ -27,6 +27,29 @@ from gpushare.kube import (
     WatchEvent,
 )
 
+Selector = Callable[[dict[str, Any]], bool]
+
+
+def selector_of(label_selector: str | None = None, field_selector: str | None = None, **_: Any) -> Selector:
+    """The API server's selectors, as far as they are made of `=` and `!=`."""
+
+    def matches(obj: dict[str, Any]) -> bool:
+        labels = obj["metadata"].get("labels") or {}
+        for term in filter(None, (label_selector or "").split(",")):
+            name, differs, value = term.replace("==", "=").partition("!=" if "!=" in term else "=")
+            if (labels.get(name) == value) is (differs == "!="):
+                return False
+        for term in filter(None, (field_selector or "").split(",")):
+            path, differs, value = term.replace("==", "=").partition("!=" if "!=" in term else "=")
+            found: Any = obj
+            for part in path.split("."):
+                found = (found or {}).get(part)
+            if ((found or "") == value) is (differs == "!="):
+                return False
+        return True
+
+    return matches
+
 
 class FakeCluster:
     """Objects by resource and key, with watches; the methods are those of `gpushare.kube.Api`."""
@@ -39,7 +62,7 @@ class FakeCluster:
             GPUSHARES: {},
         }
         self.version = 0
-        self.watchers: list[tuple[Resource, asyncio.Queue[WatchEvent]]] = []
+        self.watchers: list[tuple[Resource, Selector, asyncio.Queue[WatchEvent]]] = []
         self.bind_fails: list[str] = []
         self.get_fails: list[str] = []
         self.patches: list[tuple[str, dict[str, Any]]] = []
@@ -98,16 +121,16 @@ class FakeCluster:
     def put(self, resource: Resource, obj: dict[str, Any]) -> dict[str, Any]:
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
-        kind = "MODIFIED" if self.key(obj) in self.objects[resource] else "ADDED"
+        before = self.objects[resource].get(self.key(obj))
         self.objects[resource][self.key(obj)] = obj
-        self.tell(resource, kind, obj)
+        self.tell(resource, before, obj)
         return obj
 
     def remove(self, resource: Resource, key: str) -> None:
         obj = self.objects[resource].pop(key)
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
-        self.tell(resource, "DELETED", obj)
+        self.tell(resource, obj, None)
 
     def pod(self, name: str) -> dict[str, Any]:
         return self.objects[PODS][f"default/{name}"]
@@ -123,29 +146,36 @@ class FakeCluster:
         pod["status"]["phase"] = phase
         self.put(PODS, pod)
 
-    def tell(self, resource: Resource, kind: str, obj: dict[str, Any]) -> None:
-        for watched, queue in self.watchers:
-            if watched == resource:
-                queue.put_nowait(WatchEvent(kind, copy.deepcopy(obj)))
+    def tell(self, resource: Resource, before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
+        """What each watch sees of a change: an object that no longer matches its selector is gone to it."""
+        for watched, selector, queue in self.watchers:
+            if watched != resource:
+                continue
+            was, stays = before is not None and selector(before), after is not None and selector(after)
+            if was or stays:
+                kind = ("MODIFIED" if was else "ADDED") if stays else "DELETED"
+                queue.put_nowait(WatchEvent(kind, copy.deepcopy(after or before or {})))
 
     async def settle(self) -> None:
         """Until every watch has delivered everything."""
-        while any(not queue.empty() for _, queue in self.watchers):  # noqa: ASYNC110 - queues have no such event
+        while any(not queue.empty() for *_, queue in self.watchers):  # noqa: ASYNC110 - queues have no such event
             await asyncio.sleep(0)
         for _ in range(3):
             await asyncio.sleep(0)
 
     # -- the client's side
 
-    async def list(self, resource: Resource, reduce: Callable[[Any], Any], **_: Any) -> Listing[Any]:
-        return Listing([reduce(copy.deepcopy(obj)) for obj in self.objects[resource].values()], str(self.version))
+    async def list(self, resource: Resource, reduce: Callable[[Any], Any], **query: Any) -> Listing[Any]:
+        selector = selector_of(**query)
+        found = [reduce(copy.deepcopy(obj)) for obj in self.objects[resource].values() if selector(obj)]
+        return Listing(found, str(self.version))
 
-    async def watch(self, resource: Resource, **_: Any) -> AsyncIterator[WatchEvent]:
-        entry = (resource, asyncio.Queue[WatchEvent]())
+    async def watch(self, resource: Resource, **query: Any) -> AsyncIterator[WatchEvent]:
+        entry = (resource, selector_of(**query), asyncio.Queue[WatchEvent]())
         self.watchers.append(entry)
         try:
             while True:
-                yield await entry[1].get()
+                yield await entry[2].get()
         finally:
             self.watchers.remove(entry)
 

@@ -86,7 +86,7 @@ def test_a_gpunode():
     )
     assert [gpu.uuid for gpu in view.gpus] == ["A", "B"]
     assert [gpu.memory_mib for gpu in view.gpus] == [None, 100]
-    assert (view.unhealthy, view.allocated) == ({"B"}, {"u1", "u2"})
+    assert (view.unhealthy, view.allocated) == ({"B"}, {"u1": ("A",), "u2": ("A",)})
     assert reduce_gpunode({"metadata": {"name": "n"}}).gpus == ()
 
 

@@ -3,7 +3,14 @@
 import pytest
 
 from gpushare.extender.reduce import reduce_pod
-from gpushare.extender.waiting import AGAIN_SECONDS, GRACE_SECONDS, MAX_TOUCHES, STALE_SECONDS, WaitingPods
+from gpushare.extender.waiting import (
+    AGAIN_SECONDS,
+    GRACE_SECONDS,
+    MAX_TOUCHES,
+    PATIENCE_SECONDS,
+    STALE_SECONDS,
+    WaitingPods,
+)
 from gpushare.kube import PODS
 
 
@@ -103,3 +110,13 @@ async def test_room_touches_the_pod_through_the_api(cluster, serve_cluster, monk
         assert body["metadata"]["uid"] == cluster.pod("b")["metadata"]["uid"]
         await running.extender.wake()
         assert len(cluster.patches) == 1
+
+
+def test_room_that_appears_again_and_again_does_not_put_a_pod_off_for_ever(waiting):
+    waiting.refused(pod("a"), 0)
+    touched = []
+    for second in range(1, 30):
+        waiting.room(second)
+        touched += [second for _ in waiting.due(second + 0.5, always)]
+    assert touched
+    assert touched[0] <= 1 + PATIENCE_SECONDS + GRACE_SECONDS

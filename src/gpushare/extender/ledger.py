@@ -25,6 +25,7 @@ from gpushare.core.placement.state import (
 from gpushare.data import default_model
 from gpushare.extender.fence import Fence
 from gpushare.extender.known import KnownWorkloads
+from gpushare.extender.others import OtherPod, OtherPods, Undecided
 from gpushare.extender.reduce import GpuNodeView, NodeView, PodView
 from gpushare.kube import Change
 
@@ -65,6 +66,8 @@ class Ledger:
         self._shares: dict[str, dict[str, GpuShare]] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self._nodes: dict[str, NodeView] = {}
+        self.others = OtherPods(self.state)
+        self._undecided = Undecided(self.state)
         self._second_choices: set[str] = set()
 
     # -- what the watches say -------------------------------------------------------------------------------------
@@ -83,9 +86,29 @@ class Ledger:
         if pod.node is None:
             return
         if pod.decision is None:
-            _log.warning("pod %s runs on %s without a decision, its GPU is not known yet", key, pod.node)
+            if pod.uid not in self._undecided:
+                _log.warning("pod %s runs on %s without a decision: counted by its limit", key, pod.node)
+            self._undecided.hold(pod.uid, pod.node, pod.limit_percent, pod.cpu_milli, pod.memory_mib)
+            self._place_undecided(pod.uid, pod.node)
             return
+        self._undecided.forget(pod.uid)
         self._count(pod, pod.node, pod.decision)
+
+    def other_pod_changed(self, change: Change, key: str, pod: OtherPod) -> None:
+        """A pod that is not ours came to a node, changed or left it."""
+        if change is Change.DELETED:
+            self.others.drop(pod)
+            if pod.limit_percent and pod.uid not in self.pods:
+                self._undecided.forget(pod.uid)
+                self.release(pod.uid)
+            self.on_room()
+            return
+        self.others.put(pod)
+        if pod.limit_percent and pod.uid not in self.pods:
+            if pod.uid not in self._undecided:
+                _log.warning("pod %s on %s has a share that gpushare did not place", key, pod.node)
+            self._undecided.hold(pod.uid, pod.node, pod.limit_percent)
+            self._place_undecided(pod.uid, pod.node)
 
     def gpunode_changed(self, change: Change, key: str, view: GpuNodeView) -> None:
         """A node's GPUs, their health or their tenants changed."""
@@ -105,6 +128,7 @@ class Ledger:
         if before is None or before.allocated != view.allocated:
             for uid in view.allocated:
                 self.fence.allocated(uid)
+        self._undecided.place_all(key, view.allocated)
 
     def node_changed(self, change: Change, key: str, view: NodeView) -> None:
         """A node's CPU, memory or taints changed."""
@@ -275,9 +299,18 @@ class Ledger:
             self.on_room()
 
     def _forget(self, pod_uid: str) -> None:
-        self.pods.pop(pod_uid, None)
+        pod = self.pods.pop(pod_uid, None)
         self._workloads.forget(pod_uid)
+        self._undecided.forget(pod_uid)
         self.release(pod_uid)
+        other = self.others.get(pod.node, pod_uid) if pod is not None else None
+        if other is not None and other.limit_percent:  # it runs on, but lost our label
+            self._undecided.hold(pod_uid, other.node, other.limit_percent)
+            self._place_undecided(pod_uid, other.node)
+
+    def _place_undecided(self, pod_uid: str, node: str) -> None:
+        view = self._gpunodes.get(node)
+        self._undecided.place(pod_uid, view.allocated.get(pod_uid, ()) if view is not None else ())
 
     def _count(self, pod: PodView, node: str, decision: Decision) -> None:
         """Count a bound pod where its annotations say."""

@@ -75,7 +75,7 @@ class _Watches(Collector):
             "gpushare_extender_bad_objects", "Objects that could not be understood.", labels=["resource"]
         )
         for reflector in self._reflectors:
-            restarts.add_metric([reflector.resource.plural], reflector.restarts)
-            bad.add_metric([reflector.resource.plural], reflector.bad_objects)
+            restarts.add_metric([reflector.name], reflector.restarts)
+            bad.add_metric([reflector.name], reflector.bad_objects)
         yield restarts
         yield bad

@@ -21,17 +21,24 @@ def choose_victims(
     """
     chosen: dict[str, Victims] = {}
     for node, victims in proposed.items():
-        if victims.pod_uids and _fits_without(ledger, request, node, victims.pod_uids):
-            chosen[node] = victims
-            continue
-        extra = _cheapest(ledger, pod, request, node)
-        if extra is None:
-            continue
-        kept = _still_needed(ledger, extra, victims.pod_uids)
-        uids = tuple(dict.fromkeys([*kept, *extra]))
-        if uids and _fits_without(ledger, request, node, uids):
+        with ledger.others.leaving(node, victims.pod_uids):
+            uids = _victims_on(ledger, pod, request, node, victims.pod_uids)
+        if uids:
             chosen[node] = Victims(uids, victims.pdb_violations)
     return chosen
+
+
+def _victims_on(
+    ledger: Ledger, pod: PodView, request: PlacementRequest, node: str, proposed: tuple[str, ...]
+) -> tuple[str, ...]:
+    if proposed and _fits_without(ledger, request, node, proposed):
+        return proposed
+    extra = _cheapest(ledger, pod, request, node)
+    if extra is None:
+        return ()
+    kept = _still_needed(ledger, extra, proposed)
+    uids = tuple(dict.fromkeys([*kept, *extra]))
+    return uids if uids and _fits_without(ledger, request, node, uids) else ()
 
 
 def _fits_without(ledger: Ledger, request: PlacementRequest, node: str, leaving: Iterable[str]) -> bool:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from sys import intern
 from typing import Any, Final
 
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
+from gpushare.core.api.pod_resources import requests_of, share_limit_of
 from gpushare.core.api.quantity import parse_quantity
 from gpushare.core.gpu.devices import Health
 from gpushare.core.placement.state import GpuSpec
@@ -57,12 +57,12 @@ class PodView:
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeView:
-    """One GpuNode: its GPUs in order, which of them are unhealthy, and the uids of pods allocated there."""
+    """One GpuNode: its GPUs in order, which of them are unhealthy, and the pods allocated there (uid, GPUs)."""
 
     name: str
     gpus: tuple[GpuSpec, ...]
     unhealthy: frozenset[str]
-    allocated: frozenset[str]
+    allocated: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def reduce_pod(obj: Mapping[str, Any]) -> PodView:
         decision = Decision.from_annotations(annotations)
     except ValueError:
         decision = None
-    containers = spec.get("containers") or ()
+    cpu_milli, memory_mib = requests_of(spec)
     return PodView(
         uid=metadata["uid"],
         namespace=intern(metadata.get("namespace") or "default"),
@@ -98,9 +98,9 @@ def reduce_pod(obj: Mapping[str, Any]) -> PodView:
         node=intern(spec["nodeName"]) if spec.get("nodeName") else None,
         finished=status.get("phase") in _TERMINAL_PHASES,
         admitted="startTime" in status,
-        limit_percent=max(_shares(containers), *(_shares([one]) for one in spec.get("initContainers") or ()), 0),
-        cpu_milli=sum(int(_request(one, "cpu") * 1000) for one in containers),
-        memory_mib=sum(int(_request(one, "memory") / _MIB) for one in containers),
+        limit_percent=share_limit_of(spec),
+        cpu_milli=cpu_milli,
+        memory_mib=memory_mib,
         priority=spec.get("priority") or 0,
         decision=decision,
         has_preferences=_has_preferences(spec),
@@ -117,7 +117,7 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
     """One GpuNode; GPUs without a uuid are left out."""
     gpus: list[GpuSpec] = []
     unhealthy: list[str] = []
-    allocated: list[str] = []
+    allocated: dict[str, tuple[str, ...]] = {}
     for gpu in sorted((obj.get("status") or {}).get("gpus") or (), key=lambda one: one.get("index") or 0):
         uuid = gpu.get("uuid")
         if not uuid:
@@ -125,8 +125,9 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
         gpus.append(GpuSpec(intern(uuid), intern(gpu.get("model") or ""), gpu.get("memoryMiB") or None))
         if gpu.get("health", Health.HEALTHY) != Health.HEALTHY:
             unhealthy.append(uuid)
-        allocated.extend(tenant["podUid"] for tenant in gpu.get("tenants") or ())
-    return GpuNodeView(intern(obj["metadata"]["name"]), tuple(gpus), frozenset(unhealthy), frozenset(allocated))
+        for tenant in gpu.get("tenants") or ():
+            allocated[tenant["podUid"]] = (*allocated.get(tenant["podUid"], ()), gpus[-1].uuid)
+    return GpuNodeView(intern(obj["metadata"]["name"]), tuple(gpus), frozenset(unhealthy), allocated)
 
 
 def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:
@@ -152,13 +153,3 @@ def _has_preferences(spec: Mapping[str, Any]) -> bool:
     ) or any(
         one.get("whenUnsatisfiable") == "ScheduleAnyway" for one in spec.get("topologySpreadConstraints") or ()
     )
-
-
-def _shares(containers: Any) -> int:
-    return sum(
-        int(((one.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE, 0)) for one in containers
-    )
-
-
-def _request(container: Mapping[str, Any], resource: str) -> Decimal:
-    return parse_quantity(((container.get("resources") or {}).get("requests") or {}).get(resource, "0"))

@@ -19,6 +19,7 @@ from gpushare.extender.fence import Fence
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.metrics import Metrics
 from gpushare.extender.options import POLICIES, Options
+from gpushare.extender.others import ON_A_NODE, reduce_other_pod
 from gpushare.extender.reduce import reduce_gpunode, reduce_node, reduce_pod
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
@@ -49,6 +50,15 @@ class Extender:
             Reflector(api, GPUNODES, reduce_gpunode, on_change=ledger.gpunode_changed),
             Reflector(api, GPUSHARES, GpuShare.from_object, on_change=ledger.share_changed),
             Reflector(api, PODS, reduce_pod, on_change=ledger.pod_changed, label_selector=names.MANAGED_SELECTOR),
+            Reflector(
+                api,
+                PODS,
+                reduce_other_pod,
+                on_change=ledger.other_pod_changed,
+                label_selector=names.UNMANAGED_SELECTOR,
+                field_selector=ON_A_NODE,
+                name="other pods",
+            ),
         )
         self.metrics.watch(self.reflectors)
         self.verbs = Verbs(
@@ -66,7 +76,7 @@ class Extender:
 
     def not_ready(self) -> str:
         """What is missing before a decision can be right, as a sentence; empty when nothing is."""
-        missing = [one.resource.plural for one in self.reflectors if not one.synced.is_set()]
+        missing = [one.name for one in self.reflectors if not one.synced.is_set()]
         return f"the extender is starting: {', '.join(missing)} not read yet" if missing else ""
 
     @asynccontextmanager

@@ -16,6 +16,7 @@ GRACE_SECONDS: Final = (
     1.5  # kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, and its way to us
 )
 AGAIN_SECONDS: Final = 5.0  # between two touches of one pod; above kube-scheduler's usual back-off
+PATIENCE_SECONDS: Final = 10.0  # at most, where room appears again and again and each starts the grace anew
 STALE_SECONDS: Final = 10.0  # far beyond any lag of a healthy watch
 MAX_EXAMINED: Final = 200  # per round: some 20 ms
 MAX_TOUCHES: Final = 50  # per round, so that a large queue does not become a storm of writes
@@ -34,6 +35,7 @@ class WaitingPods:
     def __init__(self) -> None:
         self._waiting: dict[str, _Waiting] = {}
         self._room_at: float | None = None
+        self._room_since = 0.0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -49,6 +51,8 @@ class WaitingPods:
 
     def room(self, now: float) -> None:
         """Something became free."""
+        if self._room_at is None:
+            self._room_since = now
         self._room_at = now
 
     def prune(self, is_waiting: Callable[[str], bool], now: float) -> None:
@@ -68,10 +72,14 @@ class WaitingPods:
         """
         if self._room_at is None:
             return []
+        impatient = now - self._room_since >= PATIENCE_SECONDS
+        if impatient:
+            self._room_since = now
+        graced = impatient or now - self._room_at >= GRACE_SECONDS
         ripe: list[_Waiting] = []
         later = False
         for entry in self._waiting.values():
-            if now - self._room_at >= GRACE_SECONDS and now - entry.refused_at >= GRACE_SECONDS:
+            if graced and now - entry.refused_at >= GRACE_SECONDS:
                 ripe.append(entry)
                 later = later or now - entry.touched_at < AGAIN_SECONDS
             else:

@@ -42,6 +42,7 @@ class Reflector(Generic[T]):
     in order, in the event loop. It must not raise; if it does, that is logged and counted like a bad object.
 
     Attributes:
+        name: what logs and metrics call it; the resource's plural unless given.
         synced: set once the first whole list was delivered.
         restarts: how often the watch ended other than by the server's ordinary time-out.
         bad_objects: objects that could not be understood.
@@ -57,10 +58,12 @@ class Reflector(Generic[T]):
         namespace: str | None = None,
         label_selector: str | None = None,
         field_selector: str | None = None,
+        name: str | None = None,
         rng: random.Random | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.resource = resource
+        self.name = name or resource.plural
         self.synced = asyncio.Event()
         self.restarts = 0
         self.bad_objects = 0
@@ -84,7 +87,7 @@ class Reflector(Generic[T]):
         return MappingProxyType(self._items)
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run(), name=f"reflector-{self.resource.plural}")
+        self._task = asyncio.create_task(self.run(), name=f"reflector-{self.name}")
         return self
 
     async def __aexit__(
@@ -104,7 +107,7 @@ class Reflector(Generic[T]):
                 self._version = None
                 self.restarts += 1
                 delay = self._backoff(self._failures)
-                _log.info("watch history of %s lapsed, listing anew", self.resource.plural)
+                _log.info("watch history of %s lapsed, listing anew", self.name)
             except ApiError as error:
                 self.restarts += 1
                 delay = self._backoff(self._failures)
@@ -112,7 +115,7 @@ class Reflector(Generic[T]):
                     delay = max(delay, min(error.retry_after_seconds * self._rng.random(), LAST_BACKOFF_SECONDS))
                 else:
                     self._version = None
-                _log.warning("watch of %s failed, again in %.1f s: %s", self.resource.plural, delay, error)
+                _log.warning("watch of %s failed, again in %.1f s: %s", self.name, delay, error)
                 self._failures += 1
             await self._sleep(delay)
 

@@ -26,6 +26,7 @@ ROOM_SINCE: Final = f"{GROUP}/room-since"
 
 MANAGED_LABEL: Final = f"{GROUP}/managed"
 MANAGED_SELECTOR: Final = f"{MANAGED_LABEL}=true"
+UNMANAGED_SELECTOR: Final = f"{MANAGED_LABEL}!=true"
 SHARE_RESOURCE: Final = f"{GROUP}/share"
 SCHEDULER_NAME: Final = "gpushare-scheduler"
 

@@ -121,6 +121,7 @@ class ClusterState:
         """What the pods in place asked, by how many asked it."""
         self._tenants: dict[tuple[int, int], dict[str, int]] = {}
         self._waiting: dict[str, set[str]] = {}
+        self._other_use: dict[str, tuple[int, int]] = {}
         self._order = 0
         self._journal = _Journal()
         self.isolated_count = 0
@@ -157,6 +158,9 @@ class ClusterState:
         self.gpu_counts[row] = len(spec.gpus)
         self.cpu_free_milli[row] = UNLIMITED if spec.cpu_milli is None else spec.cpu_milli
         self.node_memory_free_mib[row] = UNLIMITED if spec.memory_mib is None else spec.memory_mib
+        other_cpu_milli, other_memory_mib = self._other_use.get(spec.name, (0, 0))
+        self.cpu_free_milli[row] -= other_cpu_milli
+        self.node_memory_free_mib[row] -= other_memory_mib
         for slot, gpu in enumerate(spec.gpus):
             self._gpu_at[gpu.uuid] = (row, slot)
             usable = max(0, (gpu.memory_mib or 0) - self.gpu_memory_reserve_mib)
@@ -208,6 +212,17 @@ class ClusterState:
             if bool(self.healthy[slot, row]) != healthy:
                 self.healthy[slot, row] = healthy
                 self._touch(row)
+
+    def set_other_use(self, node: str, cpu_milli: int, memory_mib: int) -> None:
+        """Say what pods without a reservation here take of a node; remembered for a node not known yet."""
+        cpu_before, memory_before = self._other_use.pop(node, (0, 0))
+        if cpu_milli or memory_mib:
+            self._other_use[node] = (cpu_milli, memory_mib)
+        row = self._rows.get(node)
+        if row is not None and (cpu_milli, memory_mib) != (cpu_before, memory_before):
+            self.cpu_free_milli[row] -= cpu_milli - cpu_before
+            self.node_memory_free_mib[row] -= memory_mib - memory_before
+            self._touch(row)
 
     # -- pods -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,64 @@
+"""What a pod asks of a node, from its spec as the API shows it: CPU, memory and shares of GPUs."""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+from gpushare.core.api import names
+from gpushare.core.api.quantity import parse_quantity
+
+_BYTES_PER_MIB: Final = 2**20
+_DISTINCT_QUANTITIES: Final = 4096  # a cluster writes the same few hundred again and again
+
+
+def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
+    """CPU (thousandths) and memory (MiB) that a pod takes of its node, as kube-scheduler counts it.
+
+    The sum over containers and sidecars, or more where an init container asks more; then the pod's overhead.
+
+    Raises:
+        ValueError: a request is not a quantity.
+    """
+    overhead = spec.get("overhead") or {}
+    cpu_milli = _effective(spec, lambda one: _milli(_asked(one, "requests").get("cpu", "0")))
+    memory_bytes = _effective(spec, lambda one: _bytes(_asked(one, "requests").get("memory", "0")))
+    return (
+        cpu_milli + _milli(overhead.get("cpu", "0")),
+        (memory_bytes + _bytes(overhead.get("memory", "0"))) // _BYTES_PER_MIB,
+    )
+
+
+def share_limit_of(spec: Mapping[str, Any]) -> int:
+    """A pod's limit `gpushare.io/share`, 100 a GPU; 0 without any."""
+    return _effective(spec, lambda one: int(_asked(one, "limits").get(names.SHARE_RESOURCE, 0)))
+
+
+def _effective(spec: Mapping[str, Any], amount: Callable[[Mapping[str, Any]], int]) -> int:
+    """An amount by container, joined to the pod's as KEP-753 says."""
+    containers = sum(map(amount, spec.get("containers") or ()))
+    init: Iterable[Mapping[str, Any]] = spec.get("initContainers") or ()
+    if not init:
+        return containers
+    sidecars = most_at_start = 0
+    for one in init:
+        asked = amount(one)
+        if one.get("restartPolicy") == "Always":
+            sidecars += asked
+            most_at_start = max(most_at_start, sidecars)
+        else:
+            most_at_start = max(most_at_start, sidecars + asked)
+    return max(containers + sidecars, most_at_start)
+
+
+def _asked(container: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    return (container.get("resources") or {}).get(kind) or {}
+
+
+@lru_cache(_DISTINCT_QUANTITIES)
+def _milli(text: str | int) -> int:
+    return int(parse_quantity(text) * 1000)
+
+
+@lru_cache(_DISTINCT_QUANTITIES)
+def _bytes(text: str | int) -> int:
+    return int(parse_quantity(text))

@@ -1,0 +1,141 @@
+"""Pods that gpushare did not place: what they take of a node's CPU and memory, and the shares they hold."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from sys import intern
+from typing import Any, Final
+
+import numpy as np
+
+from gpushare.core.api import names
+from gpushare.core.api.pod_resources import requests_of, share_limit_of
+from gpushare.core.placement.state import GPU_MILLI, MILLI_PER_PERCENT, ClusterState, Placement, PlacementRequest
+
+_TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
+ON_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector: pods that take something of a node, so that the API server sends no others."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPod:
+    """A pod on a node that is not ours; `limit_percent` is its limit `gpushare.io/share`, nearly always 0."""
+
+    uid: str
+    node: str
+    cpu_milli: int
+    memory_mib: int
+    limit_percent: int = 0
+
+
+def reduce_other_pod(obj: Mapping[str, Any]) -> OtherPod | None:
+    """Reduce one pod; None for those that are ours, wait for a node, or have ended.
+
+    Raises:
+        KeyError: it has no uid. ValueError: a request is not a quantity.
+    """
+    metadata, spec = obj["metadata"], obj.get("spec") or {}
+    node = spec.get("nodeName")
+    if (
+        not node
+        or (obj.get("status") or {}).get("phase") in _TERMINAL_PHASES
+        or (metadata.get("labels") or {}).get(names.MANAGED_LABEL) == "true"
+    ):
+        return None
+    cpu_milli, memory_mib = requests_of(spec)
+    return OtherPod(metadata["uid"], intern(node), cpu_milli, memory_mib, share_limit_of(spec))
+
+
+class OtherPods:
+    """The pods that are not ours, by node; tells `state` what they take together."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._by_node: dict[str, dict[str, OtherPod]] = {}
+
+    def put(self, pod: OtherPod) -> None:
+        """Count a pod that came or changed; it stays on its node for as long as it lives."""
+        self._by_node.setdefault(pod.node, {})[pod.uid] = pod
+        self._tell(pod.node)
+
+    def drop(self, pod: OtherPod) -> None:
+        """Count a pod no longer."""
+        there = self._by_node.get(pod.node, {})
+        there.pop(pod.uid, None)
+        if not there:
+            self._by_node.pop(pod.node, None)
+        self._tell(pod.node)
+
+    def get(self, node: str | None, uid: str) -> OtherPod | None:
+        """One pod of a node."""
+        return self._by_node.get(node or "", {}).get(uid)
+
+    @contextmanager
+    def leaving(self, node: str, uids: Sequence[str]) -> Iterator[None]:
+        """Within this context these pods' requests count as free."""
+        self._tell(node, frozenset(uids))
+        try:
+            yield
+        finally:
+            self._tell(node)
+
+    def _tell(self, node: str, without: frozenset[str] = frozenset()) -> None:
+        counted = [pod for pod in self._by_node.get(node, {}).values() if pod.uid not in without]
+        self._state.set_other_use(
+            node, sum(pod.cpu_milli for pod in counted), sum(pod.memory_mib for pod in counted)
+        )
+
+
+class Undecided:
+    """Pods that run with a share but without our decision, each counted by its limit on its node.
+
+    They sit on the GPUs that the node's agent lists them on; until it does, on those with the most room.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._held: dict[str, tuple[str, PlacementRequest]] = {}
+
+    def hold(self, uid: str, node: str, limit_percent: int, cpu_milli: int = 0, memory_mib: int = 0) -> None:
+        """Count a pod once its node's GPUs are known; `cpu_milli, memory_mib` where nobody else counts them."""
+        share_milli = min(limit_percent * MILLI_PER_PERCENT, GPU_MILLI)
+        gpu_count = math.ceil(limit_percent / names.SHARES_PER_GPU)
+        request = PlacementRequest(uid, share_milli, gpu_count, cpu_milli=cpu_milli, node_memory_mib=memory_mib)
+        self._held[uid] = (node, request)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._held
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone or has a decision; its reservation is the caller's to release."""
+        self._held.pop(uid, None)
+
+    def place(self, uid: str, allocated: Sequence[str] = ()) -> None:
+        """Reserve for a pod: `allocated` are the GPUs that its node's agent lists it on."""
+        node, request = self._held[uid]
+        row = self._state.row(node)
+        if row is None:
+            return
+        uuids = self._state.uuids(row)
+        before = self._state.reservation(uid)
+        known = [slot for slot, uuid in enumerate(uuids) if uuid in allocated]
+        if before is not None:
+            stays = before.slots is not None and (not known or tuple(known) == before.slots)
+            if stays and before.request == request:
+                return
+            self._state.release(uid)
+        if len(known) == request.gpu_count:
+            slots = known
+        else:
+            room = self._state.share_free_milli[: len(uuids), row]
+            slots = np.argsort(-room, kind="stable")[: request.gpu_count].tolist()
+        usable = min((int(self._state.memory_usable_mib[slot, row]) for slot in slots), default=0)
+        memory_mib = usable * request.share_milli // GPU_MILLI
+        self._state.reserve(uid, Placement(node, tuple(uuids[slot] for slot in slots), memory_mib), request)
+
+    def place_all(self, node: str, allocated: Mapping[str, Sequence[str]]) -> None:
+        """Reserve for every pod of a node, whose GPUs or tenants changed."""
+        for uid, (at, _) in tuple(self._held.items()):
+            if at == node:
+                self.place(uid, allocated.get(uid, ()))

@@ -1,0 +1,153 @@
+"""Pods that are not ours count: what they take of a node, and shares held without our decision."""
+
+import copy
+
+from gpushare.extender.others import OtherPod, reduce_other_pod
+from gpushare.kube import GPUNODES, PODS
+
+
+def other(name, node="n1", cpu="2", memory="4Gi", share=0, **metadata):
+    limits = {"gpushare.io/share": str(share)} if share else {}
+    return {
+        "metadata": {"name": name, "namespace": "kube-system", "uid": f"uid-{name}", **metadata},
+        "spec": {
+            "nodeName": node,
+            "containers": [{"resources": {"requests": {"cpu": cpu, "memory": memory}, "limits": limits}}],
+        },
+        "status": {"phase": "Running"},
+    }
+
+
+def free(served, node="n1"):
+    state = served.extender.ledger.state
+    row = state.row(node)
+    return int(state.cpu_free_milli[row]), int(state.node_memory_free_mib[row])
+
+
+def free_shares(served, node="n1"):
+    state = served.extender.ledger.state
+    return state.share_free_milli[:2, state.row(node)].tolist()
+
+
+def test_a_pod_is_reduced_to_what_it_takes():
+    assert reduce_other_pod(other("p")) == OtherPod("uid-p", "n1", 2000, 4096)
+    assert reduce_other_pod(other("p", share=150)) == OtherPod("uid-p", "n1", 2000, 4096, 150)
+
+
+def test_pods_that_take_nothing_or_are_ours_are_left_out():
+    waiting, ended = other("p", node=None), other("p")
+    ended["status"]["phase"] = "Succeeded"
+    assert reduce_other_pod(waiting) is None
+    assert reduce_other_pod(ended) is None
+    assert reduce_other_pod(other("p", labels={"gpushare.io/managed": "true"})) is None
+
+
+async def test_their_requests_are_not_free_for_ours(running):
+    before = free(running)
+    running.cluster.put(PODS, other("a"))
+    running.cluster.put(PODS, other("b", cpu="500m", memory="1Gi"))
+    await running.cluster.settle()
+    assert free(running) == (before[0] - 2500, before[1] - 5120)
+    assert free(running, "n2") == before
+
+    running.cluster.put(PODS, other("a", cpu="1"))
+    running.cluster.remove(PODS, "kube-system/b")
+    await running.cluster.settle()
+    assert free(running) == (before[0] - 1000, before[1] - 4096)
+
+    running.cluster.put(PODS, copy.deepcopy(other("a")) | {"status": {"phase": "Failed"}})
+    await running.cluster.settle()
+    assert free(running) == before
+
+
+async def test_a_node_that_comes_later_has_less_from_the_start(running):
+    running.cluster.put(PODS, other("a", node="n3"))
+    await running.cluster.settle()
+    running.cluster.add_node("n3")
+    await running.cluster.settle()
+    assert free(running, "n3") == (62000, 508 * 1024)
+
+
+async def test_a_full_node_is_refused(running):
+    running.cluster.put(PODS, other("big", cpu="63500m"))
+    await running.cluster.settle()
+    pod = running.cluster.make_pod("p")
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+    running.cluster.put(PODS, pod)
+    await running.cluster.settle()
+    answer = await running.filter("p")
+    assert answer["NodeNames"] == ["n2"]
+    answer = await running.filter("p", ["n1"])
+    assert "CPU" in answer["FailedNodes"]["n1"]
+
+
+async def test_a_share_bound_by_hand_is_counted_where_the_agent_lists_it(running):
+    running.cluster.put(PODS, other("a", share=40))
+    await running.cluster.settle()
+    assert sorted(free_shares(running)) == [600, 1000]
+
+    gpunode = copy.deepcopy(running.cluster.objects[GPUNODES]["n1"])
+    gpunode["status"]["gpus"][1]["tenants"] = [{"podUid": "uid-a", "share": 40}]
+    running.cluster.put(GPUNODES, gpunode)
+    await running.cluster.settle()
+    assert free_shares(running) == [1000, 600]
+
+    running.cluster.remove(PODS, "kube-system/a")
+    await running.cluster.settle()
+    assert free_shares(running) == [1000, 1000]
+
+
+async def test_a_share_above_one_gpu_is_counted_as_whole_gpus(running):
+    running.cluster.put(PODS, other("a", share=200))
+    await running.cluster.settle()
+    assert free_shares(running) == [0, 0]
+
+
+async def test_a_managed_pod_without_a_decision_is_counted_until_it_has_one(running):
+    pod = copy.deepcopy(running.cluster.make_pod("p", "0.30"))
+    pod["spec"]["nodeName"] = "n1"
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "3"}
+    running.cluster.put(PODS, pod)
+    await running.cluster.settle()
+    assert free_shares(running) == [700, 1000]
+    assert free(running)[0] == 61000
+
+    decided = copy.deepcopy(pod)
+    decided["metadata"]["annotations"] |= {
+        "gpushare.io/gpu": "GPU-n1-1",
+        "gpushare.io/thread-percentage": "30",
+        "gpushare.io/memory-limit": "0=100M",
+    }
+    running.cluster.put(PODS, decided)
+    await running.cluster.settle()
+    assert free_shares(running) == [1000, 700]
+    running.cluster.remove(PODS, "default/p")
+    await running.cluster.settle()
+    assert (free_shares(running), free(running)[0]) == ([1000, 1000], 64000)
+
+
+async def test_a_running_pod_that_gains_and_loses_our_label_is_counted_once(running):
+    running.cluster.put(PODS, other("a", share=40))
+    await running.cluster.settle()
+    running.cluster.put(PODS, other("a", share=40, labels={"gpushare.io/managed": "true"}))
+    await running.cluster.settle()
+    assert (sum(free_shares(running)), free(running)[0]) == (1600, 62000)
+    running.cluster.put(PODS, other("a", share=40))
+    await running.cluster.settle()
+    assert (sum(free_shares(running)), free(running)[0]) == (1600, 62000)
+
+
+async def test_preemption_gives_back_what_leaving_pods_take(running):
+    running.cluster.put(PODS, other("big", cpu="63500m"))
+    await running.cluster.settle()
+    pod = running.cluster.make_pod("p", priority=10)
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+    answer = await running.post(
+        "preempt",
+        {
+            "Pod": pod,
+            "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "uid-big"}], "NumPDBViolations": 0}},
+        },
+    )
+    assert [one["UID"] for one in answer["NodeNameToMetaVictims"]["n1"]["Pods"]] == ["uid-big"]
+    assert free(running)[0] == 500
