@@ -1,9 +1,14 @@
-"""The real side over a driver that the test plays: what is read, what is refused, how trouble looks."""
+"""The real side over a driver's library that the test plays: what is read, what is refused, how trouble looks."""
 
-from types import SimpleNamespace
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
+from fakenvml import HANDLE, MIB, UNKNOWN, UUID, FakeNvml, installed
 from tests.devices.contract import check_contract
 
 from gpushare.core.gpu.devices import DevicesError, Health
@@ -11,129 +16,7 @@ from gpushare.devices.gpm import METRICS, counters_of
 from gpushare.devices.nvml import REOPEN_SECONDS, NvmlDevices
 from gpushare.devices.xid import QUIET_SECONDS
 
-UUID = "GPU-5f0e6a3c-0000-0000-0000-000000000001"
-
-
-class NVMLError(Exception):
-    """pynvml's."""
-
-
-class Driver:
-    """The part of pynvml that is used, over one H200 that the test may break."""
-
-    NVMLError = NVMLError
-    NVML_DEVICE_MIG_ENABLE = 1
-    NVML_GPM_METRICS_GET_VERSION = 1
-    NVML_FI_DEV_GET_GPU_RECOVERY_ACTION = 230
-    NVML_GPU_RECOVERY_ACTION_NONE = 0
-    nvmlEventTypeXidCriticalError = 8
-
-    def __init__(self) -> None:
-        self.lost = False
-        self.mig = 0
-        self.has_gpm = True
-        self.gpm: dict[str, tuple[int, float]] = dict.fromkeys(METRICS, (0, 0.0))
-        self.events: list[tuple[str, int]] = []
-        self.recovery_action = 0
-        self.allocated = 0
-        self.samples = 0
-        self.opened = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "c_nvmlGpmMetricsGet_t":
-            slots = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in METRICS]
-            return lambda: SimpleNamespace(version=0, numMetrics=0, sample1=None, sample2=None, metrics=slots)
-        raise AttributeError(name)
-
-    def _check(self) -> None:
-        if self.lost:
-            raise NVMLError("GPU is lost")
-
-    def nvmlShutdown(self) -> None: ...
-
-    def nvmlInit(self) -> None:
-        self.opened += 1
-
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"580.159.04"
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return f"handle-{index}"
-
-    def nvmlDeviceGetUUID(self, handle: str) -> str:
-        return UUID
-
-    def nvmlDeviceGetName(self, handle: str) -> bytes:
-        return b"NVIDIA H200"
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: str) -> list[int]:
-        return [9, 0]
-
-    def nvmlDeviceGetNumGpuCores(self, handle: str) -> int:
-        return 16896
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        self._check()
-        return SimpleNamespace(total=143771 * 2**20, used=1234 * 2**20)
-
-    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:
-        return [self.mig, self.mig]
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
-        return SimpleNamespace(gpu=96)
-
-    def nvmlGpmQueryDeviceSupport(self, handle: str) -> Any:
-        return SimpleNamespace(isSupportedDevice=int(self.has_gpm))
-
-    def nvmlGpmSampleAlloc(self) -> str:
-        self.allocated += 1
-        return f"sample-{self.allocated}"
-
-    def nvmlGpmSampleFree(self, sample: str) -> None:
-        self.allocated -= 1
-
-    def nvmlGpmSampleGet(self, handle: str, sample: str) -> None:
-        self._check()
-        self.samples += 1
-
-    def nvmlGpmMetricsGet(self, query: Any) -> None:
-        assert query.sample1 != query.sample2
-        for slot, name in enumerate(METRICS):
-            assert query.metrics[slot].metricId == METRICS[name]
-            query.metrics[slot].nvmlReturn, query.metrics[slot].value = self.gpm[name]
-
-    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: str) -> list[Any]:
-        return [SimpleNamespace(pid=11, usedGpuMemory=500 * 2**20)]
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        return [
-            SimpleNamespace(pid=10, usedGpuMemory=30 * 2**20),
-            SimpleNamespace(pid=11, usedGpuMemory=500 * 2**20),
-            SimpleNamespace(pid=12, usedGpuMemory=None),
-        ]
-
-    def nvmlSystemGetProcessName(self, pid: int) -> bytes:
-        return b"/usr/bin/nvidia-cuda-mps-server" if pid == 10 else b"python"
-
-    def nvmlEventSetCreate(self) -> str:
-        return "events"
-
-    def nvmlDeviceRegisterEvents(self, handle: str, kind: int, events: str) -> None: ...
-
-    def nvmlEventSetFree(self, events: str) -> None: ...
-
-    def nvmlEventSetWait(self, events: str, timeout_ms: int) -> Any:
-        assert timeout_ms == 0, "the sampling loop must never wait"
-        if not self.events:
-            raise NVMLError("Timeout")
-        device, xid = self.events.pop(0)
-        return SimpleNamespace(device=device, eventData=xid)
-
-    def nvmlDeviceGetFieldValues(self, handle: str, fields: list[int]) -> list[Any]:
-        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=self.recovery_action))]
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "nvml" / "gpm-h200-580.json").read_text())
 
 
 class Clock:
@@ -148,8 +31,9 @@ class Clock:
 
 
 @pytest.fixture
-def driver() -> Driver:
-    return Driver()
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    with installed(monkeypatch) as fake:
+        yield fake
 
 
 @pytest.fixture
@@ -158,27 +42,34 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def devices(driver: Driver, clock: Clock) -> NvmlDevices:
-    return NvmlDevices(driver, clock)
+def devices(driver: FakeNvml, clock: Clock) -> NvmlDevices:
+    return NvmlDevices.open(clock)
 
 
-def test_the_contract(devices: NvmlDevices, clock: Clock, driver: Driver) -> None:
+def test_the_contract(devices: NvmlDevices, clock: Clock, driver: FakeNvml) -> None:
     check_contract(devices, clock.sleep)
     [gpu] = devices.list()
-    assert (gpu.model, gpu.memory_mib, gpu.sm_count) == ("NVIDIA H200", 143771, 132)
+    assert (gpu.uuid, gpu.model, gpu.memory_mib, gpu.sm_count) == (UUID, "NVIDIA H200", 143771, 132)
+    assert devices.driver_version() == "580.159.04"
+    assert driver.samples
     devices.close()
-    assert driver.allocated == 0
+    assert (driver.samples, driver.opened) == (set(), 0)
 
 
-def test_counters_are_ratios_and_what_failed_is_absent(devices: NvmlDevices, clock: Clock, driver: Driver) -> None:
-    driver.gpm |= {"dfma_tensor_util": (0, 94.6), "fp64_util": (0, 0.05), "hmma_tensor_util": (3, 55.0),
-                   "fp32_util": (0, float("nan")), "dram_bw_util": (0, 101.5)}  # fmt: skip
+def test_counters_are_ratios_and_what_failed_is_absent(
+    devices: NvmlDevices, clock: Clock, driver: FakeNvml
+) -> None:
+    driver.gpm = {
+        METRICS["dfma_tensor_util"]: (0, 94.6), METRICS["fp64_util"]: (0, 0.05),
+        METRICS["hmma_tensor_util"]: (3, 55.0), METRICS["fp32_util"]: (0, float("nan")),
+        METRICS["dram_bw_util"]: (0, 101.5),
+    }  # fmt: skip
     devices.sample(UUID)
     clock.sleep(1)
     sample = devices.sample(UUID)
     assert sample is not None
     assert sample.window_seconds == pytest.approx(1)
-    assert sample.gpu_utilization_ratio == 0.96
+    assert (sample.gpu_utilization_ratio, sample.memory_used_mib) == (0.96, 1234)
     assert sample.counters.pipes()["fp64"] == pytest.approx(0.9465)  # docs/facts.md 21: on the tensor pipe alone
     assert sample.counters.hmma_tensor_util is None
     assert sample.counters.fp32_util is None
@@ -190,14 +81,50 @@ def test_a_reading_that_makes_no_sense_is_no_reading() -> None:
     assert counters.as_dict() == {"fp16_util": 0.12}
 
 
-def test_a_gpu_without_gpm_has_memory_but_no_pipes(driver: Driver, clock: Clock) -> None:
+@pytest.mark.parametrize("reading", RECORDED["readings"], ids=lambda r: r["program"])
+def test_what_an_h200_said(
+    reading: dict[str, Any], devices: NvmlDevices, driver: FakeNvml, clock: Clock
+) -> None:
+    driver.gpm = {METRICS[name]: (code, value) for name, (code, value) in reading["gpm"].items()}
+    devices.sample(UUID)
+    clock.sleep(1)
+    sample = devices.sample(UUID)
+    assert sample is not None
+    assert set(sample.counters.as_dict()) == set(METRICS)
+    pipes = sample.counters.pipes()
+    busiest = max(pipes, key=lambda pipe: pipes[pipe])
+    assert busiest == {"fp64_product": "fp64", "fp16_product": "fp16", "memory_stream": "dram"}[reading["program"]]
+    assert 0.85 < pipes[busiest] <= 1.0
+    assert reading["utilization_percent"] == 100  # NVML cannot tell these three apart
+    assert all(used > 0 for _, used in reading["processes"])
+
+
+def test_a_window_begins_and_ends_where_its_user_says(devices: NvmlDevices, driver: FakeNvml) -> None:
+    driver.gpm = {METRICS["sm_util"]: (0, 40.0)}
+    window = devices.gpm_window(UUID)
+    window.mark()
+    window.mark()
+    assert driver.marks == 2
+    assert window.counters().sm_util == pytest.approx(0.4)
+    assert window.values()["sm_util"] == (0, 40.0)
+    driver.is_lost = True
+    with pytest.raises(DevicesError, match=f"counters of GPU {UUID} cannot be read: GPU is lost"):
+        window.mark()
+    window.close()
+    assert driver.samples == set()
+
+
+def test_a_gpu_without_gpm_has_memory_but_no_pipes(driver: FakeNvml, clock: Clock) -> None:
     driver.has_gpm = False
-    devices = NvmlDevices(driver, clock)
+    devices = NvmlDevices.open(clock)
     assert devices.sample(UUID) is None
     clock.sleep(1)
     sample = devices.sample(UUID)
     assert sample is not None
     assert (sample.counters.as_dict(), sample.memory_used_mib) == ({}, 1234)
+    with pytest.raises(DevicesError, match="has no GPM") as caught:
+        devices.gpm_window(UUID)
+    assert not caught.value.retryable
 
 
 def test_the_server_is_no_tenant_and_a_stray_is_seen(devices: NvmlDevices) -> None:
@@ -207,50 +134,128 @@ def test_the_server_is_no_tenant_and_a_stray_is_seen(devices: NvmlDevices) -> No
     ]
 
 
-def test_a_lost_gpu_is_unhealthy_and_gives_no_figures(devices: NvmlDevices, driver: Driver, clock: Clock) -> None:
+def test_memory_that_nvml_does_not_tell_is_unknown_and_never_none(devices: NvmlDevices, driver: FakeNvml) -> None:
+    driver.clients = [(11, UNKNOWN), (13, 0), (14, 3 * MIB)]
+    driver.processes = []
+    assert {p.pid: p.memory_used_mib for p in devices.processes(UUID)} == {11: None, 13: 0, 14: 3}
+
+
+def test_a_program_named_in_no_encoding_is_a_stray_as_any_other(devices: NvmlDevices, driver: FakeNvml) -> None:
+    driver.names[12] = b"\xff\xfe"
+    assert [p.pid for p in devices.processes(UUID) if not p.is_mps_client] == [12]
+
+
+def test_nobody_on_the_gpu(devices: NvmlDevices, driver: FakeNvml) -> None:
+    driver.clients = driver.processes = []
+    assert devices.processes(UUID) == ()
+
+
+def test_a_lost_gpu_is_unhealthy_and_gives_no_figures(
+    devices: NvmlDevices, driver: FakeNvml, clock: Clock
+) -> None:
     devices.sample(UUID)
-    driver.lost = True
+    driver.is_lost = True
     clock.sleep(1)
-    assert "lost" in devices.health(UUID).reason
-    with pytest.raises(DevicesError) as caught:
-        devices.sample(UUID)
-    assert caught.value.retryable
-    driver.lost = False
+    assert devices.health(UUID).reason == "the driver lost the GPU: GPU is lost"
+    for call in (devices.sample, devices.processes):
+        with pytest.raises(DevicesError, match="GPU is lost") as caught:
+            call(UUID)
+        assert caught.value.retryable
+    driver.is_lost = False
     assert devices.health(UUID).health is Health.HEALTHY
     assert devices.sample(UUID) is None  # the pair across the gap is thrown away
     clock.sleep(1)
     assert devices.sample(UUID) is not None
 
 
-def test_after_a_reset_the_driver_is_opened_anew(devices: NvmlDevices, driver: Driver, clock: Clock) -> None:
-    driver.events = [("handle-0", 79)]
+def test_after_a_reset_the_driver_is_opened_anew(devices: NvmlDevices, driver: FakeNvml, clock: Clock) -> None:
+    driver.events = [(HANDLE, 79)]
     driver.recovery_action = 1
+    devices.sample(UUID)
     devices.health(UUID)
-    driver.lost = True
+    driver.is_lost = True
     devices.health(UUID)
     clock.sleep(REOPEN_SECONDS - 1)
     devices.list()
-    assert driver.opened == 0
+    assert driver.samples
     clock.sleep(1)
-    driver.lost = False
+    driver.is_lost = False
     assert len(devices.list()) == 1
-    assert driver.opened == 1
+    assert (driver.opened, driver.samples) == (1, set())  # closed, then opened
     assert "XID 79" in devices.health(UUID).reason  # opening anew heals nothing by itself
 
 
-def test_mig_is_said(devices: NvmlDevices, driver: Driver) -> None:
+def test_mig_is_said(devices: NvmlDevices, driver: FakeNvml) -> None:
     driver.mig = 1
     assert "MIG" in devices.health(UUID).reason
 
 
-def test_a_critical_xid_lasts_until_the_driver_says_that_it_is_over(
-    devices: NvmlDevices, driver: Driver, clock: Clock
-) -> None:
-    driver.events = [("handle-0", 31)]  # a page fault of an application
+def test_a_gpu_that_knows_no_mig_is_healthy(devices: NvmlDevices, driver: FakeNvml) -> None:
+    driver.codes["nvmlDeviceGetMigMode"] = pynvml.NVML_ERROR_NOT_SUPPORTED
     assert devices.health(UUID).health is Health.HEALTHY
-    driver.events, driver.recovery_action = [("handle-0", 79)], 1
+
+
+def test_a_critical_xid_lasts_until_the_driver_says_that_it_is_over(
+    devices: NvmlDevices, driver: FakeNvml, clock: Clock
+) -> None:
+    driver.events = [(HANDLE, 31)]  # a page fault of an application
+    assert devices.health(UUID).health is Health.HEALTHY
+    driver.events, driver.recovery_action = [(HANDLE, 79)], 1
     assert "XID 79" in devices.health(UUID).reason
     clock.sleep(2 * QUIET_SECONDS)
     assert devices.health(UUID).health is Health.UNHEALTHY  # a reset is still needed
     driver.recovery_action = 0
     assert devices.health(UUID).health is Health.HEALTHY
+
+
+def test_a_driver_that_cannot_say_whether_it_recovered_keeps_the_gpu_unhealthy(
+    devices: NvmlDevices, driver: FakeNvml, clock: Clock
+) -> None:
+    driver.events, driver.missing = [(HANDLE, 79)], {"nvmlDeviceGetFieldValues"}
+    devices.health(UUID)
+    clock.sleep(2 * QUIET_SECONDS)
+    assert devices.health(UUID).health is Health.UNHEALTHY
+
+
+def test_what_an_old_driver_lacks_is_named(driver: FakeNvml, clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    driver.missing = {
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlGpmQueryDeviceSupport", "nvmlEventSetCreate",
+    }  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        devices = NvmlDevices.open(clock)
+        assert devices.sample(UUID) is None
+    assert "XID errors cannot be watched: this driver is too old: its NVML has no nvmlEventSetCreate" in caplog.text
+    assert "GPM cannot be used: this driver is too old: its NVML has no nvmlGpmQueryDeviceSupport" in caplog.text
+    assert devices.health(UUID).health is Health.HEALTHY
+    clock.sleep(1)
+    assert devices.sample(UUID) is not None
+    with pytest.raises(DevicesError, match="too old: its NVML has no nvmlDeviceGetMPSCompute") as caught:
+        devices.processes(UUID)
+    assert not caught.value.retryable
+
+
+def test_a_gpu_that_cannot_be_read_is_left_out_with_a_sentence(
+    driver: FakeNvml, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver.codes["nvmlDeviceGetNumGpuCores"] = pynvml.NVML_ERROR_NO_PERMISSION
+    assert NvmlDevices.open(clock).list() == ()
+    assert "GPU 0 cannot be read and is left out: Insufficient Permissions" in caplog.text
+
+
+def test_no_driver_is_one_sentence(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(pynvml, "nvmlLib", None)
+    monkeypatch.setattr(pynvml, "CDLL", missing)
+    expected = r"^NVML cannot be used: the driver's library libnvidia-ml.so.1 is not here$"
+    with pytest.raises(DevicesError, match=expected) as caught:
+        NvmlDevices.open(clock)
+    assert caught.value.retryable  # it may be installed later
+
+
+def test_a_driver_that_cannot_list_is_let_go_of(driver: FakeNvml, clock: Clock) -> None:
+    driver.codes["nvmlDeviceGetCount_v2"] = pynvml.NVML_ERROR_UNKNOWN
+    with pytest.raises(DevicesError, match="NVML cannot list GPUs: Unknown Error"):
+        NvmlDevices.open(clock)
+    assert driver.opened == 0

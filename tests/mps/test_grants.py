@@ -37,6 +37,18 @@ def test_when_nobody_can_tell_what_is_used_grants_count_in_full():
     assert grant_mib(8192, [process(1, 8192, None)], 0.0) == EXHAUSTED_MIB
 
 
+def test_a_process_of_which_neither_use_nor_grant_is_known_may_hold_the_whole_limit():
+    assert grant_mib(8192, [process(1, None, None)], 0.0) == EXHAUSTED_MIB
+    assert grant_mib(8192, [process(1, None, 1000)], 10.0) == 7192
+
+
+def test_nobody_is_ended_over_memory_that_nobody_measured():
+    old, unknown, new = process(1, 8192, 5000, 1.0), process(2, 8192, None, 3.0), process(3, 3000, 4000, 2.0)
+    assert to_end(8192, [old, unknown]) == ()
+    assert to_end(8192, [unknown, process(4, 1, None, 4.0)]) == ()
+    assert to_end(8192, [old, unknown, new]) == (3,)  # what is known passes the limit without it
+
+
 def test_the_newest_process_of_a_pod_beyond_its_limit_is_ended():
     old, new = process(1, 8192, 7000, 1.0), process(2, 6000, 5000, 2.0)
     assert to_end(8192, [new, old]) == (2,)
@@ -45,6 +57,20 @@ def test_the_newest_process_of_a_pod_beyond_its_limit_is_ended():
 
 def test_a_lone_process_stays_whatever_was_decided_since():
     assert to_end(100, [process(1, 8192, 7000)]) == ()
+
+
+@given(LIMIT, st.lists(st.tuples(st.none() | MEMORY, st.none() | MEMORY), max_size=6))
+def test_the_less_is_known_the_less_is_granted(limit, rows):
+    """Unknown is the cautious side: learning what a process uses (within its grant) only ever frees memory."""
+    unknown = [process(pid, granted, None) for pid, (granted, _) in enumerate(rows)]
+    told = [
+        process(pid, granted, None if used is None else min(used, limit if granted is None else granted))
+        for pid, (granted, used) in enumerate(rows)
+    ]
+    cautious, informed = grant_mib(limit, unknown, 100.0), grant_mib(limit, told, 100.0)
+    assert cautious is not None
+    assert informed is not None
+    assert EXHAUSTED_MIB <= cautious <= informed
 
 
 @given(LIMIT, st.lists(st.tuples(MEMORY, MEMORY), max_size=6))

@@ -12,7 +12,7 @@ GONE = 2**22 + 7
 
 class Memory:
     def __init__(self) -> None:
-        self.used: dict[int, int] | None = {}
+        self.used: dict[int, int | None] | None = {}
 
     def used_mib(self):
         return self.used
@@ -101,7 +101,15 @@ def test_memory_that_changes_is_not_settled_and_unread_memory_counts_as_granted(
     memory.used = None
     ledger.observe_memory(106.0)
     (process,) = ledger.siblings("pod", 1)
-    assert process.counted_mib() == 4096
+    assert process.counted_mib(8192) == 4096
+    memory.used = {ME: None}
+    ledger.observe_memory(107.0)
+    (process,) = ledger.siblings("pod", 1)
+    assert (process.used_mib, process.counted_mib(8192)) == (None, 4096)
+    memory.used = {}  # listed no more: it holds no context
+    ledger.observe_memory(108.0)
+    (process,) = ledger.siblings("pod", 1)
+    assert process.counted_mib(8192) == 0
     assert ledger.siblings("other", 1) == ()
 
 

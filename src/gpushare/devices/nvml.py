@@ -5,11 +5,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
+import pynvml
+
 from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.core.gpu.pipes import Counters
-from gpushare.devices import nvml_library
 from gpushare.devices.dcgm import DcgmScrape
-from gpushare.devices.gpm import MIN_WINDOW_SECONDS, GpmSampler
+from gpushare.devices.driver import driver_errors, explain
+from gpushare.devices.gpm import MIN_WINDOW_SECONDS, GpmSampler, GpmWindow
 from gpushare.devices.xid import XidWatch
 
 _log = logging.getLogger(__name__)
@@ -23,14 +25,13 @@ _CORES_PER_SM_LATER: Final = 128
 
 
 class NvmlDevices:
-    """The GPUs that the driver of this node lists.
+    """The GPUs that the driver of this node lists; made by `open`.
 
     Args:
-        nvml: `gpushare.devices.nvml_library` (or pynvml), initialised; clock: monotonic seconds.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, nvml: Any, clock: Callable[[], float], dcgm: DcgmScrape | None = None) -> None:
-        self._nvml = nvml
+    def __init__(self, clock: Callable[[], float], dcgm: DcgmScrape | None = None) -> None:
         self._clock = clock
         self._dcgm = dcgm
         self._handles: dict[str, Any] = {}
@@ -40,7 +41,7 @@ class NvmlDevices:
         self._said: set[str] = set()
         self._lost_at: float | None = None
         self._enumerate()
-        self._xid = XidWatch(nvml, self._handles, clock)
+        self._xid = XidWatch(self._handles, clock)
 
     @classmethod
     def open(cls, clock: Callable[[], float], dcgm_url: str = "") -> "NvmlDevices":
@@ -49,34 +50,33 @@ class NvmlDevices:
         Raises:
             DevicesError: no driver, no permission, no GPU; asking again can help.
         """
+        with driver_errors("NVML cannot be used"):
+            pynvml.nvmlInit()
         try:
-            nvml_library.nvmlInit()
-        except nvml_library.NVMLError as error:
-            raise DevicesError(f"NVML cannot be used: {error}", retryable=True) from error
-        try:
-            return cls(nvml_library, clock, DcgmScrape(dcgm_url) if dcgm_url else None)
-        except nvml_library.NVMLError as error:
-            nvml_library.nvmlShutdown()
-            raise DevicesError(f"NVML cannot list GPUs: {error}", retryable=True) from error
+            with driver_errors("NVML cannot list GPUs"):
+                return cls(clock, DcgmScrape(dcgm_url) if dcgm_url else None)
+        except DevicesError:
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlShutdown()
+            raise
 
     def _enumerate(self) -> None:
-        nvml = self._nvml
         infos = []
-        for index in range(nvml.nvmlDeviceGetCount()):
+        for index in range(pynvml.nvmlDeviceGetCount()):
             try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-                capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-                cores = nvml.nvmlDeviceGetNumGpuCores(handle)
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                uuid = pynvml.nvmlDeviceGetUUID(handle)
+                capability = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+                cores = pynvml.nvmlDeviceGetNumGpuCores(handle)
                 info = GpuInfo(
                     uuid=uuid,
                     index=index,
-                    model=_text(nvml.nvmlDeviceGetName(handle)),
-                    memory_mib=int(nvml.nvmlDeviceGetMemoryInfo(handle).total) // _MIB,
+                    model=pynvml.nvmlDeviceGetName(handle),
+                    memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // _MIB,
                     sm_count=int(cores) // _CORES_PER_SM.get(capability, _CORES_PER_SM_LATER),
                 )
-            except nvml.NVMLError as error:  # the others are listed all the same
-                _log.error("GPU %d cannot be read and is left out: %s", index, error)
+            except pynvml.NVMLError as error:  # the others are listed all the same
+                _log.error("GPU %d cannot be read and is left out: %s", index, explain(error))
                 continue
             infos.append(info)
             self._handles[uuid] = handle
@@ -97,21 +97,19 @@ class NvmlDevices:
     def _reopen(self) -> None:
         self._lost_at = None
         known = self._xid.last
-        try:
-            self.close()
-            self._nvml.nvmlInit()
+        self.close()
+        with driver_errors("NVML cannot be used"):
+            pynvml.nvmlInit()
             self._handles.clear()
             self._sampled_at.clear()
             self._enumerate()
-            self._xid = XidWatch(self._nvml, self._handles, self._clock, known)
-        except self._nvml.NVMLError as error:
-            raise DevicesError(f"NVML cannot be used: {error}", retryable=True) from error
+        self._xid = XidWatch(self._handles, self._clock, known)
 
     def driver_version(self) -> str | None:
         """The driver's version."""
         try:
-            return _text(self._nvml.nvmlSystemGetDriverVersion())
-        except self._nvml.NVMLError:
+            return str(pynvml.nvmlSystemGetDriverVersion())
+        except pynvml.NVMLError:
             return None
 
     def health(self, uuid: str) -> GpuHealth:
@@ -120,47 +118,35 @@ class NvmlDevices:
         if handle is None:
             return GpuHealth(Health.UNHEALTHY, "the GPU is not on this node")
         try:
-            self._nvml.nvmlDeviceGetMemoryInfo(handle)
-            if self._is_split(handle):
-                return GpuHealth(Health.UNHEALTHY, "MIG mode is on; gpushare shares whole GPUs only")
-        except self._nvml.NVMLError as error:
+            pynvml.nvmlDeviceGetMemoryInfo(handle)
+        except pynvml.NVMLError as error:
             if self._lost_at is None:
                 self._lost_at = self._clock()
-            return GpuHealth(Health.UNHEALTHY, f"the driver lost the GPU: {error}")
+            return GpuHealth(Health.UNHEALTHY, f"the driver lost the GPU: {explain(error)}")
+        if _is_split(handle):
+            return GpuHealth(Health.UNHEALTHY, "MIG mode is on; gpushare shares whole GPUs only")
         return self._xid.health(uuid, handle)
-
-    def _is_split(self, handle: Any) -> bool:
-        try:
-            current, _pending = self._nvml.nvmlDeviceGetMigMode(handle)
-        except self._nvml.NVMLError:  # GPUs without MIG
-            return False
-        return bool(current == self._nvml.NVML_DEVICE_MIG_ENABLE)
 
     def sample(self, uuid: str) -> GpuSample | None:
         """Counters since the call before; None at first, or when called within 100 ms."""
-        handle = self._handles.get(uuid)
-        if handle is None:
-            raise DevicesError(f"GPU {uuid} is not on this node", retryable=False)
-        nvml = self._nvml
-        try:
-            read = self._counters(uuid, handle)
-            if read is None:
-                return None
-            counters, window_seconds = read
-            used_mib = int(nvml.nvmlDeviceGetMemoryInfo(handle).used) // _MIB
-        except nvml.NVMLError as error:
-            raise DevicesError(f"GPU {uuid} cannot be sampled: {error}", retryable=True) from error
-        return GpuSample(counters, window_seconds, used_mib, self._utilization(handle))
-
-    def _utilization(self, handle: Any) -> float | None:
-        try:
-            return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
-        except self._nvml.NVMLError:
+        handle = self._handle(uuid)
+        read = self._counters(uuid, handle)
+        if read is None:
             return None
+        counters, window_seconds = read
+        with driver_errors(f"GPU {uuid} cannot be sampled"):
+            used_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) // _MIB
+        return GpuSample(counters, window_seconds, used_mib, _utilization(handle))
+
+    def _handle(self, uuid: str) -> Any:
+        try:
+            return self._handles[uuid]
+        except KeyError:
+            raise DevicesError(f"GPU {uuid} is not on this node", retryable=False) from None
 
     def _counters(self, uuid: str, handle: Any) -> tuple[Counters, float] | None:
         if uuid not in self._gpm:
-            self._gpm[uuid] = self._open_gpm(handle)
+            self._gpm[uuid] = self._open_sampler(uuid, handle)
         gpm = self._gpm[uuid]
         if gpm is not None:
             return gpm.sample()
@@ -175,49 +161,51 @@ class NvmlDevices:
             return Counters(), now - before
         return self._dcgm.read([uuid]).get(uuid, Counters()), now - before
 
-    def _open_gpm(self, handle: Any) -> GpmSampler | None:
-        nvml = self._nvml
+    def _open_sampler(self, uuid: str, handle: Any) -> GpmSampler | None:
         try:
-            if nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
-                return GpmSampler(nvml, handle, self._clock)
-        except nvml.NVMLError as error:
-            self._say(f"GPM cannot be used: {error}")
+            if _has_gpm(handle):
+                return GpmSampler(GpmWindow(uuid, handle), self._clock)
+        except (pynvml.NVMLError, DevicesError) as error:
+            words = explain(error) if isinstance(error, pynvml.NVMLError) else error
+            self._say(f"GPM cannot be used: {words}")
             return None
         self._say("this GPU has no GPM" + ("" if self._dcgm else "; set dcgm-exporter's address for its pipes"))
         return None
 
+    def gpm_window(self, uuid: str) -> GpmWindow:
+        """A window of counters that the caller begins and ends, and closes.
+
+        Raises:
+            DevicesError: there is no such GPU here, or it has no GPM.
+        """
+        handle = self._handle(uuid)
+        with driver_errors(f"counters of GPU {uuid} cannot be read"):
+            if not _has_gpm(handle):
+                raise DevicesError(f"GPU {uuid} has no GPM (Hopper and later have)", retryable=False)
+        return GpmWindow(uuid, handle)
+
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Processes with a context; a compute process that is no MPS client runs outside MPS (facts.md 19)."""
-        nvml = self._nvml
-        handle = self._handles.get(uuid)
-        if handle is None:
-            raise DevicesError(f"GPU {uuid} is not on this node", retryable=False)
-        try:
-            clients = {p.pid: p for p in nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)}
-            others = [p for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid not in clients]
-        except nvml.NVMLError as error:
-            raise DevicesError(f"processes of GPU {uuid} cannot be read: {error}", retryable=True) from error
-        outside = [p for p in others if not self._is_server(p.pid)]
+        handle = self._handle(uuid)
+        with driver_errors(f"processes of GPU {uuid} cannot be read"):
+            # By their versions: the plain names hide from callers that a driver lacks them.
+            clients = {p.pid: p for p in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)}
+            everyone = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+        outside = [p for p in everyone if p.pid not in clients and not _is_server(p.pid)]
         return (
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), is_mps_client=True) for p in clients.values()),
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), is_mps_client=False) for p in outside),
         )
 
-    def _is_server(self, pid: int) -> bool:
-        try:
-            return _SERVER_NAME in _text(self._nvml.nvmlSystemGetProcessName(pid))
-        except self._nvml.NVMLError:  # it ended meanwhile
-            return True
-
     def close(self) -> None:
-        """Free GPM's buffers and let go of the driver."""
+        """Free GPM's samples and let go of the driver, as far as a lost GPU lets us."""
         for gpm in self._gpm.values():
             if gpm is not None:
-                with contextlib.suppress(self._nvml.NVMLError):  # of a lost GPU
-                    gpm.close()
+                gpm.close()
         self._gpm.clear()
         self._xid.close()
-        self._nvml.nvmlShutdown()
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
     def _say(self, words: str) -> None:
         if words not in self._said:
@@ -225,9 +213,33 @@ class NvmlDevices:
             _log.warning("%s", words)
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _has_gpm(handle: Any) -> bool:
+    return bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+
+
+def _is_split(handle: Any) -> bool:
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:  # GPUs without MIG
+        return False
+    return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _is_server(pid: int) -> bool:
+    try:
+        return _SERVER_NAME in pynvml.nvmlSystemGetProcessName(pid)
+    except pynvml.NVMLError:  # it ended meanwhile
+        return True
+    except UnicodeDecodeError:  # a tenant may call its program what it likes
+        return False
+
+
+def _utilization(handle: Any) -> float | None:
+    try:
+        return float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    except pynvml.NVMLError:
+        return None
 
 
 def _mib(used_bytes: int | None) -> int | None:
-    return None if used_bytes is None else int(used_bytes) // _MIB
+    return None if used_bytes is None else used_bytes // _MIB

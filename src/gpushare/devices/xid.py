@@ -1,10 +1,14 @@
 """XID errors: the driver's word that a GPU is in trouble, and when it is out of it again."""
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import pynvml
+
 from gpushare.core.gpu.devices import GpuHealth, Health
+from gpushare.devices.driver import explain
 
 _log = logging.getLogger(__name__)
 
@@ -25,26 +29,24 @@ class XidWatch:
 
     def __init__(
         self,
-        nvml: Any,
         handles: Mapping[str, Any],
         clock: Callable[[], float],
         last: Mapping[str, tuple[int, float]] | None = None,
     ) -> None:
-        self._nvml = nvml
         self._clock = clock
         self.last: dict[str, tuple[int, float]] = dict(last or {})
         self._events: Any = None
         self._uuids = tuple(handles)
         try:
-            self._events = nvml.nvmlEventSetCreate()
-        except nvml.NVMLError as error:
-            _log.warning("XID errors cannot be watched: %s", error)
+            self._events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError as error:
+            _log.warning("XID errors cannot be watched: %s", explain(error))
             return
         for uuid, handle in handles.items():
             try:
-                nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
-            except nvml.NVMLError as error:
-                _log.warning("XID errors of GPU %s cannot be watched: %s", uuid, error)
+                pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, self._events)
+            except pynvml.NVMLError as error:
+                _log.warning("XID errors of GPU %s cannot be watched: %s", uuid, explain(error))
 
     def health(self, uuid: str, handle: Any) -> GpuHealth:
         """A GPU's health as far as XIDs tell."""
@@ -53,7 +55,7 @@ class XidWatch:
         if last is None:
             return GpuHealth(Health.HEALTHY)
         xid, at = last
-        if self._clock() - at >= QUIET_SECONDS and self._is_recovered(handle):
+        if self._clock() - at >= QUIET_SECONDS and _is_recovered(handle):
             del self.last[uuid]
             _log.info("GPU %s recovered from XID %d", uuid, xid, extra={"gpu": uuid, "xid": xid})
             return GpuHealth(Health.HEALTHY)
@@ -62,15 +64,15 @@ class XidWatch:
     def close(self) -> None:
         """Free the event set."""
         if self._events is not None:
-            self._nvml.nvmlEventSetFree(self._events)
+            with contextlib.suppress(pynvml.NVMLError):
+                pynvml.nvmlEventSetFree(self._events)
             self._events = None
 
     def _collect(self) -> None:
-        nvml = self._nvml
         while self._events is not None:
             try:
-                event = nvml.nvmlEventSetWait(self._events, 0)
-            except nvml.NVMLError:  # a timeout: nothing happened; or the GPU is lost, which memory info tells
+                event = pynvml.nvmlEventSetWait(self._events, 0)
+            except pynvml.NVMLError:  # a timeout: nothing happened; or the GPU is lost, which memory info tells
                 return
             xid = int(event.eventData)
             if xid in APPLICATION_XIDS:
@@ -82,17 +84,15 @@ class XidWatch:
     def _named(self, event: Any) -> tuple[str, ...]:
         """The GPU of an event; all of them when it cannot be told, as the event is about one of ours."""
         try:
-            uuid = self._nvml.nvmlDeviceGetUUID(event.device)
-        except self._nvml.NVMLError:
+            return (str(pynvml.nvmlDeviceGetUUID(event.device)),)
+        except pynvml.NVMLError:
             return self._uuids
-        return (uuid.decode() if isinstance(uuid, bytes) else uuid,)
 
-    def _is_recovered(self, handle: Any) -> bool:
-        field = getattr(self._nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
-        if field is None:
-            return False
-        try:
-            [value] = self._nvml.nvmlDeviceGetFieldValues(handle, [field])
-        except self._nvml.NVMLError:
-            return False
-        return int(value.nvmlReturn) == 0 and int(value.value.uiVal) == self._nvml.NVML_GPU_RECOVERY_ACTION_NONE
+
+def _is_recovered(handle: Any) -> bool:
+    try:
+        [value] = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
+    except pynvml.NVMLError:
+        return False
+    is_read = value.nvmlReturn == pynvml.NVML_SUCCESS
+    return bool(is_read and value.value.uiVal == pynvml.NVML_GPU_RECOVERY_ACTION_NONE)

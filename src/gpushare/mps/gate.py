@@ -20,7 +20,7 @@ from gpushare.core.api.request import JobClass
 from gpushare.mps import commands
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.errors import CommandRefusedError, MpsError
-from gpushare.mps.grants import grant_mib, to_end
+from gpushare.mps.grants import grant_mib, known_mib, to_end
 from gpushare.mps.identity import Peer, is_alive, peer_of, pod_uid_of
 from gpushare.mps.ledger import Admission, Ledger
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO, Channel, close_all
@@ -479,7 +479,6 @@ class Gate:
             return
         for pod_uid, limit_mib, processes in self._ledger.pods():
             for pid in to_end(limit_mib, processes):
-                used = sum(process.used_mib or 0 for process in processes)
-                self._ledger.note_overrun(pod_uid, pid, used, limit_mib)
+                self._ledger.note_overrun(pod_uid, pid, known_mib(processes), limit_mib)
                 with contextlib.suppress(MpsError):
                     await self._control.run(commands.terminate_client(server_pid, pid))

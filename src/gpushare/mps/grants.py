@@ -7,6 +7,9 @@ counted, could grow beyond. Hence three steps, each enforceable (docs/adr/0020):
 1. the next process waits until its siblings' use has settled, at most `SETTLE_LIMIT_SECONDS`;
 2. its ceiling is the pod's limit less what its siblings use then;
 3. should an older process grow later so that the pod passes its limit, the pod's newest process is ended.
+
+Memory that nobody can tell is never taken for none. Where a process's use is unknown, its grant counts in full; where
+its grant is unknown too, it may hold the whole limit. But no process is ended over memory that nobody measured.
 """
 
 from collections.abc import Sequence
@@ -25,7 +28,7 @@ class ProcessMemory:
 
     Attributes:
         granted_mib: its ceiling, None when it connected before this gate and nobody remembers.
-        used_mib: device memory now, None when nobody can tell: then its grant counts in full.
+        used_mib: device memory now, None when nobody can tell.
         granted_at, changed_at: when it connected and when its use last changed, seconds of one clock.
     """
 
@@ -35,11 +38,11 @@ class ProcessMemory:
     granted_at: float
     changed_at: float
 
-    def counted_mib(self) -> int:
-        """What of the pod's limit is this process's."""
+    def counted_mib(self, limit_mib: int) -> int:
+        """What of the pod's limit is this process's: its use, else its grant, else all of the limit."""
         if self.used_mib is not None:
             return self.used_mib
-        return self.granted_mib or 0
+        return limit_mib if self.granted_mib is None else self.granted_mib
 
     def is_settled(self, now: float) -> bool:
         """Whether its use stands for what it will use."""
@@ -52,17 +55,23 @@ def grant_mib(limit_mib: int, siblings: Sequence[ProcessMemory], now: float) -> 
     """Ceiling of a pod's next process; None while its siblings have not settled."""
     if not all(process.is_settled(now) for process in siblings):
         return None
-    return max(EXHAUSTED_MIB, limit_mib - sum(process.counted_mib() for process in siblings))
+    return max(EXHAUSTED_MIB, limit_mib - sum(process.counted_mib(limit_mib) for process in siblings))
+
+
+def known_mib(processes: Sequence[ProcessMemory]) -> int:
+    """What the processes use for certain: the least that they hold together."""
+    return sum(process.used_mib for process in processes if process.used_mib is not None)
 
 
 def to_end(limit_mib: int, processes: Sequence[ProcessMemory]) -> tuple[int, ...]:
-    """Pids to end, newest first, until what stays is within the limit; empty when it is.
+    """Pids to end, newest first, until what is known of those that stay is within the limit; empty when it is.
 
-    A lone process cannot pass its own ceiling; if it does (the limit was lowered since), it stays: a changed
-    decision binds the next process.
+    A process of unknown use stays: ending it would not be shown to help. So does a lone process, which cannot pass
+    its own ceiling; if it does (the limit was lowered since), a changed decision binds the next process.
     """
-    staying = sorted(processes, key=lambda process: (process.granted_at, process.pid))
+    measured = [process for process in processes if process.used_mib is not None]
+    staying = sorted(measured, key=lambda process: (process.granted_at, process.pid))
     ended = []
-    while len(staying) > 1 and sum(process.used_mib or 0 for process in staying) > limit_mib:
+    while len(staying) > 1 and known_mib(staying) > limit_mib:
         ended.append(staying.pop().pid)
     return tuple(ended)

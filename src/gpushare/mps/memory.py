@@ -1,8 +1,9 @@
 """Device memory of each process on a GPU, for the rule that a pod's processes share one limit."""
 
+import contextlib
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 logger = logging.getLogger(__name__)
 _MIB = 2**20
@@ -11,35 +12,53 @@ _MIB = 2**20
 class MemoryReader(Protocol):
     """Device memory by pid, MiB; None when nobody can tell now (then grants count in full)."""
 
-    def used_mib(self) -> Mapping[int, int] | None:
-        """Read it now; a process that is not in it holds none."""
+    def used_mib(self) -> Mapping[int, int | None] | None:
+        """Read it now; None for a process whose memory is not told, and a process that is not listed holds none."""
         ...
 
 
 class NvmlMemory:
-    """From NVML, which lists MPS clients with their memory (docs/facts.md 19); tries again after a failure."""
+    """From NVML, which lists MPS clients with their memory (docs/facts.md 19); tries again after a failure.
+
+    The one user of pynvml outside gpushare.devices, which stands above this package (docs/adr/0101).
+    """
 
     def __init__(self, gpu_uuid: str) -> None:
         self._uuid = gpu_uuid
-        self._nvml: Any = None
-        self._complained = False
+        self._is_open = False
+        self._problem = ""
 
-    def used_mib(self) -> Mapping[int, int] | None:
-        """Read it now; None without a driver, with one warning."""
+    def used_mib(self) -> Mapping[int, int | None] | None:
+        """Read it now; None where NVML does not answer. Each problem is logged once until it is over."""
+        import pynvml  # noqa: PLC0415 - a twin's keeper has no use for it
+
         try:
-            if self._nvml is None:
-                import pynvml  # noqa: PLC0415 (nodes without the library keep the hard rule)
-
+            if not self._is_open:
                 pynvml.nvmlInit()
-                self._nvml = pynvml
-            handle = self._nvml.nvmlDeviceGetHandleByUUID(self._uuid)
-            processes = self._nvml.nvmlDeviceGetMPSComputeRunningProcesses(handle)
-        except Exception as error:  # noqa: BLE001 (NVML raises classes made at run time; none may stop the gate)
-            if not self._complained:
-                logger.warning("cannot read processes' memory of %s from NVML, grants count in full: %s",
-                               self._uuid, error)  # fmt: skip
-            self._complained = True
-            self._nvml = None
+                self._is_open = True
+            handle = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            processes = pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)
+        except pynvml.NVMLError_FunctionNotFound:
+            self._tell("this driver is too old: its NVML does not list MPS clients")
             return None
-        self._complained = False
-        return {process.pid: (process.usedGpuMemory or 0) // _MIB for process in processes}
+        except pynvml.NVMLError as error:
+            if self._is_open:  # after a reset of the GPU, only NVML opened anew finds it again
+                self._is_open = False
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlShutdown()
+            self._tell(str(error))
+            return None
+        used = {process.pid: _mib(process.usedGpuMemory) for process in processes}
+        self._tell("NVML does not tell the memory of every client" if None in used.values() else "")
+        return used
+
+    def _tell(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            logger.warning(
+                "cannot read processes' memory of %s, their grants count in full: %s", self._uuid, problem
+            )
+        self._problem = problem
+
+
+def _mib(used_bytes: int | None) -> int | None:
+    return None if used_bytes is None else used_bytes // _MIB

@@ -1,0 +1,266 @@
+"""libnvidia-ml.so.1 as pynvml calls it: C functions over one H200 that a test may change or break.
+
+pynvml itself runs: what it passes goes through ctypes to C functions with the types of nvml.h, and what they answer
+is written to the addresses that it gave.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ctypes import c_int, c_uint, c_ulonglong, c_void_p
+from typing import Any
+
+import pynvml
+import pytest
+
+UUID = "GPU-5f0e6a3c-0000-0000-0000-000000000001"
+HANDLE = 0x7F00_1234_5678  # of more than 32 bits, as real ones
+EVENTS = 0x7F00_AAAA_0000
+FIRST_SAMPLE = 0x7F00_BBBB_0000
+MIB = 2**20
+UNKNOWN = 2**64 - 1  # what NVML says of memory that it cannot tell
+
+Function = Callable[..., int | None]
+_FUNCTIONS: dict[str, tuple[Any, Function]] = {}
+
+
+def c_function(*types: Any) -> Callable[[Function], Function]:
+    """Declare a function of the library: the types of its arguments; the result is NVML's code, None for success."""
+
+    def declare(function: Function) -> Function:
+        _FUNCTIONS[function.__name__] = ctypes.CFUNCTYPE(c_int, *types), function
+        return function
+
+    return declare
+
+
+def put(kind: Any, address: int, value: Any) -> None:
+    kind.from_address(address).value = value
+
+
+def put_text(text: bytes, address: int, length: int) -> None:
+    assert len(text) < length
+    ctypes.memmove(address, text + b"\0", len(text) + 1)
+
+
+class FakeNvml:
+    """One H200.
+
+    Attributes:
+        missing: functions that this driver does not have; codes: what a function returns instead of an answer.
+        clients, processes: (pid, bytes) as the two lists of compute processes name them.
+        broken: what went wrong inside the fake; `installed` raises it.
+    """
+
+    def __init__(self) -> None:
+        self.missing: set[str] = set()
+        self.codes: dict[str, int] = {}
+        self.is_lost = False
+        self.mig = 0
+        self.has_gpm = True
+        self.gpm: dict[int, tuple[int, float]] = {}
+        self.clients: list[tuple[int, int]] = [(11, 500 * MIB)]
+        self.processes: list[tuple[int, int]] = [(10, 30 * MIB), (11, 500 * MIB), (12, UNKNOWN)]
+        self.names = {10: b"/usr/bin/nvidia-cuda-mps-server"}
+        self.events: list[tuple[int, int]] = []
+        self.recovery_action = 0
+        self.opened = 0
+        self.marks = 0
+        self.samples: set[int] = set()
+        self.broken: list[BaseException] = []
+
+    def _check(self, handle: int) -> int:
+        assert handle == HANDLE
+        return int(pynvml.NVML_ERROR_GPU_IS_LOST) if self.is_lost else 0
+
+    @c_function(c_uint)
+    def nvmlInitWithFlags(self, flags: int) -> None:
+        self.opened += 1
+
+    @c_function()
+    def nvmlShutdown(self) -> int | None:
+        if not self.opened:
+            return int(pynvml.NVML_ERROR_UNINITIALIZED)
+        self.opened -= 1
+        return None
+
+    @c_function(c_void_p, c_uint)
+    def nvmlSystemGetDriverVersion(self, text: int, length: int) -> None:
+        put_text(b"580.159.04", text, length)
+
+    @c_function(c_uint, c_void_p, c_uint)
+    def nvmlSystemGetProcessName(self, pid: int, text: int, length: int) -> None:
+        put_text(self.names.get(pid, b"python"), text, length)
+
+    @c_function(c_void_p)
+    def nvmlDeviceGetCount_v2(self, count: int) -> None:
+        put(c_uint, count, 1)
+
+    @c_function(c_uint, c_void_p)
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, handle: int) -> None:
+        assert index == 0
+        put(c_void_p, handle, HANDLE)
+
+    @c_function(ctypes.c_char_p, c_void_p)
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: int) -> int | None:
+        if uuid != UUID.encode():
+            return int(pynvml.NVML_ERROR_NOT_FOUND)
+        put(c_void_p, handle, HANDLE)
+        return self._check(HANDLE)
+
+    @c_function(c_void_p, c_void_p, c_uint)
+    def nvmlDeviceGetUUID(self, handle: int, text: int, length: int) -> None:
+        assert handle == HANDLE
+        put_text(UUID.encode(), text, length)
+
+    @c_function(c_void_p, c_void_p, c_uint)
+    def nvmlDeviceGetName(self, handle: int, text: int, length: int) -> None:
+        assert handle == HANDLE
+        put_text(b"NVIDIA H200", text, length)
+
+    @c_function(c_void_p, c_void_p, c_void_p)
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int, major: int, minor: int) -> None:
+        put(c_int, major, 9)
+        put(c_int, minor, 0)
+
+    @c_function(c_void_p, c_void_p)
+    def nvmlDeviceGetNumGpuCores(self, handle: int, cores: int) -> None:
+        put(c_uint, cores, 16896)
+
+    @c_function(c_void_p, c_void_p)
+    def nvmlDeviceGetMemoryInfo(self, handle: int, memory: int) -> int:
+        info = pynvml.c_nvmlMemory_t.from_address(memory)
+        info.total, info.used = 143771 * MIB, 1234 * MIB
+        return self._check(handle)
+
+    @c_function(c_void_p, c_void_p, c_void_p)
+    def nvmlDeviceGetMigMode(self, handle: int, current: int, pending: int) -> None:
+        put(c_uint, current, self.mig)
+        put(c_uint, pending, self.mig)
+
+    @c_function(c_void_p, c_void_p)
+    def nvmlDeviceGetUtilizationRates(self, handle: int, rates: int) -> None:
+        pynvml.c_nvmlUtilization_t.from_address(rates).gpu = 96
+
+    @c_function(c_void_p, c_int, c_void_p)
+    def nvmlDeviceGetFieldValues(self, handle: int, count: int, values: int) -> int:
+        assert count == 1
+        value = pynvml.c_nvmlFieldValue_t.from_address(values)
+        assert value.fieldId == pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+        value.nvmlReturn, value.value.uiVal = 0, self.recovery_action
+        return self._check(handle)
+
+    def _list(self, handle: int, rows: list[tuple[int, int]], count: int, listed: int | None) -> int:
+        room, needed = c_uint.from_address(count).value, len(rows)
+        put(c_uint, count, needed)
+        if room < needed:
+            return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        kind = pynvml.c_nvmlProcessInfo_v3_t * needed
+        for row, (pid, used) in zip(kind.from_address(listed or 0) if rows else (), rows, strict=True):
+            row.pid, row.usedGpuMemory = pid, used
+        return self._check(handle)
+
+    @c_function(c_void_p, c_void_p, c_void_p)
+    def nvmlDeviceGetMPSComputeRunningProcesses_v3(self, handle: int, count: int, listed: int | None) -> int:
+        return self._list(handle, self.clients, count, listed)
+
+    @c_function(c_void_p, c_void_p, c_void_p)
+    def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int, count: int, listed: int | None) -> int:
+        return self._list(handle, self.processes, count, listed)
+
+    @c_function(c_void_p)
+    def nvmlEventSetCreate(self, events: int) -> None:
+        put(c_void_p, events, EVENTS)
+
+    @c_function(c_void_p, c_ulonglong, c_void_p)
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: int) -> int:
+        assert (kinds, events) == (pynvml.nvmlEventTypeXidCriticalError, EVENTS)
+        return self._check(handle)
+
+    @c_function(c_void_p, c_void_p, c_uint)
+    def nvmlEventSetWait_v2(self, events: int, data: int, timeout_ms: int) -> int | None:
+        assert timeout_ms == 0, "the sampling loop must never wait"
+        assert events == EVENTS
+        if not self.events:
+            return int(pynvml.NVML_ERROR_TIMEOUT)
+        device, xid = self.events.pop(0)
+        put(c_void_p, data, device)  # the structure's first field
+        pynvml.c_nvmlEventData_t.from_address(data).eventData = xid
+        return None
+
+    @c_function(c_void_p)
+    def nvmlEventSetFree(self, events: int) -> int:
+        assert events == EVENTS
+        return self._check(HANDLE)
+
+    @c_function(c_void_p, c_void_p)
+    def nvmlGpmQueryDeviceSupport(self, handle: int, support: int) -> int:
+        answer = pynvml.c_nvmlGpmSupport_t.from_address(support)
+        assert answer.version == pynvml.NVML_GPM_SUPPORT_VERSION
+        answer.isSupportedDevice = int(self.has_gpm)
+        return self._check(handle)
+
+    @c_function(c_void_p)
+    def nvmlGpmSampleAlloc(self, sample: int) -> None:
+        address = next(a for a in range(FIRST_SAMPLE, FIRST_SAMPLE + 4096, 64) if a not in self.samples)
+        self.samples.add(address)
+        put(c_void_p, sample, address)
+
+    @c_function(c_void_p)
+    def nvmlGpmSampleFree(self, sample: int) -> int:
+        self.samples.remove(sample)
+        return self._check(HANDLE)
+
+    @c_function(c_void_p, c_void_p)
+    def nvmlGpmSampleGet(self, handle: int, sample: int) -> int:
+        assert sample in self.samples
+        self.marks += 1
+        return self._check(handle)
+
+    @c_function(c_void_p)
+    def nvmlGpmMetricsGet(self, query: int) -> int:
+        asked = pynvml.c_nvmlGpmMetricsGet_t.from_address(query)
+        assert asked.version == pynvml.NVML_GPM_METRICS_GET_VERSION
+        samples = {ctypes.cast(each, c_void_p).value for each in (asked.sample1, asked.sample2)}
+        assert len(samples) == 2
+        assert samples <= self.samples
+        for slot in range(asked.numMetrics):
+            metric = asked.metrics[slot]
+            metric.nvmlReturn, metric.value = self.gpm.get(metric.metricId, (0, 0.0))
+        return self._check(HANDLE)
+
+
+class Library:
+    """What pynvml takes for the loaded library."""
+
+    def __init__(self, fake: FakeNvml) -> None:
+        self._fake = fake
+
+    def __getattr__(self, name: str) -> Any:
+        fake = self._fake
+        if name not in _FUNCTIONS or name in fake.missing:
+            raise AttributeError(f"libnvidia-ml.so.1: undefined symbol: {name}")
+        kind, function = _FUNCTIONS[name]
+
+        def call(*arguments: Any) -> int:
+            try:
+                if name in fake.codes:
+                    return fake.codes[name]
+                return function(fake, *arguments) or 0
+            except BaseException as error:  # noqa: BLE001 - ctypes would print it and go on
+                fake.broken.append(error)
+                return int(pynvml.NVML_ERROR_UNKNOWN)
+
+        return kind(call)
+
+
+@contextmanager
+def installed(patch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    """Let pynvml find this library; what went wrong inside it fails the test at the end."""
+    fake = FakeNvml()
+    with patch.context() as patched:
+        patched.setattr(pynvml, "nvmlLib", Library(fake))
+        patched.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+        yield fake
+    for error in fake.broken:
+        raise error
