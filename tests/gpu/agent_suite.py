@@ -301,43 +301,35 @@ def infer_progress(
 
 def record_counters(uuid: str, program: str, windows: int) -> list[dict[str, Any]]:
     """Raw GPM values (code, percent) and NVML's processes while one program runs: fixtures for the parsers."""
-    import pynvml
+    from gpushare.devices.nvml import NvmlDevices
 
-    from gpushare.devices.gpm import METRICS
-
-    pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    devices = NvmlDevices.open(time.monotonic)
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM_FILE), program, str(windows + 12)], stdout=subprocess.DEVNULL
     )
     time.sleep(8)
     records = []
-    first, second = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
-    pynvml.nvmlGpmSampleGet(handle, first)
+    window = devices.gpm_window(uuid)
+    window.mark()
+    devices.sample(uuid)
     for _ in range(windows):
         time.sleep(1)
-        pynvml.nvmlGpmSampleGet(handle, second)
-        query = pynvml.c_nvmlGpmMetricsGet_t()
-        query.version, query.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(METRICS)
-        query.sample1, query.sample2 = first, second
-        for slot, metric in enumerate(METRICS.values()):
-            query.metrics[slot].metricId = metric
-        pynvml.nvmlGpmMetricsGet(query)
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        window.mark()
+        sample = devices.sample(uuid)
+        assert sample is not None
+        utilization = sample.gpu_utilization_ratio
         records.append(
             {
                 "program": program,
-                "gpm": {
-                    name: [query.metrics[s].nvmlReturn, query.metrics[s].value] for s, name in enumerate(METRICS)
-                },
-                "utilization_percent": pynvml.nvmlDeviceGetUtilizationRates(handle).gpu,
-                "memory_used_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).used,
-                "processes": [[p.pid, p.usedGpuMemory] for p in processes],
+                "gpm": window.values(),
+                "utilization_percent": None if utilization is None else round(100 * utilization),
+                "memory_used_mib": sample.memory_used_mib,
+                "processes": [[p.pid, p.memory_used_mib] for p in devices.processes(uuid)],
             }
         )
-        first, second = second, first
     process.wait(60)
-    pynvml.nvmlShutdown()
+    window.close()
+    devices.close()
     return records
 
 
@@ -364,11 +356,11 @@ def first_gpu(*, is_simulated: bool) -> str:
         from gpushare.twin.gpus import parse_simulated
 
         return parse_simulated("H200:1", NODE)[0].uuid
-    from gpushare.devices import nvml_library
+    from gpushare.devices.nvml import NvmlDevices
 
-    nvml_library.nvmlInit()
-    uuid = nvml_library.nvmlDeviceGetUUID(nvml_library.nvmlDeviceGetHandleByIndex(0))
-    nvml_library.nvmlShutdown()
+    devices = NvmlDevices.open(time.monotonic)
+    uuid = devices.list()[0].uuid
+    devices.close()
     return uuid
 
 

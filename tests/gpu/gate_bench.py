@@ -355,10 +355,19 @@ def compile_tenant(base: Path) -> list[str]:
 
 
 def used_mib_by_pod(bench: Bench) -> dict[str, int]:
-    """Device memory of each pod's processes now, as the gate's own reader sees it but read afresh."""
+    """Device memory of each pod's processes now, as the gate's own reader sees it but read afresh.
+
+    Raises:
+        RuntimeError: it cannot be told, so no check may take it for none.
+    """
     reader = TwinMemory(bench.gpu) if bench.twin else NvmlMemory(bench.gpu.uuid)
     total: dict[str, int] = {}
-    for pid, mib in (reader.used_mib() or {}).items():
+    used = reader.used_mib()
+    if used is None:
+        raise RuntimeError("nobody tells the processes' memory now")
+    for pid, mib in used.items():
+        if mib is None:
+            raise RuntimeError(f"NVML does not tell the memory of process {pid}")
         pod = pod_uid_of(pid) or "none"
         total[pod] = total.get(pod, 0) + mib
     return total

@@ -1,7 +1,7 @@
 """libnvidia-ml.so.1 as pynvml calls it: C functions over one H200 that a test may change or break.
 
-pynvml itself runs: what it passes goes through ctypes to C functions with the types of nvml.h, and what they answer
-is written to the addresses that it gave.
+pynvml itself runs: what it passes goes through ctypes to C functions with the types of nvml.h, and what they
+answer is written to the addresses that it gave.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _FUNCTIONS: dict[str, tuple[Any, Function]] = {}
 
 
 def c_function(*types: Any) -> Callable[[Function], Function]:
-    """Declare a function of the library: the types of its arguments; the result is NVML's code, None for success."""
+    """Declare a function of the library by its arguments' types; it returns NVML's code, None for success."""
 
     def declare(function: Function) -> Function:
         _FUNCTIONS[function.__name__] = ctypes.CFUNCTYPE(c_int, *types), function

@@ -8,8 +8,8 @@ counted, could grow beyond. Hence three steps, each enforceable (docs/adr/0020):
 2. its ceiling is the pod's limit less what its siblings use then;
 3. should an older process grow later so that the pod passes its limit, the pod's newest process is ended.
 
-Memory that nobody can tell is never taken for none. Where a process's use is unknown, its grant counts in full; where
-its grant is unknown too, it may hold the whole limit. But no process is ended over memory that nobody measured.
+Memory that nobody can tell is never taken for none. Where a process's use is unknown, its grant counts in full;
+where its grant is unknown too, it may hold the whole limit. But nobody is ended over memory that nobody measured.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ class MemoryReader(Protocol):
     """Device memory by pid, MiB; None when nobody can tell now (then grants count in full)."""
 
     def used_mib(self) -> Mapping[int, int | None] | None:
-        """Read it now; None for a process whose memory is not told, and a process that is not listed holds none."""
+        """Read it now; None for a process whose memory is not told; who is not listed holds none."""
         ...
 
 

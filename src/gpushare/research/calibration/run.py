@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from gpushare.research.calibration.collector import Timing, collect
+from gpushare.research.calibration.counters import DriverCounters, NoCounters
 from gpushare.research.calibration.daemon import mps_daemon
-from gpushare.research.calibration.gpm import GpmCounters, NoCounters
 from gpushare.research.calibration.plan import phases
 from gpushare.research.calibration.workload import Stage
 
@@ -48,7 +48,7 @@ def calibrate(
     planned = phases(
         chosen, count=phase_count, runs_per_phase=runs_per_phase, seed=seed, capped=not time_slicing, probes=beside
     )
-    counters = NoCounters() if dry_run else GpmCounters()
+    counters = NoCounters() if dry_run else DriverCounters()
     with contextlib.ExitStack() as stack:
         environment = None if time_slicing else {} if dry_run else stack.enter_context(mps_daemon())
         return collect(

@@ -1,0 +1,75 @@
+"""What the driver says while a run is measured: the device's counters over its window, and memory by process."""
+
+import contextlib
+import time
+
+from gpushare.core.gpu.devices import DevicesError
+from gpushare.devices.nvml import NvmlDevices
+
+
+class DriverCounters:
+    """Counters of one GPU between `start` and `stop`; ratios from 0 to 1.
+
+    Raises:
+        RuntimeError: no driver, no GPU, or no GPM on this GPU.
+    """
+
+    def __init__(self, index: int = 0) -> None:
+        try:
+            self._devices = NvmlDevices.open(time.monotonic)
+            gpus = {gpu.index: gpu for gpu in self._devices.list()}
+            if index not in gpus:
+                raise RuntimeError(f"the driver lists no GPU {index}")
+            self._gpu = gpus[index]
+            self._window = self._devices.gpm_window(self._gpu.uuid)
+            self._is_begun = False
+        except DevicesError as error:
+            raise RuntimeError(str(error)) from None
+
+    def about(self) -> dict[str, str]:
+        """The header's facts: GPU model and driver."""
+        return {"gpu_model": self._gpu.model, "driver": self._devices.driver_version() or "unknown"}
+
+    def start(self) -> None:
+        """Begin the window."""
+        self._is_begun = False
+        with contextlib.suppress(DevicesError):
+            self._window.mark()
+            self._is_begun = True
+
+    def stop(self) -> dict[str, float]:
+        """End the window and read its counters; none where the driver gives none."""
+        if not self._is_begun:
+            return {}
+        try:
+            self._window.mark()
+            return {name: round(ratio, 4) for name, ratio in self._window.counters().as_dict().items()}
+        except DevicesError:
+            return {}
+
+    def memory_by_pid(self) -> dict[int, int]:
+        """MiB in use by process, MPS clients included; whose memory the driver does not tell is absent."""
+        try:
+            processes = self._devices.processes(self._gpu.uuid)
+        except DevicesError:
+            return {}
+        return {each.pid: each.memory_used_mib for each in processes if each.memory_used_mib is not None}
+
+
+class NoCounters:
+    """Stands in for a GPU in a dry run: no counters."""
+
+    def about(self) -> dict[str, str]:
+        """A header that says what it is."""
+        return {"gpu_model": "none (dry run)", "driver": "none"}
+
+    def start(self) -> None:
+        """Nothing to read."""
+
+    def stop(self) -> dict[str, float]:
+        """No counters."""
+        return {}
+
+    def memory_by_pid(self) -> dict[int, int]:
+        """No processes."""
+        return {}
