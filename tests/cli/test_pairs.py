@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 
@@ -55,3 +56,9 @@ def test_evaluate_twice_with_one_seed_gives_the_same(monkeypatch, capsys, tables
 def test_a_gpu_that_is_not_in_the_table_is_named(monkeypatch, capsys, tables):
     assert run(monkeypatch, "pairs", "evaluate", *tables, "--gpu", "k80") == 2
     assert 'no rows for GPU "k80"; the table has v100' in capsys.readouterr().err
+
+
+def test_without_the_extra_that_matchings_need_it_is_named(monkeypatch, capsys, tables):
+    monkeypatch.setitem(sys.modules, "networkx", None)  # as if it were not installed
+    assert run(monkeypatch, "pairs", "evaluate", *tables, "--gpu", "v100", "--protocol", "leave-pairs-out") == 2
+    assert capsys.readouterr().err.endswith('this command needs networkx: install "gpushare[fit]"\n')

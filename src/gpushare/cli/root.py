@@ -24,6 +24,9 @@ GROUPS: Final[dict[str, tuple[str, str]]] = {
     "pairs": ("gpushare.cli.pairs", "Partner choice on a table of measured pairs of jobs."),
 }
 
+# What the extra `fit` installs, by import name: fitting, evaluation and plots need it, nothing on a cluster does.
+FIT_MODULES: Final = frozenset({"matplotlib", "networkx", "scipy", "sklearn"})
+
 
 def build(used: str | None) -> typer.Typer:
     """The application with the group `used` loaded and the others by name and help text only."""
@@ -57,4 +60,9 @@ def main() -> None:
         build(used)(prog_name="gpushare")
     except UsageError as error:
         typer.echo(f"gpushare: {error}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in FIT_MODULES:
+            raise
+        typer.echo(f'gpushare: this command needs {error.name}: install "gpushare[fit]"', err=True)
         sys.exit(2)

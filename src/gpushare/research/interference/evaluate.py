@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-import networkx as nx
 import numpy as np
 
 from gpushare.core.interference.advice import cautiously, preferred
@@ -248,6 +247,8 @@ def _choices(sets: Sets, judged: Sequence[_Judged], seed: int) -> Choices:
 
 def _matched(sets: Sets, weights: dict[int, float], truth: dict[int, float]) -> float:
     """True summed progress of the heaviest matching of workloads among the measured pairs; 0 without pairs."""
+    import networkx as nx  # noqa: PLC0415 - of the extra `fit`; `gpushare model advise` reads this module without it
+
     graph = nx.Graph()
     for at, weight in weights.items():
         names = sets.names(at)

@@ -6,7 +6,6 @@ from enum import StrEnum
 from itertools import combinations_with_replacement
 from typing import Final
 
-import networkx as nx
 import numpy as np
 
 from gpushare.research.pairs.model import PREDICTORS, PairPrediction
@@ -170,6 +169,8 @@ def _matching(
 
 def _best_matching(table: PairTable, pairs: Indices, weight: Floats) -> list[int]:
     """Indices of the pairs of a maximum-weight matching among those of maximum cardinality (Edmonds' blossom)."""
+    import networkx as nx  # noqa: PLC0415 - of the extra `fit`; `gpushare sim` reads this module without it
+
     graph = nx.Graph()
     for index in pairs.tolist():
         graph.add_edge(int(table.first[index]), int(table.second[index]), weight=float(weight[index]), index=index)
