@@ -11,13 +11,10 @@ import grpc
 MAX_PATH_BYTES: Final = 107
 # The limit that kubelet sets for PodResources; gRPC's default is 4 MiB.
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-# Calls at once on one connection, further ones wait; kubelet keeps one ListAndWatch open beside a few calls.
-MAX_STREAMS: Final = 64
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, whatever back-off an older one is in
 )
-_SERVER_OPTIONS: Final = (("grpc.max_concurrent_streams", MAX_STREAMS),)
 
 # The errors of a call to kubelet. A later call can succeed.
 CALL_ERRORS: Final = (grpc.RpcError, grpc.aio.BaseError, OSError)
@@ -39,7 +36,7 @@ def bind_server(socket: Path) -> grpc.aio.Server:
         OSError: the path is too long for a unix socket.
         RuntimeError: gRPC could not bind; it logs why.
     """
-    server = grpc.aio.server(options=_SERVER_OPTIONS)
+    server = grpc.aio.server()  # no limit of streams: gRPC resets those above one instead of letting them wait
     server.add_insecure_port(_address(socket))
     return server
 

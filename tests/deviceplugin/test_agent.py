@@ -32,7 +32,7 @@ from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
 NODE = "n1"
 GPUS = parse_simulated("H200:2", NODE)
 A, B = GPUS[0].uuid, GPUS[1].uuid
-SOON = 15.0
+SOON = 60.0
 
 
 class Node:
@@ -40,6 +40,7 @@ class Node:
 
     def __init__(self, root: Path, api: FakeApi, url: str, kubelet: FakeKubelet) -> None:
         self.api, self.kubelet, self.directory = api, kubelet, root / "run"
+        self.log = root / "agent.log"
         self.port = unused_port()
         kubeconfig = {
             "apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -62,9 +63,10 @@ class Node:
         arguments = ["--node-name", NODE, "--directory", str(self.directory), "--simulated", "H200:2",
                      "--kubelet-directory", str(self.kubelet.directory), "--metrics-port", str(self.port),
                      "--sample-seconds", "0.2"]  # fmt: skip
-        self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "gpushare_deviceplugin", *arguments, env=self._environment
-        )
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "gpushare_deviceplugin", *arguments, env=self._environment, stderr=log
+            )
 
     async def host(self) -> None:
         """What the MPS host does: a gate.json and a twin.json for each GPU, again and again."""
@@ -132,6 +134,7 @@ async def node(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[Node]:
         api.away = True
         if made.process is not None and made.process.returncode is None:
             await made.stop(signal.SIGKILL)
+        print(made.log.read_text())
 
 
 @pytest.mark.slow
@@ -183,6 +186,27 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     assert decisions_reader(GpuDirectory.of(node.directory, B)).read() == before
     assert [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"]
     assert await node.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
+async def test_it_stops_while_kubelet_watches(node: Node, signals: int) -> None:
+    await asyncio.wait_for(node.kubelet.registered.get(), SOON)
+    await until(node.api, lambda: node.api.statuses, "no GpuNode")
+    async with grpc.aio.insecure_channel(f"unix://{node.kubelet.plugins}/gpushare.sock") as channel:
+        stream = DevicePluginStub(channel).ListAndWatch(api_pb2.Empty())
+        assert len((await stream.read()).devices) == 200
+        assert node.process is not None
+        for _ in range(signals - 1):
+            node.process.send_signal(signal.SIGTERM)
+        assert await node.stop() == 0
+        if signals == 1:
+            assert await asyncio.wait_for(stream.read(), SOON) is grpc.aio.EOF
+            assert await stream.code() is grpc.StatusCode.OK
+    written = node.log.read_text()
+    assert "registered gpushare.io/share" in written
+    # Our own log lines alone: no traceback of a call that was cancelled, nothing that gRPC's core writes.
+    assert [line for line in written.splitlines() if not re.match(r"[-\d]{10} \S+ INFO gpushare", line)] == []
 
 
 RESIDENT_MIB = 75  # of 110; a real driver's libraries and 16 cores come on top (docs/measurements)

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-# Each of these is megabytes that the agent has no use for (docs/adr/0032).
+# Each of these is megabytes that the agent has no use for (docs/adr/0100).
 HEAVY = (
     "numpy", "pydantic", "requests", "kubernetes.client", "cryptography", "typer", "rich", "kopf",
     "networkx", "pynvml", "scipy", "sklearn", "matplotlib", "aiohttp.web", "unittest", "sqlite3",
@@ -21,10 +22,13 @@ print(*sorted(n for n in {heavy} if n in sys.modules), gpushare.kube.Api)
 """
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+
+
 def loaded(before: str = "") -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     command = [sys.executable, "-c", PROGRAM.format(before=before, heavy=HEAVY)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True, timeout=60)
     return done.stdout.strip()
 
 
@@ -37,3 +41,41 @@ def test_nothing_heavy_is_loaded() -> None:
 def test_a_package_that_does_not_stand_it_is_loaded_whole() -> None:
     broken = 'frugal._PACKAGES = ("kubernetes", "kubernetes.aio", "kubernetes.aio.utils")'
     assert "pydantic" in loaded(broken)
+
+
+FORK = """
+import asyncio, sys
+from gpushare_deviceplugin import frugal
+frugal.before_imports()
+from gpushare_deviceplugin import forecasts, podresources_pb2
+from gpushare_deviceplugin.podresources_pb2_grpc import PodResourcesListerServicer as Servicer
+from gpushare_deviceplugin.podresources_pb2_grpc import PodResourcesListerStub as Stub
+from gpushare_deviceplugin.podresources_pb2_grpc import add_PodResourcesListerServicer_to_server as add
+from gpushare_deviceplugin.rpc import bind_server, open_channel
+from pathlib import Path
+
+class Lister(Servicer):
+    async def List(self, request, context):
+        assert await forecasts.ask_model([]) == []
+        return podresources_pb2.ListPodResourcesResponse()
+
+async def main():
+    socket = Path(sys.argv[1])
+    server = bind_server(socket)
+    add(Lister(), server)
+    await server.start()
+    async with open_channel(socket) as channel:
+        await Stub(channel).List(podresources_pb2.ListPodResourcesRequest())
+        assert await forecasts.ask_model([]) == []
+        await Stub(channel).List(podresources_pb2.ListPodResourcesRequest())
+    await server.stop(0)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_grpc_and_the_forecasters_process_do_not_disturb_each_other(short_path: Path) -> None:
+    command = [sys.executable, "-c", FORK, str(short_path / "a.sock")]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")

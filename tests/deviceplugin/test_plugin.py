@@ -1,6 +1,7 @@
 """The plugin over real sockets with a fake kubelet: registration, health, allocation, restarts, reconciliation."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,16 +13,17 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, Sleeper, make_po
 
 from gpushare.core.api.decision import Decision
 from gpushare.core.gpu.devices import GpuHealth, Health
-from gpushare_deviceplugin import api_pb2, registration
+from gpushare_deviceplugin import api_pb2, registration, rpc
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
-from gpushare_deviceplugin.kubelet import PodResources, Reconciler
+from gpushare_deviceplugin.kubelet import PodResources, PodResourcesError, Reconciler
 from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.registration import Registrar
+from gpushare_deviceplugin.rpc import open_channel
 from gpushare_deviceplugin.state import NodeState
 
-SOON = 20.0
+SOON = 60.0
 
 
 @pytest.fixture
@@ -83,6 +85,82 @@ async def test_registers_again_when_kubelet_restarts(
             assert len(listing.devices) == 200
         await sleep.asleep()
     assert state.counts.registrations == 3
+
+
+async def test_a_stream_ends_with_ok_when_the_plugin_is_served_anew(
+    state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
+) -> None:
+    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet, sleep) as stub:
+        stream = stub.ListAndWatch(api_pb2.Empty())
+        assert len((await stream.read()).devices) == 200
+        await kubelet.stop()
+        await kubelet.start()
+        await sleep.turn()
+        assert await stream.read() is grpc.aio.EOF
+        assert await stream.code() is grpc.StatusCode.OK
+        await kubelet.registered.get()
+        assert (kubelet.plugins / registration.SOCKET).exists()
+
+
+async def test_a_stream_ends_with_ok_when_the_agent_stops(state: NodeState, kubelet: FakeKubelet) -> None:
+    task = asyncio.create_task(Registrar(DevicePlugin(state, Path("/run")), state, kubelet.plugins).run())
+    async with asyncio.timeout(SOON):
+        await kubelet.registered.get()
+        async with open_channel(kubelet.plugins / registration.SOCKET) as channel:
+            stream = DevicePluginStub(channel).ListAndWatch(api_pb2.Empty())
+            assert len((await stream.read()).devices) == 200
+            task.cancel()
+            assert await stream.read() is grpc.aio.EOF
+            assert await stream.code() is grpc.StatusCode.OK
+        await asyncio.gather(task, return_exceptions=True)
+    assert not (kubelet.plugins / registration.SOCKET).exists()
+
+
+async def test_a_stream_that_kubelet_drops_leaves_nothing_behind(state: NodeState, kubelet: FakeKubelet) -> None:
+    async with serving(DevicePlugin(state, Path("/run")), state, kubelet) as stub:
+        stream = stub.ListAndWatch(api_pb2.Empty())
+        await stream.read()
+        assert len(state._waiters) == 1
+        stream.cancel()
+        while state._waiters:  # noqa: ASYNC110 - the server learns of it in its own time
+            await asyncio.sleep(0.01)
+
+
+async def test_a_hundred_calls_at_once_are_all_answered(state: NodeState, kubelet: FakeKubelet) -> None:
+    async with serving(DevicePlugin(state, Path("/run")), state, kubelet) as stub:
+        requests = [
+            api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=[each])])
+            for each in device_ids(GPU_A)
+        ]
+        answers = await asyncio.gather(*(stub.Allocate(request) for request in requests))
+    assert [len(answer.container_responses) for answer in answers] == [1] * len(requests)
+
+
+async def test_registers_again_when_kubelets_directory_is_made_anew(
+    state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
+) -> None:
+    async with serving(DevicePlugin(state, Path("/run/gpushare")), state, kubelet, sleep):
+        await sleep.asleep()
+        await kubelet.stop()
+        shutil.rmtree(kubelet.plugins)
+        await sleep.turn()  # the plugin sees that the sockets are gone, and cannot bind its own
+        assert await sleep.asleep() == registration.FIRST_BACKOFF_SECONDS
+        kubelet.plugins.mkdir()
+        await kubelet.start()
+        await sleep.turn()
+        await kubelet.registered.get()
+
+
+async def test_a_path_that_no_unix_socket_can_have_is_named(
+    state: NodeState, short_path: Path, sleep: Sleeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugins = short_path / ("x" * rpc.MAX_PATH_BYTES)
+    plugins.mkdir()
+    async with running(Registrar(DevicePlugin(state, Path("/run")), state, plugins, sleep)):
+        await sleep.asleep()
+    assert "at most 107 bytes" in caplog.text
+    with pytest.raises(PodResourcesError, match="at most 107 bytes"):
+        await PodResources(plugins / "kubelet.sock").list()
 
 
 async def test_registers_again_when_its_own_socket_is_removed(
@@ -203,6 +281,14 @@ async def test_a_correction_that_fails_is_tried_again_and_counted_once(
     assert len(corrections.made) == 2
     assert state.counts.mismatches == 1
     assert state.gpus_of(state.pods["uid-wrong"]) == (GPU_B,)
+
+
+async def test_an_answer_larger_than_grpcs_default_is_read(kubelet: FakeKubelet) -> None:
+    ids = [*device_ids(GPU_A)] * 1200
+    assert sum(map(len, ids)) > 4 * 1024 * 1024
+    kubelet.held = {"shop/a": ids}
+    source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
+    assert await source.list() == {"shop/a": {GPU_A: len(ids)}}
 
 
 async def test_without_kubelet_the_allocations_stay_as_last_known(state: NodeState, kubelet: FakeKubelet) -> None:
