@@ -66,43 +66,16 @@ def test_running_parts_import_nothing_that_is_not_a_dependency() -> None:
     assert not missing, "add them to `dependencies`, or import them where they are used and name the extra"
 
 
-def entry_points() -> set[str]:
-    """Modules that the chart's containers run, and what the agent's loads once it has parsed its options."""
-    templates = (ROOT / "helm" / "gpushare" / "templates").rglob("*.yaml")
-    commands = re.findall(r"command: \[.*?-m, ([\w.]+)", "\n".join(path.read_text() for path in sorted(templates)))
-    return {*commands, "gpushare_deviceplugin.agent", "gpushare_deviceplugin.forecaster"}
-
-
-def run(program: str) -> str:
-    paths = [*map(str, FOLDERS), *(entry for entry in sys.path if entry)]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}\n{program}"],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_what_runs_on_a_cluster_loads_nothing_that_fits_or_plots() -> None:
-    parts = entry_points()
-    assert {"gpushare_deviceplugin", "gpushare_operator", "gpushare_operator.admission", "gpushare.extender",
-            "gpushare.mps.host"} <= parts  # fmt: skip
-    program = f"""
-import importlib, importlib.util
-for part in {sorted(parts)}:
-    importlib.import_module(part)
-    if importlib.util.find_spec(part).submodule_search_locations and importlib.util.find_spec(part + ".__main__"):
-        importlib.import_module(part + ".__main__")
-print(*sorted({FIT | {"cryptography"}} & sys.modules.keys()))
-"""
-    assert run(program).split() == []
-
-
 def test_the_command_line_loads_without_the_extra_for_fitting() -> None:
-    run(f"""
-import importlib
+    program = f"""
+import importlib, sys
+sys.path[:0] = {[str(folder) for folder in FOLDERS]}
 sys.modules.update(dict.fromkeys({sorted(FIT)}))  # as if they were not installed
 from gpushare.cli.root import GROUPS
 for module, _ in GROUPS.values():
     importlib.import_module(module)
-""")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr

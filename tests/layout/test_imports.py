@@ -19,7 +19,8 @@ PROCESSES = {
     "the MPS host": ["gpushare.mps.host"],
     "the MPS keeper": ["gpushare.mps.keeper"],
 }
-ASIDE = ("gpushare.research", "gpushare.twin", "gpushare.sim", "gpushare.cli", "scipy", "sklearn", "matplotlib")
+ASIDE = ("gpushare.research", "gpushare.twin", "gpushare.sim", "gpushare.cli", "scipy", "sklearn", "matplotlib",
+         "networkx", "cryptography")  # fmt: skip
 
 
 def loaded_by(modules: list[str]) -> list[str]:
