@@ -1,11 +1,14 @@
 """Where the gate reads what each process holds: what NVML does not tell is unknown, never none."""
 
 import logging
+import time
 
 import pynvml
 import pytest
 from fakenvml import MIB, UNKNOWN, UUID, installed
 
+from gpushare.core.gpu.devices import DevicesError
+from gpushare.devices.nvml import NvmlDevices
 from gpushare.mps.grants import EXHAUSTED_MIB, grant_mib
 from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.ledger import Admission, Ledger
@@ -105,3 +108,18 @@ def test_a_client_of_unknown_memory_and_grant_leaves_its_pod_nothing(driver, mem
     driver.clients = [(SELF_PID, UNKNOWN)]
     ledger.observe_memory(101.0)
     assert grant_mib(8192, ledger.siblings("pod", 1), 200.0) == EXHAUSTED_MIB
+
+
+@pytest.mark.gpu
+def test_real():
+    try:
+        devices = NvmlDevices.open(time.monotonic)
+    except DevicesError as error:
+        pytest.skip(str(error))
+    for gpu in devices.list():
+        used = NvmlMemory(gpu.uuid).used_mib()
+        assert used is not None
+        assert all(mib is None or 0 <= mib <= gpu.memory_mib for mib in used.values())
+        assert set(used) == {process.pid for process in devices.processes(gpu.uuid) if process.is_mps_client}
+    assert NvmlMemory("GPU-00000000-0000-0000-0000-000000000000").used_mib() is None
+    devices.close()
