@@ -73,6 +73,16 @@ def test_rates_change_at_the_very_moment_a_neighbour_comes_and_goes():
     assert outcome.jobs[1].late_seconds == pytest.approx(0.0)
 
 
+def test_how_much_of_the_shared_time_rests_on_the_model_is_told():
+    assert report(simulate([job("a", "heavy")], 1, Fifo(), truth())).modelled_ratio is None
+    pair = simulate([job("a", "heavy"), job("b", "light")], 1, MpsUncapped(2), truth())
+    assert report(pair).modelled_ratio == 0.0
+    jobs = [job("a", "light"), job("b", "light", length=200), job("c", "light", length=900)]
+    outcome = simulate(jobs, 1, MpsUncapped(3), truth())
+    first, second = sorted(result.end_seconds for result in outcome.jobs)[:2]
+    assert report(outcome).modelled_ratio == pytest.approx(first / second)
+
+
 def test_being_slower_than_tolerated_is_counted_while_it_lasts():
     jobs = [job("a", "heavy", slowdown=1.5), job("b", "heavy", slowdown=3.0)]
     outcome = simulate(jobs, 1, MpsUncapped(2), truth())

@@ -221,6 +221,7 @@ def _print(reports: list[Report], gpus: int) -> None:
         "in use",
         "Jain",
         "retracted",
+        "modelled",
     )
     for name in columns:
         table.add_column(name, justify="right")
@@ -237,5 +238,6 @@ def _print(reports: list[Report], gpus: int) -> None:
             f"{r.utilization_ratio:.0%}",
             f"{r.jain_index:.3f}",
             str(r.retractions),
+            "-" if r.modelled_ratio is None else f"{r.modelled_ratio:.0%}",
         )
     out().print(table)

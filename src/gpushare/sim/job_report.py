@@ -20,6 +20,8 @@ class Report:
         utilization_ratio: share of GPU-seconds until the makespan with at least one tenant.
         jain_index: fairness of the jobs' progress (Jain, Chiu, Hawe 1984), 1 when all are slowed alike.
         retractions: jobs taken back.
+        modelled_ratio: share of the GPU-seconds with two or more jobs whose rates were not measured but taken from
+            the interference model; None where no GPU was shared.
     """
 
     policy: str
@@ -34,6 +36,7 @@ class Report:
     utilization_ratio: float
     jain_index: float
     retractions: int
+    modelled_ratio: float | None
 
 
 def report(outcome: Outcome) -> Report:
@@ -44,6 +47,8 @@ def report(outcome: Outcome) -> Report:
     begin = min(job.submit_seconds for job in outcome.jobs)
     makespan = max(job.end_seconds for job in outcome.jobs) - begin
     in_use = sum((span.end_seconds - span.begin_seconds) * span.gpus_in_use for span in outcome.spans)
+    shared = sum((span.end_seconds - span.begin_seconds) * span.gpus_shared for span in outcome.spans)
+    modelled = sum((span.end_seconds - span.begin_seconds) * span.gpus_modelled for span in outcome.spans)
     run = sum(job.run_seconds for job in outcome.jobs)
     return Report(
         policy=outcome.policy,
@@ -58,4 +63,5 @@ def report(outcome: Outcome) -> Report:
         utilization_ratio=in_use / (outcome.gpus * makespan),
         jain_index=float(progress.sum() ** 2 / (len(progress) * (progress**2).sum())),
         retractions=sum(job.retractions for job in outcome.jobs),
+        modelled_ratio=modelled / shared if shared else None,
     )

@@ -14,9 +14,8 @@ from typing import Final, Protocol
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.truth import TenantKind, Truth
 
-RESTART_SECONDS: Final = (
-    30.0  # start of a container and a CUDA context, data loader warm again: docs/facts.md 13, and images
-)
+# Start of a container and a CUDA context (docs/facts.md 13), pull of an image, data loader warm again.
+RESTART_SECONDS: Final = 30.0
 _EPSILON: Final = 1e-9
 
 
@@ -71,13 +70,20 @@ class JobResult:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of constant rates: GPUs in use, summed progress of all jobs, jobs waiting."""
+    """A stretch of constant rates.
+
+    Attributes:
+        gpus_in_use, summed_progress, waiting: GPUs with a job, progress of all jobs, jobs that wait.
+        gpus_shared: GPUs with two or more jobs; gpus_modelled: those of them whose rates no measurement gave.
+    """
 
     begin_seconds: float
     end_seconds: float
     gpus_in_use: float
     summed_progress: float
     waiting: int
+    gpus_shared: int = 0
+    gpus_modelled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +174,11 @@ class Cluster:
         rates = iter(self.rates_of(kinds))
         return tuple(next(rates) if is_ready else 0.0 for is_ready in ready)
 
+    def shared_gpus(self) -> tuple[int, int]:
+        """GPUs with two or more tenants, and those of them whose rates the truth has not measured."""
+        shared = [gpu for gpu, tenants in enumerate(self.gpus) if len(tenants) > 1]
+        return len(shared), sum(not self.truth.is_measured(self.kinds(gpu), self.mechanism) for gpu in shared)
+
     def rates_of(self, kinds: tuple[TenantKind, ...]) -> tuple[float, ...]:
         """The truth for a set, remembered by its sorted form."""
         order = sorted(range(len(kinds)), key=lambda index: kinds[index])
@@ -233,7 +244,10 @@ def simulate(
         if elapsed > 0:
             placed = gpus - len(cluster.free_gpus())
             in_use = placed or min(gpus, len(active))
-            spans.append(Span(cluster.now_seconds, until, in_use, sum(rates.values()), len(cluster.queue)))
+            shared, modelled = cluster.shared_gpus()
+            spans.append(
+                Span(cluster.now_seconds, until, in_use, sum(rates.values()), len(cluster.queue), shared, modelled)
+            )
         cluster.now_seconds = until
         for index in active:
             if cluster.remaining_seconds[index] <= _EPSILON * max(1.0, jobs[index].solo_seconds):

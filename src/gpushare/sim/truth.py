@@ -47,6 +47,10 @@ class Truth(Protocol):
         """Progress of each tenant of the set relative to alone at 100%, in order."""
         ...
 
+    def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
+        """Whether the progress of this very set was measured; otherwise a model's word stands in."""
+        ...
+
     def memory_mib(self, workload: str) -> int:
         """Peak device memory; 0 where it was not measured."""
         ...
@@ -103,7 +107,7 @@ class DatasetTruth:
     def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
         """Mean of the runs that measured just this set, else the cap curve (one tenant) or the model (several)."""
         ordered = tuple(sorted(kinds))
-        runs = self._measured.get(mechanism, {}).get(ordered)
+        runs = self._runs(ordered, mechanism)
         if runs:
             by_kind = iter(np.maximum(np.mean(runs, axis=0), LEAST_PROGRESS).tolist())
         elif mechanism is Mechanism.TIME_SLICING:
@@ -116,6 +120,14 @@ class DatasetTruth:
         for index in sorted(range(len(kinds)), key=lambda position: kinds[position]):
             result[index] = next(by_kind)
         return tuple(result)
+
+    def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
+        """Whether a run of the dataset holds just this set."""
+        return bool(self._runs(tuple(sorted(kinds)), mechanism))
+
+    def _runs(self, ordered: tuple[TenantKind, ...], mechanism: Mechanism) -> list[tuple[float, ...]]:
+        """Progress in every run that measured just this sorted set."""
+        return self._measured.get(mechanism, {}).get(ordered, [])
 
     def alone(self, workload: str, thread_percentage: int) -> float:
         """Progress alone under a cap: the measured curve, straight between its points and down to 0 at 0%."""
@@ -148,8 +160,8 @@ class DatasetTruth:
         ]
 
     def _modelled(self, kinds: tuple[TenantKind, ...]) -> tuple[float, ...]:
-        said = self._forecaster([(self.profiles[kind.workload], kind.thread_percentage) for kind in kinds])
-        return draw(said, [self.alone(*kind) for kind in kinds], repr(kinds), seed=self._seed)
+        forecasts = self._forecaster([(self.profiles[kind.workload], kind.thread_percentage) for kind in kinds])
+        return draw(forecasts, [self.alone(*kind) for kind in kinds], repr(kinds), seed=self._seed)
 
     def _time_sliced(self, kinds: tuple[TenantKind, ...]) -> tuple[float, ...]:
         """Taking turns: idle gaps of one serve another, so each gets what it needs until the GPU's time is out."""
@@ -190,8 +202,15 @@ class PairsTruth:
             return (1.0,)
         if mechanism is Mechanism.TIME_SLICING or len(kinds) > 2:
             return (1.0 / len(kinds),) * len(kinds)
-        rates = self._pairs.get((self._index[kinds[0].workload], self._index[kinds[1].workload]), (0.0, 0.0))
+        rates = self._pair(kinds)
         return rates if min(rates) > 0 else (0.5, 0.5)
+
+    def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
+        """Whether it is a pair of the table that fit."""
+        return len(kinds) == 2 and mechanism is not Mechanism.TIME_SLICING and min(self._pair(kinds)) > 0
+
+    def _pair(self, kinds: tuple[TenantKind, ...]) -> tuple[float, float]:
+        return self._pairs.get((self._index[kinds[0].workload], self._index[kinds[1].workload]), (0.0, 0.0))
 
     def memory_mib(self, workload: str) -> int:  # noqa: ARG002 - the table has no memory; see `progress`
         """0: the table does not say."""
