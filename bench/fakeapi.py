@@ -1,27 +1,36 @@
 """An API server that only lists and watches a made-up fleet, fast enough to feed the extender at full size."""
 
+import argparse
 import asyncio
 import contextlib
 import random
-import sys
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 from aiohttp import web
 
 from bench import fleet
+from gpushare.core.api import names
 from gpushare.twin.contention import WORKLOADS
 
 
 class FakeApi:
-    """Serves /api/v1/{nodes,pods} and gpushare's two types in pages, then a stream of GpuNode updates."""
+    """Serves /api/v1/{nodes,pods} and gpushare's two types in pages, then a stream of GpuNode updates.
 
-    def __init__(self, nodes: int, gpus: int, tenants: int, events_per_second: float, profiled: bool) -> None:
+    Pods that are not ours are made when their page is asked for: 100,000 of them are 350 MB.
+    """
+
+    def __init__(
+        self, nodes: int, gpus: int, tenants: int, *, other_pods: int, events_per_second: float, profiled: bool
+    ) -> None:
         self.events_per_second = events_per_second
+        self.other_pods = _Made(other_pods, lambda index: orjson.dumps(fleet.other_pod(index, nodes)))
         placed = fleet.place(nodes, gpus, tenants, seed=7)
         by_node: dict[int, dict[int, list[tuple[str, int]]]] = {}
         for index, (at, gpu, percent) in enumerate(placed):
             by_node.setdefault(at, {}).setdefault(gpu, []).append((fleet.pod_uid(index), percent))
-        self.items = {
+        self.items: dict[str, Sequence[bytes]] = {
             "nodes": [orjson.dumps(fleet.node(i, gpus)) for i in range(nodes)],
             "gpunodes": [orjson.dumps(fleet.gpunode(i, gpus, by_node.get(i))) for i in range(nodes)],
             "pods": [
@@ -36,7 +45,8 @@ class FakeApi:
         kind = request.path.rsplit("/", 1)[-1]
         if "watch" in request.query:
             return await self.watch(request, kind)
-        items = self.items[kind]
+        unmanaged = names.UNMANAGED_SELECTOR in request.query.get("labelSelector", "")
+        items = self.other_pods if kind == "pods" and unmanaged else self.items[kind]
         start = int(request.query.get("continue") or 0)
         limit = int(request.query.get("limit") or len(items))
         token = str(start + limit) if start + limit < len(items) else ""
@@ -58,6 +68,19 @@ class FakeApi:
         return response
 
 
+class _Made(Sequence[bytes]):
+    """So many objects, each made when it is looked at."""
+
+    def __init__(self, length: int, make: Callable[[int], bytes]) -> None:
+        self._indices, self._make = range(length), make
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, at: Any) -> Any:
+        return [self._make(one) for one in self._indices[at]] if isinstance(at, slice) else self._make(at)
+
+
 def profiled_shares() -> list[bytes]:
     """One GpuShare for each kind of pod of the fleet, with a profile near that of one of the twin's workloads."""
     rng = random.Random(11)
@@ -71,12 +94,23 @@ def profiled_shares() -> list[bytes]:
 
 
 def main() -> None:
-    port, nodes, gpus, tenants = map(int, sys.argv[1:5])
-    app = web.Application()
-    app.router.add_get(
-        "/{path:.*}", FakeApi(nodes, gpus, tenants, float(sys.argv[5]), sys.argv[6] == "True").handle
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("port", "nodes", "gpus", "tenants", "other-pods"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--events-per-second", type=float, default=0)
+    parser.add_argument("--profiled", action="store_true")
+    options = parser.parse_args()
+    fake = FakeApi(
+        options.nodes,
+        options.gpus,
+        options.tenants,
+        other_pods=options.other_pods,
+        events_per_second=options.events_per_second,
+        profiled=options.profiled,
     )
-    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
+    app = web.Application()
+    app.router.add_get("/{path:.*}", fake.handle)
+    web.run_app(app, host="127.0.0.1", port=options.port, print=None, access_log=None)
 
 
 if __name__ == "__main__":

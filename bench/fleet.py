@@ -193,6 +193,32 @@ def pod(index: int, percent: int, *, node_index: int | None = None, gpu: int = 0
     }
 
 
+def other_pod(index: int, nodes: int) -> dict[str, Any]:
+    """A running pod that is not gpushare's, of the same size: two containers, CPU and memory in eight sizes."""
+    made = pod(index, FRACTIONS[0])
+    made["metadata"] |= {
+        "name": f"other-{index:06d}-5d4f8c7b9-{index % 100000:05d}",
+        "namespace": f"system-{index % 40}",
+        "uid": f"{index:08x}-07e5-4abc-8def-00000000cafe",
+        "labels": {"app": f"service-{index % 200}", "pod-template-hash": "5d4f8c7b9"},
+        "annotations": {"prometheus.io/scrape": "true"},
+    }
+    requests = {"cpu": f"{100 * (1 + index % 8)}m", "memory": f"{128 * (1 + index % 8)}Mi"}
+    main = made["spec"]["containers"][0] | {"resources": {"limits": {"memory": "8Gi"}, "requests": requests}}
+    sidecar = {
+        "name": "proxy",
+        "image": "registry.local/mesh/proxy:1.27",
+        "resources": {"requests": {"cpu": "10m"}},
+    }
+    made["spec"] |= {
+        "schedulerName": "default-scheduler",
+        "nodeName": node_name(index % nodes),
+        "containers": [main, sidecar],
+    }
+    running = pod(index, FRACTIONS[0], node_index=0)["status"]
+    return made | {"status": running}
+
+
 def gpushare(team: int, app: int, counters: dict[str, float]) -> dict[str, Any]:
     """A GpuShare with a profile that speaks for one team's pods of one app, as `pod` makes them."""
     return {

@@ -71,9 +71,10 @@ def wait_ready(port: int, seconds: float = 180) -> float:
     raise SystemExit("the extender did not become ready")
 
 
-def resident_mib(pid: int) -> float:
+def resident_mib(pid: int, field: str = "VmRSS") -> float:
+    """Resident memory of a process now; the most so far with `VmHWM`."""
     status = Path(f"/proc/{pid}/status").read_text()
-    match = re.search(r"VmRSS:\s+(\d+)", status)
+    match = re.search(rf"{field}:\s+(\d+)", status)
     assert match is not None
     return int(match[1]) / 1024
 
@@ -130,6 +131,11 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def loop_cpu_ms(pid: int) -> float:
+    """Processor time of a process's first thread, its event loop, to the nanosecond."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e6
+
+
 def measure(port: int, nodes: int, requests: int, vary: bool, prefer: bool, pid: int) -> dict[str, Any]:
     """Each pod is a new one; prioritize is asked for what filter answered, encoded between the two, unmeasured."""
     names = [fleet.node_name(i) for i in range(nodes)]
@@ -137,6 +143,7 @@ def measure(port: int, nodes: int, requests: int, vary: bool, prefer: bool, pid:
     rng = random.Random(1)
     filtering: list[float] = []
     both: list[float] = []
+    on_cpu: list[float] = []
     gc.disable()  # of the client
     cpu_before = cpu_seconds(pid)
     first: list[float] = []
@@ -147,6 +154,7 @@ def measure(port: int, nodes: int, requests: int, vary: bool, prefer: bool, pid:
             pod["spec"]["affinity"] = fleet.PREFERENCE
         asked = rng.sample(names, nodes * 9 // 10) if vary else names
         body = request("filter", arguments_of(pod, asked))
+        spent_before = loop_cpu_ms(pid)
         started = time.perf_counter()
         answer = client.ask(body)
         taken = time.perf_counter() - started
@@ -162,6 +170,7 @@ def measure(port: int, nodes: int, requests: int, vary: bool, prefer: bool, pid:
             continue
         filtering.append(taken * 1000)
         both.append((taken + then) * 1000)
+        on_cpu.append(loop_cpu_ms(pid) - spent_before)
     return {
         "filter_ms": {"p50": statistics.median(filtering), "p99": percentile(filtering, 0.99)},
         "filter_and_prioritize_ms": {
@@ -170,6 +179,7 @@ def measure(port: int, nodes: int, requests: int, vary: bool, prefer: bool, pid:
             "p99": percentile(both, 0.99),
             "max": max(both),
         },
+        "loop_cpu_ms": {"p50": statistics.median(on_cpu), "p99": percentile(on_cpu, 0.99), "max": max(on_cpu)},
         "extender_cpu_ms": (cpu_seconds(pid) - cpu_before) / (requests + fleet.KINDS) * 1000,
         "first_ms": {"p50": statistics.median(first), "max": max(first)},
         "min_ms": min(both),
@@ -207,6 +217,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--tenants", type=int, default=20_000)
+    parser.add_argument("--other-pods", type=int, default=0, help="running pods that are not ours, on those nodes")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--events-per-second", type=float, default=0, help="GpuNode updates meanwhile")
     parser.add_argument("--policy", default="gpushare", help="as the extender's option")
@@ -217,12 +228,18 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     api_port, port, metrics_port = free_port(), free_port(), free_port()
-    size = map(
-        str, (api_port, options.nodes, options.gpus, options.tenants, options.events_per_second, options.profiled)
-    )
+    fake = {
+        "port": api_port,
+        "nodes": options.nodes,
+        "gpus": options.gpus,
+        "tenants": options.tenants,
+        "other-pods": options.other_pods,
+        "events-per-second": options.events_per_second,
+    }
+    arguments = [f"--{name}={value}" for name, value in fake.items()] + ["--profiled"] * options.profiled
     with (
         tempfile.TemporaryDirectory() as directory,
-        process(sys.executable, "-m", "bench.fakeapi", *size),
+        process(sys.executable, "-m", "bench.fakeapi", *arguments),
     ):
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", api_port), 1):
@@ -253,6 +270,7 @@ def main(arguments: list[str]) -> None:
                 "nodes": options.nodes,
                 "gpus_per_node": options.gpus,
                 "tenants": options.tenants,
+                "other_pods": options.other_pods,
                 "events_per_second": options.events_per_second,
                 "policy": options.policy,
                 "vary": options.vary,
@@ -260,7 +278,9 @@ def main(arguments: list[str]) -> None:
                 "profiled": options.profiled,
                 "best_nodes": options.best_nodes,
                 "ready_seconds": ready,
+                "ready_cpu_seconds": cpu_seconds(extender.pid),
                 "resident_mib": resident_mib(extender.pid),
+                "most_resident_mib": resident_mib(extender.pid, "VmHWM"),
                 **measure(port, options.nodes, options.requests, options.vary, options.prefer, extender.pid),
                 "cpus": os.cpu_count(),
                 "python": platform.python_version(),
@@ -272,12 +292,16 @@ def main(arguments: list[str]) -> None:
     both = result["filter_and_prioritize_ms"]
     print(
         f"{options.nodes} nodes x {options.gpus} GPUs, {options.tenants} tenants, "
+        f"{options.other_pods} other pods, "
         f"{options.events_per_second:g} GpuNode updates/s, policy {options.policy}:\n"
-        f"  ready after {ready:.1f} s, {result['resident_mib']:.0f} MiB resident\n"
+        f"  ready after {ready:.1f} s ({result['ready_cpu_seconds']:.1f} s of processor time), "
+        f"{result['resident_mib']:.0f} MiB resident, at most {result['most_resident_mib']:.0f} MiB\n"
         f"  filter + prioritize over HTTP, {options.requests} times: p50 {both['p50']:.2f} ms, "
         f"p90 {both['p90']:.2f} ms, p99 {both['p99']:.2f} ms, max {both['max']:.2f} ms\n"
         f"  the first of each of {fleet.KINDS} kinds of pod, before: p50 {result['first_ms']['p50']:.2f} ms, "
         f"max {result['first_ms']['max']:.2f} ms\n"
+        f"  processor time of the extender's event loop for both: p50 {result['loop_cpu_ms']['p50']:.2f} ms, "
+        f"p99 {result['loop_cpu_ms']['p99']:.2f} ms, max {result['loop_cpu_ms']['max']:.2f} ms\n"
         f"  quickest {result['min_ms']:.2f} ms; the extender's processor time {result['extender_cpu_ms']:.2f} ms\n"
         f"  of which inside the extender: "
         + ", ".join(f"{verb} {mean:.2f} ms" for verb, mean in result["inside_ms"].items())

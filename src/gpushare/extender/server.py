@@ -27,7 +27,7 @@ from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Refle
 
 _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
-_GC_THRESHOLDS: Final = (100_000, 50, 1000)  # full collections over a large frozen state cost tens of ms
+_GC_THRESHOLDS: Final = (100_000, 50, 1000)  # the defaults double the time to read a large cluster
 
 
 class Extender:
@@ -93,13 +93,13 @@ class Extender:
                 await asyncio.gather(starting, waking, return_exceptions=True)
 
     async def _start(self, stack: AsyncExitStack) -> None:
+        gc.set_threshold(*_GC_THRESHOLDS)
         for reflector in self.reflectors:
             await stack.enter_async_context(reflector)
             await reflector.synced.wait()
         await self.ledger.learn()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*_GC_THRESHOLDS)
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))
 
     async def _wake(self) -> None:
