@@ -2,14 +2,16 @@
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import socket
 
 import pytest
 
 from gpushare.mps import commands
+from gpushare.mps import relay as relaying
 from gpushare.mps.control import AsyncMpsControl
-from gpushare.mps.gate import MAX_CONNECTIONS_PER_POD, Backend, Gate
+from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.host import listen
 from gpushare.mps.ledger import Ledger
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO
@@ -195,19 +197,6 @@ async def test_silent_half_spoken_and_odd_connections_delay_nobody(stage, tenant
     await eventually(lambda: stage.gate.connection_count == 0, "nothing left of them")
 
 
-async def test_one_pods_connections_are_bounded_and_its_silent_ones_go_first(stage):
-    stage.default_pod = "a"  # no decision: nothing of it is passed on
-    spoken = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
-    await eventually(stage.gate.held, "held")
-    silent = [await speak(stage.gpu.control) for _ in range(MAX_CONNECTIONS_PER_POD + 20)]
-    await eventually(lambda: stage.gate.refused[RefuseReason.TOO_MANY_CONNECTIONS] == 21, "the excess closed")
-    assert stage.gate.connection_count == MAX_CONNECTIONS_PER_POD
-    assert [held.reason for held in stage.gate.held()] == [HoldReason.NO_DECISION]
-    for connection in (spoken, *silent):
-        connection.close()
-    await eventually(lambda: stage.gate.connection_count <= 1, "closed")
-
-
 async def test_a_process_that_takes_its_place_and_stops_waits_behind_the_others_next_time(
     stage, tenants, monkeypatch
 ):
@@ -223,6 +212,66 @@ async def test_a_process_that_takes_its_place_and_stops_waits_behind_the_others_
     await eventually(tenant.is_connected, "connected")
     for each in (connection, again):
         each.close()
+
+
+async def test_who_sits_in_its_turn_is_cut_off_when_another_pod_waits(stage, tenants, monkeypatch):
+    """Before: 8 s without a step and up to 24 s in all, whoever waited."""
+    monkeypatch.setattr("gpushare.mps.gate.TURN_SECONDS", 10_000.0)
+    monkeypatch.setattr("gpushare.mps.gate.MAX_TURN_SECONDS", 10_000.0)
+    decide(stage.gpu, bad=(20, 4096), good=(40, 20000))
+    stage.default_pod = "bad"
+    sitting = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(lambda: stage.gate.current_pid is not None, "its turn")
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "good"
+    await eventually(tenant.is_connected, "connected")
+    assert stage.gate.turns.timeouts >= 1
+    sitting.close()
+
+
+async def test_a_pod_that_is_always_refused_does_not_keep_another_from_its_turn(stage, tenants):
+    """Before: a turn that broke off left no trace, and the pod that came first was picked again, for ever."""
+    decide(stage.gpu, bad=(20, 2**31 + 1), good=(40, 20000))  # more than the daemon takes as a limit
+    stage.default_pod = "bad"
+    refused = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(lambda: stage.trouble, "refused once")
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "good"
+    await eventually(tenant.is_connected, "connected")
+    assert any(held.pod_uid == "bad" for held in stage.gate.held()), "it is held, not closed"
+    refused.close()
+
+
+async def test_what_a_client_says_beyond_the_protocol_ends_it_at_the_gate(stage):
+    decide(stage.gpu, a=(20, 4096))
+    stage.default_pod = "a"
+    connection = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    connection.send(b"x" * 60_000)
+    loop = asyncio.get_running_loop()
+    while await loop.sock_recv(connection, 100):
+        pass
+    connection.close()
+    assert stage.gate.refused[RefuseReason.PROTOCOL] == 1
+    assert await stage.control.servers() == (stage.server_pid,)
+
+
+async def test_a_descriptor_that_the_kernel_does_not_carry_leaves_the_process_waiting(stage, tenants, monkeypatch):
+    """Before: the gate closed it, and it ran uncapped."""
+    real, failures = relaying._deliver, []
+
+    async def fails_first(client, answer):
+        if len(failures) < 3:
+            failures.append(1)
+            raise OSError(errno.ETOOMANYREFS, "too many references")
+        await real(client, answer)
+
+    monkeypatch.setattr(relaying, "_deliver", fails_first)
+    decide(stage.gpu, a=(20, 20000))
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(tenant.is_connected, "connected after all")
+    assert tenant.value("sms") == "26"
+    assert len(failures) == 3
 
 
 async def test_who_attaches_outside_its_turn_is_a_stranger(stage, tenants):

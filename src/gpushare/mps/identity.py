@@ -56,8 +56,13 @@ def start_ticks_of(pid: int, proc: Path = PROC) -> int | None:
         return None
 
 
+def peer_pid(connection: socket.socket) -> int:
+    """The pid of who connected, by SO_PEERCRED, as this process's pid namespace sees it (0 when it cannot)."""
+    return int(struct.unpack_from("i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
+
+
 def peer_of(connection: socket.socket) -> Peer:
-    """Who connected, by SO_PEERCRED: the pid as this process's pid namespace sees it (0 when it cannot)."""
+    """Who connected, with the start time of its process."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return Peer(pid, uid, start_ticks_of(pid))
 

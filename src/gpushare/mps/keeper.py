@@ -126,6 +126,7 @@ class Keeper:
             refused={str(reason): count for reason, count in self.gate.refused.items()},
             mismatches=self._ledger.mismatches,
             connections=self.gate.connection_count,
+            unread=self.gate.reception.unread_count,
             turns=self.gate.turns,
         )
         try:
@@ -258,7 +259,7 @@ class Keeper:
                         self._set_state(MpsState.ACTIVE)
 
     async def _look(self, server_pid: int) -> None:
-        self._ledger.observe_memory(time.monotonic())
+        await self._ledger.watch_memory()
         fault = self._read_faults()
         if fault or await self._control.server_state(server_pid) is ServerState.FAULT:
             await self._recover(server_pid, fault)

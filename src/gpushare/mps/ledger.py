@@ -1,15 +1,19 @@
 """Who was let in under which ceilings, and who is there: the gate's record of one GPU's clients."""
 
+import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from gpushare.mps.grants import ProcessMemory
 from gpushare.mps.identity import is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.memory import MemoryReader
+from gpushare.mps.patience import HangingError, PatientCaller
 from gpushare.mps.status import ClientStatus, GateStatus, Mismatch, MismatchKind
+
+logger = logging.getLogger(__name__)
 
 KEPT_MISMATCHES: Final = 50  # the latest; the agent turns each into an event once
 KEPT_DEPARTED: Final = 1024  # a bound only: the keeper forgets them by time
@@ -56,6 +60,7 @@ class Ledger:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._memory, self._identify, self._clock = memory, identify, clock
+        self._caller = PatientCaller()
         self._admissions: dict[int, Admission] = {}
         self._clients: tuple[int, ...] = ()
         self._is_first_list = True
@@ -73,6 +78,10 @@ class Ledger:
     def is_client(self, pid: int) -> bool:
         """Whether the server listed it at the last look."""
         return pid in self._clients
+
+    def has_admission(self, pid: int) -> bool:
+        """Whether it had a turn, or has it now."""
+        return pid in self._admissions
 
     def connected(self, earliest: float, latest: float) -> tuple[Presence, ...]:
         """Return who was a client at any time between the two, whether or not it has left since."""
@@ -168,13 +177,36 @@ class Ledger:
         detail = f"the pod's processes held {used_mib} MiB of its {limit_mib} MiB; ended the newest, process {pid}"
         self.note(Mismatch(MismatchKind.MEMORY_OVERRUN, pod_uid, pid, detail))
 
+    async def watch_memory(self) -> None:
+        """Read what each process holds, in a thread; while the driver hangs nobody can tell, and grants count."""
+        was_hanging = self._caller.hangs_seconds > 0
+        used: Mapping[int, int | None] | None = None
+        try:
+            used = await self._caller.call(self._memory.used_mib)
+        except HangingError as error:
+            if not was_hanging:
+                logger.error("the driver does not say what processes hold, grants count in full: %s", error)
+        self.note_memory(used, self._clock())
+
+    @property
+    def memory_hangs_seconds(self) -> float:
+        """How long the driver has not answered; 0 when it does."""
+        return self._caller.hangs_seconds
+
     def observe_memory(self, now: float) -> None:
-        """Read what each process holds."""
-        used = self._memory.used_mib()
+        """Read what each process holds, here and now."""
+        self.note_memory(self._memory.used_mib(), now)
+
+    def note_memory(self, used: Mapping[int, int | None] | None, now: float) -> None:
+        """What each process holds, MiB; None when nobody can tell."""
         for pid, admission in self._admissions.items():
             value = None if used is None else used.get(pid, 0)
             if value != admission.used_mib:
                 self._admissions[pid] = replace(admission, used_mib=value, changed_at=now)
+
+    def clients_by_pod(self) -> Counter[str | None]:
+        """How many clients each pod has."""
+        return Counter(a.pod_uid if (a := self._admissions.get(pid)) else None for pid in self._clients)
 
     def siblings(self, pod_uid: str | None, pid: int) -> tuple[ProcessMemory, ...]:
         """The pod's other live processes."""

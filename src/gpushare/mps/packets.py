@@ -6,15 +6,52 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 HELLO: Final = b"OUTBHELL\0"  # each word ends with a zero byte: recorded on driver 580, tests/gpu/handshake.py
 CREDENTIALS: Final = b"OUTBCRED\0"
+DESCRIPTOR: Final = b"OUTBCUFD\0"  # comes with one descriptor: the server's socket
+ACKNOWLEDGED: Final = bytes(4)  # the client's last word; it closes then
 COMPUTE_TYPE: Final = bytes.fromhex("02000000")
 CONTROL_TYPE: Final = bytes.fromhex("04000000")
-MAX_PACKET: Final = 65536
+MAX_PACKET: Final = 64  # the longest that a compute client or the daemon says to one is 9 bytes
 MAX_DESCRIPTORS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """One packet; an empty one without descriptors is the end of the connection.
+
+    Attributes:
+        descriptors: the receiver's to close.
+        is_whole: False when bytes or descriptors did not fit and were dropped by the kernel.
+    """
+
+    data: bytes
+    descriptors: tuple[int, ...] = ()
+    is_whole: bool = True
+
+    def says(self, word: bytes, descriptors: int = 0) -> bool:
+        """Whether it is exactly this word with so many descriptors."""
+        return self.is_whole and self.data == word and len(self.descriptors) == descriptors
+
+
+def read_packet(connection: socket.socket, max_descriptors: int = 0) -> Packet:
+    """Read one packet; descriptors beyond `max_descriptors` never enter this process.
+
+    Raises:
+        BlockingIOError: nothing is there.
+        OSError: the connection broke.
+    """
+    space = socket.CMSG_SPACE(4 * max_descriptors) if max_descriptors else 0
+    data, ancillary, flags, _ = connection.recvmsg(MAX_PACKET, space, socket.MSG_CMSG_CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(payload[: len(payload) // 4 * 4])
+    return Packet(data, tuple(descriptors), not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
 
 
 class Channel:
@@ -41,23 +78,18 @@ class Channel:
             raise
         return cls(connection)
 
-    async def receive(self) -> tuple[bytes, list[int]]:
-        """The next packet and its descriptors, which are the caller's to close; empty at the end.
+    async def receive(self, max_descriptors: int = 0) -> Packet:
+        """Wait for the next packet; its descriptors are the caller's to close.
 
         Raises:
             OSError: the connection broke.
         """
         while True:
             try:
-                data, ancillary, _, _ = self.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
+                return read_packet(self.socket, max_descriptors)
             except BlockingIOError:
-                await self._ready(asyncio.get_running_loop().add_reader, asyncio.get_running_loop().remove_reader)
-                continue
-            descriptors = array.array("i")
-            for level, kind, payload in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    descriptors.frombytes(payload[: len(payload) // 4 * 4])
-            return data, list(descriptors)
+                loop = asyncio.get_running_loop()
+                await self._ready(loop.add_reader, loop.remove_reader)
 
     async def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         """Send one packet; the descriptors stay the caller's.

@@ -41,6 +41,7 @@ class HoldReason(StrEnum):
     MEMORY_SETTLING = "PodMemorySettling"
     BACK_OFF = "TurnBackOff"
     PROTOCOL = "UnknownProtocol"
+    RATE = "TooManyConnections"
     TURN = "WaitingForTurn"
 
 
@@ -49,6 +50,7 @@ class RefuseReason(StrEnum):
 
     CONTROL_COMMAND = "ControlCommand"
     TOO_MANY_CONNECTIONS = "TooManyConnections"
+    PROTOCOL = "Protocol"
 
 
 class MismatchKind(StrEnum):
@@ -138,7 +140,8 @@ class GateStatus:
         faults: server faults seen since the gate started; `last_fault` says what happened, for an event;
             `last_fault_at` is when it was noticed, `last_fault_pods` the uids of the pods that were connected when
             it began, whether or not they still were when it was noticed.
-        connections: sockets open at the gate, silent ones included.
+        connections: sockets open at the gate, silent ones included; `unread`: those of them that came faster than
+            their pod may connect and are not greeted yet.
     """
 
     gpu_uuid: str
@@ -161,6 +164,7 @@ class GateStatus:
     refused: Mapping[str, int] = field(default_factory=dict)
     mismatches: tuple[Mismatch, ...] = ()
     connections: int = 0
+    unread: int = 0
     turns: TurnStatistics = TurnStatistics()
     last_fault_pods: tuple[str, ...] = ()
 

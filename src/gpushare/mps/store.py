@@ -3,47 +3,71 @@
 When a gate is killed, the kernel would close the connections that it holds, and a CUDA process whose connection
 closes runs on uncapped (docs/facts.md 15). So the gate hands a copy of every accepted socket to its parent over a
 socket pair, says what has become of it, and a gate's successor gets back those that still wait.
+
+The kernel may refuse to carry a descriptor: too many are in flight (a tenant can bring that about), or a process
+has no number free. Neither ends anything: the word is said again until it is taken.
 """
 
 import array
 import contextlib
+import errno
 import json
 import logging
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 logger = logging.getLogger(__name__)
 
 _MAX_PACKET: Final = 256
 _ANCILLARY: Final = socket.CMSG_SPACE(4)
+# The kernel cannot take it now: worth saying again. Anything else means that the other side is gone.
+PASSING_ERRORS: Final = frozenset(
+    {errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EINTR}
+)
+AGAIN_SECONDS: Final = 0.05
+BEHIND_SECONDS: Final = 5.0  # a host that takes nothing for so long: a gate killed now would lose connections
+RESTORE_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
 class Kept:
-    """A connection in the store; `spoken` once it asked for a client's place."""
+    """A connection in the store: `greeted` by a gate, `spoken` once it asked for a client's place."""
 
     descriptor: int
+    greeted: bool = False
     spoken: bool = False
 
 
-def _send(channel: socket.socket, message: dict[str, object], descriptor: int | None = None) -> None:
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A connection that waited at the gate before this one."""
+
+    number: int
+    connection: socket.socket
+    greeted: bool
+    spoken: bool
+
+
+def _send(channel: socket.socket, message: dict[str, Any], descriptor: int | None = None) -> None:
     rights = array.array("i", [descriptor]).tobytes() if descriptor is not None else b""
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if rights else []
     channel.sendmsg([json.dumps(message).encode()], ancillary, socket.MSG_NOSIGNAL)
 
 
-def _receive(channel: socket.socket) -> tuple[dict[str, object], int | None] | None:
-    data, ancillary, _, _ = channel.recvmsg(_MAX_PACKET, _ANCILLARY)
+def _receive(channel: socket.socket) -> tuple[dict[str, Any], int | None] | None:
+    data, ancillary, _, _ = channel.recvmsg(_MAX_PACKET, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None
     descriptors = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(payload[: len(payload) // 4 * 4])
-    message: dict[str, object] = json.loads(data)
+    message: dict[str, Any] = json.loads(data)
     return message, descriptors[0] if descriptors else None
 
 
@@ -52,7 +76,6 @@ class ConnectionStore:
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}
-        self._next = 0
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
@@ -63,73 +86,182 @@ class ConnectionStore:
         if self._thread is not None:
             self._thread.join()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        waiting, self._kept = self._kept, {}
-        self._thread = threading.Thread(target=self._follow, args=(ours, waiting), name="store", daemon=True)
+        self._thread = threading.Thread(target=self._follow, args=(ours,), name="store", daemon=True)
         self._thread.start()
         return theirs
 
-    def _follow(self, channel: socket.socket, waiting: dict[int, Kept]) -> None:
+    def _follow(self, channel: socket.socket) -> None:
         with channel, contextlib.suppress(OSError, ValueError):
-            for number, kept in waiting.items():
-                self._kept[number] = kept
-                _send(channel, {"id": number, "spoken": kept.spoken}, kept.descriptor)
+            for number, kept in list(self._kept.items()):
+                self._give_back(channel, number, kept)
             _send(channel, {"id": -1})
             while (received := _receive(channel)) is not None:
-                self._note(*received)
-        waiting.clear()
+                self._note(channel, *received)
 
-    def _note(self, message: dict[str, object], descriptor: int | None) -> None:
-        number = message["id"]
+    @staticmethod
+    def _give_back(channel: socket.socket, number: int, kept: Kept) -> None:
+        message = {"id": number, "greeted": kept.greeted, "spoken": kept.spoken}
+        while True:
+            try:
+                return _send(channel, message, kept.descriptor)
+            except OSError as error:
+                if error.errno not in PASSING_ERRORS:
+                    raise
+            time.sleep(AGAIN_SECONDS)
+
+    def _note(self, channel: socket.socket, message: dict[str, Any], descriptor: int | None) -> None:
+        number = message.get("id")
         if not isinstance(number, int):
             return
-        if descriptor is not None:
-            self._kept[number] = Kept(descriptor)
-        elif message.get("spoken"):
-            if kept := self._kept.get(number):
-                kept.spoken = True
-        elif (gone := self._kept.pop(number, None)) is not None:
-            os.close(gone.descriptor)
+        match message.get("what"):
+            case "keep" if descriptor is None:
+                # No number was free for it here: the gate shall say it again.
+                with contextlib.suppress(BlockingIOError):
+                    channel.sendmsg([json.dumps({"id": number}).encode()], (), socket.MSG_DONTWAIT)
+            case "keep" | "mark":
+                kept = self._kept.get(number)
+                if descriptor is not None:
+                    if kept is not None:
+                        os.close(kept.descriptor)
+                    kept = self._kept[number] = Kept(descriptor)
+                if kept is not None:
+                    kept.greeted, kept.spoken = bool(message.get("greeted")), bool(message.get("spoken"))
+            case "drop":
+                if (gone := self._kept.pop(number, None)) is not None:
+                    os.close(gone.descriptor)
+
+
+@dataclass(slots=True)
+class _Handed:
+    """What the host shall know of an open connection; `known` once it has its copy."""
+
+    connection: socket.socket
+    greeted: bool = False
+    spoken: bool = False
+    known: bool = False
 
 
 class StoreClient:
-    """The gate's side; without a channel (a gate on its own) nothing is kept."""
+    """The gate's side; without a channel (a gate on its own) nothing is kept. Nothing here waits for the host."""
 
-    def __init__(self, channel: socket.socket | None = None) -> None:
-        self._channel = channel
+    def __init__(self, channel: socket.socket | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._channel, self._clock = channel, clock
+        if channel is not None:
+            channel.setblocking(False)
         self._next = 0
+        self._open: dict[int, _Handed] = {}
+        self._unsaid: dict[int, None] = {}  # numbers that the host has not heard the latest of, oldest first
+        self._behind_since: float | None = None
 
-    def restore(self) -> list[tuple[int, socket.socket, bool]]:
-        """What waited at the gate before this one: number, socket, whether it had spoken. Call once, first."""
-        restored: list[tuple[int, socket.socket, bool]] = []
-        while self._channel is not None and (received := _receive(self._channel)) is not None:
-            message, descriptor = received
-            if descriptor is None:
-                break
-            number = int(str(message["id"]))
-            self._next = max(self._next, number + 1)
-            restored.append((number, socket.socket(fileno=descriptor), bool(message["spoken"])))
+    def restore(self) -> list[Restored]:
+        """What waited at the gate before this one; waits for the host, so call it once, first, from a thread."""
+        restored: list[Restored] = []
+        channel = self._channel
+        if channel is None:
+            return restored
+        channel.settimeout(RESTORE_SECONDS)
+        try:
+            while (received := _receive(channel)) is not None:
+                message, descriptor = received
+                number = int(message["id"])
+                if number < 0:
+                    break
+                self._next = max(self._next, number + 1)
+                if descriptor is None:
+                    logger.error("no descriptor is free for a connection that waited: it stays with the host")
+                    continue
+                connection = socket.socket(fileno=descriptor)
+                greeted, spoken = bool(message["greeted"]), bool(message["spoken"])
+                self._open[number] = _Handed(connection, greeted, spoken, known=True)
+                restored.append(Restored(number, connection, greeted, spoken))
+        except OSError as error:
+            logger.error("the host did not give back all connections that waited: %s", error)
+        channel.setblocking(False)
         return restored
 
     def keep(self, connection: socket.socket) -> int:
         """Hand a copy to the host; the number to name it by."""
         self._next += 1
-        self._say({"id": self._next}, connection.fileno())
+        if self._channel is not None:
+            self._open[self._next] = _Handed(connection)
+            self._say(self._next)
         return self._next
+
+    def greeted(self, number: int) -> None:
+        """It got the gate's greeting."""
+        if handed := self._open.get(number):
+            handed.greeted = True
+            self._say(number)
 
     def spoken(self, number: int) -> None:
         """It asked for a client's place and waits for a turn."""
-        self._say({"id": number, "spoken": True})
+        if handed := self._open.get(number):
+            handed.greeted = handed.spoken = True
+            self._say(number)
 
     def drop(self, number: int) -> None:
         """It is done with, or its answer is about to be passed on: from now on it ends with the gate."""
-        self._say({"id": number})
+        handed = self._open.pop(number, None)
+        if handed is None:
+            return
+        if handed.known:
+            self._say(number)
+        else:
+            self._unsaid.pop(number, None)
 
-    def _say(self, message: dict[str, object], descriptor: int | None = None) -> None:
+    def flush(self) -> None:
+        """Say what the host could not take before, and again what it had to leave out; call it now and then."""
         if self._channel is None:
             return
         try:
-            _send(self._channel, message, descriptor)
-        except OSError as error:
-            # The host is gone, and we soon with it.
-            logger.error("cannot hand a connection to the host: %s", error)
-            self._channel = None
+            while (received := _receive(self._channel)) is not None:
+                number = int(received[0]["id"])
+                if handed := self._open.get(number):
+                    handed.known = False
+                    self._unsaid[number] = None
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError, KeyError) as error:
+            self._give_up(error)
+        self._flush()
+
+    def behind_seconds(self) -> float:
+        """How long the host has not taken what it is told; 0 when it does."""
+        return 0.0 if self._behind_since is None else self._clock() - self._behind_since
+
+    def _say(self, number: int) -> None:
+        self._unsaid[number] = None
+        self._flush()
+
+    def _flush(self) -> None:
+        while self._unsaid and self._channel is not None:
+            number = next(iter(self._unsaid))
+            try:
+                self._tell(self._channel, number)
+            except OSError as error:
+                if error.errno not in PASSING_ERRORS:
+                    self._give_up(error)
+                elif self._behind_since is None:
+                    self._behind_since = self._clock()
+                    logger.warning("the host cannot take a connection now, trying on: %s", error)
+                return
+            del self._unsaid[number]
+        self._behind_since = None
+
+    def _tell(self, channel: socket.socket, number: int) -> None:
+        handed = self._open.get(number)
+        if handed is None:
+            _send(channel, {"id": number, "what": "drop"})
+            return
+        what, descriptor = ("mark", None) if handed.known else ("keep", handed.connection.fileno())
+        _send(
+            channel, {"id": number, "what": what, "greeted": handed.greeted, "spoken": handed.spoken}, descriptor
+        )
+        handed.known = True
+
+    def _give_up(self, error: Exception) -> None:
+        # The host is gone, and we soon with it.
+        logger.error("cannot hand a connection to the host: %s", error)
+        self._channel = None
+        self._unsaid.clear()
+        self._open.clear()

@@ -1,0 +1,67 @@
+"""Why a process waits at the gate: one look at all of them, with what is common to a pod worked out once."""
+
+from collections import Counter
+from typing import Final
+
+from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
+from gpushare.mps.grants import grant_mib
+from gpushare.mps.ledger import Ledger
+from gpushare.mps.policy import Policy
+from gpushare.mps.reception import Connection
+from gpushare.mps.status import HoldReason, MpsState
+from gpushare.mps.turns import TurnAccounts
+
+_OPEN: Final = frozenset({MpsState.ACTIVE, MpsState.SELF_TEST})
+
+
+class Holds:
+    """The reasons at one moment; make a new one for the next look."""
+
+    def __init__(
+        self, *, state: MpsState, server_pid: int | None, policy: Policy, ledger: Ledger, accounts: TurnAccounts,
+        now: float,
+    ) -> None:  # fmt: skip
+        self._state, self._server_pid, self._now = state, server_pid, now
+        self._policy, self._ledger, self._accounts = policy, ledger, accounts
+        self._clients: Counter[str | None] | None = None
+        self._of_pod: dict[str, HoldReason | None] = {}
+        self._settling: dict[str, bool] = {}
+
+    def why(self, connection: Connection) -> HoldReason | None:
+        """Why it cannot have a turn now; None when it can."""
+        pid, pod_uid = connection.pid, connection.pod_uid
+        if self._policy.is_probe(pid):
+            return None if self._state in _OPEN else HoldReason.DAEMON_DOWN
+        if pod_uid is None:
+            return HoldReason.UNKNOWN_POD
+        if pod_uid not in self._of_pod:
+            self._of_pod[pod_uid] = self._why_pod(pod_uid)
+        if (reason := self._of_pod[pod_uid]) is not None:
+            return reason
+        if not self._ledger.is_client(pid) and self._client_total() >= MAX_CLIENTS_PER_GPU:
+            return HoldReason.CLIENTS
+        return HoldReason.MEMORY_SETTLING if self._is_settling(pid, pod_uid) else None
+
+    def _why_pod(self, pod_uid: str) -> HoldReason | None:
+        decision, reason = self._policy.decide(pod_uid)
+        if decision is None:
+            return reason
+        if self._state is not MpsState.ACTIVE or self._server_pid is None:
+            if self._state is MpsState.FAULT:
+                return HoldReason.FAULT
+            return HoldReason.SELF_TEST if self._state is MpsState.SELF_TEST else HoldReason.DAEMON_DOWN
+        return HoldReason.BACK_OFF if self._accounts.is_backing_off(pod_uid, self._now) else None
+
+    def _client_total(self) -> int:
+        return self._ledger.client_count
+
+    def _is_settling(self, pid: int, pod_uid: str) -> bool:
+        decision = self._policy.ceiling(pid, pod_uid)
+        if decision is None:
+            return False
+        if self._ledger.has_admission(pid):
+            return grant_mib(decision.memory_mib, self._ledger.siblings(pod_uid, pid), self._now) is None
+        if pod_uid not in self._settling:
+            siblings = self._ledger.siblings(pod_uid, pid)
+            self._settling[pod_uid] = grant_mib(decision.memory_mib, siblings, self._now) is None
+        return self._settling[pod_uid]

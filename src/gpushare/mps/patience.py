@@ -1,0 +1,76 @@
+"""Calls into a driver that may hang: made in a thread, one at a time, and nobody waits longer than a while."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+T = TypeVar("T")
+
+PATIENCE_SECONDS: Final = 3.0  # the first call after a boot initialises the library
+
+
+class HangingError(Exception):
+    """A call has not come back in time, or the one before it has not."""
+
+
+class PatientCaller:
+    """Makes blocking calls for a loop. While one hangs, further ones fail at once, without a thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._since: float | None = None
+        self._is_late = False
+
+    @property
+    def hangs_seconds(self) -> float:
+        """How long the present call has been out, once it is late; else 0."""
+        since = self._since
+        return self._clock() - since if self._is_late and since is not None else 0.0
+
+    async def call(self, function: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS) -> T:
+        """Call it in a thread.
+
+        Raises:
+            HangingError: it takes too long; it goes on in its thread, and what it returns is dropped.
+        """
+        async with self._lock:
+            since = self._since
+            if self._is_late and since is not None:
+                raise HangingError(f"the call before hangs for {self._clock() - since:.0f} s")
+            return await self._call(function, patience_seconds)
+
+    async def _call(self, function: Callable[[], T], patience_seconds: float) -> T:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        self._since = self._clock()
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(result)  # type: ignore[arg-type]  # a T where there is no error
+            else:
+                done.set_exception(error)
+
+        def work() -> None:
+            result: T | None = None
+            failure: BaseException | None = None
+            try:
+                result = function()
+            except BaseException as error:  # noqa: BLE001 (handed to the caller)
+                failure = error
+            self._since, self._is_late = None, False
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(finish, result, failure)
+
+        threading.Thread(target=work, name="patient", daemon=True).start()
+        try:
+            async with asyncio.timeout(patience_seconds):
+                return await done
+        except TimeoutError:
+            self._is_late = self._since is not None
+            raise HangingError(f"no answer within {patience_seconds:g} s") from None

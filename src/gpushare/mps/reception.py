@@ -1,0 +1,466 @@
+"""Receives one GPU's connections: accepts each at once, greets at its pod's rate, holds it until its turn.
+
+A closed connection lets a CUDA process run uncapped (facts.md 15), so a connection that comes too fast is held
+without a greeting, which its process waits for. One epoll instance watches them all: none has a task of its own.
+"""
+
+import asyncio
+import contextlib
+import enum
+import logging
+import resource
+import select
+import socket
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.mps.identity import peer_of, peer_pid
+from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO, Channel, read_packet
+from gpushare.mps.status import RefuseReason
+from gpushare.mps.store import StoreClient
+
+logger = logging.getLogger(__name__)
+
+ACCEPTS_A_ROUND: Final = 64  # then everything else in the process has its turn
+EVENTS_A_ROUND: Final = 64
+PAUSE_SECONDS: Final = (
+    0.002  # after a full round: a flood costs part of one core, its connections wait in the kernel
+)
+RETRY_SECONDS: Final = (
+    0.1  # after an accept that failed, and how often pods that are over their rate are looked at
+)
+IDENTITY_SECONDS: Final = 1.0  # how long a pid's pod is remembered for its rate; what binds is read anew each time
+MAX_IDENTITIES: Final = 8192
+MAX_IDLE_BUCKETS: Final = 64
+# A start is three connections. A pod that starts its 16 processes at once stays within the burst.
+CONNECTIONS_PER_SECOND: Final = 50.0
+BURST: Final = 100.0
+SPARED: Final = 4  # a CUDA process has one connection open at a time: one with so few never loses any
+DESCRIPTORS_KEPT_FREE: Final = 256
+MAX_OPEN_PER_GPU: Final = 16384
+MAX_OPEN_PER_POD: Final = 4096
+
+
+class Phase(enum.Enum):
+    """How far a connection is."""
+
+    UNREAD = enum.auto()  # beyond its pod's rate: not greeted
+    GREETED = enum.auto()
+    INTRODUCED = enum.auto()  # sent its credentials
+    RESUMED = enum.auto()  # greeted by the gate before this one, which may have read its credentials
+    READY = enum.auto()  # asked for a compute client's place
+    ODD = enum.auto()  # said what no client says: held until it goes away
+    PASSING = enum.auto()  # its turn
+    SERVED = enum.auto()  # has its answer; whatever else it says ends it
+    GONE = enum.auto()
+
+
+_SILENT: Final = frozenset({Phase.UNREAD, Phase.GREETED, Phase.INTRODUCED, Phase.RESUMED, Phase.SERVED})
+_HEARD: Final = frozenset({Phase.GREETED, Phase.INTRODUCED, Phase.RESUMED, Phase.SERVED})
+_EXPECTED: Final = {
+    Phase.GREETED: (CREDENTIALS,),
+    Phase.INTRODUCED: (COMPUTE_TYPE, CONTROL_TYPE),
+    Phase.RESUMED: (CREDENTIALS, COMPUTE_TYPE),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One accepted socket; `start_ticks` and `pod_uid` are its process's when it was greeted."""
+
+    channel: Channel
+    pid: int
+    pod_uid: str | None
+    opened_at: float
+    phase: Phase = Phase.UNREAD
+    start_ticks: int | None = None
+    number: int = 0
+
+    @property
+    def process(self) -> tuple[int, int | None]:
+        """What tells its process from a later one with the same pid."""
+        return self.pid, self.start_ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one pod may ask of the gate.
+
+    Attributes:
+        per_pod, per_gpu: connections open at once; beyond, the process with the most loses its silent ones.
+    """
+
+    per_second: float = CONNECTIONS_PER_SECOND
+    burst: float = BURST
+    per_pod: int = MAX_OPEN_PER_POD
+    per_gpu: int = MAX_OPEN_PER_GPU
+
+    @classmethod
+    def of_process(cls) -> "Limits":
+        """What this process's limit of descriptors allows."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        per_gpu = min(MAX_OPEN_PER_GPU, max(64, soft - DESCRIPTORS_KEPT_FREE))
+        return cls(per_pod=min(MAX_OPEN_PER_POD, max(16, per_gpu // 4)), per_gpu=per_gpu)
+
+
+@dataclass(slots=True)
+class TokenBucket:
+    """So many at once, so many a second from then on."""
+
+    tokens: float
+    at: float
+
+    def refill(self, now: float, limits: Limits) -> float:
+        """The tokens now."""
+        self.tokens = min(limits.burst, self.tokens + max(0.0, now - self.at) * limits.per_second)
+        self.at = now
+        return self.tokens
+
+    def take(self, now: float, limits: Limits) -> bool:
+        """Take one if there is one."""
+        if self.refill(now, limits) < 1.0:
+            return False
+        self.tokens -= 1.0
+        return True
+
+
+class Reception:
+    """All open connections of one GPU's gate.
+
+    Args:
+        is_own: whether a pid is a process of our own, which no rate binds.
+        on_ready: called with a connection that asked for a client's place; on_gone: with each that ended.
+    """
+
+    def __init__(
+        self,
+        store: StoreClient,
+        *,
+        identify: Callable[[int], str | None],
+        clock: Callable[[], float],
+        is_own: Callable[[int], bool],
+        on_ready: Callable[[Connection], None],
+        on_gone: Callable[[Connection], None],
+        limits: Limits | None = None,
+    ) -> None:
+        self._store, self._identify, self._clock, self._is_own = store, identify, clock, is_own
+        self._on_ready, self._on_gone = on_ready, on_gone
+        self.limits = limits or Limits.of_process()
+        self._epoll = select.epoll()
+        self._by_descriptor: dict[int, Connection] = {}
+        self._by_pod: dict[str | None, dict[int, dict[Connection, None]]] = {}
+        self._open_of_pod: dict[str | None, int] = {}
+        self._unread: dict[str | None, deque[Connection]] = {}
+        self._buckets: dict[str | None, TokenBucket] = {}
+        self._pods: dict[int, tuple[str | None, float]] = {}
+        self._listener: socket.socket | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._accept_timer: asyncio.TimerHandle | None = None
+        self._greet_timer: asyncio.TimerHandle | None = None
+        self._complained = False
+        self.refused: dict[RefuseReason, int] = dict.fromkeys(RefuseReason, 0)
+        self.accepted = 0
+
+    def __len__(self) -> int:
+        return len(self._by_descriptor)
+
+    def open(self, listener: socket.socket) -> None:
+        """Start to accept and to listen; the listener stays the caller's."""
+        listener.setblocking(False)
+        self._listener, self._loop = listener, asyncio.get_running_loop()
+        self._loop.add_reader(self._epoll.fileno(), self._hear)
+        self._loop.add_reader(listener.fileno(), self._accept)
+
+    def close(self) -> None:
+        """Stop to accept and to listen; what is open stays open, for a successor or the process's end."""
+        for timer in (self._accept_timer, self._greet_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._loop is not None and self._listener is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            with contextlib.suppress(ValueError, OSError):
+                self._loop.remove_reader(self._listener.fileno())
+        self._listener = None
+        self._epoll.close()
+
+    def held_unread(self) -> Iterator[Connection]:
+        """The oldest of each process whose connections came too fast."""
+        for waiting in self._unread.values():
+            seen: set[int] = set()
+            for connection in waiting:
+                if connection.phase is Phase.UNREAD and connection.pid not in seen:
+                    seen.add(connection.pid)
+                    yield connection
+
+    @property
+    def unread_count(self) -> int:
+        """Connections that wait to be greeted."""
+        return sum(c.phase is Phase.UNREAD for waiting in self._unread.values() for c in waiting)
+
+    def odd(self) -> Iterator[Connection]:
+        """Connections that speak a handshake which this gate does not know."""
+        return (c for c in self._by_descriptor.values() if c.phase is Phase.ODD)
+
+    def pods(self) -> frozenset[str | None]:
+        """Pods that have a connection open."""
+        return frozenset(self._open_of_pod)
+
+    # A turn
+
+    def take(self, connection: Connection) -> None:
+        """A turn speaks for it from now on."""
+        self._to(connection, Phase.PASSING)
+
+    def put_back(self, connection: Connection) -> None:
+        """It waits on as before its turn."""
+        if connection.phase is Phase.PASSING:
+            self._to(connection, Phase.READY)
+
+    def served(self, connection: Connection) -> None:
+        """It has its answer and will close; what else it says is none of the protocol."""
+        if connection.phase is Phase.PASSING:
+            self._to(connection, Phase.SERVED)
+
+    def refuse(self, connection: Connection, reason: RefuseReason) -> None:
+        """End it, counted."""
+        self.refused[reason] += 1
+        self.forget(connection)
+
+    def forget(self, connection: Connection) -> None:
+        """End it."""
+        if connection.phase is Phase.GONE:
+            return
+        descriptor = connection.channel.socket.fileno()
+        if connection.phase is not Phase.PASSING:
+            # Closing would not do: the host's copy keeps the socket, and with it epoll's interest, alive.
+            self._epoll.unregister(descriptor)
+        connection.phase = Phase.GONE
+        self._by_descriptor.pop(descriptor, None)
+        self._leave(connection)
+        self._store.drop(connection.number)
+        connection.channel.close()
+        self._on_gone(connection)
+
+    # Coming in
+
+    def adopt(self, restored: socket.socket, number: int, *, greeted: bool, spoken: bool) -> Connection:
+        """Take in a connection that waited at the gate before this one."""
+        connection = self._enter(restored, number)
+        if spoken or greeted:
+            self._identify_anew(connection)
+            self._to(connection, Phase.READY if spoken else Phase.RESUMED)
+            if spoken:
+                self._on_ready(connection)
+        else:
+            self._greet_or_hold(connection)
+        return connection
+
+    def _accept(self) -> None:
+        listener = self._listener
+        if listener is None:
+            return
+        for _ in range(ACCEPTS_A_ROUND):
+            try:
+                accepted, _ = listener.accept()
+            except BlockingIOError:
+                self._complained = False
+                return
+            except OSError as error:
+                if not self._complained:
+                    logger.error("cannot accept a connection, it waits in the kernel; trying again: %s", error)
+                self._complained = True
+                self._pause(RETRY_SECONDS)
+                return
+            self.accepted += 1
+            if _is_closed(accepted):
+                accepted.close()
+                continue
+            if len(self._by_descriptor) >= self.limits.per_gpu and not self._make_room(self._busiest_pod(), 0):
+                logger.error("%d connections of as many processes are open: no more are accepted for now",
+                             len(self._by_descriptor))  # fmt: skip
+                self._receive_new(accepted)
+                self._pause(RETRY_SECONDS)
+                return
+            self._receive_new(accepted)
+        self._pause(PAUSE_SECONDS)
+
+    def _pause(self, seconds: float) -> None:
+        if self._loop is None or self._listener is None:
+            return
+        self._loop.remove_reader(self._listener.fileno())
+        self._accept_timer = self._loop.call_later(seconds, self._resume)
+
+    def _resume(self) -> None:
+        if self._loop is not None and self._listener is not None and self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
+    def _receive_new(self, accepted: socket.socket) -> None:
+        connection = self._enter(accepted)
+        if self._open_of_pod[connection.pod_uid] > self.limits.per_pod:
+            self._make_room(connection.pod_uid, connection.pid)
+        if connection.phase is Phase.GONE:
+            return
+        connection.number = self._store.keep(accepted)
+        self._greet_or_hold(connection)
+
+    def _enter(self, accepted: socket.socket, number: int = 0) -> Connection:
+        now, pid = self._clock(), peer_pid(accepted)
+        connection = Connection(Channel(accepted), pid, self._pod_of(pid, now), now, number=number)
+        self._by_descriptor[accepted.fileno()] = connection
+        self._count(connection)
+        self._epoll.register(accepted.fileno(), select.EPOLLRDHUP)
+        return connection
+
+    def _greet_or_hold(self, connection: Connection) -> None:
+        waiting = self._unread.get(connection.pod_uid)
+        if self._is_own(connection.pid) or (not waiting and self._bucket(connection.pod_uid)):
+            self._greet(connection)
+            return
+        self._unread.setdefault(connection.pod_uid, deque()).append(connection)
+        if self._greet_timer is None and self._loop is not None:
+            self._greet_timer = self._loop.call_later(RETRY_SECONDS, self._greet_held)
+
+    def _bucket(self, pod_uid: str | None) -> bool:
+        now = self._clock()
+        if len(self._buckets) > 2 * len(self._open_of_pod) + MAX_IDLE_BUCKETS:
+            self._buckets = {
+                p: b for p, b in self._buckets.items() if b.refill(now, self.limits) < self.limits.burst
+            }
+        bucket = self._buckets.setdefault(pod_uid, TokenBucket(self.limits.burst, now))
+        return bucket.take(now, self.limits)
+
+    def _greet_held(self) -> None:
+        """Greet what waits, oldest first, as far as each pod's rate goes."""
+        self._greet_timer = None
+        for pod_uid, waiting in list(self._unread.items()):
+            while waiting and (waiting[0].phase is Phase.GONE or self._bucket(pod_uid)):
+                connection = waiting.popleft()
+                if connection.phase is Phase.UNREAD:
+                    self._greet(connection)
+            if not waiting and self._unread.get(pod_uid) is waiting:
+                del self._unread[pod_uid]
+        if self._loop is not None and self._unread:
+            self._greet_timer = self._loop.call_later(RETRY_SECONDS, self._greet_held)
+
+    def _greet(self, connection: Connection) -> None:
+        self._identify_anew(connection)
+        with contextlib.suppress(OSError):  # a peer that is gone is heard of by epoll
+            connection.channel.socket.send(HELLO, socket.MSG_NOSIGNAL)
+        self._store.greeted(connection.number)
+        self._to(connection, Phase.GREETED)
+
+    def _identify_anew(self, connection: Connection) -> None:
+        """Its ceilings depend on this: nothing remembered is used."""
+        peer = peer_of(connection.channel.socket)
+        connection.start_ticks = peer.start_ticks
+        pod_uid = self._identify(peer.pid)
+        if pod_uid != connection.pod_uid:
+            self._leave(connection)
+            connection.pod_uid = pod_uid
+            self._count(connection)
+
+    def _pod_of(self, pid: int, now: float) -> str | None:
+        known = self._pods.get(pid)
+        if known is not None and now < known[1]:
+            return known[0]
+        if len(self._pods) >= MAX_IDENTITIES:
+            self._pods.clear()
+        pod_uid = self._identify(pid)
+        self._pods[pid] = (pod_uid, now + IDENTITY_SECONDS)
+        return pod_uid
+
+    # Listening
+
+    def _to(self, connection: Connection, phase: Phase) -> None:
+        was_watched, connection.phase = connection.phase is not Phase.PASSING, phase
+        descriptor = connection.channel.socket.fileno()
+        if phase is Phase.PASSING:
+            self._epoll.unregister(descriptor)
+            return
+        events = select.EPOLLRDHUP | (select.EPOLLIN if phase in _HEARD else 0)
+        (self._epoll.modify if was_watched else self._epoll.register)(descriptor, events)
+
+    def _hear(self) -> None:
+        for descriptor, events in self._epoll.poll(0, EVENTS_A_ROUND):
+            connection = self._by_descriptor.get(descriptor)
+            if connection is None or connection.phase is Phase.PASSING:
+                continue
+            if events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
+                self.forget(connection)
+            else:
+                self._read(connection)
+
+    def _read(self, connection: Connection) -> None:
+        try:
+            packet = read_packet(connection.channel.socket)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.forget(connection)
+            return
+        if connection.phase is Phase.SERVED:
+            self.refuse(connection, RefuseReason.PROTOCOL)
+        elif not packet.is_whole or packet.data not in _EXPECTED[connection.phase]:
+            logger.warning("pid %d of pod %s speaks a handshake that this gate does not know, held: %s",
+                           connection.pid, connection.pod_uid, packet.data[:12].hex())  # fmt: skip
+            self._to(connection, Phase.ODD)
+        elif packet.data == CREDENTIALS:
+            self._to(connection, Phase.INTRODUCED)
+        elif packet.data == CONTROL_TYPE:
+            self.refuse(connection, RefuseReason.CONTROL_COMMAND)
+        else:
+            self._store.spoken(connection.number)
+            self._to(connection, Phase.READY)
+            self._on_ready(connection)
+
+    # Room
+
+    def _count(self, connection: Connection) -> None:
+        processes = self._by_pod.setdefault(connection.pod_uid, {})
+        processes.setdefault(connection.pid, {})[connection] = None
+        self._open_of_pod[connection.pod_uid] = self._open_of_pod.get(connection.pod_uid, 0) + 1
+
+    def _leave(self, connection: Connection) -> None:
+        pod_uid, pid = connection.pod_uid, connection.pid
+        processes = self._by_pod.get(pod_uid, {})
+        if (own := processes.get(pid)) is None or connection not in own:
+            return
+        del own[connection]
+        if not own:
+            del processes[pid]
+        self._open_of_pod[pod_uid] -= 1
+        if not self._open_of_pod[pod_uid]:
+            del self._open_of_pod[pod_uid]
+            del self._by_pod[pod_uid]
+
+    def _busiest_pod(self) -> str | None:
+        return max(self._open_of_pod, key=lambda pod: self._open_of_pod[pod], default=None)
+
+    def _make_room(self, pod_uid: str | None, newest_pid: int) -> bool:
+        """End a silent connection of the pod's process with the most, unless each has as few as a CUDA process."""
+        processes = self._by_pod.get(pod_uid, {})
+        own = processes.get(newest_pid, {})
+        if len(own) < 16 * SPARED:
+            own = max(processes.values(), key=len, default={})
+        if len(own) <= SPARED:
+            return False
+        victim = next((c for c in own if c.phase in _SILENT), None)
+        if victim is None:
+            victim = next((c for c in reversed(own) if c.phase is not Phase.PASSING), None)
+        if victim is None:
+            return False
+        self.refuse(victim, RefuseReason.TOO_MANY_CONNECTIONS)
+        return True
+
+
+def _is_closed(accepted: socket.socket) -> bool:
+    """Whether its process has gone away already, as in a loop of connect and close."""
+    accepted.setblocking(False)
+    try:
+        return not accepted.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

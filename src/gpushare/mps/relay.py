@@ -1,0 +1,119 @@
+"""Passes one client's connection on to the daemon: the words that the protocol knows, and nothing else.
+
+Recorded on driver 580 (tests/data/mps/handshake-driver-580.txt): the daemon greets, the client sends its
+credentials and its type, the daemon answers with one descriptor, the client says four zero bytes and closes. The
+daemon runs as root and serves one connection at a time, so each word is read whole, compared, and said anew.
+"""
+
+import asyncio
+import contextlib
+import enum
+import errno
+from pathlib import Path
+from typing import Final
+
+from gpushare.mps.errors import MpsError
+from gpushare.mps.packets import (
+    ACKNOWLEDGED,
+    COMPUTE_TYPE,
+    CREDENTIALS,
+    DESCRIPTOR,
+    HELLO,
+    MAX_DESCRIPTORS,
+    Channel,
+    Packet,
+    close_all,
+)
+from gpushare.mps.store import PASSING_ERRORS
+
+ANSWER_SECONDS: Final = 12.0  # the daemon itself gives up a silent connection after 10 s (docs/facts.md 14)
+# A client answers the server's descriptor at once; one that stalls blocks the daemon.
+ACKNOWLEDGE_SECONDS: Final = 2.0
+
+
+class Passed(enum.Enum):
+    """What became of a connection that was passed on."""
+
+    SERVED = enum.auto()  # it has the server's descriptor, and said so
+    LEFT = enum.auto()  # it went away, or did not say a word
+    BROKE_PROTOCOL = enum.auto()  # it said what no client says, after its answer
+
+
+class NotDeliveredError(MpsError):
+    """The kernel would not carry the descriptor to the client now: it is held and tried again."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"the kernel does not carry the descriptor now: {error}", retryable=True)
+
+
+async def relay(client: Channel, daemon: Path, patience_seconds: float = ACKNOWLEDGE_SECONDS) -> Passed:
+    """Connect one connection through. When this raises, the client has heard nothing and can be held.
+
+    Args:
+        patience_seconds: how long the client may take for its word.
+
+    Raises:
+        MpsError: the daemon went away, did not answer in time, or answered something else.
+        NotDeliveredError: the answer could not be handed to the client.
+    """
+    try:
+        upstream = Channel.connect(daemon)
+    except OSError as error:
+        raise MpsError(f"cannot connect to the daemon: {error}", retryable=True) from None
+    try:
+        answer = await _ask(upstream)
+        try:
+            await _deliver(client, answer)
+        except OSError as error:
+            if error.errno in PASSING_ERRORS:
+                raise NotDeliveredError(error) from None
+            return Passed.LEFT
+        finally:
+            close_all(answer.descriptors)
+        return await _acknowledge(client, upstream, patience_seconds)
+    finally:
+        upstream.close()
+
+
+async def _ask(upstream: Channel) -> Packet:
+    """The daemon's answer to a compute client: one descriptor, which is the caller's to close."""
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            hello = await upstream.receive()
+            if not hello.says(HELLO):
+                raise MpsError(f"the daemon greets with {hello.data[:12].hex()!r}", retryable=True)
+            await upstream.send(CREDENTIALS)
+            await upstream.send(COMPUTE_TYPE)
+            answer = await upstream.receive(MAX_DESCRIPTORS)
+    except TimeoutError:
+        raise MpsError("the daemon did not answer a client", retryable=True) from None
+    except OSError as error:
+        raise MpsError(f"the daemon broke off: {error}", retryable=True) from None
+    if not answer.says(DESCRIPTOR, descriptors=1):
+        close_all(answer.descriptors)
+        what = f"answers {answer.data[:12].hex()!r}" if answer.data else "closed without an answer"
+        raise MpsError(f"the daemon {what}", retryable=True)
+    return answer
+
+
+async def _deliver(client: Channel, answer: Packet) -> None:
+    try:
+        async with asyncio.timeout(ACKNOWLEDGE_SECONDS):
+            await client.send(DESCRIPTOR, answer.descriptors)
+    except TimeoutError:
+        raise BlockingIOError(errno.EAGAIN, "the client reads nothing") from None
+
+
+async def _acknowledge(client: Channel, upstream: Channel, patience_seconds: float) -> Passed:
+    """Pass the client's one word on; what it says instead goes nowhere."""
+    try:
+        async with asyncio.timeout(patience_seconds):
+            word = await client.receive()
+    except (TimeoutError, OSError):
+        return Passed.LEFT
+    if not word.says(ACKNOWLEDGED):
+        return Passed.BROKE_PROTOCOL if word.data or not word.is_whole else Passed.LEFT
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(ACKNOWLEDGE_SECONDS):
+            await upstream.send(ACKNOWLEDGED)
+    return Passed.SERVED

@@ -1,0 +1,127 @@
+"""Whose turn it is: pods pay for the time that their turns take, and the one that paid least goes first.
+
+A turn that leads to no client costs the daemon's time all the same, and somebody who waits pays for it. So a pod
+may waste a few seconds while others wait; then its turns are cut short and it waits behind them.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+CHARGE_HALF_LIFE_SECONDS: Final = 60.0
+WASTE_HALF_LIFE_SECONDS: Final = 600.0
+WASTE_SECONDS: Final = (
+    3.0  # of turns that led to no client, while others waited; a start takes 0.13 to 0.25 s (docs/facts.md 13)
+)
+LEAST_TURN_SECONDS: Final = 1.0  # what a pod gets that wasted all of it, while others wait
+WASTE_FACTOR: Final = 10.0  # a wasted second is charged like so many
+AGING: Final = 0.1  # a pod that waited a second longer may have paid so many seconds more
+QUICK_SECONDS: Final = (
+    0.5  # a process that only looks and ends in less is no waste: torch.cuda.device_count() does it
+)
+BACK_OFF_SECONDS: Final = 1.0  # after a wasted turn, doubled each time
+MAX_BACK_OFF_SECONDS: Final = 60.0
+BROKEN_OFF_SECONDS: Final = 1.0  # charged for a turn that the daemon did not serve, so that others are tried next
+MAX_ACCOUNTS: Final = 1024
+_NEGLIGIBLE_SECONDS: Final = 0.01
+
+
+@dataclass(slots=True)
+class Account:
+    """What a pod's turns cost lately, seconds that fade; `failures` since its last client."""
+
+    charged: float = 0.0
+    wasted: float = 0.0
+    at: float = 0.0
+    failures: int = 0
+    not_before: float = 0.0
+
+    def fade(self, now: float) -> None:
+        """Bring it up to now."""
+        age = max(0.0, now - self.at)
+        self.charged *= 0.5 ** (age / CHARGE_HALF_LIFE_SECONDS)
+        self.wasted *= 0.5 ** (age / WASTE_HALF_LIFE_SECONDS)
+        self.at = now
+
+    def is_idle(self, now: float) -> bool:
+        """Whether forgetting it changes nothing."""
+        return now >= self.not_before and max(self.charged, self.wasted) < _NEGLIGIBLE_SECONDS
+
+
+class TurnAccounts:
+    """The accounts of one GPU's pods; `None` stands for processes of no pod."""
+
+    def __init__(self) -> None:
+        self._accounts: dict[str | None, Account] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def rank(self, pod_uid: str | None, waited_seconds: float, now: float) -> float:
+        """The lower, the sooner its turn: what it paid less what it waited."""
+        account = self._accounts.get(pod_uid)
+        if account is None:
+            return -AGING * waited_seconds
+        account.fade(now)
+        return account.charged - AGING * waited_seconds
+
+    def is_backing_off(self, pod_uid: str | None, now: float) -> bool:
+        """Whether its last turns led nowhere and it has to wait a while."""
+        account = self._accounts.get(pod_uid)
+        return account is not None and now < account.not_before
+
+    def allowance_seconds(self, pod_uid: str | None, now: float) -> float:
+        """How long a turn of its may last while others wait."""
+        account = self._accounts.get(pod_uid)
+        if account is None:
+            return WASTE_SECONDS
+        account.fade(now)
+        return max(LEAST_TURN_SECONDS, WASTE_SECONDS - account.wasted)
+
+    def note_client(self, pod_uid: str | None, seconds: float, now: float) -> None:
+        """A turn led to a client: the only good conduct that there is."""
+        account = self._account(pod_uid, now)
+        account.charged += seconds
+        account.failures, account.not_before = 0, 0.0
+
+    def note_waste(self, pod_uid: str | None, seconds: float, now: float, *, has_left: bool) -> None:
+        """A turn led to no client; `has_left`: its process ended meanwhile."""
+        account = self._account(pod_uid, now)
+        account.charged += WASTE_FACTOR * seconds
+        account.wasted += seconds
+        if not has_left or seconds > QUICK_SECONDS:
+            self._back_off(account, now)
+
+    def note_refusal(self, pod_uid: str | None, seconds: float, now: float) -> None:
+        """The daemon refuses this pod's settings: it waits, ever longer, and others have their turns."""
+        account = self._account(pod_uid, now)
+        account.charged += seconds + BROKEN_OFF_SECONDS
+        self._back_off(account, now)
+
+    def note_broken_off(self, pod_uid: str | None, seconds: float, now: float) -> None:
+        """The daemon did not serve a turn, whosever fault it was: others are tried first."""
+        self._account(pod_uid, now).charged += seconds + BROKEN_OFF_SECONDS
+
+    def forget_idle(self, pods: Iterable[str | None], now: float) -> None:
+        """Bound what is remembered: accounts that mean nothing any more go, then those that mean least."""
+        present = frozenset(pods)
+        for pod_uid, account in list(self._accounts.items()):
+            account.fade(now)
+            if pod_uid not in present and account.is_idle(now):
+                del self._accounts[pod_uid]
+        excess = len(self._accounts) - MAX_ACCOUNTS
+        if excess > 0:
+            by_weight = sorted(self._accounts, key=lambda pod: (pod in present, self._accounts[pod].charged))
+            for pod_uid in by_weight[:excess]:
+                del self._accounts[pod_uid]
+
+    def _account(self, pod_uid: str | None, now: float) -> Account:
+        account = self._accounts.setdefault(pod_uid, Account(at=now))
+        account.fade(now)
+        return account
+
+    @staticmethod
+    def _back_off(account: Account, now: float) -> None:
+        account.failures += 1
+        pause = BACK_OFF_SECONDS * 2 ** min(account.failures - 1, 10)
+        account.not_before = now + min(MAX_BACK_OFF_SECONDS, pause)

@@ -1,0 +1,158 @@
+"""What a client says after the handshake, before a daemon that writes down all that reaches it."""
+
+import asyncio
+import errno
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpushare.mps.errors import MpsError
+from gpushare.mps.packets import (
+    ACKNOWLEDGED,
+    COMPUTE_TYPE,
+    CREDENTIALS,
+    DESCRIPTOR,
+    HELLO,
+    Channel,
+    read_packet,
+)
+from gpushare.mps.relay import NotDeliveredError, Passed, relay
+
+
+class Daemon:
+    """Serves one connection as the real one does; `heard` is each packet with its count of descriptors."""
+
+    def __init__(self, path, answer: bytes = DESCRIPTOR, descriptors: int = 1) -> None:
+        self.path, self._answer, self._descriptors = path, answer, descriptors
+        self.heard: list[tuple[bytes, int]] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen(8)
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        connection, _ = self._listener.accept()
+        with connection, self._listener:
+            connection.send(HELLO)
+            for _ in range(2):
+                self._hear(connection)
+            if self._answer:
+                socket.send_fds(connection, [self._answer], [0] * self._descriptors)
+            while self._hear(connection):
+                pass
+
+    def _hear(self, connection: socket.socket) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(connection, 65536, 253)
+        for each in descriptors:
+            os.close(each)
+        if data:
+            self.heard.append((data, len(descriptors)))
+        return bool(data)
+
+    def ended(self) -> list[tuple[bytes, int]]:
+        """What it heard after the introduction, once its connection is over."""
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        assert self.heard[:2] == [(CREDENTIALS, 0), (COMPUTE_TYPE, 0)]
+        return self.heard[2:]
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def client():
+    """The gate's end and the tenant's."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.settimeout(60)
+    channel = Channel(ours)
+    yield channel, theirs
+    channel.socket.close()
+    theirs.close()
+
+
+async def test_the_recorded_handshake_passes(short_path, client):
+    daemon, (channel, tenant) = Daemon(short_path / "control"), client
+    tenant.send(ACKNOWLEDGED)
+    assert await relay(channel, daemon.path) is Passed.SERVED
+    packet = read_packet(tenant, 4)
+    assert packet.says(DESCRIPTOR, descriptors=1)
+    os.close(packet.descriptors[0])
+    assert await asyncio.to_thread(daemon.ended) == [(ACKNOWLEDGED, 0)]
+
+
+@pytest.mark.parametrize(
+    ("data", "descriptors"),
+    [(b"x" * 65536, 0), (b"x" * 65, 0), (ACKNOWLEDGED, 1), (ACKNOWLEDGED, 200), (b"\1\0\0\0", 0),
+     (ACKNOWLEDGED + b"\0", 0), (b"get_server_list\0", 0), (CREDENTIALS, 0)],
+    ids=["64-KiB", "65-bytes", "descriptor", "200-descriptors", "number", "five-bytes", "command", "again"],
+)  # fmt: skip
+async def test_what_the_protocol_does_not_know_never_reaches_the_daemon(short_path, client, data, descriptors):
+    """Before: bytes and descriptors were passed on as they came."""
+    daemon, (channel, tenant) = Daemon(short_path / "control"), client
+    open_before = open_descriptors()
+    socket.send_fds(tenant, [data], [0] * descriptors)
+    assert await relay(channel, daemon.path) is Passed.BROKE_PROTOCOL
+    assert await asyncio.to_thread(daemon.ended) == []
+    assert open_descriptors() <= open_before, "no descriptor of the tenant's entered the gate"
+
+
+@pytest.mark.parametrize(
+    ("answer", "descriptors"),
+    [(b"OUTBNOPE\0", 0), (DESCRIPTOR, 0), (DESCRIPTOR, 2), (b"", 0), (b"OUTBCUFD\0!", 1)],
+)
+async def test_an_answer_that_is_none_is_not_passed_on_and_the_client_can_be_held(
+    short_path, client, answer, descriptors
+):
+    daemon, (channel, tenant) = Daemon(short_path / "control", answer, descriptors), client
+    if not answer:
+        daemon._hear = lambda connection: (Daemon._hear(daemon, connection), False)[1]  # closes after two words
+    with pytest.raises(MpsError) as error:
+        await relay(channel, daemon.path)
+    assert error.value.retryable
+    tenant.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        tenant.recv(64)
+
+
+@pytest.mark.parametrize("number", [errno.ETOOMANYREFS, errno.ENOBUFS, errno.EMFILE])
+async def test_a_descriptor_that_the_kernel_does_not_carry_is_tried_again(short_path, client, number, monkeypatch):
+    """Before: the gate closed the client, which then ran uncapped."""
+    daemon, (channel, tenant) = Daemon(short_path / "control"), client
+
+    class Full:
+        def __init__(self, real: socket.socket) -> None:
+            self._real = real
+
+        def sendmsg(self, *_: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._real, name)
+
+    real, channel.socket = channel.socket, Full(channel.socket)
+    with pytest.raises(NotDeliveredError):
+        await relay(channel, daemon.path)
+    channel.socket = real
+    assert await asyncio.to_thread(daemon.ended) == []
+    again = Daemon(short_path / "again")
+    tenant.send(ACKNOWLEDGED)
+    assert await relay(channel, again.path) is Passed.SERVED
+    assert read_packet(tenant, 1).data == DESCRIPTOR
+
+
+async def test_a_client_that_is_gone_is_no_trouble_of_the_daemons(short_path, client):
+    daemon, (channel, tenant) = Daemon(short_path / "control"), client
+    tenant.close()
+    assert await relay(channel, daemon.path) is Passed.LEFT
+
+
+async def test_no_daemon_is_worth_a_retry(short_path, client):
+    with pytest.raises(MpsError, match="cannot connect") as error:
+        await relay(client[0], short_path / "nothing")
+    assert error.value.retryable

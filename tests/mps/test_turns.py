@@ -1,0 +1,88 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare.mps.turns import (
+    LEAST_TURN_SECONDS,
+    MAX_ACCOUNTS,
+    MAX_BACK_OFF_SECONDS,
+    WASTE_SECONDS,
+    TurnAccounts,
+)
+
+
+def test_who_paid_least_goes_first_and_who_waits_long_goes_before_him():
+    accounts = TurnAccounts()
+    accounts.note_client("busy", 0.8, 100.0)
+    assert accounts.rank("new", 0.0, 100.0) < accounts.rank("busy", 0.0, 100.0)
+    assert accounts.rank("busy", 20.0, 100.0) < accounts.rank("new", 0.0, 100.0)
+
+
+def test_who_exits_just_before_the_timeout_has_wasted_it_and_waits_behind_the_others():
+    """Before: a process that ended counted as good conduct, and its pod was next again."""
+    accounts = TurnAccounts()
+    accounts.note_waste("bad", 7.9, 0.0, has_left=True)
+    assert accounts.is_backing_off("bad", 0.5)
+    assert accounts.rank("bad", 60.0, 0.0) > accounts.rank("good", 0.0, 0.0)
+    accounts.note_waste("bad", 7.9, 2.0, has_left=True)
+    assert accounts.is_backing_off("bad", 3.5)
+
+
+def test_a_process_that_only_looks_is_no_waste():
+    accounts = TurnAccounts()
+    for second in range(20):
+        accounts.note_waste("looks", 0.05, float(second), has_left=True)
+        assert not accounts.is_backing_off("looks", float(second))
+
+
+def test_only_a_listed_client_is_good_conduct_and_it_does_not_wash_off_what_was_wasted():
+    accounts = TurnAccounts()
+    accounts.note_waste("a", 3.0, 0.0, has_left=False)
+    accounts.note_client("a", 0.1, 0.0)
+    assert not accounts.is_backing_off("a", 0.0)
+    assert accounts.allowance_seconds("a", 0.0) == LEAST_TURN_SECONDS
+    assert accounts.allowance_seconds("new", 0.0) == WASTE_SECONDS
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 24.0), st.floats(0.0, 5.0), st.booleans()), min_size=1, max_size=40))
+def test_while_others_wait_a_pod_wastes_about_three_seconds(turns):
+    """Each turn is cut at the allowance; what is wasted beyond the budget is one least turn at a time."""
+    accounts, now, wasted, beyond = TurnAccounts(), 0.0, 0.0, 0
+    for wanted, pause, has_left in turns:
+        allowance = accounts.allowance_seconds("bad", now)
+        beyond += wasted >= WASTE_SECONDS
+        seconds = min(wanted, allowance)
+        now += seconds
+        wasted += seconds
+        accounts.note_waste("bad", seconds, now, has_left=has_left)
+        # Somebody who came later than all of this goes first.
+        if wasted >= WASTE_SECONDS:
+            assert accounts.rank("good", 0.0, now) < accounts.rank("bad", 10.0, now)
+        now += pause
+    fading = 0.5 * sum(pause + min(wanted, WASTE_SECONDS) for wanted, pause, _ in turns) / 100
+    assert wasted <= WASTE_SECONDS + LEAST_TURN_SECONDS * (beyond + 1) + fading
+
+
+def test_a_pod_that_the_daemon_always_refuses_lets_others_go_first():
+    """Before: a turn that broke off left no trace, so the same pod was picked again at once, for ever."""
+    accounts = TurnAccounts()
+    accounts.note_client("served", 0.2, 0.0)
+    accounts.note_refusal("refused", 0.05, 0.0)
+    assert accounts.is_backing_off("refused", 0.5)
+    for _ in range(20):
+        accounts.note_refusal("refused", 0.05, 10.0)
+    assert accounts.is_backing_off("refused", 10.0 + MAX_BACK_OFF_SECONDS - 1)
+    assert not accounts.is_backing_off("refused", 11.0 + MAX_BACK_OFF_SECONDS)
+    accounts.note_broken_off("unlucky", 0.05, 0.0)
+    assert not accounts.is_backing_off("unlucky", 0.0)
+    assert accounts.rank("unlucky", 0.0, 0.0) > accounts.rank("other", 0.0, 0.0)
+
+
+def test_what_is_remembered_is_bounded():
+    """Before: every pod that ever had a turn was remembered for ever."""
+    accounts = TurnAccounts()
+    for number in range(3 * MAX_ACCOUNTS):
+        accounts.note_client(f"p{number}", 0.1 + number, 0.0)
+    accounts.forget_idle(["p0"], 0.0)
+    assert len(accounts) == MAX_ACCOUNTS
+    accounts.forget_idle(["p0"], 86400.0)
+    assert len(accounts) <= 1
