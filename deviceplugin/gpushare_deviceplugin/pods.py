@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpushare.core.api import names
+from gpushare.core.api.quantity import parse_count
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import JobClass, parse_class
@@ -76,7 +77,7 @@ def _share_units(spec: Mapping[str, Any]) -> int:
 
     def units(containers: Any) -> list[int]:
         limits = [(c.get("resources") or {}).get("limits") or {} for c in containers or ()]
-        return [int(limit.get(names.SHARE_RESOURCE, 0)) for limit in limits]
+        return [parse_count(limit.get(names.SHARE_RESOURCE, 0)) for limit in limits]
 
     return max([sum(units(spec.get("containers"))), *units(spec.get("initContainers"))])
 

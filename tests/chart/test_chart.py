@@ -238,14 +238,19 @@ def webhooks(objects: list[Json]) -> Iterator[Json]:
 
 
 @VALUES
-def test_no_webhook_is_asked_about_a_pod_without_the_annotation(render: Render, values: Json) -> None:
-    hooks = list(webhooks(render(values)))
-    assert len(hooks) == 4
-    for hook in hooks:
-        assert any(f"'{names.FRACTION}' in object." in c["expression"] for c in hook["matchConditions"])
+def test_no_webhook_is_asked_about_a_pod_without_an_annotation_of_ours(render: Render, values: Json) -> None:
+    hooks = {hook["name"]: hook for hook in webhooks(render(values))}
+    assert set(hooks) == {
+        "pods.mutate.gpushare.io", "pods.validate.gpushare.io", "pods.warn.gpushare.io",
+        "workloads.validate.gpushare.io", "cronjobs.validate.gpushare.io",
+    }  # fmt: skip
+    must = {"pods.mutate.gpushare.io", "pods.validate.gpushare.io"}
+    for name, hook in hooks.items():
+        [condition] = hook["matchConditions"]
+        assert f"'{names.FRACTION}' in object." in condition["expression"]
+        assert ("startsWith('gpushare.io/')" in condition["expression"]) == (name not in must)
         assert hook["timeoutSeconds"] <= 5
-        about_pods = any("pods" in rule["resources"] for rule in hook["rules"])
-        assert hook["failurePolicy"] == ("Fail" if about_pods else "Ignore")
+        assert hook["failurePolicy"] == ("Fail" if name in must else "Ignore")
 
 
 def test_webhooks_trust_the_certificate_that_the_server_gets(render: Render) -> None:
@@ -295,6 +300,7 @@ def test_policies_name_the_accounts_that_the_parts_run_as(render: Render) -> Non
         ({"policy": {"maxSlowdown": 0.5}}, "maxSlowdown"),
         ({"scheduler": {"replicas": 0}}, "replicas"),
         ({"admission": {"timeoutSeconds": "5"}}, "timeoutSeconds"),
+        ({"admission": {"allowedEnv": ["PATH"]}}, "allowedEnv"),
         ({"image": {"digest": "abc"}}, "digest"),
         ({"logging": {"level": "loud"}}, "level"),
         ({"watch": {"namespaces": ["Not A Name"]}}, "namespaces"),
@@ -406,7 +412,10 @@ def test_every_variable_that_the_chart_sets_is_read(render: Render, values: Json
 
 def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) -> None:
     """The parts' own option parsers are asked, with the rendered command line and environment."""
-    values = {"simulated": {"gpus": "H200:2"}, "mps": {"endStrangers": False}, "envCapsFallback": True}
+    values = {
+        "simulated": {"gpus": "H200:2"}, "mps": {"endStrangers": False}, "envCapsFallback": True,
+        "admission": {"allowedEnv": ["CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY"]},
+    }  # fmt: skip
     parts = workloads(render(values))
 
     def given(part: str) -> tuple[list[str], dict[str, str]]:
@@ -431,6 +440,7 @@ def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) 
 
     admission = admission_main.parse_settings(*given("admission"))
     assert admission.policy.env_caps
+    assert admission.policy.allowed_env == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY"}
     mounts = {m["mountPath"] for m in containers(parts["admission"])[0]["volumeMounts"]}
     assert str(admission.certificates) in mounts
 

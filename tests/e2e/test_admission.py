@@ -27,6 +27,38 @@ def test_a_wrong_annotation_is_refused_in_a_sentence(space: Namespace, key: str,
     assert space.pods() == []
 
 
+@pytest.mark.parametrize(
+    "variable", ["NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+)
+def test_a_pod_that_gives_itself_a_gpu_or_a_cap_is_refused(space: Namespace, variable: str):
+    answer = space.cluster.apply(space.tenant("own", "0.1", env={variable: "all"}), namespace=space.name)
+    assert answer.code != 0
+    assert f'container "main": env {variable} takes the place of what gpushare sets' in answer.err
+    assert space.pods() == []
+
+
+def test_a_misspelt_annotation_is_warned_of_and_many_of_others_are_no_trouble(space: Namespace):
+    misspelt = space.pod("misspelt", ["sleep", "infinity"], annotations={"gpushare.io/fraktion": "0.5"})
+    template = {key: misspelt[key] for key in ("metadata", "spec")}
+    template["metadata"] = {"annotations": misspelt["metadata"]["annotations"], "labels": {"app": "misspelt"}}
+    deployment = {
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "misspelt"},
+        "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "misspelt"}}, "template": template},
+    }  # fmt: skip
+    for obj in (misspelt, deployment):
+        answer = space.cluster.apply(obj, namespace=space.name)
+        assert answer.code == 0, answer.err
+        assert "did you mean gpushare.io/fraction?" in answer.err
+        assert "gets no GPU from gpushare" in answer.err
+    crowded = space.pod(
+        "crowded", ["sleep", "infinity"], annotations={f"x.example/{n}": "" for n in range(12_000)}
+    )
+    crowded["spec"]["nodeSelector"] = {"gpushare.io/nowhere": "true"}
+    answer = space.cluster.apply(crowded, namespace=space.name)
+    assert answer.code == 0, answer.err
+    assert "gpushare" not in answer.err
+
+
 @pytest.mark.parametrize("annotation", ["gpu", "thread-percentage", "memory-limit", "decided-at"])
 def test_a_user_cannot_write_a_decision_annotation(space: Namespace, annotation: str):
     for pod in (space.tenant("mine", "0.1"), space.pod("plain", ["sleep", "infinity"])):

@@ -15,13 +15,18 @@ def sm_count(percent: int) -> int:
     return int(H200_SM_COUNT * percent / 100)
 
 
-def test_a_higher_cap_or_memory_limit_in_the_tenants_env_changes_nothing(space: Namespace):
-    greedy = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "90", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=100G"}
-    space.create(
-        space.tenant("greedy", "0.2", memory="4Gi", env=greedy),
-        space.tenant("plain", "0.2", memory="4Gi"),
-        space.tenant("too-much", "0.2", "--memory-mib", "8000", memory="4Gi", env=greedy),
-    )
+def test_a_higher_cap_or_memory_limit_in_the_processs_environment_changes_nothing(space: Namespace):
+    """Set where admission cannot see it: by the command itself."""
+    greedy = ("env", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=90", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=100G")
+    pods = {
+        "greedy": space.tenant("greedy", "0.2", memory="4Gi"),
+        "plain": space.tenant("plain", "0.2", memory="4Gi"),
+        "too-much": space.tenant("too-much", "0.2", "--memory-mib", "8000", memory="4Gi"),
+    }
+    for name in ("greedy", "too-much"):
+        (container,) = pods[name]["spec"]["containers"]
+        container["command"] = [*greedy, *container["command"]]
+    space.create(*pods.values())
     (pod,) = space.running("greedy")
     _, percent, limit_mib = decided(pod)
     assert (percent, limit_mib) == (20, 4096)

@@ -2,15 +2,20 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from yarl import URL
 
 from gpushare.core.admission.resolve import Defaults
 from gpushare.core.admission.review import Policy
@@ -20,17 +25,22 @@ from gpushare.kube import Change
 from gpushare_operator.admission import Settings, serve
 from gpushare_operator.admission.__main__ import parse_settings
 from gpushare_operator.admission.certificates import Certificate
+from gpushare_operator.admission.review import BadReviewError, Webhook, review
+from gpushare_operator.admission.server import Limits
 from gpushare_operator.admission.watched import Watched
 
 Json = dict[str, Any]
 MakeCertificate = Callable[..., bytes]
 
 
+DEPLOYMENT = {"group": "apps", "version": "v1", "kind": "Deployment"}
+
+
 class Client:
     """Posts reviews, trusting only the server's own certificate."""
 
-    def __init__(self, session: aiohttp.ClientSession, base: str) -> None:
-        self.session, self.base = session, base
+    def __init__(self, session: aiohttp.ClientSession, base: str, trusted: ssl.SSLContext) -> None:
+        self.session, self.base, self.trusted = session, base, trusted
 
     async def get(self, path: str) -> str:
         async with self.session.get(self.base + path) as response:
@@ -40,6 +50,17 @@ class Client:
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         async with self.session.post(self.base + path, data=body) as response:
             return response.status, await response.read()
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        address = URL(self.base)
+        return await asyncio.open_connection(address.host, address.port, ssl=self.trusted)
+
+    async def half_a_review(self, length: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Announces a body and sends its first byte."""
+        reader, writer = await self.connect()
+        writer.write(f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n{{".encode())
+        await writer.drain()
+        return reader, writer
 
     async def review(
         self, path: str, obj: Json, *, operation: str = "CREATE", kind: Json | None = None, **more: Json
@@ -58,27 +79,43 @@ class Client:
         return response
 
 
+Serving = Callable[..., AbstractAsyncContextManager[Client]]
+
+
 @pytest.fixture
-async def client(
+def serving(
     tmp_path: Path, make_certificate: MakeCertificate, monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> AsyncIterator[Client]:
+) -> Serving:
+    """Makes a server with these limits, and a client of it."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "there-is-none"))
     trusted = ssl.create_default_context(cadata=make_certificate(tmp_path).decode())
-    settings = Settings(tmp_path, "127.0.0.1", free_port, Policy(Defaults(auto_fraction="0.3"), "nvidia"))
-    stop = asyncio.Event()
-    server = asyncio.create_task(serve(settings, stop))
-    connector = aiohttp.TCPConnector(ssl=trusted)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        ready = Client(session, f"https://127.0.0.1:{settings.port}")
-        for _ in range(500):
-            try:
-                await ready.get("/healthz")
-                break
-            except aiohttp.ClientConnectionError:
-                await asyncio.sleep(0.01)
+
+    @asynccontextmanager
+    async def run(limits: Limits) -> AsyncIterator[Client]:
+        policy = Policy(Defaults(auto_fraction="0.3"), "nvidia")
+        settings = Settings(tmp_path, "127.0.0.1", free_port, policy, limits)
+        stop = asyncio.Event()
+        server = asyncio.create_task(serve(settings, stop))
+        connector = aiohttp.TCPConnector(ssl=trusted)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            ready = Client(session, f"https://127.0.0.1:{settings.port}", trusted)
+            for _ in range(3000):
+                try:
+                    await ready.get("/healthz")
+                    break
+                except aiohttp.ClientConnectionError:
+                    await asyncio.sleep(0.01)
+            yield ready
+        stop.set()
+        await server
+
+    return run
+
+
+@pytest.fixture
+async def client(serving: Serving) -> AsyncIterator[Client]:
+    async with serving(Limits(read_seconds=60.0, wait_seconds=60.0)) as ready:
         yield ready
-    stop.set()
-    await server
 
 
 def pod(**annotations: str) -> Json:
@@ -124,8 +161,23 @@ async def test_what_is_not_ours_passes(client: Client) -> None:
         assert nothing["allowed"] is True
 
 
+async def test_a_misspelt_annotation_gets_a_warning_on_pods_and_templates(client: Client) -> None:
+    for path, obj, kind in (
+        ("/validate", pod(fraktion="0.5"), None),
+        ("/validate", {"spec": {"template": pod(fraktion="0.5")}}, DEPLOYMENT),
+    ):
+        response = await client.review(path, obj, kind=kind)
+        assert response["allowed"] is True
+        misspelt, without = response["warnings"]
+        assert "did you mean gpushare.io/fraction?" in misspelt
+        assert "gets no GPU" in without
+    same = {"spec": {"template": pod(fraktion="0.5")}}
+    twice = await client.review("/validate", same, kind=DEPLOYMENT, operation="UPDATE", oldObject=same)
+    assert "warnings" not in twice, "a template that did not change"
+
+
 async def test_templates_of_workloads_are_refused(client: Client) -> None:
-    kind = {"group": "apps", "version": "v1", "kind": "Deployment"}
+    kind = DEPLOYMENT
     bad, good = ({"spec": {"template": pod(fraction=fraction)}} for fraction in ("abc", "0.5"))
     assert (await client.review("/validate", bad, kind=kind))["allowed"] is False
     assert (await client.review("/validate", good, kind=kind))["allowed"] is True
@@ -149,6 +201,83 @@ async def test_what_is_no_review_gets_400(client: Client, body: bytes, why: str)
         assert status == 400
         assert why in answer.decode()
     assert "ok" in await client.get("/healthz")
+
+
+WRONG = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+FIELDS = st.sampled_from(
+    ["metadata", "annotations", "labels", "ownerReferences", "spec", "containers", "initContainers", "resources",
+     "limits", "requests", "env", "valueFrom", "fieldRef", "name", "schedulerName", "nodeName", "template",
+     "jobTemplate", "gpushare.io/share"]
+)  # fmt: skip
+
+
+def misshapen(draw: st.DrawFn, tree: Any) -> Any:
+    """A copy of an object with one field somewhere of any other type, or added."""
+    if isinstance(tree, list) and tree and draw(st.booleans()):
+        return [misshapen(draw, tree[0]), *tree[1:]]
+    if isinstance(tree, dict) and tree and draw(st.integers(0, 5)):
+        key = draw(st.sampled_from(sorted(tree)))
+        return {**tree, key: misshapen(draw, tree[key])}
+    return {**tree, draw(FIELDS): draw(WRONG)} if isinstance(tree, dict) and draw(st.booleans()) else draw(WRONG)
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_an_object_of_no_kubernetes_shape_is_answered_or_refused_and_breaks_nothing(data: st.DataObject) -> None:
+    whole = pod(fraction="auto", memory="1Gi", fraktion="x")
+    whole["metadata"] |= {
+        "labels": {"pod-template-hash": "abc"},
+        "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "u"}],
+    }
+    whole["spec"]["containers"][0] |= {
+        "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
+        "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}},
+    }
+    is_pod = data.draw(st.booleans())
+    obj = misshapen(data.draw, whole if is_pod else {"spec": {"replicas": 1, "template": whole}})
+    request = {"uid": "r", "operation": "CREATE", "namespace": "shop", "object": obj,
+               "kind": {"group": "", "kind": "Pod"} if is_pod else DEPLOYMENT}  # fmt: skip
+    body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    for webhook in Webhook:
+        with contextlib.suppress(BadReviewError):
+            answer = review(body, webhook, Policy(), Watched().know)
+            assert isinstance(answer["response"]["allowed"], bool)
+
+
+async def test_a_large_body_that_does_not_come_holds_up_no_small_one(serving: Serving) -> None:
+    patient = Limits(reading=1, read_seconds=60.0, wait_seconds=60.0)
+    async with serving(patient) as client:
+        status, _ = await client.post("/mutate", b"x" * (patient.body_bytes + 1))
+        assert status == 413
+        _, writer = await client.half_a_review(70_000)
+        for _ in range(3):
+            assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        writer.close()
+        large = pod(fraction="0.5")
+        large["metadata"]["annotations"]["example.com/x"] = "x" * 100_000
+        assert (await client.review("/mutate", large))["allowed"] is True, "the slot was given back"
+
+
+async def test_bodies_that_do_not_come_are_given_up(serving: Serving) -> None:
+    async with serving(Limits(reading=1, read_seconds=0.05, wait_seconds=0.05)) as client:
+        opened = [await client.half_a_review(length) for length in (70_000, 70_000, 70_000, 100)]
+        for reader, writer in opened:
+            answer = await asyncio.wait_for(reader.read(), 60)  # to the end: the server closes the connection
+            assert answer.startswith((b"HTTP/1.1 408 ", b"HTTP/1.1 503 "))
+            writer.close()
+        assert 'reviews_total{result="unread",webhook="mutate"} 4.0' in await client.get("/metrics")
+
+
+async def test_a_connection_that_never_asks_is_closed(serving: Serving) -> None:
+    async with serving(Limits(idle_seconds=0.1)) as client:
+        reader, writer = await client.connect()
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+        await client.get("/healthz")
 
 
 async def test_another_path_or_method_is_nothing(client: Client) -> None:
@@ -196,6 +325,8 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
     environment = {"GPUSHARE_DEFAULT_FRACTION": "0.2", "GPUSHARE_RUNTIME_CLASS": ""}
     settings = parse_settings(["--port", "9443", "--cert-dir", "/tls"], environment)
     assert settings == Settings(Path("/tls"), "0.0.0.0", 9443, Policy(Defaults(auto_fraction="0.2"), None))
+    allowing = parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_ALLOWED_ENV": "CUDA_VISIBLE_DEVICES,CUDA_MPS_X"})
+    assert allowing.policy.allowed_env == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_X"}
     for wrong in ("auto", "1.5"):
         with pytest.raises(SystemExit) as end:
             parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_DEFAULT_FRACTION": wrong})

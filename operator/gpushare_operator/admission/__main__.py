@@ -38,7 +38,8 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     if env_caps not in ("true", "false"):
         parser.error(f'GPUSHARE_ENV_CAPS_FALLBACK: "{env_caps}" is not true or false')
     runtime_class = environment.get("GPUSHARE_RUNTIME_CLASS") or None
-    policy = Policy(Defaults(auto_fraction=fraction), runtime_class, env_caps == "true")
+    allowed_env = frozenset((environment.get("GPUSHARE_ALLOWED_ENV") or "").replace(",", " ").split())
+    policy = Policy(Defaults(auto_fraction=fraction), runtime_class, env_caps == "true", allowed_env)
     return Settings(parsed.cert_dir, parsed.host, parsed.port, policy)
 
 

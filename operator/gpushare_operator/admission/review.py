@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from gpushare.core.admission import review as admission
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.api.rejection import Rejection, shown
 
 Json = dict[str, Any]
 # The pod (or a workload's pod template) and its namespace -> what is known that bears on it.
@@ -37,12 +37,72 @@ def review(body: object, webhook: Webhook, policy: admission.Policy, know: Know)
     if not isinstance(body, dict) or body.get("kind") != "AdmissionReview":
         raise BadReviewError("the body is not an AdmissionReview")
     if body.get("apiVersion") != "admission.k8s.io/v1":
-        raise BadReviewError(f"AdmissionReview {body.get('apiVersion')!r} is not supported, only v1 is")
+        raise BadReviewError(f"AdmissionReview {shown(body.get('apiVersion'))} is not supported, only v1 is")
     request = body.get("request")
     if not isinstance(request, dict) or not isinstance(request.get("uid"), str):
         raise BadReviewError("the AdmissionReview has no request with a uid")
-    answer = _mutate(request, policy, know) if webhook is Webhook.MUTATE else _validate(request, know)
+    if not isinstance(request.get("namespace") or "", str):
+        raise BadReviewError("the request's namespace is no text")
+    for name in ("object", "oldObject"):
+        _check_shape(request.get(name), name)
+    answer = _mutate(request, policy, know) if webhook is Webhook.MUTATE else _validate(request, policy, know)
     return {"apiVersion": body["apiVersion"], "kind": body["kind"], "response": {"uid": request["uid"], **answer}}
+
+
+def _check_shape(obj: object, where: str) -> None:
+    """Refuse what no API server sends, so that decisions can rely on the types that they read.
+
+    Raises:
+        BadReviewError: a field that is read has another type than Kubernetes gives it.
+    """
+    if obj is None:
+        return
+    root = _mapping(obj, where)
+    metadata = _mapping(root.get("metadata"), f"{where}.metadata")
+    for name in ("annotations", "labels"):
+        for value in _mapping(metadata.get(name), f"{where}.metadata.{name}").values():
+            if not isinstance(value, str):
+                raise BadReviewError(f"{where}.metadata.{name} holds what is no text")
+    _objects(metadata.get("ownerReferences"), f"{where}.metadata.ownerReferences")
+    spec = _mapping(root.get("spec"), f"{where}.spec")
+    for kind in ("containers", "initContainers"):
+        for container in _objects(spec.get(kind), f"{where}.spec.{kind}"):
+            _check_container(container, f"{where}.spec.{kind}")
+    if "jobTemplate" in spec:
+        job = _mapping(spec["jobTemplate"], f"{where}.spec.jobTemplate")
+        spec = _mapping(job.get("spec"), f"{where}.spec.jobTemplate.spec")
+    if "template" in spec:
+        template = _mapping(spec["template"], f"{where}.spec.template")
+        if {"template", "jobTemplate"} & _mapping(template.get("spec"), f"{where}.spec.template.spec").keys():
+            raise BadReviewError(f"{where}.spec.template.spec has a template of its own")
+        _check_shape(
+            {"metadata": template.get("metadata"), "spec": template.get("spec")}, f"{where}.spec.template"
+        )
+
+
+def _check_container(container: Json, where: str) -> None:
+    resources = _mapping(container.get("resources"), f"{where}.resources")
+    for kind in ("limits", "requests"):
+        _mapping(resources.get(kind), f"{where}.resources.{kind}")
+    for variable in _objects(container.get("env"), f"{where}.env"):
+        source = _mapping(variable.get("valueFrom"), f"{where}.env.valueFrom")
+        _mapping(source.get("fieldRef"), f"{where}.env.valueFrom.fieldRef")
+
+
+def _mapping(value: object, where: str) -> Json:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadReviewError(f"{where} is not an object")
+    return value
+
+
+def _objects(value: object, where: str) -> list[Json]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise BadReviewError(f"{where} is not a list of objects")
+    return value
 
 
 def refusal_of(answer: Json) -> str | None:
@@ -58,14 +118,13 @@ def _mutate(request: Json, policy: admission.Policy, know: Know) -> Json:
     patch = admission.mutate(pod, policy, know(pod, request.get("namespace") or ""))
     if isinstance(patch, Rejection):
         return _refuse(patch)
-    notes = admission.warnings(pod) if admission.is_ours(pod) else ()
-    answer: Json = {"allowed": True, **({"warnings": list(notes)} if notes else {})}
+    answer = _allow(pod)
     if patch:
         answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
     return answer
 
 
-def _validate(request: Json, know: Know) -> Json:
+def _validate(request: Json, policy: admission.Policy, know: Know) -> Json:
     obj, old = request.get("object"), request.get("oldObject")
     if not isinstance(obj, dict):  # DELETE and CONNECT carry none
         return {"allowed": True}
@@ -73,15 +132,25 @@ def _validate(request: Json, know: Know) -> Json:
     if _is_pod(request):
         if request.get("operation") != "CREATE":  # the chart's in-tree policy keeps the request as it was
             return {"allowed": True}
-        refusal = admission.check_pod(obj, know(obj, namespace))
-    else:
-        template = admission.pod_template(obj) or {}
-        refusal = admission.check_workload(obj, old, know(template, namespace))
-    return _refuse(refusal) if refusal is not None else {"allowed": True}
+        refusal = admission.check_pod(obj, know(obj, namespace), policy)
+        if refusal is None and admission.is_ours(obj):
+            return {"allowed": True}  # /mutate has warned already
+        return _refuse(refusal) if refusal is not None else _allow(obj)
+    template = admission.pod_template(obj) or {}
+    refusal = admission.check_workload(obj, old, know(template, namespace), policy)
+    if refusal is not None:
+        return _refuse(refusal)
+    return {"allowed": True} if old and admission.pod_template(old) == template else _allow(template)
+
+
+def _allow(pod: Mapping[str, Any]) -> Json:
+    """Allow a pod or a pod template, with the warnings for who wrote it."""
+    notes = admission.warnings(pod)
+    return {"allowed": True, **({"warnings": list(notes)} if notes else {})}
 
 
 def _is_pod(request: Json) -> bool:
-    kind = request.get("kind") or {}
+    kind = _mapping(request.get("kind"), "kind")
     return kind.get("kind") == "Pod" and not kind.get("group")
 
 

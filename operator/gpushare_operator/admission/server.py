@@ -13,13 +13,42 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gpushare.core.admission.review import Policy
+from gpushare.core.api.rejection import shown
 from gpushare_operator.admission.certificates import Certificate
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.watched import Watched
 
 _log = logging.getLogger(__name__)
-# A review carries the object twice on updates; the API server takes objects of 3 MiB at most.
-_LARGEST_BODY_BYTES: Final = 8 * 2**20
+# A review carries the object twice on updates, and etcd takes objects of 1.5 MiB at most.
+_LARGEST_BODY_BYTES: Final = 4 * 2**20
+# Large bodies that are read at once: at most 64 MiB of the container's 256. A small one lies in the connection's
+# buffer, so it needs no slot and waits for nobody.
+_MOST_READING: Final = 16
+_SMALL_BODY_BYTES: Final = 64 * 2**10
+# The API server sends a body at once; it waits 5 s for an answer by the chart's default.
+_READ_SECONDS: Final = 2.0
+_WAIT_SECONDS: Final = 2.0
+# A connection on which no whole request arrives, TLS included; the API server opens another one when it needs it.
+_IDLE_SECONDS: Final = 30.0
+_HANDSHAKE_SECONDS: Final = 5.0
+_BACKLOG: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the server bears of clients that are slow, many or large.
+
+    Attributes:
+        reading: large bodies that are read at once; others wait up to `wait_seconds` for their turn.
+        read_seconds: for one body; idle_seconds: for a connection without a whole request.
+    """
+
+    body_bytes: int = _LARGEST_BODY_BYTES
+    reading: int = _MOST_READING
+    read_seconds: float = _READ_SECONDS
+    wait_seconds: float = _WAIT_SECONDS
+    idle_seconds: float = _IDLE_SECONDS
+    handshake_seconds: float = _HANDSHAKE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +59,7 @@ class Settings:
     host: str = "0.0.0.0"
     port: int = 8443
     policy: Policy = field(default_factory=Policy)
+    limits: Limits = field(default_factory=Limits)
 
 
 class Metrics:
@@ -58,15 +88,47 @@ class Metrics:
 
 
 def make_app(
-    policy: Policy, know: Know, metrics: Metrics, clock: Callable[[], float] = time.perf_counter
+    policy: Policy,
+    know: Know,
+    metrics: Metrics,
+    limits: Limits | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> web.Application:
     """The application without its sockets."""
+    limits = limits or Limits()
+    reading = asyncio.Semaphore(limits.reading)
+
+    async def read(request: web.Request) -> bytes:
+        """The body, or the answer to who is too slow or one too many."""
+        try:
+            async with asyncio.timeout(limits.wait_seconds):
+                await reading.acquire()
+        except TimeoutError:
+            raise web.HTTPServiceUnavailable(text="too many reviews at once\n") from None
+        try:
+            return await read_small(request)
+        finally:
+            reading.release()
+
+    async def read_small(request: web.Request) -> bytes:
+        try:
+            async with asyncio.timeout(limits.read_seconds):
+                return await request.read()
+        except TimeoutError:
+            raise web.HTTPRequestTimeout(text="the body did not arrive in time\n") from None
 
     async def answer(request: web.Request) -> web.Response:
         webhook = Webhook(request.match_info["webhook"])
+        try:
+            is_small = request.content_length is not None and request.content_length <= _SMALL_BODY_BYTES
+            body = await (read_small(request) if is_small else read(request))
+        except web.HTTPError as error:
+            metrics.reviews.labels(webhook.value, "unread").inc()
+            error.force_close()
+            raise
         started = clock()
         try:
-            answered = review(orjson.loads(await request.read()), webhook, policy, know)
+            answered = review(orjson.loads(body), webhook, policy, know)
         except (BadReviewError, orjson.JSONDecodeError) as error:
             metrics.reviews.labels(webhook.value, "malformed").inc()
             return web.Response(status=400, text=f"{error}\n")
@@ -81,7 +143,7 @@ def make_app(
     async def show_metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app = web.Application(client_max_size=_LARGEST_BODY_BYTES)
+    app = web.Application(client_max_size=limits.body_bytes)
     app.add_routes(
         [
             web.post("/{webhook:mutate|validate}", answer),
@@ -102,7 +164,7 @@ def _account(response: Json, webhook: Webhook, metrics: Metrics) -> None:
     metrics.rejections.labels(reason).inc()
     _log.info(
         "refused review=%s webhook=%s reason=%s: %s",
-        response["uid"],
+        shown(response["uid"]),
         webhook,
         reason,
         response["status"]["message"],
@@ -118,15 +180,25 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     certificate = Certificate(settings.certificates)
     watched, metrics = Watched(), Metrics()
     metrics.reloads.set_function(lambda: certificate.reloads)
-    runner = web.AppRunner(make_app(settings.policy, watched.know, metrics), access_log=None)
+    limits = settings.limits
+    runner = web.AppRunner(
+        make_app(settings.policy, watched.know, metrics, limits),
+        access_log=None,
+        keepalive_timeout=limits.idle_seconds,
+        lingering_time=0.0,
+    )
     await runner.setup()
     async with asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(certificate.keep()), tasks.create_task(watched.keep())]
-        site = web.TCPSite(runner, settings.host, settings.port, ssl_context=certificate.context)
         try:
-            await site.start()
-            _log.info("serving admission on %s", site.name)
+            assert runner.server is not None  # after setup
+            server = await asyncio.get_running_loop().create_server(
+                runner.server, settings.host, settings.port, ssl=certificate.context, backlog=_BACKLOG,
+                ssl_handshake_timeout=limits.handshake_seconds,
+            )  # fmt: skip
+            _log.info("serving admission on https://%s:%d", settings.host, settings.port)
             await stop.wait()
+            server.close()
         finally:
             await runner.cleanup()
             for task in background:

@@ -8,7 +8,7 @@ from gpushare.core.admission.resolve import resolve, share_of
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuNode, GpuShare
-from gpushare.core.api.quantity import parse_quantity
+from gpushare.core.api.quantity import parse_count, parse_quantity
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.gpu.devices import Health
 from gpushare.core.placement.shapes import MILLI_PER_PERCENT, GpuSpec, NodeSpec, Placement, PlacementRequest
@@ -116,7 +116,7 @@ def request_of(pod: Mapping[str, Any], shares: Iterable[GpuShare] = ()) -> Place
     owners = [str(owner["uid"]) for owner in metadata.get("ownerReferences") or () if "uid" in owner]
     share = share_of(metadata.get("labels") or {}, owners, shares)
     limit = sum(
-        int(((container.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE, 0))
+        parse_count(((container.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE, 0))
         for container in spec.get("containers") or ()
     )
     needs = resolve(metadata.get("annotations") or {}, share, limit_percent=limit or None)

@@ -15,6 +15,7 @@ from gpushare.core.admission.resolve import share_of
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuNode, GpuShare, GpuStatus, Tenant
+from gpushare.core.api.quantity import parse_count
 from gpushare.core.api.request import JobClass
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Json, connect
 
@@ -133,7 +134,7 @@ def _state(pod: Json) -> str:
 
 def _share_limit(pod: Json, gpu_count: int) -> int | None:
     limits = [
-        int((container.get("resources") or {}).get("limits", {}).get(names.SHARE_RESOURCE, 0))
+        parse_count((container.get("resources") or {}).get("limits", {}).get(names.SHARE_RESOURCE, 0))
         for container in pod["spec"].get("containers") or []
     ]
     total = sum(limits)

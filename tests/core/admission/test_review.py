@@ -1,6 +1,7 @@
 """Admission's decisions: golden patches, every refusal's sentence, and nothing changed beyond what is promised."""
 
 import copy
+import difflib
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from gpushare.core.admission.resolve import Defaults
 from gpushare.core.admission.review import (
+    MAX_NAMES,
     Knowledge,
     Policy,
     check_pod,
@@ -260,7 +262,38 @@ def test_warnings() -> None:
     typo, double = warnings(document)
     assert typo == "annotation gpushare.io/memroy means nothing to gpushare; did you mean gpushare.io/memory?"
     assert 'container "main" also asks for nvidia.com/gpu' in double
-    assert warnings(pod({names.FRACTION: "0.5", names.MEMORY: "8Gi", "example.com/x": "y"})) == ()
+    known = dict.fromkeys((*names.USER_ANNOTATIONS, *names.DECISION_ANNOTATIONS, names.ROOM_SINCE), "0.5")
+    assert warnings(pod({**known, "example.com/x": "y"})) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("fraktion", "fraction"), ("Fraction", "fraction"), ("frac", "fraction"), ("gpu-memory", "memory"),
+     ("klass", "class"), ("zone", None), ("x" * 65, None)],
+)  # fmt: skip
+def test_a_misspelt_annotation_alone_is_warned_of(name: str, meant: str | None) -> None:
+    first, second = warnings(pod({f"gpushare.io/{name}": "0.5"}))
+    hint = f"; did you mean gpushare.io/{meant}?" if meant else ""
+    shown = f"gpushare.io/{name}" if len(name) < 65 else f"gpushare.io/{'x' * 61}..."
+    assert first == f"annotation {shown} means nothing to gpushare{hint}"
+    assert second == "without the annotation gpushare.io/fraction the pod gets no GPU from gpushare"
+    assert warnings(pod({names.MEMORY: "8Gi"})) == (second,)
+    assert warnings(pod({"example.com/fraction": "1"})) == ()
+
+
+def test_forty_thousand_near_misses_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    find = difflib.get_close_matches
+
+    def counting(name: str, *given: Any, **named: Any) -> list[str]:
+        compared.append(name)
+        return find(name, *given, **named)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counting)
+    found = warnings(pod({f"gpushare.io/fraction{number}": "x" for number in range(40_000)}))
+    assert len(compared) == MAX_NAMES
+    assert found[-2] == f"{40_000 - MAX_NAMES} more annotations gpushare.io/... mean nothing to gpushare"
+    assert len(found) == MAX_NAMES + 2
 
 
 FRACTIONS = st.sampled_from(["0.01", "0.25", "1", "2", "auto"])
@@ -349,11 +382,79 @@ def test_caps_go_into_the_environment_only_where_the_policy_says_so() -> None:
     assert changed["spec"]["containers"][0]["env"] == CAPS
 
 
-def test_caps_replace_what_the_pod_says_of_itself_and_leave_the_rest() -> None:
-    own = [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "100"}, {"name": "OTHER", "value": "1"}]
+def test_caps_leave_the_rest_of_the_environment_and_are_no_offence_themselves() -> None:
+    own = [{"name": "OTHER", "value": "1"}]
     asked = pod({names.FRACTION: "0.5"}, containers=[{"name": "main", "image": "x", "env": own}])
     changed = apply(asked, patched(asked, Policy(env_caps=True)))
     assert changed["spec"]["containers"][0]["env"] == [{"name": "OTHER", "value": "1"}, *CAPS]
     for variable in changed["spec"]["containers"][0]["env"][1:]:
         variable["valueFrom"]["fieldRef"]["apiVersion"] = "v1"  # the API server's default
     assert mutate(changed, Policy(env_caps=True)) == []
+    assert check_pod(changed) is None
+
+
+def test_caps_replace_what_the_pod_says_of_itself_where_that_is_allowed() -> None:
+    own = [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "100"}, {"name": "OTHER", "value": "1"}]
+    asked = pod({names.FRACTION: "0.5"}, containers=[{"name": "main", "image": "x", "env": own}])
+    policy = Policy(env_caps=True, allowed_env=frozenset({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"}))
+    changed = apply(asked, patched(asked, policy))
+    assert changed["spec"]["containers"][0]["env"] == [{"name": "OTHER", "value": "1"}, *CAPS]
+
+
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+@pytest.mark.parametrize(
+    "name",
+    ["NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY",
+     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_ANYTHING_NEW"],
+)  # fmt: skip
+def test_a_variable_that_takes_the_place_of_ours_is_refused(name: str, kind: str) -> None:
+    document = pod({names.FRACTION: "0.5"})
+    document["spec"].setdefault(kind, []).append(
+        {"name": "side", "env": [{"name": "OTHER", "value": "1"}, {"name": name, "value": ""}]}
+    )
+    assert refused(document) == (
+        f'container "side": env {name} takes the place of what gpushare sets for the pod\'s GPU; '
+        "leave it out (the chart's value admission.allowedEnv allows names)"
+    )
+    assert check_workload({"spec": {"template": document}}) is not None
+    allowing = Policy(allowed_env=frozenset({name}))
+    assert check_pod(apply(document, patched(document, allowing)), policy=allowing) is None
+    del document["metadata"]["annotations"]
+    assert mutate(document, POLICY) == [], "a pod that is not ours sets what it likes"
+
+
+@pytest.mark.parametrize("spec", [{}, {"containers": []}, {"containers": None}])
+def test_a_pod_without_containers_is_refused(spec: Json) -> None:
+    document = {"metadata": {"annotations": {names.FRACTION: "0.5"}}, "spec": spec}
+    assert refused(document).startswith("spec.containers: there is none")
+
+
+def test_ten_gpus_are_stored_as_1k_and_mean_the_same() -> None:
+    document = pod({names.FRACTION: "10"})
+    stored = json.loads(json.dumps(apply(document, patched(document))).replace('"1000"', '"1k"'))
+    assert stored["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "1k"}
+    assert check_pod(stored) is None
+    assert patched(stored) == []
+
+
+def test_hostile_names_come_back_short_and_on_one_line() -> None:
+    name = "a\nERROR forged\u202e" + "x" * 2**20
+    share_set = {"name": name, "resources": {"limits": {names.SHARE_RESOURCE: "7"}}}
+    variable = {"name": "main", "env": [{"name": "CUDA_MPS_" + name}]}
+    for document in (
+        pod({names.FRACTION: "0.5"}, containers=[share_set]),
+        pod({names.FRACTION: "0.5", names.CONTAINER: "gpu"}, containers=[share_set] * 100),
+        pod({names.FRACTION: "0.5"}, containers=[variable]),
+        pod({names.FRACTION: "0.5"}, schedulerName=name),
+        pod({names.FRACTION: "0.5"}, nodeName=name),
+        *(pod({names.FRACTION: "0.5", key: name}) for key in names.USER_ANNOTATIONS),
+    ):
+        sentence = refused(document)
+        assert len(sentence) < 1500
+        assert sentence.isprintable()
+    document = pod(
+        {names.FRACTION: "0.5", f"gpushare.io/{name}": "x"},
+        containers=[{"name": name, "resources": {"limits": {f"nvidia.com/{name}": "1"}}}] * 100,
+    )
+    assert all(warning.isprintable() and len(warning) < 400 for warning in warnings(document))
+    assert len(warnings(document)) == 1 + MAX_NAMES

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from gpushare.core.api import names
 from gpushare.core.api.objects import GpuShare, GpuShareSpec
-from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.rejection import Reason, Rejection, shown
 from gpushare.core.api.request import FaultDomain, JobClass, parse_fraction, parse_memory_mib, parse_request
 
 AUTO_FRACTION: Final = "0.5"
@@ -94,7 +94,7 @@ def resolve(
         if isinstance(memory, Rejection):
             name = f"{share.namespace}/{share.name}" if share is not None else ""
             return Rejection(
-                Reason.INVALID_ANNOTATION, f'GpuShare {name}: memory "{spec.memory}" is not an amount'
+                Reason.INVALID_ANNOTATION, f"GpuShare {name}: memory {shown(spec.memory)} is not an amount"
             )
         memory_mib = memory
     return Needs(

@@ -12,19 +12,31 @@ from typing import Any, Final
 from gpushare.core.admission.resolve import Defaults, resolve
 from gpushare.core.api import names
 from gpushare.core.api.objects import GpuNodeStatus, GpuShare
-from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.quantity import parse_count
+from gpushare.core.api.rejection import Reason, Rejection, shown
 from gpushare.core.api.request import MAX_GPUS_PER_POD, ShareRequest, parse_request, refuse_memory
 
 Json = dict[str, Any]
 Object = Mapping[str, Any]
 
 _DEFAULT_SCHEDULERS: Final = ("", "default-scheduler", names.SCHEDULER_NAME)
-_KNOWN_ANNOTATIONS: Final = (*names.USER_ANNOTATIONS, *names.DECISION_ANNOTATIONS)
+_PREFIX: Final = f"{names.GROUP}/"
+_KNOWN_ANNOTATIONS: Final = frozenset((*names.USER_ANNOTATIONS, *names.DECISION_ANNOTATIONS, names.ROOM_SINCE))
+_USER_NAMES: Final = tuple(name.removeprefix(_PREFIX) for name in names.USER_ANNOTATIONS)
+MAX_NAMES: Final = 16  # unknown annotations, and containers with other GPUs, that are warned of one by one
+_LONGEST_NAME: Final = 64  # longer ones are shown cut and not compared
 # What CUDA reads of a decision; the downward API gives a container its value when it starts, after the decision.
 _CAPS_BY_VARIABLE: Final = {
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": names.THREAD_PERCENTAGE,
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": names.MEMORY_LIMIT,
 }
+# What gives a container a GPU, or takes it from under MPS's limits: set by gpushare alone.
+_RESERVED_VARIABLES: Final = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
+_RESERVED_PREFIX: Final = "CUDA_MPS_"
+_CAPS: Final[tuple[Json, ...]] = tuple(
+    {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
+    for name, annotation in _CAPS_BY_VARIABLE.items()
+)
 _OTHER_GPU_PREFIXES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 
 
@@ -37,11 +49,13 @@ class Policy:
         runtime_class: set on pods that name none; None where the node's default runtime knows GPUs.
         env_caps: whether to write the caps into the container's environment too, for drivers on which the gate's
             ceilings do not bind (docs/design.md 2.4).
+        allowed_env: names of reserved environment variables that pods may set all the same.
     """
 
     defaults: Defaults = field(default_factory=Defaults)
     runtime_class: str | None = None
     env_caps: bool = False
+    allowed_env: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,7 @@ class Knowledge:
 
 
 NOTHING_KNOWN: Final = Knowledge()
+STRICT: Final = Policy()
 
 
 def is_ours(pod: Object | None) -> bool:
@@ -74,7 +89,7 @@ def mutate(pod: Object, policy: Policy, knowledge: Knowledge = NOTHING_KNOWN) ->
     """The JSON patch for a new pod; empty for one that is not ours or has everything already."""
     if not is_ours(pod):
         return []
-    if (refusal := _check_request(pod, knowledge)) is not None:
+    if (refusal := _check_request(pod, policy, knowledge)) is not None:
         return refusal
     needs = resolve(annotations_of(pod), knowledge.share, policy.defaults)
     if isinstance(needs, Rejection):
@@ -94,18 +109,18 @@ def mutate(pod: Object, policy: Policy, knowledge: Knowledge = NOTHING_KNOWN) ->
     return patch
 
 
-def check_pod(pod: Object, knowledge: Knowledge = NOTHING_KNOWN) -> Rejection | None:
+def check_pod(pod: Object, knowledge: Knowledge = NOTHING_KNOWN, policy: Policy = STRICT) -> Rejection | None:
     """Whether a new pod, after every webhook's changes, is what `mutate` makes of it."""
     if not is_ours(pod):
         return None
-    if (refusal := _check_request(pod, knowledge)) is not None:
+    if (refusal := _check_request(pod, policy, knowledge)) is not None:
         return refusal
     chosen = annotations_of(pod).get(names.CONTAINER)
     container = pod["spec"]["containers"][_container_index(pod["spec"], chosen)]
     for kind in ("limits", "requests"):
         if names.SHARE_RESOURCE not in ((container.get("resources") or {}).get(kind) or {}):
             return _conflict(
-                f'container "{container.get("name")}": resources.{kind} lacks {names.SHARE_RESOURCE}; gpushare\'s '
+                f"{_named(container)}: resources.{kind} lacks {names.SHARE_RESOURCE}; gpushare's "
                 "mutating webhook adds it, so another webhook removed it or that webhook is not installed"
             )
     if pod["spec"].get("schedulerName") != names.SCHEDULER_NAME:
@@ -118,7 +133,7 @@ def check_pod(pod: Object, knowledge: Knowledge = NOTHING_KNOWN) -> Rejection | 
 
 
 def check_workload(
-    obj: Object, old: Object | None = None, knowledge: Knowledge = NOTHING_KNOWN
+    obj: Object, old: Object | None = None, knowledge: Knowledge = NOTHING_KNOWN, policy: Policy = STRICT
 ) -> Rejection | None:
     """Whether pods of a workload's template would be accepted, so that the mistake shows where it was made.
 
@@ -132,7 +147,7 @@ def check_workload(
         return None
     if old is not None and pod_template(old) == template:
         return None
-    return _check_request(template, knowledge)
+    return _check_request(template, policy, knowledge)
 
 
 def pod_template(obj: Object) -> Object | None:
@@ -145,21 +160,40 @@ def pod_template(obj: Object) -> Object | None:
 
 
 def warnings(pod: Object) -> tuple[str, ...]:
-    """What is probably not meant, for `kubectl` to print; the pod is accepted all the same."""
-    found = []
-    for annotation in annotations_of(pod):
-        if annotation.startswith(f"{names.GROUP}/") and annotation not in _KNOWN_ANNOTATIONS:
-            close = difflib.get_close_matches(annotation, names.USER_ANNOTATIONS, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            found.append(f"annotation {annotation[:200]} means nothing to gpushare{hint}")
-    found += [
-        f'container "{container.get("name")}" also asks for {resource}, a GPU that gpushare does not '
-        f"manage; leave out either that or the annotation {names.FRACTION}"
+    """What is probably not meant, for `kubectl` to print; the pod, or pod template, is accepted all the same."""
+    annotations = annotations_of(pod)
+    ours = [name for name in annotations if name.startswith(_PREFIX)]
+    unknown = [name for name in ours if name not in _KNOWN_ANNOTATIONS]
+    found = [f"annotation {_plain(name)} means nothing to gpushare{_hint(name)}" for name in unknown[:MAX_NAMES]]
+    if len(unknown) > MAX_NAMES:
+        found.append(f"{len(unknown) - MAX_NAMES} more annotations {_PREFIX}... mean nothing to gpushare")
+    if not is_ours(pod):
+        if ours:
+            found.append(f"without the annotation {names.FRACTION} the pod gets no GPU from gpushare")
+        return tuple(found)
+    doubled = [
+        f"{_named(container)} also asks for {_plain(str(resource))}, a GPU that gpushare does "
+        f"not manage; leave out either that or the annotation {names.FRACTION}"
         for container in _all_containers(pod.get("spec") or {})
         for resource in (container.get("resources") or {}).get("limits") or {}
         if str(resource).startswith(_OTHER_GPU_PREFIXES)
     ]
-    return tuple(found)
+    return (*found, *doubled[:MAX_NAMES])
+
+
+def _hint(annotation: str) -> str:
+    """The name that was meant, if one is close; the prefix that all share says nothing."""
+    name = annotation.removeprefix(_PREFIX).lower()
+    close = difflib.get_close_matches(name, _USER_NAMES, n=1) if len(name) <= _LONGEST_NAME else ()
+    return f"; did you mean {_PREFIX}{close[0]}?" if close else ""
+
+
+def _plain(name: str) -> str:
+    return shown(name, len(_PREFIX) + _LONGEST_NAME)[1:-1]
+
+
+def _named(container: Object) -> str:
+    return f"container {shown(container.get('name'))}"
 
 
 def largest_gpu_memory_mib(nodes: Iterable[GpuNodeStatus]) -> int | None:
@@ -167,7 +201,7 @@ def largest_gpu_memory_mib(nodes: Iterable[GpuNodeStatus]) -> int | None:
     return max((gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0), default=None)
 
 
-def _check_request(pod: Object, knowledge: Knowledge) -> Rejection | None:
+def _check_request(pod: Object, policy: Policy, knowledge: Knowledge) -> Rejection | None:
     request = parse_request(annotations_of(pod))
     if isinstance(request, Rejection):
         return request
@@ -176,6 +210,7 @@ def _check_request(pod: Object, knowledge: Knowledge) -> Rejection | None:
         _check_memory(pod, request, knowledge)
         or _check_container(spec, request)
         or _check_shares(spec, request)
+        or _check_environment(spec, policy)
         or _check_scheduling(spec)
     )
 
@@ -193,12 +228,14 @@ def _check_memory(pod: Object, request: ShareRequest, knowledge: Knowledge) -> R
 
 def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:
     present = [str(container.get("name")) for container in spec.get("containers") or ()]
+    if not present:
+        return _conflict(f"spec.containers: there is none, so nothing could get the GPU of {names.FRACTION}")
     if request.container is None or request.container in present:
         return None
     return Rejection(
         Reason.INVALID_ANNOTATION,
-        f"annotation {names.CONTAINER}: {_shown(request.container)} is not a container of this pod; allowed "
-        f"{'is' if len(present) == 1 else 'are'} {', '.join(_shown(name) for name in present[:16])}",
+        f"annotation {names.CONTAINER}: {shown(request.container)} is not a container of this pod; allowed "
+        f"{'is' if len(present) == 1 else 'are'} {', '.join(shown(name) for name in present[:16])}",
     )
 
 
@@ -211,9 +248,7 @@ def _check_shares(spec: Object, request: ShareRequest) -> Rejection | None:
             amount = ((container.get("resources") or {}).get(kind) or {}).get(names.SHARE_RESOURCE)
             if amount is None:
                 continue
-            where = (
-                f'container "{container.get("name")}": resources.{kind} {names.SHARE_RESOURCE}: {_shown(amount)}'
-            )
+            where = f"{_named(container)}: resources.{kind} {names.SHARE_RESOURCE}: {shown(amount)}"
             if index != chosen:
                 return _conflict(
                     f"{where} is not on the container that gets the GPU; leave it out, gpushare sets it on "
@@ -230,26 +265,42 @@ def _check_shares(spec: Object, request: ShareRequest) -> Rejection | None:
 
 def _is_share(amount: str, expected: int | None) -> bool:
     """Whether an amount is the expected one; for "auto" (None), any that a fraction could make."""
-    if not amount.isascii() or not amount.isdigit() or len(amount) > 5:
+    try:
+        count = parse_count(amount)
+    except ValueError:
         return False
-    gpus, rest = divmod(int(amount), names.SHARES_PER_GPU)
-    return int(amount) == expected if expected is not None else _is_any_share(gpus, rest)
+    return count == expected if expected is not None else _is_any_share(*divmod(count, names.SHARES_PER_GPU))
 
 
 def _is_any_share(gpus: int, rest_percent: int) -> bool:
     return rest_percent > 0 if gpus == 0 else rest_percent == 0 and gpus <= MAX_GPUS_PER_POD
 
 
+def _check_environment(spec: Object, policy: Policy) -> Rejection | None:
+    """Variables that would win over what the device plugin sets, and give the pod more than it was given."""
+    for container in _all_containers(spec):
+        for variable in container.get("env") or ():
+            name = str(variable.get("name"))
+            if not (name in _RESERVED_VARIABLES or name.startswith(_RESERVED_PREFIX)):
+                continue
+            if name not in policy.allowed_env and not _reads(variable, _CAPS):
+                return _conflict(
+                    f"{_named(container)}: env {_plain(name)} takes the place of what gpushare sets for the pod's "
+                    "GPU; leave it out (the chart's value admission.allowedEnv allows names)"
+                )
+    return None
+
+
 def _check_scheduling(spec: Object) -> Rejection | None:
     scheduler = spec.get("schedulerName") or ""
     if scheduler not in _DEFAULT_SCHEDULERS:
         return _conflict(
-            f"spec.schedulerName: {_shown(scheduler)} cannot place a pod with annotation {names.FRACTION}; "
+            f"spec.schedulerName: {shown(scheduler)} cannot place a pod with annotation {names.FRACTION}; "
             f"leave it out, gpushare sets {names.SCHEDULER_NAME}"
         )
     if spec.get("nodeName"):
         return _conflict(
-            f"spec.nodeName: {_shown(spec['nodeName'])} goes past the scheduler, so nobody would decide on which "
+            f"spec.nodeName: {shown(spec['nodeName'])} goes past the scheduler, so nobody would decide on which "
             "GPU the pod runs; use spec.nodeSelector or spec.affinity instead"
         )
     return None
@@ -285,14 +336,10 @@ def _set_share(container: Object, path: str, shares: str) -> list[Json]:
 def _set_caps(container: Object, path: str) -> list[Json]:
     """The decision as environment variables, in place of what the pod itself says of them."""
     env = list(container.get("env") or ())
-    caps = [
-        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
-        for name, annotation in _CAPS_BY_VARIABLE.items()
-    ]
     kept = [one for one in env if one.get("name") not in _CAPS_BY_VARIABLE]
-    if len(kept) + len(caps) == len(env) and all(_reads(one, caps) for one in env[len(kept) :]):
+    if len(kept) + len(_CAPS) == len(env) and all(_reads(one, _CAPS) for one in env[len(kept) :]):
         return []
-    return [{"op": "add", "path": f"{path}/env", "value": [*kept, *caps]}]
+    return [{"op": "add", "path": f"{path}/env", "value": [*kept, *_CAPS]}]
 
 
 def _reads(variable: Object, caps: Iterable[Object]) -> bool:
@@ -318,11 +365,3 @@ def _set(parent: Object, path: str, key: str, value: str) -> list[Json]:
 
 def _conflict(detail: str) -> Rejection:
     return Rejection(Reason.CONFLICT, detail)
-
-
-def _shown(value: object, most: int = 64) -> str:
-    """A value as a sentence shows it, cut when hostile."""
-    if value is None:
-        return "nothing"
-    text = str(value)
-    return f'"{text if len(text) <= most else text[: most - 3] + "..."}"'

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from gpushare.core.api import names
-from gpushare.core.api.quantity import parse_quantity
+from gpushare.core.api.quantity import parse_count, parse_quantity
 
 _BYTES_PER_MIB: Final = 2**20
 _DISTINCT_QUANTITIES: Final = 4096  # a cluster writes the same few hundred again and again
@@ -29,8 +29,12 @@ def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def share_limit_of(spec: Mapping[str, Any]) -> int:
-    """A pod's limit `gpushare.io/share`, 100 a GPU; 0 without any."""
-    return _effective(spec, lambda one: int(_asked(one, "limits").get(names.SHARE_RESOURCE, 0)))
+    """A pod's limit `gpushare.io/share`, 100 a GPU; 0 without any. The API server stores 1000 as "1k".
+
+    Raises:
+        ValueError: the limit is not a whole number.
+    """
+    return _effective(spec, lambda one: _count(_asked(one, "limits").get(names.SHARE_RESOURCE, 0)))
 
 
 def _effective(spec: Mapping[str, Any], amount: Callable[[Mapping[str, Any]], int]) -> int:
@@ -62,3 +66,8 @@ def _milli(text: str | int) -> int:
 @lru_cache(_DISTINCT_QUANTITIES)
 def _bytes(text: str | int) -> int:
     return int(parse_quantity(text))
+
+
+@lru_cache(_DISTINCT_QUANTITIES)
+def _count(text: str | int) -> int:
+    return parse_count(text)

@@ -5,7 +5,10 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-_QUANTITY: Final = re.compile(r"^([+-]?[0-9.]+(?:[eE][+-]?\d+)?)([numkMGTPE]|[KMGTPE]i|)$")
+_LONGEST: Final = 64  # the API server writes amounts of far fewer characters
+_QUANTITY: Final = re.compile(
+    r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([numkMGTPE]|[KMGTPE]i|)"
+)
 _SUFFIXES: Final[Mapping[str, Decimal]] = {
     "n": Decimal("1e-9"),
     "u": Decimal("1e-6"),
@@ -32,7 +35,20 @@ def parse_quantity(text: str | int) -> Decimal:
     Raises:
         ValueError: it is not a quantity.
     """
-    match = _QUANTITY.match(str(text))
+    text = str(text)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        raise ValueError(f"{text!r} is not a quantity")
+        raise ValueError(f"{text[:_LONGEST]!r} is not a quantity")
     return Decimal(match[1]) * _SUFFIXES[match[2]]
+
+
+def parse_count(text: str | int) -> int:
+    """An amount of an extended resource; the API server stores 1000 as "1k".
+
+    Raises:
+        ValueError: it is not a whole number from 0.
+    """
+    value = parse_quantity(text)
+    if value < 0 or value != value.to_integral_value():
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(value)

@@ -36,3 +36,12 @@ class Rejection:
 
     def __str__(self) -> str:
         return self.detail
+
+
+def shown(value: object, most: int = 64) -> str:
+    """A value from outside as a sentence shows it: quoted, on one line, at most `most` characters of it."""
+    if value is None:
+        return "nothing"
+    text = str(value)
+    cut = text if len(text) <= most else f"{text[: most - 3]}..."
+    return '"' + "".join(character if character.isprintable() else "?" for character in cut) + '"'

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import Final
 
 from gpushare.core.api import names
-from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api.rejection import Reason, Rejection, shown
 
 MAX_GPUS_PER_POD: Final = 16  # no node of any vendor carries more GPUs in one NVLink domain of a host
 AUTO: Final = "auto"
@@ -172,5 +172,4 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
 
 
 def _invalid(annotation: str, value: str, why: str, allowed: str) -> Rejection:
-    shown = value if len(value) <= 64 else value[:61] + "..."
-    return Rejection(Reason.INVALID_ANNOTATION, f'annotation {annotation}: "{shown}" {why}; {allowed}')
+    return Rejection(Reason.INVALID_ANNOTATION, f"annotation {annotation}: {shown(value)} {why}; {allowed}")

@@ -4,7 +4,6 @@
 from the pods and the GpuNodes each time, so a restarted operator writes what the one before it would have.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -26,6 +25,7 @@ from gpushare.core.api.objects import (
     ProfileMode,
     Tenant,
 )
+from gpushare.core.api.quantity import parse_count
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import JobClass
 from gpushare.core.control import profiles
@@ -36,7 +36,6 @@ WITHIN_TOLERANCE: Final = "WithinTolerance"
 
 MOST_PLACEMENTS: Final = 1000  # as in the schema; the Ready condition counts them all
 _DIGITS: Final = 3  # of progress and slowdown; more would only make for more writes
-_AMOUNT: Final = re.compile(r"[0-9]{1,5}")
 _FINISHED: Final = ("Succeeded", "Failed")
 
 
@@ -366,9 +365,12 @@ def _without_figures(status: GpuShareStatus) -> GpuShareStatus:
 
 
 def _limit_percent(spec: Mapping[str, Any]) -> int | None:
-    """The amount of `gpushare.io/share` of a pod; None without a plain number."""
+    """The amount of `gpushare.io/share` of a pod; None without a whole number."""
     for container in spec.get("containers") or ():
         amount = ((container.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE)
-        if amount is not None and _AMOUNT.fullmatch(str(amount)):
-            return int(amount)
+        if amount is not None:
+            try:
+                return parse_count(amount)
+            except ValueError:
+                return None
     return None
