@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from gpushare.core.api import names
-from gpushare.core.api.quantity import parse_count
 from gpushare.core.api.decision import Decision
+from gpushare.core.api.quantity import parse_count
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import JobClass, parse_class
 

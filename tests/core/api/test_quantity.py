@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import pytest
 
+from gpushare.core.api.pod_resources import share_limit_of
 from gpushare.core.api.quantity import parse_count, parse_quantity
 
 
@@ -33,3 +34,9 @@ def test_counts_of_an_extended_resource(text, count):
 def test_what_is_no_count(text):
     with pytest.raises(ValueError, match="not a"):
         parse_count(text)
+
+
+def test_the_share_of_ten_gpus_is_read_as_the_api_server_stores_it():
+    limits = {"limits": {"gpushare.io/share": "1k"}}
+    assert share_limit_of({"containers": [{"name": "a"}, {"name": "b", "resources": limits}]}) == 1000
+    assert share_limit_of({}) == 0
