@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from gpushare.cli.top import render, rows
@@ -80,7 +81,8 @@ def test_waiting_pods_come_last_and_ended_ones_not_at_all():
     assert [row.pod for row in found] == ["z", "a"]
 
 
-def test_a_pod_on_two_gpus_shows_its_worst_progress_and_both_gpus():
+@pytest.mark.parametrize(("second_mib", "sum_mib"), [(10, 20), (0, 10), (None, None)])
+def test_a_pod_on_two_gpus_shows_its_worst_progress_and_both_gpus(second_mib, sum_mib):
     both = GpuNode(
         "node-a",
         GpuNodeStatus.of(
@@ -88,15 +90,15 @@ def test_a_pod_on_two_gpus_shows_its_worst_progress_and_both_gpus():
                 GpuStatus(
                     uuid=f"GPU-{index}",
                     index=index,
-                    tenants=(Tenant(pod_uid="u", share_percent=100, memory_used_mib=10, progress_ratio=ratio),),
+                    tenants=(Tenant(pod_uid="u", share_percent=100, memory_used_mib=mib, progress_ratio=ratio),),
                 )
-                for index, ratio in ((0, 1.0), (1, 0.9))
+                for index, mib, ratio in ((0, 10, 1.0), (1, second_mib, 0.9))
             )
         ),
     )
     decision = Decision(("GPU-0", "GPU-1"), 100, 100, "").to_annotations()
     (row,) = rows([pod("big", "u", annotations=decision)], [both])
-    assert (row.gpu, row.progress_ratio, row.memory_used_mib) == ("node-a/0, node-a/1", 0.9, 20)
+    assert (row.gpu, row.progress_ratio, row.memory_used_mib) == ("node-a/0, node-a/1", 0.9, sum_mib)
 
 
 def test_broken_decision_annotations_are_shown_as_none():

@@ -98,7 +98,7 @@ def _row(
         share_percent=seen[0][2].share_percent if seen else _share_limit(pod, len(uuids)),
         thread_percentage=decision.thread_percentage if decision else None,
         memory_limit_mib=decision.memory_limit_mib if decision else min(limits, default=None),
-        memory_used_mib=sum(used) if used else None,
+        memory_used_mib=sum(used) if seen and len(used) == len(seen) else None,  # a part is no sum
         progress_ratio=min(progress, default=None),
         slowdown_ratio=max(slowdown, default=None),
     )
