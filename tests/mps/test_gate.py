@@ -274,6 +274,21 @@ async def test_a_descriptor_that_the_kernel_does_not_carry_leaves_the_process_wa
     assert len(failures) == 3
 
 
+async def test_a_pod_of_many_processes_leaves_each_neighbour_its_client(stage, tenants, monkeypatch):
+    monkeypatch.setattr("gpushare.mps.policy.MAX_CLIENTS_PER_GPU", 3)
+    decide(stage.gpu, greedy=(20, 4096), b=(20, 4096), c=(20, 4096))
+    many = [tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "16") for _ in range(3)]
+    stage.pods |= {tenant.pid: "greedy" for tenant in many}
+    await eventually(lambda: sum(t.is_connected() for t in many) == 1, "one is in")
+    await eventually(
+        lambda: list(stage.reasons().values()) == [HoldReason.CLIENTS_RESERVED] * 2, "the others are held"
+    )
+    for pod in ("b", "c"):
+        tenant = tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "16")
+        stage.pods[tenant.pid] = pod
+        await eventually(tenant.is_connected, "a neighbour is in")
+
+
 async def test_who_attaches_outside_its_turn_is_a_stranger(stage, tenants):
     decide(stage.gpu, a=(20, 4096))
     tenant = tenants(stage.gpu.pipe, "--workload", "stream")  # past the gate

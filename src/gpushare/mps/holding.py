@@ -3,7 +3,6 @@
 from collections import Counter
 from typing import Final
 
-from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
 from gpushare.mps.grants import grant_mib
 from gpushare.mps.ledger import Ledger
 from gpushare.mps.policy import Policy
@@ -25,6 +24,7 @@ class Holds:
         self._policy, self._ledger, self._accounts = policy, ledger, accounts
         self._clients: Counter[str | None] | None = None
         self._of_pod: dict[str, HoldReason | None] = {}
+        self._no_client: dict[str, HoldReason | None] = {}
         self._settling: dict[str, bool] = {}
 
     def why(self, connection: Connection) -> HoldReason | None:
@@ -38,8 +38,8 @@ class Holds:
             self._of_pod[pod_uid] = self._why_pod(pod_uid)
         if (reason := self._of_pod[pod_uid]) is not None:
             return reason
-        if not self._ledger.is_client(pid) and self._client_total() >= MAX_CLIENTS_PER_GPU:
-            return HoldReason.CLIENTS
+        if not self._ledger.is_client(pid) and (reason := self._why_no_client(pod_uid)) is not None:
+            return reason
         return HoldReason.MEMORY_SETTLING if self._is_settling(pid, pod_uid) else None
 
     def _why_pod(self, pod_uid: str) -> HoldReason | None:
@@ -52,8 +52,12 @@ class Holds:
             return HoldReason.SELF_TEST if self._state is MpsState.SELF_TEST else HoldReason.DAEMON_DOWN
         return HoldReason.BACK_OFF if self._accounts.is_backing_off(pod_uid, self._now) else None
 
-    def _client_total(self) -> int:
-        return self._ledger.client_count
+    def _why_no_client(self, pod_uid: str) -> HoldReason | None:
+        if pod_uid not in self._no_client:
+            if self._clients is None:
+                self._clients = self._ledger.clients_by_pod()
+            self._no_client[pod_uid] = self._policy.why_no_client(pod_uid, self._clients)
+        return self._no_client[pod_uid]
 
     def _is_settling(self, pid: int, pod_uid: str) -> bool:
         decision = self._policy.ceiling(pid, pod_uid)

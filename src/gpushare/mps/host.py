@@ -24,10 +24,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.api.names import HOST_DIRECTORY
+from gpushare.core.api.names import HOST_DIRECTORY, MAX_CLIENTS_PER_GPU
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.observe import serve_http
+from gpushare.mps.policy import MAX_CLIENTS_PER_POD
 from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
 
@@ -133,7 +134,9 @@ def real_gpus() -> tuple[str, ...]:
 
 
 def _keepers(options: argparse.Namespace) -> list[KeeperProcess]:
-    common = ["--proc", str(options.proc), *(["--keep-strangers"] if options.keep_strangers else [])]
+    common = ["--proc", str(options.proc), "--max-clients-per-pod", str(options.max_clients_per_pod)]
+    if options.keep_strangers:
+        common.append("--keep-strangers")
     gpus: list[tuple[str, list[str]]]
     if options.simulated:
         infos = simulated_gpus(options.simulated, options.node_name)
@@ -159,6 +162,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--keep-strangers", action="store_true", help="report clients past the gate, do not end them"
     )
+    parser.add_argument(
+        "--max-clients-per-pod", type=int, default=MAX_CLIENTS_PER_POD, choices=range(1, MAX_CLIENTS_PER_GPU + 1),
+        metavar="COUNT", help=f"MPS clients that one pod may have on a GPU, of {MAX_CLIENTS_PER_GPU}",
+    )  # fmt: skip
     parser.add_argument("--listen", default="0.0.0.0", help="address of /metrics and /healthz")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for none")
     return parser.parse_args(arguments)

@@ -33,7 +33,7 @@ from gpushare.mps.layout import GpuDirectory, PodDecision, status_reader, write_
 from gpushare.mps.ledger import Ledger, Presence
 from gpushare.mps.logs import trim
 from gpushare.mps.memory import MemoryReader, NvmlMemory
-from gpushare.mps.policy import Policy
+from gpushare.mps.policy import MAX_CLIENTS_PER_POD, Policy
 from gpushare.mps.selftest import Probe, run_self_test
 from gpushare.mps.simulated import simulated_memory
 from gpushare.mps.status import GateStatus, MpsState, SelfTestResult
@@ -66,6 +66,7 @@ class Setup:
     probe: Probe
     identify: Callable[[int], str | None] = pod_uid_of
     ends_strangers: bool = True
+    max_clients_per_pod: int = MAX_CLIENTS_PER_POD
 
 
 class _ServerGoneError(Exception):
@@ -77,7 +78,7 @@ class Keeper:
 
     def __init__(self, gpu: GpuDirectory, setup: Setup, store: StoreClient | None = None) -> None:
         self.gpu, self._setup, self._control = gpu, setup, setup.control
-        self._policy = Policy(gpu)
+        self._policy = Policy(gpu, setup.max_clients_per_pod)
         self._ledger = Ledger(setup.memory, identify=setup.identify)
         self.gate = Gate(
             setup.control,
@@ -425,6 +426,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--twin", help="the simulated GPU, JSON")
     parser.add_argument("--proc", type=Path, default=PROC)
     parser.add_argument("--keep-strangers", action="store_true")
+    parser.add_argument("--max-clients-per-pod", type=int, default=MAX_CLIENTS_PER_POD)
     options = parser.parse_args(arguments)
     level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -432,6 +434,7 @@ def main(arguments: list[str] | None = None) -> int:
         json.loads(options.twin)
     gpu = GpuDirectory.of(options.directory, options.uuid)
     setup = setup_of(gpu, options.twin, options.proc, ends_strangers=not options.keep_strangers)
+    setup = replace(setup, max_clients_per_pod=options.max_clients_per_pod)
     channel = socket.socket(fileno=options.store)
     _die_with_parent()
     asyncio.run(keep(gpu, setup, socket.socket(fileno=options.listener), StoreClient(channel)))

@@ -1,9 +1,14 @@
 """What each process may have: the agent's decisions for this GPU, and the self-test's own ceilings."""
 
+from collections import Counter
 from dataclasses import dataclass, field
+from typing import Final
 
+from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
 from gpushare.mps.layout import Decisions, GpuDirectory, LastGood, PodDecision, decisions_reader, gpu_directories
 from gpushare.mps.status import HoldReason
+
+MAX_CLIENTS_PER_POD: Final = 16  # a third of the server's 48; a pod of more workers is rare
 
 
 @dataclass(slots=True)
@@ -12,9 +17,11 @@ class Policy:
 
     Attributes:
         probes: ceilings of processes of our own, by pid (the self-test).
+        max_clients_per_pod: clients that one pod may have, however many are free.
     """
 
     gpu: GpuDirectory
+    max_clients_per_pod: int = MAX_CLIENTS_PER_POD
     probes: dict[int, PodDecision] = field(default_factory=dict)
     _reader: LastGood[Decisions] | None = None
     _others: dict[str, LastGood[Decisions]] = field(default_factory=dict)
@@ -32,6 +39,20 @@ class Policy:
         if self._is_decided_elsewhere(pod_uid):
             return None, HoldReason.WRONG_GPU
         return None, HoldReason.NO_DECISION
+
+    def why_no_client(self, pod_uid: str, clients: Counter[str | None]) -> HoldReason | None:
+        """Why a pod cannot have one more client; None when it can. Every decided pod has one reserved.
+
+        Args:
+            clients: how many each pod has, `None` for those of no pod.
+        """
+        free, own = MAX_CLIENTS_PER_GPU - clients.total(), clients[pod_uid]
+        if free <= 0:
+            return HoldReason.CLIENTS
+        if own >= self.max_clients_per_pod:
+            return HoldReason.POD_CLIENTS
+        reserved = sum(clients[other] == 0 for other in self.decisions().pods if other != pod_uid)
+        return HoldReason.CLIENTS_RESERVED if own and free <= reserved else None
 
     def is_probe(self, pid: int) -> bool:
         """Whether it is a process of our own."""

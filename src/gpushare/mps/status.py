@@ -38,6 +38,8 @@ class HoldReason(StrEnum):
     FAULT = "Fault"
     SELF_TEST = "SelfTest"
     CLIENTS = "TooManyClients"
+    POD_CLIENTS = "TooManyClientsOfPod"
+    CLIENTS_RESERVED = "ClientsReserved"
     MEMORY_SETTLING = "PodMemorySettling"
     BACK_OFF = "TurnBackOff"
     PROTOCOL = "UnknownProtocol"
