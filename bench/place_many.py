@@ -12,10 +12,12 @@ from collections import Counter
 import numpy as np
 
 from gpushare.core.api.rejection import Rejection
+from gpushare.core.placement.caution import Judge
+from gpushare.core.placement.decide import DecisionContext, decide
 from gpushare.core.placement.policies import NAMES, make
-from gpushare.core.placement.search import place
 from gpushare.core.placement.shapes import GpuSpec, NodeSpec, PlacementRequest
 from gpushare.core.placement.state import ClusterState
+from gpushare.data import default_model
 
 SHARES = (50, 50, 50, 80, 80, 100, 100, 120, 150, 200)  # mean 98: ten pods a GPU fill it
 GPUS_PER_NODE = 8
@@ -38,10 +40,11 @@ def main() -> None:
     drawn = rng.choice(SHARES, size=options.pods).tolist()
     policy = make(options.policy, Counter(PlacementRequest("", share).shape for share in SHARES), rng)
     requests = [PlacementRequest(f"p{i}", share, cpu_milli=share * 10) for i, share in enumerate(drawn)]
+    context = DecisionContext(state, policy, Judge(default_model))
     rejected = 0
     wall, cpu = time.perf_counter(), time.process_time()
     for request in requests:
-        placed = place(request, state, policy)
+        placed = decide(request, context)
         if isinstance(placed, Rejection):
             rejected += 1
         else:

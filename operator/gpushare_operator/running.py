@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from prometheus_client import start_http_server
 
-from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults
 from gpushare.core.api.names import MANAGED_SELECTOR
 from gpushare.core.api.objects import GpuNode, GpuShare
-from gpushare.core.api.request import JobClass
 from gpushare.core.control.lifecycle import Fares, PodFacts, Settings, fares_of
+from gpushare.core.placement.settings import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Change, Json, Reflector, connect
 from gpushare_operator.metrics import Metrics
 from gpushare_operator.reconciler import Reconciler
@@ -47,11 +46,7 @@ class Environment:
         Raises:
             ValueError: a value makes no sense; the message names the variable's value.
         """
-        defaults = Defaults(
-            auto_fraction=variables.get("GPUSHARE_DEFAULT_FRACTION") or AUTO_FRACTION,
-            job_class=JobClass(variables.get("GPUSHARE_DEFAULT_CLASS") or JobClass.THROUGHPUT),
-            max_slowdown_ratio=float(variables.get("GPUSHARE_MAX_SLOWDOWN") or Defaults().max_slowdown_ratio),
-        )
+        defaults = parse_settings(variables).defaults
         listed = (variables.get("GPUSHARE_NAMESPACES") or "").split(",")
         namespaces = tuple(name.strip() for name in listed if name.strip())
         return cls(Settings(defaults), namespaces, int(variables.get("GPUSHARE_METRICS_PORT") or _METRICS_PORT))

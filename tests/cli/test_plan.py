@@ -8,11 +8,12 @@ import pytest
 
 from gpushare.cli import root
 from gpushare.cli.errors import UsageError
-from gpushare.cli.live import cluster_of
-from gpushare.cli.snapshot import save
+from gpushare.cli.live import Objects, cluster_of
+from gpushare.cli.snapshot import read_snapshot, save
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuStatus
+from gpushare.core.api.objects import GpuNodeStatus, GpuStatus
+from gpushare.core.api.schema import to_json
 from gpushare.core.gpu.devices import Health
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n"
@@ -148,6 +149,10 @@ def gpu(index: int, health: Health = Health.HEALTHY) -> GpuStatus:
     return GpuStatus(uuid=f"GPU-{index}", index=index, model="H200", memory_mib=100_512, health=health)
 
 
+def gpunode(name: str, *gpus: GpuStatus) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "status": to_json(GpuNodeStatus.of(gpus))}
+
+
 def pod(
     name: str, node: str | None, gpus: tuple[str, ...] = (), fraction: str | None = "0.5", cpu: str = "1"
 ) -> dict:
@@ -163,11 +168,12 @@ def pod(
 
 def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monkeypatch: Any, capsys: Any) -> None:
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "32", "memory": "64Gi"}}}
-    cluster = cluster_of(
+    objects = Objects(
+        {"GPUSHARE_GPU_MEMORY_RESERVE": "512"},
         [node],
         [
-            GpuNode("n", GpuNodeStatus.of((gpu(1), gpu(0)))),
-            GpuNode("gone", GpuNodeStatus.of((gpu(2, Health.UNHEALTHY),))),
+            gpunode("n", gpu(1), gpu(0)),
+            gpunode("gone", gpu(2, Health.UNHEALTHY)),
         ],
         [],
         [
@@ -179,9 +185,10 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
             pod("done", "n", ("GPU-0",)) | {"status": {"phase": "Succeeded"}},
         ],
     )
+    cluster = cluster_of(objects)
     (spec,) = cluster.nodes
     assert (spec.cpu_milli, spec.memory_mib) == (30_000, 63 * 1024), "what pods without our annotation leave"
-    assert [one.memory_mib for one in spec.gpus] == [100_000, 100_000]
+    assert [one.memory_mib for one in spec.gpus] == [100_512, 100_512]
     assert [(request.pod_uid, where and where.gpu_uuids) for request, where in cluster.pods] == [
         ("shop/a", ("GPU-1",)),
         ("shop/b", None),
@@ -191,16 +198,29 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
         "node gone",
         "pod shop/lost",
     ]
-    save(cluster, files / "snap")
+    save(objects, files / "snap")
+    assert cluster_of(read_snapshot(files / "snap")) == cluster
     (files / "p.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec\nnew,1000,1,1,1000,\n")
     code, out, _ = call(
         monkeypatch, capsys, "plan", "--snapshot", files / "snap", "--pods", files / "p.csv", "--json"
     )
     assert code == 0
-    assert json.loads(out)["pods"][0]["gpus"] == ["n/0"], "GPU 1 has a tenant"
+    assert json.loads(out)["pods"][0]["gpus"] == ["GPU-0"], "GPU 1 has a tenant"
+
+
+def test_settings_that_cannot_be_used_are_one_sentence(files: Path, monkeypatch: Any, capsys: Any) -> None:
+    (files / "cluster.json").write_text(json.dumps({"settings": {"GPUSHARE_MAX_SLOWDOWN": "fast"}}))
+    words = ["plan", "--snapshot", files, "--pods", files / "pods.csv"]
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert (code, out) == (2, "")
+    assert 'the settings of the release: GPUSHARE_MAX_SLOWDOWN: "fast" is not a number' in err
+    (files / "cluster.json").write_text("[1]")
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert (code, out) == (2, "")
+    assert "is not what gpushare snapshot writes" in err
 
 
 def test_a_cluster_without_gpus_writes_nothing(files: Path) -> None:
     with pytest.raises(UsageError, match="no GPU that gpushare manages"):
-        save(cluster_of([], [], [], []), files / "snap")
+        save(Objects(None), files / "snap")
     assert not (files / "snap").exists()

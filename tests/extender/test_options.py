@@ -6,7 +6,7 @@ from gpushare.extender import parse_options
 
 def test_defaults_environment_and_command_line():
     options = parse_options([], {})
-    assert (options.host, options.port, options.policy, options.kubeconfig) == (
+    assert (options.host, options.port, options.settings.policy, options.kubeconfig) == (
         "127.0.0.1",
         8888,
         "gpushare",
@@ -19,8 +19,9 @@ def test_defaults_environment_and_command_line():
         "GPUSHARE_LOG_LEVEL": "debug",
     }
     options = parse_options(["--max-slowdown", "3"], chart)
-    assert options.defaults.job_class is JobClass.LATENCY
-    assert (options.defaults.auto_fraction, options.defaults.max_slowdown_ratio) == ("0.3", 3.0)
+    assert options.settings.defaults.job_class is JobClass.LATENCY
+    defaults = options.settings.defaults
+    assert (defaults.auto_fraction, defaults.max_slowdown_ratio) == ("0.3", 3.0)
     assert options.log_level == "DEBUG"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpushare.core.placement.policies import NAMES, make
 from gpushare.core.placement.shapes import GpuSpec, NodeSpec, PlacementRequest
+from gpushare.data import default_model
 from gpushare.sim.cluster import FillResult, arrivals, fill
 from gpushare.sim.openb import parse_nodes, parse_pods
 
@@ -39,7 +40,7 @@ def run(trace: str, policy: str, seed: int) -> FillResult:
     pods = parse_pods((DATA / f"pods_{trace}.csv").read_text(), "pods.csv")
     rng = np.random.default_rng(seed)
     history = Counter(pod.shape for pod in pods)
-    return fill(nodes, pods, make(policy, history, rng), demand_ratio=1.3, rng=rng)
+    return fill(nodes, pods, make(policy, history, rng), demand_ratio=1.3, rng=rng, model=default_model)
 
 
 @pytest.mark.slow
@@ -100,6 +101,7 @@ def test_a_fill_counts_what_it_did_and_repeats(policy: str) -> None:
             nodes,
             pods,
             make(policy, history, rng),
+            model=default_model,
             demand_ratio=1.3,
             rng=rng,
             on_arrival=lambda done, total, seen=seen: seen.append((done, total)),

@@ -149,3 +149,12 @@ priorityClassName: {{ . }}
   value: compute,utility
 {{- end }}
 {{- end }}
+
+{{/* What every part decides by, as names of environment variables. */}}
+{{- define "gpushare.settings" -}}
+GPUSHARE_POLICY: {{ .Values.policy.placement | quote }}
+GPUSHARE_DEFAULT_CLASS: {{ .Values.defaults.class | quote }}
+GPUSHARE_DEFAULT_FRACTION: {{ .Values.defaults.fraction | quote }}
+GPUSHARE_MAX_SLOWDOWN: {{ .Values.policy.maxSlowdown | quote }}
+GPUSHARE_GPU_MEMORY_RESERVE: {{ .Values.policy.gpuMemoryReserveMiB | quote }}
+{{- end }}

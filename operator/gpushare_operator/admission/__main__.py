@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults
 from gpushare.core.admission.review import Policy
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.api.request import parse_fraction
+from gpushare.core.placement import settings
 from gpushare_operator.admission.server import Settings, serve
 
 # After SIGTERM the endpoints point here for a moment longer; what arrives in it is still answered.
@@ -31,23 +29,24 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
     parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
     parser.add_argument("--cert-dir", type=Path, required=True, help="directory with tls.crt and tls.key")
     parsed = parser.parse_args(arguments)
-    fraction = environment.get("GPUSHARE_DEFAULT_FRACTION") or AUTO_FRACTION
-    if isinstance(parse_fraction(fraction), Rejection) or fraction == "auto":
-        parser.error(f'GPUSHARE_DEFAULT_FRACTION: "{fraction}" is not a fraction such as "0.25"')
+    try:
+        defaults = settings.parse_settings(environment).defaults
+    except settings.SettingsError as error:
+        parser.error(str(error))
     env_caps = environment.get("GPUSHARE_ENV_CAPS_FALLBACK") or "false"
     if env_caps not in ("true", "false"):
         parser.error(f'GPUSHARE_ENV_CAPS_FALLBACK: "{env_caps}" is not true or false')
     runtime_class = environment.get("GPUSHARE_RUNTIME_CLASS") or None
     allowed_env = frozenset((environment.get("GPUSHARE_ALLOWED_ENV") or "").replace(",", " ").split())
-    policy = Policy(Defaults(auto_fraction=fraction), runtime_class, env_caps == "true", allowed_env)
+    policy = Policy(defaults, runtime_class, env_caps == "true", allowed_env)
     return Settings(parsed.cert_dir, parsed.host, parsed.port, policy)
 
 
-async def _run(settings: Settings) -> None:
+async def _run(server: Settings) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     loop.add_signal_handler(signal.SIGTERM, lambda: loop.call_later(_DRAIN_SECONDS, stop.set))
-    await serve(settings, stop)
+    await serve(server, stop)
 
 
 def main() -> None:

@@ -1,22 +1,41 @@
 """A live cluster as the packing engine sees it: nodes, what is left on them, and where pods run or wait."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpushare.core.admission.resolve import resolve, share_of
+from gpushare.cli.errors import UsageError
+from gpushare.core.admission.resolve import Defaults, resolve, share_of
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuNode, GpuShare
 from gpushare.core.api.quantity import parse_count, parse_quantity
 from gpushare.core.api.rejection import Rejection
+from gpushare.core.control.profiles import known_of
 from gpushare.core.gpu.devices import Health
+from gpushare.core.placement.settings import Settings, SettingsError, parse_settings
 from gpushare.core.placement.shapes import MILLI_PER_PERCENT, GpuSpec, NodeSpec, Placement, PlacementRequest
-from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, Json
+from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Json
 
-GPU_MEMORY_RESERVE_MIB: Final = 512  # as the extender keeps back by default: the MPS server's own context
+SETTINGS_LABEL: Final = f"{names.GROUP}/settings=true"
 _MIB: Final = 2**20
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What a cluster's API says of everything that decisions depend on.
+
+    Attributes:
+        settings: data of the release's ConfigMap; None where there is none.
+        nodes, gpunodes, gpushares, pods: raw objects.
+    """
+
+    settings: Mapping[str, str] | None
+    nodes: Sequence[Json] = ()
+    gpunodes: Sequence[Json] = ()
+    gpushares: Sequence[Json] = ()
+    pods: Sequence[Json] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,37 +43,98 @@ class Cluster:
     """What a plan starts from.
 
     Attributes:
-        nodes: with the CPU and memory that pods without our annotation leave, and GPU memory for tenants.
+        nodes: with the CPU and memory that pods without our annotation leave.
         pods: those with our annotation; None for where when they wait. `pod_uid` is "namespace/name".
         unhealthy: uuids of GPUs that take no tenants.
         notes: sentences on what was left out and why.
+        settings: what the release decides by.
+        shares: GpuShares by namespace.
     """
 
     nodes: tuple[NodeSpec, ...]
     pods: tuple[tuple[PlacementRequest, Placement | None], ...]
     unhealthy: frozenset[str] = frozenset()
     notes: tuple[str, ...] = field(default=())
+    settings: Settings = field(default_factory=Settings)
+    shares: Mapping[str, Sequence[GpuShare]] = field(default_factory=dict)
+
+    def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
+        """What a pod asks here: merged with the GpuShare that speaks for it and the release's defaults."""
+        namespace = pod["metadata"].get("namespace") or "default"
+        return request_of(pod, self.shares.get(namespace, ()), self.settings.defaults)
 
 
 async def read_cluster(api: Api) -> Cluster:
-    """Read nodes, GpuNodes, GpuShares and pods."""
+    """Read the release's settings, nodes, GpuNodes, GpuShares and pods."""
+    return cluster_of(await read_objects(api))
 
-    def whole(obj: Json) -> Json:
-        return obj
 
-    return cluster_of(
-        (await api.list(NODES, whole)).items,
-        (await api.list(GPUNODES, GpuNode.from_object)).items,
-        (await api.list(GPUSHARES, GpuShare.from_object)).items,
-        (await api.list(PODS, whole)).items,
+async def read_objects(api: Api) -> Objects:
+    """Read everything that decisions depend on, each object reduced to the parts that matter.
+
+    Raises:
+        UsageError: the release's settings cannot be used.
+    """
+    found = (
+        await api.list(CONFIGMAPS, lambda obj: dict(obj.get("data") or {}), label_selector=SETTINGS_LABEL)
+    ).items
+    return Objects(
+        found[0] if found else None,
+        (await api.list(NODES, _reduced_node)).items,
+        (await api.list(GPUNODES, _whole)).items,
+        (await api.list(GPUSHARES, _whole)).items,
+        (await api.list(PODS, _reduced_pod)).items,
     )
 
 
-def cluster_of(
-    nodes: Iterable[Json], gpunodes: Iterable[GpuNode], shares: Iterable[GpuShare], pods: Iterable[Json]
-) -> Cluster:
-    """Join what the API says."""
+def _whole(obj: Json) -> Json:
+    return obj
+
+
+def _reduced_node(obj: Json) -> Json:
+    allocatable = (obj.get("status") or {}).get("allocatable") or {}
+    return {
+        "metadata": {"name": obj["metadata"]["name"]},
+        "status": {"allocatable": {key: allocatable[key] for key in ("cpu", "memory") if key in allocatable}},
+    }
+
+
+def _reduced_pod(obj: Json) -> Json:
+    metadata, spec = obj["metadata"], obj.get("spec") or {}
+    annotations = metadata.get("annotations") or {}
+    return {
+        "metadata": {
+            **{
+                key: metadata[key]
+                for key in ("name", "namespace", "uid", "labels", "ownerReferences")
+                if key in metadata
+            },
+            "annotations": {key: value for key, value in annotations.items() if key.startswith(f"{names.GROUP}/")},
+        },
+        "spec": {
+            **({"nodeName": spec["nodeName"]} if "nodeName" in spec else {}),
+            "containers": [{"resources": each.get("resources") or {}} for each in spec.get("containers") or ()],
+        },
+        "status": {"phase": (obj.get("status") or {}).get("phase")},
+    }
+
+
+def cluster_of(objects: Objects) -> Cluster:
+    """Join what the API says.
+
+    Raises:
+        UsageError: the release's settings cannot be used.
+    """
+    nodes, pods = objects.nodes, objects.pods
+    gpunodes = [GpuNode.from_object(each) for each in objects.gpunodes]
+    shares = [GpuShare.from_object(each) for each in objects.gpushares]
     notes: list[str] = []
+    if objects.settings is None:
+        notes.append("no settings of a gpushare release are here: the chart's defaults are assumed")
+    try:
+        settings = parse_settings(objects.settings or {})
+    except SettingsError as error:
+        raise UsageError(f"the settings of the release: {error}") from error
     by_namespace: dict[str, list[GpuShare]] = {}
     for share in shares:
         by_namespace.setdefault(share.namespace, []).append(share)
@@ -71,7 +151,8 @@ def cluster_of(
                 taken[0] += cpu_milli
                 taken[1] += memory_mib
             continue
-        request = request_of(pod, by_namespace.get(metadata.get("namespace", ""), ()))
+        namespace = metadata.get("namespace") or "default"
+        request = request_of(pod, by_namespace.get(namespace, ()), settings.defaults)
         if isinstance(request, Rejection):
             notes.append(f"pod {key_of(pod)} is left out: {request}")
             continue
@@ -90,10 +171,7 @@ def cluster_of(
         found.append(
             NodeSpec(
                 gpunode.name,
-                tuple(
-                    GpuSpec(gpu.uuid, gpu.model, max(gpu.memory_mib - GPU_MEMORY_RESERVE_MIB, 0) or None)
-                    for gpu in gpus
-                ),
+                tuple(GpuSpec(gpu.uuid, gpu.model, gpu.memory_mib or None) for gpu in gpus),
                 max(int(parse_quantity(allocatable.get("cpu", "0")) * 1000) - cpu_taken, 0),
                 max(int(parse_quantity(allocatable.get("memory", "0")) / _MIB) - memory_taken, 0),
             )
@@ -107,19 +185,23 @@ def cluster_of(
             )
             continue
         kept.append((request, placement))
-    return Cluster(tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes))
+    return Cluster(tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, by_namespace)
 
 
-def request_of(pod: Mapping[str, Any], shares: Iterable[GpuShare] = ()) -> PlacementRequest | Rejection:
-    """What a pod object asks, merged with the GpuShare that speaks for it."""
+def request_of(
+    pod: Mapping[str, Any], shares: Iterable[GpuShare], defaults: Defaults
+) -> PlacementRequest | Rejection:
+    """What a pod object asks, merged with the GpuShare that speaks for it and the defaults."""
     metadata, spec = pod["metadata"], pod.get("spec") or {}
     owners = [str(owner["uid"]) for owner in metadata.get("ownerReferences") or () if "uid" in owner]
+    if "uid" in metadata:
+        owners.append(str(metadata["uid"]))
     share = share_of(metadata.get("labels") or {}, owners, shares)
     limit = sum(
         parse_count(((container.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE, 0))
         for container in spec.get("containers") or ()
     )
-    needs = resolve(metadata.get("annotations") or {}, share, limit_percent=limit or None)
+    needs = resolve(metadata.get("annotations") or {}, share, defaults, limit_percent=limit or None)
     if isinstance(needs, Rejection):
         return needs
     cpu_milli, memory_mib = requests_of(spec)
@@ -133,6 +215,7 @@ def request_of(pod: Mapping[str, Any], shares: Iterable[GpuShare] = ()) -> Place
         job_class=needs.job_class,
         workload=needs.workload,
         fault_domain=needs.fault_domain,
+        known=known_of(share, defaults.max_slowdown_ratio) if share is not None else None,
     )
 
 
@@ -164,4 +247,4 @@ def _placement(pod: Mapping[str, Any], request: PlacementRequest) -> Placement |
         return None
     if not node or decision is None or len(decision.gpu_uuids) != request.gpu_count:
         return None
-    return Placement(node, decision.gpu_uuids, decision.memory_limit_mib)
+    return Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage)

@@ -1,6 +1,6 @@
 """Pods from manifests that users would apply: pods, lists of them, and the templates of workloads."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +8,18 @@ import yaml
 
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
-from gpushare.cli.live import request_of
 from gpushare.core.api import names
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.placement.shapes import PlacementRequest
 
 
-def read_manifests(path: Path) -> list[PlacementRequest]:
+def read_manifests(
+    path: Path, request_of: Callable[[Mapping[str, Any]], PlacementRequest | Rejection]
+) -> list[PlacementRequest]:
     """Requests of the annotated pods in a YAML or JSON file; those without our annotation are not ours to place.
+
+    Args:
+        request_of: what a pod object asks on the cluster that it is planned for.
 
     Raises:
         UsageError: the file is not YAML, an annotation or quantity is wrong, or no pod asks for a share.

@@ -15,19 +15,20 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import read_text
-from gpushare.cli.live import Cluster, read_cluster
+from gpushare.cli.live import Cluster, cluster_of, read_cluster
 from gpushare.cli.manifests import read_manifests
 from gpushare.cli.sim_cluster import read_cluster as read_nodes
 from gpushare.cli.sim_cluster import read_trace
-from gpushare.cli.snapshot import NODES_FILE, PODS_FILE
+from gpushare.cli.snapshot import read_snapshot
 from gpushare.core.api.rejection import Rejection
+from gpushare.core.placement.caution import Judge
+from gpushare.core.placement.decide import DecisionContext, decide, survey
 from gpushare.core.placement.policies import NAMES, make
-from gpushare.core.placement.search import Candidates, Policy, candidates, place
+from gpushare.core.placement.search import Candidates
 from gpushare.core.placement.shapes import GPU_MILLI, Placement, PlacementRequest
 from gpushare.core.placement.state import ClusterState
+from gpushare.data import default_model
 from gpushare.kube import ApiError, connect
-from gpushare.sim.openb import TraceError, parse_placed_pods
 
 app = typer.Typer(help=__doc__)
 
@@ -59,6 +60,7 @@ class Line:
                 "node": self.decided.node,
                 "gpus": list(self.decided.gpu_uuids),
                 "memory_mib": self.decided.memory_mib,
+                "thread_percentage": self.decided.thread_percentage,
             }
         found["fits_on"] = self.fits_on
         found["elsewhere"] = [
@@ -78,48 +80,52 @@ def plan(
     nodes: Annotated[
         Path | None, typer.Option("--nodes", help="plan for an empty cluster of these nodes (CSV)")
     ] = None,
-    policy: Annotated[str, typer.Option(help="one of " + ", ".join(NAMES))] = "gpushare",
+    policy: Annotated[
+        str | None,
+        typer.Option(help="one of " + ", ".join(NAMES) + "; default: what the cluster is set to"),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="of the policy random")] = 0,
     kubeconfig: Annotated[str | None, typer.Option(help="default: $KUBECONFIG or ~/.kube/config")] = None,
     context: Annotated[str | None, typer.Option(help="context of the kubeconfig")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Say where pods would go one after the other, and why not elsewhere. Exit code 1 when one fits nowhere."""
-    if policy not in NAMES:
+    if policy is not None and policy not in NAMES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(NAMES)}')
     if snapshot is not None and nodes is not None:
         raise UsageError("--snapshot and --nodes exclude each other")
-    asked = read_trace(pods) if pods.suffix == ".csv" else read_manifests(pods)
     cluster = _cluster(snapshot, nodes, kubeconfig, context)
+    asked = read_trace(pods) if pods.suffix == ".csv" else read_manifests(pods, cluster.request_of)
     console = Console(stderr=True)
     for note in cluster.notes:
         console.print(note)
     state = state_of(cluster)
     history = Counter(state.held_shapes) + Counter(request.shape for request in asked)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        chooser = make(policy, history, np.random.default_rng(seed))
-        lines = [plan_one(request, state, chooser) for request in bar.track(asked, description="placing")]
+        chooser = make(policy or cluster.settings.policy, history, np.random.default_rng(seed))
+        packing = DecisionContext(state, chooser, Judge(default_model))
+        lines = [plan_one(request, packing) for request in bar.track(asked, description="placing")]
     if as_json:
-        typer.echo(json.dumps({"policy": policy, "pods": [line.as_json() for line in lines]}))
+        typer.echo(json.dumps({"policy": chooser.name, "pods": [line.as_json() for line in lines]}))
     else:
         out().print(_table(lines))
     if any(isinstance(line.decided, Rejection) for line in lines):
         raise typer.Exit(1)
 
 
-def plan_one(request: PlacementRequest, state: ClusterState, policy: Policy) -> Line:
+def plan_one(request: PlacementRequest, context: DecisionContext) -> Line:
     """Place one pod and keep its place for those after it; one of the same name that runs already stays."""
-    found = candidates(request, state, policy)
-    decided = place(request, state, policy)
+    found = survey(request, context)
+    decided = decide(request, context)
     if isinstance(decided, Placement):
-        uid = f"plan-{len(state.reservations)}/{request.pod_uid}"
-        state.reserve(uid, decided, replace(request, pod_uid=uid))
+        uid = f"plan-{len(context.state.reservations)}/{request.pod_uid}"
+        context.state.reserve(uid, decided, replace(request, pod_uid=uid))
     return Line(request, decided, len(found.rows), _refused(found))
 
 
 def state_of(cluster: Cluster) -> ClusterState:
     """The engine's state of a cluster, with the pods that run there."""
-    state = ClusterState(cluster.nodes)
+    state = ClusterState(cluster.nodes, gpu_memory_reserve_mib=cluster.settings.gpu_memory_reserve_mib)
     for uuid in cluster.unhealthy:
         state.set_health(uuid, healthy=False)
     for request, placement in cluster.pods:
@@ -132,12 +138,7 @@ def _cluster(snapshot: Path | None, nodes: Path | None, kubeconfig: str | None, 
     if nodes is not None:
         return Cluster(tuple(read_nodes(nodes)), ())
     if snapshot is not None:
-        specs = read_nodes(snapshot / NODES_FILE)
-        path = snapshot / PODS_FILE
-        try:
-            return Cluster(tuple(specs), tuple(parse_placed_pods(read_text(path), str(path), specs)))
-        except TraceError as error:
-            raise UsageError(str(error)) from error
+        return cluster_of(read_snapshot(snapshot))
     try:
         return asyncio.run(_read(kubeconfig, context))
     except ApiError as error:
@@ -166,7 +167,8 @@ def _table(lines: list[Line]) -> Table:
         table.add_column(title, overflow="fold")
     for line in lines:
         if isinstance(line.decided, Placement):
-            where = "\n".join([line.decided.node, *line.decided.gpu_uuids])
+            cap = line.decided.thread_percentage
+            where = "\n".join([line.decided.node, *line.decided.gpu_uuids, *([f"at {cap}%"] if cap else [])])
         else:
             where = f"nowhere: {line.decided.reason}"
         why = []

@@ -19,6 +19,7 @@ from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
 from gpushare.core.placement.policies import NAMES, make
 from gpushare.core.placement.shapes import NodeSpec, PlacementRequest
+from gpushare.data import default_model
 from gpushare.sim.cluster import fill
 from gpushare.sim.openb import TraceError, parse_nodes, parse_pods
 
@@ -129,7 +130,13 @@ def _run_all(
             rng = np.random.default_rng(seed)
             started = time.perf_counter()
             result = fill(
-                cluster, trace, make(policy, history, rng), demand_ratio=demand, rng=rng, on_arrival=on_arrival
+                cluster,
+                trace,
+                make(policy, history, rng),
+                model=default_model,
+                demand_ratio=demand,
+                rng=rng,
+                on_arrival=on_arrival,
             )
             done.append(
                 Run(

@@ -1,7 +1,8 @@
-"""`gpushare snapshot`: a live cluster in the files that `gpushare sim cluster` and `gpushare plan` take."""
+"""`gpushare snapshot`: a live cluster in files, for `gpushare plan` and `gpushare sim cluster`."""
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,8 @@ import typer
 from rich.console import Console
 
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import write_whole
-from gpushare.cli.live import Cluster, read_cluster
+from gpushare.cli.files import read_text, write_whole
+from gpushare.cli.live import Objects, cluster_of, read_objects
 from gpushare.kube import ApiError, connect
 from gpushare.sim.openb import format_nodes, format_pods
 
@@ -18,23 +19,25 @@ app = typer.Typer(help=__doc__)
 
 NODES_FILE = "nodes.csv"
 PODS_FILE = "pods.csv"
+OBJECTS_FILE = "cluster.json"
 
 
 @app.callback(invoke_without_command=True)
 def snapshot(
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="the folder to write nodes.csv and pods.csv into")
+        Path, typer.Option("--output", "-o", help="the folder to write cluster.json, nodes.csv and pods.csv into")
     ],
     kubeconfig: Annotated[str | None, typer.Option(help="default: $KUBECONFIG or ~/.kube/config")] = None,
     context: Annotated[str | None, typer.Option(help="context of the kubeconfig")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Read nodes, GPUs and annotated pods of a live cluster into nodes.csv and pods.csv."""
+    """Write a live cluster into files: settings, nodes, GPUs, GpuShares and pods, without anybody's secrets."""
     try:
-        cluster = asyncio.run(_read(kubeconfig, context))
+        objects = asyncio.run(_read(kubeconfig, context))
     except ApiError as error:
         raise UsageError(f"cannot read the cluster: {error}") from error
-    save(cluster, output)
+    cluster = cluster_of(objects)
+    save(objects, output)
     waiting = sum(placement is None for _, placement in cluster.pods)
     if as_json:
         found = {
@@ -49,19 +52,22 @@ def snapshot(
     for note in cluster.notes:
         Console(stderr=True).print(note)
     if cluster.unhealthy:
-        Console(stderr=True).print(f"{len(cluster.unhealthy)} unhealthy GPUs are written like healthy ones")
+        Console(stderr=True).print(
+            f"{len(cluster.unhealthy)} unhealthy GPUs are written to {NODES_FILE} like healthy ones"
+        )
     typer.echo(
         f"{output}: {len(cluster.nodes)} nodes with {sum(len(node.gpus) for node in cluster.nodes)} GPUs, "
         f"{len(cluster.pods)} pods, {waiting} of them waiting"
     )
 
 
-def save(cluster: Cluster, folder: Path) -> None:
-    """Write both files, or neither.
+def save(objects: Objects, folder: Path) -> None:
+    """Write the three files, or none.
 
     Raises:
         UsageError: there is nothing to write, or the folder cannot be written.
     """
+    cluster = cluster_of(objects)
     if not any(node.gpus for node in cluster.nodes):
         raise UsageError("the cluster has no GPU that gpushare manages (no GpuNode lists one)")
     try:
@@ -75,8 +81,22 @@ def save(cluster: Cluster, folder: Path) -> None:
         raise UsageError(f"{folder}: cannot be made: {error.strerror}") from error
     write_whole(folder / NODES_FILE, nodes)
     write_whole(folder / PODS_FILE, pods)
+    write_whole(folder / OBJECTS_FILE, json.dumps(asdict(objects), indent=1) + "\n")
 
 
-async def _read(kubeconfig: str | None, context: str | None) -> Cluster:
+def read_snapshot(folder: Path) -> Objects:
+    """Read what `save` wrote.
+
+    Raises:
+        UsageError: the file is not there, or is not what `gpushare snapshot` writes.
+    """
+    path = folder / OBJECTS_FILE
+    try:
+        return Objects(**json.loads(read_text(path)))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path}: is not what gpushare snapshot writes: {error}") from error
+
+
+async def _read(kubeconfig: str | None, context: str | None) -> Objects:
     async with connect(kubeconfig, context=context) as api:
-        return await read_cluster(api)
+        return await read_objects(api)

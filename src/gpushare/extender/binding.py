@@ -49,7 +49,7 @@ class Binder:
         ledger = self._ledger
         ledger.release(pod.uid)  # left over from a bind whose outcome was never learnt
         request = ledger.request_of(pod)
-        chosen = request if isinstance(request, Rejection) else ledger.choose_for_bind(pod, request, args.node)
+        chosen = request if isinstance(request, Rejection) else ledger.choose(pod, request, args.node)
         if isinstance(request, Rejection) or isinstance(chosen, Rejection):
             assert isinstance(chosen, Rejection), "a refused request has no placement"
             self._metrics.rejections.labels(reason=chosen.reason.value).inc()

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from gpushare.core.api.objects import GpuShare
-from gpushare.core.control.profiles import as_known
-from gpushare.core.placement.caution import Known
+from gpushare.core.control.profiles import known_of
+from gpushare.core.placement.known import Known
 from gpushare.extender.reduce import PodView
 
 
@@ -27,7 +27,7 @@ class KnownWorkloads:
     def put(self, share: GpuShare) -> None:
         """A GpuShare came or changed."""
         at = (share.namespace, share.name)
-        before, known = self._shares.get(at), self._read(share)
+        before, known = self._shares.get(at), known_of(share, self._max_slowdown)
         if before is not None:
             self._unindex(before)
         self._shares[at] = share
@@ -79,15 +79,6 @@ class KnownWorkloads:
         owners = (self._by_owner.get((namespace, uid), ()) for uid in (*pod.owner_uids, pod.uid))
         first = min((name for names in owners for name in names), default=None)
         return self._known.get((namespace, first)) if first is not None else None
-
-    def _read(self, share: GpuShare) -> Known | None:
-        signature = share.status.profile
-        profile = as_known(signature) if signature is not None else None
-        if signature is None or profile is None:
-            return None
-        tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else self._max_slowdown
-        key = f"{share.namespace}/{share.name}@{signature.taken_at}:{signature.window_seconds}"
-        return Known(key, signature.gpu_model, tolerated, profile)
 
     def _unindex(self, share: GpuShare) -> None:
         self._selecting.get(share.namespace, set()).discard(share.name)

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 from gpushare.core.admission.resolve import Defaults, resolve, share_of
 from gpushare.core.api import names
@@ -11,10 +10,12 @@ from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuShare
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.interference import InterferenceModel
-from gpushare.core.placement import search as placement
-from gpushare.core.placement.caps import Neighbour, thread_percentage
-from gpushare.core.placement.caution import Cautious, Judge, Known, cautious
+from gpushare.core.placement.caution import Judge
+from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
+from gpushare.core.placement.known import Known
+from gpushare.core.placement.preemption import Evictable
 from gpushare.core.placement.search import Candidates, LearningPolicy, NodeList, Policy
+from gpushare.core.placement.settings import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.core.placement.state import (
     MILLI_PER_PERCENT,
     ClusterState,
@@ -30,7 +31,6 @@ from gpushare.extender.reduce import GpuNodeView, NodeView, PodView
 from gpushare.kube import Change
 
 _log = logging.getLogger(__name__)
-DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512  # the MPS server's own context on each GPU
 
 
 class Ledger:
@@ -58,10 +58,9 @@ class Ledger:
         self.on_room = on_room
         self.binding: set[str] = set()
         """Uids whose bind is in progress."""
-        self._policy = policy
         self._defaults = defaults or Defaults()
-        self._judge = Judge(model, self._known, self._cap)
-        self._workloads = KnownWorkloads(self._defaults.max_slowdown_ratio, self._judge.forget)
+        self.context = DecisionContext(self.state, policy, Judge(model, self._known))
+        self._workloads = KnownWorkloads(self._defaults.max_slowdown_ratio, self.context.judge.forget)
         self._uids: dict[str, str] = {}
         self._shares: dict[str, dict[str, GpuShare]] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
@@ -173,6 +172,7 @@ class Ledger:
             job_class=needs.job_class,
             workload=needs.workload,
             fault_domain=needs.fault_domain,
+            known=self._workloads.of(pod),
         )
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
@@ -185,7 +185,7 @@ class Ledger:
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return request
-        return placement.candidates(request, self.state, self._policy_for(request, pod), node_names)
+        return survey(request, self.context, node_names)
 
     def leaves_a_choice(self, pod: PodView) -> bool:
         """Whether kube-scheduler has anything to weigh for the pod: the pod's preferences, or a node's."""
@@ -204,18 +204,9 @@ class Ledger:
             node for node, gpus in busy.items() if gpus is None or not self._has_room(request, gpus, node)
         }
 
-    def _policy_for(self, request: PlacementRequest, pod: PodView | None) -> Policy:
-        """The policy, cautious where the pod's workload is known."""
-        known = self._workloads.of(pod) if pod is not None else None
-        return cautious(self._policy, self._judge, request.shape, known)
-
     def _known(self, pod_uid: str) -> Known | None:
         pod = self.pods.get(pod_uid)
         return self._workloads.of(pod) if pod is not None else None
-
-    def _cap(self, pod_uid: str) -> int | None:
-        pod = self.pods.get(pod_uid)
-        return pod.decision.thread_percentage if pod is not None and pod.decision is not None else None
 
     def _has_room(self, request: PlacementRequest, gpu_uuids: Sequence[str], node: str) -> bool:
         """Whether those very GPUs probably have room; a few lookups, since prioritize asks for each busy node."""
@@ -236,50 +227,29 @@ class Ledger:
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return False
-        return len(placement.candidates(request, self.state, self._policy_for(request, pod)).rows) > 0
+        return len(survey(request, self.context).rows) > 0
 
-    def choose(self, request: PlacementRequest, node: str) -> Placement | Rejection:
-        """GPUs for a request on a node, as things stand now."""
-        pod = self.pods.get(request.pod_uid)
-        return placement.choose(request, self.state, self._policy_for(request, pod), node)
-
-    def choose_for_bind(self, pod: PodView, request: PlacementRequest, node: str) -> Placement | Rejection:
-        """GPUs for a pod that is bound now; those for which the fence is open, where they have room too."""
-        chosen = self.choose(request, node)
-        if isinstance(chosen, Rejection):
-            return chosen
-        gpus = self.fence.busy(fence_size(pod)).get(node, chosen.gpu_uuids)
-        if gpus is None or gpus == chosen.gpu_uuids:
-            return chosen
-        same = Placement(node, gpus, chosen.memory_mib)
-        if placement.fits(request, self.state, same) is not None:
-            return chosen
-        policy, row = self._policy_for(request, pod), self.state.row(node)
-        if isinstance(policy, Cautious) and row is not None:
-            uuids = self.state.uuids(row)
-            if not all(policy.takes(self.state, row, uuids.index(uuid)) for uuid in gpus):
-                return chosen
-        return same
+    def choose(self, pod: PodView, request: PlacementRequest, node: str) -> Placement | Rejection:
+        """Where on a node a pod goes that is bound now; GPUs for which the fence is open come first."""
+        return decide(request, self.context, node=node, preferred_gpus=self.fence.busy(fence_size(pod)).get(node))
 
     def decision(self, pod_uid: str, decided_at: str) -> Decision:
-        """The decision for a pod that holds a reservation, with the cap that its neighbours leave it."""
-        held = self.state.reservation(pod_uid)
-        assert held is not None, "decided only for pods that hold a reservation"
-        neighbours = {
-            tenant.pod_uid: Neighbour(tenant.share_milli // MILLI_PER_PERCENT, tenant.job_class)
-            for uuid in held.placement.gpu_uuids
-            for tenant in self.state.tenants(uuid)
-            if tenant.pod_uid != pod_uid
-        }
-        request = held.request
-        cap = thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class, neighbours.values())
-        return Decision(held.placement.gpu_uuids, cap, held.placement.memory_mib, decided_at)
+        """The decision for a pod that holds a reservation."""
+        reservation = self.state.reservation(pod_uid)
+        assert reservation is not None, "decided only for pods that hold a reservation"
+        placement = reservation.placement
+        cap = placement.thread_percentage or cap_of(reservation.request)
+        return Decision(placement.gpu_uuids, cap, placement.memory_mib, decided_at)
+
+    def evictable(self) -> dict[str, Evictable]:
+        """Our pods as preemption weighs them, by uid."""
+        return {uid: Evictable(pod.priority, pod.cpu_milli, pod.memory_mib) for uid, pod in self.pods.items()}
 
     # -- learning -------------------------------------------------------------------------------------------------
 
     async def learn(self) -> bool:
         """Let the policy learn, in another thread, what it does not know yet; whether there was anything."""
-        policy = self._policy
+        policy = self.context.policy
         if not isinstance(policy, LearningPolicy) or (lesson := policy.lesson(self.state)) is None:
             return False
         learnt = await asyncio.to_thread(lesson.learn)
@@ -314,13 +284,17 @@ class Ledger:
 
     def _count(self, pod: PodView, node: str, decision: Decision) -> None:
         """Count a bound pod where its annotations say."""
-        told = Placement(node, decision.gpu_uuids, decision.memory_limit_mib)
-        held = self.state.reservation(pod.uid)
-        if held is None or held.placement != told:
+        decided = Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage)
+        known = self.state.reservation(pod.uid)
+        if (
+            known is None
+            or known.placement != decided
+            or known.placement.thread_percentage != decided.thread_percentage
+        ):
             request = self._bound_request(pod, decision)
-            if held is not None:
+            if known is not None:
                 self.state.release(pod.uid)
-            self.state.reserve(pod.uid, told, request)
+            self.state.reserve(pod.uid, decided, request)
         gpunode = self._gpunodes.get(node)
         if pod.admitted or (gpunode is not None and pod.uid in gpunode.allocated):
             self.fence.allocated(pod.uid)

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.api.request import JobClass, parse_class, parse_fraction
+from gpushare.core.admission.resolve import AUTO_FRACTION
+from gpushare.core.api.request import JobClass
 from gpushare.core.placement.policies import BestFit, GpuShareFit
 from gpushare.core.placement.search import Policy
+from gpushare.core.placement.settings import (
+    DEFAULT_CLASS,
+    DEFAULT_FRACTION,
+    DEFAULT_GPU_MEMORY_RESERVE_MIB,
+    GPU_MEMORY_RESERVE,
+    MAX_SLOWDOWN,
+    POLICY,
+    Settings,
+    SettingsError,
+    parse_settings,
+)
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
-from gpushare.extender.ledger import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.runtime.options import options_of
 
 DEFAULT_BEST_NODES: Final = 8  # docs/measurements/extender.md
@@ -38,10 +47,8 @@ class Options:
     metrics_host: str
     metrics_port: int
     kubeconfig: str | None
-    policy: str
     best_nodes: int
-    defaults: Defaults
-    gpu_memory_reserve_mib: int
+    settings: Settings
     fence_timeout_seconds: float
     log_level: str
 
@@ -60,8 +67,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("best-nodes", str(DEFAULT_BEST_NODES), "nodes answered for a pod with preferences; 0: all", type=int)
     add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
     add("default-fraction", AUTO_FRACTION, 'what fraction "auto" stands for without a profile')
-    add("max-slowdown", "1.5", "tolerated slowdown where nobody says otherwise", type=float)
-    add("gpu-memory-reserve", str(DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants", type=int)
+    add("max-slowdown", "1.5", "tolerated slowdown where nobody says otherwise")
+    add("gpu-memory-reserve", str(DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants")
     add(
         "fence-timeout",
         str(FENCE_TIMEOUT_SECONDS),
@@ -71,14 +78,18 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
 
-    job_class = parse_class(read.default_class)
-    if isinstance(job_class, Rejection):
-        parser.error(f'--default-class: "{read.default_class}" is not throughput or latency')
-    fraction = parse_fraction(read.default_fraction)
-    if isinstance(fraction, Rejection) or fraction[0] is None:
-        parser.error(f'--default-fraction: "{read.default_fraction}" is not a fraction such as 0.5')
-    if read.max_slowdown < 1:
-        parser.error("--max-slowdown must be 1 or more")
+    try:
+        settings = parse_settings(
+            {
+                POLICY: read.policy,
+                DEFAULT_CLASS: read.default_class,
+                DEFAULT_FRACTION: read.default_fraction,
+                MAX_SLOWDOWN: read.max_slowdown,
+                GPU_MEMORY_RESERVE: read.gpu_memory_reserve,
+            }
+        )
+    except SettingsError as error:
+        parser.error(str(error))
     if read.best_nodes < 0:
         parser.error("--best-nodes must be 0 or more")
     return Options(
@@ -87,10 +98,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         metrics_host=read.metrics_host,
         metrics_port=read.metrics_port,
         kubeconfig=read.kubeconfig,
-        policy=read.policy,
         best_nodes=read.best_nodes,
-        defaults=Defaults(read.default_fraction, job_class, read.max_slowdown),
-        gpu_memory_reserve_mib=read.gpu_memory_reserve,
+        settings=settings,
         fence_timeout_seconds=read.fence_timeout,
         log_level=str(read.log_level).upper(),
     )

@@ -37,9 +37,9 @@ class Extender:
         self.metrics = Metrics()
         self.waiting = WaitingPods()
         self.ledger = Ledger(
-            POLICIES[options.policy](),
-            options.defaults,
-            gpu_memory_reserve_mib=options.gpu_memory_reserve_mib,
+            POLICIES[options.settings.policy](),
+            options.settings.defaults,
+            gpu_memory_reserve_mib=options.settings.gpu_memory_reserve_mib,
             fence=Fence(options.fence_timeout_seconds),
             on_room=lambda: self.waiting.room(clock()),
         )
@@ -137,6 +137,6 @@ async def serve(api: Api, options: Options) -> None:
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, host, port).start()
-        _log.info("serving on %s:%d with policy %s", options.host, options.port, options.policy)
+        _log.info("serving on %s:%d with policy %s", options.host, options.port, options.settings.policy)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

@@ -12,13 +12,13 @@ from aiohttp import web
 from numpy.typing import NDArray
 
 from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.placement.preemption import choose_victims
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList
 from gpushare.core.placement.state import IntArray
 from gpushare.extender import wire
 from gpushare.extender.binding import Binder
 from gpushare.extender.ledger import Ledger, fence_size
 from gpushare.extender.metrics import Metrics
-from gpushare.extender.preempt import choose_victims
 from gpushare.extender.reduce import PodView
 from gpushare.extender.texts import NodeTexts
 from gpushare.extender.waiting import WaitingPods
@@ -186,7 +186,21 @@ class Verbs:
         request = self._ledger.request_of(args.pod)
         if isinstance(request, Rejection) or self._not_ready():
             return wire.preempt_result({})
-        return wire.preempt_result(choose_victims(self._ledger, args.pod, request, args.victims))
+        pods = self._ledger.evictable()
+        chosen: dict[str, wire.Victims] = {}
+        for node, proposed in args.victims.items():
+            uids = choose_victims(
+                request,
+                self._ledger.context,
+                node,
+                priority=args.pod.priority,
+                pods=pods,
+                proposed=proposed.pod_uids,
+            )
+            if uids:
+                unchanged = uids == tuple(proposed.pod_uids)
+                chosen[node] = proposed if unchanged else wire.Victims(uids, proposed.pdb_violations)
+        return wire.preempt_result(chosen)
 
     async def _livez(self, request: web.Request) -> web.Response:
         del request

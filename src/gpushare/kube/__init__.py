@@ -19,9 +19,20 @@ from gpushare.kube.errors import (
 )
 from gpushare.kube.events import EventType, object_reference, record_event
 from gpushare.kube.reflector import Change, Reflector
-from gpushare.kube.resources import EVENTS, GPUNODES, GPUSHARES, NAMESPACES, NODES, PODS, SECRETS, Resource
+from gpushare.kube.resources import (
+    CONFIGMAPS,
+    EVENTS,
+    GPUNODES,
+    GPUSHARES,
+    NAMESPACES,
+    NODES,
+    PODS,
+    SECRETS,
+    Resource,
+)
 
 __all__ = [
+    "CONFIGMAPS",
     "EVENTS",
     "GPUNODES",
     "GPUSHARES",

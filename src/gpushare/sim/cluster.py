@@ -15,8 +15,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.interference import InterferenceModel
+from gpushare.core.placement.caution import Judge
+from gpushare.core.placement.decide import DecisionContext, decide
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
-from gpushare.core.placement.search import Policy, place
+from gpushare.core.placement.search import Policy
+from gpushare.core.placement.settings import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare.core.placement.state import GPU_MILLI, ClusterState, NodeSpec, PlacementRequest
 
 
@@ -66,18 +70,28 @@ def fill(
     pods: Sequence[PlacementRequest],
     policy: Policy,
     *,
+    model: Callable[[], InterferenceModel],
     demand_ratio: float,
     rng: np.random.Generator,
     on_arrival: Callable[[int, int], None] | None = None,
 ) -> FillResult:
-    """Run the protocol once; `on_arrival(done, total)` is called after each pod."""
-    state = ClusterState(nodes[index] for index in rng.permutation(len(nodes)).tolist())
+    """Run the protocol once.
+
+    Args:
+        model: asked about pods whose workload is known.
+        on_arrival: called with the pods that arrived so far and all of them, after each.
+    """
+    state = ClusterState(
+        (nodes[index] for index in rng.permutation(len(nodes)).tolist()),
+        gpu_memory_reserve_mib=DEFAULT_GPU_MEMORY_RESERVE_MIB,
+    )
+    context = DecisionContext(state, policy, Judge(model))
     cluster_gpu_milli = GPU_MILLI * sum(len(node.gpus) for node in nodes)
     rejected: Counter[Reason] = Counter()
     order = arrivals(pods, cluster_gpu_milli, demand_ratio, rng)
     for done, index in enumerate(order):
         uid = f"{pods[index].pod_uid}#{done}"
-        placed = place(pods[index], state, policy)
+        placed = decide(pods[index], context)
         if isinstance(placed, Rejection):
             rejected[placed.reason] += 1
         else:

@@ -1,5 +1,7 @@
 """No pod where the model says it would hurt too much; among equals where sharing pays most."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,8 +10,9 @@ from hypothesis import strategies as st
 from gpushare.core.api.rejection import Reason, Rejection
 from gpushare.core.api.request import JobClass
 from gpushare.core.interference import Profile, cap_progress
-from gpushare.core.placement import search as placement
-from gpushare.core.placement.caution import Judge, Known, cautious
+from gpushare.core.placement.caution import Judge, cautious
+from gpushare.core.placement.decide import DecisionContext, decide, survey
+from gpushare.core.placement.known import Known
 from gpushare.core.placement.policies import BestFit, GpuShareFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.data import default_model
@@ -35,7 +38,7 @@ class Cluster:
             NodeSpec(f"n{n}", tuple(GpuSpec(f"g{n}.{g}", H200) for g in range(gpus))) for n in range(nodes)
         )
         self.known = {}
-        self.judge = Judge(default_model, self.known.get, lambda uid: None)
+        self.judge = Judge(default_model, self.known.get)
         self.policy = policy or BestFit()
 
     def put(self, uid, percent, what, gpu, job_class=JobClass.THROUGHPUT):
@@ -45,11 +48,9 @@ class Cluster:
         self.state.reserve(uid, Placement(node, (gpu,)), request(uid, percent, job_class))
 
     def ask(self, percent, what, job_class=JobClass.THROUGHPUT):
-        asked = request("new", percent, job_class)
-        policy = cautious(self.policy, self.judge, asked.shape, what)
-        return placement.candidates(asked, self.state, policy), lambda node: placement.choose(
-            asked, self.state, policy, node
-        )
+        asked = replace(request("new", percent, job_class), known=what)
+        context = DecisionContext(self.state, self.policy, self.judge)
+        return survey(asked, context), lambda node: decide(asked, context, node=node)
 
 
 def test_who_would_hurt_too_much_is_refused_with_figures_and_goes_elsewhere():
@@ -89,7 +90,7 @@ def test_where_somebody_is_unknown_on_this_gpu_nothing_is_refused(there, comes):
 
 
 def test_whole_gpus_and_the_order_of_tenants_do_not_matter():
-    assert cautious(BestFit(), Cluster().judge, request("x", 100).shape, known("stream")).name == "bestfit"
+    assert cautious(BestFit(), Cluster().judge, request("x", 100).shape, known("stream"), 100).name == "bestfit"
     one, other = Cluster(1), Cluster(1)
     for cluster, names in ((one, ("stream", "dlrm-infer")), (other, ("dlrm-infer", "stream"))):
         for name in names:
@@ -191,7 +192,7 @@ def test_a_judge_that_has_seen_much_says_what_a_new_one_says():
         for name in names[:: 1 + step % 3]:
             seen, _ = cluster.ask(20, known(name, 1.5))
             fresh = Cluster(1)
-            fresh.state, fresh.judge = cluster.state, Judge(default_model, cluster.known.get, lambda uid: None)
+            fresh.state, fresh.judge = cluster.state, Judge(default_model, cluster.known.get)
             fresh.judge.version = -1 - step  # scores are kept in the state by version
             again, _ = fresh.ask(20, known(name, 1.5))
             assert seen.nodes == again.nodes

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from deciding import candidates, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,6 @@ from gpushare.core.placement.policies import (
     make,
 )
 from gpushare.core.placement.policies.gpushare import LookaheadTables
-from gpushare.core.placement.search import candidates, place
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 MODELS = ("G2", "T4")

@@ -4,13 +4,15 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+from deciding import candidates, choose, context_of, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.core.api import names
 from gpushare.core.api.request import FaultDomain
+from gpushare.core.placement.decide import decide
 from gpushare.core.placement.policies import NAMES, make
-from gpushare.core.placement.search import Policy, candidates, choose, fits, place
+from gpushare.core.placement.search import Policy
 from gpushare.core.placement.state import GPU_MILLI, ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 nodes = st.lists(
@@ -61,7 +63,8 @@ def run(state: ClusterState, policy: Policy, work: list[PlacementRequest | int])
         request = replace(step, pod_uid=f"pod-{index}")
         placed = place(request, state, policy)
         if isinstance(placed, Placement) and state.reservation(request.pod_uid) is None:
-            assert fits(request, state, placed) is None
+            here = decide(request, context_of(state, policy), node=placed.node, preferred_gpus=placed.gpu_uuids)
+            assert here == placed, "on its node, the preferred GPUs are the ones decided"
             state.reserve(request.pod_uid, placed, request)
         done.append(placed)
     return done

@@ -4,9 +4,9 @@ import time
 
 import numpy as np
 import pytest
+from deciding import candidates, place
 
 from gpushare.core.placement.policies import BestFit
-from gpushare.core.placement.search import candidates, place
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 CPU_SECONDS_PER_POD = 500e-6

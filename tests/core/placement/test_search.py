@@ -1,11 +1,15 @@
 import numpy as np
 import pytest
+from deciding import candidates, choose, context_of, place
 
 from gpushare.core.api.rejection import Reason, Rejection
 from gpushare.core.api.request import FaultDomain
+from gpushare.core.interference import Profile
+from gpushare.core.placement.decide import decide
+from gpushare.core.placement.known import Known
 from gpushare.core.placement.policies import BestFit
-from gpushare.core.placement.search import candidates, choose, fits, place
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.twin.contention import WORKLOADS
 
 
 def node(name: str, gpus: int = 2, memory_mib: int = 80_000, model: str = "H100", **more: int) -> NodeSpec:
@@ -90,15 +94,31 @@ def test_an_unhealthy_gpu_takes_nobody_and_comes_back() -> None:
     put(state, ask("x"))
 
 
-def test_a_stale_decision_is_noticed() -> None:
-    state = ClusterState([node("a", 1)])
-    decided = place(ask("x", 60), state, BestFit())
-    assert isinstance(decided, Placement)
-    assert fits(ask("x", 60), state, decided) is None
-    put(state, ask("y", 60))
-    stale = fits(ask("x", 60), state, decided)
-    assert stale is not None
-    assert stale.reason is Reason.SHARE
+def test_preferred_gpus_are_taken_while_they_have_room() -> None:
+    state = ClusterState([node("a", 2)])
+    put(state, ask("x", 10))
+    context = context_of(state, BestFit())
+    free = decide(ask("y", 60), context, node="a", preferred_gpus=("GPU-a-1",))
+    assert free == Placement("a", ("GPU-a-1",), 48_000)
+    state.reserve("z", free, ask("z", 60))
+    full = decide(ask("y", 60), context, node="a", preferred_gpus=("GPU-a-1",))
+    assert full == Placement("a", ("GPU-a-0",), 48_000)
+    elsewhere = decide(ask("y", 60), context, node="a", preferred_gpus=("GPU-b-0",))
+    assert elsewhere == full, "a GPU of another node is no choice here"
+
+
+def test_a_refusal_by_caution_names_what_tenants_tolerate() -> None:
+    state = ClusterState([node("a", 1, model="NVIDIA H200")])
+    stream = Known("stream", "NVIDIA H200", 1.01, Profile(WORKLOADS["stream"].solo))
+    there = PlacementRequest("there", 500, known=stream)
+    placed = decide(there, context_of(state, BestFit()))
+    assert isinstance(placed, Placement)
+    assert placed.thread_percentage == 50
+    state.reserve("there", placed, there)
+    refused = decide(PlacementRequest("new", 500, known=stream), context_of(state, BestFit()))
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.SLOWDOWN
+    assert "fits on none of 1 nodes; on 1 of the 1 with room: has room on 1 GPU, but" in refused.detail
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])

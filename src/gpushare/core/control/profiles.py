@@ -7,11 +7,12 @@ operator copies it into `GpuShare.status.profile` and says what `auto` stands fo
 from collections.abc import Iterable, Mapping
 
 from gpushare.core.api import names
-from gpushare.core.api.objects import GpuShareSpec
+from gpushare.core.api.objects import GpuShare, GpuShareSpec
 from gpushare.core.api.objects import Profile as Signature
 from gpushare.core.api.request import JobClass
 from gpushare.core.control.windows import replaces
 from gpushare.core.interference import MIN_WINDOW_SECONDS, Profile, auto_share
+from gpushare.core.placement.known import Known
 
 
 def taken(
@@ -64,6 +65,21 @@ def as_known(signature: Signature) -> Profile | None:
         signature.memory_peak_mib,
         {point.thread_percentage: point.progress_ratio for point in signature.cap_curve},
     )
+
+
+def known_of(share: GpuShare, max_slowdown: float) -> Known | None:
+    """What a GpuShare says of its workload; None without a profile that the model can use.
+
+    Args:
+        max_slowdown: tolerated where the GpuShare does not say.
+    """
+    signature = share.status.profile
+    profile = as_known(signature) if signature is not None else None
+    if signature is None or profile is None:
+        return None
+    tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else max_slowdown
+    key = f"{share.namespace}/{share.name}@{signature.taken_at}:{signature.window_seconds}"
+    return Known(key, signature.gpu_model, tolerated, profile)
 
 
 def recommended_fraction(signature: Signature | None, *, max_slowdown: float, job_class: JobClass) -> str | None:

@@ -1,24 +1,23 @@
-"""Cautious packing (docs/design.md 5): no pod goes where the interference model says it would hurt too much.
+"""Cautious packing (docs/design.md 5): no pod goes where the interference model says that it would hurt too much.
 
-`Judge` knows the tenants of every GPU by what is known of their workloads, and what a newcomer would do to each
+`Judge` knows the tenants of every GPU by the profiles of their workloads, and what a newcomer would do to each
 such set; a set is judged once, however many GPUs hold it. `Cautious` is any placement policy kept off the GPUs
 that the judge refuses. Where a tenant's workload has no profile on that GPU model, nothing is refused.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from gpushare.core.api.rejection import Reason, Rejection
-from gpushare.core.api.request import JobClass
-from gpushare.core.interference import InterferenceModel, Profile
+from gpushare.core.interference import InterferenceModel
 from gpushare.core.interference.model import Prediction, TenantTable
-from gpushare.core.placement.caps import Neighbour, thread_percentage
 from gpushare.core.placement.fitting import fitting_gpus
+from gpushare.core.placement.known import Known
 from gpushare.core.placement.search import Policy
-from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Shape
+from gpushare.core.placement.shapes import GPU_MILLI, Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
 TIE_WEIGHT: Final = 0.4
@@ -32,22 +31,6 @@ _LEAST: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of one workload.
-
-    Attributes:
-        key: names the profile as it is now; equal keys have equal profiles.
-        gpu_model: where it was taken; "" for any.
-        max_slowdown: tolerated, 1 or more.
-    """
-
-    key: str
-    gpu_model: str
-    max_slowdown: float
-    profile: Profile = field(compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Member:
     """One tenant of a set, under its cap (1 to 100)."""
 
@@ -57,20 +40,18 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class TenantSet:
-    """The known tenants of a GPU, in a fixed order; `latency_percent` is what those of class latency share."""
+    """The known tenants of a GPU, in a fixed order."""
 
     gpu_model: str
     members: tuple[Member, ...]
-    latency_percent: int
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A tenant to place."""
+    """A tenant to place, under the cap that it would run under (1 to 100)."""
 
     known: Known
-    share_percent: int
-    job_class: JobClass
+    thread_percentage: int
 
 
 @dataclass(slots=True)
@@ -89,24 +70,20 @@ class Judge:
 
     Args:
         model: where the interference model comes from; called when first needed.
-        known: what is known of a pod's workload, by its uid; None for nothing.
-        cap: the thread percentage that a pod was given, by its uid; None while it is not known.
+        known: what is known now of a tenant's workload, by its pod's uid; None: what was known when it was placed.
     """
 
     def __init__(
-        self,
-        model: Callable[[], InterferenceModel],
-        known: Callable[[str], Known | None],
-        cap: Callable[[str], int | None],
+        self, model: Callable[[], InterferenceModel], known: Callable[[str], Known | None] | None = None
     ) -> None:
         self.version = 0
-        self._model, self._known, self._cap = model, known, cap
-        self._casts: dict[str, _Cast] = {}
+        self._model, self._known = model, known
+        self._tables: dict[str, _PredictionTable] = {}
         self._sets: list[TenantSet] = []
         self._ids: dict[TenantSet, int] = {}
         self._verdicts: dict[Newcomer, _Verdicts] = {}
-        self._held: IntArray = np.zeros((0, 0), np.int64)
-        self._held_as_of: tuple[int, int] = (-1, -1)
+        self._resident: IntArray = np.zeros((0, 0), np.int64)
+        self._resident_as_of: tuple[int, int] = (-1, -1)
         self._seen = 0
         self._clear()
 
@@ -117,44 +94,39 @@ class Judge:
 
     def _clear(self) -> None:
         """Set 0 stands for a GPU about which there is nothing to say: empty, or with somebody unknown."""
-        nothing = TenantSet("", (), 0)
+        nothing = TenantSet("", ())
         self._sets, self._ids, self._verdicts = [nothing], {nothing: 0}, {}
-        self._held_as_of = (-1, -1)
-        self._casts = {model: cast for model, cast in self._casts.items() if len(cast) < MOST_SETS}
-        for cast in self._casts.values():
-            cast.forget_sets()
+        self._resident_as_of = (-1, -1)
+        self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
+        for table in self._tables.values():
+            table.drop_sets()
 
-    def held(self, state: ClusterState) -> IntArray:
-        """Id of the set that each GPU holds, (width, rows)."""
+    def resident_sets(self, state: ClusterState) -> IntArray:
+        """Id of the set of tenants on each GPU, (width, rows)."""
         if len(self._sets) > MOST_SETS:
             self.forget()
         changed = state.changed_since(self._seen)
-        if self._held_as_of != (self.version, state.epoch) or changed is None:
-            self._held = np.zeros(state.clients.shape, np.int64)
-            self._held_as_of = (self.version, state.epoch)
+        if self._resident_as_of != (self.version, state.epoch) or changed is None:
+            self._resident = np.zeros(state.clients.shape, np.int64)
+            self._resident_as_of = (self.version, state.epoch)
             changed = np.flatnonzero(state.clients.any(axis=0))
         self._seen = state.change_count
         for row in changed.tolist():
             clients = state.clients[:, row].tolist()
             for slot, uuid in enumerate(state.uuids(row)):
-                self._held[slot, row] = self._set_of(state, slot, row, uuid) if clients[slot] else 0
-        return self._held
+                self._resident[slot, row] = self._set_of(state, slot, row, uuid) if clients[slot] else 0
+        return self._resident
 
     def _set_of(self, state: ClusterState, slot: int, row: int, uuid: str) -> int:
         gpu_model = state.model_names[int(state.model_ids[slot, row])]
         members: list[Member] = []
-        neighbours: list[Neighbour] = []
         for tenant in state.tenants(uuid):
-            known = self._known(tenant.pod_uid)
+            known = tenant.known if self._known is None else self._known(tenant.pod_uid)
             if known is None or known.gpu_model not in {"", gpu_model}:
                 return 0
-            percent = tenant.share_milli // MILLI_PER_PERCENT
-            cap = self._cap(tenant.pod_uid) or thread_percentage(percent, tenant.job_class, neighbours)
-            neighbours.append(Neighbour(percent, tenant.job_class))
-            members.append(Member(known, cap))
+            members.append(Member(known, tenant.thread_percentage))
         members.sort(key=lambda each: (each.known.key, each.thread_percentage, each.known.max_slowdown))
-        latency = sum(each.share_percent for each in neighbours if each.job_class is JobClass.LATENCY)
-        found = TenantSet(gpu_model, tuple(members), latency)
+        found = TenantSet(gpu_model, tuple(members))
         if found not in self._ids:
             self._ids[found] = len(self._sets)
             self._sets.append(found)
@@ -162,25 +134,25 @@ class Judge:
 
     def verdicts(self, newcomer: Newcomer) -> _Verdicts:
         """The verdict on every set so far; only sets not judged yet cost anything."""
-        said = self._verdicts.get(newcomer)
-        done = len(said.accepts) if said is not None else 0
-        if said is None or done < len(self._sets):
+        found = self._verdicts.get(newcomer)
+        done = len(found.accepts) if found is not None else 0
+        if found is None or done < len(self._sets):
             more = self._judge(newcomer, done)
-            if said is None:
-                said = more
+            if found is None:
+                found = more
             else:
-                said = _Verdicts(
-                    *(np.concatenate([getattr(said, n), getattr(more, n)]) for n in _Verdicts.__slots__)
+                found = _Verdicts(
+                    *(np.concatenate([getattr(found, n), getattr(more, n)]) for n in _Verdicts.__slots__)
                 )
             if len(self._verdicts) >= MOST_NEWCOMERS:
                 del self._verdicts[next(iter(self._verdicts))]
-            self._verdicts[newcomer] = said
-        return said
+            self._verdicts[newcomer] = found
+        return found
 
     def _judge(self, newcomer: Newcomer, begin: int) -> _Verdicts:
         """The verdict on the sets from `begin` on."""
         count = len(self._sets) - begin
-        said = _Verdicts(
+        verdicts = _Verdicts(
             np.ones(count, bool), np.zeros(count), np.ones(count), np.ones(count), np.zeros(count, bool)
         )
         by_model: dict[str, list[int]] = {}
@@ -189,36 +161,36 @@ class Judge:
                 by_model.setdefault(each.gpu_model, []).append(number)
         for gpu_model, numbers in by_model.items():
             if newcomer.known.gpu_model in {"", gpu_model}:
-                if gpu_model not in self._casts:
-                    self._casts[gpu_model] = _Cast(self._model().for_gpu(gpu_model))
-                self._judge_on(self._casts[gpu_model], newcomer, numbers, np.array(numbers) - begin, said)
-        return said
+                if gpu_model not in self._tables:
+                    self._tables[gpu_model] = _PredictionTable(self._model().for_gpu(gpu_model))
+                self._judge_on(self._tables[gpu_model], newcomer, numbers, np.array(numbers) - begin, verdicts)
+        return verdicts
 
     def _judge_on(
-        self, cast: "_Cast", newcomer: Newcomer, numbers: Sequence[int], at: IntArray, said: _Verdicts
+        self,
+        table: "_PredictionTable",
+        newcomer: Newcomer,
+        numbers: Sequence[int],
+        at: IntArray,
+        verdicts: _Verdicts,
     ) -> None:
         """Judge sets on one GPU model in one pass; the newcomer is in the first place of each."""
-        sets = [self._sets[number] for number in numbers]
-        there_index, before = cast.sets(numbers, sets)
-        latencies = [each.latency_percent for each in sets]
-        caps = {percent: _newcomer_cap(newcomer, percent) for percent in set(latencies)}
-        members = cast.rows([Member(newcomer.known, cap) for cap in caps.values()]).tolist()
-        row = dict(zip(caps, members, strict=True))
-        index = np.column_stack([[row[percent] for percent in latencies], there_index])
-        together = cast.predict(index)
-        there = index >= 0
-        excess = np.where(there, cast.floors[index] / np.maximum(together.lower, _LEAST), 0.0)
+        resident, before = table.sets(numbers, [self._sets[number] for number in numbers])
+        (row,) = table.rows([Member(newcomer.known, newcomer.thread_percentage)]).tolist()
+        index = np.column_stack([np.full(len(numbers), row), resident])
+        joint = table.predict(index)
+        excess = np.where(index >= 0, table.floors[index] / np.maximum(joint.lower, _LEAST), 0.0)
         worst = excess.argmax(axis=1)
-        lines = np.arange(len(sets))
-        said.accepts[at] = excess[lines, worst] <= 1.0
-        said.gains[at] = together.progress.sum(axis=1) - before
-        said.slowdowns[at] = np.minimum(_MOST_SHOWN, 1.0 / np.maximum(together.lower[lines, worst], _LEAST))
-        said.tolerated[at] = cast.tolerated[index[lines, worst]]
-        said.newcomer_suffers[at] = worst == 0
+        lines = np.arange(len(numbers))
+        verdicts.accepts[at] = excess[lines, worst] <= 1.0
+        verdicts.gains[at] = joint.progress.sum(axis=1) - before
+        verdicts.slowdowns[at] = np.minimum(_MOST_SHOWN, 1.0 / np.maximum(joint.lower[lines, worst], _LEAST))
+        verdicts.tolerated[at] = table.tolerated[index[lines, worst]]
+        verdicts.newcomer_suffers[at] = worst == 0
 
 
-class _Cast:
-    """Everybody judged on one GPU model so far, prepared for the model once.
+class _PredictionTable:
+    """Every tenant judged on one GPU model so far, prepared for the model once.
 
     Attributes:
         floors, tolerated: by row, one for each member: the least progress that it must keep, and the slowdown that
@@ -231,13 +203,13 @@ class _Cast:
         self.floors: FloatArray = np.zeros(0)
         self.tolerated: FloatArray = np.zeros(0)
         self._row: dict[Member, int] = {}
-        self.forget_sets()
+        self.drop_sets()
 
     def __len__(self) -> int:
         return len(self._row)
 
-    def forget_sets(self) -> None:
-        """Sets are numbered anew; who their members are stays."""
+    def drop_sets(self) -> None:
+        """Drop the set ids, keep the member rows."""
         self._line: dict[int, int] = {}
         self._index: IntArray = np.zeros((0, 1), np.int64)
         self._summed: FloatArray = np.zeros(0)
@@ -281,11 +253,6 @@ class _Cast:
         return self._index[lines], self._summed[lines]
 
 
-def _newcomer_cap(newcomer: Newcomer, latency_percent: int) -> int:
-    latency = [Neighbour(latency_percent, JobClass.LATENCY)] if latency_percent else []
-    return thread_percentage(newcomer.share_percent, newcomer.job_class, latency)
-
-
 def _floors(
     members: Sequence[Member], alone: FloatArray, alone_lower: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -314,26 +281,26 @@ class Cautious:
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
         """The policy's scores with the gain as a tie-break; -inf where every GPU that fits is refused."""
-        held = self._judge.held(state).take(rows, 1)
-        said = self._judge.verdicts(self._newcomer)
-        accepted = gpu_fits & said.accepts[held]
+        sets = self._judge.resident_sets(state).take(rows, 1)
+        verdicts = self._judge.verdicts(self._newcomer)
+        accepted = gpu_fits & verdicts.accepts[sets]
         takes = accepted.any(axis=0)
         scores = np.full(len(rows), -np.inf)
         if takes.any():
-            gains = np.where(accepted, said.gains[held], -1.0).max(axis=0)[takes]
+            gains = np.where(accepted, verdicts.gains[sets], -1.0).max(axis=0)[takes]
             scores[takes] = self._policy.rank(state, shape, rows[takes], accepted[:, takes])
             scores[takes] += TIE_WEIGHT * np.clip(gains, -1.0, 1.0)
         return scores
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
         """The policy's GPU, or one with as much free share where the gain is greater."""
-        held = self._judge.held(state)[:, row]
-        said = self._judge.verdicts(self._newcomer)
-        accepted = [slot for slot in slots if said.accepts[held[slot]]]
+        sets = self._judge.resident_sets(state)[:, row]
+        verdicts = self._judge.verdicts(self._newcomer)
+        accepted = [slot for slot in slots if verdicts.accepts[sets[slot]]]
         (chosen,) = self._policy.pick(state, shape, row, accepted)
         free = state.share_free_milli[:, row]
         equals = [slot for slot in accepted if free[slot] == free[chosen]]
-        return (max(equals, key=lambda slot: (said.gains[held[slot]], slot == chosen)),)
+        return (max(equals, key=lambda slot: (verdicts.gains[sets[slot]], slot == chosen)),)
 
     def select(self, scores: FloatArray) -> int:
         """As the policy."""
@@ -346,32 +313,32 @@ class Cautious:
 
     def takes(self, state: ClusterState, row: int, slot: int) -> bool:
         """Whether the judge accepts a GPU."""
-        held = int(self._judge.held(state)[slot, row])
-        return bool(self._judge.verdicts(self._newcomer).accepts[held])
+        resident = int(self._judge.resident_sets(state)[slot, row])
+        return bool(self._judge.verdicts(self._newcomer).accepts[resident])
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
         """Why none of the GPUs of `rows` on which the newcomer fits is taken, by the least bad of each."""
-        held = self._judge.held(state).take(rows, 1)
-        said = self._judge.verdicts(self._newcomer)
+        sets = self._judge.resident_sets(state).take(rows, 1)
+        verdicts = self._judge.verdicts(self._newcomer)
         fits = fitting_gpus(state, shape, rows)
-        harm = np.where(fits, (said.slowdowns / said.tolerated)[held], np.inf)
-        best = held[harm.argmin(axis=0), np.arange(len(rows))]
+        harm = np.where(fits, (verdicts.slowdowns / verdicts.tolerated)[sets], np.inf)
+        best = sets[harm.argmin(axis=0), np.arange(len(rows))]
         kinds, which = np.unique(np.stack([best, fits.sum(axis=0)]), axis=1, return_inverse=True)
-        return [self._say(said, *kind) for kind in kinds.T.tolist()], which.reshape(-1)
+        return [self._say(verdicts, *kind) for kind in kinds.T.tolist()], which.reshape(-1)
 
     @staticmethod
-    def _say(said: _Verdicts, at: int, count: int) -> Rejection:
-        who = "it" if said.newcomer_suffers[at] else "a tenant there"
+    def _say(verdicts: _Verdicts, at: int, count: int) -> Rejection:
+        who = "it" if verdicts.newcomer_suffers[at] else "a tenant there"
         gpus = "1 GPU" if count == 1 else f"{count} GPUs"
         return Rejection(
             Reason.SLOWDOWN,
-            f"has room on {gpus}, but {who} could run up to {said.slowdowns[at]:.1f} times as long as alone, "
-            f"at most {said.tolerated[at]:.1f} is tolerated",
+            f"has room on {gpus}, but {who} could run up to {verdicts.slowdowns[at]:.1f} times as long as alone, "
+            f"at most {verdicts.tolerated[at]:.1f} is tolerated",
         )
 
 
-def cautious(policy: Policy, judge: Judge, shape: Shape, known: Known | None) -> Policy:
+def cautious(policy: Policy, judge: Judge, shape: Shape, known: Known | None, thread_percentage: int) -> Policy:
     """The policy to place one request by: cautious for a part of a GPU and a known workload, else as it is."""
     if known is None or shape.gpu_count != 1 or shape.share_milli >= GPU_MILLI:
         return policy
-    return Cautious(policy, judge, Newcomer(known, shape.share_milli // MILLI_PER_PERCENT, shape.job_class))
+    return Cautious(policy, judge, Newcomer(known, thread_percentage))

@@ -1,4 +1,4 @@
-"""Where a pod goes: one search, many policies; the same functions for the live extender and the simulator.
+"""The search over nodes: which fit, and how a policy ranks them.
 
 A node fits when enough of its GPUs each have the share, memory and client slots asked, are healthy, of an
 accepted model and within the fault domain, and when its CPU and memory suffice. A policy ranks the nodes that
@@ -7,30 +7,19 @@ and only rows that changed since are ranked again, so that a decision costs abou
 10,000.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, Self, runtime_checkable
 from weakref import ref
 
 import numpy as np
 
 from gpushare.core.api.rejection import Reason, Rejection
-from gpushare.core.placement.fitting import fitting_gpus, grouped_refusals, refusals, summarize, usable_slots
+from gpushare.core.placement.fitting import fitting_gpus, grouped_refusals
 from gpushare.core.placement.node_cache import kept_by_row
-from gpushare.core.placement.shapes import GPU_MILLI, Placement, PlacementRequest, Shape
+from gpushare.core.placement.shapes import Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
-__all__ = [
-    "UNKNOWN_NODE",
-    "Candidates",
-    "LearningPolicy",
-    "Lesson",
-    "NodeList",
-    "Policy",
-    "candidates",
-    "choose",
-    "fits",
-    "place",
-]
+__all__ = ["UNKNOWN_NODE", "Candidates", "LearningPolicy", "Lesson", "NodeList", "Policy", "fit", "scores"]
 
 
 class Policy(Protocol):
@@ -174,10 +163,10 @@ class Candidates:
         state, shape, rows = self._state, self._shape, self._refused_rows
         said, which = grouped_refusals(state, shape, rows)
         if self._policy.is_choosy and len(rows):
-            fits = _fit(state, shape, rows)[0]
-            more, of_those = self._policy.refusals(state, shape, rows[fits])
+            has_room = fit(state, shape, rows)[0]
+            more, of_those = self._policy.refusals(state, shape, rows[has_room])
             which = which.copy()
-            which[fits] = len(said) + of_those
+            which[has_room] = len(said) + of_those
             said = [*said, *more]
             used, which = np.unique(which, return_inverse=True)
             said = [said[index] for index in used.tolist()]
@@ -187,74 +176,7 @@ class Candidates:
 UNKNOWN_NODE: Final = Rejection(Reason.NO_GPUS, "the node has no GPUs that gpushare manages")
 
 
-def candidates(
-    request: PlacementRequest,
-    state: ClusterState,
-    policy: Policy,
-    node_names: Iterable[str] | NodeList | None = None,
-) -> Candidates:
-    """Nodes that fit with their scores, among `node_names` (default: all); reserves nothing."""
-    shape = request.shape
-    scores = _scores(state, policy, shape)
-    if node_names is None:
-        rows = np.flatnonzero(state.alive)
-        return Candidates(state, policy, shape, rows, scores[rows])
-    asked = node_names if isinstance(node_names, NodeList) else NodeList(list(node_names))
-    rows, unknown = asked.rows(state)
-    return Candidates(state, policy, shape, rows, scores.take(rows), unknown=unknown)
-
-
-def choose(request: PlacementRequest, state: ClusterState, policy: Policy, node: str) -> Placement | Rejection:
-    """GPUs for a request on one given node, checked against the state as it is now; reserves nothing."""
-    row = state.row(node)
-    if row is None:
-        return UNKNOWN_NODE
-    shape = request.shape
-    rows = np.array([row])
-    fitting, gpu_fits = _fit(state, shape, rows)
-    if not fitting[0]:
-        return refusals(state, shape, rows)[0]
-    if policy.is_choosy and policy.rank(state, shape, rows, gpu_fits)[0] == -np.inf:
-        return policy.refusals(state, shape, rows)[0][0]
-    return _placement(state, policy, shape, row)
-
-
-def place(request: PlacementRequest, state: ClusterState, policy: Policy) -> Placement | Rejection:
-    """The policy's choice over all nodes; reserves nothing."""
-    shape = request.shape
-    scores = _scores(state, policy, shape)
-    if not len(scores):
-        return summarize(state, shape)
-    row = policy.select(scores)
-    if scores[row] == -np.inf:
-        return summarize(state, shape)
-    return _placement(state, policy, shape, row)
-
-
-def fits(request: PlacementRequest, state: ClusterState, placement: Placement) -> Rejection | None:
-    """Whether a decision made earlier still holds: None, or why not."""
-    row = state.row(placement.node)
-    if row is None:
-        return UNKNOWN_NODE
-    shape = request.shape
-    rows = np.array([row])
-    fitting, gpu_fits = _fit(state, shape, rows)
-    if not fitting[0]:
-        return refusals(state, shape, rows)[0]
-    uuids = state.uuids(row)
-    if len(placement.gpu_uuids) != shape.gpu_count or len(set(placement.gpu_uuids)) != shape.gpu_count:
-        return Rejection(
-            Reason.CONFLICT, f"{len(placement.gpu_uuids)} GPUs were decided, {shape.gpu_count} are asked"
-        )
-    for uuid in placement.gpu_uuids:
-        if uuid not in uuids:
-            return Rejection(Reason.CONFLICT, f"GPU {uuid} is no longer on node {placement.node}")
-        if not gpu_fits[uuids.index(uuid), 0]:
-            return Rejection(Reason.CONFLICT, f"GPU {uuid} has no room for it any more")
-    return None
-
-
-def _fit(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[BoolArray, BoolArray]:
+def fit(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[BoolArray, BoolArray]:
     """Which rows fit, and which of their GPUs do (width, rows)."""
     gpu_fits = fitting_gpus(state, shape, rows)
     fitting: BoolArray
@@ -271,7 +193,7 @@ def _fit(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[BoolArray, 
     return fitting, gpu_fits
 
 
-def _scores(state: ClusterState, policy: Policy, shape: Shape) -> FloatArray:
+def scores(state: ClusterState, policy: Policy, shape: Shape) -> FloatArray:
     """Score of every row, -inf where it does not fit."""
     token = policy.token(state)
     if token is None:
@@ -280,25 +202,11 @@ def _scores(state: ClusterState, policy: Policy, shape: Shape) -> FloatArray:
 
 
 def _ranked(state: ClusterState, policy: Policy, shape: Shape, rows: IntArray) -> FloatArray:
-    fitting, gpu_fits = _fit(state, shape, rows)
+    fitting, gpu_fits = fit(state, shape, rows)
     if fitting.all():
         return policy.rank(state, shape, rows, gpu_fits)
-    scores = np.full(len(rows), -np.inf)
+    ranked = np.full(len(rows), -np.inf)
     at = np.flatnonzero(fitting)
     if len(at):
-        scores[at] = policy.rank(state, shape, rows[at], gpu_fits.take(at, 1))
-    return scores
-
-
-def _placement(state: ClusterState, policy: Policy, shape: Shape, row: int) -> Placement:
-    if not shape.gpu_count:
-        return Placement(state.node_name(row), ())
-    slots = list(policy.pick(state, shape, row, usable_slots(state, shape, row)))
-    memory_mib = shape.memory_mib
-    if memory_mib is None and not state.tracks_memory:
-        memory_mib = 0
-    if memory_mib is None:
-        usable_mib = min(int(state.memory_usable_mib[slot, row]) for slot in slots)
-        memory_mib = usable_mib * shape.share_milli // GPU_MILLI
-    uuids = state.uuids(row)
-    return Placement(state.node_name(row), tuple(uuids[slot] for slot in slots), memory_mib)
+        ranked[at] = policy.rank(state, shape, rows[at], gpu_fits.take(at, 1))
+    return ranked

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from gpushare.core.api import names
 from gpushare.core.api.request import MAX_GPUS_PER_POD, FaultDomain, JobClass
+from gpushare.core.placement.known import Known
 
 GPU_MILLI: Final = 1000
 """Share of one whole GPU."""
@@ -46,6 +47,7 @@ class PlacementRequest:
         cpu_milli, node_memory_mib: taken from the node.
         models: GPU models the pod accepts; empty for any.
         clients: MPS clients that it holds on each GPU at least.
+        known: what is known of its workload; None without a profile.
     """
 
     pod_uid: str
@@ -59,6 +61,7 @@ class PlacementRequest:
     workload: str | None = None
     fault_domain: FaultDomain = FaultDomain.SHARED
     clients: int = 1
+    known: Known | None = field(default=None, compare=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
     """What decides where it may go: requests of one shape are interchangeable to the engine."""
 
@@ -107,16 +110,19 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pod goes.
+    """Where a pod goes, and under which limits.
 
     Attributes:
         gpu_uuids: in the order the container sees them; empty for a pod without GPUs.
         memory_mib: GPU memory it gets on each (the least of them, when a default share differs by GPU).
+        thread_percentage: its cap, 1 to 100; None while nobody decided one. Not part of what makes two placements
+            equal: a changed cap moves nobody.
     """
 
     node: str
     gpu_uuids: tuple[str, ...]
     memory_mib: int = 0
+    thread_percentage: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +136,5 @@ class Tenant:
     workload: str | None
     fault_domain: FaultDomain
     order: int
+    thread_percentage: int
+    known: Known | None = field(default=None, compare=False)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpushare.core.api.request import MAX_GPUS_PER_POD, FaultDomain
+from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.shapes import (
     GPU_MILLI,
     MILLI_PER_PERCENT,
@@ -277,6 +278,9 @@ class ClusterState:
                     request.workload,
                     request.fault_domain,
                     held.order,
+                    held.placement.thread_percentage
+                    or thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class),
+                    request.known,
                 )
             )
         return tuple(sorted(found, key=lambda tenant: tenant.order))

@@ -1,0 +1,181 @@
+"""The decision: on which node and GPU a pod runs, and under which cap; or why it runs nowhere.
+
+Everything that asks where a pod goes calls `decide` or `survey`: filter, prioritize, bind and preemption of the
+extender, `gpushare plan`, and both simulators. They differ only in where the state comes from.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.interference import InterferenceModel
+from gpushare.core.placement.caps import thread_percentage
+from gpushare.core.placement.caution import Cautious, Judge, cautious
+from gpushare.core.placement.fitting import refusals, summarize, usable_slots
+from gpushare.core.placement.policies import make
+from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, Policy, fit, scores
+from gpushare.core.placement.settings import Settings
+from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest, Shape
+from gpushare.core.placement.state import ClusterState
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionContext:
+    """What a decision looks at: who holds what, how nodes are ranked, and what tenants do to each other."""
+
+    state: ClusterState
+    policy: Policy
+    judge: Judge
+
+    @classmethod
+    def of(
+        cls,
+        state: ClusterState,
+        settings: Settings,
+        model: Callable[[], InterferenceModel],
+        *,
+        history: Mapping[Shape, float] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> Self:
+        """Make one by the settings of an installation.
+
+        Args:
+            history: requests by how often they came, for policies that know the mix beforehand (fgd).
+            rng: for the policy that draws lots.
+        """
+        policy = make(settings.policy, history or {}, rng or np.random.default_rng(0))
+        return cls(state, policy, Judge(model))
+
+    def policy_for(self, request: PlacementRequest) -> Policy:
+        """The placement policy for one request, kept off the GPUs where somebody would be slowed too much."""
+        return cautious(self.policy, self.judge, request.shape, request.known, cap_of(request))
+
+
+def decide(
+    request: PlacementRequest,
+    context: DecisionContext,
+    *,
+    node: str | None = None,
+    preferred_gpus: Sequence[str] | None = None,
+) -> Placement | Rejection:
+    """Decide where a pod goes, as things stand now; reserves nothing.
+
+    Args:
+        node: where kube-scheduler wants it; None: the best of all nodes.
+        preferred_gpus: taken instead of the policy's choice where they fit and nobody on them is slowed too much.
+    """
+    state, shape = context.state, request.shape
+    # 1. What fits: health, share, memory, clients, model, fault domain; the node's CPU and memory (fitting.py).
+    # 2. Whom it would hurt: GPUs where a tenant, or the pod, could run slower than tolerated are out (caution.py).
+    # 3. What ranks: the policy scores the nodes that are left (policies/).
+    policy = context.policy_for(request)
+    row = _best_row(state, policy, shape) if node is None else _row_of(state, policy, shape, node)
+    if isinstance(row, Rejection):
+        return row
+    # 4. Which GPU: the policy's choice among those of the node that passed 1 and 2.
+    uuids = state.uuids(row)
+    slots: Sequence[int] = ()
+    if shape.gpu_count:
+        slots = _preferred(state, policy, shape, row, preferred_gpus or ()) or policy.pick(
+            state, shape, row, usable_slots(state, shape, row)
+        )
+    # 5. Which cap: its own share of the threads; a latency pod and a whole GPU have none (caps.py).
+    # 6. The decision.
+    return Placement(
+        state.node_name(row),
+        tuple(uuids[slot] for slot in slots),
+        _memory_mib(state, shape, row, slots),
+        cap_of(request) if slots else None,
+    )
+
+
+def survey(
+    request: PlacementRequest, context: DecisionContext, node_names: Iterable[str] | NodeList | None = None
+) -> Candidates:
+    """Steps 1 to 3 of the decision for many nodes: those that fit with their scores, and why the others do not.
+
+    Args:
+        node_names: the nodes to look at; default: all.
+    """
+    state, shape = context.state, request.shape
+    policy = context.policy_for(request)
+    found = scores(state, policy, shape)
+    if node_names is None:
+        rows = np.flatnonzero(state.alive)
+        return Candidates(state, policy, shape, rows, found[rows])
+    asked = node_names if isinstance(node_names, NodeList) else NodeList(list(node_names))
+    rows, unknown = asked.rows(state)
+    return Candidates(state, policy, shape, rows, found.take(rows), unknown=unknown)
+
+
+def cap_of(request: PlacementRequest) -> int:
+    """The thread percentage that a pod runs under, 1 to 100."""
+    return thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class)
+
+
+def _best_row(state: ClusterState, policy: Policy, shape: Shape) -> int | Rejection:
+    """The row that the policy takes of all that fit, or one refusal for the whole cluster."""
+    found = scores(state, policy, shape)
+    if len(found):
+        row = policy.select(found)
+        if found[row] > -np.inf:
+            return row
+    return _nowhere(state, policy, shape)
+
+
+def _row_of(state: ClusterState, policy: Policy, shape: Shape, node: str) -> int | Rejection:
+    """The row of one given node, or why the pod does not fit there."""
+    row = state.row(node)
+    if row is None:
+        return UNKNOWN_NODE
+    rows = np.array([row])
+    fitting, gpu_fits = fit(state, shape, rows)
+    if not fitting[0]:
+        return refusals(state, shape, rows)[0]
+    if policy.is_choosy and policy.rank(state, shape, rows, gpu_fits)[0] == -np.inf:
+        return policy.refusals(state, shape, rows)[0][0]
+    return row
+
+
+def _nowhere(state: ClusterState, policy: Policy, shape: Shape) -> Rejection:
+    """One refusal for a request that fits no node: by caution where there is room, else of the closest nodes."""
+    rows = np.flatnonzero(state.alive)
+    if policy.is_choosy and len(rows):
+        with_room = rows[fit(state, shape, rows)[0]]
+        if len(with_room):
+            rejections, which = policy.refusals(state, shape, with_room)
+            commonest = int(np.bincount(which).argmax())
+            return Rejection(
+                Reason.SLOWDOWN,
+                f"fits on none of {len(rows)} nodes; on {int((which == commonest).sum())} of the {len(with_room)} "
+                f"with room: {rejections[commonest].detail}",
+            )
+    return summarize(state, shape)
+
+
+def _preferred(
+    state: ClusterState, policy: Policy, shape: Shape, row: int, gpu_uuids: Sequence[str]
+) -> tuple[int, ...]:
+    """Slots of the GPUs that the caller prefers if they can be taken as they are, else none."""
+    uuids = state.uuids(row)
+    if len(set(gpu_uuids)) != shape.gpu_count or not set(gpu_uuids) <= set(uuids):
+        return ()
+    slots = tuple(uuids.index(uuid) for uuid in gpu_uuids)
+    gpu_fits = fit(state, shape, np.array([row]))[1]
+    if not all(gpu_fits[slot, 0] for slot in slots):
+        return ()
+    if isinstance(policy, Cautious) and not all(policy.takes(state, row, slot) for slot in slots):
+        return ()
+    return slots
+
+
+def _memory_mib(state: ClusterState, shape: Shape, row: int, slots: Sequence[int]) -> int:
+    """GPU memory that the pod gets on each GPU: what it asks, else its share of what tenants may use."""
+    if shape.memory_mib is not None:
+        return shape.memory_mib
+    if not state.tracks_memory or not slots:
+        return 0
+    return min(int(state.memory_usable_mib[slot, row]) for slot in slots) * shape.share_milli // GPU_MILLI

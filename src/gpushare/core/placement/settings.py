@@ -1,0 +1,83 @@
+"""What an installation decides by: rendered once by the chart, read by everything that decides."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.api.request import parse_class, parse_fraction
+from gpushare.core.placement.policies import NAMES
+
+DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512
+"""MiB of each GPU kept from tenants: the MPS server's own context."""
+
+POLICY: Final = "GPUSHARE_POLICY"
+DEFAULT_CLASS: Final = "GPUSHARE_DEFAULT_CLASS"
+DEFAULT_FRACTION: Final = "GPUSHARE_DEFAULT_FRACTION"
+MAX_SLOWDOWN: Final = "GPUSHARE_MAX_SLOWDOWN"
+GPU_MEMORY_RESERVE: Final = "GPUSHARE_GPU_MEMORY_RESERVE"
+
+
+class SettingsError(ValueError):
+    """A setting cannot be used; one sentence that names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of one installation.
+
+    Attributes:
+        policy: name of the placement policy.
+        defaults: what a pod gets that neither it nor its GpuShare says, the tolerated slowdown among it.
+        gpu_memory_reserve_mib: of each GPU, never given to tenants.
+    """
+
+    policy: str = "gpushare"
+    defaults: Defaults = field(default_factory=Defaults)
+    gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
+
+    def to_mapping(self) -> dict[str, str]:
+        """As the chart renders them: names of environment variables and their values."""
+        return {
+            POLICY: self.policy,
+            DEFAULT_CLASS: self.defaults.job_class.value,
+            DEFAULT_FRACTION: self.defaults.auto_fraction,
+            MAX_SLOWDOWN: f"{self.defaults.max_slowdown_ratio:g}",
+            GPU_MEMORY_RESERVE: str(self.gpu_memory_reserve_mib),
+        }
+
+
+def parse_settings(values: Mapping[str, str]) -> Settings:
+    """Read settings by the names of their environment variables; a missing one has its default.
+
+    Raises:
+        SettingsError: a value is not what it should be.
+    """
+    standard = Settings().to_mapping()
+    read = {name: values.get(name) or default for name, default in standard.items()}
+
+    def refused(name: str, wanted: str) -> SettingsError:
+        return SettingsError(f'{name}: "{read[name]}" is not {wanted}')
+
+    if read[POLICY] not in NAMES:
+        raise refused(POLICY, "one of " + ", ".join(NAMES))
+    job_class = parse_class(read[DEFAULT_CLASS])
+    if isinstance(job_class, Rejection):
+        raise refused(DEFAULT_CLASS, "throughput or latency")
+    fraction = parse_fraction(read[DEFAULT_FRACTION])
+    if isinstance(fraction, Rejection) or fraction[0] is None:
+        raise refused(DEFAULT_FRACTION, f"a fraction such as {AUTO_FRACTION}")
+    try:
+        max_slowdown = float(read[MAX_SLOWDOWN])
+    except ValueError:
+        raise refused(MAX_SLOWDOWN, "a number") from None
+    if not 1 <= max_slowdown < float("inf"):
+        raise refused(MAX_SLOWDOWN, "1 or more")
+    if not read[GPU_MEMORY_RESERVE].isdecimal():
+        raise refused(GPU_MEMORY_RESERVE, "a number of MiB")
+    return Settings(
+        read[POLICY],
+        Defaults(read[DEFAULT_FRACTION], job_class, max_slowdown),
+        int(read[GPU_MEMORY_RESERVE]),
+    )

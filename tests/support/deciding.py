@@ -1,0 +1,35 @@
+"""Decisions about requests that nothing is known of: short forms of `decide` and `survey` for tests."""
+
+from collections.abc import Iterable
+
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.placement.caution import Judge
+from gpushare.core.placement.decide import DecisionContext, decide, survey
+from gpushare.core.placement.search import Candidates, NodeList, Policy
+from gpushare.core.placement.state import ClusterState, Placement, PlacementRequest
+from gpushare.data import default_model
+
+
+def context_of(state: ClusterState, policy: Policy) -> DecisionContext:
+    """A state and a policy, with the shipped model to judge by."""
+    return DecisionContext(state, policy, Judge(default_model))
+
+
+def place(request: PlacementRequest, state: ClusterState, policy: Policy) -> Placement | Rejection:
+    """The decision over all nodes."""
+    return decide(request, context_of(state, policy))
+
+
+def choose(request: PlacementRequest, state: ClusterState, policy: Policy, node: str) -> Placement | Rejection:
+    """The decision on one node."""
+    return decide(request, context_of(state, policy), node=node)
+
+
+def candidates(
+    request: PlacementRequest,
+    state: ClusterState,
+    policy: Policy,
+    node_names: Iterable[str] | NodeList | None = None,
+) -> Candidates:
+    """Where a request fits, and why not elsewhere."""
+    return survey(request, context_of(state, policy), node_names)
