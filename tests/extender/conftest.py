@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from gpushare.core.admission.resolve import Defaults
+from gpushare.core.placement.settings import Settings
 from gpushare.extender import Extender, Options
 from gpushare.kube import (
     GPUNODES,
@@ -218,10 +218,8 @@ def options(**changes: Any) -> Options:
         "metrics_host": "127.0.0.1",
         "metrics_port": 0,
         "kubeconfig": None,
-        "policy": "gpushare",
         "best_nodes": 8,
-        "defaults": Defaults(),
-        "gpu_memory_reserve_mib": 0,
+        "settings": Settings(gpu_memory_reserve_mib=0),
         "fence_timeout_seconds": 10.0,
         "log_level": "INFO",
     }

@@ -189,14 +189,15 @@ class Verbs:
         pods = self._ledger.evictable()
         chosen: dict[str, wire.Victims] = {}
         for node, proposed in args.victims.items():
-            uids = choose_victims(
-                request,
-                self._ledger.context,
-                node,
-                priority=args.pod.priority,
-                pods=pods,
-                proposed=proposed.pod_uids,
-            )
+            with self._ledger.others.leaving(node, proposed.pod_uids):
+                uids = choose_victims(
+                    request,
+                    self._ledger.context,
+                    node,
+                    priority=args.pod.priority,
+                    pods=pods,
+                    proposed=proposed.pod_uids,
+                )
             if uids:
                 unchanged = uids == tuple(proposed.pod_uids)
                 chosen[node] = proposed if unchanged else wire.Victims(uids, proposed.pdb_violations)
