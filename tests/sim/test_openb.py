@@ -23,6 +23,13 @@ def test_nodes_and_pods_are_read() -> None:
     assert (second.gpu_count, second.cpu_milli) == (0, 100)
 
 
+def test_a_published_trace_without_models_runs_its_pods_on_any() -> None:
+    text = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,qos\np,1000,1,1,500,LS\nq,1000,1,0,0,BE\n"
+    first, second = parse_pods(text, "p.csv")
+    assert (first.models, first.gpu_count, second.gpu_count) == (frozenset(), 1, 0)
+    assert parse_pods(text.replace("LS", "").replace("qos", "gpu_spec"), "p.csv")[0] == first
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -25,7 +25,7 @@ from gpushare.sim.openb import TraceError, parse_nodes, parse_pods
 
 NodesFile = Annotated[Path, typer.Option("--nodes", help="CSV: sn, cpu_milli, memory_mib, gpu, model")]
 PodsFile = Annotated[
-    Path, typer.Option("--pods", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec")
+    Path, typer.Option("--pods", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli[, gpu_spec]")
 ]
 
 

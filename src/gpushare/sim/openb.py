@@ -1,9 +1,9 @@
 """Cluster traces in the format of Alibaba's openb (github.com/hkust-adsl/kubernetes-scheduler-simulator).
 
-Nodes: `sn, cpu_milli, memory_mib, gpu, model`; pods: `name, cpu_milli, memory_mib, num_gpu, gpu_milli,
-gpu_spec` and `qos, pod_phase, creation_time, deletion_time, scheduled_time`, which may be left out. An
-optional column of our own, `gpu_memory_mib` (of each GPU of a node; asked by a pod on each GPU, empty for the
-default), lets a snapshot of a live cluster be written in this format.
+Nodes: `sn, cpu_milli, memory_mib, gpu, model`; pods: `name, cpu_milli, memory_mib, num_gpu, gpu_milli` and
+`gpu_spec, qos, pod_phase, creation_time, deletion_time, scheduled_time`, which may be left out; without
+`gpu_spec` every pod runs on any model. An optional column of our own, `gpu_memory_mib` (of each GPU of a node;
+asked by a pod on each GPU, empty for the default), lets a snapshot of a live cluster be written in this format.
 """
 
 import csv
@@ -16,9 +16,10 @@ from typing import Final
 from gpushare.core.placement.shapes import GPU_MILLI, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
-POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec")
+POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 _NODE_OPTIONAL: Final = ("gpu_memory_mib",)
 _POD_OPTIONAL: Final = (
+    "gpu_spec",
     "qos",
     "pod_phase",
     "creation_time",
@@ -159,7 +160,7 @@ def _pods(text: str, source: str) -> Iterator[tuple[Row, PlacementRequest]]:
                 row.whole("gpu_memory_mib") if row.values.get("gpu_memory_mib") else None,
                 row.whole("cpu_milli"),
                 row.whole("memory_mib"),
-                frozenset(model for model in row.values["gpu_spec"].strip().split("|") if model),
+                frozenset(model for model in row.values.get("gpu_spec", "").strip().split("|") if model),
             ),
         )
 
@@ -187,7 +188,7 @@ def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes
     index = {gpu.uuid: slot for node in nodes for slot, gpu in enumerate(node.gpus)}
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
-    table.writerow((*POD_COLUMNS, "gpu_memory_mib", "node", "gpu_index"))
+    table.writerow((*POD_COLUMNS, "gpu_spec", "gpu_memory_mib", "node", "gpu_index"))
     for pod, placed in pods:
         share = pod.share_milli if pod.gpu_count else 0
         memory = "" if pod.memory_mib is None else pod.memory_mib
