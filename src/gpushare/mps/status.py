@@ -166,9 +166,9 @@ class GateStatus:
     refused: Mapping[str, int] = field(default_factory=dict)
     mismatches: tuple[Mismatch, ...] = ()
     connections: int = 0
-    unread: int = 0
     turns: TurnStatistics = TurnStatistics()
     last_fault_pods: tuple[str, ...] = ()
+    unread: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The file's object."""
