@@ -44,6 +44,10 @@ bench: venv ## The extender's latency at 5,000 nodes, and pods per second throug
 	$(BIN)/python -m bench latency
 	$(BIN)/python -m bench throughput
 
+.PHONY: docs-check
+docs-check: venv ## Run every cheap command that a document quotes figures of; fail where a figure is gone
+	python hack/docs_check.py
+
 .PHONY: demo
 demo: venv ## A local cluster with two simulated GPUs, gpushare, sample pods, and the table of who shares what
 	@hack/cluster demo
