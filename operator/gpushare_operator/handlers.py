@@ -1,7 +1,9 @@
-"""Kopf's side: what it is told to watch, and where its events go.
+"""What Kopf is told to watch, and where its events go.
 
-Only `on.event` handlers: Kopf then puts no finalizer and no annotation of its own on any object. Pods are watched
-by `gpushare.kube` with a label selector on the server's side, which Kopf has not.
+Kopf watches GpuShares and managed pods, and runs start, login, stop and liveness. Only `on.event` handlers: the
+operator keeps a picture of objects that others own, so it may not hold up a deletion (finalizers) nor write on an
+object (Kopf's annotations). They are coroutines: Kopf runs plain functions in threads, beside the loop that the
+World belongs to. Why no indexes, timers and `on.delete`: ADR 0102.
 """
 
 import logging
@@ -13,20 +15,27 @@ import kopf
 from gpushare.core.api import names
 from gpushare.kube import ApiError
 from gpushare_operator.running import Environment, Operator
+from gpushare_operator.session import log_in
 
 
-@kopf.on.startup()
-async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
-    """Start the operator; try again while the API server does not answer."""
+@kopf.on.startup(id="settings")
+async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+    """Set Kopf up: quiet, alone, and with the labels of managed pods as a filter on the server's side."""
     settings.posting.enabled = False  # events are written on purpose, not for every log line
+    settings.peering.standalone = True  # one replica, strategy Recreate; two at a time would do no harm either
+    settings.watching.initial_streaming = False  # lists, which `session` hears, and not the beginning of a watch
+    settings.watching.label_selectors["", "v1", "pods"] = names.MANAGED_SELECTOR
     for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line for each event and probe
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    settings.peering.standalone = True  # one replica, strategy Recreate; two at a time would do no harm either
+
+
+@kopf.on.startup(id="operator")
+async def start(memo: kopf.Memo, **_: Any) -> None:
+    """Start the operator; try again while the API server does not answer."""
     try:
-        environment = Environment.read(os.environ)
+        operator = Operator(Environment.read(os.environ))
     except ValueError as error:
         raise kopf.PermanentError(f"an environment variable makes no sense: {error}") from error
-    operator = Operator(environment)
     try:
         await operator.start()
     except (ApiError, OSError) as error:  # no API server; or the metrics port is still taken
@@ -34,21 +43,33 @@ async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
     memo.operator = operator
 
 
+@kopf.on.login()
+async def login(memo: kopf.Memo, **arguments: Any) -> kopf.AiohttpSession:
+    """Log in, and let the operator know of each list that Kopf takes."""
+    return await log_in(memo.operator.kopf_listed, **arguments)
+
+
 @kopf.on.cleanup()
-async def stop(memo: Any, **_: Any) -> None:
+async def stop(memo: kopf.Memo, **_: Any) -> None:
     """Stop what was started."""
     if "operator" in memo:
         await memo.operator.stop()
 
 
 @kopf.on.event(names.GROUP, names.VERSION, "gpushares")
-def gpushare_changed(event: kopf.RawEvent, memo: Any, **_: Any) -> None:
+async def gpushare_changed(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
     """Take up a new, changed or deleted GpuShare."""
-    memo.operator.on_share(event["type"], event["object"])
+    memo.operator.intake.share(event["object"], deleted=event["type"] == "DELETED")
+
+
+@kopf.on.event("", "v1", "pods")
+async def pod_changed(event: kopf.RawEvent, memo: kopf.Memo, **_: Any) -> None:
+    """Take up a new, changed or deleted managed pod."""
+    memo.operator.intake.pod(event["object"], deleted=event["type"] == "DELETED")
 
 
 @kopf.on.probe(id="reconciler")
-def reconciler(memo: Any, **_: Any) -> str:
+async def reconciler(memo: kopf.Memo, **_: Any) -> str:
     """Liveness: Kopf answers 500 when this raises."""
     try:
         health: str = memo.operator.health()

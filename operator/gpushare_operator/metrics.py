@@ -28,6 +28,12 @@ class Metrics:
             "gpushare_operator_bad_objects", "Objects since the start that could not be understood, by kind.",
             ["kind"], registry=self.registry,
         )  # fmt: skip
+        self.missed_deletions = Gauge(
+            "gpushare_operator_missed_deletions",
+            "Deletions since the start that no watch brought, by kind.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.queued = Gauge("gpushare_operator_queue_length", "Keys that wait for work.", registry=self.registry)
         self.pods = Gauge("gpushare_operator_pods", "Managed pods known.", registry=self.registry)
         self.shares = Gauge(

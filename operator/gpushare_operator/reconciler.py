@@ -27,6 +27,7 @@ from gpushare.kube import (
     Retryable,
     record_event,
 )
+from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import Metrics
 from gpushare_operator.owners import OwnerGoneError, Owners
 from gpushare_operator.workqueue import WorkQueue
@@ -57,7 +58,8 @@ class Reconciler:
     """Does the World's work; `run` is its loop.
 
     Attributes:
-        world: fed by the watches.
+        world: what is known.
+        intake: brings pods and GpuShares into it.
         beat: when the loop last came round, by `clock`; the liveness probe looks at it.
     """
 
@@ -71,6 +73,7 @@ class Reconciler:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self.world = World(self._touch)
+        self.intake = Intake(self.world)
         self.beat = clock()
         self._api = api
         self._owners = Owners(api)
@@ -162,7 +165,7 @@ class Reconciler:
         except AlreadyExists:  # the watch has not brought it yet
             made = await self._api.get(GPUSHARES, name, namespace=pod.namespace)
             self._touch(PodKey(pod.namespace, pod.uid))
-        self.world.put_share(GpuShare.from_object(made))
+        self.intake.share(made)
 
     async def _add_owners(self, share: GpuShare, chain: tuple[OwnerReference, ...]) -> None:
         """Add a pod's new owners, such as the ReplicaSet of a roll-out, so that every part finds the GpuShare."""
@@ -180,7 +183,7 @@ class Reconciler:
         """Take up what a write of ours was answered, unless the watch said meanwhile that the object is gone."""
         known = self.world.shares.get(ShareKey(share.namespace, share.name))
         if known is not None and known.uid == share.uid:
-            self.world.put_share(GpuShare.from_object(changed))
+            self.intake.share(changed)
 
     def _gone(self, share: GpuShare) -> None:
         """The API server no longer has it, and the watch may have missed that: its pods look for another."""

@@ -7,23 +7,24 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from prometheus_client import start_http_server
 
 from gpushare.core.api.names import MANAGED_SELECTOR
-from gpushare.core.api.objects import GpuNode, GpuShare
-from gpushare.core.control.lifecycle import Fares, PodFacts, Settings, fares_of
+from gpushare.core.api.objects import GpuNode
+from gpushare.core.control.lifecycle import Fares, Settings, fares_of
 from gpushare.core.placement.settings import parse_settings
-from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Change, Json, Reflector, connect
+from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
+from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import Metrics
 from gpushare_operator.reconciler import Reconciler
+from gpushare_operator.relist import Relist, Watched
 
 _log = logging.getLogger(__name__)
 # Far above what one round takes with an API server that answers nothing (30 s a call).
 _STUCK_SECONDS: Final = 300.0
 _METRICS_PORT: Final = 9090
-_RESYNC_SECONDS: Final = 45.0  # how long a deletion that the watch did not bring can go unnoticed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +54,49 @@ class Environment:
 
 
 class Operator:
-    """Everything that runs beside Kopf's own tasks."""
+    """Everything that runs beside Kopf's own tasks.
+
+    Attributes:
+        intake: where Kopf's events go.
+    """
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._stack = AsyncExitStack()
         self._metrics = Metrics()
-        self._uid_of: dict[str, str] = {}
-        self._reflectors: list[Reflector[Any]] = []
+        self._relists: list[Relist] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._synced = False
-        self._loop: asyncio.Task[None] | None = None
-        self.reconciler: Reconciler | None = None
+        self._reconciler: Reconciler | None = None
+        self._nodes: Reflector[dict[str, Fares]] | None = None
+
+    @property
+    def intake(self) -> Intake:
+        """Where Kopf's events go; there once it was started."""
+        assert self._reconciler is not None
+        return self._reconciler.intake
 
     async def start(self) -> None:
-        """Learn of every GpuShare, then watch pods and nodes and work.
+        """Connect and start the tasks; the reconciler waits until every GpuShare, pod and node is known.
+
+        GpuNodes have a reflector of their own, not Kopf: every agent writes its one every 10 s (ADR 0102).
 
         Raises:
-            ApiError: the API server cannot be asked now; nothing was started.
+            ApiError: there is no usable configuration; nothing was started.
         """
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(connect(field_manager="gpushare-operator"))
-            self.reconciler = Reconciler(api, self._environment.settings, self._metrics)
-            namespaces: tuple[str | None, ...] = self._environment.namespaces or (None,)
-            for namespace in namespaces:  # all of them before the first pod, which else would seem to have none
-                for share in (await api.list(GPUSHARES, GpuShare.from_object, namespace=namespace)).items:
-                    self.reconciler.world.put_share(share)
-            self._reflectors = [
-                Reflector(
-                    api, PODS, PodFacts.from_object, on_change=self._on_pod, namespace=namespace,
-                    label_selector=MANAGED_SELECTOR,
-                )
-                for namespace in namespaces
-            ]  # fmt: skip
-            self._reflectors.append(Reflector(api, GPUNODES, _fares, on_change=self._on_node))
-            for reflector in self._reflectors:
-                await stack.enter_async_context(reflector)
-            self._loop = asyncio.create_task(self._work(), name="reconciler")
-            stack.push_async_callback(_cancel, self._loop)
-            resync = asyncio.create_task(self._resync(api, namespaces), name="resync")
-            stack.push_async_callback(_cancel, resync)
+            self._reconciler = Reconciler(api, self._environment.settings, self._metrics)
+            self._relists = [
+                Relist(api, watched, namespace)
+                for watched in _watched(self.intake)
+                for namespace in self._environment.namespaces or (None,)
+            ]
+            self._nodes = Reflector(api, GPUNODES, _fares, on_change=self._on_node)
+            await stack.enter_async_context(self._nodes)
+            self._tasks = [asyncio.create_task(one.run(), name=f"relist-{one.path}") for one in self._relists]
+            self._tasks.append(asyncio.create_task(self._work(), name="reconciler"))
+            stack.push_async_callback(_cancel, self._tasks)
             self._serve_metrics(stack)
             self._stack = stack.pop_all()
 
@@ -99,91 +104,71 @@ class Operator:
         """Stop everything that `start` started."""
         await self._stack.aclose()
 
-    def on_share(self, event_type: str | None, obj: Mapping[str, Any]) -> None:
-        """Take up Kopf's event about a GpuShare."""
-        assert self.reconciler is not None
-        share = GpuShare.from_object(obj)
-        if event_type == "DELETED":
-            self.reconciler.world.drop_share(share.namespace, share.name)
-        else:
-            self.reconciler.world.put_share(share)
+    def kopf_listed(self, path: str) -> None:
+        """Look what is gone of the objects that Kopf has just listed at `path`."""
+        for relist in self._relists:
+            relist.kopf_listed(path)
 
     async def _work(self) -> None:
-        """Begin once every pod and node is known: before, each GpuShare would look as if its pods were gone."""
-        assert self.reconciler is not None
-        for reflector in self._reflectors:
-            await reflector.synced.wait()
+        """Begin once every object is known: before, each GpuShare would look as if its pods were gone."""
+        assert self._reconciler is not None
+        assert self._nodes is not None
+        for event in (*(relist.done for relist in self._relists), self._nodes.synced):
+            await event.wait()
         self._synced = True
-        _log.info(
-            "knows %d pods and %d GpuShares", len(self.reconciler.world.pods), len(self.reconciler.world.shares)
-        )
-        await self.reconciler.run()
-
-    async def _resync(self, api: Api, namespaces: tuple[str | None, ...]) -> None:
-        """Look now and then for GpuShares that are gone without a word: their pods would stay without one."""
-        assert self.reconciler is not None
-        world = self.reconciler.world
-        while True:
-            await asyncio.sleep(_RESYNC_SECONDS)
-            before = dict(world.shares)
-            try:
-                lists = [await api.list(GPUSHARES, GpuShare.from_object, namespace=each) for each in namespaces]
-            except ApiError as error:
-                _log.warning("GpuShares not listed, again in %.0f s: %s", _RESYNC_SECONDS, error)
-                continue
-            there = {share.uid for listed in lists for share in listed.items}
-            for key, share in before.items():
-                now = world.shares.get(key)
-                if share.uid not in there and now is not None and now.uid == share.uid:
-                    _log.warning("GpuShare %s/%s is gone and no watch said so", key.namespace, key.name)
-                    world.drop_share(key.namespace, key.name)
+        world = self._reconciler.world
+        _log.info("knows %d pods and %d GpuShares", len(world.pods), len(world.shares))
+        await self._reconciler.run()
 
     def health(self) -> str:
-        """One word when the loop goes round.
+        """Answer one word while all tasks go round.
 
         Raises:
-            RuntimeError: it ended or is stuck; only a restart helps.
+            RuntimeError: one ended, or the reconciler is stuck; only a restart helps.
         """
-        if self.reconciler is None or self._loop is None or self._loop.done():
-            raise RuntimeError("the reconciler ended")
+        if self._reconciler is None or not self._tasks:
+            raise RuntimeError("the operator is not started")
+        if ended := [task.get_name() for task in self._tasks if task.done()]:
+            raise RuntimeError(f"ended: {', '.join(ended)}")
         if not self._synced:
             return "syncing"
-        if (silent := time.monotonic() - self.reconciler.beat) > _STUCK_SECONDS:
+        if (silent := time.monotonic() - self._reconciler.beat) > _STUCK_SECONDS:
             raise RuntimeError(f"the reconciler is stuck since {silent:.0f} s")
         return "running"
 
-    def _on_pod(self, change: Change, key: str, pod: PodFacts) -> None:
-        assert self.reconciler is not None
-        world = self.reconciler.world
-        known = self._uid_of.pop(key, pod.uid)
-        if known != pod.uid:  # deleted and made anew under its name while the watch was away
-            world.drop_pod(known)
-        if change is Change.DELETED:
-            world.drop_pod(pod.uid)
-        else:
-            self._uid_of[key] = pod.uid
-            world.put_pod(pod)
-
     def _on_node(self, change: Change, key: str, fares: dict[str, Fares]) -> None:
-        assert self.reconciler is not None
-        self.reconciler.world.put_node(key, {} if change is Change.DELETED else fares)
+        assert self._reconciler is not None
+        self._reconciler.world.put_node(key, {} if change is Change.DELETED else fares)
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
-        for kind in {reflector.resource.kind for reflector in self._reflectors}:
-            self._metrics.bad_objects.labels(kind).set_function(partial(self._bad_objects, kind))
+        assert self._nodes is not None
+        bad = self._metrics.bad_objects
+        bad.labels(GPUNODES.kind).set_function(partial(getattr, self._nodes, "bad_objects"))
+        for kind, objects in self.intake.bad_objects.items():
+            bad.labels(kind).set_function(partial(getattr, objects, "count"))
+            self._metrics.missed_deletions.labels(kind).set_function(partial(self._missed, kind))
         if self._environment.metrics_port:
             server, thread = start_http_server(self._environment.metrics_port, registry=self._metrics.registry)
             stack.callback(thread.join, 5.0)
             stack.callback(server.server_close)
             stack.callback(server.shutdown)
 
-    def _bad_objects(self, kind: str) -> int:
-        return sum(one.bad_objects for one in self._reflectors if one.resource.kind == kind)
+    def _missed(self, kind: str) -> int:
+        return sum(relist.missed for relist in self._relists if relist.watched.resource.kind == kind)
 
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+def _watched(intake: Intake) -> tuple[Watched, ...]:
+    """The resource types that Kopf watches."""
+    return (
+        Watched(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
+        Watched(PODS, intake.pod, intake.pod_uids, intake.forget_pods, MANAGED_SELECTOR),
+    )
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _fares(obj: Json) -> dict[str, Fares]:

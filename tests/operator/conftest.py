@@ -1,5 +1,6 @@
 """A certificate, and a real API server of this test run's own: etcd and kube-apiserver on loopback."""
 
+import asyncio
 import ipaddress
 import os
 import random
@@ -9,6 +10,7 @@ import ssl
 import subprocess
 import time
 import urllib.request
+import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -21,10 +23,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
+from tests.operator.live import PATIENCE_SECONDS, Running, Shares
 
-from gpushare.kube import Api, connect
+from gpushare.kube import GPUNODES, GPUSHARES, NAMESPACES, AlreadyExists, Api, NotFound, Resource, connect
 
 ROOT = Path(__file__).resolve().parents[2]
+DEFINITIONS = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+)
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpushare"
 MakeCertificate = Callable[..., bytes]
 
@@ -219,3 +225,42 @@ async def real_api(kubeconfig: Path) -> AsyncIterator[Api]:
     """The real API server."""
     async with connect(kubeconfig) as api:
         yield api
+
+
+@pytest.fixture
+async def namespace(real_api: Api) -> str:
+    """A fresh namespace on a server that knows our definitions."""
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        definition = yaml.safe_load(path.read_text())
+        with suppress(AlreadyExists):
+            await real_api.create(DEFINITIONS, definition)
+    for resource in (GPUSHARES, GPUNODES):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                try:
+                    await real_api.list(resource, lambda obj: obj)
+                    break
+                except NotFound:  # its endpoint appears a moment after the definition
+                    await asyncio.sleep(0.05)
+    name = f"t{uuid.uuid4().hex[:8]}"
+    await real_api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    return name
+
+
+@pytest.fixture
+async def shares(real_api: Api, namespace: str) -> AsyncIterator[Shares]:
+    watched = Shares(real_api, namespace)
+    async with watched.reflector:
+        yield watched
+
+
+@pytest.fixture
+async def running(
+    kubeconfig: Path, namespace: str, free_ports: Callable[[], int], tmp_path: Path
+) -> AsyncIterator[Running]:
+    operator = Running(kubeconfig, free_ports(), free_ports(), tmp_path / "operator.log")
+    operator.start()
+    yield operator
+    if operator.process is not None and operator.process.poll() is None:
+        operator.stop()
+    print(operator.log.read_text()[-20000:])

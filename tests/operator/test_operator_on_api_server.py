@@ -1,26 +1,18 @@
 """The Kopf operator on a real API server: GpuShares appear for annotated pods, and their status follows."""
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-import uuid
-from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from tests.operator.live import Running, Shares, controller, decide, pod
 
 from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import (
     GpuNodeStatus,
-    GpuShare,
     GpuStatus,
     Phase,
     Tenant,
@@ -34,116 +26,14 @@ from gpushare.kube import (
     PODS,
     AlreadyExists,
     Api,
-    NotFound,
-    Reflector,
     Resource,
 )
 
 pytestmark = pytest.mark.integration
 
 Json = dict[str, Any]
-ROOT = Path(__file__).resolve().parents[2]
-DEFINITIONS = Resource(
-    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
-)
 DEPLOYMENTS = Resource("apps", "v1", "deployments", "Deployment", namespaced=True)
 REPLICASETS = Resource("apps", "v1", "replicasets", "ReplicaSet", namespaced=True)
-PATIENCE_SECONDS = 120
-
-
-class Shares:
-    """The GpuShares of a namespace as a watch brings them; `until` waits for them to fit."""
-
-    def __init__(self, api: Api, namespace: str) -> None:
-        self._changed = asyncio.Event()
-        self.reflector = Reflector(
-            api, GPUSHARES, lambda obj: (GpuShare.from_object(obj), obj), namespace=namespace,
-            on_change=lambda *_: self._changed.set(),
-        )  # fmt: skip
-
-    def named(self, name: str) -> GpuShare | None:
-        return next((share for share, _ in self.reflector.items.values() if share.name == name), None)
-
-    def raw(self, name: str) -> Json:
-        return next(obj for share, obj in self.reflector.items.values() if share.name == name)
-
-    async def until(self, fits: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not fits():
-                self._changed.clear()
-                await self._changed.wait()
-
-
-class Running:
-    """The operator as the chart starts it, in a process of its own."""
-
-    def __init__(self, kubeconfig: Path, port: int, metrics_port: int, log: Path) -> None:
-        self.kubeconfig, self.port, self.metrics_port, self.log = kubeconfig, port, metrics_port, log
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self, *namespaces: str) -> None:
-        paths = os.pathsep.join(str(ROOT / part) for part in ("src", "operator", "deviceplugin"))
-        environment = {
-            **os.environ, "KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": paths,
-            "GPUSHARE_METRICS_PORT": str(self.metrics_port), "GPUSHARE_MAX_SLOWDOWN": "1.5",
-            "GPUSHARE_NAMESPACES": ",".join(namespaces),
-        }  # fmt: skip
-        command = [
-            sys.executable, "-m", "kopf", "run", "-m", "gpushare_operator", "--standalone",
-            "--liveness", f"http://127.0.0.1:{self.port}/healthz",
-            *([f"--namespace={name}" for name in namespaces] or ["--all-namespaces"]),
-        ]  # fmt: skip
-        with self.log.open("ab") as output:
-            self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd="/")
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        assert self.process is not None
-        self.process.send_signal(how)
-        return self.process.wait(timeout=30)
-
-    def get(self, path: str, port: int) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
-            text: str = answer.read().decode()
-            return text
-
-
-@pytest.fixture
-async def namespace(real_api: Api) -> str:
-    """A fresh namespace on a server that knows our definitions."""
-    for path in sorted((ROOT / "crds").glob("*.yaml")):
-        definition = yaml.safe_load(path.read_text())
-        with suppress(AlreadyExists):
-            await real_api.create(DEFINITIONS, definition)
-    for resource in (GPUSHARES, GPUNODES):
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while True:
-                try:
-                    await real_api.list(resource, lambda obj: obj)
-                    break
-                except NotFound:  # its endpoint appears a moment after the definition
-                    await asyncio.sleep(0.05)
-    name = f"t{uuid.uuid4().hex[:8]}"
-    await real_api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    return name
-
-
-@pytest.fixture
-async def shares(real_api: Api, namespace: str) -> AsyncIterator[Shares]:
-    watched = Shares(real_api, namespace)
-    async with watched.reflector:
-        yield watched
-
-
-@pytest.fixture
-async def running(
-    kubeconfig: Path, namespace: str, free_ports: Callable[[], int], tmp_path: Path
-) -> AsyncIterator[Running]:
-    operator = Running(kubeconfig, free_ports(), free_ports(), tmp_path / "operator.log")
-    operator.start()
-    yield operator
-    if operator.process is not None and operator.process.poll() is None:
-        operator.stop()
-    print(operator.log.read_text()[-20000:])
 
 
 async def deployment(api: Api, namespace: str, name: str, revision: str) -> Json:
@@ -163,37 +53,6 @@ async def deployment(api: Api, namespace: str, name: str, revision: str) -> Json
     meta = {"name": f"{name}-{revision}", "ownerReferences": [controller(owner)]}
     body = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": meta, "spec": spec}
     return await api.create(REPLICASETS, body, namespace=namespace)
-
-
-def controller(obj: Json) -> Json:
-    meta = obj["metadata"]
-    return {
-        "apiVersion": obj["apiVersion"], "kind": obj["kind"], "name": meta["name"], "uid": meta["uid"],
-        "controller": True,
-    }  # fmt: skip
-
-
-async def pod(api: Api, namespace: str, name: str, owner: Json | None = None, *, ours: bool = True) -> Json:
-    metadata: Json = {"name": name}
-    if ours:
-        metadata |= {
-            "annotations": {names.FRACTION: "0.25"},
-            "labels": {names.MANAGED_LABEL: "true", "app": "web"},
-        }
-    if owner is not None:
-        metadata["ownerReferences"] = [controller(owner)]
-    share = {names.SHARE_RESOURCE: "25"} if ours else {}
-    containers = [{"name": "main", "image": "x", "resources": {"limits": share}}]
-    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": containers}}
-    return await api.create(PODS, body, namespace=namespace)
-
-
-async def decide(api: Api, raw: Json, gpu: str) -> None:
-    meta = raw["metadata"]
-    decision = Decision((gpu,), 25, 8192, "2026-11-21T11:00:00Z")
-    await api.bind(
-        meta["name"], "n1", namespace=meta["namespace"], uid=meta["uid"], annotations=decision.to_annotations()
-    )
 
 
 async def report(api: Api, node: str, *tenants: Tenant) -> None:

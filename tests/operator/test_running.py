@@ -1,20 +1,21 @@
 """What the operator is started with, and what its watches do to its memory."""
 
-from typing import Any, cast
+import asyncio
+import inspect
+from typing import cast
 
 import pytest
 
 from gpushare.core.admission.resolve import Defaults
 from gpushare.core.api import names
 from gpushare.core.api.request import JobClass
-from gpushare.core.control.lifecycle import Fares, PodFacts, Settings
+from gpushare.core.control.lifecycle import Fares, Settings
 from gpushare.kube import Api, Change
+from gpushare_operator import handlers
 from gpushare_operator.metrics import Metrics
 from gpushare_operator.reconciler import Reconciler
 from gpushare_operator.running import Environment, Operator
 from gpushare_operator.world import ShareKey
-
-Json = dict[str, Any]
 
 
 def test_the_charts_values_arrive() -> None:
@@ -41,43 +42,38 @@ def test_a_senseless_value_is_named(variable: str, value: str) -> None:
         Environment.read({variable: value})
 
 
-def operator() -> Operator:
-    made = Operator(Environment.read({}))
-    made.reconciler = Reconciler(cast("Api", None), Settings(Defaults()), Metrics(), clock=lambda: 0.0)
-    return made
+def test_kopfs_handlers_run_in_the_loop() -> None:
+    """Kopf runs plain functions in threads: there they would change the World in the middle of the loop's work."""
+    found = [one for one in vars(handlers).values() if getattr(one, "__module__", "") == handlers.__name__]
+    assert len(found) >= 7
+    assert [one.__name__ for one in found if not inspect.iscoroutinefunction(one)] == []
 
 
-def facts(uid: str) -> PodFacts:
-    metadata = {"namespace": "shop", "name": "p", "uid": uid, "annotations": {names.FRACTION: "0.5"}}
-    return PodFacts.from_object({"metadata": metadata})
-
-
-def test_a_pod_made_anew_under_its_name_replaces_the_old_one() -> None:
-    """A watch that was away reports one change where there were a deletion and a creation."""
-    running = operator()
-    assert running.reconciler is not None
-    running._on_pod(Change.ADDED, "shop/p", facts("old"))
-    running._on_pod(Change.MODIFIED, "shop/p", facts("new"))
-    assert set(running.reconciler.world.pods) == {"new"}
-    running._on_pod(Change.DELETED, "shop/p", facts("new"))
-    assert set(running.reconciler.world.pods) == set()
-
-
-def test_kopfs_events_and_nodes_arrive() -> None:
-    running = operator()
-    assert running.reconciler is not None
-    world = running.reconciler.world
-    metadata = {"namespace": "shop", "name": "s", "ownerReferences": [{"uid": "u"}]}
-    running.on_share(None, {"metadata": metadata})
-    running._on_pod(Change.ADDED, "shop/p", facts("u"))
+def test_a_node_arrives_and_goes() -> None:
+    running = Operator(Environment.read({}))
+    running._reconciler = Reconciler(cast("Api", None), Settings(Defaults()), Metrics(), clock=lambda: 0.0)
+    running.intake.share({"metadata": {"namespace": "shop", "name": "s", "ownerReferences": [{"uid": "u"}]}})
+    metadata = {"namespace": "shop", "name": "p", "uid": "u", "annotations": {names.FRACTION: "0.5"}}
+    running.intake.pod({"metadata": metadata})
+    world = running._reconciler.world
     running._on_node(Change.ADDED, "n1", {"u": Fares(0.5, 2.0)})
     assert world.fares_of(ShareKey("shop", "s")) == {"u": Fares(0.5, 2.0)}
     running._on_node(Change.DELETED, "n1", {"u": Fares(0.5, 2.0)})
     assert world.fares_of(ShareKey("shop", "s")) == {}
-    running.on_share("DELETED", {"metadata": metadata})
-    assert dict(world.shares) == {}
 
 
 def test_an_operator_that_does_not_run_is_not_healthy() -> None:
-    with pytest.raises(RuntimeError, match="ended"):
+    with pytest.raises(RuntimeError, match="not started"):
         Operator(Environment.read({})).health()
+
+
+async def test_a_task_that_ended_is_named() -> None:
+    running = Operator(Environment.read({}))
+    running._reconciler = Reconciler(cast("Api", None), Settings(Defaults()), Metrics())
+    ended = asyncio.create_task(asyncio.sleep(0), name="relist-/api/v1/pods")
+    running._tasks = [asyncio.create_task(asyncio.Event().wait(), name="reconciler"), ended]  # type: ignore[list-item]
+    assert running.health() == "syncing"
+    await ended
+    with pytest.raises(RuntimeError, match="ended: relist-/api/v1/pods"):
+        running.health()
+    running._tasks[0].cancel()

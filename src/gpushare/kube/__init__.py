@@ -7,6 +7,7 @@ async with connect() as api:
 """
 
 from gpushare.kube.api import Api, Json, Listing, Page, PatchType, WatchEvent, connect
+from gpushare.kube.bad_objects import BadObjects
 from gpushare.kube.errors import (
     AlreadyExists,
     ApiError,
@@ -43,6 +44,7 @@ __all__ = [
     "AlreadyExists",
     "Api",
     "ApiError",
+    "BadObjects",
     "Change",
     "Conflict",
     "EventType",

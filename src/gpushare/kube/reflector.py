@@ -9,6 +9,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from gpushare.kube.api import Api, Json
+from gpushare.kube.bad_objects import BadObjects
 from gpushare.kube.errors import ApiError, Gone, Retryable
 from gpushare.kube.resources import Resource
 
@@ -17,9 +18,6 @@ _log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS: Final = 0.25
 LAST_BACKOFF_SECONDS: Final = 8.0  # short, so that pods are served within seconds of the API server's return
-
-
-MAX_LOGGED_BAD_OBJECTS: Final = 20  # each once; a whole cluster of them must not flood the log
 
 
 class Change(StrEnum):
@@ -45,7 +43,6 @@ class Reflector(Generic[T]):
         name: what logs and metrics call it; the resource's plural unless given.
         synced: set once the first whole list was delivered.
         restarts: how often the watch ended other than by the server's ordinary time-out.
-        bad_objects: objects that could not be understood.
     """
 
     def __init__(
@@ -66,7 +63,7 @@ class Reflector(Generic[T]):
         self.name = name or resource.plural
         self.synced = asyncio.Event()
         self.restarts = 0
-        self.bad_objects = 0
+        self._bad = BadObjects(resource.kind)
         self._api = api
         self._reduce = reduce
         self._on_change = on_change
@@ -76,10 +73,14 @@ class Reflector(Generic[T]):
         self._rng = rng or random.Random()
         self._sleep = sleep
         self._items: dict[str, T] = {}
-        self._known_bad: set[tuple[str, str]] = set()
         self._task: asyncio.Task[None] | None = None
         self._version: str | None = None
         self._failures = 0
+
+    @property
+    def bad_objects(self) -> int:
+        """How many objects could not be understood."""
+        return self._bad.count
 
     @property
     def items(self) -> Mapping[str, T]:
@@ -169,7 +170,7 @@ class Reflector(Generic[T]):
         try:
             return key, self._reduce(obj)
         except Exception as error:  # noqa: BLE001 - whatever bad data does to the caller's function, the watch goes on
-            self._count_bad(key, error)
+            self._bad.add(key, error)
             return key, self._items.get(key)
 
     def _put(self, key: str, value: T | None) -> None:
@@ -194,15 +195,4 @@ class Reflector(Generic[T]):
         try:
             self._on_change(change, key, value)
         except Exception as error:  # noqa: BLE001 - a failing consumer must not end the watch
-            self._count_bad(key, error)
-
-    def _count_bad(self, key: str, error: Exception) -> None:
-        self.bad_objects += 1
-        seen = (key, type(error).__name__)
-        if seen in self._known_bad or len(self._known_bad) >= MAX_LOGGED_BAD_OBJECTS:
-            return
-        self._known_bad.add(seen)
-        _log.error("cannot understand %s %s: %r", self.resource.kind, key, error)
-        _log.debug("where it failed", exc_info=error)
-        if len(self._known_bad) == MAX_LOGGED_BAD_OBJECTS:
-            _log.error("further bad objects of kind %s are counted only", self.resource.kind)
+            self._bad.add(key, error)

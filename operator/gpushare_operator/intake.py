@@ -1,0 +1,99 @@
+"""What the API says of pods and GpuShares, brought into the World: the newest state of each wins."""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Final
+
+from gpushare.core.api.objects import GpuShare
+from gpushare.core.control.lifecycle import PodFacts
+from gpushare.kube import GPUSHARES, PODS, BadObjects, Json
+from gpushare_operator.world import ShareKey, World
+
+_MOST_REMEMBERED: Final = 20_000  # an older state comes within moments of the newer one
+
+
+class Intake:
+    """Takes events, lists and the answers to our own writes, in whatever order they come.
+
+    Kopf handles each object (by uid) in a task of its own, lists overlap with watches, and answers to writes come
+    beside both: what comes last need not be newest. The resourceVersion tells. It is remembered of deleted objects
+    too, so that a late word does not bring one back.
+
+    Attributes:
+        bad_objects: objects that could not be understood, by kind.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.bad_objects = {kind: BadObjects(kind) for kind in (GPUSHARES.kind, PODS.kind)}
+        self._world = world
+        self._versions: OrderedDict[Hashable, int] = OrderedDict()
+
+    def share(self, obj: Json, *, deleted: bool = False) -> None:
+        """Take up a GpuShare as it is, or that it is gone."""
+        key = _share_key(obj)
+        if not self._is_news(key, _version(obj)):
+            return
+        try:
+            if deleted:
+                self._world.drop_share(key.namespace, key.name)
+            else:
+                self._world.put_share(GpuShare.from_object(obj))
+        except Exception as error:  # noqa: BLE001 - one bad object must not hide the others
+            self.bad_objects[GPUSHARES.kind].add(f"{key.namespace}/{key.name}", error)
+
+    def pod(self, obj: Json, *, deleted: bool = False) -> None:
+        """Take up a managed pod as it is, or that it is gone."""
+        metadata = obj["metadata"]
+        if not self._is_news(metadata["uid"], _version(obj)):
+            return
+        try:
+            if deleted:
+                self._world.drop_pod(metadata["uid"])
+            else:
+                self._world.put_pod(PodFacts.from_object(obj))
+        except Exception as error:  # noqa: BLE001 - one bad object must not hide the others
+            self.bad_objects[PODS.kind].add(f"{metadata.get('namespace')}/{metadata.get('name')}", error)
+
+    def share_uids(self, namespace: str | None) -> set[str]:
+        """The uids of the known GpuShares of a namespace; of all for None."""
+        return {share.uid for key, share in self._world.shares.items() if namespace in {None, key.namespace}}
+
+    def pod_uids(self, namespace: str | None) -> set[str]:
+        """The uids of the known pods of a namespace; of all for None."""
+        return {uid for uid, pod in self._world.pods.items() if namespace in {None, pod.namespace}}
+
+    def forget_shares(self, uids: set[str], version: int) -> int:
+        """Forget those of these GpuShares that are known still, gone by `version`; answers how many those were."""
+        gone = [key for key, share in self._world.shares.items() if share.uid in uids]
+        for key in gone:
+            self._is_news(key, version)
+            self._world.drop_share(key.namespace, key.name)
+        return len(gone)
+
+    def forget_pods(self, uids: set[str], version: int) -> int:
+        """Forget those of these pods that are known still, gone by `version`; answers how many those were."""
+        gone = uids & self._world.pods.keys()
+        for uid in gone:
+            self._is_news(uid, version)
+            self._world.drop_pod(uid)
+        return len(gone)
+
+    def _is_news(self, key: Hashable, version: int) -> bool:
+        """Whether nothing newer is known of `key`; remembers the version if so."""
+        if version < self._versions.get(key, 0):
+            return False
+        self._versions[key] = version
+        self._versions.move_to_end(key)
+        if len(self._versions) > _MOST_REMEMBERED:
+            self._versions.popitem(last=False)
+        return True
+
+
+def _share_key(obj: Json) -> ShareKey:
+    metadata = obj["metadata"]
+    return ShareKey(str(metadata.get("namespace", "")), str(metadata.get("name", "")))
+
+
+def _version(obj: Json) -> int:
+    """The resourceVersion: a number that grows with every write to a resource type (KEP-5504)."""
+    return int(obj["metadata"].get("resourceVersion") or 0)

@@ -1,0 +1,92 @@
+"""Notice what was deleted while Kopf had no watch open.
+
+When a watch cannot be continued (410 Gone: the API server restarted, or its history was compacted), Kopf lists
+anew and watches from there. It reports what is in the list, and says nothing about what is not (ADR 0102). So each
+time that Kopf lists, we list too, after it, and forget what was known before and is not there any more. What is
+deleted after Kopf's list comes by its watch.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.kube import Api, ApiError, Json, Resource
+
+_log = logging.getLogger(__name__)
+_RETRY_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A resource type that Kopf watches, and what is known of it.
+
+    Attributes:
+        take: takes up an object of a list.
+        known: uids known now in a namespace (None: in all).
+        forget: forgets those of these uids that are known still, gone by that resourceVersion; answers how many.
+    """
+
+    resource: Resource
+    take: Callable[[Json], None]
+    known: Callable[[str | None], set[str]]
+    forget: Callable[[set[str], int], int]
+    label_selector: str | None = None
+
+
+class Relist:
+    """Lists one resource type of one namespace (None: of all) whenever Kopf has.
+
+    Attributes:
+        path: of the list in the API.
+        done: set once the first list was taken up.
+        missed: deletions that no watch brought.
+    """
+
+    def __init__(self, api: Api, watched: Watched, namespace: str | None) -> None:
+        self.watched = watched
+        self.done = asyncio.Event()
+        self.missed = 0
+        self._api = api
+        self._namespace = namespace
+        self.path = watched.resource.path(namespace=namespace)
+        self._due = asyncio.Event()
+
+    def kopf_listed(self, path: str) -> None:
+        """Look again if this is the path of our list, possibly behind a prefix of the API server's address."""
+        if path.endswith(self.path):
+            self._due.set()
+
+    async def run(self) -> None:
+        """Follow Kopf's lists for ever."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            try:
+                await self.look()
+            except ApiError as error:
+                _log.warning("%s not listed, again in %.0f s: %s", self.path, _RETRY_SECONDS, error)
+                self._due.set()
+                await asyncio.sleep(_RETRY_SECONDS)
+
+    async def look(self) -> None:
+        """Take up what is there, forget what was known before and is not.
+
+        Raises:
+            ApiError: the list did not come through; nothing was forgotten.
+        """
+        watched, present, version = self.watched, set(), 0
+        before = watched.known(self._namespace)
+        async for page in self._api.pages(
+            watched.resource, namespace=self._namespace, label_selector=watched.label_selector
+        ):
+            for obj in page.items:
+                present.add(obj["metadata"]["uid"])
+                watched.take(obj)
+            version = int(page.resource_version or 0)
+        missed = watched.forget(before - present, version)
+        if missed:
+            _log.info("%d objects at %s were deleted while no watch was open", missed, self.path)
+        self.missed += missed
+        self.done.set()

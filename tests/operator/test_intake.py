@@ -1,0 +1,98 @@
+"""Whatever order events, lists and answers come in, the newest state of each object stands."""
+
+from itertools import permutations
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare.core.api import names
+from gpushare.kube import GPUSHARES, PODS
+from gpushare_operator.intake import Intake
+from gpushare_operator.world import ShareKey, World
+
+Json = dict[str, Any]
+KEY = ShareKey("shop", "s")
+
+
+def share(version: int, uid: str = "one", name: str = "s", namespace: str = "shop") -> Json:
+    metadata = {"namespace": namespace, "name": name, "uid": uid, "resourceVersion": str(version)}
+    return {"metadata": {**metadata, "generation": version}}
+
+
+def pod(version: int, uid: str = "p", node: str = "n1") -> Json:
+    metadata = {"namespace": "shop", "name": "p", "uid": uid, "annotations": {names.FRACTION: "0.5"}}
+    return {"metadata": {**metadata, "resourceVersion": str(version)}, "spec": {"nodeName": node}}
+
+
+def made() -> tuple[Intake, World]:
+    world = World(lambda _: None)
+    return Intake(world), world
+
+
+def test_a_gpushare_deleted_and_made_anew_is_the_new_one_in_any_order() -> None:
+    """Kopf has a task for each uid: the new one's first event can overtake the old one's last."""
+    events = [(share(5, "old"), False), (share(7, "old"), True), (share(8, "new"), False)]
+    for order in permutations(events):
+        intake, world = made()
+        for obj, deleted in order:
+            intake.share(obj, deleted=deleted)
+        assert world.shares[KEY].uid == "new"
+
+
+def test_a_late_word_brings_no_deleted_object_back() -> None:
+    intake, world = made()
+    intake.share(share(9), deleted=True)
+    intake.share(share(8))
+    intake.pod(pod(9), deleted=True)
+    intake.pod(pod(8))
+    assert (dict(world.shares), dict(world.pods)) == ({}, {})
+    intake.share(share(12, "new"))
+    assert world.shares[KEY].uid == "new"
+
+
+@given(st.permutations(range(1, 7)))
+def test_the_newest_version_stands(order: list[int]) -> None:
+    intake, world = made()
+    for version in order:
+        intake.share(share(version))
+        intake.pod(pod(version, node=f"n{version}"))
+    assert world.shares[KEY].generation == 6
+    assert world.pods["p"].node == "n6"
+
+
+def test_what_is_forgotten_is_gone_for_older_words_only() -> None:
+    intake, world = made()
+    intake.share(share(3))
+    intake.share(share(4, "other", "t"))
+    intake.pod(pod(5))
+    assert intake.forget_shares({"one", "never known"}, 10) == 1
+    assert intake.forget_pods({"p", "never known"}, 10) == 1
+    intake.share(share(9))
+    intake.pod(pod(9))
+    assert {key.name for key in world.shares} == {"t"}
+    assert dict(world.pods) == {}
+    intake.share(share(11, "made anew"))
+    assert intake.forget_shares({"one"}, 12) == 0, "another object by now"
+    assert world.shares[KEY].uid == "made anew"
+
+
+def test_known_uids_are_told_by_namespace() -> None:
+    intake, _ = made()
+    intake.share(share(1))
+    intake.share(share(2, "two", namespace="bank"))
+    intake.pod(pod(3))
+    assert (intake.share_uids("shop"), intake.share_uids("bank")) == ({"one"}, {"two"})
+    assert intake.share_uids(None) == {"one", "two"}
+    assert (intake.pod_uids("shop"), intake.pod_uids("bank"), intake.pod_uids(None)) == ({"p"}, set(), {"p"})
+
+
+def test_bad_objects_are_counted_and_stay_as_they_were() -> None:
+    intake, world = made()
+    intake.share(share(1))
+    bad = share(2)
+    bad["metadata"]["ownerReferences"] = ["nobody"]
+    intake.share(bad)
+    intake.pod({"metadata": {"uid": "q", "namespace": "shop"}})
+    assert {kind: bad.count for kind, bad in intake.bad_objects.items()} == {GPUSHARES.kind: 1, PODS.kind: 1}
+    assert world.shares[KEY].generation == 1
