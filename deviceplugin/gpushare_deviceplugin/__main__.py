@@ -7,10 +7,10 @@ import signal
 import sys
 
 from gpushare_deviceplugin import frugal
-from gpushare_deviceplugin.options import Options, parse_options
+from gpushare_deviceplugin.options import AgentOptions, parse_options
 
 
-async def _until_stopped(options: Options) -> None:
+async def _until_stopped(options: AgentOptions) -> None:
     """Run until SIGTERM or SIGINT; stopping changes nothing for the pods."""
     task = asyncio.current_task()
     assert task is not None

@@ -14,14 +14,14 @@ from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
 from gpushare.kube import Api, connect
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin import frugal
-from gpushare_deviceplugin.cluster import Cluster
+from gpushare_deviceplugin.cluster import AgentApi
 from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
-from gpushare_deviceplugin.kubelet import PodResources, Reconciler
+from gpushare_deviceplugin.kubelet import AllocationReconciler, PodResources
 from gpushare_deviceplugin.measuring import Measurer
-from gpushare_deviceplugin.options import Options
+from gpushare_deviceplugin.options import AgentOptions
 from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.sampler import LAST_BACKOFF_SECONDS, Sampler
@@ -36,7 +36,7 @@ ALLOCATIONS_SECONDS: Final = 5.0  # kubelet answers within milliseconds
 HUNG_SECONDS: Final = 60.0  # without a round of sampling, or without the loop turning at all
 
 
-def devices_opener(options: Options, clock: Callable[[], float] = time.monotonic) -> Callable[[], Devices]:
+def devices_opener(options: AgentOptions, clock: Callable[[], float] = time.monotonic) -> Callable[[], Devices]:
     """What makes the device side that the options name; the driver's library is loaded only when it is called."""
     if options.simulated:
         return simulated_opener(options.simulated, options.node_name, options.directory, clock)
@@ -53,13 +53,13 @@ class Agent:
     """One node's agent."""
 
     def __init__(
-        self, options: Options, api: Api, open_devices: Callable[[], Devices],
+        self, options: AgentOptions, api: Api, open_devices: Callable[[], Devices],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._clock = clock
         self._node_name = options.node_name
         self.state = NodeState(clock)
-        self.cluster = Cluster(api, options.node_name, self.state)
+        self.cluster = AgentApi(api, options.node_name, self.state)
         self._shares = self.cluster.profiles()
         self.forecasts = Forecasts(self.state, ask_model)
         measurer = Measurer(self.state, Signatures(self._shares.items), self.forecasts.expected)
@@ -69,7 +69,7 @@ class Agent:
         )
         kubelet: Path = options.kubelet_directory
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
-        self.reconciler = Reconciler(self.state, source, self.cluster.correct)
+        self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct)
         plugin = DevicePlugin(
             self.state, options.directory, strategy=options.device_list_strategy,
             refresh_pods=self.cluster.refresh_pods, on_allocated=self.reconciler.poke,
@@ -172,7 +172,7 @@ class Agent:
             suspects = unknown
 
 
-async def run_agent(options: Options) -> None:
+async def run_agent(options: AgentOptions) -> None:
     """Connect and run until cancelled."""
     async with connect(field_manager="gpushare-agent") as api:
         agent = Agent(options, api, devices_opener(options))

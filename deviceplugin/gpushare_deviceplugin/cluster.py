@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 CONTROLLER: Final = "gpushare.io/agent"
 
 
-class Cluster:
+class AgentApi:
     """What the agent asks of the API; no method but `pods` raises ApiError."""
 
     def __init__(self, api: Api, node_name: str, state: NodeState) -> None:

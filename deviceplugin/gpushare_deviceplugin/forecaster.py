@@ -13,7 +13,7 @@ import orjson
 
 from gpushare.core.gpu.pipes import Counters
 from gpushare.core.interference.prior import expectation
-from gpushare.core.progress.attribution import Load
+from gpushare.core.progress.attribution import TenantLoad
 from gpushare.data import default_model
 
 NICENESS: Final = 10  # nobody waits for the answer
@@ -30,8 +30,8 @@ def answer(raw: bytes) -> bytes:
     return orjson.dumps(answers)
 
 
-def _load(written: Mapping[str, Any]) -> Load:
-    return Load(
+def _load(written: Mapping[str, Any]) -> TenantLoad:
+    return TenantLoad(
         Counters(**written["signature"]),
         written["thread_percentage"],
         {int(cap): progress for cap, progress in written["cap_curve"].items()},

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core.progress.attribution import Load, Prior
+from gpushare.core.progress.attribution import Prior, TenantLoad
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Question:
 
     gpu_model: str
     tenants: tuple[str, ...]
-    loads: tuple[Load, ...]
+    loads: tuple[TenantLoad, ...]
 
     def is_about_the_same(self, other: "Question") -> bool:
         """Whether the other has the same tenants under the same caps."""
@@ -62,14 +62,14 @@ class Question:
 Ask = Callable[[Sequence[Question]], Awaitable[Sequence[Priors]]]
 
 
-def _is_near(one: Load, two: Load) -> bool:
+def _is_near(one: TenantLoad, two: TenantLoad) -> bool:
     mine, theirs = _figures(one), _figures(two)
     return mine.keys() == theirs.keys() and all(
         abs(value - theirs[name]) <= SAME_RATIO * max(1.0, abs(value)) for name, value in mine.items()
     )
 
 
-def _figures(load: Load) -> dict[str, float]:
+def _figures(load: TenantLoad) -> dict[str, float]:
     curve = {f"cap {cap}": progress for cap, progress in load.cap_curve.items()}
     rate = {"rate": load.iterations_per_s} if load.iterations_per_s else {}
     return {**load.signature.as_dict(), **curve, **rate}

@@ -8,8 +8,7 @@ from typing import Final
 from gpushare.core.api.objects import Ceilings, MpsState, MpsStatus
 from gpushare.core.gpu.devices import GpuHealth, Health
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
-from gpushare.mps.status import GateStatus, HoldReason, SelfTestResult
-from gpushare.mps.status import MpsState as GateState
+from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
 
 STALE_SECONDS: Final = 10.0  # the host writes at least every few seconds
 

@@ -63,7 +63,7 @@ class PodResources:
         return found
 
 
-class Reconciler:
+class AllocationReconciler:
     """Holds the state to PodResources, and the annotations to the state.
 
     Args:

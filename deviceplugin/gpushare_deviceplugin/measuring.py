@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from gpushare.core.gpu.devices import GpuSample
 from gpushare.core.gpu.pipes import mean_counters
-from gpushare.core.progress.attribution import Load, Prior, TenantEvidence, attribute, evidence
+from gpushare.core.progress.attribution import Prior, TenantEvidence, TenantLoad, attribute, evidence
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.signatures import Signature, Signatures
+from gpushare_deviceplugin.signatures import Signatures, SoloSignature
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, TenantMeasure, tenants_of
 
@@ -109,7 +109,7 @@ class Measurer:
         }  # fmt: skip
 
     def _expected(
-        self, uuid: str, active: Sequence[ManagedPod], signatures: Sequence[Signature], threads: Sequence[int]
+        self, uuid: str, active: Sequence[ManagedPod], signatures: Sequence[SoloSignature], threads: Sequence[int]
     ) -> Sequence[Prior | None]:
         """The model's word on these tenants."""
         loads = [_load(s, cap) for s, cap in zip(signatures, threads, strict=True)]
@@ -120,12 +120,14 @@ class Measurer:
         return len(self._state.allocated(pod) or {}) > 1
 
 
-def _evidence(signature: Signature | None, threads: int, prior: Prior | None) -> TenantEvidence:
+def _evidence(signature: SoloSignature | None, threads: int, prior: Prior | None) -> TenantEvidence:
     return TenantEvidence(None) if signature is None else evidence(_load(signature, threads), prior)
 
 
-def _load(signature: Signature, threads: int) -> Load:
-    return Load(signature.counters, threads, signature.cap_curve, iterations_per_s=signature.iterations_per_s)
+def _load(signature: SoloSignature, threads: int) -> TenantLoad:
+    return TenantLoad(
+        signature.counters, threads, signature.cap_curve, iterations_per_s=signature.iterations_per_s
+    )
 
 
 def _threads(gate: GateStatus, pod: ManagedPod) -> int:

@@ -15,7 +15,7 @@ DEFAULT_METRICS_PORT: Final = 9400
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class AgentOptions:
     """How one agent runs.
 
     Attributes:
@@ -36,7 +36,7 @@ class Options:
     log_level: str
 
 
-def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Options:
+def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
     """Read the options; argparse ends the program with code 2 and a sentence on a wrong one."""
     parser = argparse.ArgumentParser(prog="gpushare-agent", description="The gpushare node agent.")
 
@@ -58,7 +58,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error("--node-name is missing")
     if read.sample_seconds < 0.2:
         parser.error("--sample-seconds must be 0.2 or more: counters need 0.1 s between readings")
-    return Options(
+    return AgentOptions(
         node_name=read.node_name,
         directory=Path(read.directory),
         kubelet_directory=Path(read.kubelet_directory),

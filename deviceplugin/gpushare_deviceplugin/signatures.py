@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpushare.core.api.objects import GpuShareStatus, Profile
+from gpushare.core.api.objects import GpuShareStatus, WorkloadSignature
 from gpushare.core.api.schema import from_json
 from gpushare.core.control.windows import replaces
 from gpushare.core.gpu.devices import GpuSample
@@ -18,7 +18,7 @@ MAX_WORKLOADS: Final = 1000  # of one node; the one not seen longest is forgotte
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class SoloSignature:
     """A workload alone at 100% threads.
 
     Attributes:
@@ -37,8 +37,8 @@ class SharedProfile:
 
     pod_uids: frozenset[str]
     gpu_model: str
-    signature: Signature
-    kept: Profile | None = None
+    signature: SoloSignature
+    kept: WorkloadSignature | None = None
 
 
 def reduce_gpushare(obj: Mapping[str, Any]) -> SharedProfile | None:
@@ -49,7 +49,7 @@ def reduce_gpushare(obj: Mapping[str, Any]) -> SharedProfile | None:
     return SharedProfile(
         pod_uids=frozenset(placement.pod_uid for placement in status.placements),
         gpu_model=status.profile.gpu_model,
-        signature=Signature(
+        signature=SoloSignature(
             status.profile.as_counters(),
             {point.thread_percentage: point.progress_ratio for point in status.profile.cap_curve},
             status.profile.iterations_per_second,
@@ -69,15 +69,15 @@ class Signatures:
         self._profiles = profiles
         self._seen: dict[tuple[str, str], tuple[Counters, float]] = {}
 
-    def of(self, pod: ManagedPod, gpu_model: str) -> Signature | None:
+    def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
         """A pod's signature on a GPU model; None while nobody has seen it alone there."""
         for profile in self._profiles.values():
             if pod.uid in profile.pod_uids and profile.gpu_model in ("", gpu_model):
                 return profile.signature
         seen = self._seen.get((pod.workload, gpu_model))
-        return Signature(seen[0]) if seen is not None and seen[1] >= MIN_SECONDS else None
+        return SoloSignature(seen[0]) if seen is not None and seen[1] >= MIN_SECONDS else None
 
-    def news(self, pod: ManagedPod, gpu_model: str) -> Profile | None:
+    def news(self, pod: ManagedPod, gpu_model: str) -> WorkloadSignature | None:
         """What this node saw of a pod's workload alone, for its GpuShare to keep; None when that has as good."""
         counters, seconds = self._seen.get((pod.workload, gpu_model), (Counters(), 0.0))
         if seconds < MIN_SECONDS:
@@ -86,7 +86,7 @@ class Signatures:
         if not replaces(seconds, kept):
             return None
         rounded = {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()}
-        return Profile(gpu_model, rounded, window_seconds=float(int(seconds)))
+        return WorkloadSignature(gpu_model, rounded, window_seconds=float(int(seconds)))
 
     def learn(self, pod: ManagedPod, gpu_model: str, sample: GpuSample) -> None:
         """A window in which this pod was alone on a GPU, with 100% of its threads."""

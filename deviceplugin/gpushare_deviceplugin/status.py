@@ -12,9 +12,9 @@ from gpushare.core.api.objects import (
     ConditionStatus,
     GpuNodeStatus,
     GpuStatus,
-    Profile,
-    Tenant,
+    TenantStatus,
     Utilization,
+    WorkloadSignature,
 )
 from gpushare.core.gpu.devices import GpuHealth, GpuSample, Health
 from gpushare.mps.status import GateStatus
@@ -45,7 +45,7 @@ class TenantMeasure:
     progress_ratio: float | None = None
     progress_error_ratio: float | None = None
     pipes: Mapping[str, float] = field(default_factory=dict)
-    profile: Profile | None = None
+    profile: WorkloadSignature | None = None
 
     @property
     def slowdown_ratio(self) -> float | None:
@@ -101,12 +101,12 @@ def tenants_of(state: NodeState, uuid: str) -> list[tuple[ManagedPod, int]]:
     return found
 
 
-def _tenants(state: NodeState, uuid: str, measure: GpuMeasure) -> list[Tenant]:
+def _tenants(state: NodeState, uuid: str, measure: GpuMeasure) -> list[TenantStatus]:
     made = []
     for pod, share in tenants_of(state, uuid):
         measured = measure.tenants.get(pod.uid, TenantMeasure())
         made.append(
-            Tenant(
+            TenantStatus(
                 pod_uid=pod.uid,
                 namespace=pod.namespace,
                 pod=pod.name,

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from gpushare.core.api.objects import Phase
 
 
-class Metrics:
+class OperatorMetrics:
     """Counters of the work done, and gauges of what is known."""
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ from gpushare.kube import (
     record_event,
 )
 from gpushare_operator.intake import Intake
-from gpushare_operator.metrics import Metrics
+from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.owners import OwnerGoneError, Owners
 from gpushare_operator.workqueue import WorkQueue
 from gpushare_operator.world import Key, PodKey, ShareKey, World
@@ -66,8 +66,8 @@ class Reconciler:
     def __init__(
         self,
         api: Api,
-        settings: lifecycle.Settings,
-        metrics: Metrics,
+        settings: lifecycle.OperatorSettings,
+        metrics: OperatorMetrics,
         *,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),

@@ -19,7 +19,7 @@ _RETRY_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedResource:
     """A resource type that Kopf watches, and what is known of it.
 
     Attributes:
@@ -44,7 +44,7 @@ class Relist:
         missed: deletions that no watch brought.
     """
 
-    def __init__(self, api: Api, watched: Watched, namespace: str | None) -> None:
+    def __init__(self, api: Api, watched: WatchedResource, namespace: str | None) -> None:
         self.watched = watched
         self.done = asyncio.Event()
         self.missed = 0

@@ -13,13 +13,13 @@ from prometheus_client import start_http_server
 
 from gpushare.core.api.names import MANAGED_SELECTOR
 from gpushare.core.api.objects import GpuNode
-from gpushare.core.control.lifecycle import Fares, Settings, fares_of
+from gpushare.core.control.lifecycle import Fares, OperatorSettings, fares_of
 from gpushare.core.placement.settings import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
 from gpushare_operator.intake import Intake
-from gpushare_operator.metrics import Metrics
+from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import Reconciler
-from gpushare_operator.relist import Relist, Watched
+from gpushare_operator.relist import Relist, WatchedResource
 
 _log = logging.getLogger(__name__)
 # Far above what one round takes with an API server that answers nothing (30 s a call).
@@ -36,7 +36,7 @@ class Environment:
         metrics_port: 0 serves no metrics.
     """
 
-    settings: Settings
+    settings: OperatorSettings
     namespaces: tuple[str, ...] = ()
     metrics_port: int = _METRICS_PORT
 
@@ -50,7 +50,9 @@ class Environment:
         defaults = parse_settings(variables).defaults
         listed = (variables.get("GPUSHARE_NAMESPACES") or "").split(",")
         namespaces = tuple(name.strip() for name in listed if name.strip())
-        return cls(Settings(defaults), namespaces, int(variables.get("GPUSHARE_METRICS_PORT") or _METRICS_PORT))
+        return cls(
+            OperatorSettings(defaults), namespaces, int(variables.get("GPUSHARE_METRICS_PORT") or _METRICS_PORT)
+        )
 
 
 class Operator:
@@ -63,7 +65,7 @@ class Operator:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._stack = AsyncExitStack()
-        self._metrics = Metrics()
+        self._metrics = OperatorMetrics()
         self._relists: list[Relist] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._synced = False
@@ -157,11 +159,11 @@ class Operator:
         return sum(relist.missed for relist in self._relists if relist.watched.resource.kind == kind)
 
 
-def _watched(intake: Intake) -> tuple[Watched, ...]:
+def _watched(intake: Intake) -> tuple[WatchedResource, ...]:
     """The resource types that Kopf watches."""
     return (
-        Watched(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
-        Watched(PODS, intake.pod, intake.pod_uids, intake.forget_pods, MANAGED_SELECTOR),
+        WatchedResource(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
+        WatchedResource(PODS, intake.pod, intake.pod_uids, intake.forget_pods, MANAGED_SELECTOR),
     )
 
 

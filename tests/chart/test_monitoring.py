@@ -14,8 +14,8 @@ import yaml
 from prometheus_client.core import Metric
 
 from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
-from gpushare.extender.metrics import Metrics as ExtenderMetrics
-from gpushare_operator.admission.server import Metrics as AdmissionMetrics
+from gpushare.extender.metrics import ExtenderMetrics
+from gpushare_operator.admission.server import AdmissionMetrics
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "gpushare"

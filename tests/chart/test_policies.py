@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 
 from gpushare.core.api import names
-from gpushare.core.api.objects import Ceilings, GpuNodeStatus, GpuStatus, MpsState, MpsStatus, Tenant, Utilization
+from gpushare.core.api.objects import (
+    Ceilings,
+    GpuNodeStatus,
+    GpuStatus,
+    MpsState,
+    MpsStatus,
+    TenantStatus,
+    Utilization,
+)
 from gpushare.core.api.schema import to_json
 from gpushare.core.gpu.devices import Health
 
@@ -245,7 +253,7 @@ def test_a_gpunode_is_written_by_its_own_nodes_agent(installed: ApiServer, accou
 def test_what_the_dataclasses_write_is_stored_unchanged(installed: ApiServer) -> None:
     name = f"n-{uuid.uuid4().hex[:8]}"
     mps = MpsStatus(MpsState.ACTIVE, 2, 0, Ceilings.ENFORCED)
-    tenants = (Tenant("u", "ns", "p", 25, 40, 8192, 100, 1, 0.8, 0.1, 1.25),)
+    tenants = (TenantStatus("u", "ns", "p", 25, 40, 8192, 100, 1, 0.8, 0.1, 1.25),)
     gpu = GpuStatus("GPU-1", 0, "H200", 143_771, 132, Health.HEALTHY, None, mps, Utilization(sm=0.5), 100, tenants)
     status = to_json(GpuNodeStatus.of((gpu,), driver_version="580", observed_at="2026-11-21T11:00:00Z"))
     node = {"apiVersion": names.API_VERSION, "kind": "GpuNode", "metadata": {"name": name}}

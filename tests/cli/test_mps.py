@@ -6,7 +6,7 @@ import pytest
 
 from gpushare.cli import main as command
 from gpushare.mps.layout import GpuDirectory, write_status
-from gpushare.mps.status import ClientStatus, GateStatus, MpsState
+from gpushare.mps.status import ClientStatus, GateState, GateStatus
 
 
 def run(monkeypatch, *arguments: str) -> int:
@@ -22,7 +22,7 @@ def base(tmp_path):
         gpu = GpuDirectory.of(tmp_path, f"GPU-{number}")
         gpu.create()
         status = GateStatus(
-            gpu.uuid, MpsState.ACTIVE, time.time(), clients=(ClientStatus(7, "uid", 25, 8192, 100),)
+            gpu.uuid, GateState.ACTIVE, time.time(), clients=(ClientStatus(7, "uid", 25, 8192, 100),)
         )
         write_status(gpu, replace(status, clients=status.clients if number == 1 else ()))
     return str(tmp_path)

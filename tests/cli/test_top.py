@@ -8,7 +8,7 @@ from rich.console import Console
 from gpushare.cli.top import render, rows
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuShare, GpuStatus, Tenant
+from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuShare, GpuStatus, TenantStatus
 
 NODE = GpuNode(
     "node-a",
@@ -19,7 +19,7 @@ NODE = GpuNode(
                 index=0,
                 model="H200",
                 tenants=(
-                    Tenant(
+                    TenantStatus(
                         pod_uid="u1",
                         share_percent=25,
                         memory_used_mib=900,
@@ -90,7 +90,9 @@ def test_a_pod_on_two_gpus_shows_its_worst_progress_and_both_gpus(second_mib, su
                 GpuStatus(
                     uuid=f"GPU-{index}",
                     index=index,
-                    tenants=(Tenant(pod_uid="u", share_percent=100, memory_used_mib=mib, progress_ratio=ratio),),
+                    tenants=(
+                        TenantStatus(pod_uid="u", share_percent=100, memory_used_mib=mib, progress_ratio=ratio),
+                    ),
                 )
                 for index, mib, ratio in ((0, 10, 1.0), (1, second_mib, 0.9))
             )

@@ -22,7 +22,7 @@ from gpushare.core.api import names
 from gpushare.core.gpu.devices import Health
 from gpushare.core.gpu.pipes import Counters
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_atomically, write_status
-from gpushare.mps.status import ClientStatus, GateStatus, MpsState, SelfTest, SelfTestResult
+from gpushare.mps.status import ClientStatus, GateState, GateStatus, SelfTest, SelfTestResult
 from gpushare.twin.gpus import parse_simulated
 from gpushare.twin.mps.state import TwinState, state_path
 from gpushare_deviceplugin import api_pb2
@@ -54,7 +54,7 @@ class Node:
         self._environment.pop("KUBERNETES_SERVICE_HOST", None)
         self._clients: dict[str, tuple[ClientStatus, ...]] = {}
         self._host: asyncio.Task[None] | None = None
-        self.states = {A: MpsState.ACTIVE, B: MpsState.ACTIVE}
+        self.states = {A: GateState.ACTIVE, B: GateState.ACTIVE}
         self.faults, self.restarts = {A: 0, B: 0}, {A: 0, B: 0}
         self.process: asyncio.subprocess.Process | None = None
 
@@ -247,10 +247,10 @@ async def test_trouble_is_said_and_survived(node: Node) -> None:
     assert f'gpushare_agent_allocation_mismatches_total{{node="{NODE}"}} 1.0' in node.metrics()
 
     # A server in FAULT takes its GPU out, and back in.
-    node.states[A] = MpsState.FAULT
+    node.states[A] = GateState.FAULT
     await until(api, lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "fault not seen")
     assert "FAULT" in (api.statuses[-1].gpus[0].health_reason or "")
-    node.states[A] = MpsState.ACTIVE
+    node.states[A] = GateState.ACTIVE
     await until(api, lambda: api.statuses[-1].gpus[0].health is Health.HEALTHY, "not healthy again")
 
     # The API server goes away: kubelet is served on, decisions stay; when it is back the GpuNode is written again.
@@ -263,7 +263,7 @@ async def test_trouble_is_said_and_survived(node: Node) -> None:
         assert len((await stub.Allocate(request)).container_responses) == 1
     decisions = decisions_reader(GpuDirectory.of(node.directory, A)).read()
     assert set(decisions.pods) == {"uid-good"}
-    node.states[B] = MpsState.DOWN
+    node.states[B] = GateState.DOWN
     await until(api, lambda: 'part="gpunode"' in node.metrics(), "the failed write is not counted")
     api.away = False
     await until(
@@ -285,7 +285,7 @@ async def test_tenants_hear_of_a_fault_and_of_a_dead_daemon_and_the_gpu_is_out_u
     def told(reason: str) -> set[str]:
         return {event["regarding"]["name"] for event in api.events if event["reason"] == reason}
 
-    node.faults[A], node.states[A] = 1, MpsState.FAULT
+    node.faults[A], node.states[A] = 1, GateState.FAULT
     await until(api, lambda: told("GpuFault") == {"hit", NODE}, "the fault is not told")
     await until(api, lambda: told("GpuUnhealthy") == {"hit", NODE}, "the GPU's state is not told")
     await until(api, lambda: api.statuses[-1].gpus[0].health is Health.UNHEALTHY, "the fault is not seen")
@@ -293,14 +293,14 @@ async def test_tenants_hear_of_a_fault_and_of_a_dead_daemon_and_the_gpu_is_out_u
     assert event["type"] == "Warning"
     assert event["regarding"]["uid"] == "uid-hit"
     assert "fatal GPU error" in event["note"]
-    node.states[A] = MpsState.ACTIVE
+    node.states[A] = GateState.ACTIVE
     await until(api, lambda: told("GpuRecovered") == {"hit", NODE}, "the recovery is not told")
     await until(api, lambda: api.statuses[-1].gpus[0].health is Health.HEALTHY, "not healthy again")
 
-    node.states[B] = MpsState.DOWN
+    node.states[B] = GateState.DOWN
     await until(api, lambda: told("GpuUnhealthy") == {"hit", "spared", NODE}, "the dead daemon is not told")
     await until(api, lambda: api.statuses[-1].gpus[1].health is Health.UNHEALTHY, "the dead daemon is not seen")
-    node.restarts[B], node.states[B] = 1, MpsState.ACTIVE
+    node.restarts[B], node.states[B] = 1, GateState.ACTIVE
     await until(api, lambda: told("MpsRestarted") == {"spared", NODE}, "the restart is not told")
     await until(api, lambda: api.statuses[-1].gpus[1].health is Health.HEALTHY, "not healthy after the restart")
     assert told("GpuFault") == {"hit", NODE}

@@ -8,7 +8,7 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B
 
 from gpushare.core.gpu.pipes import Counters
 from gpushare.core.interference.prior import expectation
-from gpushare.core.progress.attribution import Load, Prior
+from gpushare.core.progress.attribution import Prior, TenantLoad
 from gpushare.data import default_model
 from gpushare_deviceplugin import forecaster
 from gpushare_deviceplugin.forecasts import (
@@ -29,7 +29,9 @@ FP32 = Counters(
 MEMORY = Counters(
     sm_util=0.9, sm_occupancy=0.5, fp32_util=0.1, dram_bw_util=0.9, integer_util=0.1, graphics_util=1.0
 )
-TWO = Question("NVIDIA H200", ("u1", "u2"), (Load(FP32, 50, {50: 0.8}, iterations_per_s=20.0), Load(MEMORY, 100)))
+TWO = Question(
+    "NVIDIA H200", ("u1", "u2"), (TenantLoad(FP32, 50, {50: 0.8}, iterations_per_s=20.0), TenantLoad(MEMORY, 100))
+)
 
 
 class Model:
@@ -112,7 +114,7 @@ async def test_failure_is_said_once_counted_and_tried_again_with_back_off(
 
 
 async def test_the_process_says_what_the_model_says() -> None:
-    unseen = Question("NVIDIA A100", ("u1",), (Load(Counters(fp32_util=0.5), 100),))
+    unseen = Question("NVIDIA A100", ("u1",), (TenantLoad(Counters(fp32_util=0.5), 100),))
     answers = await ask_model([TWO, unseen])
     expected = expectation(default_model().for_gpu("NVIDIA H200"))(TWO.loads)
     for answer, prior in zip(answers[0], expected, strict=True):

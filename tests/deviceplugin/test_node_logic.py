@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
-from gpushare.core.api.objects import Ceilings, GpuNodeStatus, MpsState, Profile
+from gpushare.core.api.objects import Ceilings, GpuNodeStatus, MpsState, WorkloadSignature
 from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.core.gpu.pipes import Counters
 from gpushare.core.progress.attribution import Prior
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
     ClientStatus,
+    GateState,
     GateStatus,
     HeldStatus,
     HoldReason,
@@ -20,7 +21,6 @@ from gpushare.mps.status import (
     SelfTest,
     SelfTestResult,
 )  # fmt: skip
-from gpushare.mps.status import MpsState as GateState
 from gpushare_deviceplugin.decisions import DecisionWriter, decide
 from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.gates import (
@@ -34,7 +34,7 @@ from gpushare_deviceplugin.gates import (
 )
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.sampler import Sampler
-from gpushare_deviceplugin.signatures import SharedProfile, Signature, Signatures, reduce_gpushare
+from gpushare_deviceplugin.signatures import SharedProfile, Signatures, SoloSignature, reduce_gpushare
 from gpushare_deviceplugin.state import PRESUMED_SECONDS, NodeState
 from gpushare_deviceplugin.status import StatusWriter, build_status
 
@@ -300,7 +300,7 @@ class TestMeasuring:
         without = self.measurer(state)
         for _ in range(10):
             assert without.measure(GPU_A, capped, half, half).tenants[a].progress_ratio is None
-        profile = SharedProfile(frozenset({a}), "NVIDIA H200", Signature(FP32, {50: 0.52}))
+        profile = SharedProfile(frozenset({a}), "NVIDIA H200", SoloSignature(FP32, {50: 0.52}))
         known = self.measurer(state, {"shop/a": profile}).measure(GPU_A, capped, half, half).tenants[a]
         assert known.progress_ratio == pytest.approx(0.5, abs=0.05)
         assert known.pipes == half.counters.pipes()
@@ -311,20 +311,20 @@ class TestMeasuring:
         a = tenant(state, "a", threads="100")
         alone = gate(clients=(client(a, 100),))
 
-        def published() -> Profile | None:
+        def published() -> WorkloadSignature | None:
             return measurer.measure(GPU_A, alone, window(FP32), window(FP32)).tenants[a].profile
 
         assert published() is None, "one window is too little"
         news = [published() for _ in range(10)][-1]
         assert news is not None
         assert (news.gpu_model, news.as_counters()) == ("NVIDIA H200", FP32)
-        profiles["shop/a"] = SharedProfile(frozenset({a}), news.gpu_model, Signature(FP32), kept=news)
+        profiles["shop/a"] = SharedProfile(frozenset({a}), news.gpu_model, SoloSignature(FP32), kept=news)
         assert published() is None
         assert [published() for _ in range(40)][-1] is not None, "a look four times as long is news again"
 
     def test_a_stranger_on_the_gpu_makes_progress_unknown(self, state: NodeState) -> None:
         a = tenant(state, "a", threads="100")
-        profile = SharedProfile(frozenset({a}), "", Signature(FP32))
+        profile = SharedProfile(frozenset({a}), "", SoloSignature(FP32))
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.5)))
         found = self.measurer(state, {"shop/a": profile}).measure(
             GPU_A, gate(clients=(client(a, 100), client(None))), mixed, mixed
@@ -340,8 +340,8 @@ class TestMeasuring:
 
         a, b = tenant(state, "a"), tenant(state, "b")
         profiles = {
-            "shop/a": SharedProfile(frozenset({a}), "", Signature(FP32)),
-            "shop/b": SharedProfile(frozenset({b}), "", Signature(MEMORY)),
+            "shop/a": SharedProfile(frozenset({a}), "", SoloSignature(FP32)),
+            "shop/b": SharedProfile(frozenset({b}), "", SoloSignature(MEMORY)),
         }
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.7)))
         both = gate(clients=(client(a, 30), client(b, None)))
@@ -372,7 +372,7 @@ class TestMeasuring:
             }}
         )  # fmt: skip
         assert shared is not None
-        assert shared.signature == Signature(Counters(fp32_util=0.5), {50: 0.6})
+        assert shared.signature == SoloSignature(Counters(fp32_util=0.5), {50: 0.6})
         assert shared.pod_uids == {"u1"}
 
 

@@ -16,7 +16,7 @@ from gpushare.core.gpu.devices import GpuHealth, Health
 from gpushare_deviceplugin import api_pb2, registration, rpc
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
-from gpushare_deviceplugin.kubelet import PodResources, PodResourcesError, Reconciler
+from gpushare_deviceplugin.kubelet import AllocationReconciler, PodResources, PodResourcesError
 from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.registration import Registrar
@@ -259,7 +259,7 @@ async def test_pod_resources_is_the_truth_and_annotations_follow_it(
     }
     corrections = Corrections()
     source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
-    reconciler = Reconciler(state, source, corrections)
+    reconciler = AllocationReconciler(state, source, corrections)
     for _ in range(3):
         await reconciler.reconcile()
     assert state.allocations == {"uid-right": {GPU_A: 25}, "uid-wrong": {GPU_B: 25}}
@@ -275,7 +275,7 @@ async def test_a_correction_that_fails_is_tried_again_and_counted_once(
     kubelet.held = {"shop/wrong": list(device_ids(GPU_B)[:25])}
     corrections = Corrections(answer=False)
     source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
-    reconciler = Reconciler(state, source, corrections)
+    reconciler = AllocationReconciler(state, source, corrections)
     await reconciler.reconcile()
     await reconciler.reconcile()
     assert len(corrections.made) == 2
@@ -295,7 +295,7 @@ async def test_without_kubelet_the_allocations_stay_as_last_known(state: NodeSta
     state.put_pod(make_pod("a", gpu=GPU_A))
     kubelet.held = {"shop/a": list(device_ids(GPU_A)[:25])}
     source = PodResources(kubelet.directory / "pod-resources" / "kubelet.sock")
-    reconciler = Reconciler(state, source, Corrections())
+    reconciler = AllocationReconciler(state, source, Corrections())
     await reconciler.reconcile()
     await kubelet.stop()
     await reconciler.reconcile()

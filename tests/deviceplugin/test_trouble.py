@@ -17,7 +17,7 @@ from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProce
 from gpushare.core.gpu.pipes import Counters
 from gpushare.exporter import NodeCollector
 from gpushare.mps.layout import GpuDirectory, write_status
-from gpushare.mps.status import ClientStatus, GateStatus, MpsState
+from gpushare.mps.status import ClientStatus, GateState, GateStatus
 from gpushare_deviceplugin import sampler as sampling
 from gpushare_deviceplugin.agent import HUNG_SECONDS, Agent
 from gpushare_deviceplugin.options import parse_options
@@ -82,8 +82,8 @@ class Bench:
         self.agent.state.put_pod(make_pod("a", gpu=GPU_A, threads="100", phase="Running"))
         self.agent.state.set_allocations({"uid-a": {GPU_A: 25}})
 
-    def gate(self, state: MpsState = MpsState.ACTIVE, detail: str = "", at: float = 1.0) -> None:
-        clients = (ClientStatus(42, "uid-a", 100, 8192, 900),) if state is MpsState.ACTIVE else ()
+    def gate(self, state: GateState = GateState.ACTIVE, detail: str = "", at: float = 1.0) -> None:
+        clients = (ClientStatus(42, "uid-a", 100, 8192, 900),) if state is GateState.ACTIVE else ()
         write_status(self.place, GateStatus(GPU_A, state, at, detail=detail, clients=clients))
 
     async def rounds(self, count: int = 3) -> list[float]:
@@ -256,13 +256,13 @@ async def test_a_driver_call_that_hangs_is_said_and_in_the_end_a_reason_to_resta
 
 async def test_a_hung_daemon_takes_its_gpu_out(bench: Bench) -> None:
     await bench.rounds()
-    bench.gate(MpsState.DOWN, "no answer for 12 s: nvidia-cuda-mps-control did not answer within 15 s", 50.0)
+    bench.gate(GateState.DOWN, "no answer for 12 s: nvidia-cuda-mps-control did not answer within 15 s", 50.0)
     await bench.rounds()
     health, reason = bench.health
     assert (health, "no answer for 12 s" in reason) == (Health.UNHEALTHY, True)
     assert bench.metrics()['gpushare_mps_state state="Down"'] == 1
     assert "gpushare_pod_progress_ratio" not in bench.metrics()
-    bench.gate(MpsState.ACTIVE, at=99.0)
+    bench.gate(GateState.ACTIVE, at=99.0)
     await bench.rounds(8)
     assert bench.health == (Health.HEALTHY, "")
     assert has_figures(bench)

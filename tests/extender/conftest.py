@@ -13,7 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from gpushare.core.placement.settings import Settings
-from gpushare.extender import Extender, Options
+from gpushare.extender import Extender, ExtenderOptions
 from gpushare.kube import (
     GPUNODES,
     GPUSHARES,
@@ -211,7 +211,7 @@ class FakeCluster:
             raise Retryable("no answer", retry_after_seconds=1)
 
 
-def options(**changes: Any) -> Options:
+def options(**changes: Any) -> ExtenderOptions:
     values: dict[str, Any] = {
         "host": "127.0.0.1",
         "port": 0,
@@ -223,7 +223,7 @@ def options(**changes: Any) -> Options:
         "fence_timeout_seconds": 10.0,
         "log_level": "INFO",
     }
-    return Options(**values | changes)
+    return ExtenderOptions(**values | changes)
 
 
 class Served:

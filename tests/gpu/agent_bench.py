@@ -30,7 +30,7 @@ from gpushare.core.api import names
 from gpushare.core.api.objects import GpuStatus
 from gpushare.core.gpu.pipes import Counters
 from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
-from gpushare.mps.status import ClientStatus, GateStatus, MpsState
+from gpushare.mps.status import ClientStatus, GateState, GateStatus
 from gpushare.twin.mps.state import TwinState, state_path
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import device_ids
@@ -306,7 +306,7 @@ class StandInGate:
         """Write the files now."""
         with self._lock:
             shown = tuple(ClientStatus(pid, uid, cap, None, 500) for pid, uid, cap in self.clients)
-            write_status(self._place, GateStatus(self.uuid, MpsState.ACTIVE, time.time(), clients=shown))
+            write_status(self._place, GateStatus(self.uuid, GateState.ACTIVE, time.time(), clients=shown))
             if self.counters is not None:
                 twin = TwinState(
                     self.uuid, "NVIDIA H200", 143771, 132, time.time(), 1, 2, "ACTIVE", self.counters, 4000

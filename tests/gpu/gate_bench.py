@@ -27,7 +27,7 @@ from gpushare.mps.layout import (
     write_decisions,
 )
 from gpushare.mps.memory import NvmlMemory
-from gpushare.mps.status import GateStatus, MpsState
+from gpushare.mps.status import GateState, GateStatus
 from gpushare.twin.mps.memory import TwinMemory
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Bench:
             raise RuntimeError("no status yet")
         return status
 
-    def state(self) -> MpsState | None:
+    def state(self) -> GateState | None:
         status = self._reader.read()
         return status.state if status and time.time() - status.written_at < 5 else None
 
@@ -192,7 +192,7 @@ class Bench:
         return "no status"
 
     def until_active(self, timeout: float = 60) -> float:
-        return self.until(lambda: self.state() is MpsState.ACTIVE, timeout, "ACTIVE")
+        return self.until(lambda: self.state() is GateState.ACTIVE, timeout, "ACTIVE")
 
     # Tenants
 

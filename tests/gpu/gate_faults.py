@@ -15,7 +15,7 @@ from gate_checks import START, must, sms_at
 
 from gpushare.mps.actions import terminate_pod_clients
 from gpushare.mps.identity import is_alive
-from gpushare.mps.status import HoldReason, MpsState
+from gpushare.mps.status import GateState, HoldReason
 
 
 def _three(b: Bench, seconds: float = 300) -> list[Tenant]:
@@ -107,7 +107,9 @@ def daemon_killed(b: Bench) -> dict[str, Any]:
     b.until(lambda: not any(t.is_running for t in tenants), 60, "every client ended")
     ended = round(time.time() - hit, 3)
     b.until(
-        lambda: b.status().daemon_restarts > before.daemon_restarts and b.state() is MpsState.ACTIVE, 90, "restart"
+        lambda: b.status().daemon_restarts > before.daemon_restarts and b.state() is GateState.ACTIVE,
+        90,
+        "restart",
     )
     healthy = round(time.time() - hit, 3)
     context = waiting.wait("context", START)
@@ -130,7 +132,7 @@ def server_killed(b: Bench) -> dict[str, Any]:
     b.until(lambda: not any(t.is_running for t in tenants), 60, "every client ended")
     ended = round(time.time() - hit, 3)
     b.until(
-        lambda: b.status().server_pid != before.server_pid and b.state() is MpsState.ACTIVE, 90, "another server"
+        lambda: b.status().server_pid != before.server_pid and b.state() is GateState.ACTIVE, 90, "another server"
     )
     return {"all_ended_s": ended, "active_again_s": round(time.time() - hit, 3), "fresh_start_s": _fresh_start(b)}
 
@@ -143,7 +145,7 @@ def keeper_killed(b: Bench) -> dict[str, Any]:
     os.kill(before.gate_pid, signal.SIGKILL)
     hit = time.time()
     queued = b.spawn(b.decide(414, 20, 2048), "run", 5, 64)
-    b.until(lambda: b.status().gate_pid != before.gate_pid and b.state() is MpsState.ACTIVE, 60, "another gate")
+    b.until(lambda: b.status().gate_pid != before.gate_pid and b.state() is GateState.ACTIVE, 60, "another gate")
     back = round(time.time() - hit, 3)
     sms = queued.wait("context", START)["sms"]
     low, high = sms_at(b, 20)
@@ -295,7 +297,7 @@ def many_faults(b: Bench, count: int) -> dict[str, Any]:
     b.clear()
     said = word.summary()
     left = _our_processes() - pids_before
-    must(b.state() is MpsState.ACTIVE, "not ACTIVE at the end")
+    must(b.state() is GateState.ACTIVE, "not ACTIVE at the end")
     return {
         "faults": done,
         "recovery_s": {"median": statistics.median(recovery), "max": max(recovery)},

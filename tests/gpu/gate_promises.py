@@ -14,7 +14,7 @@ from gate_checks import START, must, sms_at
 
 from gpushare.core.api.request import JobClass
 from gpushare.mps import commands
-from gpushare.mps.status import HoldReason, MpsState, SelfTestResult
+from gpushare.mps.status import GateState, HoldReason, SelfTestResult
 
 ASKS_FOR_ALL = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=100G"}
 
@@ -220,7 +220,7 @@ def silent(b: Bench) -> dict[str, Any]:
     for s in sockets:
         s.close()
     must(connections <= 70, f"{connections} connections are held of one peer")
-    must(b.state() is MpsState.ACTIVE, "the daemon was touched")
+    must(b.state() is GateState.ACTIVE, "the daemon was touched")
     return {"alone_start_s": quiet, "beside_start_s": starts, "connections": connections, "refused": refused}
 
 

@@ -21,7 +21,7 @@ from agent_bench import NodeAgent, StandInGate, ids_of, pod_of, wait_until
 from gpushare.core.gpu.devices import Devices
 from gpushare.core.gpu.pipes import Counters
 from gpushare.data import default_model
-from gpushare.twin.contention import WORKLOADS, Load, cap_progress
+from gpushare.twin.contention import WORKLOADS, TwinLoad, cap_progress
 
 PROGRAM_FILE = Path(__file__).with_name("programs.py")
 CAPS = (100, 50, 25)
@@ -156,7 +156,7 @@ class Law:
     def _progress(tenants: Sequence[Tenant]) -> tuple[float, ...]:
         if len(tenants) == 1:
             return (cap_progress(WORKLOADS[tenants[0][0]].solo, tenants[0][1]),)
-        return default_model()([Load(WORKLOADS[name].solo, cap) for name, cap in tenants])
+        return default_model()([TwinLoad(WORKLOADS[name].solo, cap) for name, cap in tenants])
 
 
 def choose(names: Sequence[str], sets: Mapping[int, int], seed: int) -> list[list[Tenant]]:

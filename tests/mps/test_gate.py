@@ -13,10 +13,10 @@ from gpushare.mps import relay as relaying
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.host import listen
-from gpushare.mps.ledger import Ledger
+from gpushare.mps.ledger import ClientLedger
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO
-from gpushare.mps.policy import Policy
-from gpushare.mps.status import HoldReason, MpsState, RefuseReason
+from gpushare.mps.policy import CeilingPolicy
+from gpushare.mps.status import GateState, HoldReason, RefuseReason
 from gpushare.twin.mps.memory import TwinMemory
 
 from .conftest import decide, eventually, twin_program
@@ -32,10 +32,10 @@ class Stage:
         self.pods: dict[int, str] = {}
         self.default_pod: str | None = None
         self.control = AsyncMpsControl(twin_program(gpu))
-        self.ledger = Ledger(TwinMemory(gpu), identify=self.identify)
+        self.ledger = ClientLedger(TwinMemory(gpu), identify=self.identify)
         self.trouble: list[Exception] = []
         self.gate = Gate(
-            self.control, Policy(gpu), self.ledger, on_trouble=self.trouble.append, identify=self.identify
+            self.control, CeilingPolicy(gpu), self.ledger, on_trouble=self.trouble.append, identify=self.identify
         )
 
     def identify(self, pid: int) -> str | None:
@@ -58,7 +58,7 @@ async def stage(twin, twin_gpu):
     await stage.look()
     listener = listen(twin_gpu)
     task = asyncio.create_task(stage.gate.serve(listener))
-    stage.gate.set_backend(Backend(MpsState.ACTIVE, stage.server_pid))
+    stage.gate.set_backend(Backend(GateState.ACTIVE, stage.server_pid))
     yield stage
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -117,8 +117,8 @@ async def test_a_pod_decided_for_another_gpu_is_caught_at_its_first_connect(stag
 
 @pytest.mark.parametrize(
     ("state", "reason"),
-    [(MpsState.DOWN, HoldReason.DAEMON_DOWN), (MpsState.FAULT, HoldReason.FAULT),
-     (MpsState.STARTING, HoldReason.DAEMON_DOWN), (MpsState.SELF_TEST, HoldReason.SELF_TEST)],
+    [(GateState.DOWN, HoldReason.DAEMON_DOWN), (GateState.FAULT, HoldReason.FAULT),
+     (GateState.STARTING, HoldReason.DAEMON_DOWN), (GateState.SELF_TEST, HoldReason.SELF_TEST)],
 )  # fmt: skip
 async def test_while_mps_is_not_active_processes_wait_and_then_go_on_under_mps(stage, tenants, state, reason):
     decide(stage.gpu, a=(20, 20000))
@@ -127,7 +127,7 @@ async def test_while_mps_is_not_active_processes_wait_and_then_go_on_under_mps(s
     stage.pods[tenant.pid] = "a"
     await eventually(lambda: stage.reasons().get(tenant.pid) is reason, "held")
     assert "without MPS" not in tenant.text()
-    stage.gate.set_backend(Backend(MpsState.ACTIVE, stage.server_pid))
+    stage.gate.set_backend(Backend(GateState.ACTIVE, stage.server_pid))
     await eventually(tenant.is_connected, "connected")
     assert tenant.value("sms") == "26"
 
@@ -308,11 +308,11 @@ async def test_a_daemon_that_dies_in_a_turn_leaves_the_process_waiting(stage, te
     await eventually(lambda: stage.trouble, "the keeper hears of it")
     await eventually(lambda: tenant.pid in stage.reasons(), "it waits")
     assert "without MPS" not in tenant.text()
-    stage.gate.set_backend(Backend(MpsState.DOWN))
+    stage.gate.set_backend(Backend(GateState.DOWN))
     twin.start()
     twin.run(commands.start_server(0))
     stage.server_pid = twin.servers()[0]
-    stage.gate.set_backend(Backend(MpsState.ACTIVE, stage.server_pid))
+    stage.gate.set_backend(Backend(GateState.ACTIVE, stage.server_pid))
     await eventually(tenant.is_connected, "connected after all")
     assert tenant.value("sms") == "26"
 

@@ -11,7 +11,7 @@ from gpushare.mps.actions import clients_of_pod, terminate_pod_clients
 from gpushare.mps.host import main
 from gpushare.mps.identity import is_alive
 from gpushare.mps.layout import gpu_directories, status_reader
-from gpushare.mps.status import HoldReason, MpsState, SelfTestResult
+from gpushare.mps.status import GateState, HoldReason, SelfTestResult
 
 from .conftest import SRC, decide, until
 
@@ -42,7 +42,7 @@ class Host:
         return self.reader.read()
 
     def until_active(self) -> None:
-        until(lambda: self.status() and self.status().state is MpsState.ACTIVE, "ACTIVE")
+        until(lambda: self.status() and self.status().state is GateState.ACTIVE, "ACTIVE")
 
     def belongs(self, pid: int, pod_uid: str) -> None:
         (self.proc / str(pid)).mkdir()
@@ -186,7 +186,7 @@ def test_a_daemon_that_hangs_is_down_holds_newcomers_and_ends_nobody(host, run):
     before = host.status()
     os.kill(before.daemon_pid, signal.SIGSTOP)
     try:
-        until(lambda: host.status().state is MpsState.DOWN, "down")
+        until(lambda: host.status().state is GateState.DOWN, "down")
         assert "no answer" in host.status().detail
         waiting = run(OTHER, "--workload", "stream", "--memory-mib", "100")
         until(lambda: any(h.pid == waiting.pid for h in host.status().held), "the newcomer is held")

@@ -19,12 +19,12 @@ from gpushare.mps.layout import (
 )
 from gpushare.mps.status import (
     ClientStatus,
+    GateState,
     GateStatus,
     HeldStatus,
     HoldReason,
     Mismatch,
     MismatchKind,
-    MpsState,
     SelfTest,
     SelfTestResult,
     TurnStatistics,
@@ -111,7 +111,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(gpu):
 
 def full_status() -> GateStatus:
     return GateStatus(
-        "GPU-1", MpsState.FAULT, 1.5, "why", 7, 1.0, 8, 1.1, 2, 4, 9, 3, "fault", 1.2,
+        "GPU-1", GateState.FAULT, 1.5, "why", 7, 1.0, 8, 1.1, 2, 4, 9, 3, "fault", 1.2,
         SelfTest(SelfTestResult.PASSED, "26 of 132", "580", 1.3),
         (ClientStatus(10, "uid", 25, 8192, 100, 1.4, 99), ClientStatus(11, None)),
         (HeldStatus(12, None, HoldReason.UNKNOWN_POD, 1.0),),

@@ -3,8 +3,8 @@ import os
 import pytest
 
 from gpushare.mps.identity import start_ticks_of
-from gpushare.mps.ledger import Admission, Ledger
-from gpushare.mps.status import ClientStatus, GateStatus, MismatchKind, MpsState
+from gpushare.mps.ledger import Admission, ClientLedger
+from gpushare.mps.status import ClientStatus, GateState, GateStatus, MismatchKind
 
 ME = os.getpid()
 GONE = 2**22 + 7
@@ -30,7 +30,7 @@ def clock():
 
 @pytest.fixture
 def ledger(memory, clock):
-    ledger = Ledger(memory, identify=lambda pid: "pod" if pid < 1000 else None, clock=lambda: clock[0])
+    ledger = ClientLedger(memory, identify=lambda pid: "pod" if pid < 1000 else None, clock=lambda: clock[0])
     ledger.note_clients(())
     return ledger
 
@@ -81,10 +81,10 @@ def test_a_late_client_is_welcome_until_the_next_turn_changes_the_ceilings(ledge
 
 
 def test_a_new_gate_takes_over_what_still_runs(memory, clock):
-    ledger = Ledger(memory, identify=lambda _pid: "pod", clock=lambda: clock[0])
+    ledger = ClientLedger(memory, identify=lambda _pid: "pod", clock=lambda: clock[0])
     running = ClientStatus(ME, "pod", 25, 4096, 300, None, start_ticks_of(ME))
     ended = ClientStatus(GONE, "pod", 25, 1, 1, None, 1)
-    status = GateStatus("GPU-1", MpsState.ACTIVE, 1.0, clients=(running, ended))
+    status = GateStatus("GPU-1", GateState.ACTIVE, 1.0, clients=(running, ended))
     ledger.restore(status)
     ledger.note_clients((ME, 12))
     assert ledger.strangers() == ()

@@ -11,7 +11,7 @@ from gpushare.core.gpu.devices import DevicesError
 from gpushare.devices.nvml import NvmlDevices
 from gpushare.mps.grants import EXHAUSTED_MIB, grant_mib
 from gpushare.mps.identity import start_ticks_of
-from gpushare.mps.ledger import Admission, Ledger
+from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.memory import NvmlMemory
 
 SELF_PID = 11  # of the fake's client
@@ -84,7 +84,7 @@ def test_no_driver_is_one_sentence(monkeypatch, memory, caplog):
 
 def test_a_client_of_unknown_memory_leaves_its_pod_what_it_was_not_granted(driver, memory):
     """From the driver's word to the grant: the second process of a pod gets no memory that the first may hold."""
-    ledger = Ledger(memory, identify=lambda _pid: "pod", clock=lambda: 100.0)
+    ledger = ClientLedger(memory, identify=lambda _pid: "pod", clock=lambda: 100.0)
     ledger.note_clients(())
     ledger.admit(Admission(SELF_PID, start_ticks_of(SELF_PID), "pod", 25, 6000, 8192, 100.0))
     ledger.note_clients((SELF_PID,), SELF_PID)
@@ -103,7 +103,7 @@ def test_a_client_of_unknown_memory_leaves_its_pod_what_it_was_not_granted(drive
 
 
 def test_a_client_of_unknown_memory_and_grant_leaves_its_pod_nothing(driver, memory):
-    ledger = Ledger(memory, identify=lambda _pid: "pod", clock=lambda: 100.0)
+    ledger = ClientLedger(memory, identify=lambda _pid: "pod", clock=lambda: 100.0)
     ledger.note_clients((SELF_PID,))  # connected through a gate that left no word of it
     driver.clients = [(SELF_PID, UNKNOWN)]
     ledger.observe_memory(101.0)

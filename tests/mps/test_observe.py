@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.observe import STALE_SECONDS, GateCollector, serve_http
-from gpushare.mps.status import GateStatus, HeldStatus, HoldReason, MpsState, SelfTest, SelfTestResult
+from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, SelfTest, SelfTestResult
 
 
 @dataclass
@@ -30,7 +30,7 @@ def keeper(tmp_path):
 def status(**changes) -> GateStatus:
     held = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
     return replace(
-        GateStatus("GPU-1", MpsState.ACTIVE, time.time(), held=held, self_test=SelfTest(SelfTestResult.PASSED)),
+        GateStatus("GPU-1", GateState.ACTIVE, time.time(), held=held, self_test=SelfTest(SelfTestResult.PASSED)),
         **changes,
     )
 

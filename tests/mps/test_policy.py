@@ -6,7 +6,7 @@ import pytest
 
 from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, write_decisions
-from gpushare.mps.policy import Policy
+from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.status import HoldReason
 
 
@@ -14,16 +14,16 @@ from gpushare.mps.status import HoldReason
 def policy(tmp_path):
     """Makes the policy of a GPU that these pods were placed on."""
 
-    def make(*pods: str, most: int = 16) -> Policy:
+    def make(*pods: str, most: int = 16) -> CeilingPolicy:
         gpu = GpuDirectory.of(tmp_path, "GPU-1")
         gpu.create()
         write_decisions(gpu, Decisions({pod: PodDecision(2, 1024) for pod in pods}))
-        return Policy(gpu, most)
+        return CeilingPolicy(gpu, most)
 
     return make
 
 
-def fill(policy: Policy, arrivals: list[str]) -> Counter[str | None]:
+def fill(policy: CeilingPolicy, arrivals: list[str]) -> Counter[str | None]:
     """Let processes come in this order, each in as soon as it may; who may not is turned down once."""
     clients: Counter[str | None] = Counter()
     for pod in arrivals:

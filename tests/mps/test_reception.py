@@ -11,7 +11,7 @@ import pytest
 
 from gpushare.mps.host import listen
 from gpushare.mps.packets import COMPUTE_TYPE, CREDENTIALS, HELLO
-from gpushare.mps.reception import Limits, Phase, Reception
+from gpushare.mps.reception import ConnectionPhase, PodLimits, Reception
 from gpushare.mps.status import RefuseReason
 from gpushare.mps.store import StoreClient
 
@@ -38,7 +38,7 @@ while True:
 class Desk:
     """A reception whose pods the tests name and whose clock they turn."""
 
-    def __init__(self, gpu, limits: Limits) -> None:
+    def __init__(self, gpu, limits: PodLimits) -> None:
         self.path, self.now = gpu.control, 0.0
         self.pods: dict[int, str] = {}
         self.ready: list = []
@@ -61,7 +61,7 @@ class Desk:
     async def settled(self) -> None:
         await eventually(lambda: len(self.reception) + len(self.gone) == len(self.opened), "all accepted")
 
-    def phases(self) -> list[Phase]:
+    def phases(self) -> list[ConnectionPhase]:
         return [connection.phase for connection in self.reception._by_descriptor.values()]
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class Desk:
 
 @pytest.fixture
 async def desk(twin_gpu, request):
-    desk = Desk(twin_gpu, getattr(request, "param", Limits(per_second=1.0, burst=3.0)))
+    desk = Desk(twin_gpu, getattr(request, "param", PodLimits(per_second=1.0, burst=3.0)))
     yield desk
     desk.close()
 
@@ -100,7 +100,7 @@ async def test_what_comes_too_fast_is_held_unread_and_greeted_in_its_order_when_
     assert desk.gone == []
 
 
-@pytest.mark.parametrize("desk", [Limits(per_second=1.0, burst=1.0)], indirect=True)
+@pytest.mark.parametrize("desk", [PodLimits(per_second=1.0, burst=1.0)], indirect=True)
 async def test_one_pods_haste_costs_another_nothing(desk):
     hasty = desk.connect()
     await desk.settled()
@@ -131,7 +131,7 @@ async def test_who_speaks_the_handshake_is_ready_and_who_leaves_is_forgotten(des
     await eventually(lambda: len(desk.reception) == 0, "forgotten")
 
 
-@pytest.mark.parametrize("desk", [Limits(per_second=1000.0, burst=1000.0, per_pod=24)], indirect=True)
+@pytest.mark.parametrize("desk", [PodLimits(per_second=1000.0, burst=1000.0, per_pod=24)], indirect=True)
 async def test_a_process_that_opens_very_many_loses_silent_ones_and_the_one_that_spoke_stays(desk):
     spoken = desk.connect()
     for packet in (CREDENTIALS, COMPUTE_TYPE):
@@ -142,11 +142,11 @@ async def test_a_process_that_opens_very_many_loses_silent_ones_and_the_one_that
     await desk.settled()
     await eventually(lambda: desk.reception.refused[RefuseReason.TOO_MANY_CONNECTIONS] == 7, "the excess ended")
     assert len(desk.reception) == 24
-    assert desk.ready[0].phase is Phase.READY
+    assert desk.ready[0].phase is ConnectionPhase.READY
     assert desk.ready[0] not in desk.gone
 
 
-@pytest.mark.parametrize("desk", [Limits(per_second=1000.0, burst=1000.0, per_pod=4, per_gpu=6)], indirect=True)
+@pytest.mark.parametrize("desk", [PodLimits(per_second=1000.0, burst=1000.0, per_pod=4, per_gpu=6)], indirect=True)
 async def test_processes_with_as_few_connections_as_a_cuda_program_never_lose_one(desk, monkeypatch):
     pids = iter(range(100_000, 100_100))
     monkeypatch.setattr("gpushare.mps.reception.peer_pid", lambda _connection: next(pids))
@@ -169,7 +169,7 @@ def flood(path, *programs: str):
             process.wait()
 
 
-@pytest.mark.parametrize("desk", [Limits(per_second=5.0, burst=5.0, per_pod=2000)], indirect=True)
+@pytest.mark.parametrize("desk", [PodLimits(per_second=5.0, burst=5.0, per_pod=2000)], indirect=True)
 async def test_a_flood_from_ten_processes_leaves_the_loop_to_others(desk, monkeypatch):
     """Before: no heartbeat in 7 s, a task for each connection."""
     beats = 0

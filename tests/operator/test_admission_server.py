@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from gpushare.core.admission.resolve import Defaults
-from gpushare.core.admission.review import Policy
+from gpushare.core.admission.review import AdmissionPolicy
 from gpushare.core.api import names
 from gpushare.core.api.objects import GpuShare
 from gpushare.kube import Change
-from gpushare_operator.admission import Settings, serve
+from gpushare_operator.admission import AdmissionServerSettings, serve
 from gpushare_operator.admission.__main__ import parse_settings
 from gpushare_operator.admission.certificates import Certificate
 from gpushare_operator.admission.review import BadReviewError, Webhook, review
-from gpushare_operator.admission.server import Limits
+from gpushare_operator.admission.server import ServerLimits
 from gpushare_operator.admission.watched import Watched
 
 Json = dict[str, Any]
@@ -91,9 +91,9 @@ def serving(
     trusted = ssl.create_default_context(cadata=make_certificate(tmp_path).decode())
 
     @asynccontextmanager
-    async def run(limits: Limits) -> AsyncIterator[Client]:
-        policy = Policy(Defaults(auto_fraction="0.3"), "nvidia")
-        settings = Settings(tmp_path, "127.0.0.1", free_port, policy, limits)
+    async def run(limits: ServerLimits) -> AsyncIterator[Client]:
+        policy = AdmissionPolicy(Defaults(auto_fraction="0.3"), "nvidia")
+        settings = AdmissionServerSettings(tmp_path, "127.0.0.1", free_port, policy, limits)
         stop = asyncio.Event()
         server = asyncio.create_task(serve(settings, stop))
         connector = aiohttp.TCPConnector(ssl=trusted)
@@ -114,7 +114,7 @@ def serving(
 
 @pytest.fixture
 async def client(serving: Serving) -> AsyncIterator[Client]:
-    async with serving(Limits(read_seconds=60.0, wait_seconds=60.0)) as ready:
+    async with serving(ServerLimits(read_seconds=60.0, wait_seconds=60.0)) as ready:
         yield ready
 
 
@@ -244,12 +244,12 @@ def test_an_object_of_no_kubernetes_shape_is_answered_or_refused_and_breaks_noth
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     for webhook in Webhook:
         with contextlib.suppress(BadReviewError):
-            answer = review(body, webhook, Policy(), Watched().know)
+            answer = review(body, webhook, AdmissionPolicy(), Watched().know)
             assert isinstance(answer["response"]["allowed"], bool)
 
 
 async def test_a_large_body_that_does_not_come_holds_up_no_small_one(serving: Serving) -> None:
-    patient = Limits(reading=1, read_seconds=60.0, wait_seconds=60.0)
+    patient = ServerLimits(reading=1, read_seconds=60.0, wait_seconds=60.0)
     async with serving(patient) as client:
         status, _ = await client.post("/mutate", b"x" * (patient.body_bytes + 1))
         assert status == 413
@@ -263,7 +263,7 @@ async def test_a_large_body_that_does_not_come_holds_up_no_small_one(serving: Se
 
 
 async def test_bodies_that_do_not_come_are_given_up(serving: Serving) -> None:
-    async with serving(Limits(reading=1, read_seconds=0.05, wait_seconds=0.05)) as client:
+    async with serving(ServerLimits(reading=1, read_seconds=0.05, wait_seconds=0.05)) as client:
         opened = [await client.half_a_review(length) for length in (70_000, 70_000, 70_000, 100)]
         for reader, writer in opened:
             answer = await asyncio.wait_for(reader.read(), 60)  # to the end: the server closes the connection
@@ -273,7 +273,7 @@ async def test_bodies_that_do_not_come_are_given_up(serving: Serving) -> None:
 
 
 async def test_a_connection_that_never_asks_is_closed(serving: Serving) -> None:
-    async with serving(Limits(idle_seconds=0.1)) as client:
+    async with serving(ServerLimits(idle_seconds=0.1)) as client:
         reader, writer = await client.connect()
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
@@ -324,7 +324,9 @@ def test_no_certificate_is_an_error_at_start(tmp_path: Path) -> None:
 def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
     environment = {"GPUSHARE_DEFAULT_FRACTION": "0.2", "GPUSHARE_RUNTIME_CLASS": ""}
     settings = parse_settings(["--port", "9443", "--cert-dir", "/tls"], environment)
-    assert settings == Settings(Path("/tls"), "0.0.0.0", 9443, Policy(Defaults(auto_fraction="0.2"), None))
+    assert settings == AdmissionServerSettings(
+        Path("/tls"), "0.0.0.0", 9443, AdmissionPolicy(Defaults(auto_fraction="0.2"), None)
+    )
     allowing = parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_ALLOWED_ENV": "CUDA_VISIBLE_DEVICES,CUDA_MPS_X"})
     assert allowing.policy.allowed_env == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_X"}
     for wrong in ("auto", "1.5"):

@@ -15,7 +15,7 @@ from gpushare.core.api.objects import (
     GpuNodeStatus,
     GpuStatus,
     Phase,
-    Tenant,
+    TenantStatus,
 )
 from gpushare.core.api.schema import to_json
 from gpushare.kube import (
@@ -55,7 +55,7 @@ async def deployment(api: Api, namespace: str, name: str, revision: str) -> Json
     return await api.create(REPLICASETS, body, namespace=namespace)
 
 
-async def report(api: Api, node: str, *tenants: Tenant) -> None:
+async def report(api: Api, node: str, *tenants: TenantStatus) -> None:
     """Write a GpuNode as its agent does."""
     with suppress(AlreadyExists):
         await api.create(
@@ -83,8 +83,8 @@ async def test_the_life_of_a_deployments_gpushare(
         await decide(real_api, raw, "GPU-1")
     await report(
         real_api, "n1",
-        Tenant(first["metadata"]["uid"], progress_ratio=0.9, slowdown_ratio=1.11),
-        Tenant(second["metadata"]["uid"], progress_ratio=0.4, slowdown_ratio=2.5),
+        TenantStatus(first["metadata"]["uid"], progress_ratio=0.9, slowdown_ratio=1.11),
+        TenantStatus(second["metadata"]["uid"], progress_ratio=0.4, slowdown_ratio=2.5),
     )  # fmt: skip
 
     def observed() -> bool:

@@ -9,7 +9,7 @@ from gpushare.core.admission.resolve import Defaults
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuShare, Phase
-from gpushare.core.control.lifecycle import Fares, PodFacts, Settings
+from gpushare.core.control.lifecycle import Fares, OperatorSettings, PodFacts
 from gpushare.kube import (
     AlreadyExists,
     Api,
@@ -20,7 +20,7 @@ from gpushare.kube import (
     Resource,
     Retryable,
 )
-from gpushare_operator.metrics import Metrics
+from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import FIGURES_SECONDS, Reconciler
 from gpushare_operator.world import ShareKey
 
@@ -93,9 +93,12 @@ class Bench:
     """A reconciler on the fake, with a clock that the test turns."""
 
     def __init__(self) -> None:
-        self.api, self.clock, self.metrics = FakeApi(), Clock(), Metrics()
+        self.api, self.clock, self.metrics = FakeApi(), Clock(), OperatorMetrics()
         self.reconciler = Reconciler(
-            cast("Api", self.api), Settings(Defaults(max_slowdown_ratio=1.5)), self.metrics, clock=self.clock
+            cast("Api", self.api),
+            OperatorSettings(Defaults(max_slowdown_ratio=1.5)),
+            self.metrics,
+            clock=self.clock,
         )
         self.world = self.reconciler.world
 

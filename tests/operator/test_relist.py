@@ -10,7 +10,7 @@ from yarl import URL
 
 from gpushare.kube import GPUSHARES, Api, Page, Resource, Retryable
 from gpushare_operator.intake import Intake
-from gpushare_operator.relist import Relist, Watched
+from gpushare_operator.relist import Relist, WatchedResource
 from gpushare_operator.session import is_list
 from gpushare_operator.world import World
 
@@ -42,7 +42,7 @@ class Pages:
 def made(api: Pages, namespace: str | None = None) -> tuple[Relist, Intake, World]:
     world = World(lambda _: None)
     intake = Intake(world)
-    watched = Watched(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares, "a=b")
+    watched = WatchedResource(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares, "a=b")
     return Relist(cast("Api", api), watched, namespace), intake, world
 
 

@@ -9,10 +9,10 @@ import pytest
 from gpushare.core.admission.resolve import Defaults
 from gpushare.core.api import names
 from gpushare.core.api.request import JobClass
-from gpushare.core.control.lifecycle import Fares, Settings
+from gpushare.core.control.lifecycle import Fares, OperatorSettings
 from gpushare.kube import Api, Change
 from gpushare_operator import handlers
-from gpushare_operator.metrics import Metrics
+from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import Reconciler
 from gpushare_operator.running import Environment, Operator
 from gpushare_operator.world import ShareKey
@@ -24,11 +24,11 @@ def test_the_charts_values_arrive() -> None:
         "GPUSHARE_NAMESPACES": "a, b,", "GPUSHARE_METRICS_PORT": "9191",
     }  # fmt: skip
     defaults = Defaults(auto_fraction="0.2", job_class=JobClass.LATENCY, max_slowdown_ratio=2.5)
-    assert Environment.read(variables) == Environment(Settings(defaults), ("a", "b"), 9191)
+    assert Environment.read(variables) == Environment(OperatorSettings(defaults), ("a", "b"), 9191)
 
 
 def test_nothing_set_means_the_documented_defaults() -> None:
-    assert Environment.read({}) == Environment(Settings(Defaults()), (), 9090)
+    assert Environment.read({}) == Environment(OperatorSettings(Defaults()), (), 9090)
     assert Environment.read(
         dict.fromkeys(["GPUSHARE_NAMESPACES", "GPUSHARE_MAX_SLOWDOWN"], "")
     ) == Environment.read({})
@@ -51,7 +51,9 @@ def test_kopfs_handlers_run_in_the_loop() -> None:
 
 def test_a_node_arrives_and_goes() -> None:
     running = Operator(Environment.read({}))
-    running._reconciler = Reconciler(cast("Api", None), Settings(Defaults()), Metrics(), clock=lambda: 0.0)
+    running._reconciler = Reconciler(
+        cast("Api", None), OperatorSettings(Defaults()), OperatorMetrics(), clock=lambda: 0.0
+    )
     running.intake.share({"metadata": {"namespace": "shop", "name": "s", "ownerReferences": [{"uid": "u"}]}})
     metadata = {"namespace": "shop", "name": "p", "uid": "u", "annotations": {names.FRACTION: "0.5"}}
     running.intake.pod({"metadata": metadata})
@@ -69,7 +71,7 @@ def test_an_operator_that_does_not_run_is_not_healthy() -> None:
 
 async def test_a_task_that_ended_is_named() -> None:
     running = Operator(Environment.read({}))
-    running._reconciler = Reconciler(cast("Api", None), Settings(Defaults()), Metrics())
+    running._reconciler = Reconciler(cast("Api", None), OperatorSettings(Defaults()), OperatorMetrics())
     ended = asyncio.create_task(asyncio.sleep(0), name="relist-/api/v1/pods")
     running._tasks = [asyncio.create_task(asyncio.Event().wait(), name="reconciler"), ended]  # type: ignore[list-item]
     assert running.health() == "syncing"

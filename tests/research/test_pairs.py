@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from gpushare.research.pairs.completion import shared_effect
-from gpushare.research.pairs.evaluate import Protocol, evaluate, mean_and_spread, split
+from gpushare.research.pairs.evaluate import PairProtocol, evaluate, mean_and_spread, split
 from gpushare.research.pairs.fit import fit_probability
 from gpushare.research.pairs.kernel import workload_kernels
 from gpushare.research.pairs.model import PREDICTORS, gaussian_process, progress_by_tenant
@@ -87,15 +87,15 @@ def test_a_bad_table_is_refused_with_where_and_what(solo, pairs, gpu, message):
         parse_pair_table(solo, pairs, gpu)
 
 
-@pytest.mark.parametrize("protocol", list(Protocol))
+@pytest.mark.parametrize("protocol", list(PairProtocol))
 def test_every_fold_hides_what_its_protocol_promises(protocol):
     table = additive_world()
     seen = np.zeros(len(table.first), dtype=int)
     for train, test in split(table, protocol, np.random.default_rng(1)):
         seen[test] += 1
         assert not set(train) & set(test)
-        if protocol is not Protocol.PAIRS:
-            kinds = table.families if protocol is Protocol.FAMILIES else table.workloads
+        if protocol is not PairProtocol.PAIRS:
+            kinds = table.families if protocol is PairProtocol.FAMILIES else table.workloads
             hidden = {kinds[i] for i in table.first[test]} | {kinds[i] for i in table.second[test]}
             trained = {kinds[i] for i in table.first[train]} | {kinds[i] for i in table.second[train]}
             assert not hidden & trained
@@ -105,7 +105,7 @@ def test_every_fold_hides_what_its_protocol_promises(protocol):
 
 def test_the_process_learns_a_smooth_law_from_other_pairs():
     table = additive_world()
-    train, test = split(table, Protocol.PAIRS, np.random.default_rng(0))[0]
+    train, test = split(table, PairProtocol.PAIRS, np.random.default_rng(0))[0]
     predicted = gaussian_process(table, train, test, np.random.default_rng(0)).normalized_sum
     assert np.abs(predicted - table.normalized_sum[test]).max() < 0.02
 
@@ -115,7 +115,7 @@ def test_a_hidden_trait_shared_by_workloads_is_found_from_their_other_pairs():
     smooth = additive_world(workloads=18)
     effect = hidden_groups(smooth, rng)
     table = scaled(smooth, np.exp(effect + rng.normal(0, 0.01, len(effect))))
-    train, test = split(table, Protocol.PAIRS, np.random.default_rng(0))[0]
+    train, test = split(table, PairProtocol.PAIRS, np.random.default_rng(0))[0]
     test = test[table.first[test] != table.second[test]]
     predicted = gaussian_process(table, train, test, np.random.default_rng(0)).sum_if_fits
     error = np.abs(predicted - table.normalized_sum[test]) / table.normalized_sum[test]
@@ -138,7 +138,7 @@ def test_where_no_trait_is_shared_none_is_made_up():
 def test_a_pair_measured_wrongly_is_not_trusted_and_does_not_bend_its_relatives():
     rng = np.random.default_rng(9)
     smooth = additive_world(workloads=18)
-    train, test = split(smooth, Protocol.PAIRS, np.random.default_rng(0))[0]
+    train, test = split(smooth, PairProtocol.PAIRS, np.random.default_rng(0))[0]
     wrong = train[len(train) // 2]
     factor = np.exp(rng.normal(0, 0.01, len(smooth.first)))
     factor[wrong] = 1.3
@@ -163,7 +163,7 @@ def test_few_measured_pairs_give_a_guess_not_an_error(pairs_measured):
 def test_pairs_that_are_all_alike_are_predicted_alike():
     table = additive_world()
     alike = scaled(table, 1.2 / table.normalized_sum)
-    train, test = split(alike, Protocol.PAIRS, np.random.default_rng(0))[0]
+    train, test = split(alike, PairProtocol.PAIRS, np.random.default_rng(0))[0]
     predicted = gaussian_process(alike, train, test, np.random.default_rng(0)).normalized_sum
     assert predicted == pytest.approx(np.full(len(test), 1.2), abs=1e-6)
 
@@ -173,7 +173,7 @@ def test_memory_adds_up_so_who_fits_with_whom_is_learned():
     need = table.log2_batch + np.array([{"F0": 0, "F1": 1, "F2": 2}[family] for family in table.families])
     table = scaled(table, (need[table.first] + need[table.second] < 9).astype(float))
     wrong = 0
-    for train, test in split(table, Protocol.PAIRS, np.random.default_rng(0)):
+    for train, test in split(table, PairProtocol.PAIRS, np.random.default_rng(0)):
         wrong += int(((fit_probability(table, train, test) > 0.5) != table.fits[test]).sum())
     assert 0.1 < table.fits.mean() < 0.9
     assert wrong <= 0.06 * len(table.first)
@@ -182,7 +182,7 @@ def test_memory_adds_up_so_who_fits_with_whom_is_learned():
 def test_repeats_are_averaged_and_their_spread_given():
     table = additive_world()
     runs = [
-        evaluate(table, seed=seed, protocols=[Protocol.PAIRS], predictors=["random", "constant"])
+        evaluate(table, seed=seed, protocols=[PairProtocol.PAIRS], predictors=["random", "constant"])
         for seed in range(3)
     ]
     summary = mean_and_spread(runs)
@@ -195,7 +195,7 @@ def test_repeats_are_averaged_and_their_spread_given():
 
 def test_no_predictor_looks_at_the_pairs_it_predicts():
     table = additive_world()
-    train, test = split(table, Protocol.PAIRS, np.random.default_rng(0))[0]
+    train, test = split(table, PairProtocol.PAIRS, np.random.default_rng(0))[0]
     spoiled_progress = table.progress.copy()
     spoiled_progress[test] = 7.0
     spoiled = PairTable(
@@ -220,7 +220,7 @@ def test_no_predictor_looks_at_the_pairs_it_predicts():
 def test_partner_choice_on_gavels_pairs(gpu, least_matching, data_directory):
     tables = [(data_directory / "gavel" / name).read_text().splitlines() for name in ("solo.csv", "pairs.csv")]
     table = parse_pair_table(*tables, gpu)
-    scores = {s.predictor: s for s in evaluate(table, protocols=[Protocol.PAIRS])}
+    scores = {s.predictor: s for s in evaluate(table, protocols=[PairProtocol.PAIRS])}
     ours = scores["gaussian-process"]
     assert ours.mean_absolute_error <= 0.12
     assert ours.mean_absolute_error_all <= 0.12

@@ -13,10 +13,10 @@ from gpushare.sim.job_catalog import POLICIES
 from gpushare.sim.job_policies import Fifo, MpsUncapped, TimeSlicing
 from gpushare.sim.job_predict import from_model
 from gpushare.sim.job_report import report
-from gpushare.sim.job_trace import TraceError, draw_jobs, format_jobs, parse_jobs
+from gpushare.sim.job_trace import JobTraceError, draw_jobs, format_jobs, parse_jobs
 from gpushare.sim.jobs import RESTART_SECONDS, Job, SimulationError, simulate
 from gpushare.sim.truth import DatasetTruth, TenantKind
-from gpushare.twin.contention import Load, contended_progress
+from gpushare.twin.contention import TwinLoad, contended_progress
 
 HEADER = '{"schema": "gpushare.io/colocation/v1", "gpu_model": "X", "driver": "1", "mechanism": "mps"}'
 
@@ -46,7 +46,7 @@ LINES = [
 
 
 def forecaster(tenants):
-    rates = contended_progress([Load(profile.counters, cap) for profile, cap in tenants])
+    rates = contended_progress([TwinLoad(profile.counters, cap) for profile, cap in tenants])
     return tuple(Forecast(rate, rate - 0.1, rate) for rate in rates)
 
 
@@ -219,7 +219,7 @@ def test_a_trace_survives_being_written_and_read():
     ],
 )
 def test_a_bad_trace_is_refused_with_where_and_what(lines, message):
-    with pytest.raises(TraceError) as refused:
+    with pytest.raises(JobTraceError) as refused:
         parse_jobs(lines)
     assert message in str(refused.value)
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare.core.gpu.pipes import Counters
-from gpushare.twin.contention import WORKLOADS, Load, cap_progress, contended_progress
+from gpushare.twin.contention import WORKLOADS, TwinLoad, cap_progress, contended_progress
 
 ratio = st.floats(0, 1)
 counters = st.builds(
@@ -15,12 +15,12 @@ counters = st.builds(
     integer_util=ratio,
     dram_bw_util=ratio,
 )
-loads = st.lists(st.builds(Load, counters, st.integers(1, 100)), min_size=1, max_size=8)
+loads = st.lists(st.builds(TwinLoad, counters, st.integers(1, 100)), min_size=1, max_size=8)
 
 
 def test_alone_and_uncapped_everything_runs_at_its_own_speed():
     for workload in WORKLOADS.values():
-        assert contended_progress([Load(workload.solo)]) == (1.0,)
+        assert contended_progress([TwinLoad(workload.solo)]) == (1.0,)
 
 
 @given(loads)
@@ -33,19 +33,19 @@ def test_progress_is_a_ratio_and_never_above_what_the_cap_allows(loads):
 
 @given(loads, counters)
 def test_at_uncapped_gpus_a_neighbour_never_speeds_anyone_up(loads, arriving):
-    uncapped = [Load(load.solo) for load in loads]
-    before, after = contended_progress(uncapped), contended_progress([*uncapped, Load(arriving)])
+    uncapped = [TwinLoad(load.solo) for load in loads]
+    before, after = contended_progress(uncapped), contended_progress([*uncapped, TwinLoad(arriving)])
     if len(loads) > 1:  # one alone has no neighbours' SMs to share either way
         assert all(b >= a - 1e-9 for b, a in zip(before, after, strict=False))
 
 
 def test_two_who_want_the_same_pipe_get_about_half_each():
-    stream = Load(WORKLOADS["stream"].solo)
+    stream = TwinLoad(WORKLOADS["stream"].solo)
     assert contended_progress([stream, stream]) == pytest.approx((0.5, 0.5), abs=0.06)
 
 
 def test_those_who_want_different_pipes_hardly_meet():
-    quiet, busy = Load(WORKLOADS["latency-probe"].solo), Load(WORKLOADS["resnet50-train"].solo)
+    quiet, busy = TwinLoad(WORKLOADS["latency-probe"].solo), TwinLoad(WORKLOADS["resnet50-train"].solo)
     assert min(contended_progress([quiet, busy])) > 0.85
 
 

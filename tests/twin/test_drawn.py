@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from gpushare.core.interference import Profile, cap_progress
 from gpushare.data import default_model
-from gpushare.twin.contention import WORKLOADS, Load
+from gpushare.twin.contention import WORKLOADS, TwinLoad
 from gpushare.twin.drawn import DrawnProgress
 
 kinds = st.tuples(st.sampled_from(sorted(WORKLOADS)), st.integers(1, 100))
@@ -12,7 +12,7 @@ sets = st.lists(kinds, min_size=1, max_size=6)
 
 def load(kind):
     name, cap = kind
-    return Load(WORKLOADS[name].solo, cap, WORKLOADS[name].iterations_per_s)
+    return TwinLoad(WORKLOADS[name].solo, cap, WORKLOADS[name].iterations_per_s)
 
 
 @settings(max_examples=40, deadline=None)

@@ -6,6 +6,6 @@ its answers.
 """
 
 from gpushare_operator.admission.review import review
-from gpushare_operator.admission.server import Settings, make_app, serve
+from gpushare_operator.admission.server import AdmissionServerSettings, make_app, serve
 
-__all__ = ["Settings", "make_app", "review", "serve"]
+__all__ = ["AdmissionServerSettings", "make_app", "review", "serve"]

@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.admission.review import Policy
+from gpushare.core.admission.review import AdmissionPolicy
 from gpushare.core.placement import settings
-from gpushare_operator.admission.server import Settings, serve
+from gpushare_operator.admission.server import AdmissionServerSettings, serve
 
 # After SIGTERM the endpoints point here for a moment longer; what arrives in it is still answered.
 _DRAIN_SECONDS: Final = 5.0
 
 
-def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
+def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> AdmissionServerSettings:
     """Command line and environment as settings.
 
     Raises:
@@ -38,11 +38,11 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         parser.error(f'GPUSHARE_ENV_CAPS_FALLBACK: "{env_caps}" is not true or false')
     runtime_class = environment.get("GPUSHARE_RUNTIME_CLASS") or None
     allowed_env = frozenset((environment.get("GPUSHARE_ALLOWED_ENV") or "").replace(",", " ").split())
-    policy = Policy(defaults, runtime_class, env_caps == "true", allowed_env)
-    return Settings(parsed.cert_dir, parsed.host, parsed.port, policy)
+    policy = AdmissionPolicy(defaults, runtime_class, env_caps == "true", allowed_env)
+    return AdmissionServerSettings(parsed.cert_dir, parsed.host, parsed.port, policy)
 
 
-async def _run(server: Settings) -> None:
+async def _run(server: AdmissionServerSettings) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     loop.add_signal_handler(signal.SIGINT, stop.set)
     loop.add_signal_handler(signal.SIGTERM, lambda: loop.call_later(_DRAIN_SECONDS, stop.set))

@@ -28,7 +28,7 @@ class BadReviewError(ValueError):
     """What was posted is no AdmissionReview v1; the message says why."""
 
 
-def review(body: object, webhook: Webhook, policy: admission.Policy, know: Know) -> Json:
+def review(body: object, webhook: Webhook, policy: admission.AdmissionPolicy, know: Know) -> Json:
     """Answer one AdmissionReview.
 
     Raises:
@@ -111,7 +111,7 @@ def refusal_of(answer: Json) -> str | None:
     return None if response["allowed"] else str(response["status"]["message"])
 
 
-def _mutate(request: Json, policy: admission.Policy, know: Know) -> Json:
+def _mutate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> Json:
     pod = request.get("object")
     if request.get("operation") != "CREATE" or not _is_pod(request) or not isinstance(pod, dict):
         return {"allowed": True}
@@ -124,7 +124,7 @@ def _mutate(request: Json, policy: admission.Policy, know: Know) -> Json:
     return answer
 
 
-def _validate(request: Json, policy: admission.Policy, know: Know) -> Json:
+def _validate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> Json:
     obj, old = request.get("object"), request.get("oldObject")
     if not isinstance(obj, dict):  # DELETE and CONNECT carry none
         return {"allowed": True}

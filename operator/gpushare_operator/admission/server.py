@@ -12,7 +12,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gpushare.core.admission.review import Policy
+from gpushare.core.admission.review import AdmissionPolicy
 from gpushare.core.api.rejection import shown
 from gpushare_operator.admission.certificates import Certificate
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
@@ -35,7 +35,7 @@ _BACKLOG: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ServerLimits:
     """What the server bears of clients that are slow, many or large.
 
     Attributes:
@@ -52,17 +52,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class AdmissionServerSettings:
     """How to serve."""
 
     certificates: Path
     host: str = "0.0.0.0"
     port: int = 8443
-    policy: Policy = field(default_factory=Policy)
-    limits: Limits = field(default_factory=Limits)
+    policy: AdmissionPolicy = field(default_factory=AdmissionPolicy)
+    limits: ServerLimits = field(default_factory=ServerLimits)
 
 
-class Metrics:
+class AdmissionMetrics:
     """The server's own metrics, in a registry of their own."""
 
     def __init__(self) -> None:
@@ -88,14 +88,14 @@ class Metrics:
 
 
 def make_app(
-    policy: Policy,
+    policy: AdmissionPolicy,
     know: Know,
-    metrics: Metrics,
-    limits: Limits | None = None,
+    metrics: AdmissionMetrics,
+    limits: ServerLimits | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> web.Application:
     """The application without its sockets."""
-    limits = limits or Limits()
+    limits = limits or ServerLimits()
     reading = asyncio.Semaphore(limits.reading)
 
     async def read(request: web.Request) -> bytes:
@@ -154,7 +154,7 @@ def make_app(
     return app
 
 
-def _account(response: Json, webhook: Webhook, metrics: Metrics) -> None:
+def _account(response: Json, webhook: Webhook, metrics: AdmissionMetrics) -> None:
     """Count an answer, and log a refusal with its sentence."""
     if response["allowed"]:
         metrics.reviews.labels(webhook.value, "allowed").inc()
@@ -171,14 +171,14 @@ def _account(response: Json, webhook: Webhook, metrics: Metrics) -> None:
     )
 
 
-async def serve(settings: Settings, stop: asyncio.Event) -> None:
+async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
     """Serve until `stop` is set, then finish what is under way.
 
     Raises:
         ssl.SSLError, OSError: no usable certificate, or the port is taken.
     """
     certificate = Certificate(settings.certificates)
-    watched, metrics = Watched(), Metrics()
+    watched, metrics = Watched(), AdmissionMetrics()
     metrics.reloads.set_function(lambda: certificate.reloads)
     limits = settings.limits
     runner = web.AppRunner(

@@ -27,7 +27,7 @@ from gpushare.core.interference import (
 from gpushare.core.interference.profile import ProfileError
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
-from gpushare.research.interference.evaluate import Evaluation, Protocol, evaluate
+from gpushare.research.interference.evaluate import Evaluation, EvaluationProtocol, evaluate
 from gpushare.research.interference.fit import MEMBERS, fit_model, sets_of, unfitted
 from gpushare.research.solo_profiles import profile_of
 
@@ -101,9 +101,9 @@ def fit(
 def evaluation(
     dataset: DatasetOption,
     protocol: Annotated[
-        Protocol,
+        EvaluationProtocol,
         typer.Option(help="as-is: the model as it is; the others fit anew on parts of the dataset, five times."),
-    ] = Protocol.AS_IS,
+    ] = EvaluationProtocol.AS_IS,
     model: ModelFile = None,
     seed: Annotated[int, typer.Option(help="Of the folds, the fits and the random matchings.")] = 1,
     probed: Annotated[
@@ -125,7 +125,7 @@ def evaluation(
     notes = list(sets.notes)
     if data.mechanism is not Mechanism.MPS:
         notes.append(f"the runs shared the GPU by {data.mechanism}, the model is of MPS")
-    if protocol is Protocol.AS_IS:
+    if protocol is EvaluationProtocol.AS_IS:
         fitted = load_model(model)
         chosen = fitted.for_gpu(data.gpu_model)
         if chosen.widening > 1:
@@ -136,7 +136,7 @@ def evaluation(
     else:
         chosen = unfitted(data, sets, seed)
     with _bar("fitting") as bar:
-        task = bar.add_task("fitting", visible=protocol is not Protocol.AS_IS)
+        task = bar.add_task("fitting", visible=protocol is not EvaluationProtocol.AS_IS)
         result = evaluate(
             sets,
             chosen,

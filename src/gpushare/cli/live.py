@@ -39,7 +39,7 @@ class Objects:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class LiveCluster:
     """What a plan starts from.
 
     Attributes:
@@ -64,7 +64,7 @@ class Cluster:
         return request_of(pod, self.shares.get(namespace, ()), self.settings.defaults)
 
 
-async def read_cluster(api: Api) -> Cluster:
+async def read_cluster(api: Api) -> LiveCluster:
     """Read the release's settings, nodes, GpuNodes, GpuShares and pods."""
     return cluster_of(await read_objects(api))
 
@@ -119,7 +119,7 @@ def _reduced_pod(obj: Json) -> Json:
     }
 
 
-def cluster_of(objects: Objects) -> Cluster:
+def cluster_of(objects: Objects) -> LiveCluster:
     """Join what the API says.
 
     Raises:
@@ -185,7 +185,7 @@ def cluster_of(objects: Objects) -> Cluster:
             )
             continue
         kept.append((request, placement))
-    return Cluster(tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, by_namespace)
+    return LiveCluster(tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, by_namespace)
 
 
 def request_of(

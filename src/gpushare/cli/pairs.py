@@ -13,7 +13,7 @@ from rich.table import Table
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
-from gpushare.research.pairs.evaluate import GATE, PairScore, Protocol, evaluate, mean_and_spread, split
+from gpushare.research.pairs.evaluate import GATE, PairProtocol, PairScore, evaluate, mean_and_spread, split
 from gpushare.research.pairs.model import PREDICTORS
 from gpushare.research.pairs.table import PairTable, TableError, parse_pair_table
 
@@ -34,7 +34,7 @@ def evaluate_command(
     repeats: Annotated[
         int, typer.Option(help="seeds in a row to average; the spread is their standard deviation", min=1)
     ] = 1,
-    protocol: Annotated[list[Protocol] | None, typer.Option(help="repeatable; all if left out")] = None,
+    protocol: Annotated[list[PairProtocol] | None, typer.Option(help="repeatable; all if left out")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Score predictors of the normalised throughput sum: error, gate at 1.1, best partner, matching."""
@@ -42,7 +42,7 @@ def evaluate_command(
     console = Console(stderr=True)
     import numpy as np  # noqa: PLC0415 - keeps `gpushare --help` quick
 
-    protocols = protocol or list(Protocol)
+    protocols = protocol or list(PairProtocol)
     folds = sum(len(split(table, one, np.random.default_rng(seed))) for one in protocols)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("predicting", total=repeats * folds * len(PREDICTORS))

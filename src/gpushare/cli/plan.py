@@ -15,7 +15,7 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.cli.live import Cluster, cluster_of, read_cluster
+from gpushare.cli.live import LiveCluster, cluster_of, read_cluster
 from gpushare.cli.manifests import read_manifests
 from gpushare.cli.sim_cluster import read_cluster as read_nodes
 from gpushare.cli.sim_cluster import read_trace
@@ -123,7 +123,7 @@ def plan_one(request: PlacementRequest, context: DecisionContext) -> Line:
     return Line(request, decided, len(found.rows), _refused(found))
 
 
-def state_of(cluster: Cluster) -> ClusterState:
+def state_of(cluster: LiveCluster) -> ClusterState:
     """The engine's state of a cluster, with the pods that run there."""
     state = ClusterState(cluster.nodes, gpu_memory_reserve_mib=cluster.settings.gpu_memory_reserve_mib)
     for uuid in cluster.unhealthy:
@@ -134,9 +134,11 @@ def state_of(cluster: Cluster) -> ClusterState:
     return state
 
 
-def _cluster(snapshot: Path | None, nodes: Path | None, kubeconfig: str | None, context: str | None) -> Cluster:
+def _cluster(
+    snapshot: Path | None, nodes: Path | None, kubeconfig: str | None, context: str | None
+) -> LiveCluster:
     if nodes is not None:
-        return Cluster(tuple(read_nodes(nodes)), ())
+        return LiveCluster(tuple(read_nodes(nodes)), ())
     if snapshot is not None:
         return cluster_of(read_snapshot(snapshot))
     try:
@@ -145,7 +147,7 @@ def _cluster(snapshot: Path | None, nodes: Path | None, kubeconfig: str | None, 
         raise UsageError(f"cannot read the cluster: {error} (or give --snapshot or --nodes)") from error
 
 
-async def _read(kubeconfig: str | None, context: str | None) -> Cluster:
+async def _read(kubeconfig: str | None, context: str | None) -> LiveCluster:
     async with connect(kubeconfig, context=context) as api:
         return await read_cluster(api)
 

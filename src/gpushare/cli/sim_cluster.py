@@ -30,7 +30,7 @@ PodsFile = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ClusterRun:
     """One run as it is printed."""
 
     policy: str
@@ -115,7 +115,7 @@ def read_trace(path: Path) -> list[PlacementRequest]:
 
 def _run_all(
     cluster: list[NodeSpec], trace: list[PlacementRequest], policy: str, demand: float, seeds: range
-) -> list[Run]:
+) -> list[ClusterRun]:
     console = Console(stderr=True)
     history = Counter(pod.shape for pod in trace)
     done = []
@@ -139,7 +139,7 @@ def _run_all(
                 on_arrival=on_arrival,
             )
             done.append(
-                Run(
+                ClusterRun(
                     policy,
                     seed,
                     result.allocated_gpu_percent,
@@ -152,7 +152,7 @@ def _run_all(
     return done
 
 
-def _summary(done: list[Run]) -> dict[str, Any]:
+def _summary(done: list[ClusterRun]) -> dict[str, Any]:
     """Means over runs, with the runs."""
     reasons = sorted({reason for run in done for reason in run.rejected})
     return {
@@ -167,7 +167,7 @@ def _summary(done: list[Run]) -> dict[str, Any]:
     }
 
 
-def _print(done: list[Run], cluster: list[NodeSpec], demand: float) -> None:
+def _print(done: list[ClusterRun], cluster: list[NodeSpec], demand: float) -> None:
     gpus = sum(len(node.gpus) for node in cluster)
     table = Table(title=f"{done[0].policy}: {len(cluster)} nodes, {gpus} GPUs, demand {demand:g}")
     for name in ("seed", "allocated", "fragmented", "placed", "rejected", "seconds"):

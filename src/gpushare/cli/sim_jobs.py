@@ -17,10 +17,10 @@ from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.research.pairs.table import TableError, parse_pair_table
 from gpushare.sim.job_catalog import POLICIES
-from gpushare.sim.job_policy_gpushare import Predict
+from gpushare.sim.job_policy_gpushare import PredictKinds
 from gpushare.sim.job_predict import from_model, from_pairs
 from gpushare.sim.job_report import Report, report
-from gpushare.sim.job_trace import TraceError, draw_jobs, format_jobs, parse_jobs
+from gpushare.sim.job_trace import JobTraceError, draw_jobs, format_jobs, parse_jobs
 from gpushare.sim.jobs import Job, Outcome, SimulationError, simulate
 from gpushare.sim.truth import DatasetTruth, PairsTruth, Truth
 
@@ -44,7 +44,7 @@ GpuName = Annotated[str | None, typer.Option("--gpu", help="which GPU of the CSV
 SlicingFile = Annotated[Path | None, typer.Option("--time-slicing", help="dataset v1 measured under time slicing")]
 GpuCount = Annotated[int, typer.Option("--gpus", min=1, help="how many GPUs")]
 Seed = Annotated[int, typer.Option(min=0, help="of everything drawn at random")]
-Json = Annotated[bool, typer.Option("--json", help="print JSON")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def register(app: typer.Typer) -> None:
@@ -63,7 +63,7 @@ def jobs_command(
     gpu: GpuName = None,
     time_slicing: SlicingFile = None,
     seed: Seed = 0,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a trace of jobs under one policy."""
     if policy not in POLICIES:
@@ -87,7 +87,7 @@ def compare_command(
     gpu: GpuName = None,
     time_slicing: SlicingFile = None,
     seed: Seed = 0,
-    as_json: Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a trace under every policy and write one self-contained HTML report with plots."""
     from gpushare.cli.job_html import render  # noqa: PLC0415 - matplotlib is slow to load and an extra
@@ -129,7 +129,7 @@ def trace_command(
 def _read_jobs(path: Path) -> list[Job]:
     try:
         return parse_jobs(read_lines(path))
-    except TraceError as error:
+    except JobTraceError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
@@ -141,7 +141,7 @@ def _read_truth(
     seed: int,
     *,
     needs_prediction: bool = True,
-) -> tuple[Truth, Predict | None]:
+) -> tuple[Truth, PredictKinds | None]:
     if colocation.suffix == ".csv":
         if solo is None or gpu is None:
             raise UsageError(f"{colocation}: a table of pairs needs --solo FILE and --gpu NAME")
@@ -179,7 +179,7 @@ def _run(
     gpus: int,
     names: list[str],
     truth: Truth,
-    predict: Predict | None,
+    predict: PredictKinds | None,
     seed: int,
     *,
     source: Path,

@@ -14,7 +14,7 @@ from gpushare.cli.errors import UsageError
 from gpushare.core.admission.resolve import share_of
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuNode, GpuShare, GpuStatus, Tenant
+from gpushare.core.api.objects import GpuNode, GpuShare, GpuStatus, TenantStatus
 from gpushare.core.api.quantity import parse_count
 from gpushare.core.api.request import JobClass
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Json, connect
@@ -26,7 +26,7 @@ _ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TopRow:
     """One pod as the table shows it; None where nothing is known yet, never a guess.
 
     Attributes:
@@ -51,12 +51,12 @@ class Row:
     slowdown_ratio: float | None
 
 
-def rows(pods: Iterable[Json], nodes: Iterable[GpuNode], shares: Iterable[GpuShare] = ()) -> list[Row]:
+def rows(pods: Iterable[Json], nodes: Iterable[GpuNode], shares: Iterable[GpuShare] = ()) -> list[TopRow]:
     """Join pods with what the agents and their GpuShares say about them; sorted by GPU, waiting pods last."""
     in_namespace: dict[str, list[GpuShare]] = {}
     for share in shares:
         in_namespace.setdefault(share.namespace, []).append(share)
-    tenants: dict[str, list[tuple[str, GpuStatus, Tenant]]] = {}
+    tenants: dict[str, list[tuple[str, GpuStatus, TenantStatus]]] = {}
     gpu_names: dict[str, str] = {}
     for node in nodes:
         for gpu in node.status.gpus:
@@ -73,10 +73,10 @@ def rows(pods: Iterable[Json], nodes: Iterable[GpuNode], shares: Iterable[GpuSha
 
 def _row(
     pod: Json,
-    seen: list[tuple[str, GpuStatus, Tenant]],
+    seen: list[tuple[str, GpuStatus, TenantStatus]],
     gpu_names: Mapping[str, str],
     shares: Mapping[str, list[GpuShare]],
-) -> Row:
+) -> TopRow:
     metadata = pod["metadata"]
     annotations: Mapping[str, str] = metadata.get("annotations") or {}
     try:
@@ -88,7 +88,7 @@ def _row(
     slowdown = [t.slowdown_ratio for _, _, t in seen if t.slowdown_ratio is not None]
     used = [t.memory_used_mib for _, _, t in seen if t.memory_used_mib is not None]
     limits = [t.memory_limit_mib for _, _, t in seen if t.memory_limit_mib is not None]
-    return Row(
+    return TopRow(
         namespace=metadata.get("namespace", ""),
         pod=metadata["name"],
         workload=annotations.get(names.WORKLOAD) or _owner(metadata),
@@ -141,7 +141,7 @@ def _share_limit(pod: Json, gpu_count: int) -> int | None:
     return total // max(gpu_count, 1) if total else None
 
 
-async def _read(api: Api, namespace: str | None) -> list[Row]:
+async def _read(api: Api, namespace: str | None) -> list[TopRow]:
     def whole(obj: Json) -> Json:
         return obj
 
@@ -151,7 +151,7 @@ async def _read(api: Api, namespace: str | None) -> list[Row]:
     return rows(pods.items, nodes.items, shares.items)
 
 
-def render(found: Iterable[Row]) -> Table:
+def render(found: Iterable[TopRow]) -> Table:
     """The table for people."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title, justify in (

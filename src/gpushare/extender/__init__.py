@@ -8,7 +8,7 @@ import os
 # Before numpy is loaded: OpenBLAS's threads wait for work in a busy loop, and nothing here multiplies matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from gpushare.extender.options import Options, parse_options
+from gpushare.extender.options import ExtenderOptions, parse_options
 from gpushare.extender.server import Extender, serve
 
-__all__ = ["Extender", "Options", "parse_options", "serve"]
+__all__ = ["Extender", "ExtenderOptions", "parse_options", "serve"]

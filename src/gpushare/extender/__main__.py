@@ -5,12 +5,12 @@ import logging
 import signal
 import sys
 
-from gpushare.extender.options import Options, parse_options
+from gpushare.extender.options import ExtenderOptions, parse_options
 from gpushare.extender.server import serve
 from gpushare.kube import ApiError, connect
 
 
-async def _until_stopped(options: Options) -> None:
+async def _until_stopped(options: ExtenderOptions) -> None:
     """Run until SIGTERM or SIGINT; stopping changes nothing for running pods."""
     task = asyncio.current_task()
     assert task is not None

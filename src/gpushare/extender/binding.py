@@ -7,7 +7,7 @@ from typing import Final
 
 from gpushare.core.api.rejection import Rejection
 from gpushare.extender.ledger import Ledger, fence_size
-from gpushare.extender.metrics import Metrics
+from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.reduce import PodView, reduce_pod
 from gpushare.extender.wire import BindArgs
 from gpushare.kube import PODS, Api, ApiError, NotFound, Retryable
@@ -20,7 +20,11 @@ class Binder:
     """Binds pods. `now` gives the time that goes into `decided-at`."""
 
     def __init__(
-        self, api: Api, ledger: Ledger, metrics: Metrics, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        api: Api,
+        ledger: Ledger,
+        metrics: ExtenderMetrics,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._api = api
         self._ledger = ledger

@@ -13,7 +13,7 @@ _LATENCY_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.0
 _FENCE_BUCKETS: Final = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class Metrics:
+class ExtenderMetrics:
     """All of them, in a registry of their own."""
 
     def __init__(self) -> None:

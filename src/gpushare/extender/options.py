@@ -33,7 +33,7 @@ POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ExtenderOptions:
     """How one extender runs.
 
     Attributes:
@@ -53,7 +53,7 @@ class Options:
     log_level: str
 
 
-def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Options:
+def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> ExtenderOptions:
     """Read the options; argparse ends the program with code 2 and a sentence on a wrong one."""
     parser = argparse.ArgumentParser(prog="gpushare-extender", description="The gpushare scheduler extender.")
 
@@ -92,7 +92,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error(str(error))
     if read.best_nodes < 0:
         parser.error("--best-nodes must be 0 or more")
-    return Options(
+    return ExtenderOptions(
         host=read.host,
         port=read.port,
         metrics_host=read.metrics_host,

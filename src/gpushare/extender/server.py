@@ -17,8 +17,8 @@ from gpushare.extender.binding import Binder
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence
 from gpushare.extender.ledger import Ledger
-from gpushare.extender.metrics import Metrics
-from gpushare.extender.options import POLICIES, Options
+from gpushare.extender.metrics import ExtenderMetrics
+from gpushare.extender.options import POLICIES, ExtenderOptions
 from gpushare.extender.others import ON_A_NODE, reduce_other_pod
 from gpushare.extender.reduce import reduce_gpunode, reduce_node, reduce_pod
 from gpushare.extender.verbs import Verbs
@@ -33,8 +33,8 @@ _GC_THRESHOLDS: Final = (100_000, 50, 1000)  # the defaults double the time to r
 class Extender:
     """The parts of one extender, wired; `running` starts them."""
 
-    def __init__(self, api: Api, options: Options, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self.metrics = Metrics()
+    def __init__(self, api: Api, options: ExtenderOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.metrics = ExtenderMetrics()
         self.waiting = WaitingPods()
         self.ledger = Ledger(
             POLICIES[options.settings.policy](),
@@ -125,7 +125,7 @@ class Extender:
                 _log.warning("pod %s not marked for another try: %s", pod.key, error)
 
 
-async def serve(api: Api, options: Options) -> None:
+async def serve(api: Api, options: ExtenderOptions) -> None:
     """Run until cancelled."""
     extender = Extender(api, options)
     async with extender.watching(), AsyncExitStack() as stack:

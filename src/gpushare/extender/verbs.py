@@ -18,7 +18,7 @@ from gpushare.core.placement.state import IntArray
 from gpushare.extender import wire
 from gpushare.extender.binding import Binder
 from gpushare.extender.ledger import Ledger, fence_size
-from gpushare.extender.metrics import Metrics
+from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.reduce import PodView
 from gpushare.extender.texts import NodeTexts
 from gpushare.extender.waiting import WaitingPods
@@ -45,7 +45,7 @@ class Verbs:
         self,
         ledger: Ledger,
         binder: Binder,
-        metrics: Metrics,
+        metrics: ExtenderMetrics,
         waiting: WaitingPods,
         *,
         best_nodes: int,

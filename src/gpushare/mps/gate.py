@@ -21,11 +21,11 @@ from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.grants import grant_mib, known_mib, to_end
 from gpushare.mps.holding import Holds
 from gpushare.mps.identity import is_alive, pod_uid_of
-from gpushare.mps.ledger import Admission, Ledger
-from gpushare.mps.policy import Policy
-from gpushare.mps.reception import Connection, Limits, Phase, Reception
+from gpushare.mps.ledger import Admission, ClientLedger
+from gpushare.mps.policy import CeilingPolicy
+from gpushare.mps.reception import Connection, ConnectionPhase, PodLimits, Reception
 from gpushare.mps.relay import ACKNOWLEDGE_SECONDS, Passed, relay
-from gpushare.mps.status import HeldStatus, HoldReason, MpsState, RefuseReason, TurnStatistics
+from gpushare.mps.status import GateState, HeldStatus, HoldReason, RefuseReason, TurnStatistics
 from gpushare.mps.store import StoreClient
 from gpushare.mps.turns import TurnAccounts
 
@@ -45,7 +45,7 @@ Process = tuple[int, int | None]  # pid and start time
 class Backend:
     """The daemon as its keeper sees it; connections pass while `state` is ACTIVE (SELF_TEST: the probe's)."""
 
-    state: MpsState = MpsState.STARTING
+    state: GateState = GateState.STARTING
     server_pid: int | None = None
 
 
@@ -66,14 +66,14 @@ class Gate:
     def __init__(
         self,
         control: AsyncMpsControl,
-        policy: Policy,
-        ledger: Ledger,
+        policy: CeilingPolicy,
+        ledger: ClientLedger,
         *,
         on_trouble: Callable[[MpsError], None],
         store: StoreClient | None = None,
         identify: Callable[[int], str | None] = pod_uid_of,
         clock: Callable[[], float] = time.monotonic,
-        limits: Limits | None = None,
+        limits: PodLimits | None = None,
     ) -> None:
         self._control, self._policy, self._ledger = control, policy, ledger
         self._on_trouble, self._clock = on_trouble, clock
@@ -170,7 +170,7 @@ class Gate:
         return connection
 
     def _put_back(self, connection: Connection) -> None:
-        if connection.phase is Phase.PASSING:
+        if connection.phase is ConnectionPhase.PASSING:
             self.reception.put_back(connection)
             self._waiting.setdefault(connection.process, []).insert(0, connection)
 

@@ -4,22 +4,28 @@ from collections import Counter
 from typing import Final
 
 from gpushare.mps.grants import grant_mib
-from gpushare.mps.ledger import Ledger
-from gpushare.mps.policy import Policy
+from gpushare.mps.ledger import ClientLedger
+from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.reception import Connection
-from gpushare.mps.status import HoldReason, MpsState
+from gpushare.mps.status import GateState, HoldReason
 from gpushare.mps.turns import TurnAccounts
 
-_OPEN: Final = frozenset({MpsState.ACTIVE, MpsState.SELF_TEST})
+_OPEN: Final = frozenset({GateState.ACTIVE, GateState.SELF_TEST})
 
 
 class Holds:
     """The reasons at one moment; make a new one for the next look."""
 
     def __init__(
-        self, *, state: MpsState, server_pid: int | None, policy: Policy, ledger: Ledger, accounts: TurnAccounts,
+        self,
+        *,
+        state: GateState,
+        server_pid: int | None,
+        policy: CeilingPolicy,
+        ledger: ClientLedger,
+        accounts: TurnAccounts,
         now: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._state, self._server_pid, self._now = state, server_pid, now
         self._policy, self._ledger, self._accounts = policy, ledger, accounts
         self._clients: Counter[str | None] | None = None
@@ -46,10 +52,10 @@ class Holds:
         decision, reason = self._policy.decide(pod_uid)
         if decision is None:
             return reason
-        if self._state is not MpsState.ACTIVE or self._server_pid is None:
-            if self._state is MpsState.FAULT:
+        if self._state is not GateState.ACTIVE or self._server_pid is None:
+            if self._state is GateState.FAULT:
                 return HoldReason.FAULT
-            return HoldReason.SELF_TEST if self._state is MpsState.SELF_TEST else HoldReason.DAEMON_DOWN
+            return HoldReason.SELF_TEST if self._state is GateState.SELF_TEST else HoldReason.DAEMON_DOWN
         return HoldReason.BACK_OFF if self._accounts.is_backing_off(pod_uid, self._now) else None
 
     def _why_no_client(self, pod_uid: str) -> HoldReason | None:

@@ -30,13 +30,13 @@ from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.layout import GpuDirectory, PodDecision, status_reader, write_status
-from gpushare.mps.ledger import Ledger, Presence
+from gpushare.mps.ledger import ClientLedger, Presence
 from gpushare.mps.logs import trim
 from gpushare.mps.memory import MemoryReader, NvmlMemory
-from gpushare.mps.policy import MAX_CLIENTS_PER_POD, Policy
+from gpushare.mps.policy import MAX_CLIENTS_PER_POD, CeilingPolicy
 from gpushare.mps.selftest import Probe, run_self_test
 from gpushare.mps.simulated import simulated_memory
-from gpushare.mps.status import GateStatus, MpsState, SelfTestResult
+from gpushare.mps.status import GateState, GateStatus, SelfTestResult
 from gpushare.mps.store import StoreClient
 
 logger = logging.getLogger(__name__)
@@ -78,8 +78,8 @@ class Keeper:
 
     def __init__(self, gpu: GpuDirectory, setup: Setup, store: StoreClient | None = None) -> None:
         self.gpu, self._setup, self._control = gpu, setup, setup.control
-        self._policy = Policy(gpu, setup.max_clients_per_pod)
-        self._ledger = Ledger(setup.memory, identify=setup.identify)
+        self._policy = CeilingPolicy(gpu, setup.max_clients_per_pod)
+        self._ledger = ClientLedger(setup.memory, identify=setup.identify)
         self.gate = Gate(
             setup.control,
             self._policy,
@@ -90,7 +90,7 @@ class Keeper:
         )
         self._previous = status_reader(gpu).read()
         self._status = GateStatus(
-            gpu.uuid, MpsState.STARTING, time.time(), gate_pid=os.getpid(), gate_started_at=time.time()
+            gpu.uuid, GateState.STARTING, time.time(), gate_pid=os.getpid(), gate_started_at=time.time()
         )
         self._faults = FaultLog(setup.control.program.log / "server.log")
         self._log_read_at = time.monotonic()
@@ -159,10 +159,10 @@ class Keeper:
                     self._note_fault(time.time())
                 self._ledger.forget_clients()
                 self._status = replace(self._status, server_restarts=self._status.server_restarts + 1)
-                self._set_state(MpsState.DOWN, "the MPS server ended; starting another")
+                self._set_state(GateState.DOWN, "the MPS server ended; starting another")
                 logger.error("MPS server of %s ended and every client with it; starting another", self.gpu.uuid)
             except (MpsError, OSError) as error:
-                self._set_state(MpsState.DOWN, str(error))
+                self._set_state(GateState.DOWN, str(error))
                 logger.error("MPS of %s is down, trying again in %g s: %s", self.gpu.uuid, retry, error)
                 await asyncio.sleep(retry)
                 retry = min(MAX_RETRY_SECONDS, 2 * retry)
@@ -197,7 +197,7 @@ class Keeper:
         if not ((adopted or self._tested) and self._status.self_test.result is SelfTestResult.PASSED):
             await self._self_test(server_pid)
             self._tested = True
-        self._set_state(MpsState.ACTIVE)
+        self._set_state(GateState.ACTIVE)
 
     async def _server_up(self) -> int:
         deadline = time.monotonic() + SERVER_UP_SECONDS
@@ -217,8 +217,8 @@ class Keeper:
     async def _self_test(self, server_pid: int) -> None:
         if self._ledger.client_count >= MAX_CLIENTS_PER_GPU:
             return
-        self.gate.set_backend(Backend(MpsState.SELF_TEST, server_pid))
-        self._set_state(MpsState.SELF_TEST)
+        self.gate.set_backend(Backend(GateState.SELF_TEST, server_pid))
+        self._set_state(GateState.SELF_TEST)
 
         def grant(pid: int, ceiling: PodDecision | None) -> None:
             if ceiling is None:
@@ -242,7 +242,7 @@ class Keeper:
                         await self._poke.wait()
                 self._poke.clear()
                 if not is_alive(daemon_pid, self._daemon_ticks):
-                    self._set_state(MpsState.DOWN, f"the MPS daemon {daemon_pid} died")
+                    self._set_state(GateState.DOWN, f"the MPS daemon {daemon_pid} died")
                     raise DaemonDownError(f"the MPS daemon {daemon_pid} died")
                 if not is_alive(server_pid):
                     raise _ServerGoneError
@@ -252,12 +252,12 @@ class Keeper:
                     # Its clients run on, so it is not killed; nobody new gets in and the GPU says so.
                     silent_since = silent_since or time.monotonic()
                     self._set_state(
-                        MpsState.DOWN, f"no answer for {time.monotonic() - silent_since:.0f} s: {error}"
+                        GateState.DOWN, f"no answer for {time.monotonic() - silent_since:.0f} s: {error}"
                     )
                 else:
                     if silent_since is not None:
                         silent_since = None
-                        self._set_state(MpsState.ACTIVE)
+                        self._set_state(GateState.ACTIVE)
 
     async def _look(self, server_pid: int) -> None:
         await self._ledger.watch_memory()
@@ -285,18 +285,18 @@ class Keeper:
         """A fault ended every client (facts.md 4): hold who comes, wait for the server, or restart the daemon."""
         noticed_at = time.time()
         text = fault.line if fault else "server in FAULT"
-        self._set_state(MpsState.FAULT, text)
+        self._set_state(GateState.FAULT, text)
         logger.error("MPS server of %s is in FAULT, new clients wait: %s", self.gpu.uuid, text)
         try:
             is_back = await self._is_back(server_pid, FAULT_LOG_SECONDS)
         finally:
             self._note_fault(noticed_at)
         if not is_back:
-            self._set_state(MpsState.FAULT, self._status.last_fault)
+            self._set_state(GateState.FAULT, self._status.last_fault)
         if is_back or await self._is_back(server_pid, FAULT_RECOVERY_SECONDS - FAULT_LOG_SECONDS):
             self._faults.skip()
             self._log_read_at = time.monotonic()
-            self._set_state(MpsState.ACTIVE)
+            self._set_state(GateState.ACTIVE)
             logger.info("MPS server of %s is ACTIVE again", self.gpu.uuid)
             return
         logger.error("MPS server of %s stays in FAULT; restarting the daemon", self.gpu.uuid)
@@ -334,9 +334,9 @@ class Keeper:
 
     # Status
 
-    def _set_state(self, state: MpsState, detail: str = "") -> None:
+    def _set_state(self, state: GateState, detail: str = "") -> None:
         self._status = replace(self._status, state=state, detail=detail)
-        self.gate.set_backend(Backend(state, self._status.server_pid if state is not MpsState.DOWN else None))
+        self.gate.set_backend(Backend(state, self._status.server_pid if state is not GateState.DOWN else None))
         self.publish()
 
     async def _publish_regularly(self) -> None:

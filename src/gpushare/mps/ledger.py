@@ -49,7 +49,7 @@ class Presence:
     until: float | None = None
 
 
-class Ledger:
+class ClientLedger:
     """Admissions by pid and the server's client list."""
 
     def __init__(

@@ -12,12 +12,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
-from gpushare.mps.status import GateStatus, HoldReason, MpsState, SelfTestResult
+from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
 
 STALE_SECONDS: Final = 10.0  # the keeper writes once a second
 
 
-class Kept(Protocol):
+class KeptGpu(Protocol):
     """A GPU that this host keeps."""
 
     gpu: GpuDirectory
@@ -33,7 +33,7 @@ class GateCollector(Collector):
     """Metric families over all GPUs of this host."""
 
     def __init__(
-        self, kept: Sequence[Kept], clock: Callable[[], float] = time.monotonic,
+        self, kept: Sequence[KeptGpu], clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._kept = []
@@ -41,7 +41,7 @@ class GateCollector(Collector):
             file = status_reader(keeper.gpu)
             self._kept.append((keeper, file, Fresh(file, clock, STALE_SECONDS, wall)))
 
-    def statuses(self) -> Iterator[tuple[Kept, GateStatus | None, MpsState | None]]:
+    def statuses(self) -> Iterator[tuple[KeptGpu, GateStatus | None, GateState | None]]:
         """Each GPU with its last status, and the state that it speaks of; None when its gate is silent."""
         for keeper, file, fresh in self._kept:
             now = fresh.read()
@@ -95,8 +95,8 @@ class GateCollector(Collector):
             keepers.add_metric(gpu, max(0, keeper.restarts))
             if status is None:
                 continue
-            for value in MpsState:
-                state.add_metric([*gpu, value], float(value is (spoken or MpsState.DOWN)))
+            for value in GateState:
+                state.add_metric([*gpu, value], float(value is (spoken or GateState.DOWN)))
             clients.add_metric(gpu, len(status.clients))
             connections.add_metric(gpu, status.connections)
             for reason in HoldReason:
@@ -121,7 +121,7 @@ class GateCollector(Collector):
         return ()
 
 
-def serve_http(address: str, port: int, kept: Sequence[Kept]) -> http.server.ThreadingHTTPServer:
+def serve_http(address: str, port: int, kept: Sequence[KeptGpu]) -> http.server.ThreadingHTTPServer:
     """Serve /metrics and /healthz in a thread of their own."""
     collector = GateCollector(kept)
     registry = CollectorRegistry(auto_describe=False)

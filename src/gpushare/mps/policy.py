@@ -12,7 +12,7 @@ MAX_CLIENTS_PER_POD: Final = 16  # a third of the server's 48; a pod of more wor
 
 
 @dataclass(slots=True)
-class Policy:
+class CeilingPolicy:
     """Decisions by pod uid, read anew whenever the agent replaced its file.
 
     Attributes:

@@ -43,7 +43,7 @@ MAX_OPEN_PER_GPU: Final = 16384
 MAX_OPEN_PER_POD: Final = 4096
 
 
-class Phase(enum.Enum):
+class ConnectionPhase(enum.Enum):
     """How far a connection is."""
 
     UNREAD = enum.auto()  # beyond its pod's rate: not greeted
@@ -57,12 +57,22 @@ class Phase(enum.Enum):
     GONE = enum.auto()
 
 
-_SILENT: Final = frozenset({Phase.UNREAD, Phase.GREETED, Phase.INTRODUCED, Phase.RESUMED, Phase.SERVED})
-_HEARD: Final = frozenset({Phase.GREETED, Phase.INTRODUCED, Phase.RESUMED, Phase.SERVED})
+_SILENT: Final = frozenset(
+    {
+        ConnectionPhase.UNREAD,
+        ConnectionPhase.GREETED,
+        ConnectionPhase.INTRODUCED,
+        ConnectionPhase.RESUMED,
+        ConnectionPhase.SERVED,
+    }
+)
+_HEARD: Final = frozenset(
+    {ConnectionPhase.GREETED, ConnectionPhase.INTRODUCED, ConnectionPhase.RESUMED, ConnectionPhase.SERVED}
+)
 _EXPECTED: Final = {
-    Phase.GREETED: (CREDENTIALS,),
-    Phase.INTRODUCED: (COMPUTE_TYPE, CONTROL_TYPE),
-    Phase.RESUMED: (CREDENTIALS, COMPUTE_TYPE),
+    ConnectionPhase.GREETED: (CREDENTIALS,),
+    ConnectionPhase.INTRODUCED: (COMPUTE_TYPE, CONTROL_TYPE),
+    ConnectionPhase.RESUMED: (CREDENTIALS, COMPUTE_TYPE),
 }
 
 
@@ -74,7 +84,7 @@ class Connection:
     pid: int
     pod_uid: str | None
     opened_at: float
-    phase: Phase = Phase.UNREAD
+    phase: ConnectionPhase = ConnectionPhase.UNREAD
     start_ticks: int | None = None
     number: int = 0
 
@@ -85,7 +95,7 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PodLimits:
     """How much one pod may ask of the gate.
 
     Attributes:
@@ -98,7 +108,7 @@ class Limits:
     per_gpu: int = MAX_OPEN_PER_GPU
 
     @classmethod
-    def of_process(cls) -> "Limits":
+    def of_process(cls) -> "PodLimits":
         """What this process's limit of descriptors allows."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         per_gpu = min(MAX_OPEN_PER_GPU, max(64, soft - DESCRIPTORS_KEPT_FREE))
@@ -112,13 +122,13 @@ class TokenBucket:
     tokens: float
     at: float
 
-    def refill(self, now: float, limits: Limits) -> float:
+    def refill(self, now: float, limits: PodLimits) -> float:
         """The tokens now."""
         self.tokens = min(limits.burst, self.tokens + max(0.0, now - self.at) * limits.per_second)
         self.at = now
         return self.tokens
 
-    def take(self, now: float, limits: Limits) -> bool:
+    def take(self, now: float, limits: PodLimits) -> bool:
         """Take one if there is one."""
         if self.refill(now, limits) < 1.0:
             return False
@@ -143,11 +153,11 @@ class Reception:
         is_own: Callable[[int], bool],
         on_ready: Callable[[Connection], None],
         on_gone: Callable[[Connection], None],
-        limits: Limits | None = None,
+        limits: PodLimits | None = None,
     ) -> None:
         self._store, self._identify, self._clock, self._is_own = store, identify, clock, is_own
         self._on_ready, self._on_gone = on_ready, on_gone
-        self.limits = limits or Limits.of_process()
+        self.limits = limits or PodLimits.of_process()
         self._epoll = select.epoll()
         self._by_descriptor: dict[int, Connection] = {}
         self._by_pod: dict[str | None, dict[int, dict[Connection, None]]] = {}
@@ -190,18 +200,18 @@ class Reception:
         for waiting in self._unread.values():
             seen: set[int] = set()
             for connection in waiting:
-                if connection.phase is Phase.UNREAD and connection.pid not in seen:
+                if connection.phase is ConnectionPhase.UNREAD and connection.pid not in seen:
                     seen.add(connection.pid)
                     yield connection
 
     @property
     def unread_count(self) -> int:
         """Connections that wait to be greeted."""
-        return sum(c.phase is Phase.UNREAD for waiting in self._unread.values() for c in waiting)
+        return sum(c.phase is ConnectionPhase.UNREAD for waiting in self._unread.values() for c in waiting)
 
     def odd(self) -> Iterator[Connection]:
         """Connections that speak a handshake which this gate does not know."""
-        return (c for c in self._by_descriptor.values() if c.phase is Phase.ODD)
+        return (c for c in self._by_descriptor.values() if c.phase is ConnectionPhase.ODD)
 
     def pods(self) -> frozenset[str | None]:
         """Pods that have a connection open."""
@@ -211,17 +221,17 @@ class Reception:
 
     def take(self, connection: Connection) -> None:
         """A turn speaks for it from now on."""
-        self._to(connection, Phase.PASSING)
+        self._to(connection, ConnectionPhase.PASSING)
 
     def put_back(self, connection: Connection) -> None:
         """It waits on as before its turn."""
-        if connection.phase is Phase.PASSING:
-            self._to(connection, Phase.READY)
+        if connection.phase is ConnectionPhase.PASSING:
+            self._to(connection, ConnectionPhase.READY)
 
     def served(self, connection: Connection) -> None:
         """It has its answer and will close; what else it says is none of the protocol."""
-        if connection.phase is Phase.PASSING:
-            self._to(connection, Phase.SERVED)
+        if connection.phase is ConnectionPhase.PASSING:
+            self._to(connection, ConnectionPhase.SERVED)
 
     def refuse(self, connection: Connection, reason: RefuseReason) -> None:
         """End it, counted."""
@@ -230,13 +240,13 @@ class Reception:
 
     def forget(self, connection: Connection) -> None:
         """End it."""
-        if connection.phase is Phase.GONE:
+        if connection.phase is ConnectionPhase.GONE:
             return
         descriptor = connection.channel.socket.fileno()
-        if connection.phase is not Phase.PASSING:
+        if connection.phase is not ConnectionPhase.PASSING:
             # Closing would not do: the host's copy keeps the socket, and with it epoll's interest, alive.
             self._epoll.unregister(descriptor)
-        connection.phase = Phase.GONE
+        connection.phase = ConnectionPhase.GONE
         self._by_descriptor.pop(descriptor, None)
         self._leave(connection)
         self._store.drop(connection.number)
@@ -250,7 +260,7 @@ class Reception:
         connection = self._enter(restored, number)
         if spoken or greeted:
             self._identify_anew(connection)
-            self._to(connection, Phase.READY if spoken else Phase.RESUMED)
+            self._to(connection, ConnectionPhase.READY if spoken else ConnectionPhase.RESUMED)
             if spoken:
                 self._on_ready(connection)
         else:
@@ -300,7 +310,7 @@ class Reception:
         connection = self._enter(accepted)
         if self._open_of_pod[connection.pod_uid] > self.limits.per_pod:
             self._make_room(connection.pod_uid, connection.pid)
-        if connection.phase is Phase.GONE:
+        if connection.phase is ConnectionPhase.GONE:
             return
         connection.number = self._store.keep(accepted)
         self._greet_or_hold(connection)
@@ -335,9 +345,9 @@ class Reception:
         """Greet what waits, oldest first, as far as each pod's rate goes."""
         self._greet_timer = None
         for pod_uid, waiting in list(self._unread.items()):
-            while waiting and (waiting[0].phase is Phase.GONE or self._bucket(pod_uid)):
+            while waiting and (waiting[0].phase is ConnectionPhase.GONE or self._bucket(pod_uid)):
                 connection = waiting.popleft()
-                if connection.phase is Phase.UNREAD:
+                if connection.phase is ConnectionPhase.UNREAD:
                     self._greet(connection)
             if not waiting and self._unread.get(pod_uid) is waiting:
                 del self._unread[pod_uid]
@@ -349,7 +359,7 @@ class Reception:
         with contextlib.suppress(OSError):  # a peer that is gone is heard of by epoll
             connection.channel.socket.send(HELLO, socket.MSG_NOSIGNAL)
         self._store.greeted(connection.number)
-        self._to(connection, Phase.GREETED)
+        self._to(connection, ConnectionPhase.GREETED)
 
     def _identify_anew(self, connection: Connection) -> None:
         """Its ceilings depend on this: nothing remembered is used."""
@@ -373,10 +383,10 @@ class Reception:
 
     # Listening
 
-    def _to(self, connection: Connection, phase: Phase) -> None:
-        was_watched, connection.phase = connection.phase is not Phase.PASSING, phase
+    def _to(self, connection: Connection, phase: ConnectionPhase) -> None:
+        was_watched, connection.phase = connection.phase is not ConnectionPhase.PASSING, phase
         descriptor = connection.channel.socket.fileno()
-        if phase is Phase.PASSING:
+        if phase is ConnectionPhase.PASSING:
             self._epoll.unregister(descriptor)
             return
         events = select.EPOLLRDHUP | (select.EPOLLIN if phase in _HEARD else 0)
@@ -385,7 +395,7 @@ class Reception:
     def _hear(self) -> None:
         for descriptor, events in self._epoll.poll(0, EVENTS_A_ROUND):
             connection = self._by_descriptor.get(descriptor)
-            if connection is None or connection.phase is Phase.PASSING:
+            if connection is None or connection.phase is ConnectionPhase.PASSING:
                 continue
             if events & (select.EPOLLHUP | select.EPOLLERR | select.EPOLLRDHUP):
                 self.forget(connection)
@@ -400,19 +410,19 @@ class Reception:
         except OSError:
             self.forget(connection)
             return
-        if connection.phase is Phase.SERVED:
+        if connection.phase is ConnectionPhase.SERVED:
             self.refuse(connection, RefuseReason.PROTOCOL)
         elif not packet.is_whole or packet.data not in _EXPECTED[connection.phase]:
             logger.warning("pid %d of pod %s speaks a handshake that this gate does not know, held: %s",
                            connection.pid, connection.pod_uid, packet.data[:12].hex())  # fmt: skip
-            self._to(connection, Phase.ODD)
+            self._to(connection, ConnectionPhase.ODD)
         elif packet.data == CREDENTIALS:
-            self._to(connection, Phase.INTRODUCED)
+            self._to(connection, ConnectionPhase.INTRODUCED)
         elif packet.data == CONTROL_TYPE:
             self.refuse(connection, RefuseReason.CONTROL_COMMAND)
         else:
             self._store.spoken(connection.number)
-            self._to(connection, Phase.READY)
+            self._to(connection, ConnectionPhase.READY)
             self._on_ready(connection)
 
     # Room
@@ -448,7 +458,7 @@ class Reception:
             return False
         victim = next((c for c in own if c.phase in _SILENT), None)
         if victim is None:
-            victim = next((c for c in reversed(own) if c.phase is not Phase.PASSING), None)
+            victim = next((c for c in reversed(own) if c.phase is not ConnectionPhase.PASSING), None)
         if victim is None:
             return False
         self.refuse(victim, RefuseReason.TOO_MANY_CONNECTIONS)

@@ -27,11 +27,11 @@ class Probe:
     environment: tuple[tuple[str, str], ...] = ()
 
 
-Grant = Callable[[int, PodDecision | None], None]
+SetGrant = Callable[[int, PodDecision | None], None]
 
 
 async def run_self_test(
-    gpu: GpuDirectory, probe: Probe, grant: Grant, program_environment: Mapping[str, str]
+    gpu: GpuDirectory, probe: Probe, grant: SetGrant, program_environment: Mapping[str, str]
 ) -> SelfTest:
     """Run the probe through the gate twice, uncapped and under low ceilings; its own environment asks for
     everything.
@@ -54,7 +54,7 @@ class _ProbeError(Exception):
 
 
 async def _run_probe(
-    gpu: GpuDirectory, probe: Probe, grant: Grant, program_environment: Mapping[str, str], ceiling: PodDecision
+    gpu: GpuDirectory, probe: Probe, grant: SetGrant, program_environment: Mapping[str, str], ceiling: PodDecision
 ) -> dict[str, Any]:
     environment = {
         **program_environment,

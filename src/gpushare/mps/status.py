@@ -9,7 +9,7 @@ from typing import Any, Final
 STATUS_VERSION: Final = 1
 
 
-class MpsState(StrEnum):
+class GateState(StrEnum):
     """State of a GPU's MPS as a whole; only ACTIVE takes new clients."""
 
     STARTING = "Starting"
@@ -147,7 +147,7 @@ class GateStatus:
     """
 
     gpu_uuid: str
-    state: MpsState
+    state: GateState
     written_at: float
     detail: str = ""
     gate_pid: int = 0
@@ -185,7 +185,7 @@ class GateStatus:
             raise ValueError(f"not a gate status of version {STATUS_VERSION}")
         known = {f.name for f in dataclasses.fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
-        values["state"] = MpsState(values["state"])
+        values["state"] = GateState(values["state"])
         test = _only(SelfTest, values.get("self_test", {}))
         values["self_test"] = SelfTest(**{**test, "result": SelfTestResult(test.get("result", "Pending"))})
         values["last_fault_pods"] = tuple(map(str, values.get("last_fault_pods", ())))

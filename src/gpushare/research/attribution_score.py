@@ -5,7 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpushare.core.progress.attribution import Load, Predict, TenantEvidence, attribute, evidence, no_prediction
+from gpushare.core.progress.attribution import (
+    Predict,
+    TenantEvidence,
+    TenantLoad,
+    attribute,
+    evidence,
+    no_prediction,
+)
 from gpushare.research.dataset import Dataset, Run, RunTenant
 
 
@@ -39,7 +46,7 @@ def evidence_of(dataset: Dataset, run: Run, predict: Predict = no_prediction) ->
     ]
 
 
-def _load(dataset: Dataset, tenant: RunTenant) -> Load | None:
+def _load(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
     signature = dataset.solo_counters(tenant.workload)
     if signature is None:
         return None
@@ -47,7 +54,7 @@ def _load(dataset: Dataset, tenant: RunTenant) -> Load | None:
     counters = {cap: dataset.solo_counters(tenant.workload, cap) for cap in curve}
     capped = {cap: each for cap, each in counters.items() if each is not None and each.sm_util is not None}
     rate = dataset.solo_rate(tenant.workload)
-    return Load(signature, tenant.thread_percentage, curve, capped, rate)
+    return TenantLoad(signature, tenant.thread_percentage, curve, capped, rate)
 
 
 def score(dataset: Dataset, predict: Predict = no_prediction) -> dict[int, AttributionScore]:

@@ -8,14 +8,14 @@ import numpy as np
 from gpushare.sim import job_policies as plain
 from gpushare.sim import job_policies_learned as learned
 from gpushare.sim.job_policy_gavel import GavelPairs
-from gpushare.sim.job_policy_gpushare import GpuSharePolicy, Predict
-from gpushare.sim.jobs import Policy, SimulationError
+from gpushare.sim.job_policy_gpushare import GpuSharePolicy, PredictKinds
+from gpushare.sim.jobs import JobPolicy, SimulationError
 from gpushare.sim.truth import DatasetTruth, Truth
 
-Make = Callable[[Truth, Predict, int], Policy]
+Make = Callable[[Truth, PredictKinds, int], JobPolicy]
 
 
-def _mig(truth: Truth, _predict: Predict, _seed: int) -> Policy:
+def _mig(truth: Truth, _predict: PredictKinds, _seed: int) -> JobPolicy:
     if not isinstance(truth, DatasetTruth):
         raise SimulationError(
             "policy mig needs a colocation dataset with capped solo runs; a table of pairs has none"
@@ -23,13 +23,13 @@ def _mig(truth: Truth, _predict: Predict, _seed: int) -> Policy:
     return plain.Mig(truth)
 
 
-def _mps_equal(truth: Truth, _predict: Predict, _seed: int) -> Policy:
+def _mps_equal(truth: Truth, _predict: PredictKinds, _seed: int) -> JobPolicy:
     if not truth.has_caps:
         raise SimulationError("policy mps-equal needs a colocation dataset with caps; a table of pairs has none")
     return plain.MpsEqual()
 
 
-def _ours(truth: Truth, predict: Predict, seed: int) -> Policy:
+def _ours(truth: Truth, predict: PredictKinds, seed: int) -> JobPolicy:
     return GpuSharePolicy(predict, np.random.default_rng([seed, 3]), has_caps=truth.has_caps)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpushare.research.dataset import Mechanism
-from gpushare.sim.jobs import Cluster
+from gpushare.sim.jobs import JobCluster
 from gpushare.sim.truth import DatasetTruth, TenantKind
 
 GANDIVA_WINDOW_SECONDS: Final = (
@@ -30,7 +30,7 @@ class _Greedy:
     tenants_per_gpu: int
     thread_percentage: int = 100
 
-    def schedule(self, cluster: Cluster) -> None:
+    def schedule(self, cluster: JobCluster) -> None:
         """Start jobs from the head of the queue until the head finds no GPU."""
         while cluster.queue:
             gpu = self.choose(cluster, cluster.queue[0])
@@ -38,7 +38,7 @@ class _Greedy:
                 return
             cluster.start(cluster.queue[0], gpu, self.thread_percentage)
 
-    def choose(self, cluster: Cluster, job: int) -> int | None:
+    def choose(self, cluster: JobCluster, job: int) -> int | None:
         """The GPU with the fewest tenants that has a place and the memory."""
         room = [
             gpu
@@ -83,7 +83,7 @@ class Salus(_Greedy):
     def __init__(self) -> None:
         super().__init__("salus", Mechanism.MPS, 48)
 
-    def choose(self, cluster: Cluster, job: int) -> int | None:
+    def choose(self, cluster: JobCluster, job: int) -> int | None:
         """The first GPU whose memory fits."""
         most = min(self.tenants_per_gpu, cluster.truth.max_tenants)
         fitting = (
@@ -103,7 +103,7 @@ class Gandiva:
     tenants_per_gpu: int = 2
     _bad: set[tuple[str, ...]] = field(default_factory=set)
 
-    def schedule(self, cluster: Cluster) -> None:
+    def schedule(self, cluster: JobCluster) -> None:
         """Undo packings that were watched for a window and lost, then pack greedily."""
         for gpu, tenants in enumerate(cluster.gpus):
             if len(tenants) < 2:
@@ -121,7 +121,7 @@ class Gandiva:
                 if len(cluster.gpus[chosen]) > 1:
                     cluster.wake_at(cluster.now_seconds + GANDIVA_WINDOW_SECONDS)
 
-    def _choose(self, cluster: Cluster, job: int) -> int | None:
+    def _choose(self, cluster: JobCluster, job: int) -> int | None:
         free = cluster.free_gpus()
         if free:
             return free[0]
@@ -150,7 +150,7 @@ class Mig:
     mechanism: Mechanism = Mechanism.MPS
     _slot: dict[int, int] = field(default_factory=dict)
 
-    def schedule(self, cluster: Cluster) -> None:
+    def schedule(self, cluster: JobCluster) -> None:
         """Give the head of the queue the largest free slice whose memory fits."""
         running = {tenant.job for tenants in cluster.gpus for tenant in tenants}
         self._slot = {job: slot for job, slot in self._slot.items() if job in running}
@@ -170,7 +170,7 @@ class Mig:
             cluster.start(job, gpu, round(100 * MIG_SLICES[slot][0]))
             self._slot[job] = slot
 
-    def rates(self, cluster: Cluster) -> dict[int, float]:
+    def rates(self, cluster: JobCluster) -> dict[int, float]:
         """Slices are separate hardware: neighbours do not matter."""
         return {
             tenant.job: self.truth.alone(cluster.jobs[tenant.job].workload, tenant.thread_percentage)
@@ -179,7 +179,7 @@ class Mig:
         }
 
 
-PairScore = Callable[[str, str], float]
+ScorePair = Callable[[str, str], float]
 
 
 @dataclass(slots=True)
@@ -187,11 +187,11 @@ class Pairing:
     """Two jobs a GPU: a job joins the lone tenant for which `score` is highest, if it is above `least`."""
 
     name: str
-    score: PairScore
+    score: ScorePair
     least: float = float("-inf")
     mechanism: Mechanism = Mechanism.MPS
 
-    def schedule(self, cluster: Cluster) -> None:
+    def schedule(self, cluster: JobCluster) -> None:
         """Free GPUs first; then, in order, the best partner for each waiting job."""
         for job in list(cluster.queue):
             free = cluster.free_gpus()
@@ -213,5 +213,5 @@ def equal_kinds(workloads: Sequence[str], thread_percentage: int = 100) -> tuple
     return tuple(TenantKind(workload, thread_percentage) for workload in workloads)
 
 
-def _names(cluster: Cluster, gpu: int) -> tuple[str, ...]:
+def _names(cluster: JobCluster, gpu: int) -> tuple[str, ...]:
     return tuple(sorted(kind.workload for kind in cluster.kinds(gpu)))

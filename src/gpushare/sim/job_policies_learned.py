@@ -6,7 +6,7 @@ import numpy as np
 
 from gpushare.research.dataset import Mechanism
 from gpushare.research.pairs.table import Floats
-from gpushare.sim.job_policies import Pairing, PairScore, equal_kinds
+from gpushare.sim.job_policies import Pairing, ScorePair, equal_kinds
 from gpushare.sim.jobs import SimulationError
 from gpushare.sim.truth import Truth
 
@@ -85,7 +85,7 @@ def xu_random_forest(truth: Truth, seed: int) -> Pairing:
     names = list(truth.workloads)
     grid = forest.predict(np.array([_both(truth, one, other) for one in names for other in names]))
     table = dict(zip(((one, other) for one in names for other in names), grid.tolist(), strict=True))
-    score: PairScore = lambda one, other: table[one, other]  # noqa: E731 - a typed closure over the table
+    score: ScorePair = lambda one, other: table[one, other]  # noqa: E731 - a typed closure over the table
     return Pairing("xu", score, SHARING_PAYS)
 
 

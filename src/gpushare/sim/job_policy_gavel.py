@@ -13,7 +13,7 @@ import numpy as np
 
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.job_policies import equal_kinds
-from gpushare.sim.jobs import Cluster, SimulationError
+from gpushare.sim.jobs import JobCluster, SimulationError
 
 _FLOOR_KEPT = 0.999  # of the least throughput, in the second step: room for the solver's tolerance
 
@@ -26,17 +26,17 @@ class GavelPairs:
     mechanism: Mechanism = Mechanism.MPS
     _last: tuple[tuple[int, ...], dict[int, float]] = field(default=((), {}))
 
-    def schedule(self, cluster: Cluster) -> None:
+    def schedule(self, cluster: JobCluster) -> None:
         """Nothing to place: time is shared."""
 
-    def rates(self, cluster: Cluster) -> Mapping[int, float]:
+    def rates(self, cluster: JobCluster) -> Mapping[int, float]:
         """Effective throughput of every active job, relative to alone."""
         active = tuple(sorted(cluster.remaining_seconds))
         if active != self._last[0]:
             self._last = (active, self._solve(cluster, active))
         return self._last[1]
 
-    def _solve(self, cluster: Cluster, active: tuple[int, ...]) -> dict[int, float]:
+    def _solve(self, cluster: JobCluster, active: tuple[int, ...]) -> dict[int, float]:
         if not active:
             return {}
         try:
@@ -95,6 +95,6 @@ class GavelPairs:
         return {job: effective[cluster.jobs[job].workload] for job in active}
 
 
-def _memory_fits(cluster: Cluster, one: str, other: str) -> bool:
+def _memory_fits(cluster: JobCluster, one: str, other: str) -> bool:
     truth = cluster.truth
     return truth.memory_mib(one) + truth.memory_mib(other) <= max(truth.gpu_memory_mib, 0)

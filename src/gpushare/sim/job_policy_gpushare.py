@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from gpushare.research.dataset import Mechanism
-from gpushare.sim.jobs import Cluster
+from gpushare.sim.jobs import JobCluster
 from gpushare.sim.truth import TenantKind
 
 CAPS: Final = (100, 75, 50, 33, 25)  # what calibration measures; between them the model interpolates
@@ -24,7 +24,7 @@ RETRACTION_SECONDS: Final = 60.0  # several 10 s windows of the node agent
 INFERENCE_ERROR: Final = 0.05  # of observed progress: docs/facts.md 31, pairs, mean absolute error 0.052
 LOOK_AHEAD_JOBS: Final = 16  # of the queue, when a free GPU's first set of tenants is formed
 
-Predict = Callable[[tuple[TenantKind, ...]], tuple[Sequence[float], Sequence[float]]]
+PredictKinds = Callable[[tuple[TenantKind, ...]], tuple[Sequence[float], Sequence[float]]]
 """Set of tenants -> (expected progress, cautious lower bound) of each."""
 
 
@@ -38,7 +38,7 @@ class GpuSharePolicy:
         rng: draws the error of observed progress.
     """
 
-    predict: Predict
+    predict: PredictKinds
     rng: np.random.Generator
     has_caps: bool = True
     most_tenants: int = MOST_TENANTS
@@ -49,7 +49,7 @@ class GpuSharePolicy:
     _known: dict[tuple[TenantKind, ...], tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
     _noise: dict[tuple[int, tuple[TenantKind, ...]], float] = field(default_factory=dict)
 
-    def schedule(self, cluster: Cluster) -> None:
+    def schedule(self, cluster: JobCluster) -> None:
         """Take back what went wrong, then give waiting jobs their places."""
         self._retract(cluster)
         free = cluster.free_gpus()
@@ -62,7 +62,7 @@ class GpuSharePolicy:
     def _caps(self) -> tuple[int, ...]:
         return CAPS if self.has_caps else (100,)
 
-    def _fill(self, cluster: Cluster, gpu: int, *, gpus_left: int) -> None:
+    def _fill(self, cluster: JobCluster, gpu: int, *, gpus_left: int) -> None:
         """Form the best set for a free GPU out of the head of the queue and its best companions."""
         head = cluster.queue[0]
         chosen = [head]
@@ -86,7 +86,7 @@ class GpuSharePolicy:
         for job, kind in zip(chosen, kinds, strict=True):
             cluster.start(job, gpu, kind.thread_percentage)
 
-    def _join(self, cluster: Cluster, job: int) -> None:
+    def _join(self, cluster: JobCluster, job: int) -> None:
         """Put one waiting job beside running ones, where and under which cap it adds most."""
         best: tuple[float, int, int] | None = None
         seen: dict[tuple[TenantKind, ...], bool] = {}
@@ -109,7 +109,7 @@ class GpuSharePolicy:
         if best is not None:
             cluster.start(job, best[1], best[2])
 
-    def _value(self, cluster: Cluster, kinds: tuple[TenantKind, ...], members: Sequence[int]) -> float | None:
+    def _value(self, cluster: JobCluster, kinds: tuple[TenantKind, ...], members: Sequence[int]) -> float | None:
         """Predicted summed progress, or None where a tenant's tolerance may be broken or experience says no."""
         if tuple(sorted(kinds)) in self._wrong:
             return None
@@ -127,7 +127,7 @@ class GpuSharePolicy:
             self._known[kinds] = (tuple(expected), tuple(lower))
         return self._known[kinds]
 
-    def _retract(self, cluster: Cluster) -> None:
+    def _retract(self, cluster: JobCluster) -> None:
         """The newest tenant leaves a GPU on which someone was observed too slow for long enough."""
         since = self._slow_since
         for gpu, tenants in enumerate(cluster.gpus):
@@ -138,7 +138,7 @@ class GpuSharePolicy:
                     since.pop(tenant.job, None)
                 cluster.retract(tenants[-1].job, gpu)
 
-    def _watch(self, cluster: Cluster) -> None:
+    def _watch(self, cluster: JobCluster) -> None:
         """Note who is observed beyond its tolerance and since when; look again when that lasted too long."""
         for gpu, tenants in enumerate(cluster.gpus):
             kinds = cluster.kinds(gpu)
@@ -158,10 +158,10 @@ class GpuSharePolicy:
             self._noise[key] = float(self.rng.normal(0.0, INFERENCE_ERROR))
         return max(0.01, progress + self._noise[key])
 
-    def _most(self, cluster: Cluster) -> int:
+    def _most(self, cluster: JobCluster) -> int:
         return min(self.most_tenants, cluster.truth.max_tenants)
 
 
-def _memory_fits(cluster: Cluster, jobs: Sequence[int]) -> bool:
+def _memory_fits(cluster: JobCluster, jobs: Sequence[int]) -> bool:
     needs = sum(cluster.truth.memory_mib(cluster.jobs[job].workload) for job in jobs)
     return needs <= cluster.truth.gpu_memory_mib

@@ -4,17 +4,17 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.research.pairs.evaluate import Protocol, split
+from gpushare.research.pairs.evaluate import PairProtocol, split
 from gpushare.research.pairs.model import progress_by_tenant
 from gpushare.research.pairs.table import PairTable
-from gpushare.sim.job_policy_gpushare import Predict
+from gpushare.sim.job_policy_gpushare import PredictKinds
 from gpushare.sim.truth import DatasetTruth, Forecaster, TenantKind
 
 # Half width of the 90% interval of a predictor that gives none: 1.645 x 1.25 x its mean absolute error.
 PAIRS_MARGIN: Final = 0.07  # Gaussian process on P100's pairs, error 0.024 of the sum
 
 
-def from_model(truth: DatasetTruth, forecaster: Forecaster) -> Predict:
+def from_model(truth: DatasetTruth, forecaster: Forecaster) -> PredictKinds:
     """Predict sets by the interference model on solo profiles; its interval's lower end is the cautious bound."""
 
     def predict(kinds: tuple[TenantKind, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -27,10 +27,10 @@ def from_model(truth: DatasetTruth, forecaster: Forecaster) -> Predict:
     return predict
 
 
-def from_pairs(table: PairTable, seed: int, margin: float = PAIRS_MARGIN) -> Predict:
+def from_pairs(table: PairTable, seed: int, margin: float = PAIRS_MARGIN) -> PredictKinds:
     """Predict a pair from the other folds of the table: the pair itself is never seen."""
     expected: dict[tuple[str, str], tuple[float, float]] = {}
-    for train, test in split(table, Protocol.PAIRS, np.random.default_rng(seed)):
+    for train, test in split(table, PairProtocol.PAIRS, np.random.default_rng(seed)):
         for row, (one, other) in zip(test.tolist(), progress_by_tenant(table, train, test).tolist(), strict=True):
             a, b = table.workloads[table.first[row]], table.workloads[table.second[row]]
             if table.fits[row]:

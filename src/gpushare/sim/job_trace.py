@@ -14,7 +14,7 @@ OPTIONAL_COLUMNS: Final = ("max_slowdown",)
 DEFAULT_MAX_SLOWDOWN: Final = 2.0  # sharing a GPU between two never has to be worse than taking turns
 
 
-class TraceError(Exception):
+class JobTraceError(Exception):
     """A trace cannot be used: one sentence with line and column, 1-based."""
 
     def __init__(self, message: str, *, line: int, column: str = "") -> None:
@@ -32,11 +32,11 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
     header = [name.strip() for name in next(reader, [])]
     for column in REQUIRED_COLUMNS:
         if column not in header:
-            raise TraceError(f'column "{column}" is missing', line=1)
+            raise JobTraceError(f'column "{column}" is missing', line=1)
     for column in header:
         if column not in REQUIRED_COLUMNS + OPTIONAL_COLUMNS:
             allowed = ", ".join(REQUIRED_COLUMNS + OPTIONAL_COLUMNS)
-            raise TraceError(f'unknown column "{column}"; allowed are {allowed}', line=1)
+            raise JobTraceError(f'unknown column "{column}"; allowed are {allowed}', line=1)
     jobs: list[Job] = []
     names: set[str] = set()
     for cells in reader:
@@ -44,10 +44,10 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
         if not cells:
             continue
         if len(cells) != len(header):
-            raise TraceError(f"{len(cells)} cells where {len(header)} belong", line=line)
+            raise JobTraceError(f"{len(cells)} cells where {len(header)} belong", line=line)
         row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
         if row["job"] in names:
-            raise TraceError(f'"{row["job"]}" is there twice', line=line, column="job")
+            raise JobTraceError(f'"{row["job"]}" is there twice', line=line, column="job")
         names.add(row["job"])
         jobs.append(
             Job(
@@ -61,7 +61,7 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
             )
         )
     if not jobs:
-        raise TraceError("the trace has no jobs", line=1)
+        raise JobTraceError("the trace has no jobs", line=1)
     return sorted(jobs, key=lambda job: job.submit_seconds)
 
 
@@ -96,7 +96,7 @@ def _number(row: dict[str, str], column: str, line: int, *, least: float) -> flo
     try:
         value = float(row[column])
     except ValueError:
-        raise TraceError(f'"{row[column]}" is not a number', line=line, column=column) from None
+        raise JobTraceError(f'"{row[column]}" is not a number', line=line, column=column) from None
     if not math.isfinite(value) or value < least:
-        raise TraceError(f'"{row[column]}" is not a number of at least {least:g}', line=line, column=column)
+        raise JobTraceError(f'"{row[column]}" is not a number of at least {least:g}', line=line, column=column)
     return value

@@ -35,7 +35,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Tenant:
+class JobTenant:
     """A job on a GPU: its cap in percent, since when, and when it is ready to progress (restarts take time)."""
 
     job: int
@@ -96,27 +96,27 @@ class Outcome:
     spans: tuple[Span, ...]
 
 
-class Policy(Protocol):
+class JobPolicy(Protocol):
     """Decides at every event; `mechanism` says how tenants of one GPU share it."""
 
     name: str
     mechanism: Mechanism
 
-    def schedule(self, cluster: "Cluster") -> None:
+    def schedule(self, cluster: "JobCluster") -> None:
         """Start, cap or retract jobs by calling the cluster's methods."""
         ...
 
 
-class FluidPolicy(Policy, Protocol):
+class FluidPolicy(JobPolicy, Protocol):
     """A policy that splits time itself: gives every active job its rate instead of placing it."""
 
-    def rates(self, cluster: "Cluster") -> Mapping[int, float]:
+    def rates(self, cluster: "JobCluster") -> Mapping[int, float]:
         """Job -> progress for all submitted unfinished jobs; absent means 0."""
         ...
 
 
 @dataclass(slots=True)
-class Cluster:
+class JobCluster:
     """The state that a policy sees and acts on.
 
     Attributes:
@@ -128,7 +128,7 @@ class Cluster:
     jobs: Sequence[Job]
     truth: Truth
     mechanism: Mechanism
-    gpus: list[list[Tenant]]
+    gpus: list[list[JobTenant]]
     queue: list[int] = field(default_factory=list)
     now_seconds: float = 0.0
     remaining_seconds: dict[int, float] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class Cluster:
         """Take a waiting job to a GPU; one that was retracted before needs RESTART_SECONDS to be ready."""
         self.queue.remove(job)
         ready = self.now_seconds + (RESTART_SECONDS if self.retractions.get(job) else 0.0)
-        self.gpus[gpu].append(Tenant(job, thread_percentage, self.now_seconds, ready))
+        self.gpus[gpu].append(JobTenant(job, thread_percentage, self.now_seconds, ready))
 
     def retract(self, job: int, gpu: int) -> None:
         """Take a running job back to the head of the queue with the work it has done."""
@@ -194,7 +194,7 @@ class Cluster:
 def simulate(
     jobs: Sequence[Job],
     gpus: int,
-    policy: Policy,
+    policy: JobPolicy,
     truth: Truth,
     *,
     on_end: Callable[[], None] = lambda: None,
@@ -206,10 +206,10 @@ def simulate(
             leaves jobs waiting for ever.
     """
     _check(jobs, gpus, truth)
-    cluster = Cluster(jobs, truth, policy.mechanism, [[] for _ in range(gpus)])
+    cluster = JobCluster(jobs, truth, policy.mechanism, [[] for _ in range(gpus)])
     arrivals = [(job.submit_seconds, index) for index, job in enumerate(jobs)]
     heapq.heapify(arrivals)
-    fluid: Callable[[Cluster], Mapping[int, float]] | None = getattr(policy, "rates", None)
+    fluid: Callable[[JobCluster], Mapping[int, float]] | None = getattr(policy, "rates", None)
     run_seconds: dict[int, float] = dict.fromkeys(range(len(jobs)), 0.0)
     late_seconds: dict[int, float] = dict.fromkeys(range(len(jobs)), 0.0)
     ended: dict[int, float] = {}
@@ -286,7 +286,7 @@ def _check(jobs: Sequence[Job], gpus: int, truth: Truth) -> None:
             )
 
 
-def _placed_rates(cluster: Cluster) -> dict[int, float]:
+def _placed_rates(cluster: JobCluster) -> dict[int, float]:
     rates: dict[int, float] = {}
     for gpu, tenants in enumerate(cluster.gpus):
         for tenant, rate in zip(tenants, cluster.progress(gpu), strict=True):
@@ -294,14 +294,14 @@ def _placed_rates(cluster: Cluster) -> dict[int, float]:
     return rates
 
 
-def _next_ready(cluster: Cluster) -> float:
+def _next_ready(cluster: JobCluster) -> float:
     waits = [
         t.ready_seconds for ts in cluster.gpus for t in ts if t.ready_seconds > cluster.now_seconds + _EPSILON
     ]
     return min(waits, default=math.inf)
 
 
-def _end(cluster: Cluster, job: int) -> None:
+def _end(cluster: JobCluster, job: int) -> None:
     del cluster.remaining_seconds[job]
     if job in cluster.queue:
         cluster.queue.remove(job)

@@ -12,7 +12,7 @@ from gpushare.core.gpu.pipes import Counters
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TwinLoad:
     """One tenant as the model sees it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Load:
 class ProgressModel(Protocol):
     """Progress of each tenant relative to running alone uncapped, ratios in 0 to 1, in the order given."""
 
-    def __call__(self, loads: Sequence[Load]) -> tuple[float, ...]:
+    def __call__(self, loads: Sequence[TwinLoad]) -> tuple[float, ...]:
         """Predict for one set of tenants on one GPU."""
         ...
 
@@ -49,7 +49,7 @@ def cap_progress(solo: Counters, thread_percentage: int) -> float:
     return 1.0 if share >= busy else float((share / busy) ** _CAP_EXPONENT)
 
 
-def contended_progress(loads: Sequence[Load]) -> tuple[float, ...]:
+def contended_progress(loads: Sequence[TwinLoad]) -> tuple[float, ...]:
     """The simple rule: caps first, then every oversubscribed pipe slows those who use it, then a toll per
     neighbour.
 
@@ -85,7 +85,7 @@ def contended_progress(loads: Sequence[Load]) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class SimulatedWorkload:
     """A program the twin's tenants can be.
 
     Attributes:
@@ -100,15 +100,15 @@ class Workload:
 
 def _workload(
     name: str, rate: float, memory_mib: int, *, sm: float, occupancy: float, graphics: float, **pipes: float
-) -> Workload:
-    return Workload(
+) -> SimulatedWorkload:
+    return SimulatedWorkload(
         name, Counters(sm_util=sm, sm_occupancy=occupancy, graphics_util=graphics, **pipes), rate, memory_mib
     )
 
 
 # Shapes follow the H200 measurements in docs/facts.md 21 and 22 (a ResNet's SM_UTIL 73% with FP32 28%, an fp64
 # product's DFMA 94.6%, an fp16 one's HMMA 90%); the rest are typical of their kind, not measured.
-WORKLOADS: Final[Mapping[str, Workload]] = {
+WORKLOADS: Final[Mapping[str, SimulatedWorkload]] = {
     w.name: w
     for w in (
         _workload(

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.interference import Forecast, InterferenceModel, Profile, cap_progress
-from gpushare.twin.contention import Load
+from gpushare.twin.contention import TwinLoad
 
 _INTERVAL_SDS: Final = 2 * 1.645  # a 90% interval is this many standard deviations wide
 LEAST_PROGRESS: Final = 0.01  # a tenant that truly never moves would stop simulated time
@@ -54,7 +54,7 @@ class DrawnProgress:
         self._model = model
         self._kept: OrderedDict[str, tuple[float, ...]] = OrderedDict()
 
-    def __call__(self, loads: Sequence[Load]) -> tuple[float, ...]:
+    def __call__(self, loads: Sequence[TwinLoad]) -> tuple[float, ...]:
         """Progress of each load, in the order given."""
         if not loads:
             return ()
@@ -71,7 +71,7 @@ class DrawnProgress:
             result[at] = progress
         return tuple(result)
 
-    def _compute(self, loads: Sequence[Load], key: str) -> tuple[float, ...]:
+    def _compute(self, loads: Sequence[TwinLoad], key: str) -> tuple[float, ...]:
         tenants = [(Profile(load.solo, load.iterations_per_s), load.thread_percentage) for load in loads]
         alone = [
             1.0 if cap == 100 else max(LEAST_PROGRESS, min(1.0, cap_progress(profile, cap / 100)))

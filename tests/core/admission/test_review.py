@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gpushare.core.admission.resolve import Defaults
 from gpushare.core.admission.review import (
     MAX_NAMES,
+    AdmissionPolicy,
     Knowledge,
-    Policy,
     check_pod,
     check_workload,
     largest_gpu_memory_mib,
@@ -26,7 +26,7 @@ from gpushare.core.api.rejection import Reason, Rejection
 from gpushare.core.api.request import parse_request
 
 Json = dict[str, Any]
-POLICY = Policy()
+POLICY = AdmissionPolicy()
 LABEL = {"op": "add", "path": "/metadata/labels/gpushare.io~1managed", "value": "true"}
 SCHEDULER = {"op": "add", "path": "/spec/schedulerName", "value": "gpushare-scheduler"}
 
@@ -58,7 +58,7 @@ def apply(document: Json, patch: list[Json]) -> Json:
     return result
 
 
-def patched(document: Json, policy: Policy = POLICY, knowledge: Knowledge | None = None) -> list[Json]:
+def patched(document: Json, policy: AdmissionPolicy = POLICY, knowledge: Knowledge | None = None) -> list[Json]:
     patch = mutate(document, policy, knowledge or Knowledge())
     assert not isinstance(patch, Rejection), patch
     return patch
@@ -93,7 +93,7 @@ def test_the_patch_beside_other_resources_labels_and_containers() -> None:
         schedulerName="default-scheduler",
     )
     document["metadata"]["labels"] = {"app": "web"}
-    assert patched(document, Policy(runtime_class="nvidia")) == [
+    assert patched(document, AdmissionPolicy(runtime_class="nvidia")) == [
         {"op": "add", "path": "/spec/containers/1/resources/limits/gpushare.io~1share", "value": "200"},
         {"op": "add", "path": "/spec/containers/1/resources/requests/gpushare.io~1share", "value": "200"},
         SCHEDULER,
@@ -104,12 +104,15 @@ def test_the_patch_beside_other_resources_labels_and_containers() -> None:
 
 def test_a_runtime_class_of_the_users_own_stays() -> None:
     document = pod({names.FRACTION: "0.5"}, runtimeClassName="kata")
-    assert apply(document, patched(document, Policy(runtime_class="nvidia")))["spec"]["runtimeClassName"] == "kata"
+    assert (
+        apply(document, patched(document, AdmissionPolicy(runtime_class="nvidia")))["spec"]["runtimeClassName"]
+        == "kata"
+    )
 
 
 @pytest.mark.parametrize("document", [pod(), pod({}), pod({"other": "x"}), pod({names.MEMORY: "lots"}), {}])
 def test_a_pod_without_the_annotation_is_left_alone(document: Json) -> None:
-    assert patched(document, Policy(runtime_class="nvidia")) == []
+    assert patched(document, AdmissionPolicy(runtime_class="nvidia")) == []
     assert check_pod(document) is None
 
 
@@ -132,7 +135,7 @@ def test_a_second_call_changes_nothing() -> None:
 def test_auto_is_the_recommendation_then_the_gpushare_then_the_default(
     knowledge: Knowledge, expected: str
 ) -> None:
-    policy = Policy(Defaults(auto_fraction="0.3"))
+    policy = AdmissionPolicy(Defaults(auto_fraction="0.3"))
     document = apply(pod({names.FRACTION: "auto"}), patched(pod({names.FRACTION: "auto"}), policy, knowledge))
     assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: expected}
     assert check_pod(document) is None  # another replica may know another recommendation by now
@@ -325,7 +328,7 @@ def pods(draw: st.DrawFn) -> Json:
 def test_a_patch_changes_only_what_is_promised(document: Json, runtime_class: str | None) -> None:
     """Undo the promised changes in the patched pod: what is left must be the pod that came in."""
     before = copy.deepcopy(document)
-    after = apply(document, patched(document, Policy(runtime_class=runtime_class)))
+    after = apply(document, patched(document, AdmissionPolicy(runtime_class=runtime_class)))
     assert document == before, "the input itself is never changed"
     assert check_pod(after) is None
     request = parse_request(before["metadata"]["annotations"])
@@ -378,25 +381,25 @@ CAPS = [
 def test_caps_go_into_the_environment_only_where_the_policy_says_so() -> None:
     asked = pod({names.FRACTION: "0.5"})
     assert "env" not in json.dumps(mutate(asked, POLICY))
-    changed = apply(asked, patched(asked, Policy(env_caps=True)))
+    changed = apply(asked, patched(asked, AdmissionPolicy(env_caps=True)))
     assert changed["spec"]["containers"][0]["env"] == CAPS
 
 
 def test_caps_leave_the_rest_of_the_environment_and_are_no_offence_themselves() -> None:
     own = [{"name": "OTHER", "value": "1"}]
     asked = pod({names.FRACTION: "0.5"}, containers=[{"name": "main", "image": "x", "env": own}])
-    changed = apply(asked, patched(asked, Policy(env_caps=True)))
+    changed = apply(asked, patched(asked, AdmissionPolicy(env_caps=True)))
     assert changed["spec"]["containers"][0]["env"] == [{"name": "OTHER", "value": "1"}, *CAPS]
     for variable in changed["spec"]["containers"][0]["env"][1:]:
         variable["valueFrom"]["fieldRef"]["apiVersion"] = "v1"  # the API server's default
-    assert mutate(changed, Policy(env_caps=True)) == []
+    assert mutate(changed, AdmissionPolicy(env_caps=True)) == []
     assert check_pod(changed) is None
 
 
 def test_caps_replace_what_the_pod_says_of_itself_where_that_is_allowed() -> None:
     own = [{"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "100"}, {"name": "OTHER", "value": "1"}]
     asked = pod({names.FRACTION: "0.5"}, containers=[{"name": "main", "image": "x", "env": own}])
-    policy = Policy(env_caps=True, allowed_env=frozenset({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"}))
+    policy = AdmissionPolicy(env_caps=True, allowed_env=frozenset({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"}))
     changed = apply(asked, patched(asked, policy))
     assert changed["spec"]["containers"][0]["env"] == [{"name": "OTHER", "value": "1"}, *CAPS]
 
@@ -417,7 +420,7 @@ def test_a_variable_that_takes_the_place_of_ours_is_refused(name: str, kind: str
         "leave it out (the chart's value admission.allowedEnv allows names)"
     )
     assert check_workload({"spec": {"template": document}}) is not None
-    allowing = Policy(allowed_env=frozenset({name}))
+    allowing = AdmissionPolicy(allowed_env=frozenset({name}))
     assert check_pod(apply(document, patched(document, allowing)), policy=allowing) is None
     del document["metadata"]["annotations"]
     assert mutate(document, POLICY) == [], "a pod that is not ours sets what it likes"

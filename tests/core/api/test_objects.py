@@ -32,13 +32,13 @@ from gpushare.core.api.objects import (
     MpsStatus,
     Observed,
     Phase,
-    Placement,
-    Profile,
+    PodPlacement,
     ProfileMode,
     ProfileSpec,
     SelectorOperator,
-    Tenant,
+    TenantStatus,
     Utilization,
+    WorkloadSignature,
 )
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import FaultDomain, JobClass, parse_fraction, parse_memory_mib
@@ -59,10 +59,12 @@ FULL_SPEC = GpuShareSpec(
 FULL_STATUS = GpuShareStatus(
     phase=Phase.SHARING,
     observed_generation=3,
-    profile=Profile("H200", {"sm_util": 0.5}, 12.5, 4096, (CapPoint(50, 0.8),), 30.0, "2026-11-21T11:00:00Z"),
+    profile=WorkloadSignature(
+        "H200", {"sm_util": 0.5}, 12.5, 4096, (CapPoint(50, 0.8),), 30.0, "2026-11-21T11:00:00Z"
+    ),
     recommended_fraction="0.3",
     observed=Observed(0.8, 1.25),
-    placements=(Placement("u1", "p1", "n1", ("GPU-1",), 25, 40, 8192, 0.8, 1.25),),
+    placements=(PodPlacement("u1", "p1", "n1", ("GPU-1",), 25, 40, 8192, 0.8, 1.25),),
     conditions=(Condition("Ready", ConditionStatus.TRUE, "Fits", "It fits.", "2026-11-21T11:00:00Z", 3),),
 )
 FULL_NODE = GpuNodeStatus.of(
@@ -78,9 +80,14 @@ FULL_NODE = GpuNodeStatus.of(
             MpsStatus(MpsState.FAULT, 2, 1, Ceilings.ENFORCED, "server in FAULT"),
             Utilization(fp32=0.3, sm=0.7),
             8192,
-            (Tenant("u1", "ns", "p1", 25, 40, 8192, 4096, 2, 0.8, 0.05, 1.25), Tenant("u2", share_percent=50)),
+            (
+                TenantStatus("u1", "ns", "p1", 25, 40, 8192, 4096, 2, 0.8, 0.05, 1.25),
+                TenantStatus("u2", share_percent=50),
+            ),
         ),
-        GpuStatus("GPU-2", mps=MpsStatus(MpsState.ACTIVE, clients=3), tenants=(Tenant("u1", share_percent=25),)),
+        GpuStatus(
+            "GPU-2", mps=MpsStatus(MpsState.ACTIVE, clients=3), tenants=(TenantStatus("u1", share_percent=25),)
+        ),
     ),
     driver_version="580.1",
     observed_at="2026-11-21T11:00:00Z",
@@ -133,7 +140,7 @@ def test_the_summary_counts_gpus_shares_clients_and_pods_once() -> None:
 
 
 def test_absent_figures_are_left_out_and_null_in_a_merge_patch() -> None:
-    status = GpuShareStatus(placements=(Placement("u", "p"),))
+    status = GpuShareStatus(placements=(PodPlacement("u", "p"),))
     assert "observed" not in to_json(status)
     patch = to_json(status, nulls=True)
     assert patch["observed"] is None

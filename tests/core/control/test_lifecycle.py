@@ -20,9 +20,9 @@ from gpushare.core.api.objects import (
     GpuStatus,
     Observed,
     Phase,
-    Placement,
-    Profile,
-    Tenant,
+    PodPlacement,
+    TenantStatus,
+    WorkloadSignature,
 )
 from gpushare.core.api.request import JobClass
 from gpushare.core.api.schema import from_json, to_json
@@ -31,8 +31,8 @@ from gpushare.core.control.lifecycle import (
     READY,
     WITHIN_TOLERANCE,
     Fares,
+    OperatorSettings,
     PodFacts,
-    Settings,
     Situation,
     differs_only_in_figures,
     fares_of,
@@ -42,7 +42,7 @@ from gpushare.core.control.lifecycle import (
 )
 
 Json = dict[str, Any]
-SETTINGS = Settings(Defaults(max_slowdown_ratio=1.5))
+SETTINGS = OperatorSettings(Defaults(max_slowdown_ratio=1.5))
 NOW, LATER = "2026-11-21T11:00:00Z", "2026-11-21T12:00:00Z"
 SHARE = GpuShare.from_object({"metadata": {"name": "deployment-web", "namespace": "shop", "generation": 3}})
 
@@ -106,8 +106,8 @@ def test_a_placed_group() -> None:
     assert status.observed_generation == 3
     assert status.observed == Observed(0.5, 2.0)
     assert status.placements == (
-        Placement("uid-a", "a", "n1", ("GPU-1",), 25, 25, 8192, 0.8, 1.25),
-        Placement("uid-b", "b", "n1", ("GPU-1",), 25, 25, 8192, 0.5, 2.0),
+        PodPlacement("uid-a", "a", "n1", ("GPU-1",), 25, 25, 8192, 0.8, 1.25),
+        PodPlacement("uid-b", "b", "n1", ("GPU-1",), 25, 25, 8192, 0.5, 2.0),
     )
     ready = condition(status, READY)
     assert (ready.status, ready.reason) == (ConditionStatus.FALSE, "WaitingForRoom")
@@ -150,7 +150,7 @@ def test_the_profile_is_kept_and_the_tolerance_is_the_specs() -> None:
         }
     )
     status = status_of(share, [facts("a")], {"uid-a": Fares(0.5, 2.0)}, SETTINGS, NOW)
-    assert status.profile == Profile(gpu_model="NVIDIA H200")
+    assert status.profile == WorkloadSignature(gpu_model="NVIDIA H200")
     assert status.recommended_fraction == "0.2"
     assert condition(status, PROFILED).status is ConditionStatus.TRUE
     assert condition(status, WITHIN_TOLERANCE).status is ConditionStatus.TRUE
@@ -186,12 +186,12 @@ def test_events_are_told_once() -> None:
 
 
 def test_fares_are_the_worst_over_a_pods_gpus() -> None:
-    def gpu(*tenants: Tenant) -> GpuStatus:
+    def gpu(*tenants: TenantStatus) -> GpuStatus:
         return GpuStatus(uuid="g", tenants=tenants)
 
     nodes = [
-        GpuNodeStatus(gpus=(gpu(Tenant("p", progress_ratio=0.9, slowdown_ratio=1.1), Tenant("q")),)),
-        GpuNodeStatus(gpus=(gpu(Tenant("p", progress_ratio=0.77777, slowdown_ratio=1.3)), gpu())),
+        GpuNodeStatus(gpus=(gpu(TenantStatus("p", progress_ratio=0.9, slowdown_ratio=1.1), TenantStatus("q")),)),
+        GpuNodeStatus(gpus=(gpu(TenantStatus("p", progress_ratio=0.77777, slowdown_ratio=1.3)), gpu())),
     ]
     assert fares_of(nodes) == {"p": Fares(0.778, 1.3), "q": Fares(None, None)}
 

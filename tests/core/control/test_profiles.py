@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from gpushare.core.admission.resolve import Defaults, Needs, resolve
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus, Phase, Profile, Tenant
+from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus, Phase, TenantStatus, WorkloadSignature
 from gpushare.core.api.request import JobClass, parse_fraction
 from gpushare.core.api.schema import from_json, to_json
-from gpushare.core.control.lifecycle import PROFILED, PodFacts, Settings, fares_of, status_of, transitions
+from gpushare.core.control.lifecycle import PROFILED, OperatorSettings, PodFacts, fares_of, status_of, transitions
 from gpushare.core.control.profiles import as_known, is_one_kind, recommended_fraction
 from gpushare.core.control.windows import replaces
 from gpushare.twin.contention import WORKLOADS
 
 NOW = "2026-11-21T11:00:00Z"
 H200 = "NVIDIA H200"
-SETTINGS = Settings(Defaults(max_slowdown_ratio=1.5))
+SETTINGS = OperatorSettings(Defaults(max_slowdown_ratio=1.5))
 
 
 def signature(workload="dlrm-infer", seconds=10.0, model=H200):
-    return Profile(model, WORKLOADS[workload].solo.as_dict(), window_seconds=seconds)
+    return WorkloadSignature(model, WORKLOADS[workload].solo.as_dict(), window_seconds=seconds)
 
 
 def gpushare(**spec):
@@ -47,7 +47,7 @@ def pod(name="a", **annotations):
 
 def status(share, pods, *seen):
     """The status after a GpuNode said `seen` of the pods, read back as the API gives it."""
-    tenants = tuple(Tenant(each.uid, profile=profile) for each, profile in zip(pods, seen, strict=False))
+    tenants = tuple(TenantStatus(each.uid, profile=profile) for each, profile in zip(pods, seen, strict=False))
     node = GpuNodeStatus.of((GpuStatus("GPU-1", tenants=tenants),))
     told = from_json(GpuNodeStatus, to_json(node))
     return status_of(share, pods, fares_of([told]), SETTINGS, NOW)
@@ -84,7 +84,7 @@ def test_a_latency_workload_is_given_what_it_can_use():
     [
         ({"profile": {"mode": "Off"}}, signature()),
         ({"profile": {"windowSeconds": 30}}, signature(seconds=29.0)),
-        ({}, Profile(H200, {"fp32_util": 0.5}, window_seconds=60.0)),
+        ({}, WorkloadSignature(H200, {"fp32_util": 0.5}, window_seconds=60.0)),
         ({}, None),
     ],
 )
@@ -130,5 +130,5 @@ def test_auto_is_always_a_fraction_that_may_be_asked_for(workload, slowdown, job
 
 
 def test_a_signature_without_what_the_model_needs_is_unknown():
-    assert as_known(Profile(H200, {"fp32_util": 0.5})) is None
+    assert as_known(WorkloadSignature(H200, {"fp32_util": 0.5})) is None
     assert as_known(signature(seconds=0.1)) is None

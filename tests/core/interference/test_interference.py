@@ -40,7 +40,7 @@ from gpushare.core.interference.profile import (
 )
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, parse
-from gpushare.research.interference.evaluate import Protocol, _choices, _Judged, evaluate, spearman
+from gpushare.research.interference.evaluate import EvaluationProtocol, _choices, _Judged, evaluate, spearman
 from gpushare.research.interference.fit import fit_model, fitted, sets_of, split_workloads, unfitted, with_errors
 from gpushare.research.interference.tape import Variable
 from gpushare.research.solo_profiles import profile_of
@@ -91,7 +91,7 @@ def fitted_model():
 
 def test_the_law_is_learned(fitted_model):
     _, sets, model = fitted_model
-    score = evaluate(sets, model, Protocol.AS_IS, seed=1, members=1, done=lambda *_: None).by_tenants[2]
+    score = evaluate(sets, model, EvaluationProtocol.AS_IS, seed=1, members=1, done=lambda *_: None).by_tenants[2]
     assert score.mae < 0.05
     assert score.mae < score.baseline_mae["kace"]
     assert score.rank_correlation > 0.9
@@ -427,7 +427,7 @@ def test_programs_measured_at_100_alone_are_enough_to_fit():
     sets = sets_of(whole)
     assert not any(map(knows_caps, sets.profiles))
     model = fitted(unfitted(whole, sets, 3), sets, range(len(sets.index)), seed=3, members=1, done=lambda _: None)
-    said = evaluate(sets, model, Protocol.AS_IS, seed=1, members=1, done=lambda *_: None).by_tenants[2]
+    said = evaluate(sets, model, EvaluationProtocol.AS_IS, seed=1, members=1, done=lambda *_: None).by_tenants[2]
     assert said.mae < 0.08
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gpushare.core.gpu.pipes import Counters
 from gpushare.core.progress.attribution import (
-    Load,
     Prior,
     TenantEvidence,
+    TenantLoad,
     attribute,
     bounded_minimum,
     cap_bound,
@@ -124,7 +124,7 @@ OTHER_KERNELS = Counters(fp32_util=0.3, dram_bw_util=0.4, integer_util=0.2, sm_u
 
 def test_work_under_a_cap_is_that_for_a_unit_of_progress() -> None:
     def dram(cap: int) -> float | None:
-        work = capped_work(Load(FP32, cap, {25: 0.25, 50: 0.5}, {25: OTHER_KERNELS, 50: OTHER_KERNELS}))
+        work = capped_work(TenantLoad(FP32, cap, {25: 0.25, 50: 0.5}, {25: OTHER_KERNELS, 50: OTHER_KERNELS}))
         return work.dram_bw_util if work is not None else None
 
     assert dram(50) == pytest.approx(0.8)
@@ -132,20 +132,20 @@ def test_work_under_a_cap_is_that_for_a_unit_of_progress() -> None:
     assert dram(75) == pytest.approx((0.8 + 0.2) / 2)
     assert dram(40) == pytest.approx(0.6 * 0.8 + 0.4 * 1.6)
     assert dram(100) is None
-    assert capped_work(Load(FP32, 50)) is None
-    assert capped_work(Load(FP32, 50, {50: 0.6})) is None, "a curve without its counters"
-    assert capped_work(Load(FP32, 50, {}, {50: OTHER_KERNELS})) is None, "counters without their progress"
-    assert capped_work(Load(FP32, 50, {50: 0.001}, {50: OTHER_KERNELS})) is None, "no progress to speak of"
+    assert capped_work(TenantLoad(FP32, 50)) is None
+    assert capped_work(TenantLoad(FP32, 50, {50: 0.6})) is None, "a curve without its counters"
+    assert capped_work(TenantLoad(FP32, 50, {}, {50: OTHER_KERNELS})) is None, "counters without their progress"
+    assert capped_work(TenantLoad(FP32, 50, {50: 0.001}, {50: OTHER_KERNELS})) is None, "no progress to speak of"
 
 
 def test_a_program_that_works_otherwise_under_its_cap_is_found_by_its_counters_there() -> None:
-    capped = Load(FP32, 50, {50: 0.5}, {50: OTHER_KERNELS})
+    capped = TenantLoad(FP32, 50, {50: 0.5}, {50: OTHER_KERNELS})
     device = mix((OTHER_KERNELS, 0.8), (TENSOR, 0.5))  # 0.8 of what the cap allows: 0.4
-    [own, other] = attribute(device, [evidence(capped), evidence(Load(TENSOR, 100))])
+    [own, other] = attribute(device, [evidence(capped), evidence(TenantLoad(TENSOR, 100))])
     assert own.progress_ratio == pytest.approx(0.4, abs=0.02)
     assert other.progress_ratio == pytest.approx(0.5, abs=0.02)
     assert own.pipes["dram"] == pytest.approx(0.32, abs=0.02)
-    [_, misled] = attribute(device, [evidence(Load(FP32, 50)), evidence(Load(TENSOR, 100))])
+    [_, misled] = attribute(device, [evidence(TenantLoad(FP32, 50)), evidence(TenantLoad(TENSOR, 100))])
     assert misled.error_ratio is not None
     assert other.error_ratio is not None
     assert misled.error_ratio >= other.error_ratio, "work under a cap that was never seen is a guess"

@@ -41,7 +41,7 @@ _OTHER_GPU_PREFIXES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class AdmissionPolicy:
     """The chart's values that admission applies.
 
     Attributes:
@@ -72,7 +72,7 @@ class Knowledge:
 
 
 NOTHING_KNOWN: Final = Knowledge()
-STRICT: Final = Policy()
+STRICT: Final = AdmissionPolicy()
 
 
 def is_ours(pod: Object | None) -> bool:
@@ -85,7 +85,7 @@ def annotations_of(obj: Object) -> Mapping[str, str]:
     return (obj.get("metadata") or {}).get("annotations") or {}
 
 
-def mutate(pod: Object, policy: Policy, knowledge: Knowledge = NOTHING_KNOWN) -> list[Json] | Rejection:
+def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_KNOWN) -> list[Json] | Rejection:
     """The JSON patch for a new pod; empty for one that is not ours or has everything already."""
     if not is_ours(pod):
         return []
@@ -109,7 +109,9 @@ def mutate(pod: Object, policy: Policy, knowledge: Knowledge = NOTHING_KNOWN) ->
     return patch
 
 
-def check_pod(pod: Object, knowledge: Knowledge = NOTHING_KNOWN, policy: Policy = STRICT) -> Rejection | None:
+def check_pod(
+    pod: Object, knowledge: Knowledge = NOTHING_KNOWN, policy: AdmissionPolicy = STRICT
+) -> Rejection | None:
     """Whether a new pod, after every webhook's changes, is what `mutate` makes of it."""
     if not is_ours(pod):
         return None
@@ -133,7 +135,7 @@ def check_pod(pod: Object, knowledge: Knowledge = NOTHING_KNOWN, policy: Policy 
 
 
 def check_workload(
-    obj: Object, old: Object | None = None, knowledge: Knowledge = NOTHING_KNOWN, policy: Policy = STRICT
+    obj: Object, old: Object | None = None, knowledge: Knowledge = NOTHING_KNOWN, policy: AdmissionPolicy = STRICT
 ) -> Rejection | None:
     """Whether pods of a workload's template would be accepted, so that the mistake shows where it was made.
 
@@ -201,7 +203,7 @@ def largest_gpu_memory_mib(nodes: Iterable[GpuNodeStatus]) -> int | None:
     return max((gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0), default=None)
 
 
-def _check_request(pod: Object, policy: Policy, knowledge: Knowledge) -> Rejection | None:
+def _check_request(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> Rejection | None:
     request = parse_request(annotations_of(pod))
     if isinstance(request, Rejection):
         return request
@@ -276,7 +278,7 @@ def _is_any_share(gpus: int, rest_percent: int) -> bool:
     return rest_percent > 0 if gpus == 0 else rest_percent == 0 and gpus <= MAX_GPUS_PER_POD
 
 
-def _check_environment(spec: Object, policy: Policy) -> Rejection | None:
+def _check_environment(spec: Object, policy: AdmissionPolicy) -> Rejection | None:
     """Variables that would win over what the device plugin sets, and give the pod more than it was given."""
     for container in _all_containers(spec):
         for variable in container.get("env") or ():

@@ -241,7 +241,7 @@ class CapPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class WorkloadSignature:
     """The signature of the workload, taken while it ran alone (docs/design.md 4)."""
 
     gpu_model: str = described("GPU model it was taken on.", default="")
@@ -285,7 +285,7 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PodPlacement:
     """One pod of the group and where it runs."""
 
     pod_uid: str = described("The pod's uid.", default="", required=True, maxLength=64)
@@ -319,7 +319,7 @@ class GpuShareStatus:
     observed_generation: int | None = described(
         "The metadata.generation that the status was concluded from.", default=None, minimum=0
     )
-    profile: Profile | None = described("The workload's signature, once taken.", default=None)
+    profile: WorkloadSignature | None = described("The workload's signature, once taken.", default=None)
     job_class: JobClass | None = described(
         "Class of its pods as annotations, this object and the chart's default say; latency where some are.",
         default=None,
@@ -332,7 +332,7 @@ class GpuShareStatus:
         rules=(_FRACTION_RULE,),
     )
     observed: Observed | None = described("How the workload fares now.", default=None)
-    placements: tuple[Placement, ...] = described(
+    placements: tuple[PodPlacement, ...] = described(
         "The group's pods and where they run.", default=(), maxItems=_MAX_PLACEMENTS, **list_map("podUid")
     )
     conditions: tuple[Condition, ...] = described(
@@ -374,7 +374,7 @@ class Utilization:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class TenantStatus:
     """One pod on one GPU."""
 
     pod_uid: str = described("The pod's uid.", default="", required=True, maxLength=64)
@@ -405,7 +405,7 @@ class Tenant:
     slowdown_ratio: float | None = described(
         "How much longer it takes than alone.", default=None, name="slowdown", minimum=0
     )
-    profile: Profile | None = described(
+    profile: WorkloadSignature | None = described(
         "Its workload's signature as this node saw it alone on a GPU with all threads; absent once its GpuShare "
         "keeps one as good.",
         default=None,
@@ -428,7 +428,7 @@ class GpuStatus:
     memory_used_mib: int | None = described(
         "Device memory in use, MiB.", default=None, name="memoryUsedMiB", minimum=0
     )
-    tenants: tuple[Tenant, ...] = described(
+    tenants: tuple[TenantStatus, ...] = described(
         "The pods that share it.", default=(), maxItems=_MAX_TENANTS_PER_GPU, **list_map("podUid")
     )
 

@@ -20,10 +20,10 @@ from gpushare.core.api.objects import (
     GpuShareStatus,
     Observed,
     Phase,
-    Placement,
-    Profile,
+    PodPlacement,
     ProfileMode,
-    Tenant,
+    TenantStatus,
+    WorkloadSignature,
 )
 from gpushare.core.api.quantity import parse_count
 from gpushare.core.api.rejection import Rejection
@@ -112,7 +112,7 @@ class Fares:
 
     progress_ratio: float | None = None
     slowdown_ratio: float | None = None
-    profile: Profile | None = None
+    profile: WorkloadSignature | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OperatorSettings:
     """What the operator was started with.
 
     Attributes:
@@ -164,7 +164,7 @@ def next_phase(current: Phase, situation: Situation) -> Phase:
 
 
 def status_of(
-    share: GpuShare, pods: Iterable[PodFacts], fares: Mapping[str, Fares], settings: Settings, now: str
+    share: GpuShare, pods: Iterable[PodFacts], fares: Mapping[str, Fares], settings: OperatorSettings, now: str
 ) -> GpuShareStatus:
     """The status of a GpuShare.
 
@@ -209,7 +209,7 @@ def status_of(
 
 def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
     """How each pod fares, by uid: over its GPUs the least progress and the greatest slowdown."""
-    tenants: dict[str, list[Tenant]] = {}
+    tenants: dict[str, list[TenantStatus]] = {}
     for node in nodes:
         for gpu in node.gpus:
             for tenant in gpu.tenants:
@@ -240,7 +240,7 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
 
 def _placement(
     pod: PodFacts, share: GpuShare, fares: Mapping[str, Fares], defaults: Defaults, wrong: list[str]
-) -> Placement | None:
+) -> PodPlacement | None:
     """Where a pod runs; None without a decision. What is malformed goes to `wrong`, for the condition."""
     try:
         decision = pod.decision()
@@ -253,7 +253,7 @@ def _placement(
     if decision is None:
         return None
     fare = fares.get(pod.uid, Fares())
-    return Placement(
+    return PodPlacement(
         pod_uid=pod.uid,
         pod=pod.name,
         node=pod.node,
@@ -287,7 +287,7 @@ def _class_of(share: GpuShare, live: Sequence[PodFacts], defaults: Defaults) -> 
 
 
 def _recommended(
-    share: GpuShare, profile: Profile | None, job_class: JobClass, defaults: Defaults, *, none_live: bool
+    share: GpuShare, profile: WorkloadSignature | None, job_class: JobClass, defaults: Defaults, *, none_live: bool
 ) -> str | None:
     """What `auto` stands for; what it stood for stays while no pod is there."""
     before = share.status.recommended_fraction
@@ -298,7 +298,7 @@ def _recommended(
     return said if said is not None else before
 
 
-def _profiled(spec: GpuShareSpec, profile: Profile | None) -> Condition:
+def _profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition:
     if profile is not None:
         return Condition(
             PROFILED, ConditionStatus.TRUE, "Taken", f"signature taken on {profile.gpu_model or 'a GPU'}"
@@ -340,7 +340,7 @@ def _wants_profile(spec: GpuShareSpec) -> bool:
     return spec.profile is None or spec.profile.mode is not ProfileMode.OFF
 
 
-def _fares(tenants: Sequence[Tenant]) -> Fares:
+def _fares(tenants: Sequence[TenantStatus]) -> Fares:
     progress = [tenant.progress_ratio for tenant in tenants if tenant.progress_ratio is not None]
     slowdown = [tenant.slowdown_ratio for tenant in tenants if tenant.slowdown_ratio is not None]
     return Fares(
@@ -350,7 +350,7 @@ def _fares(tenants: Sequence[Tenant]) -> Fares:
     )
 
 
-def _worst(placements: Iterable[Placement]) -> Observed | None:
+def _worst(placements: Iterable[PodPlacement]) -> Observed | None:
     listed = list(placements)
     progress = [p.progress_ratio for p in listed if p.progress_ratio is not None]
     slowdown = [p.slowdown_ratio for p in listed if p.slowdown_ratio is not None]

@@ -7,8 +7,7 @@ operator copies it into `GpuShare.status.profile` and says what `auto` stands fo
 from collections.abc import Iterable, Mapping
 
 from gpushare.core.api import names
-from gpushare.core.api.objects import GpuShare, GpuShareSpec
-from gpushare.core.api.objects import Profile as Signature
+from gpushare.core.api.objects import GpuShare, GpuShareSpec, WorkloadSignature
 from gpushare.core.api.request import JobClass
 from gpushare.core.control.windows import replaces
 from gpushare.core.interference import MIN_WINDOW_SECONDS, Profile, auto_share
@@ -16,8 +15,13 @@ from gpushare.core.placement.known import Known
 
 
 def taken(
-    kept: Signature | None, seen: Iterable[Signature], spec: GpuShareSpec, *, is_one_kind: bool, now: str
-) -> Signature | None:
+    kept: WorkloadSignature | None,
+    seen: Iterable[WorkloadSignature],
+    spec: GpuShareSpec,
+    *,
+    is_one_kind: bool,
+    now: str,
+) -> WorkloadSignature | None:
     """The signature that a GpuShare keeps.
 
     Args:
@@ -36,7 +40,7 @@ def taken(
     best = max(fitting, key=lambda each: (each.window_seconds or 0.0, each.gpu_model), default=None)
     if best is None or not is_one_kind or not replaces(best.window_seconds, kept):
         return kept
-    return Signature(
+    return WorkloadSignature(
         best.gpu_model,
         best.counters,
         best.iterations_per_second,
@@ -53,7 +57,7 @@ def is_one_kind(spec: GpuShareSpec, annotations: Iterable[Mapping[str, str]]) ->
     return len(keys) <= 1 and (spec.selector is None or None not in keys)
 
 
-def as_known(signature: Signature) -> Profile | None:
+def as_known(signature: WorkloadSignature) -> Profile | None:
     """A signature as the interference model takes it; None where it lacks what the model needs."""
     counters = signature.as_counters()
     window = signature.window_seconds
@@ -82,7 +86,9 @@ def known_of(share: GpuShare, max_slowdown: float) -> Known | None:
     return Known(key, signature.gpu_model, tolerated, profile)
 
 
-def recommended_fraction(signature: Signature | None, *, max_slowdown: float, job_class: JobClass) -> str | None:
+def recommended_fraction(
+    signature: WorkloadSignature | None, *, max_slowdown: float, job_class: JobClass
+) -> str | None:
     """What `gpushare.io/fraction: auto` stands for; None without a usable signature."""
     profile = as_known(signature) if signature is not None else None
     if profile is None:

@@ -2,13 +2,13 @@
 
 from typing import Final
 
-from gpushare.core.api.objects import Profile
+from gpushare.core.api.objects import WorkloadSignature
 
 LONGER: Final = 4.0
 """A signature replaces one taken over a window this many times shorter: three writes from 5 s to all of 120 s."""
 
 
-def replaces(window_seconds: float | None, kept: Profile | None) -> bool:
+def replaces(window_seconds: float | None, kept: WorkloadSignature | None) -> bool:
     """Whether a signature of this window is worth writing down over the one kept."""
     if kept is None or not kept.counters:
         return True

@@ -5,7 +5,7 @@ from typing import Final
 
 from gpushare.core.interference.model import InterferenceModel
 from gpushare.core.interference.profile import Profile
-from gpushare.core.progress.attribution import Load, Predict, Prior
+from gpushare.core.progress.attribution import Predict, Prior, TenantLoad
 
 _INTERVAL_IN_ERRORS: Final = 2 * 1.645  # a 90% interval of a normal distribution, in standard deviations
 _MIN_ERROR: Final = 0.02  # no model of ours is surer than the rates that it was fitted to
@@ -14,7 +14,7 @@ _MIN_ERROR: Final = 0.02  # no model of ours is surer than the rates that it was
 def expectation(model: InterferenceModel) -> Predict:
     """A model as `gpushare.core.progress.attribution.Predict`; silent about signatures that lack what it needs."""
 
-    def predict(loads: Sequence[Load]) -> Sequence[Prior | None]:
+    def predict(loads: Sequence[TenantLoad]) -> Sequence[Prior | None]:
         if any(load.signature.sm_util is None for load in loads):
             return [None] * len(loads)
         tenants = [

@@ -98,7 +98,7 @@ UNKNOWN: Final = Attribution(None, None)
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TenantLoad:
     """One tenant as a predictor sees it.
 
     Attributes:
@@ -115,10 +115,10 @@ class Load:
 
 
 # What the interference model expects of the tenants of one GPU, in their order; None where it is silent.
-Predict = Callable[[Sequence[Load]], Sequence[Prior | None]]
+Predict = Callable[[Sequence[TenantLoad]], Sequence[Prior | None]]
 
 
-def no_prediction(loads: Sequence[Load]) -> Sequence[Prior | None]:
+def no_prediction(loads: Sequence[TenantLoad]) -> Sequence[Prior | None]:
     """Without an interference model."""
     return [None] * len(loads)
 
@@ -140,7 +140,7 @@ def cap_bound(cap_curve: Mapping[int, float], thread_percentage: int) -> float:
     return min(1.0, points[low] + part * (points[high] - points[low]))
 
 
-def capped_work(load: Load) -> Counters | None:
+def capped_work(load: TenantLoad) -> Counters | None:
     """Counters for each unit of progress under a load's cap, between measured caps joined by lines.
 
     A program does not do the same work under every cap: libraries choose kernels by the number of SMs (a 4096 fp32
@@ -166,7 +166,7 @@ def capped_work(load: Load) -> Counters | None:
     )
 
 
-def evidence(load: Load, prior: Prior | None = None) -> TenantEvidence:
+def evidence(load: TenantLoad, prior: Prior | None = None) -> TenantEvidence:
     """What attribution may know of a load, and the model's word on it."""
     bound = cap_bound(load.cap_curve, load.thread_percentage)
     return TenantEvidence(load.signature, bound, prior, capped_work(load), load.thread_percentage < 100)

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
 
-from gpushare.research.calibration.plan import Cell, Phase
+from gpushare.research.calibration.plan import CalibrationPhase, Cell
 from gpushare.research.calibration.worker import serve
 from gpushare.research.calibration.workload import Stage, Workload
 
@@ -198,7 +198,7 @@ def measured_before(path: Path) -> Counter[tuple[Cell, ...]]:
 
 def collect(
     suite: dict[str, Workload],
-    phases: Sequence[Phase],
+    phases: Sequence[CalibrationPhase],
     output: Path,
     *,
     stage: Stage,

@@ -19,7 +19,7 @@ OTHER_CAPS: tuple[int, ...] = (100, 75, 33)
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class CalibrationPhase:
     """Workers that live at the same time and the runs made with them, most informative first.
 
     Attributes:
@@ -39,7 +39,7 @@ def phases(
     seed: int,
     capped: bool = True,
     probes: Sequence[str] = (),
-) -> tuple[Phase, ...]:
+) -> tuple[CalibrationPhase, ...]:
     """Plan `count` phases over the workloads; the same arguments give the same plan.
 
     With caps, a survey of all workloads without caps comes before them, so that the first minute shows which
@@ -71,18 +71,20 @@ def phases(
         shared = list(itertools.islice(_sets(group, caps, chance, pairs_first=pairs_first), room))
         # Solos at 100% come again between the sets: every progress is relative to them, so their drift must show.
         runs = (*first, *shared[: room // 2], *whole_solos, *alone, *shared[room // 2 :])
-        planned.append(Phase((*itertools.product(group, caps), *((probe, 100) for probe in probes)), runs))
+        planned.append(
+            CalibrationPhase((*itertools.product(group, caps), *((probe, 100) for probe in probes)), runs)
+        )
     return tuple(planned)
 
 
-def _survey(workloads: Sequence[str], runs: int, chance: random.Random) -> Phase:
+def _survey(workloads: Sequence[str], runs: int, chance: random.Random) -> CalibrationPhase:
     """Every workload alone, then random pairs, triples and fours of all of them, uncapped."""
     solos = [((name, 100),) for name in workloads]
     shared = [
         tuple((name, 100) for name in chance.sample(list(workloads), min(size, len(workloads))))
         for size in itertools.islice(itertools.cycle((2, 3, 2, 4)), max(0, runs - len(solos)))
     ]
-    return Phase(tuple((name, 100) for name in workloads), (*solos, *shared))
+    return CalibrationPhase(tuple((name, 100) for name in workloads), (*solos, *shared))
 
 
 def _sets(

@@ -29,7 +29,7 @@ _CHOICES: Final = 3  # cap combinations of one set from which choosing caps can 
 TOLERATED_SLOWDOWN: Final = 2.0  # for the judgement of chosen caps: every tenant keeps half of its speed
 
 
-class Protocol(StrEnum):
+class EvaluationProtocol(StrEnum):
     """Which runs the model may see before it is judged."""
 
     UNSEEN_WORKLOAD = "unseen-workload"
@@ -94,7 +94,7 @@ class _Judged:
 def evaluate(
     sets: Sets,
     model: InterferenceModel,
-    protocol: Protocol,
+    protocol: EvaluationProtocol,
     *,
     seed: int,
     members: int,
@@ -116,7 +116,7 @@ def evaluate(
 def judged_tenants(
     sets: Sets,
     model: InterferenceModel,
-    protocol: Protocol,
+    protocol: EvaluationProtocol,
     *,
     seed: int,
     members: int,
@@ -134,13 +134,13 @@ def judged_tenants(
 def _judged(
     sets: Sets,
     model: InterferenceModel,
-    protocol: Protocol,
+    protocol: EvaluationProtocol,
     *,
     seed: int,
     members: int,
     done: Callable[[int, int], None],
 ) -> list[_Judged]:
-    if protocol is not Protocol.AS_IS:
+    if protocol is not EvaluationProtocol.AS_IS:
         return _crossed(sets, model, protocol, seed=seed, members=members, done=done)
     everything = list(range(len(sets.index)))
     said = predicted(model, sets, everything)
@@ -154,7 +154,7 @@ def _judge(model: InterferenceModel, sets: Sets, at: int, said: Array) -> _Judge
 def _crossed(
     sets: Sets,
     bare: InterferenceModel,
-    protocol: Protocol,
+    protocol: EvaluationProtocol,
     *,
     seed: int,
     members: int,
@@ -163,7 +163,7 @@ def _crossed(
     shuffled = np.random.default_rng(seed).permutation(len(sets.index))
     folds = []
     for fold in range(FOLDS):
-        if protocol is Protocol.UNSEEN_WORKLOAD:
+        if protocol is EvaluationProtocol.UNSEEN_WORKLOAD:
             training, held = split_workloads(sets, fold)
         else:
             held = sorted(int(at) for at in shuffled[fold::FOLDS])

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.research.pairs.kernel import Observed, pair_kernel, weigh_kernels
+from gpushare.research.pairs.kernel import MeasuredPairs, pair_kernel, weigh_kernels
 from gpushare.research.pairs.table import Floats, Indices, PairTable
 
 # Traits may attract or repel; two of each: an effect of (trait a + trait b) modulo anything needs one of each.
@@ -94,7 +94,7 @@ class _Chain:
     def choose_kernel(self, candidates: Sequence[Floats], shared: SharedEffect) -> None:
         """Take the smooth part's kernel of highest evidence, given what is known of the rest."""
         smooth, trust = self._target - shared.of(self._table, self._train), shared.trust
-        chosen = weigh_kernels(self._table, candidates, Observed(self._train, smooth, trust))[0]
+        chosen = weigh_kernels(self._table, candidates, MeasuredPairs(self._train, smooth, trust))[0]
         gram = pair_kernel(self._table, chosen.workload, self._train, self._train)
         # Scaled to the whole target: what is left beside an estimated effect looks smoother than it is.
         dual = np.linalg.solve(gram + chosen.noise * np.eye(len(gram)), self._target)

@@ -21,7 +21,7 @@ _MATCHING_DRAWS: Final = 10
 Fold = tuple[Indices, Indices]
 
 
-class Protocol(StrEnum):
+class PairProtocol(StrEnum):
     """What the predictor has not seen of the pair it predicts."""
 
     PAIRS = "leave-pairs-out"
@@ -45,7 +45,7 @@ class PairScore:
         pairs, pairs_fitting: how many were predicted.
     """
 
-    protocol: Protocol
+    protocol: PairProtocol
     predictor: str
     mean_absolute_error: float
     gate_accuracy: float
@@ -61,7 +61,7 @@ def evaluate(
     table: PairTable,
     *,
     seed: int = 0,
-    protocols: Sequence[Protocol] = tuple(Protocol),
+    protocols: Sequence[PairProtocol] = tuple(PairProtocol),
     predictors: Sequence[str] = tuple(PREDICTORS),
     progress: Callable[[], None] = lambda: None,
 ) -> list[PairScore]:
@@ -95,14 +95,14 @@ def mean_and_spread(runs: Sequence[Sequence[PairScore]]) -> list[tuple[PairScore
     return summary
 
 
-def split(table: PairTable, protocol: Protocol, rng: np.random.Generator) -> list[Fold]:
+def split(table: PairTable, protocol: PairProtocol, rng: np.random.Generator) -> list[Fold]:
     """(training pairs, pairs to predict) such that every pair is predicted once, unseen as the protocol says."""
-    if protocol is Protocol.PAIRS:
+    if protocol is PairProtocol.PAIRS:
         order = rng.permutation(len(table.first))
         everything = np.arange(len(table.first))
         parts = [np.sort(order[start::FOLDS]) for start in range(FOLDS)]
         return [(np.setdiff1d(everything, part), part) for part in parts if len(part)]
-    if protocol is Protocol.WORKLOADS:
+    if protocol is PairProtocol.WORKLOADS:
         groups = np.empty(len(table.workloads), dtype=np.intp)
         groups[rng.permutation(len(groups))] = np.arange(len(groups)) % WORKLOAD_GROUPS
     else:
@@ -120,7 +120,7 @@ def split(table: PairTable, protocol: Protocol, rng: np.random.Generator) -> lis
 
 
 def _score(
-    table: PairTable, protocol: Protocol, name: str, predicted: Floats, if_fits: Floats, *, seed: int
+    table: PairTable, protocol: PairProtocol, name: str, predicted: Floats, if_fits: Floats, *, seed: int
 ) -> PairScore:
     truth = table.normalized_sum
     known = ~np.isnan(predicted)

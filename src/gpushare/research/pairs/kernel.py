@@ -24,7 +24,7 @@ _RATE_LENGTH: Final = 2.0  # in log2 of steps/s
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class MeasuredPairs:
     """Measured pairs.
 
     Attributes:
@@ -69,7 +69,7 @@ def pair_kernel(table: PairTable, workload: Floats, left: Indices, right: Indice
     return kernel
 
 
-def weigh_kernels(table: PairTable, candidates: Sequence[Floats], observed: Observed) -> list[WeighedKernel]:
+def weigh_kernels(table: PairTable, candidates: Sequence[Floats], observed: MeasuredPairs) -> list[WeighedKernel]:
     """The kernels and noises of highest marginal likelihood; weights sum to 1, best first.
 
     Args:
@@ -105,7 +105,7 @@ def weigh_kernels(table: PairTable, candidates: Sequence[Floats], observed: Obse
     ]
 
 
-def predict_smooth(table: PairTable, chosen: WeighedKernel, observed: Observed, test: Indices) -> Floats:
+def predict_smooth(table: PairTable, chosen: WeighedKernel, observed: MeasuredPairs, test: Indices) -> Floats:
     """[test pairs] posterior mean of the process under one candidate."""
     gram = pair_kernel(table, chosen.workload, observed.pairs, observed.pairs)
     dual = np.linalg.solve(gram + np.diag(chosen.noise / observed.trust), observed.target - observed.mean)

@@ -13,7 +13,7 @@ import numpy as np
 from gpushare.research.pairs.completion import shared_effect
 from gpushare.research.pairs.fit import fit_probability
 from gpushare.research.pairs.kernel import (
-    Observed,
+    MeasuredPairs,
     predict_by_tenant,
     predict_smooth,
     weigh_kernels,
@@ -53,7 +53,7 @@ def gaussian_process(table: PairTable, train: Indices, test: Indices, rng: np.ra
     target = np.log(table.normalized_sum[fitting])
     candidates = workload_kernels(table)
     shared = shared_effect(table, candidates, fitting, target, rng)
-    smooth = Observed(fitting, target - shared.of(table, fitting), shared.trust)
+    smooth = MeasuredPairs(fitting, target - shared.of(table, fitting), shared.trust)
     predicted = shared.of(table, test)
     for chosen in weigh_kernels(table, candidates, smooth):
         predicted += chosen.weight * predict_smooth(table, chosen, smooth, test)
@@ -63,7 +63,7 @@ def gaussian_process(table: PairTable, train: Indices, test: Indices, rng: np.ra
 def progress_by_tenant(table: PairTable, train: Indices, test: Indices) -> Floats:
     """[test pairs, 2] predicted progress of each tenant if the pair fits, by the smooth part alone."""
     fitting = train[table.fits[train]]
-    observed = Observed(fitting, table.normalized_sum[fitting], np.ones(len(fitting)))
+    observed = MeasuredPairs(fitting, table.normalized_sum[fitting], np.ones(len(fitting)))
     predicted = np.zeros((len(test), 2))
     for chosen in weigh_kernels(table, workload_kernels(table), observed):
         predicted += chosen.weight * predict_by_tenant(table, chosen, fitting, test)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpushare.core.interference.prior import expectation
-from gpushare.core.progress.attribution import Load, Predict, Prior
+from gpushare.core.progress.attribution import Predict, Prior, TenantLoad
 from gpushare.research.attribution_score import AttributionScore, score
 from gpushare.research.dataset import Dataset, parse
 from gpushare.research.interference.fit import FOLDS, fit_model
@@ -28,7 +28,7 @@ def without_caps(data: Dataset) -> Dataset:
 def without_rates(predict: Predict) -> Predict:
     """The same model, told no rates."""
 
-    def told(loads: Sequence[Load]) -> Sequence[Prior | None]:
+    def told(loads: Sequence[TenantLoad]) -> Sequence[Prior | None]:
         return predict([dataclasses.replace(load, iterations_per_s=None) for load in loads])
 
     return told

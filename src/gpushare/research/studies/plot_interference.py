@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from gpushare.research.dataset import parse
-from gpushare.research.interference.evaluate import Protocol, judged_tenants
+from gpushare.research.interference.evaluate import EvaluationProtocol, judged_tenants
 from gpushare.research.interference.fit import MEMBERS, Sets, sets_of, unfitted
 
 
@@ -48,7 +48,7 @@ if __name__ == "__main__":
     unseen = judged_tenants(
         all_sets,
         unfitted(data, all_sets, 1),
-        Protocol.UNSEEN_WORKLOAD,
+        EvaluationProtocol.UNSEEN_WORKLOAD,
         seed=1,
         members=MEMBERS,
         done=lambda *_: None,

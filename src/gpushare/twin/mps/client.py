@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.twin.contention import Workload
+from gpushare.twin.contention import SimulatedWorkload
 
 HELLO: Final = b"OUTBHELL\0"
 CREDENTIALS: Final = b"OUTBCRED\0"
@@ -98,7 +98,7 @@ class TwinContext:
     """A CUDA context of the twin: three connections, then allocations and ticks."""
 
     def __init__(
-        self, environment: Mapping[str, str], workload: Workload, timeout_seconds: float | None = None
+        self, environment: Mapping[str, str], workload: SimulatedWorkload, timeout_seconds: float | None = None
     ) -> None:
         path = control_path(environment)
         connect(path, timeout_seconds).close()

@@ -22,7 +22,7 @@ from gpushare.core.gpu.devices import GpuInfo
 from gpushare.core.gpu.pipes import Counters
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import write_atomically
-from gpushare.twin.contention import Load, ProgressModel
+from gpushare.twin.contention import ProgressModel, TwinLoad
 from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
 
 TICK_SECONDS: Final = 1.0
@@ -290,7 +290,9 @@ class TwinServer:
 
     def _update(self) -> None:
         attached = [client for client in self._clients if client.pid]
-        progress = self._model([Load(c.solo, max(1, round(c.percentage)), c.solo_rate or None) for c in attached])
+        progress = self._model(
+            [TwinLoad(c.solo, max(1, round(c.percentage)), c.solo_rate or None) for c in attached]
+        )
         for client, ratio in zip(attached, progress, strict=True):
             client.progress = ratio
         self._write_state(attached)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from gpushare.twin.contention import WORKLOADS, Workload
+from gpushare.twin.contention import WORKLOADS, SimulatedWorkload
 from gpushare.twin.mps.client import (
     CONTROL_TYPE,
     CREDENTIALS,
@@ -41,7 +41,7 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def run(workload: Workload, memory_mib: int, fault_after_seconds: float | None) -> int:
+def run(workload: SimulatedWorkload, memory_mib: int, fault_after_seconds: float | None) -> int:
     """Run as one process of a tenant; returns the exit status a CUDA program would have."""
     started = time.monotonic()
     say(f"workload={workload.name} connecting to {control_path(os.environ)}")
@@ -84,7 +84,7 @@ def run(workload: Workload, memory_mib: int, fault_after_seconds: float | None) 
         context.close()
 
 
-def run_without_mps(workload: Workload, why: str) -> int:
+def run_without_mps(workload: SimulatedWorkload, why: str) -> int:
     """Go on silently uncapped, as CUDA does without a daemon (docs/facts.md 6), but let the log say so."""
     # The driver knows who uses a GPU; the twin knows by this name (gpushare.twin.mps.state).
     ctypes.CDLL(None).prctl(_PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)

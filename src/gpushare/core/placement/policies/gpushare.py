@@ -63,11 +63,11 @@ class GpuShareFit(Deterministic):
         self._learnt_at = 0
         self._generation = 0
 
-    def lesson(self, state: ClusterState) -> "Lesson | None":
+    def lesson(self, state: ClusterState) -> "MixLesson | None":
         """What is to be learnt, if the pods in place have changed enough since the last time."""
         return self._lesson(state) if self._is_outdated(state) else None
 
-    def adopt(self, state: ClusterState, lesson: "Lesson", learnt: "_Worth") -> None:
+    def adopt(self, state: ClusterState, lesson: "MixLesson", learnt: "_Worth") -> None:
         """Use what `lesson.learn` gave, from the next decision on."""
         self._worth = learnt
         self._learnt_from = ref(state)
@@ -120,9 +120,9 @@ class GpuShareFit(Deterministic):
         self.adopt(state, lesson, learnt)
         return learnt
 
-    def _lesson(self, state: ClusterState) -> "Lesson":
+    def _lesson(self, state: ClusterState) -> "MixLesson":
         history = {**_PRIOR, **state.held_shapes} if self._history is None else self._history
-        return Lesson(history, tuple(state.model_names), _seen(state))
+        return MixLesson(history, tuple(state.model_names), _seen(state))
 
     def _is_about(self, state: ClusterState) -> bool:
         """Whether what is known was learnt from this state, with the GPU models that it has now."""
@@ -160,7 +160,7 @@ class _Worth:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class MixLesson:
     """A mix to be learnt: everything that it takes is in here, so that it can be done beside the state's owner.
 
     Attributes:

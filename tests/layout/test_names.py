@@ -1,0 +1,38 @@
+"""A type has one name in the project, and a name one type: a reader who searches for it finds one thing."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ("_pb2.py", "_grpc.py")
+
+
+def sources() -> Iterator[Path]:
+    for folder in ("src", "operator", "deviceplugin"):
+        yield from (path for path in (ROOT / folder).rglob("*.py") if not path.name.endswith(GENERATED))
+
+
+def public_types(path: Path) -> Iterator[tuple[str, str]]:
+    """Names of a module's public types and what they stand for: each class differs from all, equal aliases do not.
+
+    Options of the command line (`Annotated[..., typer.Option(...)]`) belong to their command and are left out.
+    """
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name, f"the class in {path.relative_to(ROOT)}"
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, value = node.targets[0].id, ast.unparse(node.value)
+            is_alias = isinstance(node.value, ast.Subscript | ast.BinOp) and not value.startswith("Annotated[")
+            if is_alias and name[:1].isupper() and not name.isupper():
+                yield name, value
+
+
+def test_every_type_has_a_name_of_its_own() -> None:
+    meanings: dict[str, set[str]] = defaultdict(set)
+    for path in sources():
+        for name, meaning in public_types(path):
+            meanings[name].add(meaning)
+    assert len(meanings) > 200
+    assert not {name: found for name, found in meanings.items() if len(found) > 1}
