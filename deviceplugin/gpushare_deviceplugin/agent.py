@@ -93,7 +93,7 @@ class Agent:
         )  # fmt: skip
 
     def trouble(self) -> str:
-        """Why kubelet should restart this process; empty while it turns. A missing driver is no reason."""
+        """Return why liveness fails; empty while sampling runs. A missing driver is no reason."""
         age = self._clock() - self.sampler.beat_at
         return f"no round of sampling for {age:.0f} s" if age > HUNG_SECONDS + LAST_BACKOFF_SECONDS else ""
 

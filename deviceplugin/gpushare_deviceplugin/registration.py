@@ -56,7 +56,8 @@ class Registrar:
         while True:
             server: grpc.aio.Server | None = None
             try:
-                server = await self._serve()
+                server = self._bind()
+                await server.start()
                 inode = _inode(self._kubelet)
                 await self._register()
                 failures = 0
@@ -77,11 +78,10 @@ class Registrar:
                 if server is not None:
                     await self._stop(server)
 
-    async def _serve(self) -> grpc.aio.Server:
+    def _bind(self) -> grpc.aio.Server:
         self._socket.unlink(missing_ok=True)
         server = bind_server(self._socket)
         add_DevicePluginServicer_to_server(self._plugin, server)
-        await server.start()
         return server
 
     async def _stop(self, server: grpc.aio.Server) -> None:
