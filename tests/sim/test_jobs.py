@@ -1,20 +1,26 @@
 """The job-level simulator: exact between events, conserves work, and every policy keeps its own promises."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpushare.core.api.request import JobClass
 from gpushare.core.interference import Forecast
+from gpushare.core.placement.decide import DecisionContext, decide
+from gpushare.core.placement.settings import Settings
+from gpushare.core.placement.shapes import GpuSpec, NodeSpec, Placement
+from gpushare.core.placement.state import ClusterState
+from gpushare.data import default_model
 from gpushare.research.dataset import Mechanism, parse
 from gpushare.sim.job_catalog import POLICIES
 from gpushare.sim.job_policies import Fifo, MpsUncapped, TimeSlicing
-from gpushare.sim.job_predict import from_model
 from gpushare.sim.job_report import report
 from gpushare.sim.job_trace import JobTraceError, draw_jobs, format_jobs, parse_jobs
-from gpushare.sim.jobs import RESTART_SECONDS, Job, SimulationError, simulate
+from gpushare.sim.jobs import RESTART_SECONDS, Job, JobCluster, SimulationError, simulate
 from gpushare.sim.truth import DatasetTruth, TenantKind
 from gpushare.twin.contention import TwinLoad, contended_progress
 
@@ -111,7 +117,7 @@ def test_taking_turns_fills_idle_gaps_first():
 
 def test_gandiva_takes_back_a_pair_that_is_worse_than_taking_turns_and_remembers():
     world = truth()
-    policy = POLICIES["gandiva"](world, from_model(world, forecaster), 0)
+    policy = POLICIES["gandiva"](world, default_model(), 0)
     outcome = simulate([job("a", "heavy", 0, 300), job("b", "heavy", 1, 300)], 1, policy, world)
     assert outcome.jobs[1].retractions == 1
     # watched 60 s at 0.4 each from second 1, then a finishes alone, then b restarts and finishes alone
@@ -120,20 +126,42 @@ def test_gandiva_takes_back_a_pair_that_is_worse_than_taking_turns_and_remembers
     assert outcome.jobs[1].end_seconds == pytest.approx(first_end + RESTART_SECONDS + 300 - 0.4 * 60)
 
 
-def test_ours_never_packs_beyond_the_predicted_tolerance_and_takes_back_what_was_wrong():
+def test_ours_is_the_live_decision():
+    """Each start is what `decide` says of the same requests on the same GPUs, cap included."""
     world = truth()
+    policy = POLICIES["gpushare"](world, default_model(), 0)
+    state = ClusterState(
+        NodeSpec(f"node-{gpu}", (GpuSpec(str(gpu), world.gpu_model, world.gpu_memory_mib),)) for gpu in range(2)
+    )
+    context = DecisionContext.of(state, Settings(), default_model)
+    cluster = JobCluster(
+        [job("a", "heavy", slowdown=1.1), job("b", "heavy", slowdown=1.1), job("c", "light")],
+        world,
+        policy.mechanism,
+        [[], []],
+        queue=[0, 1, 2],
+    )
+    expected: dict[int, list[tuple[int, int]]] = {0: [], 1: []}
+    for number, one in enumerate(cluster.jobs):
+        request = policy.request_of(one, world.memory_mib(one.workload))
+        decided = decide(request, context)
+        if isinstance(decided, Placement):
+            state.reserve(request.pod_uid, decided, request)
+            expected[int(decided.gpu_uuids[0])].append((number, decided.thread_percentage))
+    policy.schedule(cluster)
+    started = {gpu: [(t.job, t.thread_percentage) for t in tenants] for gpu, tenants in enumerate(cluster.gpus)}
+    assert started == expected
+    assert sum(map(len, started.values())) >= 2
 
-    def blind(kinds):
-        return tuple(1.0 for _ in kinds), tuple(1.0 for _ in kinds)
 
-    wrong = POLICIES["gpushare"](world, blind, 0)
-    jobs = [job("a", "heavy", 0, 1000, 1.5), job("b", "heavy", 1, 1000, 1.5)]
-    taken_back = simulate(jobs, 1, wrong, world)
-    assert taken_back.jobs[1].retractions >= 1
-    cautious = POLICIES["gpushare"](world, lambda kinds: ((0.5,) * len(kinds), (0.4,) * len(kinds)), 0)
-    kept_apart = simulate(jobs, 1, cautious, world)
-    assert kept_apart.jobs[1].retractions == 0
-    assert kept_apart.jobs[0].slowdown == pytest.approx(1.0)
+def test_ours_reads_fraction_and_class():
+    policy = POLICIES["gpushare"](truth(), default_model(), 0)
+    asked = policy.request_of(replace(job("a", "light"), fraction="0.3", job_class=JobClass.LATENCY), 100)
+    assert (asked.share_milli, asked.job_class, asked.memory_mib) == (300, JobClass.LATENCY, 100)
+    with pytest.raises(JobTraceError, match="line 2, column fraction"):
+        parse_jobs(["job,workload,submit_seconds,solo_seconds,fraction", "a,x,0,5,lots"])
+    with pytest.raises(JobTraceError, match="line 2, column class"):
+        parse_jobs(["job,workload,submit_seconds,solo_seconds,class", "a,x,0,5,fast"])
 
 
 def test_memory_is_never_over_committed():
@@ -163,9 +191,7 @@ def test_every_policy_does_all_the_work_and_no_faster_than_alone(trace, gpus, na
         Job(f"j{index}", workload, submit, length, slowdown)
         for index, (workload, submit, length, slowdown) in enumerate(sorted(trace, key=lambda t: t[1]))
     ]
-    outcomes = [
-        simulate(jobs, gpus, POLICIES[name](world, from_model(world, forecaster), seed), world) for _ in range(2)
-    ]
+    outcomes = [simulate(jobs, gpus, POLICIES[name](world, default_model(), seed), world) for _ in range(2)]
     assert outcomes[0] == outcomes[1]
     for result in outcomes[0].jobs:
         assert result.end_seconds >= result.submit_seconds + result.solo_seconds * (1 - 1e-6)
@@ -178,14 +204,14 @@ def test_every_policy_does_all_the_work_and_no_faster_than_alone(trace, gpus, na
 def test_gavel_reaches_the_optimum_of_a_world_solved_by_hand():
     # Two lights on one GPU: the pair (0.9 each) all the time beats taking turns, and is fair: rate 0.9 each.
     world = truth()
-    policy = POLICIES["gavel"](world, from_model(world, forecaster), 0)
+    policy = POLICIES["gavel"](world, default_model(), 0)
     outcome = simulate([job("a", "light"), job("b", "light")], 1, policy, world)
     assert [r.end_seconds for r in outcome.jobs] == pytest.approx([100 / 0.9] * 2, rel=2e-3)
 
 
 def test_gavel_waits_through_a_time_without_jobs():
     world = truth()
-    policy = POLICIES["gavel"](world, from_model(world, forecaster), 0)
+    policy = POLICIES["gavel"](world, default_model(), 0)
     outcome = simulate([job("a", "light", 0, 10), job("b", "light", 100, 10)], 1, policy, world)
     assert [r.end_seconds for r in outcome.jobs] == pytest.approx([10.0, 110.0])
 

@@ -17,8 +17,6 @@ from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.research.pairs.table import TableError, parse_pair_table
 from gpushare.sim.job_catalog import POLICIES
-from gpushare.sim.job_policy_gpushare import PredictKinds
-from gpushare.sim.job_predict import from_model, from_pairs
 from gpushare.sim.job_report import Report, report
 from gpushare.sim.job_trace import JobTraceError, draw_jobs, format_jobs, parse_jobs
 from gpushare.sim.jobs import Job, Outcome, SimulationError, simulate
@@ -29,7 +27,10 @@ GPU_MEMORY_MIB: Final = {"H200": 143771, "H100": 81559, "A100": 40960, "L40": 46
 DEFAULT_GPU_MEMORY_MIB: Final = 81559
 
 TraceFile = Annotated[
-    Path, typer.Option("--trace", help="CSV: job, workload, submit_seconds, solo_seconds[, max_slowdown]")
+    Path,
+    typer.Option(
+        "--trace", help="CSV: job, workload, submit_seconds, solo_seconds[, max_slowdown][, fraction][, class]"
+    ),
 ]
 ColocationFile = Annotated[
     Path,
@@ -69,8 +70,8 @@ def jobs_command(
     if policy not in POLICIES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(POLICIES)}')
     jobs = _read_jobs(trace)
-    truth, predict = _read_truth(colocation, solo, gpu, time_slicing, seed)
-    outcomes = _run(jobs, gpus, [policy], truth, predict, seed, source=trace, skip_impossible=False)
+    truth = _read_truth(colocation, solo, gpu, time_slicing, seed)
+    outcomes = _run(jobs, gpus, [policy], truth, seed, source=trace, skip_impossible=False)
     reports = [report(outcome) for outcome in outcomes]
     if as_json:
         typer.echo(json.dumps({"gpus": gpus, "seed": seed, **asdict(reports[0])}))
@@ -93,8 +94,8 @@ def compare_command(
     from gpushare.cli.job_html import render  # noqa: PLC0415 - matplotlib is slow to load and an extra
 
     jobs = _read_jobs(trace)
-    truth, predict = _read_truth(colocation, solo, gpu, time_slicing, seed)
-    outcomes = _run(jobs, gpus, list(POLICIES), truth, predict, seed, source=trace, skip_impossible=True)
+    truth = _read_truth(colocation, solo, gpu, time_slicing, seed)
+    outcomes = _run(jobs, gpus, list(POLICIES), truth, seed, source=trace, skip_impossible=True)
     reports = [report(outcome) for outcome in outcomes]
     write_whole(
         output, render(outcomes, reports, trace=trace.name, colocation=colocation.name, gpus=gpus, seed=seed)
@@ -119,7 +120,7 @@ def trace_command(
     seed: Seed = 0,
 ) -> None:
     """Draw a trace of the colocation data's workloads: Poisson arrivals, log-normal lengths."""
-    truth, _ = _read_truth(colocation, solo, gpu, None, seed, needs_prediction=False)
+    truth = _read_truth(colocation, solo, gpu, None, seed)
     drawn = draw_jobs(
         truth.workloads, jobs, mean_interarrival_seconds=interarrival, mean_solo_seconds=length, seed=seed
     )
@@ -139,9 +140,7 @@ def _read_truth(
     gpu: str | None,
     time_slicing: Path | None,
     seed: int,
-    *,
-    needs_prediction: bool = True,
-) -> tuple[Truth, PredictKinds | None]:
+) -> Truth:
     if colocation.suffix == ".csv":
         if solo is None or gpu is None:
             raise UsageError(f"{colocation}: a table of pairs needs --solo FILE and --gpu NAME")
@@ -149,7 +148,7 @@ def _read_truth(
             table = parse_pair_table(read_lines(solo), read_lines(colocation), gpu)
         except TableError as error:
             raise UsageError(f"{solo if error.table == 'solo' else colocation}: {error}") from error
-        return PairsTruth(table), from_pairs(table, seed) if needs_prediction else None
+        return PairsTruth(table)
     dataset = _read_dataset(colocation)
     memory = next(
         (mib for name, mib in GPU_MEMORY_MIB.items() if name in dataset.gpu_model), DEFAULT_GPU_MEMORY_MIB
@@ -161,7 +160,7 @@ def _read_truth(
     truth = DatasetTruth(dataset, forecaster, gpu_memory_mib=memory, time_slicing=sliced, seed=seed)
     if not truth.workloads:
         raise UsageError(f"{colocation}: has no usable solo run at 100%, so no progress can be computed")
-    return truth, from_model(truth, forecaster)
+    return truth
 
 
 def _read_dataset(path: Path) -> Dataset:
@@ -179,7 +178,6 @@ def _run(
     gpus: int,
     names: list[str],
     truth: Truth,
-    predict: PredictKinds | None,
     seed: int,
     *,
     source: Path,
@@ -187,13 +185,12 @@ def _run(
 ) -> list[Outcome]:
     console = Console(stderr=True)
     outcomes = []
-    assert predict is not None
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("simulating", total=len(names) * len(jobs))
         for name in names:
             bar.update(task, description=name)
             try:
-                policy = POLICIES[name](truth, predict, seed)
+                policy = POLICIES[name](truth, default_model(), seed)
             except SimulationError as error:
                 if not skip_impossible:
                     raise UsageError(str(error)) from error

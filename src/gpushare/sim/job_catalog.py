@@ -1,21 +1,24 @@
-"""Every job-level policy by name, made for one truth."""
+"""Every job-level policy by name, made for one truth.
+
+`gpushare` is the live decision; the policies of other systems keep the search that their papers describe.
+"""
 
 from collections.abc import Callable
 from typing import Final
 
-import numpy as np
-
+from gpushare.core.interference import InterferenceModel
 from gpushare.sim import job_policies as plain
 from gpushare.sim import job_policies_learned as learned
 from gpushare.sim.job_policy_gavel import GavelPairs
-from gpushare.sim.job_policy_gpushare import GpuSharePolicy, PredictKinds
+from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import JobPolicy, SimulationError
 from gpushare.sim.truth import DatasetTruth, Truth
 
-Make = Callable[[Truth, PredictKinds, int], JobPolicy]
+Make = Callable[[Truth, InterferenceModel, int], JobPolicy]
+"""(truth, the model that a release ships, seed) -> policy."""
 
 
-def _mig(truth: Truth, _predict: PredictKinds, _seed: int) -> JobPolicy:
+def _mig(truth: Truth, _model: InterferenceModel, _seed: int) -> JobPolicy:
     if not isinstance(truth, DatasetTruth):
         raise SimulationError(
             "policy mig needs a colocation dataset with capped solo runs; a table of pairs has none"
@@ -23,14 +26,18 @@ def _mig(truth: Truth, _predict: PredictKinds, _seed: int) -> JobPolicy:
     return plain.Mig(truth)
 
 
-def _mps_equal(truth: Truth, _predict: PredictKinds, _seed: int) -> JobPolicy:
+def _mps_equal(truth: Truth, _model: InterferenceModel, _seed: int) -> JobPolicy:
     if not truth.has_caps:
         raise SimulationError("policy mps-equal needs a colocation dataset with caps; a table of pairs has none")
     return plain.MpsEqual()
 
 
-def _ours(truth: Truth, predict: PredictKinds, seed: int) -> JobPolicy:
-    return GpuSharePolicy(predict, np.random.default_rng([seed, 3]), has_caps=truth.has_caps)
+def _ours(truth: Truth, model: InterferenceModel, _seed: int) -> JobPolicy:
+    if not isinstance(truth, DatasetTruth):
+        raise SimulationError(
+            "policy gpushare decides by GPU counters and sets caps; a table of pairs has neither"
+        )
+    return GpuSharePolicy(model, truth.gpu_model, truth.profiles)
 
 
 POLICIES: Final[dict[str, Make]] = {

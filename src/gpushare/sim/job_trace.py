@@ -7,10 +7,12 @@ from typing import Final
 
 import numpy as np
 
+from gpushare.core.api.rejection import Rejection
+from gpushare.core.api.request import JobClass, parse_class, parse_fraction
 from gpushare.sim.jobs import Job
 
 REQUIRED_COLUMNS: Final = ("job", "workload", "submit_seconds", "solo_seconds")
-OPTIONAL_COLUMNS: Final = ("max_slowdown",)
+OPTIONAL_COLUMNS: Final = ("max_slowdown", "fraction", "class")
 DEFAULT_MAX_SLOWDOWN: Final = 2.0  # sharing a GPU between two never has to be worse than taking turns
 
 
@@ -26,7 +28,7 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
     """Read a trace, sorted by submission.
 
     Raises:
-        TraceError: a missing or unknown column, a bad number, a repeated name, or no jobs at all.
+        JobTraceError: a missing or unknown column, a bad number, a repeated name, or no jobs at all.
     """
     reader = csv.reader(lines)
     header = [name.strip() for name in next(reader, [])]
@@ -58,6 +60,8 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
                 max_slowdown=_number(row, "max_slowdown", line, least=1.0)
                 if row.get("max_slowdown")
                 else DEFAULT_MAX_SLOWDOWN,
+                fraction=_fraction(row, line),
+                job_class=_job_class(row, line),
             )
         )
     if not jobs:
@@ -88,8 +92,26 @@ def draw_jobs(
 def format_jobs(jobs: Iterable[Job]) -> str:
     """The CSV of `parse_jobs`."""
     rows = [",".join(REQUIRED_COLUMNS + OPTIONAL_COLUMNS)]
-    rows += [f'"{j.name}","{j.workload}",{j.submit_seconds},{j.solo_seconds},{j.max_slowdown}' for j in jobs]
+    rows += [
+        f'"{j.name}","{j.workload}",{j.submit_seconds},{j.solo_seconds},{j.max_slowdown},{j.fraction},{j.job_class.value}'
+        for j in jobs
+    ]
     return "\n".join(rows) + "\n"
+
+
+def _fraction(row: dict[str, str], line: int) -> str:
+    value = row.get("fraction") or "auto"
+    parsed = parse_fraction(value)
+    if isinstance(parsed, Rejection) or (parsed[0] is not None and parsed[1] != 1):
+        raise JobTraceError(f'"{value}" is not a fraction of one GPU, or auto', line=line, column="fraction")
+    return value
+
+
+def _job_class(row: dict[str, str], line: int) -> JobClass:
+    parsed = parse_class(row.get("class") or JobClass.THROUGHPUT.value)
+    if isinstance(parsed, Rejection):
+        raise JobTraceError(f'"{row["class"]}" is not throughput or latency', line=line, column="class")
+    return parsed
 
 
 def _number(row: dict[str, str], column: str, line: int, *, least: float) -> float:

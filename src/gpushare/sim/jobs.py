@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from gpushare.core.api.request import JobClass
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.truth import TenantKind, Truth
 
@@ -25,13 +26,20 @@ class SimulationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job of a trace; `solo_seconds` is how long it takes alone, `max_slowdown` what it tolerates."""
+    """One job of a trace.
+
+    Attributes:
+        solo_seconds: how long it takes alone; max_slowdown: what it tolerates.
+        fraction, job_class: what its pod asks for; only our own policy reads them.
+    """
 
     name: str
     workload: str
     submit_seconds: float
     solo_seconds: float
     max_slowdown: float
+    fraction: str = "auto"
+    job_class: JobClass = JobClass.THROUGHPUT
 
 
 @dataclass(slots=True)

@@ -89,6 +89,7 @@ class DatasetTruth:
         self._forecaster = forecaster
         self._seed = seed
         self.gpu_memory_mib = gpu_memory_mib
+        self.gpu_model = dataset.gpu_model
         self.max_tenants = 48
         self.profiles: dict[str, Profile] = {}
         for workload in dataset.solo:
