@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
-from gpushare.core.api.quantity import parse_count
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import JobClass, parse_class
 
@@ -46,45 +46,23 @@ class ManagedPod:
 
 
 def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
-    """One raw pod to a `ManagedPod`; broken annotations become its `problem`."""
-    metadata = obj["metadata"]
-    annotations: Mapping[str, str] = metadata.get("annotations") or {}
-    decision: Decision | None = None
-    problem = ""
-    try:
-        decision = Decision.from_annotations(annotations)
-    except ValueError as error:
-        problem = str(error)
-    job_class = parse_class(annotations.get(names.CLASS, JobClass.THROUGHPUT.value))
+    """Reduce the API's JSON object; broken annotations become its `problem`."""
+    pod = PodView.from_object(obj)
+    problem = pod.decision_problem
+    job_class = parse_class(pod.annotations.get(names.CLASS, JobClass.THROUGHPUT.value))
     if isinstance(job_class, Rejection):
         problem = problem or str(job_class)
         job_class = JobClass.THROUGHPUT
+    kind, owner = pod.controller or ("", "")
     return ManagedPod(
-        uid=metadata["uid"],
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        phase=(obj.get("status") or {}).get("phase", ""),
-        share_units=_share_units(obj.get("spec") or {}),
-        decision=decision,
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        phase=pod.phase,
+        share_units=pod.limit_percent,
+        decision=pod.decision,
         problem=problem,
         job_class=job_class,
-        workload=_workload(metadata, annotations),
+        workload=pod.annotations.get(names.WORKLOAD)
+        or (f"{pod.namespace}/{kind}/{owner}" if owner else f"pod/{pod.uid}"),
     )
-
-
-def _share_units(spec: Mapping[str, Any]) -> int:
-    """The pod's limit of our resource; an init container's counts like kubelet counts it, by the larger."""
-
-    def units(containers: Any) -> list[int]:
-        limits = [(c.get("resources") or {}).get("limits") or {} for c in containers or ()]
-        return [parse_count(limit.get(names.SHARE_RESOURCE, 0)) for limit in limits]
-
-    return max([sum(units(spec.get("containers"))), *units(spec.get("initContainers"))])
-
-
-def _workload(metadata: Mapping[str, Any], annotations: Mapping[str, str]) -> str:
-    if key := annotations.get(names.WORKLOAD):
-        return key
-    owners = metadata.get("ownerReferences") or ()
-    owner = next((o for o in owners if o.get("controller")), None)
-    return f"{metadata['namespace']}/{owner['kind']}/{owner['name']}" if owner else f"pod/{metadata['uid']}"

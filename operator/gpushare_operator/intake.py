@@ -4,10 +4,11 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
+from gpushare.core.admission.share_index import ShareKey
 from gpushare.core.api.objects import GpuShare
-from gpushare.core.control.lifecycle import PodFacts
+from gpushare.core.api.pod import PodView
 from gpushare.kube import GPUSHARES, PODS, BadObjects, Json
-from gpushare_operator.world import ShareKey, World
+from gpushare_operator.world import World
 
 _MOST_REMEMBERED: Final = 20_000  # an older state comes within moments of the newer one
 
@@ -50,7 +51,7 @@ class Intake:
             if deleted:
                 self._world.drop_pod(metadata["uid"])
             else:
-                self._world.put_pod(PodFacts.from_object(obj))
+                self._world.put_pod(PodView.from_object(obj))
         except Exception as error:  # noqa: BLE001 - one bad object must not hide the others
             self.bad_objects[PODS.kind].add(f"{metadata.get('namespace')}/{metadata.get('name')}", error)
 

@@ -11,10 +11,11 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from gpushare.core.admission import ownership
+from gpushare.core.admission.share_index import ShareKey
 from gpushare.core.api.objects import GpuShare, GpuShareStatus, OwnerReference
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.schema import to_json
 from gpushare.core.control import lifecycle
-from gpushare.core.control.lifecycle import PodFacts
 from gpushare.kube import (
     GPUSHARES,
     PODS,
@@ -31,7 +32,7 @@ from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.owners import OwnerGoneError, Owners
 from gpushare_operator.workqueue import WorkQueue
-from gpushare_operator.world import Key, PodKey, ShareKey, World
+from gpushare_operator.world import Key, PodKey, World
 
 _log = logging.getLogger(__name__)
 CONTROLLER: Final = "gpushare.io/operator"
@@ -154,7 +155,7 @@ class Reconciler:
             elif ownership.missing_owners(existing, chain):
                 await self._add_owners(existing, chain)
 
-    async def _create(self, pod: PodFacts, chain: tuple[OwnerReference, ...]) -> None:
+    async def _create(self, pod: PodView, chain: tuple[OwnerReference, ...]) -> None:
         name = ownership.share_name(chain[-1])
         if ShareKey(pod.namespace, name) in self.world.shares:  # a user's own, or of an owner that was replaced
             name = ownership.share_name(chain[-1], distinct=True)

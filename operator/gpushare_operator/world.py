@@ -8,19 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gpushare.core.admission.share_index import ShareIndex, ShareKey
 from gpushare.core.api.objects import GpuShare
-from gpushare.core.control.lifecycle import Fares, PodFacts
+from gpushare.core.api.pod import PodView
+from gpushare.core.control.lifecycle import Fares
 
 K = TypeVar("K")
 V = TypeVar("V")
-
-
-@dataclass(frozen=True, slots=True)
-class ShareKey:
-    """A GpuShare whose status may be out of date."""
-
-    namespace: str
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +33,8 @@ class World:
 
     def __init__(self, touched: Callable[[Key], None]) -> None:
         self._touched = touched
-        self._shares: dict[ShareKey, GpuShare] = {}
-        self._selecting: dict[str, dict[str, GpuShare]] = {}  # those with a selector, by namespace and name
-        self._by_owner: dict[tuple[str, str], set[str]] = {}  # (namespace, owner uid) -> names of those without
-        self._pods: dict[str, PodFacts] = {}
+        self._shares = ShareIndex()
+        self._pods: dict[str, PodView] = {}
         self._pods_of_owner: dict[tuple[str, str], set[str]] = {}
         self._pods_of_namespace: dict[str, set[str]] = {}
         self._share_of_pod: dict[str, ShareKey | None] = {}
@@ -53,14 +45,14 @@ class World:
     @property
     def shares(self) -> Mapping[ShareKey, GpuShare]:
         """Every GpuShare."""
-        return self._shares
+        return self._shares.shares
 
     @property
-    def pods(self) -> Mapping[str, PodFacts]:
+    def pods(self) -> Mapping[str, PodView]:
         """Every managed pod by uid."""
         return self._pods
 
-    def pods_of(self, key: ShareKey) -> list[PodFacts]:
+    def pods_of(self, key: ShareKey) -> list[PodView]:
         """The pods that a GpuShare speaks for."""
         return [self._pods[uid] for uid in self._pods_of_share.get(key, ())]
 
@@ -78,11 +70,9 @@ class World:
 
     def share_of_owners(self, namespace: str, uids: Iterable[str]) -> GpuShare | None:
         """The GpuShare without a selector that one of these owners has; the first by name."""
-        owned = [self._by_owner.get((namespace, uid), set()) for uid in uids]
-        name = min(set().union(*owned), default=None)
-        return self._shares[ShareKey(namespace, name)] if name is not None else None
+        return self._shares.of_owners(namespace, uids)
 
-    def put_pod(self, pod: PodFacts) -> None:
+    def put_pod(self, pod: PodView) -> None:
         """Take up a new or changed pod; one without our annotation is not ours, whatever its labels say."""
         if pod.fraction is None:
             self.drop_pod(pod.uid)
@@ -105,21 +95,15 @@ class World:
     def put_share(self, share: GpuShare) -> None:
         """Take up a new or changed GpuShare; pods may come to it, or from it to another."""
         key = ShareKey(share.namespace, share.name)
-        before = self._shares.get(key)
-        self._forget_share(key)
-        self._shares[key] = share
-        if share.spec.selector is not None:
-            self._selecting.setdefault(share.namespace, {})[share.name] = share
-        for owner in share.owners if share.spec.selector is None else ():
-            self._by_owner.setdefault((share.namespace, owner.uid), set()).add(share.name)
+        before = self._shares.put(share)
         if before is None or (before.spec.selector, before.owners) != (share.spec.selector, share.owners):
-            self._assign_all(self._may_concern(share) | (self._may_concern(before) if before else set()))
+            self._assign_all(self._may_concern(share) | self._pods_of_share.get(key, set()))
         self._touched(key)
 
     def drop_share(self, namespace: str, name: str) -> None:
         """Forget a GpuShare that is gone; its pods look for another, and the listener can forget it too."""
         key = ShareKey(namespace, name)
-        if self._forget_share(key) is not None:
+        if self._shares.drop(namespace, name) is not None:
             self._assign_all(set(self._pods_of_share.get(key, ())))
             self._pods_of_share.pop(key, None)
             self._touched(key)
@@ -146,8 +130,8 @@ class World:
         for uid in uids:
             self._assign(self._pods[uid])
 
-    def _assign(self, pod: PodFacts) -> None:
-        """Find the pod's GpuShare, as `core.resolve.share_of` does; both it and the one before are touched."""
+    def _assign(self, pod: PodView) -> None:
+        """Find the pod's GpuShare; both it and the one before are touched."""
         old, new = self._share_of_pod.get(pod.uid), self._find(pod)
         self._share_of_pod[pod.uid] = new
         if old is not None and old != new:
@@ -159,29 +143,18 @@ class World:
         elif not pod.finished:
             self._touched(PodKey(pod.namespace, pod.uid))
 
-    def _find(self, pod: PodFacts) -> ShareKey | None:
-        selecting = self._selecting.get(pod.namespace, {})
-        chosen = min((name for name, s in selecting.items() if _selects(s, pod)), default=None)
-        if chosen is None:
-            owned = self.share_of_owners(pod.namespace, (*pod.owner_uids, pod.uid))
-            chosen = owned.name if owned is not None else None
-        return ShareKey(pod.namespace, chosen) if chosen is not None else None
+    def _find(self, pod: PodView) -> ShareKey | None:
+        share = self._shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
+        return ShareKey(share.namespace, share.name) if share is not None else None
 
     def _may_concern(self, share: GpuShare) -> set[str]:
-        """Pods whose GpuShare may change with this one."""
-        if share.spec.selector is not None:
-            return set(self._pods_of_namespace.get(share.namespace, ()))
+        """Pods that this GpuShare may speak for: those it selects, or those of its owners."""
+        selector = share.spec.selector
+        if selector is not None:
+            of_namespace = self._pods_of_namespace.get(share.namespace, ())
+            return {uid for uid in of_namespace if selector.matches(self._pods[uid].labels)}
         owned = [self._pods_of_owner.get((share.namespace, owner.uid), set()) for owner in share.owners]
         return set().union(*owned)
-
-    def _forget_share(self, key: ShareKey) -> GpuShare | None:
-        share = self._shares.pop(key, None)
-        if share is None:
-            return None
-        self._selecting.get(key.namespace, {}).pop(key.name, None)
-        for owner in share.owners:
-            _discard(self._by_owner, (key.namespace, owner.uid), key.name)
-        return share
 
     def _forget_pod(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
@@ -190,10 +163,6 @@ class World:
         _discard(self._pods_of_namespace, pod.namespace, uid)
         for owner in (*pod.owner_uids, uid):
             _discard(self._pods_of_owner, (pod.namespace, owner), uid)
-
-
-def _selects(share: GpuShare, pod: PodFacts) -> bool:
-    return share.spec.selector is not None and share.spec.selector.matches(pod.labels)
 
 
 def _discard(index: dict[K, set[V]], key: K, value: V) -> None:

@@ -160,7 +160,7 @@ def pod(
     if gpus:
         annotations |= Decision(gpus, 50, 50_000, "2026-11-21T12:00:00Z").to_annotations()
     return {
-        "metadata": {"name": name, "namespace": "shop", "annotations": annotations},
+        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-{name}", "annotations": annotations},
         "spec": {"nodeName": node, "containers": [{"resources": {"requests": {"cpu": cpu, "memory": "1Gi"}}}]},
         "status": {"phase": "Running" if node else "Pending"},
     }

@@ -1,4 +1,4 @@
-"""Profiles of GpuShares in the extender: refusals on the wire, and the same GpuShare as core.resolve finds."""
+"""Profiles of GpuShares in the extender: refusals on the wire, and the same GpuShare as the rule says."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import dataclasses
 
 from hypothesis import given
 from hypothesis import strategies as st
+from sharerule import share_of
 
-from gpushare.core.admission.resolve import share_of
 from gpushare.core.api.objects import GpuShare
+from gpushare.core.api.pod import PodView
 from gpushare.extender.known import KnownWorkloads
-from gpushare.extender.reduce import reduce_pod
 from gpushare.kube import GPUSHARES
 from gpushare.twin.contention import WORKLOADS
 
@@ -35,7 +35,7 @@ def gpushare(name, *, owner=None, selector=None, workload="stream", max_slowdown
 
 def pod(uid="p", owner=None, **labels):
     metadata = {"uid": uid, "name": uid, "namespace": "default", "labels": labels}
-    return reduce_pod({"metadata": metadata | {"ownerReferences": [{"uid": owner}] if owner else []}})
+    return PodView.from_object({"metadata": metadata | {"ownerReferences": [{"uid": owner}] if owner else []}})
 
 
 @given(

@@ -2,7 +2,7 @@ from decimal import Decimal
 
 import pytest
 
-from gpushare.extender.reduce import parse_quantity, reduce_gpunode, reduce_node, reduce_pod
+from gpushare.extender.reduce import parse_quantity, reduce_gpunode, reduce_node
 
 
 @pytest.mark.parametrize(
@@ -27,48 +27,6 @@ def test_quantities(text, value):
 def test_what_is_no_quantity(text):
     with pytest.raises(ValueError, match="not a quantity"):
         parse_quantity(text)
-
-
-def test_a_pod():
-    pod = reduce_pod(
-        {
-            "metadata": {
-                "name": "p",
-                "namespace": "ns",
-                "uid": "u",
-                "labels": {"a": "b"},
-                "annotations": {
-                    "gpushare.io/fraction": "0.25",
-                    "other": "x" * 1000,
-                    "gpushare.io/gpu": "GPU-1",
-                    "gpushare.io/thread-percentage": "25",
-                    "gpushare.io/memory-limit": "0=100M",
-                },
-                "ownerReferences": [{"uid": "o"}],
-            },
-            "spec": {
-                "nodeName": "n",
-                "priority": 7,
-                "containers": [
-                    {"resources": {"limits": {"gpushare.io/share": "25"}, "requests": {"cpu": "500m"}}},
-                    {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}},
-                ],
-                "initContainers": [{"resources": {"limits": {"gpushare.io/share": "10"}}}],
-            },
-            "status": {"phase": "Running", "startTime": "2026-11-21T00:00:00Z"},
-        }
-    )
-    assert pod.annotations == {"gpushare.io/fraction": "0.25"}
-    assert (pod.node, pod.priority, pod.owner_uids, pod.finished, pod.admitted) == ("n", 7, ("o",), False, True)
-    assert (pod.limit_percent, pod.cpu_milli, pod.memory_mib) == (25, 1500, 1024)
-    assert pod.decision is not None
-    assert pod.decision.gpu_uuids == ("GPU-1",)
-
-
-def test_malformed_decisions_are_none_and_bare_pods_pass():
-    pod = reduce_pod({"metadata": {"name": "p", "uid": "u", "annotations": {"gpushare.io/gpu": "GPU-1"}}})
-    assert (pod.decision, pod.node, pod.limit_percent, pod.finished) == (None, None, 0, False)
-    assert reduce_pod({"metadata": {"name": "p", "uid": "u"}, "status": {"phase": "Failed"}}).finished
 
 
 def test_a_gpunode():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpushare.extender.reduce import reduce_pod
+from gpushare.core.api.pod import PodView
 from gpushare.extender.waiting import (
     AGAIN_SECONDS,
     GRACE_SECONDS,
@@ -15,7 +15,7 @@ from gpushare.kube import PODS
 
 
 def pod(name, priority=0):
-    return reduce_pod({"metadata": {"name": name, "uid": name}, "spec": {"priority": priority}})
+    return PodView.from_object({"metadata": {"name": name, "uid": name}, "spec": {"priority": priority}})
 
 
 @pytest.fixture

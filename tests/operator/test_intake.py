@@ -6,10 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushare.core.admission.share_index import ShareKey
 from gpushare.core.api import names
 from gpushare.kube import GPUSHARES, PODS
 from gpushare_operator.intake import Intake
-from gpushare_operator.world import ShareKey, World
+from gpushare_operator.world import World
 
 Json = dict[str, Any]
 KEY = ShareKey("shop", "s")

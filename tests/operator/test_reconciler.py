@@ -6,10 +6,12 @@ from typing import Any, cast
 import pytest
 
 from gpushare.core.admission.resolve import Defaults
+from gpushare.core.admission.share_index import ShareKey
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuShare, Phase
-from gpushare.core.control.lifecycle import Fares, OperatorSettings, PodFacts
+from gpushare.core.api.pod import PodView
+from gpushare.core.control.lifecycle import Fares, OperatorSettings
 from gpushare.kube import (
     AlreadyExists,
     Api,
@@ -22,7 +24,6 @@ from gpushare.kube import (
 )
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import FIGURES_SECONDS, Reconciler
-from gpushare_operator.world import ShareKey
 
 Json = dict[str, Any]
 KEY = ShareKey("shop", "pod-p")
@@ -111,7 +112,7 @@ class Bench:
             metadata["ownerReferences"] = [owner]
         raw = {"metadata": metadata}
         self.api.objects["pods", name] = raw
-        self.world.put_pod(PodFacts.from_object(raw))
+        self.world.put_pod(PodView.from_object(raw))
         return raw
 
     async def settle(self, seconds: float = 1.0) -> None:

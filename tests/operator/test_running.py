@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 
 from gpushare.core.admission.resolve import Defaults
+from gpushare.core.admission.share_index import ShareKey
 from gpushare.core.api import names
 from gpushare.core.api.request import JobClass
 from gpushare.core.control.lifecycle import Fares, OperatorSettings
@@ -15,7 +16,6 @@ from gpushare_operator import handlers
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import Reconciler
 from gpushare_operator.running import Environment, Operator
-from gpushare_operator.world import ShareKey
 
 
 def test_the_charts_values_arrive() -> None:

@@ -1,28 +1,30 @@
-"""The operator's memory agrees with `core.resolve.share_of` after any history, and tells whom it concerns."""
+"""The operator's memory agrees with the rule after any history, and tells whom it concerns."""
 
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sharerule import share_of
 
-from gpushare.core.admission.resolve import share_of
+from gpushare.core.admission.share_index import ShareKey
 from gpushare.core.api import names
 from gpushare.core.api.objects import GpuShare
-from gpushare.core.control.lifecycle import Fares, PodFacts
-from gpushare_operator.world import Key, PodKey, ShareKey, World
+from gpushare.core.api.pod import PodView
+from gpushare.core.control.lifecycle import Fares
+from gpushare_operator.world import Key, PodKey, World
 
 Json = dict[str, Any]
 
 
 def pod(
     name: str, *owners: str, labels: Json | None = None, fraction: str | None = "0.25", phase: str = ""
-) -> PodFacts:
+) -> PodView:
     metadata = {
         "namespace": "shop", "name": name, "uid": f"uid-{name}", "labels": labels or {},
         "ownerReferences": [{"uid": uid} for uid in owners],
         "annotations": {names.FRACTION: fraction} if fraction else {},
     }  # fmt: skip
-    return PodFacts.from_object({"metadata": metadata, "status": {"phase": phase}})
+    return PodView.from_object({"metadata": metadata, "status": {"phase": phase}})
 
 
 def share(name: str, *owners: str, selector: Json | None = None, phase: str = "Pending") -> GpuShare:
@@ -99,7 +101,7 @@ ACTIONS = st.one_of(
 def test_any_history_leaves_what_share_of_says(history: list[tuple[str, int, Any, Any]]) -> None:
     touched: set[Key] = set()
     world = World(touched.add)
-    pods: dict[str, PodFacts] = {}
+    pods: dict[str, PodView] = {}
     shares: dict[str, GpuShare] = {}
     for what, number, owners, labels in history:
         if what == "pod":

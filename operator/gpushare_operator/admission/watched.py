@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gpushare.core.admission import ownership
 from gpushare.core.admission import review as admission
-from gpushare.core.admission.resolve import share_of
+from gpushare.core.admission.share_index import ShareIndex
 from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuShare
 from gpushare.kube import GPUNODES, GPUSHARES, ApiError, Change, Reflector, connect
 
@@ -21,21 +21,18 @@ class Watched:
 
     def __init__(self) -> None:
         self._memory_mib: dict[str, int] = {}
-        self._shares: dict[str, dict[str, GpuShare]] = {}
+        self._shares = ShareIndex()
 
     def know(self, pod: Mapping[str, Any], namespace: str) -> admission.Knowledge:
         """What bears on a pod (or a pod template) of a namespace."""
         return admission.Knowledge(max(self._memory_mib.values(), default=None), self._share(pod, namespace))
 
     def _share(self, pod: Mapping[str, Any], namespace: str) -> GpuShare | None:
-        shares = self._shares.get(namespace)
-        if not shares:
-            return None
         metadata = pod.get("metadata") or {}
         owners = [owner.uid for owner in ownership.owners_of(pod)]
-        found = share_of(metadata.get("labels") or {}, owners, shares.values())
+        found = self._shares.of(namespace, metadata.get("labels") or {}, owners)
         made = ownership.guess_top_owner(pod)  # the first pod of a new ReplicaSet: its uid is in no GpuShare yet
-        return found or (shares.get(ownership.share_name(made)) if made else None)
+        return found or (self._shares.get(namespace, ownership.share_name(made)) if made else None)
 
     def on_node(self, change: Change, name: str, largest_mib: int) -> None:
         """Take up a GpuNode."""
@@ -46,11 +43,10 @@ class Watched:
 
     def on_share(self, change: Change, _key: str, share: GpuShare) -> None:
         """Take up a GpuShare."""
-        of_namespace = self._shares.setdefault(share.namespace, {})
         if change is Change.DELETED:
-            of_namespace.pop(share.name, None)
+            self._shares.drop(share.namespace, share.name)
         else:
-            of_namespace[share.name] = share
+            self._shares.put(share)
 
     async def keep(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         """Watch for ever; without a cluster configuration, go on without."""

@@ -1,15 +1,16 @@
 """A live cluster as the packing engine sees it: nodes, what is left on them, and where pods run or wait."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpushare.cli.errors import UsageError
-from gpushare.core.admission.resolve import Defaults, resolve, share_of
+from gpushare.core.admission.resolve import Defaults, resolve
+from gpushare.core.admission.share_index import ShareIndex
 from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuNode, GpuShare
-from gpushare.core.api.quantity import parse_count, parse_quantity
+from gpushare.core.api.pod import PodView
+from gpushare.core.api.quantity import parse_quantity
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.control.profiles import known_of
 from gpushare.core.gpu.devices import Health
@@ -19,7 +20,6 @@ from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Jso
 
 SETTINGS_LABEL: Final = f"{names.GROUP}/settings=true"
 _MIB: Final = 2**20
-_ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class LiveCluster:
         unhealthy: uuids of GPUs that take no tenants.
         notes: sentences on what was left out and why.
         settings: what the release decides by.
-        shares: GpuShares by namespace.
+        shares: every GpuShare.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -56,12 +56,12 @@ class LiveCluster:
     unhealthy: frozenset[str] = frozenset()
     notes: tuple[str, ...] = field(default=())
     settings: Settings = field(default_factory=Settings)
-    shares: Mapping[str, Sequence[GpuShare]] = field(default_factory=dict)
+    shares: ShareIndex = field(default_factory=ShareIndex, compare=False)
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """What a pod asks here: merged with the GpuShare that speaks for it and the release's defaults."""
-        namespace = pod["metadata"].get("namespace") or "default"
-        return request_of(pod, self.shares.get(namespace, ()), self.settings.defaults)
+        view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}})
+        return request_of(view, self.shares, self.settings.defaults)
 
 
 async def read_cluster(api: Api) -> LiveCluster:
@@ -112,8 +112,14 @@ def _reduced_pod(obj: Json) -> Json:
             "annotations": {key: value for key, value in annotations.items() if key.startswith(f"{names.GROUP}/")},
         },
         "spec": {
-            **({"nodeName": spec["nodeName"]} if "nodeName" in spec else {}),
-            "containers": [{"resources": each.get("resources") or {}} for each in spec.get("containers") or ()],
+            **{key: spec[key] for key in ("nodeName", "overhead") if key in spec},
+            **{
+                kind: [
+                    {key: each[key] for key in ("resources", "restartPolicy") if key in each}
+                    for each in spec.get(kind) or ()
+                ]
+                for kind in ("containers", "initContainers")
+            },
         },
         "status": {"phase": (obj.get("status") or {}).get("phase")},
     }
@@ -125,9 +131,8 @@ def cluster_of(objects: Objects) -> LiveCluster:
     Raises:
         UsageError: the release's settings cannot be used.
     """
-    nodes, pods = objects.nodes, objects.pods
     gpunodes = [GpuNode.from_object(each) for each in objects.gpunodes]
-    shares = [GpuShare.from_object(each) for each in objects.gpushares]
+    shares = ShareIndex(GpuShare.from_object(each) for each in objects.gpushares)
     notes: list[str] = []
     if objects.settings is None:
         notes.append("no settings of a gpushare release are here: the chart's defaults are assumed")
@@ -135,29 +140,25 @@ def cluster_of(objects: Objects) -> LiveCluster:
         settings = parse_settings(objects.settings or {})
     except SettingsError as error:
         raise UsageError(f"the settings of the release: {error}") from error
-    by_namespace: dict[str, list[GpuShare]] = {}
-    for share in shares:
-        by_namespace.setdefault(share.namespace, []).append(share)
     ours: list[tuple[PlacementRequest, Placement | None]] = []
     others: dict[str, list[int]] = {}
-    for pod in pods:
-        if (pod.get("status") or {}).get("phase") in _ENDED:
+    for pod in map(PodView.from_object, objects.pods):
+        if pod.finished:
             continue
-        spec, metadata = pod.get("spec") or {}, pod["metadata"]
-        if names.FRACTION not in (metadata.get("annotations") or {}):
-            if node := spec.get("nodeName"):
-                taken = others.setdefault(node, [0, 0])
-                cpu_milli, memory_mib = requests_of(spec)
-                taken[0] += cpu_milli
-                taken[1] += memory_mib
+        if pod.fraction is None:
+            if pod.node is not None:
+                taken = others.setdefault(pod.node, [0, 0])
+                taken[0] += pod.cpu_milli
+                taken[1] += pod.memory_mib
             continue
-        namespace = metadata.get("namespace") or "default"
-        request = request_of(pod, by_namespace.get(namespace, ()), settings.defaults)
+        request = request_of(pod, shares, settings.defaults)
         if isinstance(request, Rejection):
-            notes.append(f"pod {key_of(pod)} is left out: {request}")
+            notes.append(f"pod {pod.key} is left out: {request}")
             continue
         ours.append((request, _placement(pod, request)))
-    offered = {node["metadata"]["name"]: (node.get("status") or {}).get("allocatable") or {} for node in nodes}
+    offered = {
+        node["metadata"]["name"]: (node.get("status") or {}).get("allocatable") or {} for node in objects.nodes
+    }
     found: list[NodeSpec] = []
     unhealthy: set[str] = set()
     for gpunode in gpunodes:
@@ -185,33 +186,22 @@ def cluster_of(objects: Objects) -> LiveCluster:
             )
             continue
         kept.append((request, placement))
-    return LiveCluster(tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, by_namespace)
+    return LiveCluster(tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, shares)
 
 
-def request_of(
-    pod: Mapping[str, Any], shares: Iterable[GpuShare], defaults: Defaults
-) -> PlacementRequest | Rejection:
-    """What a pod object asks, merged with the GpuShare that speaks for it and the defaults."""
-    metadata, spec = pod["metadata"], pod.get("spec") or {}
-    owners = [str(owner["uid"]) for owner in metadata.get("ownerReferences") or () if "uid" in owner]
-    if "uid" in metadata:
-        owners.append(str(metadata["uid"]))
-    share = share_of(metadata.get("labels") or {}, owners, shares)
-    limit = sum(
-        parse_count(((container.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE, 0))
-        for container in spec.get("containers") or ()
-    )
-    needs = resolve(metadata.get("annotations") or {}, share, defaults, limit_percent=limit or None)
+def request_of(pod: PodView, shares: ShareIndex, defaults: Defaults) -> PlacementRequest | Rejection:
+    """What a pod asks, merged with the GpuShare that speaks for it and the defaults."""
+    share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
+    needs = resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent or None)
     if isinstance(needs, Rejection):
         return needs
-    cpu_milli, memory_mib = requests_of(spec)
     return PlacementRequest(
-        key_of(pod),
+        pod.key,
         needs.share_percent * MILLI_PER_PERCENT,
         needs.gpu_count,
         needs.memory_mib,
-        cpu_milli,
-        memory_mib,
+        pod.cpu_milli,
+        pod.memory_mib,
         job_class=needs.job_class,
         workload=needs.workload,
         fault_domain=needs.fault_domain,
@@ -219,32 +209,9 @@ def request_of(
     )
 
 
-def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """CPU (thousandths) and memory (MiB) that a pod's containers request.
-
-    Raises:
-        ValueError: a request is not a quantity.
-    """
-    cpu_milli = memory_mib = 0
-    for container in spec.get("containers") or ():
-        asked = (container.get("resources") or {}).get("requests") or {}
-        cpu_milli += int(parse_quantity(asked.get("cpu", "0")) * 1000)
-        memory_mib += int(parse_quantity(asked.get("memory", "0")) / _MIB)
-    return cpu_milli, memory_mib
-
-
-def key_of(pod: Mapping[str, Any]) -> str:
-    """Namespace and name."""
-    return f"{pod['metadata'].get('namespace') or 'default'}/{pod['metadata']['name']}"
-
-
-def _placement(pod: Mapping[str, Any], request: PlacementRequest) -> Placement | None:
+def _placement(pod: PodView, request: PlacementRequest) -> Placement | None:
     """Where a pod runs by its decision; None while it waits."""
-    node = (pod.get("spec") or {}).get("nodeName")
-    try:
-        decision = Decision.from_annotations(pod["metadata"].get("annotations") or {})
-    except ValueError:
+    decision = pod.decision
+    if pod.node is None or decision is None or len(decision.gpu_uuids) != request.gpu_count:
         return None
-    if not node or decision is None or len(decision.gpu_uuids) != request.gpu_count:
-        return None
-    return Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage)
+    return Placement(pod.node, decision.gpu_uuids, decision.memory_limit_mib)

@@ -11,18 +11,16 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core.admission.resolve import share_of
+from gpushare.core.admission.share_index import ShareIndex
 from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuNode, GpuShare, GpuStatus, TenantStatus
-from gpushare.core.api.quantity import parse_count
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Json, connect
 
 app = typer.Typer(help=__doc__)
 
 REFRESH_SECONDS = 2.0
-_ENDED = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,7 @@ class TopRow:
 
 def rows(pods: Iterable[Json], nodes: Iterable[GpuNode], shares: Iterable[GpuShare] = ()) -> list[TopRow]:
     """Join pods with what the agents and their GpuShares say about them; sorted by GPU, waiting pods last."""
-    in_namespace: dict[str, list[GpuShare]] = {}
-    for share in shares:
-        in_namespace.setdefault(share.namespace, []).append(share)
+    index = ShareIndex(shares)
     tenants: dict[str, list[tuple[str, GpuStatus, TenantStatus]]] = {}
     gpu_names: dict[str, str] = {}
     for node in nodes:
@@ -64,38 +60,34 @@ def rows(pods: Iterable[Json], nodes: Iterable[GpuNode], shares: Iterable[GpuSha
             for tenant in gpu.tenants:
                 tenants.setdefault(tenant.pod_uid, []).append((node.name, gpu, tenant))
     found = [
-        _row(pod, tenants.get(pod["metadata"]["uid"], []), gpu_names, in_namespace)
-        for pod in pods
-        if (pod.get("status") or {}).get("phase") not in _ENDED
+        _row(view, _state(pod), tenants.get(view.uid, []), gpu_names, index)
+        for pod, view in ((pod, PodView.from_object(pod)) for pod in pods)
+        if not view.finished
     ]
     return sorted(found, key=lambda row: (row.gpu is None, row.gpu or "", row.namespace, row.pod))
 
 
 def _row(
-    pod: Json,
+    pod: PodView,
+    state: str,
     seen: list[tuple[str, GpuStatus, TenantStatus]],
     gpu_names: Mapping[str, str],
-    shares: Mapping[str, list[GpuShare]],
+    shares: ShareIndex,
 ) -> TopRow:
-    metadata = pod["metadata"]
-    annotations: Mapping[str, str] = metadata.get("annotations") or {}
-    try:
-        decision = Decision.from_annotations(annotations)
-    except ValueError:  # somebody broke them; the admission policy refuses that, an older cluster may hold some
-        decision = None
+    decision = pod.decision
     uuids = decision.gpu_uuids if decision else tuple(gpu.uuid for _, gpu, _ in seen)
     progress = [t.progress_ratio for _, _, t in seen if t.progress_ratio is not None]
     slowdown = [t.slowdown_ratio for _, _, t in seen if t.slowdown_ratio is not None]
     used = [t.memory_used_mib for _, _, t in seen if t.memory_used_mib is not None]
     limits = [t.memory_limit_mib for _, _, t in seen if t.memory_limit_mib is not None]
     return TopRow(
-        namespace=metadata.get("namespace", ""),
-        pod=metadata["name"],
-        workload=annotations.get(names.WORKLOAD) or _owner(metadata),
-        job_class=annotations.get(names.CLASS) or _class_of(metadata, shares) or JobClass.THROUGHPUT.value,
-        state=_state(pod),
+        namespace=pod.namespace,
+        pod=pod.name,
+        workload=pod.annotations.get(names.WORKLOAD) or (pod.controller[1] if pod.controller else pod.name),
+        job_class=pod.annotations.get(names.CLASS) or _class_of(pod, shares) or JobClass.THROUGHPUT.value,
+        state=state,
         gpu=", ".join(gpu_names.get(uuid, uuid) for uuid in uuids) or None,
-        share_percent=seen[0][2].share_percent if seen else _share_limit(pod, len(uuids)),
+        share_percent=seen[0][2].share_percent if seen else (pod.limit_percent // max(len(uuids), 1) or None),
         thread_percentage=decision.thread_percentage if decision else None,
         memory_limit_mib=decision.memory_limit_mib if decision else min(limits, default=None),
         memory_used_mib=sum(used) if seen and len(used) == len(seen) else None,  # a part is no sum
@@ -104,19 +96,10 @@ def _row(
     )
 
 
-def _class_of(metadata: Json, shares: Mapping[str, list[GpuShare]]) -> str | None:
+def _class_of(pod: PodView, shares: ShareIndex) -> str | None:
     """What the pod's GpuShare says; its status knows the chart's default too."""
-    owners = [owner["uid"] for owner in metadata.get("ownerReferences") or []]
-    here = shares.get(metadata.get("namespace", ""), [])
-    share = share_of(metadata.get("labels") or {}, [*owners, metadata["uid"]], here)
+    share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
     return (share.spec.job_class or share.status.job_class) if share is not None else None
-
-
-def _owner(metadata: Json) -> str:
-    for owner in metadata.get("ownerReferences") or []:
-        if owner.get("controller"):
-            return str(owner["name"])
-    return str(metadata["name"])
 
 
 def _state(pod: Json) -> str:
@@ -130,15 +113,6 @@ def _state(pod: Json) -> str:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("reason") or "Pending")
     return str(status.get("phase") or "Pending")
-
-
-def _share_limit(pod: Json, gpu_count: int) -> int | None:
-    limits = [
-        parse_count((container.get("resources") or {}).get("limits", {}).get(names.SHARE_RESOURCE, 0))
-        for container in pod["spec"].get("containers") or []
-    ]
-    total = sum(limits)
-    return total // max(gpu_count, 1) if total else None
 
 
 async def _read(api: Api, namespace: str | None) -> list[TopRow]:

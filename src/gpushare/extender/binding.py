@@ -5,10 +5,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.rejection import Rejection
 from gpushare.extender.ledger import Ledger, fence_size
 from gpushare.extender.metrics import ExtenderMetrics
-from gpushare.extender.reduce import PodView, reduce_pod
 from gpushare.extender.wire import BindArgs
 from gpushare.kube import PODS, Api, ApiError, NotFound, Retryable
 
@@ -91,7 +91,7 @@ class Binder:
     ) -> tuple[bool, str]:
         """Whether to keep the reservation, and the answer, after a request whose outcome is not known."""
         try:
-            seen = reduce_pod(await self._api.get(PODS, pod.name, namespace=pod.namespace))
+            seen = PodView.from_object(await self._api.get(PODS, pod.name, namespace=pod.namespace))
         except NotFound:
             return False, self._refused("PodChanged", f"pod {pod.key} is gone")
         except ApiError as unknown:
@@ -107,7 +107,7 @@ class Binder:
         if pod is not None:
             return pod
         try:
-            pod = reduce_pod(await self._api.get(PODS, args.pod_name, namespace=args.pod_namespace))
+            pod = PodView.from_object(await self._api.get(PODS, args.pod_name, namespace=args.pod_namespace))
         except ApiError as error:
             return f"pod {args.key} cannot be read: {error}"
         if args.pod_uid and pod.uid != args.pod_uid:

@@ -2,39 +2,34 @@
 
 from collections.abc import Callable
 
+from gpushare.core.admission.share_index import ShareIndex
 from gpushare.core.api.objects import GpuShare
+from gpushare.core.api.pod import PodView
 from gpushare.core.control.profiles import known_of
 from gpushare.core.placement.known import Known
-from gpushare.extender.reduce import PodView
 
 
 class KnownWorkloads:
-    """GpuShares by the pods that they speak for, as `core.resolve.share_of` finds them.
+    """What the profiles of GpuShares say of pods, remembered by pod.
 
     Args:
         max_slowdown: tolerated where a GpuShare does not say.
         on_change: called when what is known of some pods may have changed.
+
+    Attributes:
+        shares: every GpuShare.
     """
 
     def __init__(self, max_slowdown: float, on_change: Callable[[], None]) -> None:
         self._max_slowdown, self._on_change = max_slowdown, on_change
-        self._shares: dict[tuple[str, str], GpuShare] = {}
+        self.shares = ShareIndex()
         self._known: dict[tuple[str, str], Known] = {}
-        self._selecting: dict[str, set[str]] = {}
-        self._by_owner: dict[tuple[str, str], set[str]] = {}
         self._of_pod: dict[str, Known | None] = {}
 
     def put(self, share: GpuShare) -> None:
         """A GpuShare came or changed."""
         at = (share.namespace, share.name)
-        before, known = self._shares.get(at), known_of(share, self._max_slowdown)
-        if before is not None:
-            self._unindex(before)
-        self._shares[at] = share
-        if share.spec.selector is not None:
-            self._selecting.setdefault(share.namespace, set()).add(share.name)
-        for owner in share.owners if share.spec.selector is None else ():
-            self._by_owner.setdefault((share.namespace, owner.uid), set()).add(share.name)
+        before, known = self.shares.put(share), known_of(share, self._max_slowdown)
         speaks_for_the_same = before is not None and (before.owners, before.spec.selector) == (
             share.owners,
             share.spec.selector,
@@ -52,9 +47,7 @@ class KnownWorkloads:
 
     def drop(self, namespace: str, name: str) -> None:
         """A GpuShare is gone."""
-        share = self._shares.pop((namespace, name), None)
-        if share is not None:
-            self._unindex(share)
+        if self.shares.drop(namespace, name) is not None:
             self._of_pod.clear()
         self._known.pop((namespace, name), None)
 
@@ -70,20 +63,10 @@ class KnownWorkloads:
         """A pod is gone."""
         self._of_pod.pop(pod_uid, None)
 
-    def _find(self, pod: PodView) -> Known | None:
-        namespace = pod.namespace
-        for name in sorted(self._selecting.get(namespace, ())):
-            selector = self._shares[namespace, name].spec.selector
-            if selector is not None and selector.matches(pod.labels):
-                return self._known.get((namespace, name))
-        owners = (self._by_owner.get((namespace, uid), ()) for uid in (*pod.owner_uids, pod.uid))
-        first = min((name for names in owners for name in names), default=None)
-        return self._known.get((namespace, first)) if first is not None else None
+    def share_of(self, pod: PodView) -> GpuShare | None:
+        """The GpuShare that speaks for a pod."""
+        return self.shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
 
-    def _unindex(self, share: GpuShare) -> None:
-        self._selecting.get(share.namespace, set()).discard(share.name)
-        for owner in share.owners:
-            names = self._by_owner.get((share.namespace, owner.uid), set())
-            names.discard(share.name)
-            if not names:
-                self._by_owner.pop((share.namespace, owner.uid), None)
+    def _find(self, pod: PodView) -> Known | None:
+        share = self.share_of(pod)
+        return None if share is None else self._known.get((share.namespace, share.name))

@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from gpushare.core.admission.resolve import Defaults, resolve, share_of
+from gpushare.core.admission.resolve import Defaults, resolve
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuShare
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement.caution import Judge
@@ -27,7 +28,7 @@ from gpushare.data import default_model
 from gpushare.extender.fence import Fence
 from gpushare.extender.known import KnownWorkloads
 from gpushare.extender.others import OtherPod, OtherPods, Undecided
-from gpushare.extender.reduce import GpuNodeView, NodeView, PodView
+from gpushare.extender.reduce import GpuNodeView, NodeView
 from gpushare.kube import Change
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,6 @@ class Ledger:
         self.context = DecisionContext(self.state, policy, Judge(model, self._known))
         self._workloads = KnownWorkloads(self._defaults.max_slowdown_ratio, self.context.judge.forget)
         self._uids: dict[str, str] = {}
-        self._shares: dict[str, dict[str, GpuShare]] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self._nodes: dict[str, NodeView] = {}
         self.others = OtherPods(self.state)
@@ -146,10 +146,8 @@ class Ledger:
         """A GpuShare came, changed or went; it counts for pods that are placed from now on."""
         namespace, _, name = key.partition("/")
         if change is Change.DELETED:
-            self._shares.get(namespace, {}).pop(name, None)
             self._workloads.drop(namespace, name)
         else:
-            self._shares.setdefault(namespace, {})[name] = share
             self._workloads.put(share)
         self.on_room()
 
@@ -157,8 +155,7 @@ class Ledger:
 
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
         """What a pod needs, from its annotations, its GpuShare and the defaults."""
-        shares = self._shares.get(pod.namespace)
-        share = share_of(pod.labels, (*pod.owner_uids, pod.uid), shares.values()) if shares else None
+        share = self._workloads.share_of(pod)
         needs = resolve(pod.annotations, share, self._defaults, limit_percent=pod.limit_percent or None)
         if isinstance(needs, Rejection):
             return needs
@@ -322,11 +319,6 @@ class Ledger:
                 memory_mib=offered.memory_mib if offered else None,
             )
         )
-
-    @property
-    def shares(self) -> Mapping[str, Mapping[str, GpuShare]]:
-        """GpuShares by namespace and name."""
-        return self._shares
 
 
 def fence_size(pod: PodView) -> int:

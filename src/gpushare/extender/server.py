@@ -13,6 +13,7 @@ from aiohttp import web
 
 from gpushare.core.api import names
 from gpushare.core.api.objects import GpuShare
+from gpushare.core.api.pod import PodView
 from gpushare.extender.binding import Binder
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence
@@ -20,7 +21,7 @@ from gpushare.extender.ledger import Ledger
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.options import POLICIES, ExtenderOptions
 from gpushare.extender.others import ON_A_NODE, reduce_other_pod
-from gpushare.extender.reduce import reduce_gpunode, reduce_node, reduce_pod
+from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector
@@ -49,7 +50,9 @@ class Extender:
             Reflector(api, NODES, reduce_node, on_change=ledger.node_changed),
             Reflector(api, GPUNODES, reduce_gpunode, on_change=ledger.gpunode_changed),
             Reflector(api, GPUSHARES, GpuShare.from_object, on_change=ledger.share_changed),
-            Reflector(api, PODS, reduce_pod, on_change=ledger.pod_changed, label_selector=names.MANAGED_SELECTOR),
+            Reflector(
+                api, PODS, PodView.from_object, on_change=ledger.pod_changed, label_selector=names.MANAGED_SELECTOR
+            ),
             Reflector(
                 api,
                 PODS,

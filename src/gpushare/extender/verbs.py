@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 from numpy.typing import NDArray
 
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.rejection import Reason, Rejection
 from gpushare.core.placement.preemption import choose_victims
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList
@@ -19,7 +20,6 @@ from gpushare.extender import wire
 from gpushare.extender.binding import Binder
 from gpushare.extender.ledger import Ledger, fence_size
 from gpushare.extender.metrics import ExtenderMetrics
-from gpushare.extender.reduce import PodView
 from gpushare.extender.texts import NodeTexts
 from gpushare.extender.waiting import WaitingPods
 

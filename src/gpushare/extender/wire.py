@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import orjson
 
+from gpushare.core.api.pod import PodView
 from gpushare.core.placement.search import NodeList
-from gpushare.extender.reduce import PodView, reduce_pod
 
 _NAMES: Final = b'"NodeNames":['  # last in ExtenderArgs; inside a JSON text its quotes would be escaped
 MAX_KEPT_LISTS: Final = 8  # lists of names, of up to some hundred kB each
@@ -97,7 +97,7 @@ class FilterReader:
             self.remember(*known)
         raw, names = known
         try:
-            return FilterArgs(reduce_pod(_object(body[:start] + b"null}")["Pod"]), names, None, raw)
+            return FilterArgs(PodView.from_object(_object(body[:start] + b"null}")["Pod"]), names, None, raw)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BadRequest(f"not ExtenderArgs: {error!r}") from error
 
@@ -121,7 +121,7 @@ def read_filter_args(body: bytes) -> FilterArgs:
     """ExtenderArgs, with names or with whole nodes."""
     args = _object(body)
     try:
-        pod = reduce_pod(args["Pod"])
+        pod = PodView.from_object(args["Pod"])
         node_names = args.get("NodeNames")
         if node_names is not None:
             return FilterArgs(pod, NodeList(node_names), None)
@@ -160,7 +160,7 @@ def read_preempt_args(body: bytes) -> PreemptArgs:
                 )
                 for node, said in (args.get("NodeNameToVictims") or {}).items()
             }
-        return PreemptArgs(reduce_pod(args["Pod"]), victims)
+        return PreemptArgs(PodView.from_object(args["Pod"]), victims)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise BadRequest(f"not ExtenderPreemptionArgs: {error!r}") from error
 

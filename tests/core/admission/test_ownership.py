@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare.core.admission import ownership
-from gpushare.core.admission.resolve import share_of
+from gpushare.core.admission.share_index import ShareIndex
 from gpushare.core.api.objects import GpuShare, OwnerReference
 
 Json = dict[str, Any]
@@ -101,7 +101,7 @@ def test_what_is_made_is_found_by_every_part_and_collected_with_its_owners() -> 
         "spec": {"fraction": "0.25"},
     }
     share = GpuShare.from_object(made)
-    assert share_of({}, ["rs1"], [share]) is share
+    assert ShareIndex([share]).of("shop", {}, ["rs1"]) is share
     assert ownership.missing_owners(share, (replicaset, DEPLOYMENT)) == ()
     rolled_out = OwnerReference("apps/v1", "ReplicaSet", "web-99", "rs2", True)
     assert ownership.missing_owners(share, (rolled_out, DEPLOYMENT)) == (rolled_out,)

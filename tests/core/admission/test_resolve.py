@@ -1,12 +1,10 @@
 import pytest
 
-from gpushare.core.admission.resolve import Defaults, resolve, share_of
+from gpushare.core.admission.resolve import Defaults, resolve
 from gpushare.core.api.objects import (
     GpuShare,
     GpuShareSpec,
     GpuShareStatus,
-    LabelSelector,
-    OwnerReference,
 )
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import FaultDomain, JobClass
@@ -68,15 +66,3 @@ def test_what_is_wrong_is_said():
     wrong = resolve({FRACTION: "0.5"}, share(memory="lots"))
     assert isinstance(wrong, Rejection)
     assert "ns/s" in str(wrong)
-
-
-def test_which_share_speaks_for_a_pod():
-    owner = OwnerReference("apps/v1", "ReplicaSet", "rs", "o1", controller=True)
-    made = share("a-made", owners=(owner,))
-    chosen = share("b", selector=LabelSelector(match_labels={"app": "web"}))
-    later = share("c", selector=LabelSelector())
-    assert share_of({"app": "web"}, ["o1"], [later, made, chosen]) is chosen
-    assert share_of({"app": "db"}, ["o1"], [later, made, chosen]) is later
-    assert share_of({"app": "db"}, ["o1"], [made, chosen]) is made
-    assert share_of({"app": "db"}, ["o2"], [made, chosen]) is None
-    assert share_of({}, [], [share("x")]) is None

@@ -24,6 +24,7 @@ from gpushare.core.api.objects import (
     TenantStatus,
     WorkloadSignature,
 )
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass
 from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.control.lifecycle import (
@@ -32,7 +33,6 @@ from gpushare.core.control.lifecycle import (
     WITHIN_TOLERANCE,
     Fares,
     OperatorSettings,
-    PodFacts,
     Situation,
     differs_only_in_figures,
     fares_of,
@@ -49,11 +49,11 @@ SHARE = GpuShare.from_object({"metadata": {"name": "deployment-web", "namespace"
 
 def facts(
     name: str, *, placed: bool = True, phase: str = "Running", fraction: str = "0.25", **more: str
-) -> PodFacts:
+) -> PodView:
     annotations = {names.FRACTION: fraction, **more}
     if placed:
-        annotations |= Decision(("GPU-1",), 25, 8192, NOW).to_annotations()
-    return PodFacts.from_object(
+        annotations = Decision(("GPU-1",), 25, 8192, NOW).to_annotations() | annotations
+    return PodView.from_object(
         {
             "metadata": {"namespace": "shop", "name": name, "uid": f"uid-{name}", "annotations": annotations},
             "spec": {
@@ -82,16 +82,6 @@ def test_the_class_is_what_the_pods_say_and_stays_when_they_end():
 def condition(status: GpuShareStatus, kind: str) -> Condition:
     (found,) = (one for one in status.conditions if one.type == kind)
     return found
-
-
-def test_pod_facts_of_a_bare_object() -> None:
-    pod = PodFacts.from_object({"metadata": {"namespace": "n", "name": "p", "uid": "u"}})
-    assert (pod.fraction, pod.node, pod.finished, pod.limit_percent, pod.decision()) == (None,) * 2 + (False,) + (
-        None,
-    ) * 2
-    hostile = {"resources": {"limits": {names.SHARE_RESOURCE: "9" * 9999}}}
-    pod = PodFacts.from_object({"metadata": pod_metadata(), "spec": {"containers": [hostile]}})
-    assert pod.limit_percent is None
 
 
 def pod_metadata() -> Json:
@@ -132,8 +122,7 @@ def test_an_empty_group() -> None:
 
 @pytest.mark.parametrize("wrong", [{names.FRACTION: "7.5"}, {names.THREAD_PERCENTAGE: "none"}])
 def test_a_malformed_pod_is_named_and_the_others_are_shown(wrong: Json) -> None:
-    bad = facts("bad")
-    bad = replace(bad, annotations={**bad.annotations, **wrong})
+    bad = facts("bad", **({"fraction": wrong[names.FRACTION]} if names.FRACTION in wrong else wrong))
     status = status_of(SHARE, [bad, facts("good")], {}, SETTINGS, NOW)
     assert "good" in [placement.pod for placement in status.placements]
     ready = condition(status, READY)

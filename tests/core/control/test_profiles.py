@@ -10,9 +10,10 @@ from gpushare.core.admission.resolve import Defaults, Needs, resolve
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus, Phase, TenantStatus, WorkloadSignature
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass, parse_fraction
 from gpushare.core.api.schema import from_json, to_json
-from gpushare.core.control.lifecycle import PROFILED, OperatorSettings, PodFacts, fares_of, status_of, transitions
+from gpushare.core.control.lifecycle import PROFILED, OperatorSettings, fares_of, status_of, transitions
 from gpushare.core.control.profiles import as_known, is_one_kind, recommended_fraction
 from gpushare.core.control.windows import replaces
 from gpushare.twin.contention import WORKLOADS
@@ -32,7 +33,7 @@ def gpushare(**spec):
 
 def pod(name="a", **annotations):
     annotations = {names.FRACTION: "1", **annotations}
-    return PodFacts.from_object(
+    return PodView.from_object(
         {
             "metadata": {
                 "namespace": "shop",

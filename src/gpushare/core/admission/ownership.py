@@ -1,7 +1,7 @@
 """Whom a pod belongs to, and the GpuShare that is made for that owner (docs/design.md 1: one per owner).
 
 A GpuShare that gpushare makes carries every owner of its pods that is known, from the pod's controller up to the
-object that a user made. So any part finds it by a pod's own ownerReferences alone (`resolve.share_of`), and
+object that a user made. So any part finds it by a pod's own ownerReferences alone (`ShareIndex.of`), and
 Kubernetes deletes it when the last of them is gone.
 """
 

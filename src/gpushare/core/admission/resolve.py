@@ -1,6 +1,6 @@
 """What a pod gets of what it, its GpuShare and the defaults say: one merge for all parts (docs/design.md 1)."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -107,27 +107,6 @@ def resolve(
         workload=asked.workload,
         container=asked.container,
     )
-
-
-def share_of(labels: Mapping[str, str], owner_uids: Iterable[str], shares: Iterable[GpuShare]) -> GpuShare | None:
-    """The GpuShare, out of those of the pod's namespace, that speaks for a pod.
-
-    One whose selector matches wins over one made for the pod's owner; among several the first by name, so that
-    every part picks the same.
-
-    Args:
-        owner_uids: uids of the pod's owners, at any level that the caller knows.
-    """
-    owners = set(owner_uids)
-    best: GpuShare | None = None
-    for share in sorted(shares, key=lambda one: one.name):
-        selector = share.spec.selector
-        if selector is not None:
-            if selector.matches(labels):
-                return share
-        elif best is None and owners and any(owner.uid in owners for owner in share.owners):
-            best = share
-    return best
 
 
 def _spread(limit_percent: int) -> tuple[int, int]:

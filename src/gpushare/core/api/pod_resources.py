@@ -29,11 +29,7 @@ def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def share_limit_of(spec: Mapping[str, Any]) -> int:
-    """A pod's limit `gpushare.io/share`, 100 a GPU; 0 without any. The API server stores 1000 as "1k".
-
-    Raises:
-        ValueError: the limit is not a whole number.
-    """
+    """The limit `gpushare.io/share` of a pod, 100 a GPU; 0 without a whole number ("1k" is how 1000 is stored)."""
     return _effective(spec, lambda one: _count(_asked(one, "limits").get(names.SHARE_RESOURCE, 0)))
 
 
@@ -70,4 +66,7 @@ def _bytes(text: str | int) -> int:
 
 @lru_cache(_DISTINCT_QUANTITIES)
 def _count(text: str | int) -> int:
-    return parse_count(text)
+    try:
+        return parse_count(text)
+    except ValueError:
+        return 0

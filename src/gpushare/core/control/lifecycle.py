@@ -6,11 +6,9 @@ from the pods and the GpuNodes each time, so a restarted operator writes what th
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from gpushare.core.admission.resolve import Defaults, Needs, resolve
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import (
     Condition,
     ConditionStatus,
@@ -25,7 +23,7 @@ from gpushare.core.api.objects import (
     TenantStatus,
     WorkloadSignature,
 )
-from gpushare.core.api.quantity import parse_count
+from gpushare.core.api.pod import PodView
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import JobClass
 from gpushare.core.control import profiles
@@ -36,70 +34,6 @@ WITHIN_TOLERANCE: Final = "WithinTolerance"
 
 MOST_PLACEMENTS: Final = 1000  # as in the schema; the Ready condition counts them all
 _DIGITS: Final = 3  # of progress and slowdown; more would only make for more writes
-_FINISHED: Final = ("Succeeded", "Failed")
-
-
-@dataclass(frozen=True, slots=True)
-class PodFacts:
-    """One managed pod, reduced to what the operator uses.
-
-    Attributes:
-        owner_uids: of its ownerReferences.
-        created_at: RFC 3339, the API server's.
-        node: None until it is bound.
-        finished: whether it gave its share back (Succeeded or Failed).
-        limit_percent: its limit `gpushare.io/share` over all containers; None where it has none.
-        annotations: gpushare's own ones, user's and decision.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    labels: Mapping[str, str]
-    owner_uids: tuple[str, ...]
-    created_at: str
-    node: str | None
-    finished: bool
-    limit_percent: int | None
-    annotations: Mapping[str, str]
-
-    @classmethod
-    def from_object(cls, pod: Mapping[str, Any]) -> "PodFacts":
-        """From the API's JSON object.
-
-        Raises:
-            KeyError, TypeError, AttributeError: the object is no pod.
-        """
-        metadata, spec = pod["metadata"], pod.get("spec") or {}
-        annotations: Mapping[str, str] = metadata.get("annotations") or {}
-        return cls(
-            namespace=metadata["namespace"],
-            name=metadata["name"],
-            uid=metadata["uid"],
-            labels=metadata.get("labels") or {},
-            owner_uids=tuple(owner["uid"] for owner in metadata.get("ownerReferences") or ()),
-            created_at=metadata.get("creationTimestamp") or "",
-            node=spec.get("nodeName") or None,
-            finished=(pod.get("status") or {}).get("phase") in _FINISHED,
-            limit_percent=_limit_percent(spec),
-            annotations={key: annotations[key] for key in _OURS if key in annotations},
-        )
-
-    @property
-    def fraction(self) -> str | None:
-        """The annotation that makes it ours; None on a pod that carries only the label."""
-        return self.annotations.get(names.FRACTION)
-
-    def decision(self) -> Decision | None:
-        """Where it was placed; None while it was not.
-
-        Raises:
-            ValueError: the annotations are malformed.
-        """
-        return Decision.from_annotations(self.annotations)
-
-
-_OURS: Final = (*names.USER_ANNOTATIONS, *names.DECISION_ANNOTATIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +98,7 @@ def next_phase(current: Phase, situation: Situation) -> Phase:
 
 
 def status_of(
-    share: GpuShare, pods: Iterable[PodFacts], fares: Mapping[str, Fares], settings: OperatorSettings, now: str
+    share: GpuShare, pods: Iterable[PodView], fares: Mapping[str, Fares], settings: OperatorSettings, now: str
 ) -> GpuShareStatus:
     """The status of a GpuShare.
 
@@ -239,17 +173,16 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
 
 
 def _placement(
-    pod: PodFacts, share: GpuShare, fares: Mapping[str, Fares], defaults: Defaults, wrong: list[str]
+    pod: PodView, share: GpuShare, fares: Mapping[str, Fares], defaults: Defaults, wrong: list[str]
 ) -> PodPlacement | None:
     """Where a pod runs; None without a decision. What is malformed goes to `wrong`, for the condition."""
-    try:
-        decision = pod.decision()
-    except ValueError as error:
-        wrong.append(f"{pod.name}: {error}")
+    if pod.decision_problem:
+        wrong.append(f"{pod.name}: {pod.decision_problem}")
         return None
     needs = resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent)
     if isinstance(needs, Rejection):
         wrong.append(f"{pod.name}: {needs}")
+    decision = pod.decision
     if decision is None:
         return None
     fare = fares.get(pod.uid, Fares())
@@ -277,7 +210,7 @@ def _ready(situation: Situation, wrong: Sequence[str]) -> Condition:
     return Condition(READY, ConditionStatus.TRUE, "Placed", placed)
 
 
-def _class_of(share: GpuShare, live: Sequence[PodFacts], defaults: Defaults) -> JobClass:
+def _class_of(share: GpuShare, live: Sequence[PodView], defaults: Defaults) -> JobClass:
     """The class of the pods, latency where some are; what it was stays while no pod is there to tell."""
     needs = [resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent) for pod in live]
     classes = [each.job_class for each in needs if isinstance(each, Needs)]
@@ -362,15 +295,3 @@ def _worst(placements: Iterable[PodPlacement]) -> Observed | None:
 def _without_figures(status: GpuShareStatus) -> GpuShareStatus:
     placements = tuple(replace(p, progress_ratio=None, slowdown_ratio=None) for p in status.placements)
     return replace(status, observed=None, placements=placements)
-
-
-def _limit_percent(spec: Mapping[str, Any]) -> int | None:
-    """The amount of `gpushare.io/share` of a pod; None without a whole number."""
-    for container in spec.get("containers") or ():
-        amount = ((container.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE)
-        if amount is not None:
-            try:
-                return parse_count(amount)
-            except ValueError:
-                return None
-    return None

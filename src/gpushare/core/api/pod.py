@@ -1,0 +1,132 @@
+"""A pod as every part of gpushare sees it: the API's object reduced to the few fields that anybody uses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from sys import intern
+from typing import Any, Final, Self
+
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.pod_resources import requests_of, share_limit_of
+
+_TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
+_KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class PodView:
+    """One pod.
+
+    Attributes:
+        annotations: the user's gpushare annotations only.
+        owner_uids: of its ownerReferences.
+        controller: kind and name of the owner that manages it; None for a bare pod.
+        created_at: RFC 3339, the API server's; empty where it does not say.
+        node: where it is bound; None while it is pending.
+        phase: Pending, Running, Succeeded, Failed or Unknown; empty where the API does not say.
+        admitted: kubelet has taken it, so its devices are allocated (kubelet allocates before it sets startTime).
+        limit_percent: its limit `gpushare.io/share`, 100 a GPU; 0 when it has none.
+        decision: its decision annotations; None without any or when malformed.
+        decision_problem: what is wrong with its decision annotations, a sentence; empty when nothing is.
+        has_preferences: it says which of the nodes it may run on it would rather have, in affinity or spreading.
+        short_of_shares: kube-scheduler's own count found too few shares on some node and left it waiting.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    annotations: Mapping[str, str]
+    labels: Mapping[str, str]
+    owner_uids: tuple[str, ...]
+    controller: tuple[str, str] | None
+    created_at: str
+    node: str | None
+    phase: str
+    admitted: bool
+    limit_percent: int
+    cpu_milli: int
+    memory_mib: int
+    priority: int
+    decision: Decision | None
+    decision_problem: str = ""
+    has_preferences: bool = False
+    short_of_shares: bool = False
+
+    @classmethod
+    def from_object(cls, obj: Mapping[str, Any]) -> Self:
+        """Reduce the API's JSON object, from a list, a watch or kube-scheduler.
+
+        Raises:
+            KeyError: it has no uid or name. ValueError: a request is not a quantity.
+        """
+        metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+        annotations: Mapping[str, str] = metadata.get("annotations") or {}
+        decision, problem = None, ""
+        try:
+            decision = Decision.from_annotations(annotations)
+        except ValueError as error:
+            problem = str(error)
+        owners = metadata.get("ownerReferences") or ()
+        cpu_milli, memory_mib = requests_of(spec)
+        return cls(
+            uid=metadata["uid"],
+            namespace=intern(metadata.get("namespace") or "default"),
+            name=metadata["name"],
+            annotations={key: value for key, value in annotations.items() if key in _KEPT_ANNOTATIONS},
+            labels=metadata.get("labels") or {},
+            owner_uids=tuple(owner["uid"] for owner in owners),
+            controller=next(
+                (
+                    (intern(owner.get("kind", "")), intern(owner.get("name", "")))
+                    for owner in owners
+                    if owner.get("controller")
+                ),
+                None,
+            ),
+            created_at=metadata.get("creationTimestamp") or "",
+            node=intern(spec["nodeName"]) if spec.get("nodeName") else None,
+            phase=intern(status.get("phase") or ""),
+            admitted="startTime" in status,
+            limit_percent=share_limit_of(spec),
+            cpu_milli=cpu_milli,
+            memory_mib=memory_mib,
+            priority=spec.get("priority") or 0,
+            decision=decision,
+            decision_problem=problem,
+            has_preferences=_has_preferences(spec),
+            short_of_shares=_is_short_of_shares(status),
+        )
+
+    @property
+    def key(self) -> str:
+        """Namespace and name."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def finished(self) -> bool:
+        """Whether its containers have ended for good, so that it holds no share any more."""
+        return self.phase in _TERMINAL_PHASES
+
+    @property
+    def fraction(self) -> str | None:
+        """The annotation that makes it gpushare's; None on a pod that carries only the label."""
+        return self.annotations.get(names.FRACTION)
+
+
+def _has_preferences(spec: Mapping[str, Any]) -> bool:
+    return any(
+        kind.get("preferredDuringSchedulingIgnoredDuringExecution")
+        for kind in (spec.get("affinity") or {}).values()
+        if kind
+    ) or any(
+        one.get("whenUnsatisfiable") == "ScheduleAnyway" for one in spec.get("topologySpreadConstraints") or ()
+    )
+
+
+def _is_short_of_shares(status: Mapping[str, Any]) -> bool:
+    return any(
+        one.get("type") == "PodScheduled"
+        and one.get("status") == "False"
+        and names.SHARE_RESOURCE in (one.get("message") or "")
+        for one in status.get("conditions") or ()
+    )

@@ -1,0 +1,73 @@
+"""The index of GpuShares answers what the rule says, after any history."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from sharerule import share_of
+
+from gpushare.core.admission.share_index import ShareIndex, ShareKey
+from gpushare.core.api.objects import (
+    GpuShare,
+    GpuShareSpec,
+    GpuShareStatus,
+    LabelRequirement,
+    LabelSelector,
+    OwnerReference,
+    SelectorOperator,
+)
+
+
+def share(name, *owners, namespace="ns", selector=None):
+    references = tuple(OwnerReference("apps/v1", "ReplicaSet", uid, uid) for uid in owners)
+    return GpuShare(namespace, name, name, 1, references, GpuShareSpec(selector=selector), GpuShareStatus())
+
+
+def test_a_selector_wins_over_an_owner_and_the_first_by_name_over_later_ones():
+    made = share("a-made", "o1")
+    chosen = share("b", selector=LabelSelector(match_labels={"app": "web"}))
+    later = share("c", selector=LabelSelector())
+    everyone = ShareIndex([later, made, chosen])
+    assert everyone.of("ns", {"app": "web"}, ["o1"]) is chosen
+    assert everyone.of("ns", {"app": "db"}, ["o1"]) is later
+    assert everyone.of("other", {"app": "web"}, ["o1"]) is None
+    everyone.drop("ns", "c")
+    assert everyone.of("ns", {"app": "db"}, ["o1"]) is made
+    assert everyone.of("ns", {"app": "db"}, ["o2"]) is None
+    assert everyone.get("ns", "b") is chosen
+    assert set(everyone.shares) == {ShareKey("ns", "a-made"), ShareKey("ns", "b")}
+
+
+def test_putting_returns_what_was_there_and_dropping_nothing_is_none():
+    index = ShareIndex()
+    first, second = share("a", "o1"), share("a", "o2")
+    assert index.put(first) is None
+    assert index.put(second) is first
+    assert index.of("ns", {}, ["o1"]) is None
+    assert index.of("ns", {}, ["o2"]) is second
+    assert index.drop("ns", "a") is second
+    assert index.drop("ns", "a") is None
+
+
+LABELS = st.dictionaries(st.sampled_from(["app", "tier"]), st.sampled_from(["x", "y"]))
+EXPRESSIONS = st.lists(
+    st.builds(
+        LabelRequirement,
+        key=st.sampled_from(["app", "tier"]),
+        operator=st.sampled_from([SelectorOperator.EXISTS, SelectorOperator.DOES_NOT_EXIST]),
+    ),
+    max_size=1,
+).map(tuple)
+SELECTORS = st.none() | st.builds(LabelSelector, match_labels=LABELS, match_expressions=EXPRESSIONS)
+OWNERS = st.lists(st.sampled_from(["o1", "o2", "o3"]), max_size=2, unique=True)
+CHANGES = st.lists(st.tuples(st.sampled_from("abcd"), SELECTORS, OWNERS, st.booleans()), max_size=12)
+
+
+@given(CHANGES, LABELS, OWNERS)
+def test_any_history_leaves_what_the_rule_says(changes, labels, owners):
+    index, there = ShareIndex(), {}
+    for name, selector, share_owners, goes in changes:
+        if goes:
+            assert index.drop("ns", name) is there.pop(name, None)
+        else:
+            there[name] = share(name, *share_owners, selector=selector)
+            index.put(there[name])
+    assert index.of("ns", labels, owners) is share_of(labels, owners, there.values())

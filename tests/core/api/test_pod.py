@@ -1,0 +1,74 @@
+"""A pod reduced to what gpushare uses."""
+
+from gpushare.core.api.pod import PodView
+
+
+def test_a_pod():
+    pod = PodView.from_object(
+        {
+            "metadata": {
+                "name": "p",
+                "namespace": "ns",
+                "uid": "u",
+                "labels": {"a": "b"},
+                "annotations": {
+                    "gpushare.io/fraction": "0.25",
+                    "other": "x" * 1000,
+                    "gpushare.io/gpu": "GPU-1",
+                    "gpushare.io/thread-percentage": "25",
+                    "gpushare.io/memory-limit": "0=100M",
+                },
+                "ownerReferences": [{"uid": "o"}],
+            },
+            "spec": {
+                "nodeName": "n",
+                "priority": 7,
+                "containers": [
+                    {"resources": {"limits": {"gpushare.io/share": "25"}, "requests": {"cpu": "500m"}}},
+                    {"resources": {"requests": {"cpu": "1", "memory": "1Gi"}}},
+                ],
+                "initContainers": [{"resources": {"limits": {"gpushare.io/share": "10"}}}],
+            },
+            "status": {"phase": "Running", "startTime": "2026-11-21T00:00:00Z"},
+        }
+    )
+    assert pod.annotations == {"gpushare.io/fraction": "0.25"}
+    assert (pod.node, pod.priority, pod.owner_uids, pod.finished, pod.admitted) == ("n", 7, ("o",), False, True)
+    assert (pod.limit_percent, pod.cpu_milli, pod.memory_mib) == (25, 1500, 1024)
+    assert pod.decision is not None
+    assert pod.decision.gpu_uuids == ("GPU-1",)
+
+
+def test_malformed_decisions_are_none_and_bare_pods_pass():
+    pod = PodView.from_object({"metadata": {"name": "p", "uid": "u", "annotations": {"gpushare.io/gpu": "GPU-1"}}})
+    assert (pod.decision, pod.node, pod.limit_percent, pod.finished) == (None, None, 0, False)
+    assert PodView.from_object({"metadata": {"name": "p", "uid": "u"}, "status": {"phase": "Failed"}}).finished
+
+
+def test_a_limit_that_is_no_plain_number_is_none():
+    hostile = {"resources": {"limits": {"gpushare.io/share": "9" * 9999}}}
+    pod = PodView.from_object({"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": [hostile]}})
+    assert pod.limit_percent == 0
+
+
+def test_the_controller_is_the_owner_that_manages_it():
+    owners = [
+        {"kind": "Other", "name": "o", "uid": "1"},
+        {"kind": "ReplicaSet", "name": "rs", "uid": "2", "controller": True},
+    ]
+    pod = PodView.from_object({"metadata": {"name": "p", "uid": "u", "ownerReferences": owners}})
+    assert (pod.controller, pod.owner_uids) == (("ReplicaSet", "rs"), ("1", "2"))
+
+
+def test_requests_are_counted_as_kube_scheduler_counts_them():
+    def container(cpu, **fields):
+        return {"resources": {"requests": {"cpu": cpu, "memory": "100Mi"}}} | fields
+
+    spec = {
+        "initContainers": [container("1"), container("500m", restartPolicy="Always"), container("4")],
+        "containers": [container("2"), container("250m")],
+        "overhead": {"cpu": "10m", "memory": "1Mi"},
+    }
+    pod = PodView.from_object({"metadata": {"name": "p", "uid": "u"}, "spec": spec})
+    assert pod.cpu_milli == 4510, "the last init container beside the sidecar asks more than what runs later"
+    assert pod.memory_mib == 301, "two containers and the sidecar"
