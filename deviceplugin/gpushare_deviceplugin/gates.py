@@ -16,6 +16,7 @@ _STATES: Final = {
     GateState.STARTING: MpsState.STARTING,
     GateState.SELF_TEST: MpsState.STARTING,
     GateState.ACTIVE: MpsState.ACTIVE,
+    GateState.DEGRADED: MpsState.ACTIVE,
     GateState.FAULT: MpsState.FAULT,
     GateState.DOWN: MpsState.DOWN,
 }
@@ -68,7 +69,7 @@ def conclude_health(device: GpuHealth, status: GateStatus | None) -> GpuHealth:
         return device
     if status is None:
         return GpuHealth(Health.UNHEALTHY, "the MPS host does not report")
-    if status.state is GateState.ACTIVE:
+    if status.state in {GateState.ACTIVE, GateState.DEGRADED}:
         return device
     reasons = {
         GateState.STARTING: "MPS is starting",

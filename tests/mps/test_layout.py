@@ -1,5 +1,6 @@
 import json
 import logging
+import time
 
 import pytest
 from hypothesis import given
@@ -75,7 +76,7 @@ def test_the_files_form_is_what_agent_and_gate_agreed_on(gpu):
      '{"version":1,"pods":{"a":{"thread_percentage":101,"memory_mib":1}}}',
      '{"version":1,"pods":{"a":{"thread_percentage":true,"memory_mib":1}}}',
      '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":-1}}}',
-     '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":1,"job_class":"fast"}}}',
+     '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":1,"job_class":7}}}',
      '{"version":1,"pods":{"a":7}}'],
 )  # fmt: skip
 def test_a_bad_file_is_one_logged_error_and_the_last_good_value_stays(gpu, text, caplog):
@@ -90,6 +91,46 @@ def test_a_bad_file_is_one_logged_error_and_the_last_good_value_stays(gpu, text,
     assert reader.bad_reads == 1
     write_decisions(gpu, Decisions({"new": PodDecision(30, 2)}))
     assert set(reader.read().pods) == {"new"}
+
+
+def test_a_later_agents_decisions_are_read_without_what_is_new_in_them(gpu):
+    """Before: one class that an older gate does not know, and it read none of the file."""
+    write_atomically(
+        gpu.decisions,
+        {"version": 1, "epoch": 7, "pods": {
+            "new": {"thread_percentage": 25, "memory_mib": 1024, "job_class": "batch", "priority": 3},
+            "old": {"thread_percentage": 30, "memory_mib": 2048, "job_class": "latency"},
+        }},
+    )  # fmt: skip
+    decisions = decisions_reader(gpu).read()
+    assert decisions.pods == {"new": PodDecision(25, 1024), "old": PodDecision(30, 2048, JobClass.LATENCY)}
+    assert decisions.unknown == 3
+
+
+def test_a_later_gates_status_is_read_without_what_is_new_in_it(gpu):
+    data = full_status().to_json()
+    data["state"] = "Hibernating"
+    data["held"][0]["reason"] = "FullMoon"
+    unheard = {"kind": "Unheard", "pod_uid": None, "pid": 1, "detail": ""}
+    data["mismatches"] = [*data["mismatches"], unheard]
+    data["self_test"]["result"] = "Maybe"
+    write_atomically(gpu.status, data)
+    status = status_reader(gpu).read()
+    assert (status.state, status.held[0].reason) == (GateState.DOWN, HoldReason.OTHER)
+    assert status.mismatches == full_status().mismatches
+    assert status.self_test.result is SelfTestResult.PENDING
+
+
+def test_what_killed_writers_left_behind_goes(gpu):
+    """Before: a temporary file for each kill -9 in the middle of a write, for ever."""
+    for number in range(5):
+        (gpu.path / f".gate.json.{number}").write_text("{")
+    write_atomically(gpu.decisions, {})
+    gpu.remove_left_behind(time.time() + 30)
+    assert len(list(gpu.path.glob(".*"))) == 5, "a write may go on"
+    gpu.remove_left_behind(time.time() + 61)
+    assert list(gpu.path.glob(".*")) == []
+    assert gpu.decisions.exists()
 
 
 def test_a_removed_file_keeps_what_it_said(gpu):

@@ -9,6 +9,7 @@ hence the DaemonSet's OnDelete (docs/design.md 2.4).
 """
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import logging
@@ -39,6 +40,7 @@ MAX_BACK_OFF_SECONDS: Final = 10.0
 GOOD_RUN_SECONDS: Final = 30.0  # a keeper that ran this long starts anew without back-off
 BACKLOG: Final = 4096
 DEFAULT_PORT: Final = 9432
+MAX_DESCRIPTORS: Final = 2**20  # programs that close every possible number would take minutes with more
 
 
 def listen(gpu: GpuDirectory) -> socket.socket:
@@ -133,10 +135,26 @@ def real_gpus() -> tuple[str, ...]:
     return uuids
 
 
+def raise_descriptor_limit(nr_open: Path = PROC / "sys/fs/nr_open") -> int:
+    """Allow as many descriptors as the kernel lets us have; keepers inherit it. Returns the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < MAX_DESCRIPTORS:
+        with contextlib.suppress(OSError, ValueError):  # CAP_SYS_RESOURCE alone may pass the hard limit
+            more = min(MAX_DESCRIPTORS, int(nr_open.read_text()))
+            if more > hard:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (more, more))
+                return more
+    soft = MAX_DESCRIPTORS if hard < 0 else min(hard, MAX_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
+
+
 def _keepers(options: argparse.Namespace) -> list[KeeperProcess]:
     common = ["--proc", str(options.proc), "--max-clients-per-pod", str(options.max_clients_per_pod)]
     if options.keep_strangers:
         common.append("--keep-strangers")
+    if options.admit_unproven:
+        common.append("--admit-unproven")
     gpus: list[tuple[str, list[str]]]
     if options.simulated:
         infos = simulated_gpus(options.simulated, options.node_name)
@@ -166,6 +184,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--max-clients-per-pod", type=int, default=MAX_CLIENTS_PER_POD, choices=range(1, MAX_CLIENTS_PER_GPU + 1),
         metavar="COUNT", help=f"MPS clients that one pod may have on a GPU, of {MAX_CLIENTS_PER_GPU}",
     )  # fmt: skip
+    parser.add_argument(
+        "--admit-unproven", action="store_true",
+        help="let tenants in though the self-test did not prove that ceilings bind",
+    )  # fmt: skip
     parser.add_argument("--listen", default="0.0.0.0", help="address of /metrics and /healthz")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for none")
     return parser.parse_args(arguments)
@@ -176,8 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(arguments)
     level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_descriptor_limit()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -25,7 +25,7 @@ from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
 from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
-from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, MpsError
+from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
@@ -37,7 +37,7 @@ from gpushare.mps.policy import MAX_CLIENTS_PER_POD, CeilingPolicy
 from gpushare.mps.selftest import Probe, run_self_test
 from gpushare.mps.simulated import simulated_memory
 from gpushare.mps.status import GateState, GateStatus, SelfTestResult
-from gpushare.mps.store import StoreClient
+from gpushare.mps.store import BEHIND_SECONDS, StoreClient
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,9 @@ SERVER_UP_SECONDS: Final = 20.0
 FAULT_RECOVERY_SECONDS: Final = 15.0  # the server is ACTIVE again once its clients are gone (docs/facts.md 4)
 FAULT_LOG_SECONDS: Final = 2.0  # the server writes its report within milliseconds and is back in some 0.3 s
 DEPARTED_SECONDS: Final = 10.0  # who left is remembered for this long after the log was read
+BUSY_SECONDS: Final = 15.0  # a daemon that takes no command for so long is more than busy with another connection
+RETEST_SECONDS: Final = 5.0  # after a self-test that failed, doubled each time
+MAX_RETEST_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 0.05  # a dead daemon is started again at once, the next failures back off
 MAX_RETRY_SECONDS: Final = 30.0
 _PR_SET_PDEATHSIG: Final = 1
@@ -59,6 +62,7 @@ class Setup:
 
     Attributes:
         ends_strangers: end clients that connected past the gate or outside their turn.
+        admits_unproven: let tenants in though the self-test did not prove that ceilings bind.
     """
 
     control: AsyncMpsControl
@@ -67,10 +71,24 @@ class Setup:
     identify: Callable[[int], str | None] = pod_uid_of
     ends_strangers: bool = True
     max_clients_per_pod: int = MAX_CLIENTS_PER_POD
+    admits_unproven: bool = False
 
 
 class _ServerGoneError(Exception):
     """The server process ended while the daemon lives."""
+
+
+@dataclass(slots=True)
+class _Silence:
+    """How long the daemon has not answered."""
+
+    since: float | None = None
+
+    def lasts(self, now: float) -> float:
+        """Seconds since the first answer that did not come."""
+        if self.since is None:
+            self.since = now
+        return now - self.since
 
 
 class Keeper:
@@ -97,6 +115,7 @@ class Keeper:
         self._poke = asyncio.Event()
         self._daemon_ticks: int | None = None
         self._tested = False
+        self._test_again_at = 0.0
         self._is_unwritten = False
 
     async def run(self, listener: socket.socket) -> None:
@@ -122,6 +141,7 @@ class Keeper:
         self._status = replace(
             self._status,
             written_at=time.time(),
+            unknown_decision_values=self._policy.decisions().unknown,
             clients=self._ledger.clients(),
             held=self.gate.held(),
             refused={str(reason): count for reason, count in self.gate.refused.items()},
@@ -131,7 +151,7 @@ class Keeper:
             turns=self.gate.turns,
         )
         try:
-            write_status(self.gpu, self._status)
+            write_status(self.gpu, self._shown())
         except OSError as error:
             if not self._is_unwritten:
                 logger.error("cannot write %s, trying on: %s", self.gpu.status, error)
@@ -140,6 +160,18 @@ class Keeper:
             if self._is_unwritten:
                 logger.info("%s is written again", self.gpu.status)
             self._is_unwritten = False
+
+    def _shown(self) -> GateStatus:
+        """The status as it is written: DEGRADED where tenants come in but something beside MPS hangs."""
+        trouble = self._what_hangs() if self._status.state is GateState.ACTIVE else ""
+        return replace(self._status, state=GateState.DEGRADED, detail=trouble) if trouble else self._status
+
+    def _what_hangs(self) -> str:
+        if (seconds := self._ledger.memory_hangs_seconds) > 0:
+            return f"the driver has not told processes' memory for {seconds:.0f} s; grants count in full"
+        if (seconds := self.gate.store.behind_seconds()) > BEHIND_SECONDS:
+            return f"the host has not taken copies of held connections for {seconds:.0f} s"
+        return ""
 
     def _trouble(self, error: MpsError) -> None:
         logger.warning("trouble with the daemon of %s: %s", self.gpu.uuid, error)
@@ -195,9 +227,35 @@ class Keeper:
         self._log_read_at = time.monotonic()
         # The driver cannot change under a running keeper, nor under a running daemon.
         if not ((adopted or self._tested) and self._status.self_test.result is SelfTestResult.PASSED):
-            await self._self_test(server_pid)
+            await self._prove(server_pid)
             self._tested = True
         self._set_state(GateState.ACTIVE)
+
+    async def _prove(self, server_pid: int) -> None:
+        """Test until ceilings are proven to bind; meanwhile newcomers wait and who runs runs on."""
+        retry = RETEST_SECONDS
+        while True:
+            why = await self._self_test(server_pid)
+            if not why or self._setup.admits_unproven:
+                self._test_again_at = time.monotonic() + MAX_RETEST_SECONDS
+                return
+            self._set_state(GateState.SELF_TEST, f"{why}; trying again in {retry:.0f} s")
+            deadline = time.monotonic() + retry
+            while time.monotonic() < deadline:
+                self._check_alive()
+                await asyncio.sleep(min(PUBLISH_SECONDS, retry))
+                with contextlib.suppress(NotSentError):
+                    self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)))
+            retry = min(MAX_RETEST_SECONDS, 2 * retry)
+
+    def _check_alive(self) -> None:
+        """Raise when daemon or server have ended."""
+        daemon_pid, server_pid = self._status.daemon_pid or 0, self._status.server_pid or 0
+        if not is_alive(daemon_pid, self._daemon_ticks):
+            self._set_state(GateState.DOWN, f"the MPS daemon {daemon_pid} died")
+            raise DaemonDownError(f"the MPS daemon {daemon_pid} died")
+        if not is_alive(server_pid):
+            raise _ServerGoneError
 
     async def _server_up(self) -> int:
         deadline = time.monotonic() + SERVER_UP_SECONDS
@@ -214,9 +272,10 @@ class Keeper:
             else:
                 await asyncio.sleep(0.05)
 
-    async def _self_test(self, server_pid: int) -> None:
+    async def _self_test(self, server_pid: int) -> str:
+        """Test once; why ceilings are not proven to bind, empty when they are."""
         if self._ledger.client_count >= MAX_CLIENTS_PER_GPU:
-            return
+            return f"the self-test needs one of the {MAX_CLIENTS_PER_GPU} clients, and all are taken"
         self.gate.set_backend(Backend(GateState.SELF_TEST, server_pid))
         self._set_state(GateState.SELF_TEST)
 
@@ -230,10 +289,11 @@ class Keeper:
         self._status = replace(self._status, self_test=result)
         level = logging.INFO if result.result is SelfTestResult.PASSED else logging.ERROR
         logger.log(level, "self-test of %s %s: %s", self.gpu.uuid, result.result, result.detail)
+        return "" if result.result is SelfTestResult.PASSED else f"the self-test failed: {result.detail}"
 
     async def _watch(self) -> None:
         """Look after daemon, server and clients until one of the first two is gone."""
-        silent_since: float | None = None
+        silent = _Silence()
         daemon_pid, server_pid = self._status.daemon_pid or 0, self._status.server_pid or 0
         with _wakes(daemon_pid, self._poke), _wakes(server_pid, self._poke):
             while True:
@@ -241,23 +301,27 @@ class Keeper:
                     async with asyncio.timeout(PUBLISH_SECONDS):
                         await self._poke.wait()
                 self._poke.clear()
-                if not is_alive(daemon_pid, self._daemon_ticks):
-                    self._set_state(GateState.DOWN, f"the MPS daemon {daemon_pid} died")
-                    raise DaemonDownError(f"the MPS daemon {daemon_pid} died")
-                if not is_alive(server_pid):
-                    raise _ServerGoneError
+                self._check_alive()
                 try:
                     await self._look(server_pid)
-                except ControlTimeoutError as error:
-                    # Its clients run on, so it is not killed; nobody new gets in and the GPU says so.
-                    silent_since = silent_since or time.monotonic()
-                    self._set_state(
-                        GateState.DOWN, f"no answer for {time.monotonic() - silent_since:.0f} s: {error}"
-                    )
+                except (ControlTimeoutError, NotSentError) as error:
+                    # Its clients run on, so it is not killed. Once it is more than busy, nobody new gets in and
+                    # the GPU says so.
+                    seconds = silent.lasts(time.monotonic())
+                    if isinstance(error, ControlTimeoutError) or seconds >= BUSY_SECONDS:
+                        self._set_state(GateState.DOWN, f"no answer for {seconds:.0f} s: {error}")
                 else:
-                    if silent_since is not None:
-                        silent_since = None
+                    silent.since = None
+                    if self._status.state is not GateState.ACTIVE:
                         self._set_state(GateState.ACTIVE)
+                    await self._test_again(server_pid)
+
+    async def _test_again(self, server_pid: int) -> None:
+        """Where tenants are let in though the self-test failed, it is tried again now and then."""
+        proven = self._status.self_test.result is SelfTestResult.PASSED
+        if not proven and time.monotonic() >= self._test_again_at:
+            await self._prove(server_pid)
+            self._set_state(GateState.ACTIVE)
 
     async def _look(self, server_pid: int) -> None:
         await self._ledger.watch_memory()
@@ -427,6 +491,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--proc", type=Path, default=PROC)
     parser.add_argument("--keep-strangers", action="store_true")
     parser.add_argument("--max-clients-per-pod", type=int, default=MAX_CLIENTS_PER_POD)
+    parser.add_argument("--admit-unproven", action="store_true")
     options = parser.parse_args(arguments)
     level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -434,7 +499,7 @@ def main(arguments: list[str] | None = None) -> int:
         json.loads(options.twin)
     gpu = GpuDirectory.of(options.directory, options.uuid)
     setup = setup_of(gpu, options.twin, options.proc, ends_strangers=not options.keep_strangers)
-    setup = replace(setup, max_clients_per_pod=options.max_clients_per_pod)
+    setup = replace(setup, max_clients_per_pod=options.max_clients_per_pod, admits_unproven=options.admit_unproven)
     channel = socket.socket(fileno=options.store)
     _die_with_parent()
     asyncio.run(keep(gpu, setup, socket.socket(fileno=options.listener), StoreClient(channel)))

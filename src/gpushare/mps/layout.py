@@ -6,10 +6,12 @@
                          gate.json        written by the MPS host, read by the agent
 """
 
+import contextlib
 import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,7 @@ class _Dated(Protocol):
 W = TypeVar("W", bound=_Dated)
 
 DECISIONS_VERSION: Final = 1
+TEMPORARY_SECONDS: Final = 60.0  # no write takes as long
 MAX_FILE_BYTES: Final = 4 * 2**20  # thousands of pods fit; anything larger is not ours
 
 
@@ -93,6 +96,15 @@ class GpuDirectory:
         for private in (self.pipe, self.log):
             private.mkdir(exist_ok=True)
             private.chmod(0o700)
+        self.remove_left_behind()
+
+    def remove_left_behind(self, now: float | None = None) -> None:
+        """Remove what writers that were killed in the middle left of their temporary files; `now` is Unix time."""
+        before = (time.time() if now is None else now) - TEMPORARY_SECONDS
+        for path in self.path.glob(".*.json.*"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < before:
+                    path.unlink()
 
 
 def gpu_directories(base: Path | str) -> tuple[GpuDirectory, ...]:
@@ -118,9 +130,14 @@ class PodDecision:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Which pods may use one GPU, by pod uid."""
+    """Which pods may use one GPU, by pod uid.
+
+    Attributes:
+        unknown: fields and classes of a later version's file, which were left out.
+    """
 
     pods: Mapping[str, PodDecision] = field(default_factory=dict)
+    unknown: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The file's object."""
@@ -138,7 +155,7 @@ class Decisions:
 
     @classmethod
     def from_json(cls, data: Any) -> "Decisions":
-        """Read the file's object.
+        """Read the file's object; fields and classes of later versions are left out, and counted.
 
         Raises:
             ValueError: another version, a missing or impossible value; the message names it.
@@ -148,10 +165,13 @@ class Decisions:
         pods = data.get("pods")
         if not isinstance(pods, dict):
             raise ValueError('"pods" is not an object')
-        return cls({str(uid): _pod_decision(str(uid), value) for uid, value in pods.items()})
+        read = {str(uid): _pod_decision(str(uid), value) for uid, value in pods.items()}
+        unknown = sum(number for _, number in read.values()) + len(data.keys() - {"version", "pods"})
+        return cls({uid: decision for uid, (decision, _) in read.items()}, unknown)
 
 
-def _pod_decision(uid: str, value: Any) -> PodDecision:
+def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
+    """One pod's ceilings, and how much of its object is of a later version."""
     if not isinstance(value, dict):
         raise ValueError(f"pod {uid}: not an object")
     threads, memory = value.get("thread_percentage"), value.get("memory_mib")
@@ -159,7 +179,14 @@ def _pod_decision(uid: str, value: Any) -> PodDecision:
         raise ValueError(f"pod {uid}: thread_percentage {threads!r} is not 1 to 100")
     if type(memory) is not int or memory <= 0:
         raise ValueError(f"pod {uid}: memory_mib {memory!r} is not a positive integer")
-    return PodDecision(threads, memory, JobClass(value.get("job_class", JobClass.THROUGHPUT)))
+    unknown = len(value.keys() - {"thread_percentage", "memory_mib", "job_class"})
+    job_class = value.get("job_class", JobClass.THROUGHPUT)
+    if not isinstance(job_class, str):
+        raise ValueError(f"pod {uid}: job_class {job_class!r} is not a string")
+    if job_class not in set(JobClass):
+        # The class decides nothing here but priority, which is a help: the ceilings hold as they are.
+        return PodDecision(threads, memory), unknown + 1
+    return PodDecision(threads, memory, JobClass(job_class)), unknown
 
 
 def write_atomically(path: Path, data: Any) -> None:

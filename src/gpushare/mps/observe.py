@@ -90,6 +90,14 @@ class GateCollector(Collector):
         test = GaugeMetricFamily(
             "gpushare_gate_self_test_passed", "1 if ceilings were proven to bind here", labels=["gpu_uuid"]
         )
+        unread = GaugeMetricFamily(
+            "gpushare_gate_unread_connections", "Sockets held because their pod connects too fast",
+            labels=["gpu_uuid"],
+        )  # fmt: skip
+        unknown = GaugeMetricFamily(
+            "gpushare_gate_unknown_decision_values", "What a later agent decided that this gate does not know",
+            labels=["gpu_uuid"],
+        )  # fmt: skip
         for keeper, status, spoken in self.statuses():
             gpu = [keeper.gpu.uuid]
             keepers.add_metric(gpu, max(0, keeper.restarts))
@@ -99,6 +107,8 @@ class GateCollector(Collector):
                 state.add_metric([*gpu, value], float(value is (spoken or GateState.DOWN)))
             clients.add_metric(gpu, len(status.clients))
             connections.add_metric(gpu, status.connections)
+            unread.add_metric(gpu, status.unread)
+            unknown.add_metric(gpu, status.unknown_decision_values)
             for reason in HoldReason:
                 held.add_metric([*gpu, reason], sum(h.reason is reason for h in status.held))
             for name, count in status.refused.items():
@@ -114,7 +124,7 @@ class GateCollector(Collector):
             faults.add_metric(gpu, status.faults)
             test.add_metric(gpu, float(status.self_test.result is SelfTestResult.PASSED))
         return (state, clients, connections, held, refused, mismatches, turns, timeouts, durations, waits,
-                restarts, servers, faults, keepers, test)  # fmt: skip
+                restarts, servers, faults, keepers, test, unread, unknown)  # fmt: skip
 
     def describe(self) -> Iterable[Metric]:
         """Nothing to check beforehand."""

@@ -31,8 +31,8 @@ class PatientCaller:
         since = self._since
         return self._clock() - since if self._is_late and since is not None else 0.0
 
-    async def call(self, function: Callable[[], T], patience_seconds: float = PATIENCE_SECONDS) -> T:
-        """Call it in a thread.
+    async def call(self, function: Callable[[], T], patience_seconds: float | None = None) -> T:
+        """Call it in a thread; without a number, the caller's patience is `PATIENCE_SECONDS`.
 
         Raises:
             HangingError: it takes too long; it goes on in its thread, and what it returns is dropped.
@@ -41,7 +41,7 @@ class PatientCaller:
             since = self._since
             if self._is_late and since is not None:
                 raise HangingError(f"the call before hangs for {self._clock() - since:.0f} s")
-            return await self._call(function, patience_seconds)
+            return await self._call(function, PATIENCE_SECONDS if patience_seconds is None else patience_seconds)
 
     async def _call(self, function: Callable[[], T], patience_seconds: float) -> T:
         loop = asyncio.get_running_loop()

@@ -4,17 +4,19 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 STATUS_VERSION: Final = 1
+S = TypeVar("S", bound=StrEnum)
 
 
 class GateState(StrEnum):
-    """State of a GPU's MPS as a whole; only ACTIVE takes new clients."""
+    """State of a GPU's MPS as a whole; ACTIVE and DEGRADED take new clients."""
 
     STARTING = "Starting"
     SELF_TEST = "SelfTest"
     ACTIVE = "Active"
+    DEGRADED = "Degraded"  # takes clients; something beside MPS does not answer
     FAULT = "Fault"
     DOWN = "Down"
 
@@ -44,6 +46,7 @@ class HoldReason(StrEnum):
     BACK_OFF = "TurnBackOff"
     PROTOCOL = "UnknownProtocol"
     RATE = "TooManyConnections"
+    OTHER = "Other"  # what a later version's gate says
     TURN = "WaitingForTurn"
 
 
@@ -144,6 +147,7 @@ class GateStatus:
             it began, whether or not they still were when it was noticed.
         connections: sockets open at the gate, silent ones included; `unread`: those of them that came faster than
             their pod may connect and are not greeted yet.
+        unknown_decision_values: fields and classes in the agent's decisions that this gate does not know.
     """
 
     gpu_uuid: str
@@ -169,6 +173,7 @@ class GateStatus:
     turns: TurnStatistics = TurnStatistics()
     last_fault_pods: tuple[str, ...] = ()
     unread: int = 0
+    unknown_decision_values: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The file's object."""
@@ -185,21 +190,31 @@ class GateStatus:
             raise ValueError(f"not a gate status of version {STATUS_VERSION}")
         known = {f.name for f in dataclasses.fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
-        values["state"] = GateState(values["state"])
+        # A later version's gate may be in states that this one does not know: then it takes nobody, to be safe.
+        values["state"] = _known(GateState, values["state"], GateState.DOWN)
         test = _only(SelfTest, values.get("self_test", {}))
-        values["self_test"] = SelfTest(**{**test, "result": SelfTestResult(test.get("result", "Pending"))})
+        result = _known(SelfTestResult, test.get("result"), SelfTestResult.PENDING)
+        values["self_test"] = SelfTest(**{**test, "result": result})
         values["last_fault_pods"] = tuple(map(str, values.get("last_fault_pods", ())))
         values["clients"] = tuple(ClientStatus(**_only(ClientStatus, c)) for c in values.get("clients", ()))
         values["held"] = tuple(
-            HeldStatus(**{**_only(HeldStatus, h), "reason": HoldReason(h["reason"])})
+            HeldStatus(**{**_only(HeldStatus, h), "reason": _known(HoldReason, h["reason"], HoldReason.OTHER)})
             for h in values.get("held", ())
         )
         values["mismatches"] = tuple(
             Mismatch(**{**_only(Mismatch, m), "kind": MismatchKind(m["kind"])})
             for m in values.get("mismatches", ())
+            if m["kind"] in set(MismatchKind)
         )
         values["turns"] = TurnStatistics(**_only(TurnStatistics, values.get("turns", {})))
         return cls(**values)
+
+
+def _known(kind: type[S], value: Any, otherwise: S) -> S:
+    try:
+        return kind(value)
+    except ValueError:
+        return otherwise
 
 
 def _only(kind: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:

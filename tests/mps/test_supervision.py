@@ -1,0 +1,161 @@
+"""The keeper's supervision without a daemon: its control answers what each test says."""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import threading
+
+import pytest
+
+from gpushare.mps import keeper as keeping
+from gpushare.mps.control import AsyncMpsControl
+from gpushare.mps.errors import ControlTimeoutError, NotSentError
+from gpushare.mps.identity import start_ticks_of
+from gpushare.mps.layout import GpuDirectory, status_reader
+from gpushare.mps.status import GateState, SelfTest, SelfTestResult
+from gpushare.twin.gpus import parse_simulated
+
+from .conftest import eventually
+
+
+class Scripted(AsyncMpsControl):
+    """A daemon that answers at once, or fails as the test says; this process stands for daemon and server."""
+
+    failure: Exception | None = None
+    asked = 0
+
+    async def run(self, command, timeout_seconds=0.0):
+        self.asked += 1
+        if self.failure is not None:
+            raise self.failure
+        name = command.text.split()[0]
+        return command.parse("ACTIVE" if name == "get_server_status" else "")
+
+    async def servers(self):
+        if self.failure is not None:
+            raise self.failure
+        return (os.getpid(),)
+
+    async def start(self):
+        return os.getpid()
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(keeping, "PUBLISH_SECONDS", 0.01)
+    [info] = parse_simulated("H200:1", "n")
+    gpu = GpuDirectory.of(tmp_path, info.uuid)
+    gpu.create()
+    setup = keeping.setup_of(gpu, json.dumps(dataclasses.asdict(info)))
+    control = Scripted(setup.control.program)
+    kept = keeping.Keeper(gpu, dataclasses.replace(setup, control=control))
+    kept.control = control
+    kept.reader = status_reader(gpu)
+    return kept
+
+
+@contextlib.asynccontextmanager
+async def running(coroutine):
+    task = asyncio.ensure_future(coroutine)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+def up(kept) -> None:
+    me = os.getpid()
+    kept._status = dataclasses.replace(kept._status, daemon_pid=me, server_pid=me)
+    kept._status = dataclasses.replace(kept._status, self_test=SelfTest(SelfTestResult.PASSED))
+    kept._daemon_ticks = start_ticks_of(me)
+    kept._set_state(GateState.ACTIVE)
+
+
+async def test_one_busy_daemon_is_not_down(kept):
+    """Before: a command that the daemon did not take, and the GPU was unhealthy."""
+    up(kept)
+    kept.control.failure = NotSentError("Cannot send command to MPS control daemon process")
+    async with running(kept._watch()) as watching:
+        await eventually(lambda: kept.control.asked > 5, "asked again and again")
+        assert not watching.done()
+        assert kept.reader.read().state is GateState.ACTIVE
+        kept.control.failure = None
+        asked = kept.control.asked
+        await eventually(lambda: kept.control.asked > asked + 5, "it answers again")
+        assert kept.reader.read().state is GateState.ACTIVE
+
+
+async def test_a_daemon_that_takes_nothing_for_long_is_down_until_it_answers(kept, monkeypatch):
+    monkeypatch.setattr(keeping, "BUSY_SECONDS", 0.0)
+    up(kept)
+    kept.control.failure = NotSentError("Cannot send command to MPS control daemon process")
+    async with running(kept._watch()):
+        await eventually(lambda: kept.reader.read().state is GateState.DOWN, "down")
+        kept.control.failure = None
+        await eventually(lambda: kept.reader.read().state is GateState.ACTIVE, "back")
+        kept.control.failure = ControlTimeoutError("no answer within 15 s")
+        await eventually(lambda: kept.reader.read().state is GateState.DOWN, "down at once")
+
+
+async def test_a_self_test_that_fails_keeps_newcomers_waiting_and_is_tried_until_it_passes(kept, monkeypatch):
+    """Before: ACTIVE all the same, and never tried again."""
+    monkeypatch.setattr(keeping, "RETEST_SECONDS", 0.01)
+    results = [SelfTestResult.FAILED, SelfTestResult.FAILED, SelfTestResult.PASSED]
+    seen: list[GateState] = []
+
+    async def self_test(*_):
+        seen.append(kept.gate.backend.state)
+        return SelfTest(results[min(len(seen), 3) - 1], "26 of 132 SMs")
+
+    monkeypatch.setattr(keeping, "run_self_test", self_test)
+    async with running(kept._supervise()):
+        await eventually(lambda: kept.reader.read() and kept.reader.read().state is GateState.ACTIVE, "active")
+        assert seen == [GateState.SELF_TEST] * 3
+        assert kept.reader.read().self_test.result is SelfTestResult.PASSED
+
+
+async def test_where_unproven_ceilings_are_allowed_tenants_come_in_and_the_test_is_repeated(kept, monkeypatch):
+    monkeypatch.setattr(keeping, "MAX_RETEST_SECONDS", 0.01)
+    kept._setup = dataclasses.replace(kept._setup, admits_unproven=True)
+    tests = 0
+
+    async def self_test(*_):
+        nonlocal tests
+        tests += 1
+        return SelfTest(SelfTestResult.FAILED, "132 of 132 SMs")
+
+    monkeypatch.setattr(keeping, "run_self_test", self_test)
+    async with running(kept._supervise()):
+        await eventually(lambda: tests >= 3, "tried again")
+        await eventually(lambda: kept.reader.read().state is GateState.ACTIVE, "active")
+
+
+async def test_a_driver_that_hangs_degrades_the_gate_and_stops_nothing(kept, monkeypatch):
+    """Before: the loop waited for the driver, and with it accepts, turns, supervision and the status."""
+    monkeypatch.setattr("gpushare.mps.patience.PATIENCE_SECONDS", 0.05)
+    release = threading.Event()
+    kept._ledger._memory = type("Hangs", (), {"used_mib": lambda self: release.wait(120) and {}})()
+    up(kept)
+    async with running(kept._watch()), running(kept._publish_regularly()):
+        await eventually(lambda: kept.reader.read().state is GateState.DEGRADED, "said")
+        status = kept.reader.read()
+        assert "the driver has not told" in status.detail
+        assert kept.gate.backend.state is GateState.ACTIVE, "tenants come and go"
+        written = status.written_at
+        await eventually(lambda: kept.control.asked > 5, "the daemon is looked after")
+        await eventually(lambda: kept.reader.read().written_at > written, "the status goes on")
+        release.set()
+        await eventually(lambda: kept.reader.read().state is GateState.ACTIVE, "it answers again")
+
+
+async def test_a_host_that_takes_no_copies_degrades_the_gate(kept, monkeypatch):
+    up(kept)
+    monkeypatch.setattr(kept.gate.store, "behind_seconds", lambda: 60.0)
+    kept.publish()
+    status = kept.reader.read()
+    assert status.state is GateState.DEGRADED
+    assert "copies of held connections" in status.detail
