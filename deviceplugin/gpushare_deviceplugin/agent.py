@@ -24,7 +24,7 @@ from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.options import AgentOptions
 from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.registration import Registrar
-from gpushare_deviceplugin.sampler import LAST_BACKOFF_SECONDS, Sampler
+from gpushare_deviceplugin.sampler import BACKOFF, Sampler
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import StatusWriter, build_status, conditions_of, tenants_of
@@ -95,7 +95,7 @@ class Agent:
     def trouble(self) -> str:
         """Return why liveness fails; empty while sampling runs. A missing driver is no reason."""
         age = self._clock() - self.sampler.beat_at
-        return f"no round of sampling for {age:.0f} s" if age > HUNG_SECONDS + LAST_BACKOFF_SECONDS else ""
+        return f"no round of sampling for {age:.0f} s" if age > HUNG_SECONDS + BACKOFF.longest_seconds else ""
 
     async def run(self) -> None:
         """Run every part for ever; a part that fails is logged and started again."""

@@ -14,12 +14,13 @@ from typing import Any, Final
 import orjson
 
 from gpushare.core.progress.attribution import Prior, TenantLoad
+from gpushare.runtime.backoff import Backoff
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 
 PAUSE_SECONDS: Final = 10.0  # between two questions: one costs 0.2 s of a core
-LAST_BACKOFF_SECONDS: Final = 600.0
+BACKOFF: Final = Backoff(first_seconds=PAUSE_SECONDS, longest_seconds=600.0)
 ANSWER_SECONDS: Final = 60.0
 # A signature that moves by less is the same: it is drawn from windows that differ by as much.
 SAME_RATIO: Final = 0.03
@@ -121,7 +122,7 @@ class Forecasts:
             if not self._failures:
                 _log.warning("the interference model does not answer, progress is inferred without it: %s", error)
             self._failures += 1
-            return min(LAST_BACKOFF_SECONDS, PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 10))
+            return BACKOFF.seconds(self._failures)
         if self._failures:
             _log.info("the interference model answers again")
         self._failures = 0

@@ -9,6 +9,7 @@ from typing import Final
 import grpc
 
 from gpushare.core.api import names
+from gpushare.runtime.backoff import Backoff
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.api_pb2_grpc import RegistrationStub, add_DevicePluginServicer_to_server
 from gpushare_deviceplugin.plugin import DevicePlugin, options
@@ -20,8 +21,7 @@ _log = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"
 SOCKET: Final = "gpushare.sock"
 WATCH_SECONDS: Final = 1.0  # a stat of two files; kubelet itself needs seconds to restart
-FIRST_BACKOFF_SECONDS: Final = 0.5
-LAST_BACKOFF_SECONDS: Final = 30.0
+BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=30.0)
 REGISTER_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 0.2  # for calls that are being answered; then they are cancelled
 
@@ -69,8 +69,8 @@ class Registrar:
                 _log.info("kubelet restarted: registering again")
             except (*CALL_ERRORS, RuntimeError) as error:
                 self._state.counts.error("registration")
-                delay = min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16))
                 failures += 1
+                delay = BACKOFF.seconds(failures)
                 _log.warning("kubelet not reached, again in %.1f s: %s", delay, describe(error))
                 await self._wait_for_kubelet(delay)
             finally:

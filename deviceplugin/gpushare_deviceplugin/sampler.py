@@ -11,6 +11,7 @@ from typing import Final
 
 from gpushare.core.gpu.devices import Devices, DevicesError, GpuHealth, GpuInfo, GpuSample, Health
 from gpushare.mps.status import GateStatus
+from gpushare.runtime.backoff import Backoff
 from gpushare_deviceplugin.gates import Gates, conclude_health
 from gpushare_deviceplugin.measuring import Measurer, merge
 from gpushare_deviceplugin.state import NodeState
@@ -19,8 +20,7 @@ from gpushare_deviceplugin.status import GpuMeasure, tenants_of
 _log = logging.getLogger(__name__)
 
 HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes this long may never return
-FIRST_BACKOFF_SECONDS: Final = 2.0
-LAST_BACKOFF_SECONDS: Final = 60.0
+BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
 NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
 WINDOWS: Final = 5  # samples averaged into what is reported, and between two conclusions
 
@@ -99,7 +99,7 @@ class Sampler:
         except DevicesError as error:
             self._without_devices(str(error))
             self._failures += 1
-            return min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 10))
+            return BACKOFF.seconds(self._failures)
         except TimeoutError:
             self._without_devices("the driver does not answer")
             await asyncio.wait([work])

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gpushare.kube import Api, ApiError, Json, Resource
+from gpushare.runtime.backoff import Backoff
 
 _log = logging.getLogger(__name__)
-_RETRY_SECONDS: Final = 2.0
+_BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=30.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +61,19 @@ class Relist:
 
     async def run(self) -> None:
         """Follow Kopf's lists for ever."""
+        failures = 0
         while True:
             await self._due.wait()
             self._due.clear()
             try:
                 await self.look()
+                failures = 0
             except ApiError as error:
-                _log.warning("%s not listed, again in %.0f s: %s", self.path, _RETRY_SECONDS, error)
+                failures += 1
+                pause = _BACKOFF.seconds(failures)
+                _log.warning("%s not listed, again in %.0f s: %s", self.path, pause, error)
                 self._due.set()
-                await asyncio.sleep(_RETRY_SECONDS)
+                await asyncio.sleep(pause)
 
     async def look(self) -> None:
         """Take up what is there, forget what was known before and is not.

@@ -4,10 +4,11 @@ import heapq
 from collections.abc import Hashable
 from typing import Final, Generic, TypeVar
 
+from gpushare.runtime.backoff import Backoff
+
 K = TypeVar("K", bound=Hashable)
 
-FIRST_BACKOFF_SECONDS: Final = 0.5
-LAST_BACKOFF_SECONDS: Final = 60.0
+BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=60.0)
 
 
 class WorkQueue(Generic[K]):
@@ -48,9 +49,8 @@ class WorkQueue(Generic[K]):
 
     def failed(self, key: K, now: float, at_least_seconds: float = 0.0) -> float:
         """Put a key back after a failure, doubling its wait; answers the wait in seconds."""
-        failures = self._failures.get(key, 0)
-        self._failures[key] = failures + 1
-        wait = max(at_least_seconds, min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16)))
+        self._failures[key] = self._failures.get(key, 0) + 1
+        wait = max(at_least_seconds, BACKOFF.seconds(self._failures[key]))
         self.add(key, now + wait)
         return wait
 

@@ -12,7 +12,7 @@ from gpushare.core.progress.attribution import Prior, TenantLoad
 from gpushare.data import default_model
 from gpushare_deviceplugin import forecaster
 from gpushare_deviceplugin.forecasts import (
-    LAST_BACKOFF_SECONDS,
+    BACKOFF,
     PAUSE_SECONDS,
     ForecastError,
     Forecasts,
@@ -102,7 +102,7 @@ async def test_failure_is_said_once_counted_and_tried_again_with_back_off(
     forecasts.expected(GPU_A, TWO)
     delays = [await forecasts.step() for _ in range(7)]
     assert delays[:3] == [PAUSE_SECONDS, 2 * PAUSE_SECONDS, 4 * PAUSE_SECONDS]
-    assert delays[-1] == LAST_BACKOFF_SECONDS
+    assert delays[-1] == BACKOFF.longest_seconds
     assert state.counts.errors == {"forecast": 7}
     assert len([r for r in caplog.records if "inferred without it: no memory" in r.getMessage()]) == 1
     later = replace(TWO, tenants=("u1", "u9"))

@@ -144,7 +144,7 @@ async def test_registers_again_when_kubelets_directory_is_made_anew(
         await kubelet.stop()
         shutil.rmtree(kubelet.plugins)
         await sleep.turn()  # the plugin sees that the sockets are gone, and cannot bind its own
-        assert await sleep.asleep() == registration.FIRST_BACKOFF_SECONDS
+        assert await sleep.asleep() == registration.BACKOFF.first_seconds
         kubelet.plugins.mkdir()
         await kubelet.start()
         await sleep.turn()
@@ -179,9 +179,9 @@ async def test_waits_with_back_off_for_a_kubelet_that_is_not_there_yet(
     await kubelet.stop()
     (kubelet.plugins / "kubelet.sock").unlink(missing_ok=True)
     async with running(Registrar(DevicePlugin(state, Path("/run")), state, kubelet.plugins, sleep)):
-        assert await sleep.asleep() == registration.FIRST_BACKOFF_SECONDS
+        assert await sleep.asleep() == registration.BACKOFF.first_seconds
         await sleep.turn()
-        assert await sleep.asleep() == 2 * registration.FIRST_BACKOFF_SECONDS
+        assert await sleep.asleep() == 2 * registration.BACKOFF.first_seconds
         assert state.counts.errors == {"registration": 2}
         await kubelet.start()
         await sleep.turn()

@@ -21,7 +21,7 @@ from gpushare.mps.status import ClientStatus, GateState, GateStatus
 from gpushare_deviceplugin import sampler as sampling
 from gpushare_deviceplugin.agent import HUNG_SECONDS, Agent
 from gpushare_deviceplugin.options import parse_options
-from gpushare_deviceplugin.sampler import LAST_BACKOFF_SECONDS
+from gpushare_deviceplugin.sampler import BACKOFF
 
 WELL = GpuHealth(Health.HEALTHY)
 BUSY = Counters(sm_util=0.7, fp32_util=0.5, dram_bw_util=0.2, integer_util=0.1)
@@ -156,7 +156,7 @@ async def test_all_is_well(bench: Bench) -> None:
 async def test_no_driver_backs_off_and_is_no_reason_to_restart(bench: Bench) -> None:
     bench.driver.opens = False
     delays = await bench.rounds(9)
-    assert delays == [2.0, 4.0, 8.0, 16.0, 32.0, *[LAST_BACKOFF_SECONDS] * 4]
+    assert delays == [2.0, 4.0, 8.0, 16.0, 32.0, *[BACKOFF.longest_seconds] * 4]
     assert bench.condition("DevicesReady") == (ConditionStatus.FALSE, str(NO_DRIVER))
     assert bench.condition("CountersReady")[0] is ConditionStatus.FALSE
     found = bench.metrics()
@@ -164,7 +164,7 @@ async def test_no_driver_backs_off_and_is_no_reason_to_restart(bench: Bench) -> 
     assert found['gpushare_agent_errors_total part="devices"'] == 9
     assert "gpushare_gpu_healthy" not in found
     bench.agent.sampler.beat_at = bench.clock.now
-    bench.clock.now += LAST_BACKOFF_SECONDS
+    bench.clock.now += BACKOFF.longest_seconds
     assert bench.agent.trouble() == "", "an agent that waits for a driver is alive"
     bench.driver.opens = True
     await bench.rounds()
@@ -243,7 +243,7 @@ async def test_a_driver_call_that_hangs_is_said_and_in_the_end_a_reason_to_resta
     assert bench.health == (Health.UNHEALTHY, "the driver does not answer")
     assert not has_figures(bench)
     bench.agent.sampler.beat_at = bench.clock.now
-    bench.clock.now += HUNG_SECONDS + LAST_BACKOFF_SECONDS + 1
+    bench.clock.now += HUNG_SECONDS + BACKOFF.longest_seconds + 1
     assert "no round of sampling" in bench.agent.trouble()
     bench.driver.answers.set()
     await stuck

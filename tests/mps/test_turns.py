@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 from gpushare.mps.turns import (
     LEAST_TURN_SECONDS,
     MAX_ACCOUNTS,
-    MAX_BACK_OFF_SECONDS,
     WASTE_SECONDS,
+    WASTED_TURN_BACKOFF,
     TurnAccounts,
 )
 
@@ -70,8 +70,8 @@ def test_a_pod_that_the_daemon_always_refuses_lets_others_go_first():
     assert accounts.is_backing_off("refused", 0.5)
     for _ in range(20):
         accounts.note_refusal("refused", 0.05, 10.0)
-    assert accounts.is_backing_off("refused", 10.0 + MAX_BACK_OFF_SECONDS - 1)
-    assert not accounts.is_backing_off("refused", 11.0 + MAX_BACK_OFF_SECONDS)
+    assert accounts.is_backing_off("refused", 10.0 + WASTED_TURN_BACKOFF.longest_seconds - 1)
+    assert not accounts.is_backing_off("refused", 11.0 + WASTED_TURN_BACKOFF.longest_seconds)
     accounts.note_broken_off("unlucky", 0.05, 0.0)
     assert not accounts.is_backing_off("unlucky", 0.0)
     assert accounts.rank("unlucky", 0.0, 0.0) > accounts.rank("other", 0.0, 0.0)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare_operator.workqueue import LAST_BACKOFF_SECONDS, WorkQueue
+from gpushare_operator.workqueue import BACKOFF, WorkQueue
 
 
 def test_a_key_waits_once_at_its_earliest_time() -> None:
@@ -31,7 +31,7 @@ def test_failures_wait_longer_each_time_until_success() -> None:
     queue: WorkQueue[str] = WorkQueue()
     waits = [queue.failed("a", 0.0) for _ in range(10) if queue.take(1e9, 1) or True]
     assert waits[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert waits[-1] == LAST_BACKOFF_SECONDS
+    assert waits[-1] == BACKOFF.longest_seconds
     queue.succeeded("a")
     assert queue.failed("a", 0.0) == 0.5
     assert queue.failed("b", 0.0, at_least_seconds=7.0) == 7.0

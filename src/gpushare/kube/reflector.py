@@ -12,12 +12,16 @@ from gpushare.kube.api import Api, Json
 from gpushare.kube.bad_objects import BadObjects
 from gpushare.kube.errors import ApiError, Gone, Retryable
 from gpushare.kube.resources import Resource
+from gpushare.runtime.backoff import Backoff
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
-FIRST_BACKOFF_SECONDS: Final = 0.25
-LAST_BACKOFF_SECONDS: Final = 8.0  # short, so that pods are served within seconds of the API server's return
+BACKOFF: Final = Backoff(
+    first_seconds=0.25,
+    longest_seconds=8.0,  # short, so that pods are served within seconds of the API server's return
+    jitter_ratio=0.5,
+)
 
 
 class Change(StrEnum):
@@ -113,7 +117,8 @@ class Reflector(Generic[T]):
                 self.restarts += 1
                 delay = self._backoff(self._failures)
                 if isinstance(error, Retryable):
-                    delay = max(delay, min(error.retry_after_seconds * self._rng.random(), LAST_BACKOFF_SECONDS))
+                    asked = error.retry_after_seconds * self._rng.random()
+                    delay = max(delay, min(asked, BACKOFF.longest_seconds))
                 else:
                     self._version = None
                 _log.warning("watch of %s failed, again in %.1f s: %s", self.name, delay, error)
@@ -121,9 +126,7 @@ class Reflector(Generic[T]):
             await self._sleep(delay)
 
     def _backoff(self, failures: int) -> float:
-        """Exponential with full jitter over its upper half."""
-        ceiling = min(LAST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16))
-        return float(ceiling * (0.5 + 0.5 * self._rng.random()))
+        return BACKOFF.seconds(failures + 1, self._rng.random())
 
     async def _list(self) -> str:
         listing = await self._api.list(

@@ -32,12 +32,13 @@ from gpushare.mps.observe import serve_http
 from gpushare.mps.policy import MAX_CLIENTS_PER_POD
 from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
+from gpushare.runtime.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
-FIRST_BACK_OFF_SECONDS: Final = 0.1
-MAX_BACK_OFF_SECONDS: Final = 10.0
-GOOD_RUN_SECONDS: Final = 30.0  # a keeper that ran this long starts anew without back-off
+KEEPER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=10.0)
+GOOD_RUN_SECONDS: Final = 30.0  # a keeper that ran this long has not failed
+DRIVER_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BACKLOG: Final = 4096
 DEFAULT_PORT: Final = 9432
 MAX_DESCRIPTORS: Final = 2**20  # programs that close every possible number would take minutes with more
@@ -66,7 +67,7 @@ class KeeperProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self._not_before = 0.0
-        self._back_off = FIRST_BACK_OFF_SECONDS
+        self._failures = 0
         self.restarts = -1
 
     def keep(self, now: float) -> None:
@@ -75,12 +76,8 @@ class KeeperProcess:
             logger.error(
                 "keeper of %s ended with status %s; starting another", self.gpu.uuid, self._process.returncode
             )
-            self._back_off = (
-                FIRST_BACK_OFF_SECONDS
-                if now - self._started_at > GOOD_RUN_SECONDS
-                else min(MAX_BACK_OFF_SECONDS, 2 * self._back_off)
-            )
-            self._not_before = now + self._back_off
+            self._failures = 1 if now - self._started_at > GOOD_RUN_SECONDS else self._failures + 1
+            self._not_before = now + KEEPER_BACKOFF.seconds(self._failures)
             self._process = None
         if self._process is None and now >= self._not_before:
             descriptor = self._listener.fileno()
@@ -203,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     keepers: list[KeeperProcess] = []
-    back_off = 1.0
+    failures = 0
     while not keepers and not stop.is_set():
         try:
             keepers = _keepers(options)
@@ -212,9 +209,10 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
         except (RuntimeError, OSError) as error:
             # A node whose driver is still being installed: keep asking, without a crash loop.
-            logger.error("no GPU to keep yet, trying again in %g s: %s", back_off, error)
-            stop.wait(back_off)
-            back_off = min(60.0, 2 * back_off)
+            failures += 1
+            pause = DRIVER_BACKOFF.seconds(failures)
+            logger.error("no GPU to keep yet, trying again in %g s: %s", pause, error)
+            stop.wait(pause)
     server: Any = serve_http(options.listen, options.port, keepers) if options.port and keepers else None
     while not stop.is_set():
         for keeper in keepers:

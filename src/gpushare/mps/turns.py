@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from gpushare.runtime.backoff import Backoff
+
 CHARGE_HALF_LIFE_SECONDS: Final = 60.0
 WASTE_HALF_LIFE_SECONDS: Final = 600.0
 WASTE_SECONDS: Final = (
@@ -19,8 +21,7 @@ AGING: Final = 0.1  # a pod that waited a second longer may have paid so many se
 QUICK_SECONDS: Final = (
     0.5  # a process that only looks and ends in less is no waste: torch.cuda.device_count() does it
 )
-BACK_OFF_SECONDS: Final = 1.0  # after a wasted turn, doubled each time
-MAX_BACK_OFF_SECONDS: Final = 60.0
+WASTED_TURN_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BROKEN_OFF_SECONDS: Final = 1.0  # charged for a turn that the daemon did not serve, so that others are tried next
 MAX_ACCOUNTS: Final = 1024
 _NEGLIGIBLE_SECONDS: Final = 0.01
@@ -123,5 +124,4 @@ class TurnAccounts:
     @staticmethod
     def _back_off(account: Account, now: float) -> None:
         account.failures += 1
-        pause = BACK_OFF_SECONDS * 2 ** min(account.failures - 1, 10)
-        account.not_before = now + min(MAX_BACK_OFF_SECONDS, pause)
+        account.not_before = now + WASTED_TURN_BACKOFF.seconds(account.failures)

@@ -1,4 +1,4 @@
-"""Options of a part of gpushare: command line first, then GPUSHARE_... of the environment, then default."""
+"""Command-line options of a gpushare process, with defaults from environment variables `GPUSHARE_...`."""
 
 import argparse
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ _PREFIX: Final = "GPUSHARE_"
 
 
 class AddOption(Protocol):
-    """Adds `--name` to a parser, `extra` being argparse's own keywords."""
+    """Add the option `--name` to a parser; `extra` goes to `argparse` as it is."""
 
     def __call__(self, name: str, default: object, help_text: str, **extra: object) -> None:
         """Add one option."""
@@ -16,7 +16,7 @@ class AddOption(Protocol):
 
 
 def options_of(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> AddOption:
-    """What adds options to this parser whose defaults this environment may change."""
+    """Return an `add_option` whose default is `$GPUSHARE_<NAME>` where `environment` has it."""
 
     def add(name: str, default: object, help_text: str, **extra: object) -> None:
         variable = _PREFIX + name.upper().replace("-", "_")

@@ -1,0 +1,31 @@
+"""How long to wait before the next try of something that failed."""
+
+from dataclasses import dataclass
+from typing import Final
+
+_MOST_DOUBLINGS: Final = 30  # beyond any limit in use, and far below what a float holds
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Waits that double with each failure in a row; a value, so whoever uses it counts the failures.
+
+    Attributes:
+        first_seconds: wait after the first failure.
+        longest_seconds: no wait is longer.
+        jitter_ratio: part of a wait that is left to chance, so that many who failed together return apart.
+    """
+
+    first_seconds: float
+    longest_seconds: float
+    jitter_ratio: float = 0.0
+
+    def seconds(self, failures: int, chance: float = 1.0) -> float:
+        """Return the wait after so many failures in a row; before the first failure it is as after it.
+
+        Args:
+            chance: from 0 to 1, drawn by the caller; without effect when there is no jitter.
+        """
+        doublings = min(max(failures, 1) - 1, _MOST_DOUBLINGS)
+        whole = min(self.longest_seconds, self.first_seconds * 2.0**doublings)
+        return whole * (1.0 - self.jitter_ratio * (1.0 - chance))
