@@ -12,5 +12,5 @@ H200_MODEL = "h200-model.json"
 
 @cache
 def default_model() -> InterferenceModel:
-    """The model for H200-class GPUs; `for_gpu` fits its intervals to another."""
+    """Return the model for H200-class GPUs; `for_gpu` widens its intervals for another."""
     return from_json((files(__name__) / H200_MODEL).read_text())

@@ -1,4 +1,4 @@
-"""/metrics and /healthz in a thread of their own, so that a scrape never waits for the loop it asks about."""
+"""Serve /metrics and /healthz from a thread, so that a scrape never waits for the event loop."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -13,14 +13,14 @@ _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class _Quiet(WSGIRequestHandler):
-    """Says nothing about each request."""
+    """Handler that logs no requests."""
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
-        """Nothing."""
+        """Log nothing."""
 
 
 class _Server(WSGIServer):
-    """One thread a request would be many under a slow scraper; one at a time is enough here."""
+    """One request at a time: a slow scraper must not start many threads."""
 
     daemon_threads = True
     request_queue_size = 16

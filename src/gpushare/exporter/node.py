@@ -1,4 +1,4 @@
-"""The node's metric families: device and pod figures, each real or absent (docs/metrics.md)."""
+"""The node's metric families: device and pod figures; one that was not measured is absent (docs/metrics.md)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ MPS_STATES: Final = ("Starting", "Active", "Fault", "Down")
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """One GPU's figures; None and missing keys are what could not be measured.
+    """One GPU's figures; None and missing keys mean that it was not measured.
 
     Attributes:
         pipes: use by pipe (fp16, fp32, fp64, int8, integer, dram), 0 to 1.
@@ -48,7 +48,7 @@ class DeviceFigures:
 
 @dataclass(frozen=True, slots=True)
 class TenantFigures:
-    """One pod's figures on one GPU; None and missing keys are what could not be told."""
+    """One pod's figures on one GPU; None and missing keys mean that it is not known."""
 
     gpu_uuid: str
     namespace: str
@@ -67,11 +67,11 @@ class TenantFigures:
 
 @dataclass(frozen=True, slots=True)
 class NodeFigures:
-    """Everything of one node at one moment.
+    """All figures of one node at one moment.
 
     Attributes:
         is_driver_ready: the driver answered the last round.
-        errors: trouble since the agent started, by what it hit; allocation_mismatches: kubelet chose another GPU.
+        errors: by part, since the agent started; allocation_mismatches: times that kubelet chose another GPU.
     """
 
     node: str
@@ -152,13 +152,13 @@ _OF_PODS: Final[_Table[TenantFigures]] = (
 
 
 class NodeCollector(Collector):
-    """Turns the node's figures of the moment of a scrape into families."""
+    """Collector that converts the node's current figures into metric families."""
 
     def __init__(self, figures: Callable[[], NodeFigures]) -> None:
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Return all families."""
         now = self._figures()
         yield from _device_families(now)
         yield from _mps_families(now)

@@ -21,8 +21,8 @@ class AttributionScore:
     """Errors of inferred progress over the runs of one number of tenants.
 
     Attributes:
-        mae, median, p90: of |inferred - measured| progress, ratios; NaN-free, 0 tenants give no score at all.
-        n: tenants scored; unknown: tenants of whom attribution said that it cannot tell, not scored; runs: runs.
+        mae, median, p90: of |inferred - measured| progress, ratios; no score at all for 0 tenants.
+        n: tenants scored; unknown: tenants that attribution reported as unknown, not scored; runs: runs.
         within_two_errors: share of the scored within two of their stated standard deviations.
     """
 
@@ -36,7 +36,7 @@ class AttributionScore:
 
 
 def evidence_of(dataset: Dataset, run: Run, predict: Predict = no_prediction) -> list[TenantEvidence]:
-    """What attribution may know of a run's tenants: their solo runs, and the model's expectation from these."""
+    """Collect what attribution may know of a run's tenants: their solo runs, and the prediction from these."""
     loads = [_load(dataset, tenant) for tenant in run.tenants]
     known = [load for load in loads if load is not None]
     priors = predict(known) if len(known) == len(loads) else [None] * len(loads)
@@ -58,7 +58,7 @@ def _load(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
 
 
 def score(dataset: Dataset, predict: Predict = no_prediction) -> dict[int, AttributionScore]:
-    """Scores by number of tenants over every run with several; runs without solo rates are left out."""
+    """Score every run with several tenants, by their number; runs without solo rates are left out."""
     found: dict[int, list[tuple[float, float]]] = {}
     unknown: dict[int, int] = {}
     runs: dict[int, int] = {}

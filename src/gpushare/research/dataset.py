@@ -1,6 +1,6 @@
 """Colocation dataset v1 (docs/design.md 4): measured runs of one or more tenants on one GPU, parsed and checked.
 
-Pure: lines in, values out. Whoever has a file opens it at the edge (`gpushare.cli`, the simulator's loader).
+Pure: lines in, values out. The caller opens the file.
 """
 
 import json
@@ -37,7 +37,7 @@ class Mechanism(StrEnum):
 
 
 class Skipped(StrEnum):
-    """Why a run, or a part of one, was left out; every value reads in "N runs skipped: <value>"."""
+    """Why a run, or a part of one, was left out; each value completes "N runs skipped: <value>"."""
 
     BAD_FIELD = "a field is missing or of the wrong type"
     LENGTHS = "tenants, iterations_per_s and memory_mib differ in length"
@@ -70,7 +70,7 @@ class Run:
         window_seconds: how long the window was.
         line: 1-based line of the dataset.
         session: when and on which host it was measured; progress is relative to solo runs of the same session,
-            since the rate of a program that its host paces differs between hosts.
+            since the rate of a host-bound program differs between hosts.
     """
 
     tenants: tuple[RunTenant, ...]
@@ -98,7 +98,7 @@ class Dataset:
 
     Attributes:
         runs: the usable runs, in file order.
-        skipped: how often what was skipped or ignored.
+        skipped: number of runs skipped or fields ignored, by reason.
     """
 
     gpu_model: str
@@ -129,7 +129,7 @@ class Dataset:
         return {key: sum(rates) / len(rates) for key, rates in grouped.items()}
 
     def solo_rate(self, workload: str, thread_percentage: int = 100) -> float | None:
-        """Mean iterations/s alone at that cap; None when never measured."""
+        """Return the mean iterations/s alone at that cap; None when never measured."""
         runs = self.solo.get(workload, {}).get(thread_percentage, ())
         return sum(run.iterations_per_s[0] for run in runs) / len(runs) if runs else None
 
@@ -149,19 +149,19 @@ class Dataset:
         return curve
 
     def solo_counters(self, workload: str, thread_percentage: int = 100) -> Counters | None:
-        """Mean of the counters over the solo runs at that cap; None when never measured."""
+        """Average the counters over the solo runs at that cap; None when never measured."""
         runs = self.solo.get(workload, {}).get(thread_percentage, ())
         return mean_counters([run.counters for run in runs]) if runs else None
 
     def progress(self, run: Run) -> tuple[float, ...] | None:
-        """Each tenant's rate relative to alone at 100% in the same session; None when a solo rate is missing."""
+        """Return each tenant's rate relative to alone at 100% in the same session; None without solo rate."""
         alone = [self._rates.get((run.session, tenant.workload, 100)) for tenant in run.tenants]
         if any(rate is None for rate in alone):
             return None
         return tuple(rate / whole for rate, whole in zip(run.iterations_per_s, alone, strict=True) if whole)
 
     def shared_runs(self) -> Iterator[tuple[Run, tuple[float, ...]]]:
-        """Every run of two or more workloads with its measured progress; those without solo rates are left out."""
+        """Yield every run of two or more workloads with its progress, if it has solo rates."""
         for run in self.runs:
             if not run.is_solo and not run.has_probe and (progress := self.progress(run)) is not None:
                 yield run, progress
@@ -189,7 +189,7 @@ class Dataset:
         }
 
     def notes(self) -> tuple[str, ...]:
-        """One sentence for each kind of trouble: what was skipped and how many."""
+        """Return one sentence for each reason why runs were skipped, with their number."""
         missing = sum(1 for run in self.runs if self.progress(run) is None)
         counts = {**self.skipped, **({Skipped.NO_SOLO: missing} if missing else {})}
         verb = {Skipped.UNKNOWN_FIELD: "noted"}
@@ -199,11 +199,11 @@ class Dataset:
 
 
 def parse(lines: Iterable[str | bytes]) -> Dataset:
-    """Parse a dataset's lines; empty lines are passed over.
+    """Parse a dataset's lines; empty lines are ignored.
 
     Raises:
-        DatasetError: no header, another schema, or a line that is not JSON. A run that is JSON but makes no sense
-            is skipped and counted in `Dataset.skipped`.
+        DatasetError: no header, another schema, or a line that is not JSON. An invalid run is skipped
+            and counted in `Dataset.skipped`.
     """
     header: dict[str, Any] | None = None
     runs: list[Run] = []

@@ -71,10 +71,10 @@ def parse_level(text: str) -> float:
 
 
 def parse_summary(lines: Iterable[str]) -> dict[str, float]:
-    """Seconds by GPU activity, from a summary (whose API calls are passed over) or a trace.
+    """Seconds by GPU activity, from a summary (whose API calls are ignored) or a trace.
 
     Raises:
-        NvprofError: no table, no units row, or a cell that makes no sense.
+        NvprofError: no table, no units row, or an invalid cell.
     """
     listed = list(_without_api_calls(lines))
     seconds: dict[str, float] = {}
@@ -99,7 +99,7 @@ def parse_metrics(lines: Iterable[str]) -> dict[str, dict[str, float]]:
     """Mean level by kernel and pipe, from `--metrics`; several devices or streams weighted by their invocations.
 
     Raises:
-        NvprofError: no table, or a cell that makes no sense.
+        NvprofError: no table, or an invalid cell.
     """
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for header, _, rows in _tables(lines, {"Kernel", "Metric Name", "Avg"}):
@@ -184,7 +184,7 @@ def _tables(
 
 
 def _rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """CSV rows with their line numbers; nvprof's own "==PID==" lines and the program's words are passed over."""
+    """CSV rows with their line numbers; nvprof's own "==PID==" lines and the program's output are ignored."""
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("=="):

@@ -5,12 +5,12 @@ from typing import Final
 from gpushare.core.interference import MIN_WINDOW_SECONDS, Profile, ProfileError
 from gpushare.research.dataset import Dataset
 
-# Two solo windows of one program that differ by more than this were disturbed; the workload stays in probation.
+# Two solo windows of one program that differ by more than this were disturbed; the workload gets no profile.
 MAX_REPEAT_SPREAD: Final = 0.5
 
 
 def profile_of(dataset: Dataset, workload: str) -> Profile:
-    """A workload's profile from a dataset's solo runs.
+    """Make a workload's profile from a dataset's solo runs.
 
     Raises:
         ProfileError: no solo run at 100%, no counters, windows too short, or repeats that disagree.

@@ -1,4 +1,4 @@
-"""What the two hardware Protocols speak: values measured on a GPU and the `Devices` Protocol itself.
+"""Values measured on a GPU, and the `Devices` Protocol that reads them.
 
 `Devices` has a real side (NVML and GPM, or dcgm-exporter) and a simulated one in
 `gpushare.devices`; `MpsControl` stands in `gpushare.mps`. Both sides of each are held to one
@@ -80,7 +80,7 @@ class DevicesError(Exception):
 
 
 class Devices(Protocol):
-    """The GPUs of this node. Every call returns at once with what is known, or raises DevicesError."""
+    """The The GPUs of this node. No call blocks: each returns what is known now or raises DevicesError."""
 
     def list(self) -> tuple[GpuInfo, ...]:
         """The node's GPUs by index."""

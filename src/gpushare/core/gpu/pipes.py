@@ -39,7 +39,7 @@ class Counters:
     graphics_util: float | None = None
 
     def pipes(self) -> dict[str, float]:
-        """Use by pipe (fp16, fp32, fp64, int8, integer, dram) with tensor pipes counted in; measured ones only.
+        """Return use by pipe (fp16, fp32, fp64, int8, integer, dram), tensor pipes included; measured ones only.
 
         On current GPUs a matrix product shows on the tensor pipes alone (facts.md 21: an fp64 product has 94.6% on
         DFMA and 0.05% on FP64), so each precision is its plain pipe plus its tensor pipe, at most 1.
@@ -59,12 +59,12 @@ class Counters:
         }
 
     def as_dict(self) -> dict[str, float]:
-        """The measured counters by name."""
+        """Return the measured counters by name."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
 
 def mean_counters(counters: Iterable[Counters]) -> Counters:
-    """Field by field mean over the windows that measured the field; None where none did."""
+    """Average each field over the windows that measured it; None where none did."""
     listed = list(counters)
     means: dict[str, float | None] = {}
     for name in COUNTERS:

@@ -1,4 +1,4 @@
-"""The interference model (docs/design.md 4): who can live together, known beforehand from short solo profiles."""
+"""The interference model (docs/design.md 4): predicts from solo profiles how tenants slow each other down."""
 
 from gpushare.core.interference.advice import Advice, Wish, auto_share, best_caps, best_number, recommended_number
 from gpushare.core.interference.model import ArtefactError, Forecast, InterferenceModel, Prediction, from_json

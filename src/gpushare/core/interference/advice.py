@@ -12,9 +12,9 @@ from gpushare.core.interference.model import Forecast, InterferenceModel
 from gpushare.core.interference.profile import Array, Profile, cap_progress
 
 CAPS: Final = (15, 25, 33, 50, 67, 75, 100)
-_MOST_COMBINATIONS: Final = 20_000  # above, tenants of one set are given fewer caps to choose from
+_MOST_COMBINATIONS: Final = 20_000  # above this many combinations, each tenant gets fewer caps to choose from
 _AUTO_STEP: Final = 5
-_DEVIATIONS: Final = 1.645  # from the middle of a normal's 90% interval to its end
+_DEVIATIONS: Final = 1.645  # half of a normal distribution's 90% interval, in standard deviations
 _AUTO_LEAST: Final = 10
 
 
@@ -45,12 +45,12 @@ class Advice:
 
     @property
     def summed_progress(self) -> float:
-        """Throughput of the GPU relative to one tenant alone."""
+        """Throughput of the GPU, relative to one tenant that runs alone."""
         return sum(forecast.progress for forecast in self.forecasts)
 
 
 def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: bool = True) -> Advice:
-    """Caps that maximise summed progress within every tenant's tolerance (Pan 2021's open question).
+    """Choose the caps that maximise summed progress within every tenant's tolerance (Pan 2021's open question).
 
     Latency tenants run uncapped (docs/design.md 5). When no combination keeps every tolerance, the one that breaks
     them least is returned with `within_tolerance` False. `cautious` judges tolerances at what is
@@ -64,15 +64,17 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
     row = {cell: number for number, cell in enumerate(cells)}
     table = model.table([wishes[at].profile for at, _ in cells], [cap for _, cap in cells])
     index = np.array([[row[at, cap] for at, cap in enumerate(each)] for each in combinations])
-    said = model.predict_sets(table, index)
+    prediction = model.predict_sets(table, index)
     floors = np.array([1 / wish.max_slowdown for wish in wishes])
-    judged = cautiously(said.progress, said.lower) if cautious else said.progress
-    best = preferred(said.progress, judged, floors)
+    judged = cautiously(prediction.progress, prediction.lower) if cautious else prediction.progress
+    best = preferred(prediction.progress, judged, floors)
     return Advice(
         combinations[best],
         tuple(
             Forecast(float(p), float(low), float(high))
-            for p, low, high in zip(said.progress[best], said.lower[best], said.upper[best], strict=True)
+            for p, low, high in zip(
+                prediction.progress[best], prediction.lower[best], prediction.upper[best], strict=True
+            )
         ),
         bool((judged[best] >= floors).all()),
     )

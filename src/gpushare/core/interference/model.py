@@ -36,7 +36,7 @@ _HOPPER: Final = ("H100", "GH200", "H800", "H20")
 _WIDEN_HOPPER: Final = 1.25
 _WIDEN_OTHER: Final = 1.75
 _FULL: Final = 1.001  # the GPU, and some rounding
-_AT_ONCE: Final = 2048  # sets; more leave a core's cache and take half as long again
+_AT_ONCE: Final = 2048  # sets in one batch; larger ones do not fit a core's cache and take 1.5 times as long
 # Strata of the interval: what profiles lack, whether the caps keep the tenants' SMs apart, how many tenants, and
 # how much of the progress alone is predicted to be kept.
 APART: Final = 2
@@ -86,7 +86,7 @@ class TenantTable:
     lacks: npt.NDArray[np.int64]
 
     def with_more(self, more: "TenantTable") -> "TenantTable":
-        """This table with the tenants of another, of the same model, behind its own."""
+        """Append the tenants of another table of the same model."""
         return TenantTable(
             tuple(a.with_more(b) for a, b in zip(self.pressures, more.pressures, strict=True)),
             np.concatenate([self.alone, more.alone]),
@@ -97,7 +97,7 @@ class TenantTable:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Linear maps to the features that not every profile has, from a one and the features before them.
+    """Linear maps that fill in the features that a profile lacks, from a constant 1 and the features before them.
 
     Attributes:
         caps: 1 + features before them x `CAP_FEATURES`.
@@ -108,7 +108,7 @@ class Fill:
     probes: Array
 
     def complete(self, standard: Array, profiles: Sequence[Profile]) -> Array:
-        """Standardised features (tenants x features) of aligned profiles, with what they lack filled in."""
+        """Fill in the features (tenants x features, standardised) that the profiles lack."""
         filled = standard.copy()
         probed = standard.shape[1] - PROBE_FEATURES
         capped = probed - CAP_FEATURES
@@ -117,7 +117,7 @@ class Fill:
         return self.without_probes(filled, [at for at, each in enumerate(profiles) if not knows_probes(each)])
 
     def without_probes(self, standard: Array, rows: Sequence[int]) -> Array:
-        """The features of these rows as they would be had no probe been measured."""
+        """Return the features of these rows as if no probe had been measured."""
         filled = standard.copy()
         filled[rows, -PROBE_FEATURES:] = with_one(filled[rows, :-PROBE_FEATURES]) @ self.probes
         return filled
@@ -185,15 +185,19 @@ class InterferenceModel:
         if not tenants:
             return ()
         table = self.table([profile for profile, _ in tenants], [percentage for _, percentage in tenants])
-        said = self.predict_sets(table, np.arange(len(tenants))[None])
+        prediction = self.predict_sets(table, np.arange(len(tenants))[None])
         return tuple(
             Forecast(float(p), float(low), float(high))
-            for p, low, high in zip(said.progress[0], said.lower[0], said.upper[0], strict=True)
+            for p, low, high in zip(prediction.progress[0], prediction.lower[0], prediction.upper[0], strict=True)
         )
 
     def conserved(self, tenants: Sequence[tuple[Profile, int]], progress: Sequence[float]) -> tuple[float, ...]:
-        """Progress of each of a set (profile, thread percentage), lowered where together they would draw more of a
-        conserved counter than the GPU has; a prediction is so already, one with noise on it is not."""
+        """Lower a set's progress until it draws no more of a conserved counter than the GPU has.
+
+        A prediction satisfies this already; one with noise added may not.
+
+        Args:
+            tenants: (profile, thread percentage) of each."""
         profiles, caps = [profile for profile, _ in tenants], [percentage / 100 for _, percentage in tenants]
         alone = np.array([cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)])
         kept = np.array(progress)[:, None] / np.maximum(alone, 1e-9)[:, None]
@@ -202,14 +206,14 @@ class InterferenceModel:
         return tuple((kept[:, 0] * alone).tolist())
 
     def for_gpu(self, gpu_model: str) -> "InterferenceModel":
-        """This model for another GPU: the same law on that GPU's own ratios, with wider intervals."""
+        """Return this model for another GPU: the same law on that GPU's ratios, with wider intervals."""
         if self.gpu_model.lower() in gpu_model.lower() or gpu_model.lower() in self.gpu_model.lower():
             return self
         near = any(name.lower() in gpu_model.lower() for name in _HOPPER)
         return replace(self, widening=_WIDEN_HOPPER if near else _WIDEN_OTHER)
 
     def to_json(self) -> str:
-        """The artefact as text; the same model gives the same bytes."""
+        """Serialise the artefact; the same model gives the same bytes."""
         return json.dumps(
             {
                 "artefact": _ARTEFACT,
@@ -277,22 +281,22 @@ def from_json(text: str) -> InterferenceModel:
 
 
 def errors_shape() -> tuple[int, ...]:
-    """Of `InterferenceModel.errors`."""
+    """Return the shape of `InterferenceModel.errors`."""
     return len(LACKINGS), APART, len(SIZES), len(KEPT_EDGES) + 1, 2
 
 
 def are_apart(caps: Array) -> npt.NDArray[np.int64]:
-    """1 where the caps of a set, summed, 0 to 1 each, leave every tenant SMs of its own, else 0."""
+    """Return 1 where a set's caps (0 to 1 each) leave every tenant SMs of its own, else 0."""
     return (np.asarray(caps) <= _FULL).astype(np.int64)
 
 
 def standardised(inputs: Array, mean: Array, scale: Array) -> Array:
-    """Features of order one, outliers cut off."""
+    """Scale the features to order one and clip outliers."""
     return np.asarray(np.clip((inputs - mean) / scale, -4.0, 4.0))
 
 
 def with_one(rows: Array) -> Array:
-    """The rows with a leading column of ones."""
+    """Prepend a column of ones."""
     return np.hstack([np.ones((len(rows), 1)), rows])
 
 

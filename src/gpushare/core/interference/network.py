@@ -2,17 +2,17 @@
 
 Three terms, all zero without neighbours (measured on an H200, docs/interference.md):
 
-- *Turns.* Where tenants must share SMs, a kernel waits until the blocks of others leave. Who holds SMs long makes
-  the others wait, and a program of short kernels waits often: the neighbour's holding time times the own waiting
-  frequency, times the part of the own SMs that no cap keeps free. This is why an uncapped matrix product takes
-  all and a chain of small kernels beside it nothing. A tenant is out of the way only while it waits for its
-  host, and the slower its kernels get on, the less of its time that is: a starved one has a kernel in the queue.
+- *Turns.* Where tenants must share SMs, a kernel waits until the blocks of others leave. A program of long kernels
+  makes the others wait long, and a program of short kernels waits often: the delay is the neighbour's holding time
+  times the program's own waiting frequency, times the part of its SMs that no cap keeps free. This is why an
+  uncapped matrix product takes nearly everything and a chain of small kernels beside it nearly nothing. A tenant
+  does not compete while it waits for its host; the slower its kernels run, the smaller that part of its time is.
 - *Overflow.* Memory bandwidth, caches, pipes and power are shared even where caps separate the SMs: demand above
   capacity slows those that rely on the resource.
-- *Conservation.* What the tenants draw of a resource whose use the counters show, at the progress that is left to
-  them, is never more than the GPU has.
+- *Conservation.* What the tenants draw of a resource whose use the counters show, at their predicted progress, is
+  never more than the GPU has.
 
-A tenant that is slowed presses less on the shared resources, hence the fixed point. The functions take NumPy
+A tenant that is slowed uses less of the shared resources, hence the fixed point. The functions take NumPy
 arrays or the fitter's variables alike.
 """
 
@@ -26,16 +26,17 @@ TURNS: Final = 2  # latent kinds of holding and waiting
 RESOURCES: Final = 3  # latent shared resources
 ROUNDS: Final = 4  # of the fixed point; the fifth changes no progress by more than 0.01
 _SMOOTH: Final = 0.05
-_NEWTON: Final = 3  # steps to the stretch of a full resource's time; what they leave is taken from all alike
+# Newton steps towards the factor by which a full resource takes longer; the rest is taken from all alike.
+_NEWTON: Final = 3
 _COLUMNS: Final = 2 * TURNS + 3 * RESOURCES + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What one tenant under one cap does to others and suffers from them; every array is kinds x tenants.
+    """How tenants under their caps press on others and suffer from them; every array is kinds x tenants.
 
     Attributes:
-        holds, waits: turns given to others to wait for, and taken.
+        holds, waits: how long it makes others wait for SMs, and how often it waits itself.
         needs: part of the GPU's SMs the tenant covers while it runs, at most its cap; 1 x tenants.
         away: part of its time alone in which no kernel of the tenant holds or awaits SMs, 0 to 1; 1 x tenants.
         presses, draws, relies: on each shared resource as a neighbour, by itself, and how its overflow hurts.
@@ -52,14 +53,14 @@ class Pressure:
     uses: Any
 
     def with_more(self, more: "Pressure") -> "Pressure":
-        """These tenants and then those."""
+        """Append the tenants of another."""
         return Pressure(
             *(np.concatenate([getattr(self, name), getattr(more, name)], axis=1) for name in Pressure.__slots__)
         )
 
 
 def shapes(inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Parameter names and shapes."""
+    """Return the shape of every parameter by name."""
     return {"w1": (inputs, hidden), "b1": (hidden,), "w2": (hidden, _COLUMNS), "b2": (_COLUMNS,)}
 
 
@@ -69,7 +70,7 @@ def _positive(x: Any) -> Any:
 
 def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any, uses: Any) -> Pressure:
     """From tenants (inputs: tenants x features, standardised; caps: tenants, 0 to 1; uses: conserved resources x
-    tenants) to what they do."""
+    tenants) to their pressures."""
     hidden = np.tanh(inputs @ parameters["w1"] + parameters["b1"])
     out = (hidden @ parameters["w2"] + parameters["b2"]).T
     edges = np.cumsum([TURNS, TURNS, 1, RESOURCES, RESOURCES, RESOURCES, 1]).tolist()
@@ -88,7 +89,7 @@ def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any, uses: Any) -
 
 
 def _summed(x: Any, axis: int, *, keepdims: bool = False) -> Any:
-    """Sum over the first or second axis, which are short: by rows, in half the time of NumPy's reduction."""
+    """Sum over the first or second axis by rows: these are short, so it takes half the time of NumPy's."""
     if not isinstance(x, np.ndarray):
         return x.sum(axis=axis, keepdims=keepdims)
     rows = x.swapaxes(0, axis)
@@ -99,7 +100,7 @@ def _summed(x: Any, axis: int, *, keepdims: bool = False) -> Any:
 
 
 def stretch(each: Pressure, index: Any, present: Any) -> Any:
-    """Progress kept of each tenant's progress alone under its cap: places x sets, 0 to 1.
+    """Return the part of its progress alone under its cap that each tenant keeps: places x sets, 0 to 1.
 
     index: places x sets, tenants of `each`; present: the same shape, 1.0 where a tenant stands, else 0.0.
     Places come first so that sums over tenants and kinds run over long rows.
@@ -115,8 +116,8 @@ def stretch(each: Pressure, index: Any, present: Any) -> Any:
     alone = _summed(relies * _positive(draws), 0)
     kept = present * 1.0
     for _ in range(ROUNDS):
-        held = holds * (1.0 - away * kept)
-        turns = _summed(waits * (_summed(held, 1, keepdims=True) - held), 0)
+        holding = holds * (1.0 - away * kept)
+        turns = _summed(waits * (_summed(holding, 1, keepdims=True) - holding), 0)
         pressed = presses * kept
         overflow = _positive(draws + (_summed(pressed, 1, keepdims=True) - pressed))
         slow = 1.0 + turns + _summed(relies * overflow, 0) - alone
@@ -127,11 +128,11 @@ def stretch(each: Pressure, index: Any, present: Any) -> Any:
 
 
 def conserved(kept: Any, uses: Any) -> Any:
-    """Progress kept once one resource's use fits into what the GPU has; both places x sets.
+    """Lower the progress kept until the use of one resource fits the GPU; both places x sets.
 
-    A tenant spends that part of its time on the resource that it uses of it alone, and that part takes longer by
-    the same factor for all, just enough for the sum to fit (processor sharing). What one tenant was measured to
-    draw alone, it can draw.
+    The part of the resource that a tenant uses alone is the part of its time that it spends on it. That part takes
+    longer by the same factor for all tenants, just enough for the sum to fit (processor sharing). A tenant can
+    always draw what it was measured to draw alone.
     """
     most = np.maximum(uses.max(axis=0, keepdims=True), 1.0)
     uses = uses / most

@@ -1,4 +1,4 @@
-"""The interference model as attribution's prior: what is expected of each tenant before looking."""
+"""The interference model as attribution's prior: each tenant's expected progress before the counters are read."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,11 +8,11 @@ from gpushare.core.interference.profile import Profile
 from gpushare.core.progress.attribution import Predict, Prior, TenantLoad
 
 _INTERVAL_IN_ERRORS: Final = 2 * 1.645  # a 90% interval of a normal distribution, in standard deviations
-_MIN_ERROR: Final = 0.02  # no model of ours is surer than the rates that it was fitted to
+_MIN_ERROR: Final = 0.02  # no model is more certain than the rates that it was fitted to
 
 
 def expectation(model: InterferenceModel) -> Predict:
-    """A model as `gpushare.core.progress.attribution.Predict`; silent about signatures that lack what it needs."""
+    """Wrap a model as `attribution.Predict`; it returns None for signatures that lack what the model needs."""
 
     def predict(loads: Sequence[TenantLoad]) -> Sequence[Prior | None]:
         if any(load.signature.sm_util is None for load in loads):

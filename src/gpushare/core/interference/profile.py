@@ -1,4 +1,4 @@
-"""What is known of one workload before it meets neighbours: its solo counters, rate, memory and cap curve."""
+"""A workload's profile: its solo counters, rate, memory and cap curve, and how it runs beside probes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,8 +15,8 @@ Array = npt.NDArray[np.float64]
 # The standard programs that a workload may be measured beside, both uncapped
 # (docs/interference.md).
 PROBES: Final = ("probe-compute", "probe-memory", "probe-short")
-# Lengths of window below which a profile says too little: GPM needs 100 ms between samples (facts.md 21), and an
-# iteration or two in 0.2 s is a coin toss.
+# Lengths of window below which a profile says too little: GPM needs 100 ms between samples (facts.md 21), and and
+# one or two iterations in 0.2 s are mostly chance.
 MIN_WINDOW_SECONDS: Final = 0.2
 _CAP_EXPONENT: Final = 1.01
 _CAP_EXPONENT_DRAM: Final = 0.63
@@ -27,7 +27,7 @@ _MAX_CAPPED_PROGRESS: Final = 1.1  # a cap never speeds a program up; more is no
 
 
 class ProfileError(Exception):
-    """A profile cannot be used; one sentence that says why. The workload stays in probation."""
+    """A profile cannot be used; one sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Profile:
 
 
 class Lacking(IntFlag):
-    """What a profile lacks that the intervals must make room for."""
+    """What a profile lacks, which makes the intervals wider."""
 
     NOTHING = 0
     CAP_CURVE = 1
@@ -60,15 +60,15 @@ class Lacking(IntFlag):
     PROBES = 4
 
 
-LACKINGS: Final = tuple(Lacking(number) for number in range(8))  # every mixture, in the order of their numbers
+LACKINGS: Final = tuple(Lacking(number) for number in range(8))  # every combination, in the order of their numbers
 
 
-# Counters that the law leans on and that no other tells (any_tensor_util is a sum of others).
+# Counters that the law relies on and that cannot be computed from others (any_tensor_util is a sum of others).
 _LEANED_ON: Final = ("sm_occupancy", "integer_util", "dram_bw_util", "graphics_util")
 
 
 def lacking(profile: Profile) -> Lacking:
-    """What a tenant's profile lacks; a curve without the counters under those caps tells little of it."""
+    """Return what a profile lacks; a cap curve without the counters under those caps counts as lacking."""
     curve = knows_caps(profile)
     counters = all(getattr(profile.counters, name) is not None for name in _LEANED_ON)
     probes = knows_probes(profile)
@@ -78,17 +78,17 @@ def lacking(profile: Profile) -> Lacking:
 
 
 def knows_caps(profile: Profile) -> bool:
-    """Whether counters under a cap were measured."""
+    """Return whether counters under a cap were measured."""
     return any(cap < 100 for cap in profile.capped)
 
 
 def knows_probes(profile: Profile) -> bool:
-    """Whether the workload was measured beside every probe."""
+    """Return whether the workload was measured beside every probe."""
     return all(probe in profile.probes for probe in PROBES)
 
 
 def without(profile: Profile, what: Lacking) -> Profile:
-    """The profile as it would be had less been measured; what the intervals of such profiles are judged by."""
+    """Return the profile as if less had been measured, to judge the intervals of such profiles."""
     if what & Lacking.CAP_CURVE:
         profile = replace(profile, cap_curve={}, capped={})
     if what & Lacking.PROBES:
@@ -107,11 +107,11 @@ def _poorer(counters: Counters) -> Counters:
 
 
 def predicted_cap_progress(counters: Counters, cap: Array) -> Array:
-    """Progress alone under a cap (0 to 1) for a program whose cap curve was not measured.
+    """Predict progress alone under a cap (0 to 1) for a program whose cap curve was not measured.
 
     A program keeps its speed until the cap cuts into the SMs it covers while a kernel runs, loses less where
     it waits for memory, and the part of its time that waits for the host does not stretch. Constants fitted to
-    120 capped solo runs of 44 programs (docs/interference.md gives the error for programs left out).
+    120 capped solo runs of 44 programs (docs/interference.md gives the error on other programs).
     """
     busy = float(vector(counters)[_GRAPHICS])
     covered = max(0.0, min(1.0, (counters.sm_util or 0.0) / max(busy, 0.05)))
@@ -122,7 +122,7 @@ def predicted_cap_progress(counters: Counters, cap: Array) -> Array:
 
 
 def cap_progress(profile: Profile, cap: float) -> float:
-    """Progress alone under a cap from 0 to 1: measured points joined by lines, predicted where there are none."""
+    """Return progress alone under a cap (0 to 1): interpolated where it was measured, else predicted."""
     known = {100: 1.0, **profile.cap_curve}
     if len(known) > 1:
         points = [0, *sorted(known)]
@@ -133,7 +133,7 @@ def cap_progress(profile: Profile, cap: float) -> float:
 
 
 def vector(counters: Counters) -> Array:
-    """Counters as numbers in the order of COUNTERS; what was not measured is filled by what it usually follows."""
+    """Return the counters in the order of COUNTERS; those not measured are estimated from the others."""
     values = {name: getattr(counters, name) for name in COUNTERS}
     if values["any_tensor_util"] is None:
         tensor = [values[name] or 0.0 for name in ("dfma_tensor_util", "hmma_tensor_util", "imma_tensor_util")]
@@ -150,7 +150,7 @@ def vector(counters: Counters) -> Array:
 
 
 def capped_vector(profile: Profile, cap: float) -> Array:
-    """Counters alone under a cap: measured ones joined by lines, else those at 100% times the progress."""
+    """Return the counters alone under a cap: interpolated where measured, else scaled by the progress."""
     if not knows_caps(profile):
         return vector(profile.counters) * cap_progress(profile, cap)
     measured = {**profile.capped, 100: profile.counters}
@@ -178,7 +178,7 @@ _SM, _OCCUPANCY, _TENSOR, _FP32, _HMMA, _INTEGER, _DRAM, _GRAPHICS = (
 _TYPICAL_ITERATION_SECONDS: Final = 0.004
 
 
-# A gap below this part of the time is taken for the counter's rounding.
+# A gap below this part of the time is treated as rounding of the counter.
 _LEAST_GAP: Final = 0.02
 _NARROW: Final = (0.5, 0.25)  # caps at which most programs are measured alone
 
@@ -188,11 +188,10 @@ def _gap(used: float) -> float:
 
 
 def _under_caps(profile: Profile, whole: Array) -> list[float]:
-    """What caps do to a program's counters, and the part of the time in which its SMs stand still, as a logarithm.
+    """Return how caps change a program's counters, and the logarithm of the time in which its SMs are idle.
 
-    That part is the gap between two kernels over the time of one: of all that a profile holds, it tells most about
-    how long single kernels hold the SMs, and so who wins between uncapped tenants (correlation of -0.79 with the
-    strength that 116 contended pairs show, docs/measurements/interference.md).
+    The idle part depends on how long single kernels hold the SMs, and so on which of two uncapped tenants wins
+    (correlation of -0.83 with the strengths fitted to 157 contended pairs, docs/measurements/interference.md).
     """
     numbers = [_gap(whole[_SM])]
     for cap in _NARROW:
@@ -209,7 +208,7 @@ _LEAST_BESIDE: Final = 0.02  # progress beside a probe below which differences a
 
 
 def _beside_probes(profile: Profile) -> list[float]:
-    """How the workload and each probe get on together, as ratios and as logarithms; zeros where not measured."""
+    """Return the progress of workload and probe beside each other, as ratios and logarithms, or zeros."""
     if not knows_probes(profile):
         return [0.0] * PROBE_FEATURES
     both = [
@@ -219,7 +218,7 @@ def _beside_probes(profile: Profile) -> list[float]:
 
 
 def features(profile: Profile, cap: float) -> Array:
-    """One tenant under a cap (0 to 1) as the network's input; 53 numbers of order one."""
+    """Return one tenant under a cap (0 to 1) as the network's input: 53 numbers of order one."""
     whole, now, progress = vector(profile.counters), capped_vector(profile, cap), cap_progress(profile, cap)
     busy = max(whole[_GRAPHICS], 0.05)
     running = whole[[_SM, _OCCUPANCY, _TENSOR, _FP32, _INTEGER, _DRAM]] / busy
@@ -246,13 +245,13 @@ def features(profile: Profile, cap: float) -> Array:
     )
 
 
-# Counters whose sum over tenants the GPU bounds: DRAM is one bus. Over 588 shared runs on an H200 the device's
+# Counters whose sum over tenants the GPU bounds: DRAM is one bus. Over 898 shared runs on an H200 the device's
 # share never passed what one program reaches alone (docs/measurements/interference.md).
 CONSERVED: Final = ("dram_bw_util",)
 
 
 def uses(profiles: Sequence[Profile], caps: Sequence[float]) -> Array:
-    """What each tenant draws of the conserved counters alone under its cap: counters x tenants, ratios."""
+    """Return each tenant's use of the conserved counters alone under its cap: counters x tenants, ratios."""
     places = [COUNTERS.index(name) for name in CONSERVED]
     whole = [
         vector(profile.counters)[places] * cap_progress(profile, cap)
@@ -262,7 +261,7 @@ def uses(profiles: Sequence[Profile], caps: Sequence[float]) -> Array:
 
 
 def feature_table(profiles: Sequence[Profile], caps: Sequence[float]) -> tuple[Array, Array]:
-    """Features (tenants x 53) and progress alone under the cap (tenants) of aligned profiles and caps."""
+    """Return features (tenants x 53) and progress alone under the cap (tenants) of aligned profiles and caps."""
     rows = [features(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
     alone = [cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
     return np.array(rows), np.array(alone)

@@ -1,11 +1,12 @@
-"""Whose work a GPU's counters are: each tenant's progress, inferred from the counters and solo signatures.
+"""Infer each tenant's progress from the GPU's counters and the tenants' solo signatures.
 
-Nothing tells per-pod compute under MPS (facts.md 20, 21). But work per iteration does not change when a neighbour
-comes, so the device's counters over a window are, to a good approximation, the sum of the tenants' solo counters,
-each times its progress (docs/design.md 4). The progress is found by least squares within bounds, drawn to
-what is expected beforehand where the counters say little.
+Nothing reports per-pod compute under MPS (docs/facts.md 20, 21). But work per iteration does not change when a
+neighbour comes, so the device's counters over a window are, to a good approximation, the sum of the tenants' solo
+counters, each times its progress (docs/design.md 4). The progress is found by least squares within bounds; where
+the counters carry little information, the interference model's prediction decides.
 
-Plain floats: ten counters by a few tenants are no work for numpy, which would be a fifth of the agent's memory.
+Plain floats, not numpy: the matrices are ten counters by a few tenants, and numpy would add a fifth to the agent's
+memory.
 """
 
 import math
@@ -21,26 +22,26 @@ _Vector = Sequence[float]
 _Matrix = Sequence[Sequence[float]]
 
 # Noise units from where a counter starts to lose weight: a tenant in another phase than alone, or work that no
-# signature knows of. A device that reads less than the sum is seldom wrong, so a deficit keeps it for longer.
+# signature knows of. A device that reads less than the sum is seldom wrong, so a deficit keeps more weight.
 _OUTLIER: Final = 1.2
 _DEFICIT_OUTLIER: Final = 2 * _OUTLIER
 # The model's misses have fatter tails than a normal distribution of their size (kurtosis 9 to 90 on programs that
-# it never saw): Student's t, so that counters that all say otherwise overrule it. Degrees of freedom.
+# it never saw): Student's t, so that counters that all contradict it overrule it. Degrees of freedom.
 _PRIOR_FREEDOM: Final = 4.0
-# Of the model at first: the counters look before it, so that one that is sure and wrong does not discredit them.
+# Weight of the model in the first round: low, lest a certain but wrong model discredit the counters.
 _FIRST_TRUST: Final = 0.25
 _REWEIGHTINGS: Final = 3
 
-# Without the interference model's word: what random sets on an H200 reach, very roughly (docs/facts.md 30).
+# Without a prediction of the interference model: roughly what random sets on an H200 reach (docs/facts.md 30).
 UNINFORMED_MEAN: Final = 0.7
 UNINFORMED_ERROR: Final = 0.3
 # The least squares may go this far beyond the cap's bound, as the counters' noise does, so that one tenant's
-# excess is not put on its neighbours; what is said of a tenant stays within the bound.
+# excess is not put on its neighbours; the reported progress stays within the bound.
 BOUND_SLACK: Final = 1.05
-# A tenant whose progress is not known within this stays unknown: half of the range of possible answers.
+# A tenant whose error is larger than this is reported as unknown: half of the range of possible answers.
 MAX_ERROR: Final = 0.25
 _MIN_ERROR: Final = 0.02
-# The model is surer of tenants that hardly use the GPU than it should be: with less SM activity alone than this,
+# The model is too certain of tenants that hardly use the GPU: with less SM activity alone than this,
 # 69 to 89% of the truths were within two errors in sets of unseen programs. Up to twice the error: 84 to 95%.
 _LIGHT_ACTIVITY: Final = 0.1
 # Rates over a window and over the one before differ, and counters err together: 95% of truths are then within two
@@ -53,7 +54,7 @@ _LEAST_PROGRESS: Final = 0.02  # a rate alone under a cap below this is a counti
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """What is expected of a tenant before looking: progress and one standard deviation, ratios."""
+    """A tenant's expected progress before the counters are read, and its standard deviation; ratios."""
 
     mean: float
     error: float
@@ -114,17 +115,17 @@ class TenantLoad:
     iterations_per_s: float | None = None
 
 
-# What the interference model expects of the tenants of one GPU, in their order; None where it is silent.
+# Expected progress of the tenants of one GPU, in their order; None where the model cannot predict one.
 Predict = Callable[[Sequence[TenantLoad]], Sequence[Prior | None]]
 
 
 def no_prediction(loads: Sequence[TenantLoad]) -> Sequence[Prior | None]:
-    """Without an interference model."""
+    """Expect nothing: there is no interference model."""
     return [None] * len(loads)
 
 
 def cap_bound(cap_curve: Mapping[int, float], thread_percentage: int) -> float:
-    """Most progress under a cap: the measured curve between its points, and no bound where it was not measured.
+    """Return the most progress that a cap allows: interpolated on the measured curve, if there is one.
 
     Args:
         cap_curve: progress alone by thread percentage, relative to 100%.
@@ -141,7 +142,7 @@ def cap_bound(cap_curve: Mapping[int, float], thread_percentage: int) -> float:
 
 
 def capped_work(load: TenantLoad) -> Counters | None:
-    """Counters for each unit of progress under a load's cap, between measured caps joined by lines.
+    """Return the counters per unit of progress under a load's cap, interpolated between measured caps.
 
     A program does not do the same work under every cap: libraries choose kernels by the number of SMs (a 4096 fp32
     matrix product on half of an H200 has 10 times the DRAM traffic), and clocks rise with fewer SMs at work (an
@@ -167,13 +168,13 @@ def capped_work(load: TenantLoad) -> Counters | None:
 
 
 def evidence(load: TenantLoad, prior: Prior | None = None) -> TenantEvidence:
-    """What attribution may know of a load, and the model's word on it."""
+    """Collect what attribution may know of a load, with the model's prediction."""
     bound = cap_bound(load.cap_curve, load.thread_percentage)
     return TenantEvidence(load.signature, bound, prior, capped_work(load), load.thread_percentage < 100)
 
 
 def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attribution, ...]:
-    """Each tenant's progress from one window of the device's counters.
+    """Infer each tenant's progress from one window of the device's counters.
 
     Args:
         device: the device's counters over the window.
@@ -207,7 +208,7 @@ def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attr
 
 
 def bounded_minimum(hessian: _Matrix, gradient: _Vector, upper: _Vector, start: _Vector) -> list[float]:
-    """The x in [0, upper] that makes x'Hx/2 - g'x least, by coordinate descent.
+    """Return the x in [0, upper] that minimises x'Hx/2 - g'x, by coordinate descent.
 
     Args:
         hessian: positive definite, n x n; gradient, upper, start: n.
@@ -225,7 +226,7 @@ def bounded_minimum(hessian: _Matrix, gradient: _Vector, upper: _Vector, start: 
 
 
 def inverse_diagonal(matrix: _Matrix) -> list[float]:
-    """The diagonal of a positive definite matrix's inverse, from the inverse of its Cholesky factor."""
+    """Return the diagonal of a positive definite matrix's inverse, from the inverse of its Cholesky factor."""
     n = len(matrix)
     factor = [[0.0] * n for _ in range(n)]
     inverse = [[0.0] * n for _ in range(n)]
@@ -240,14 +241,14 @@ def inverse_diagonal(matrix: _Matrix) -> list[float]:
 
 
 def _weight(row: CounterRow, progress: _Vector) -> float:
-    """What a counter counts for, given what it misses by."""
+    """Return the weight of a counter, given its residual in noise units."""
     variance = row.variance(progress)
     miss = (_dot(row.design, progress) - row.seen) / math.sqrt(variance)
     return 1.0 / (variance * (1.0 + (miss / (_DEFICIT_OUTLIER if miss > 0 else _OUTLIER)) ** 2))
 
 
 def _trust(tenant: TenantEvidence, prior: Prior, progress: float) -> float:
-    """What the model's word counts for, given how far off it seems."""
+    """Return the weight of the model's prediction, given how far off it seems."""
     if tenant.prior is None:
         return 1.0
     return (_PRIOR_FREEDOM + 1.0) / (_PRIOR_FREEDOM + ((progress - prior.mean) / prior.error) ** 2)
@@ -256,7 +257,7 @@ def _trust(tenant: TenantEvidence, prior: Prior, progress: float) -> float:
 def _normal_equations(
     rows: Sequence[CounterRow], weights: _Vector, priors: Sequence[Prior], trusts: _Vector
 ) -> tuple[list[list[float]], list[float]]:
-    """Hessian and gradient of the weighted least squares, drawn to the priors."""
+    """Return Hessian and gradient of the weighted least squares with the priors."""
     columns = list(zip(*(row.design for row in rows), strict=True))
     seen = [row.seen for row in rows]
     weighted = [[w * value for w, value in zip(weights, column, strict=True)] for column in columns]
@@ -283,7 +284,7 @@ def _prior(tenant: TenantEvidence) -> Prior:
 
 
 def _from_prior(tenant: TenantEvidence) -> Attribution:
-    """Counters cannot tell; what the model expects stands, if it expects anything."""
+    """Return the model's prediction, where there is one, since the counters cannot tell the tenants apart."""
     if tenant.prior is None:
         return UNKNOWN
     return _attribution(tenant, tenant.prior.mean, tenant.prior.error)

@@ -1,11 +1,11 @@
-"""How far a GPU's counters are from the sum of its tenants' work: what attribution may rely on.
+"""Error model of attribution: how far a GPU's counters are from the sum of its tenants' work.
 
 Errors are of work, not of the scale: a tenant that draws much of a pipe brings much error to it, and one that
 draws none brings none, so a pipe that one tenant alone uses tells nearly all of that tenant.
 
-The figures are round ones near the least error of inferred progress over 588 sets of 2 to 8 programs on an H200
-(src/gpushare/data/h200-colocation.jsonl) with programs that the interference model never saw. The least is flat:
-half or twice of any column of them adds at most 6% to it (docs/measurements/attribution.md).
+The figures are rounded, near the least error of inferred progress over 588 sets of 2 to 8 programs on an H200
+(src/gpushare/data/h200-colocation.jsonl) with programs that the interference model never saw. The minimum is flat:
+halving or doubling any column adds at most 6% to the error (docs/measurements/attribution.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from gpushare.core.gpu.pipes import Counters
 
 @dataclass(frozen=True, slots=True)
 class CounterErrors:
-    """One counter's; ratios, one standard deviation.
+    """Errors of one counter: ratios, one standard deviation.
 
     Attributes:
         floor: of the counter itself.
@@ -49,7 +49,9 @@ COUNTER_ERRORS: Final[Mapping[str, CounterErrors]] = {
     "sm_util": CounterErrors(floor=0.01, work=0.04, guessed=0.3, gap=0.01, gap_error=0.06),
     "sm_occupancy": CounterErrors(floor=0.01, work=0.1, guessed=0.6, gap=0.08, gap_error=0.06),
 }
-_MOST_GAP: Final = 0.2  # seven neighbours do not bring seven times what one does
+_MOST_GAP: Final = (
+    0.2  # the gap does not grow in proportion: seven neighbours add less than seven times what one adds
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class CounterRow:
     def of(
         cls, name: str, device: Counters, works: Sequence[Counters], is_guessed: Sequence[bool]
     ) -> "CounterRow":
-        """The row of a counter that everyone has.
+        """Make the row of a counter that the device and every tenant have.
 
         Args:
             works: the tenants' counters for each unit of progress; is_guessed: whether not from their own cap.
@@ -91,14 +93,14 @@ class CounterRow:
         )
 
     def variance(self, progress: Sequence[float]) -> float:
-        """Of what the counter reads less what the tenants' work at this progress explains."""
+        """Return the variance of the counter's residual at this progress."""
         total = sum(value * p for value, p in zip(self.design, progress, strict=True))
         own = sum((error * p) ** 2 for error, p in zip(self.errors, progress, strict=True))
         return self.floor**2 + (self.gap_error * total) ** 2 + own
 
 
 def counters_of(device: Counters, works: Sequence[Counters]) -> tuple[str, ...]:
-    """Counters that the device and every tenant have."""
+    """Return the counters that the device and every tenant have."""
     return tuple(
         name
         for name in COUNTER_ERRORS

@@ -1,4 +1,4 @@
-"""`python -m gpushare.research.calibration`: the collection with nothing but PyTorch and NVML at hand."""
+"""`python -m gpushare.research.calibration`: a collection that needs only PyTorch and NVML."""
 
 import argparse
 import sys
@@ -24,11 +24,11 @@ if __name__ == "__main__":
     began = time.monotonic()
 
     def log(text: str) -> None:
-        """One event a line, with the seconds since the start."""
+        """Print one event a line, with the seconds since the start."""
         print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)  # noqa: T201 -- a program
 
     def progress(done: int, total: int) -> None:
-        """Every twentieth run."""
+        """Log every twentieth run."""
         if done % 20 == 0:
             log(f"{done} of {total} runs")
 

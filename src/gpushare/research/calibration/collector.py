@@ -1,4 +1,4 @@
-"""Fires workers together and writes a colocation dataset v1, one flushed line a run."""
+"""Run workers at the same time and write a colocation dataset v1, one flushed line per run."""
 
 import gc
 import json
@@ -19,16 +19,16 @@ from gpushare.research.calibration.workload import Stage, Workload
 SCHEMA = "gpushare.io/colocation/v1"
 _READY_SECONDS = 90.0
 _DRAIN_SECONDS = 15.0
-_CPU_EVERY = 12  # runs between two looks at the CPUs' speed
+_CPU_EVERY = 12  # runs between two measurements of the CPUs' speed
 _CPU_SECONDS = 0.003
-_LEAD_SECONDS = 0.01  # from the order to the first iteration, so that every worker hears it in time
+_LEAD_SECONDS = 0.01  # from the command to the first iteration, so that every worker gets it in time
 
 Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one run: not counted at first, then counted; sets of workloads take longer than the others."""
+    """Seconds of one run: warm-up, then the measured window, which is longer for sets of workloads."""
 
     warm_seconds: float = 0.12
     window_seconds: float = 0.42
@@ -78,13 +78,13 @@ class Pool:
         whole = 0
         facts: dict[Cell, dict[str, int]] = {}
         for cell in list(self._workers):
-            said = self._hear(cell, deadline - time.monotonic())
-            if said is None or said[0] != "ready":
-                log(f"{cell[0]} at {cell[1]}% did not start: {said[1] if said else 'no answer in time'}")
+            answer = self._receive(cell, deadline - time.monotonic())
+            if answer is None or answer[0] != "ready":
+                log(f"{cell[0]} at {cell[1]}% did not start: {answer[1] if answer else 'no answer in time'}")
                 self.drop(cell)
                 continue
-            facts[cell] = said[1]
-            whole = max(whole, said[1]["sm_count"])
+            facts[cell] = answer[1]
+            whole = max(whole, answer[1]["sm_count"])
         for cell, fact in facts.items():
             self._workers[cell].memory_mib = fact["memory_mib"] or None
             if environment is not None and whole and cell[1] < 100 and fact["sm_count"] >= whole:
@@ -92,20 +92,20 @@ class Pool:
                 self.drop(cell)
 
     def alive(self) -> set[Cell]:
-        """Cells that can be fired."""
+        """Return the cells whose worker is alive."""
         return set(self._workers)
 
     def read_memory(self, memory_by_pid: dict[int, int]) -> None:
-        """Prefer the driver's word on memory by process over the program's own."""
+        """Read memory by process from the driver, which beats the program's own figure."""
         for worker in self._workers.values():
             worker.memory_mib = memory_by_pid.get(worker.process.pid, worker.memory_mib)
 
     def memory_mib(self, cell: Cell) -> int | None:
-        """Device memory of the worker; None where unknown."""
+        """Return the worker's device memory; None where unknown."""
         return self._workers[cell].memory_mib
 
     def fire(self, cells: Sequence[Cell], timing: Timing, counters: Any, log: Log) -> dict[str, Any] | None:
-        """Run the cells together for one window; None, with the culprits dropped, when one did not answer."""
+        """Run the cells at the same time for one window; None when one did not answer, which is then dropped."""
         if not self._fired % _CPU_EVERY:
             self._cpus = fastest_cpus()
         self._fired += 1
@@ -120,14 +120,14 @@ class Pool:
         counters.start()
         time.sleep(max(0.0, end - time.monotonic()))
         device = counters.stop()
-        heard = {cell: self._hear(cell, end + _DRAIN_SECONDS - time.monotonic()) for cell in cells}
-        for cell, said in heard.items():
-            if said is None or said[0] != "ran":
-                log(f"{cell[0]} at {cell[1]}% left: {said[1] if said else 'no answer in time'}")
+        answers = {cell: self._receive(cell, end + _DRAIN_SECONDS - time.monotonic()) for cell in cells}
+        for cell, answer in answers.items():
+            if answer is None or answer[0] != "ran":
+                log(f"{cell[0]} at {cell[1]}% left: {answer[1] if answer else 'no answer in time'}")
                 self.drop(cell)
-        if any(said is None or said[0] != "ran" for said in heard.values()):
+        if any(answer is None or answer[0] != "ran" for answer in answers.values()):
             return None
-        rates = [said[1][0] for said in heard.values() if said]
+        rates = [answer[1][0] for answer in answers.values() if answer]
         return {
             "tenants": [
                 {"workload": name, "thread_percentage": percentage}
@@ -141,7 +141,7 @@ class Pool:
         }
 
     def drop(self, cell: Cell) -> None:
-        """Forget a worker that cannot be used."""
+        """Drop a worker that cannot be used."""
         worker = self._workers.pop(cell)
         worker.link.close()
         worker.process.kill()
@@ -155,7 +155,7 @@ class Pool:
             self._workers[cell].process.join(10)
             self.drop(cell)
 
-    def _hear(self, cell: Cell, seconds: float) -> tuple[str, Any] | None:
+    def _receive(self, cell: Cell, seconds: float) -> tuple[str, Any] | None:
         link = self._workers[cell].link
         try:
             return link.recv() if link.poll(max(0.0, seconds)) else None
@@ -164,10 +164,10 @@ class Pool:
 
 
 def fastest_cpus() -> list[int]:
-    """This machine's CPUs, fastest first, by a few milliseconds of arithmetic on each.
+    """Return this machine's CPUs, fastest first, by a few milliseconds of arithmetic on each.
 
-    On a virtual machine some CPUs run at half speed for seconds (their sibling works for somebody else); it would
-    show as interference between tenants that share nothing.
+    On a virtual machine some CPUs run at half speed for seconds (another guest uses the sibling thread); it
+    would look like interference between tenants that share nothing.
     """
     everywhere = os.sched_getaffinity(0)
     speed: dict[int, int] = {}
@@ -183,7 +183,7 @@ def fastest_cpus() -> list[int]:
 
 
 def measured_before(path: Path) -> Counter[tuple[Cell, ...]]:
-    """Runs that a dataset already holds, for resuming; a last line cut short is passed over."""
+    """Read the runs that a dataset already holds, for resuming; an incomplete last line is ignored."""
     done: Counter[tuple[Cell, ...]] = Counter()
     if not path.exists():
         return done
@@ -210,7 +210,7 @@ def collect(
     log: Log,
     probes: Collection[str] = (),
 ) -> int:
-    """Make the planned runs within the budget; resumes a dataset that exists. Returns how many runs were written.
+    """Make the planned runs within the budget, resuming an existing dataset; return how many runs were written.
 
     Each phase gets its part of the time that is left. `environment` None measures without MPS (time slicing);
     `probes` names the workloads that are probes.

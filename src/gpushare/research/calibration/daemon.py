@@ -1,4 +1,4 @@
-"""The MPS daemon of one collection: own directories, multi-user, gone at the end."""
+"""The MPS daemon of one collection: multi-user, in directories of its own, ended afterwards."""
 
 import contextlib
 import os
@@ -13,10 +13,10 @@ _SECONDS = 15.0
 
 
 def find_control() -> str:
-    """Path of nvidia-cuda-mps-control.
+    """Find nvidia-cuda-mps-control.
 
     Raises:
-        RuntimeError: it is nowhere.
+        RuntimeError: it is not installed.
     """
     found = shutil.which("nvidia-cuda-mps-control", path=os.pathsep.join((os.environ.get("PATH", ""), *_PLACES)))
     if found is None:
@@ -26,7 +26,7 @@ def find_control() -> str:
 
 @contextlib.contextmanager
 def mps_daemon() -> Iterator[dict[str, str]]:
-    """Start a daemon with its server; yields the environment that its clients need. Ends it on the way out."""
+    """Start a daemon with its server, yield the environment that its clients need, and end it afterwards."""
     control = find_control()
     root = Path(tempfile.mkdtemp(prefix="gpushare-calibrate-"))
     environment = {"CUDA_MPS_PIPE_DIRECTORY": str(root / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(root / "log")}

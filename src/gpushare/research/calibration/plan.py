@@ -1,4 +1,4 @@
-"""Which runs a collection makes, in which order: informative rather than exhaustive. Pure.
+"""Plan the runs of a collection and their order, the most informative first. Pure.
 
 A *phase* keeps a group of workloads ready under several caps each (one MPS client for each workload and cap, 48 at
 most, docs/facts.md 9) and fires sets of them. Pairs show everything that differs between two programs; one set
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 Cell = tuple[str, int]  # a workload and its thread percentage
 CLIENTS: int = 48  # docs/facts.md 9
 BASE_CAPS: tuple[int, ...] = (100, 50, 25)
-_EXHAUSTED: int = 500  # draws in a row that gave no new set: a small group has no more
+_EXHAUSTED: int = 500  # draws in a row without a new set, after which a group is taken as exhausted
 OTHER_CAPS: tuple[int, ...] = (100, 75, 33)
 
 
@@ -69,7 +69,7 @@ def phases(
         room = max(0, runs_per_phase - len(first) - len(whole_solos) - len(alone))
         pairs_first = number == 0 and not probes
         shared = list(itertools.islice(_sets(group, caps, chance, pairs_first=pairs_first), room))
-        # Solos at 100% come again between the sets: every progress is relative to them, so their drift must show.
+        # Solo runs at 100% are repeated between sets: progress is relative to them, so drift must show.
         runs = (*first, *shared[: room // 2], *whole_solos, *alone, *shared[room // 2 :])
         planned.append(
             CalibrationPhase((*itertools.product(group, caps), *((probe, 100) for probe in probes)), runs)
@@ -78,7 +78,7 @@ def phases(
 
 
 def _survey(workloads: Sequence[str], runs: int, chance: random.Random) -> CalibrationPhase:
-    """Every workload alone, then random pairs, triples and fours of all of them, uncapped."""
+    """Plan every workload alone, then random pairs, triples and fours of all of them, uncapped."""
     solos = [((name, 100),) for name in workloads]
     shared = [
         tuple((name, 100) for name in chance.sample(list(workloads), min(size, len(workloads))))
@@ -90,7 +90,7 @@ def _survey(workloads: Sequence[str], runs: int, chance: random.Random) -> Calib
 def _sets(
     group: Sequence[str], caps: Sequence[int], chance: random.Random, *, pairs_first: bool
 ) -> Iterator[tuple[Cell, ...]]:
-    """Endless sets: where asked every pair of the group at the middle cap, then a mix of every size."""
+    """Yield sets without end: every pair of the group at the middle cap, if asked, then a mix of every size."""
     done: set[tuple[Cell, ...]] = set()
 
     def fresh(cells: Sequence[Cell]) -> tuple[Cell, ...] | None:
@@ -124,7 +124,7 @@ def _sets(
 
 
 def _families(group: Sequence[str], caps: Sequence[int], chance: random.Random) -> Iterator[Sequence[Cell]]:
-    """One set under many caps, then the next: what choosing caps is judged on."""
+    """Yield one set under many caps, then the next: the choice of caps is judged on these."""
     if len(caps) == 1:
         return
     for size in itertools.cycle((2, 3, 2, 4, 3)):
@@ -138,7 +138,7 @@ def _families(group: Sequence[str], caps: Sequence[int], chance: random.Random) 
 
 
 def _mixed(group: Sequence[str], caps: Sequence[int], chance: random.Random) -> Iterator[Sequence[Cell]]:
-    """Random sets: more pairs than triples, more triples than fours, some of up to eight; equal or mixed caps."""
+    """Yield random sets of up to eight, more pairs than triples, more triples than fours; equal or mixed caps."""
     sizes = (2, 3, 2, 4, 3, 2, 4, 3, 2, 5, 3, 4, 2, 6, 3, 4, 8)
     for size in itertools.cycle(sizes):
         names = chance.sample(list(group), min(size, len(group)))

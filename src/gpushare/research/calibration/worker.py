@@ -1,4 +1,4 @@
-"""One program under one cap, kept ready in a process of its own and fired for a window at a time."""
+"""A worker process: one program under one cap, kept ready and run for one window at a time."""
 
 import contextlib
 import itertools
@@ -17,7 +17,7 @@ from gpushare.research.calibration.workload import Stage, Workload
 
 _WARM_SECONDS = 0.8
 _FIRST_STEPS = 3
-# After the window all go on for a little: who is slow must not finish its last iteration with the GPU to itself.
+# After the window all run on for a moment, so that a slow one does not finish its last iteration alone.
 _TAIL_SECONDS = 0.08
 
 
@@ -25,7 +25,7 @@ Order = tuple[int, float, float, float]  # CPU; when to begin, count from and co
 
 
 def completed(finished: Sequence[float], began: float, moment: float) -> float:
-    """Iterations done by `moment`, fractions included, from the times at which each was finished."""
+    """Return the iterations done by `moment`, fractions included, from the times at which each ended."""
     previous = began
     for done, end in enumerate(finished):
         if end >= moment:
@@ -35,7 +35,7 @@ def completed(finished: Sequence[float], began: float, moment: float) -> float:
 
 
 def serve(workload: Workload, percentage: int, stage: Stage, link: Connection, *, mps: bool) -> None:
-    """Body of the worker process: set the cap, build, report ready, then run windows until told to stop.
+    """Run the worker process: set the cap, build, report ready, then run windows until told to stop.
 
     The parent must not have initialised CUDA; the cap is read by CUDA's client library at its first call.
     """
@@ -53,14 +53,14 @@ def serve(workload: Workload, percentage: int, stage: Stage, link: Connection, *
             link.send(("ran", _window(torch, step, workload, stage, order)))
     except EOFError:
         pass
-    except Exception:  # noqa: BLE001 -- whatever a workload throws is reported by name and leaves the others alone
+    except Exception:  # noqa: BLE001 -- any error of a workload is reported by name and does not affect the others
         link.send(("failed", traceback.format_exc(limit=4)))
     sys.stdout.flush()
     os._exit(0)
 
 
 def _warm(torch: Any, step: Any, stage: Stage) -> None:
-    """Past lazy loading, autotuning and copy-on-write of the parent's pages; then give spare memory back."""
+    """Run until lazy loading, autotuning and copy-on-write are over, then free spare memory."""
     enough = time.monotonic() + (0.05 if stage.tiny else _WARM_SECONDS)
     for count in itertools.count():
         step()
@@ -73,7 +73,7 @@ def _warm(torch: Any, step: Any, stage: Stage) -> None:
 
 
 def _pin(cpu: int) -> None:
-    """Keep this process on one CPU: a host-bound program runs as fast as the CPU that it happens to get."""
+    """Pin this process to one CPU: the speed of a host-bound program depends on the CPU that it runs on."""
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             os.sched_setaffinity(int(thread.name), {cpu})

@@ -1,1 +1,1 @@
-"""Fitting and judging the interference model."""
+"""Fit and evaluate the interference model."""

@@ -1,4 +1,4 @@
-"""What the model is compared with: KACE's linear regression on summed solo profiles, and the additive model."""
+"""Baselines of the model: KACE's linear regression on summed solo profiles, and the additive model."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ _RIDGE: Final = 1e-2
 
 
 def design(name: str, vectors: Array, caps: Array, alone: Array) -> Array:
-    """Features of each tenant of one set (tenants x features).
+    """Return the features of each tenant of one set (tenants x features).
 
     vectors: tenants x counters at 100%; caps, alone: tenants. `kace` sees the sum of all tenants' solo counters
     (KACE, linear regression on summed profiles) with the cap; `additive` its own counters and the neighbours' sum.
@@ -25,6 +25,6 @@ def design(name: str, vectors: Array, caps: Array, alone: Array) -> Array:
 
 
 def fit(rows: Array, progress: Array) -> Array:
-    """Ridge regression's coefficients."""
+    """Return the coefficients of a ridge regression."""
     gram = rows.T @ rows + _RIDGE * len(rows) / 100 * np.eye(rows.shape[1])
     return np.asarray(np.linalg.solve(gram, rows.T @ progress))

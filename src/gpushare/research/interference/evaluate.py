@@ -1,4 +1,4 @@
-"""How good the model is on measured runs: by number of tenants, beside the baselines, and by its choices."""
+"""Evaluate the model on measured runs: errors by number of tenants, baselines, and what it would choose."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ from gpushare.research.interference.fit import (
     with_errors,
 )
 
-_MATCHINGS: Final = 200  # random ones that the mean is taken over
-_CHOICES: Final = 3  # cap combinations of one set from which choosing caps can be judged
-TOLERATED_SLOWDOWN: Final = 2.0  # for the judgement of chosen caps: every tenant keeps half of its speed
+_MATCHINGS: Final = 200  # random matchings that are averaged
+_CHOICES: Final = 3  # fewest cap combinations of one set for which the choice of caps is judged
+TOLERATED_SLOWDOWN: Final = 2.0  # for judging the choice of caps: every tenant keeps half of its speed
 
 
 class EvaluationProtocol(StrEnum):
-    """Which runs the model may see before it is judged."""
+    """Which runs the model may be fitted to before it is judged."""
 
     UNSEEN_WORKLOAD = "unseen-workload"
     UNSEEN_SETS = "unseen-sets"
@@ -58,7 +58,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What choosing by the prediction gets, relative to choosing by the truth.
+    """Result of choosing by the prediction, relative to choosing by the measurements.
 
     Attributes:
         matching, matching_random, matching_kace: summed progress of the workloads' best partition into measured
@@ -78,7 +78,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """Everything that is printed."""
+    """Result of an evaluation."""
 
     by_tenants: dict[int, Score]
     choices: Choices
@@ -87,7 +87,7 @@ class Evaluation:
 @dataclass(frozen=True, slots=True)
 class _Judged:
     at: int
-    said: Array
+    prediction: Array
     linear: dict[str, Array]
 
 
@@ -101,10 +101,10 @@ def evaluate(
     done: Callable[[int, int], None],
     probed: bool = False,
 ) -> Evaluation:
-    """Judge a model on sets; `probed` only on those whose every workload was measured beside the probes.
+    """Judge a model on sets; with `probed` only on those whose workloads were measured beside the probes.
 
-    `as-is` takes the model as it is; the others fit anew on parts, five times, and judge on the rest. The
-    intervals are then those of the other four parts.
+    `as-is` takes the model as it is; the others fit five models, each on four fifths, and judge it on the rest;
+    its intervals then come from the other four.
     """
     judged = _judged(sets, model, protocol, seed=seed, members=members, done=done)
     if probed:
@@ -122,11 +122,11 @@ def judged_tenants(
     members: int,
     done: Callable[[int, int], None],
 ) -> Array:
-    """Every judged tenant for plotting: rows of set size, measured progress, predicted, lower, upper."""
+    """Return every judged tenant for plotting: rows of set size, measured progress, predicted, lower, upper."""
     rows = [
-        (len(said.said), true, *each)
-        for said in _judged(sets, model, protocol, seed=seed, members=members, done=done)
-        for true, each in zip(sets.progress[said.at], said.said.tolist(), strict=True)
+        (len(judged.prediction), true, *each)
+        for judged in _judged(sets, model, protocol, seed=seed, members=members, done=done)
+        for true, each in zip(sets.progress[judged.at], judged.prediction.tolist(), strict=True)
     ]
     return np.array(rows)
 
@@ -143,12 +143,12 @@ def _judged(
     if protocol is not EvaluationProtocol.AS_IS:
         return _crossed(sets, model, protocol, seed=seed, members=members, done=done)
     everything = list(range(len(sets.index)))
-    said = predicted(model, sets, everything)
-    return [_judge(model, sets, at, each) for at, each in zip(everything, said, strict=True)]
+    predictions = predicted(model, sets, everything)
+    return [_judge(model, sets, at, each) for at, each in zip(everything, predictions, strict=True)]
 
 
-def _judge(model: InterferenceModel, sets: Sets, at: int, said: Array) -> _Judged:
-    return _Judged(at, said, {name: predicted_linear(model, name, sets, at) for name in model.baselines})
+def _judge(model: InterferenceModel, sets: Sets, at: int, prediction: Array) -> _Judged:
+    return _Judged(at, prediction, {name: predicted_linear(model, name, sets, at) for name in model.baselines})
 
 
 def _crossed(
@@ -164,23 +164,22 @@ def _crossed(
     folds = []
     for fold in range(FOLDS):
         if protocol is EvaluationProtocol.UNSEEN_WORKLOAD:
-            training, held = split_workloads(sets, fold)
+            training, unseen = split_workloads(sets, fold)
         else:
-            held = sorted(int(at) for at in shuffled[fold::FOLDS])
-            out = set(held)
-            training = [at for at in range(len(sets.index)) if at not in out]
-        told = shifted(done, fold * members, FOLDS * members)
-        model = fitted(bare, sets, training, seed=seed, members=members, done=told)
-        folds.append((model, held, predicted(model, sets, held), predicted_poorer(model, sets, held)))
+            unseen = sorted(int(at) for at in shuffled[fold::FOLDS])
+            training = sorted(set(range(len(sets.index))) - set(unseen))
+        report = shifted(done, fold * members, FOLDS * members)
+        model = fitted(bare, sets, training, seed=seed, members=members, done=report)
+        folds.append((model, unseen, predicted(model, sets, unseen), predicted_poorer(model, sets, unseen)))
     judged: list[_Judged] = []
-    for fold, (model, held, _, _) in enumerate(folds):
+    for fold, (model, unseen, _, _) in enumerate(folds):
         others = [each for other, each in enumerate(folds) if other != fold]
-        elsewhere = [pair for _, ats, said, _ in others for pair in zip(ats, said, strict=True)]
+        known = [pair for _, positions, each, _ in others for pair in zip(positions, each, strict=True)]
         poorer = {what: [pair for *_, less in others for pair in less[what]] for what in LACKINGS if what}
-        calibrated = with_errors(model, sets, elsewhere, poorer)
+        calibrated = with_errors(model, sets, known, poorer)
         judged += [
-            _judge(calibrated, sets, at, said)
-            for at, said in zip(held, predicted(calibrated, sets, held), strict=True)
+            _judge(calibrated, sets, at, prediction)
+            for at, prediction in zip(unseen, predicted(calibrated, sets, unseen), strict=True)
         ]
     return judged
 
@@ -191,10 +190,10 @@ def _scores(sets: Sets, judged: Sequence[_Judged]) -> dict[int, Score]:
         by_size[len(sets.index[each.at])].append(each)
     scores = {}
     for size, group in sorted(by_size.items()):
-        said = np.concatenate([each.said for each in group])
+        prediction = np.concatenate([each.prediction for each in group])
         true = np.concatenate([sets.progress[each.at] for each in group])
-        error = np.abs(said[:, 0] - true)
-        inside = (true >= said[:, 1] - 1e-9) & (true <= said[:, 2] + 1e-9)
+        error = np.abs(prediction[:, 0] - true)
+        inside = (true >= prediction[:, 1] - 1e-9) & (true <= prediction[:, 2] + 1e-9)
         scores[size] = Score(
             n=len(true),
             sets=len(group),
@@ -202,7 +201,8 @@ def _scores(sets: Sets, judged: Sequence[_Judged]) -> dict[int, Score]:
             median=float(np.median(error)),
             coverage=float(inside.mean()),
             rank_correlation=spearman(
-                [float(each.said[:, 0].sum()) for each in group], [sum(sets.progress[each.at]) for each in group]
+                [float(each.prediction[:, 0].sum()) for each in group],
+                [sum(sets.progress[each.at]) for each in group],
             ),
             baseline_mae={
                 name: float(np.abs(np.concatenate([each.linear[name] for each in group]) - true).mean())
@@ -214,7 +214,7 @@ def _scores(sets: Sets, judged: Sequence[_Judged]) -> dict[int, Score]:
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation; NaN for fewer than three values or constant ones."""
+    """Return the rank correlation; NaN for fewer than three values or constant ones."""
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
     ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
@@ -222,15 +222,15 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def _choices(sets: Sets, judged: Sequence[_Judged], seed: int) -> Choices:
-    said: dict[int, list[float]] = defaultdict(list)
+    ours: dict[int, list[float]] = defaultdict(list)
     kace: dict[int, list[float]] = defaultdict(list)
     tenants: dict[int, list[Array]] = defaultdict(list)
     for each in judged:
-        said[each.at].append(float(each.said[:, 0].sum()))
-        tenants[each.at].append(each.said)
+        ours[each.at].append(float(each.prediction[:, 0].sum()))
+        tenants[each.at].append(each.prediction)
         if "kace" in each.linear:
             kace[each.at].append(float(each.linear["kace"].sum()))
-    mean = {at: float(np.mean(values)) for at, values in said.items()}
+    mean = {at: float(np.mean(values)) for at, values in ours.items()}
     truth = {at: float(sum(sets.progress[at])) for at in mean}
     by_kace = {at: float(np.mean(values)) for at, values in kace.items()}
     chance = np.random.default_rng(seed)
@@ -246,7 +246,7 @@ def _choices(sets: Sets, judged: Sequence[_Judged], seed: int) -> Choices:
 
 
 def _matched(sets: Sets, weights: dict[int, float], truth: dict[int, float]) -> float:
-    """True summed progress of the heaviest matching of workloads among the measured pairs; 0 without pairs."""
+    """Return the measured summed progress of the heaviest matching among the measured pairs; 0 without pairs."""
     import networkx as nx  # noqa: PLC0415 - of the extra `fit`; `gpushare model advise` reads this module without it
 
     graph = nx.Graph()
@@ -261,10 +261,10 @@ def _matched(sets: Sets, weights: dict[int, float], truth: dict[int, float]) -> 
     return float(sum(truth[graph.edges[pair]["at"]] for pair in pairs))
 
 
-def chosen_caps(sets: Sets, said: dict[int, Array]) -> tuple[float, int, int]:
-    """Choosing among the measured cap combinations of one set: (score, sets, tolerances broken)."""
+def chosen_caps(sets: Sets, predictions: dict[int, Array]) -> tuple[float, int, int]:
+    """Choose among the measured cap combinations of each set; return (score, sets, tolerances broken)."""
     families: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for at in said:
+    for at in predictions:
         families[tuple(sorted(sets.names(at)))].append(at)
     got = best = 0.0
     count = broken = 0
@@ -273,7 +273,7 @@ def chosen_caps(sets: Sets, said: dict[int, Array]) -> tuple[float, int, int]:
         if len({sets.caps(at) for at in family}) < _CHOICES:
             continue
         count += 1
-        expected = np.array([said[at] for at in family])
+        expected = np.array([predictions[at] for at in family])
         floors = np.full(expected.shape[1], 1 / TOLERATED_SLOWDOWN)
         progress, lower = expected[:, :, 0], expected[:, :, 1]
         chosen = family[preferred(progress, cautiously(progress, lower), floors)]
@@ -285,5 +285,5 @@ def chosen_caps(sets: Sets, said: dict[int, Array]) -> tuple[float, int, int]:
 
 
 def _rank(progress: Sequence[float]) -> tuple[bool, float]:
-    """Within the tolerance first, then by summed progress."""
+    """Rank by whether the tolerance is kept, then by summed progress."""
     return min(progress) >= 1 / TOLERATED_SLOWDOWN, float(sum(progress))

@@ -1,4 +1,4 @@
-"""From a dataset to a model: folds over workloads, an ensemble, intervals from workloads never seen."""
+"""Fit a model to a dataset: an ensemble, with intervals from folds over workloads that were left out."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
@@ -43,15 +43,15 @@ from gpushare.research.interference.training import Cells, batches_of, fit_param
 from gpushare.research.solo_profiles import profile_of
 
 MEMBERS: Final = 3
-FOLDS: Final = 5  # every fifth workload is never seen in fitting
+FOLDS: Final = 5  # every fifth workload is left out of the fit
 # Predictions of sets (position, tenants x 3) whose profiles lack something.
 Poorer = dict[Lacking, list[tuple[int, Array]]]
 # Copies on GPUs of any generation reach more than this part of the data sheet's bandwidth: where no program of a
-# dataset does, none filled the bus, and the dataset does not show how much it holds.
+# dataset does, none filled the bus, and the dataset does not show its capacity.
 _LEAST_CAPACITY: Final = 0.8
 _LEAST_SCALE: Final = 0.02
 _FILL_RIDGE: Final = 0.1  # least error on workloads left out, of 0.0001 to 0.3
-_FEWEST: Final = 25  # errors in a stratum below which it borrows from all sizes
+_FEWEST: Final = 25  # fewest errors in a stratum; with fewer, the errors of all sizes are taken
 
 
 @dataclass(frozen=True)
@@ -77,21 +77,21 @@ class Sets:
     beside: tuple[tuple[int, int, float, float], ...] = ()
 
     def names(self, position: int) -> tuple[str, ...]:
-        """The workloads of one set."""
+        """Return the workloads of one set."""
         return tuple(self.workloads[self.cells[cell][0]] for cell in self.index[position])
 
     def probed(self) -> set[int]:
-        """Positions of the sets whose every workload was measured beside the probes."""
+        """Return the positions of the sets whose workloads were all measured beside the probes."""
         known = [knows_probes(profile) for profile in self.profiles]
         return {at for at, cells in enumerate(self.index) if all(known[self.cells[cell][0]] for cell in cells)}
 
     def caps(self, position: int) -> tuple[int, ...]:
-        """The thread percentages of one set."""
+        """Return the thread percentages of one set."""
         return tuple(self.cells[cell][1] for cell in self.index[position])
 
 
 def sets_of(dataset: Dataset) -> Sets:
-    """Profiles and shared runs of a dataset, with what had to be left out."""
+    """Extract profiles and shared runs of a dataset, with notes on what was left out."""
     profiles: dict[str, Profile] = {}
     notes = list(dataset.notes())
     everyone = sorted({tenant.workload for run in dataset.runs for tenant in run.tenants if not tenant.probe})
@@ -133,7 +133,7 @@ def sets_of(dataset: Dataset) -> Sets:
 
 
 def _probes(dataset: Dataset) -> dict[str, Profile]:
-    """The probes' own profiles, as far as they were measured alone."""
+    """Make the profiles of the probes that were measured alone."""
     found = {}
     for probe in PROBES:
         runs = [run for run in dataset.runs if run.is_solo and run.tenants[0].workload == probe]
@@ -163,13 +163,13 @@ def fit_model(
     predictions: list[tuple[int, Array]] = []
     poorer: Poorer = {what: [] for what in LACKINGS if what}
     for fold in range(FOLDS):
-        training, held = split_workloads(sets, fold)
+        training, unseen = split_workloads(sets, fold)
         model = fitted(
             bare, sets, training, seed=seed, members=members, done=shifted(progress, fold * members, total)
         )
-        predictions += list(zip(held, predicted(model, sets, held), strict=True))
-        for what, said in predicted_poorer(model, sets, held).items():
-            poorer[what] += said
+        predictions += list(zip(unseen, predicted(model, sets, unseen), strict=True))
+        for what, worse in predicted_poorer(model, sets, unseen).items():
+            poorer[what] += worse
     everything = range(len(sets.index))
     model = fitted(
         bare, sets, everything, seed=seed, members=members, done=shifted(progress, FOLDS * members, total)
@@ -178,19 +178,18 @@ def fit_model(
 
 
 def shifted(progress: Callable[[int, int], None], offset: int, total: int) -> Callable[[int], None]:
-    """Progress of a part told as progress of the whole."""
+    """Report the progress of a part as progress of the whole."""
     return lambda count: progress(offset + count, total)
 
 
 def split_workloads(sets: Sets, fold: int, names: Sequence[str] = ()) -> tuple[list[int], list[int]]:
-    """Positions of the sets to fit on and of those that hold a workload of this fold.
+    """Return the positions of the sets to fit on, and of those that hold a workload of this fold.
 
     A fold is every fifth workload by name, or of `names`, which is then all of them in another order.
     """
-    held_names = set((names or sets.workloads)[fold::FOLDS])
-    held = [at for at in range(len(sets.index)) if held_names & set(sets.names(at))]
-    kept = set(held)
-    return [at for at in range(len(sets.index)) if at not in kept], held
+    left_out = set((names or sets.workloads)[fold::FOLDS])
+    unseen = [at for at in range(len(sets.index)) if left_out & set(sets.names(at))]
+    return sorted(set(range(len(sets.index))) - set(unseen)), unseen
 
 
 def fitted(
@@ -202,7 +201,7 @@ def fitted(
     members: int,
     done: Callable[[int], None],
 ) -> InterferenceModel:
-    """The model fitted on some of the sets, intervals left as they are."""
+    """Fit the model on some of the sets and leave the intervals as they are."""
     profiles = [*(sets.profiles[who] for who, _ in sets.cells), *sets.probes]
     programs = [*(who for who, _ in sets.cells), *range(len(sets.profiles), len(sets.profiles) + len(sets.probes))]
     caps = np.array([*(cap / 100 for _, cap in sets.cells), *[1.0] * len(sets.probes)])
@@ -248,7 +247,7 @@ def fitted(
 
 
 def _standard(inputs: Array, used: Sequence[int], profiles: Sequence[Profile]) -> tuple[Array, Array]:
-    """Mean and scale of each feature over the tenants to fit on; of a probe's over those measured beside it."""
+    """Return mean and scale of each feature over the tenants to fit on, of a probe's over those that have it."""
     mean, scale = inputs[used].mean(axis=0), inputs[used].std(axis=0) + _LEAST_SCALE
     probed = inputs[[at for at in used if knows_probes(profiles[at])], -PROBE_FEATURES:]
     if len(probed):
@@ -257,7 +256,7 @@ def _standard(inputs: Array, used: Sequence[int], profiles: Sequence[Profile]) -
 
 
 def _fill(inputs: Array, profiles: Sequence[Profile], caps: Sequence[float], mean: Array, scale: Array) -> Fill:
-    """Ridge regressions of the features that some profiles lack on the features before them."""
+    """Fit ridge regressions of the features that some profiles lack on the features before them."""
     end = inputs.shape[1] - PROBE_FEATURES
     start = end - CAP_FEATURES
     known = standardised(inputs, mean, scale)
@@ -276,7 +275,7 @@ def _fill(inputs: Array, profiles: Sequence[Profile], caps: Sequence[float], mea
 
 
 def _ridge(x: Array, y: Array) -> Array:
-    """Coefficients of y on a one and x; zeros without a row."""
+    """Return the coefficients of y on 1 and x; zeros without a row."""
     x = with_one(x)
     if not len(x):
         return np.zeros((x.shape[1], y.shape[1]))
@@ -285,19 +284,19 @@ def _ridge(x: Array, y: Array) -> Array:
 
 
 def predicted(model: InterferenceModel, sets: Sets, positions: Sequence[int]) -> list[Array]:
-    """Each named set's predicted progress, lower and upper bound: tenants x 3."""
+    """Predict progress, lower and upper bound of each named set: tenants x 3."""
     table = model.table([sets.profiles[who] for who, _ in sets.cells], [cap for _, cap in sets.cells])
     places = max((len(sets.index[at]) for at in positions), default=1)
     index = np.full((len(positions), places), -1, dtype=np.int64)
     for row, at in enumerate(positions):
         index[row, : len(sets.index[at])] = sets.index[at]
-    said = model.predict_sets(table, index)
-    stacked = np.stack([said.progress, said.lower, said.upper], axis=2)
+    prediction = model.predict_sets(table, index)
+    stacked = np.stack([prediction.progress, prediction.lower, prediction.upper], axis=2)
     return [stacked[row, : len(sets.index[at])] for row, at in enumerate(positions)]
 
 
 def predicted_poorer(model: InterferenceModel, sets: Sets, positions: Sequence[int]) -> Poorer:
-    """What the model says of these sets when their profiles lack more than they do."""
+    """Predict these sets as if their profiles lacked more, by what they lack."""
     return {
         what: list(
             zip(
@@ -314,7 +313,7 @@ def predicted_poorer(model: InterferenceModel, sets: Sets, positions: Sequence[i
 
 
 def predicted_linear(model: InterferenceModel, name: str, sets: Sets, at: int) -> Array:
-    """What a baseline says of one set."""
+    """Predict one set by a baseline."""
     _, alone = feature_table(
         [sets.profiles[sets.cells[cell][0]] for cell in sets.index[at]], [cap / 100 for cap in sets.caps(at)]
     )
@@ -330,8 +329,10 @@ def predicted_linear(model: InterferenceModel, name: str, sets: Sets, at: int) -
 def with_errors(
     model: InterferenceModel, sets: Sets, predictions: Sequence[tuple[int, Array]], poorer: Poorer
 ) -> InterferenceModel:
-    """Conformal bounds by stratum from predictions of sets with unseen workloads, also of what is said when their
-    profiles lack something. A stratum with few of them borrows: from all sizes, then from all sets."""
+    """Set conformal bounds by stratum from predictions of unseen workloads under full and poorer profiles.
+
+    A stratum with too few errors takes those of all sizes, then those of all sets.
+    """
     errors = np.zeros(errors_shape())
     everything = {Lacking.NOTHING: predictions, **poorer}
     for what in LACKINGS:
@@ -348,22 +349,22 @@ def with_errors(
 def _rows(
     sets: Sets, predictions: Iterable[tuple[int, Array]], what: Lacking
 ) -> list[tuple[int, int, int, float]]:
-    """(caps apart, size, stratum of the progress kept, measured less predicted) of every tenant of these sets."""
+    """List (caps apart, size, stratum of the progress kept, measured less predicted) of every tenant."""
     alone = np.array([cap_progress(without(sets.profiles[who], what), cap / 100) for who, cap in sets.cells])
     rows: list[tuple[int, int, int, float]] = []
-    for at, said in predictions:
+    for at, prediction in predictions:
         size = min(max(len(sets.index[at]), SIZES[0]), SIZES[-1])
         apart = int(are_apart(np.array(sum(sets.caps(at)) / 100)))
-        stratum = np.digitize(said[:, 0] / np.maximum(alone[list(sets.index[at])], 1e-6), KEPT_EDGES)
+        stratum = np.digitize(prediction[:, 0] / np.maximum(alone[list(sets.index[at])], 1e-6), KEPT_EDGES)
         rows += [
-            (apart, size, int(which), float(true - guess))
-            for which, true, guess in zip(stratum, sets.progress[at], said[:, 0], strict=True)
+            (apart, size, int(kept), float(true - guess))
+            for kept, true, guess in zip(stratum, sets.progress[at], prediction[:, 0], strict=True)
         ]
     return rows
 
 
 def _bounds(errors: Sequence[float], workloads: int) -> tuple[float, float]:
-    # Conformal: the new one is one more draw, and what is drawn are workloads, whose errors come in bundles.
+    # Conformal: a new workload is one more draw, and the errors of one workload are drawn at once.
     tail = max(0.0, 1 - COVERAGE * (1 + 1 / workloads)) / 2
     return float(np.quantile(errors, tail)), float(np.quantile(errors, 1 - tail))
 
@@ -397,11 +398,11 @@ def _bare(dataset: Dataset, sets: Sets, seed: int, source: bytes) -> Interferenc
 
 
 def _capacity(dataset: Dataset) -> tuple[float, ...]:
-    """The highest share of each conserved counter that a run of any size reached."""
+    """Return the highest share of each conserved counter that a run of any size reached."""
     reached = ([getattr(run.counters, name) or 0.0 for run in dataset.runs] for name in CONSERVED)
     return tuple(min(1.0, max(_LEAST_CAPACITY, *shares)) for shares in reached)
 
 
 def unfitted(dataset: Dataset, sets: Sets, seed: int) -> InterferenceModel:
-    """A model without parameters, to be fitted on parts of the dataset."""
+    """Make a model without parameters, to be fitted on parts of the dataset."""
     return _bare(dataset, sets, seed, b"")

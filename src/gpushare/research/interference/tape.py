@@ -1,4 +1,4 @@
-"""A small reverse-mode derivative over NumPy, enough to fit the network's law; used by fitting only."""
+"""Reverse-mode differentiation over NumPy, enough to fit the law; used by fitting only."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ _Back = Callable[[Array], Array]
 
 
 class Variable(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array that remembers how it came about. NumPy's functions on it give variables again."""
+    """An array that records how it was computed. NumPy's functions on it return variables."""
 
     def __init__(self, value: Any, parents: tuple[tuple["Variable", _Back], ...] = ()) -> None:
         self.value: Array = np.asarray(value, dtype=np.float64)
@@ -37,7 +37,7 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
         def back(g: Array) -> Array:
             if isinstance(
                 where, tuple
-            ):  # kinds x tenants: a product with the one-hot matrix beats np.add.at by far
+            ):  # kinds x tenants: a product with the one-hot matrix is much faster than np.add.at
                 chosen = np.eye(shape[1])[where[1].ravel()]
                 return np.asarray(g.reshape(shape[0], -1) @ chosen)
             full = np.zeros(shape)
@@ -48,7 +48,7 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
 
     @property
     def T(self) -> "Variable":  # noqa: N802 -- NumPy's name
-        """Transposed."""
+        """Return the transpose."""
         return Variable(self.value.T, ((self, lambda g: g.T),))
 
     def sum(self, axis: int, *, keepdims: bool = False) -> "Variable":
@@ -60,7 +60,7 @@ class Variable(np.lib.mixins.NDArrayOperatorsMixin):
         return Variable(self.value.sum(axis, keepdims=keepdims), ((self, back),))
 
     def backward(self) -> None:
-        """Fill `gradient` of everything this scalar came from."""
+        """Fill `gradient` of every variable that this scalar depends on."""
         order: list[Variable] = []
         seen: set[int] = set()
         stack: list[tuple[Variable, bool]] = [(self, False)]

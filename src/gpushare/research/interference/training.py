@@ -1,4 +1,4 @@
-"""Fitting the law to measured sets: seeded, NumPy only, the same figures every time."""
+"""Fit the law to measured sets: seeded, NumPy only, reproducible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ HIDDEN: Final = 16
 STEPS: Final = 600
 _RATE: Final = 0.012
 _DECAY: Final = 1e-3
-_NOISE: Final = 0.15  # on standardised inputs: the next program is never quite like one of these
-_LOST: Final = 0.15  # of the programs at each step, their probes: not every profile has them
+_NOISE: Final = 0.15  # noise on standardised inputs: a new program is never exactly like one of these
+_LOST: Final = 0.15  # part of the programs whose probes are hidden at each step: not every profile has them
 _ROUNDING: Final = 0.02  # of the absolute error, progress
 
 
@@ -26,8 +26,8 @@ class Cells:
     """Distinct tenants under their caps, aligned.
 
     Attributes:
-        inputs: tenants x features, standardised; unprobed: the same had nobody been measured beside probes.
-        programs: which program each tenant is, small numbers; caps, alone: tenants.
+        inputs: tenants x features, standardised; unprobed: the same as if no probes had been measured.
+        programs: number of each tenant's program; caps, alone: tenants.
         uses: conserved resources x tenants, parts of what the GPU has.
     """
 
@@ -44,7 +44,7 @@ class Batch:
     """Sets of up to one size.
 
     Attributes:
-        index: sets x places, rows of the tenant table; present: 1.0 where a tenant stands, else 0.0;
+        index: sets x places, rows of the tenant table; present: 1.0 where there is a tenant, else 0.0;
         progress: measured, the same shape.
     """
 
@@ -54,7 +54,7 @@ class Batch:
 
 
 def batches_of(index: Sequence[Sequence[int]], progress: Sequence[Sequence[float]]) -> list[Batch]:
-    """Sets of any size in few padded batches: up to four tenants, and more."""
+    """Group sets into two padded batches: up to four tenants, and more."""
     batches = []
     for least, most in ((1, 4), (5, 10**6)):
         chosen = [at for at, each in enumerate(index) if least <= len(each) <= most]
@@ -75,9 +75,9 @@ def batches_of(index: Sequence[Sequence[int]], progress: Sequence[Sequence[float
 
 
 def fit_parameters(cells: Cells, batches: Sequence[Batch], seed: int) -> dict[str, Array]:
-    """Parameters that minimise the rounded absolute error of progress, every set alike, over the batches.
+    """Find the parameters that minimise the smoothed absolute error of progress, with every set weighted alike.
 
-    The seed decides start and noise.
+    The seed decides the start and the noise.
     """
     chance = np.random.default_rng(seed)
     shapes = network.shapes(cells.inputs.shape[1], HIDDEN)

@@ -1,1 +1,1 @@
-"""Tables of measured pairs of training jobs and predictors fitted to them."""
+"""Tables of measured pairs of training jobs, and predictors fitted to them."""

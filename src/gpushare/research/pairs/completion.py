@@ -1,8 +1,8 @@
-"""What measured pairs have in common beyond what their workloads are: completion of the pairs' matrix at low rank.
+"""Low-rank completion of the matrix of pairs: effects that the workloads' known features do not explain.
 
 After the smooth part, sums of pairs still carry an effect that is a product of hidden traits of the two workloads
 (on gavel's K80 it looks like which machines measured them: blocks of pairs that are some 5% faster or slower), and
-noise with heavy tails (single pairs off by 0.2). Both are drawn together by Gibbs sampling:
+noise with heavy tails (single pairs off by 0.2). Both are sampled jointly by Gibbs sampling:
 
     log sum(a, b) = smooth(a, b) + sum over r of sign_r u_ar u_br + noise_ab,
 
@@ -34,7 +34,7 @@ _JITTER: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SharedEffect:
-    """What the measured pairs say beyond the smooth part.
+    """What the measured pairs tell beyond the smooth part.
 
     Attributes:
         effect: [workloads, workloads] expected addition to a pair's target; symmetric.

@@ -1,4 +1,4 @@
-"""How well predictors choose partners on a table of measured pairs, three protocols from easy to honest."""
+"""Score how well predictors choose partners on a table of measured pairs, under three protocols."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,9 +11,7 @@ import numpy as np
 from gpushare.research.pairs.model import PREDICTORS, PairPrediction
 from gpushare.research.pairs.table import Floats, Indices, PairTable
 
-GATE: Final = (
-    1.1  # a pair pays when its summed progress is above this: issue of the packing engine; Gandiva's margin
-)
+GATE: Final = 1.1  # a pair is worth it when its summed progress is above this (Gandiva's margin)
 FOLDS: Final = 10
 WORKLOAD_GROUPS: Final = 6
 _MATCHING_DRAWS: Final = 10
@@ -82,7 +80,7 @@ def evaluate(
 
 
 def mean_and_spread(runs: Sequence[Sequence[PairScore]]) -> list[tuple[PairScore, dict[str, float]]]:
-    """What `evaluate` gave for several seeds, one result a protocol and predictor: means, standard deviations."""
+    """Return means and standard deviations of `evaluate`'s results over several seeds."""
     summary = []
     for scores in zip(*runs, strict=True):
         measured = {
@@ -146,17 +144,17 @@ def _best_partner(table: PairTable, pairs: Indices, predicted: Floats, truth: Fl
         mine = pairs[(table.first[pairs] == workload) | (table.second[pairs] == workload)]
         if len(mine):
             chosen = mine[predicted[mine] == predicted[mine].max()]
-            ratios.append(float(truth[chosen].mean() / truth[mine].max()))  # ties: what a coin would give
+            ratios.append(float(truth[chosen].mean() / truth[mine].max()))  # a tie counts as chance would
     return float(np.mean(ratios))
 
 
 def _matching(
     table: PairTable, pairs: Indices, predicted: Floats, truth: Floats, rng: np.random.Generator, *, redraw: bool
 ) -> float:
-    """Truth of the predicted matching relative to the oracle's.
+    """Return the true sum of the predicted matching, relative to the oracle's.
 
-    The order of the pairs is shuffled a few times, so that a predictor that cannot tell matchings apart gets what
-    chance gives, not what the table's order gives; a random one is drawn anew each time.
+    The order of the pairs is shuffled a few times, so that a predictor that cannot tell matchings apart scores as
+    chance would, not as the table's order would; a random one is drawn anew each time.
     """
     different = pairs[table.first[pairs] != table.second[pairs]]
     oracle = truth[_best_matching(table, different, truth)].sum()

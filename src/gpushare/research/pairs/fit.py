@@ -1,4 +1,4 @@
-"""Whether a pair fits on the GPU, from other measured pairs.
+"""Predict whether a pair fits on the GPU, from other measured pairs.
 
 It is a question of memory, which adds up: a Gaussian process classifier whose latent is a sum over both workloads.
 """
@@ -10,7 +10,7 @@ import numpy as np
 from gpushare.research.pairs.table import Floats, Indices, PairTable
 
 # Variances of the latent: of a family along its batch sizes, of a workload, of the capacity. The evidence of the
-# training pairs prefers them to (1, 1, 4) on K80 and P100; wrong of 351 pairs 15 -> 13 and 9 -> 6 (see docs).
+# training pairs prefers them to (1, 1, 4) on K80 and P100; errors of 351 pairs fall from 15 to 13 and from 9 to 6.
 _FAMILY_VARIANCE: Final = 16.0
 _IDENTITY_VARIANCE: Final = 4.0
 _CAPACITY_VARIANCE: Final = 16.0

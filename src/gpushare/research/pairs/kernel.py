@@ -1,4 +1,4 @@
-"""The smooth part of how pairs run: a Gaussian process over pairs of workloads, its kernels weighed by evidence.
+"""The smooth part of the prediction: a Gaussian process over pairs of workloads, its kernels weighted by evidence.
 
 How a pair runs is smooth in what its two workloads are (family, batch size, solo rate), so a pair never measured
 is drawn from its measured relatives.
@@ -18,7 +18,9 @@ _LENGTHS_LOG2_BATCH: Final = (1.5, 3.0, 6.0)
 _IDENTITY_VARIANCES: Final = (0.02, 0.1, 0.3)
 _RATE_VARIANCES: Final = (0.0, 0.5)
 _NOISES: Final = (0.02, 0.1, 0.4, 1.0)
-_KERNELS_AVERAGED: Final = 8  # gate accuracy of P100's pairs 0.930 with the best one, 0.936 with eight (see docs)
+_KERNELS_AVERAGED: Final = (
+    8  # gate accuracy of P100's pairs 0.930 with the best one, 0.936 with eight (docs/measurements/pairs.md)
+)
 _EVIDENCE_TEMPER: Final = 0.2  # the evidence is overconfident: observations of one workload are not independent
 _RATE_LENGTH: Final = 2.0  # in log2 of steps/s
 
@@ -39,7 +41,7 @@ class MeasuredPairs:
 
     @property
     def mean(self) -> float:
-        """Of the targets, weighed by trust."""
+        """Return the mean of the targets, weighted by trust."""
         return float(np.average(self.target, weights=self.trust))
 
 

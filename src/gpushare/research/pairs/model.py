@@ -33,7 +33,7 @@ class PairPrediction:
 
     @property
     def normalized_sum(self) -> Floats:
-        """[pairs] the best single guess: 0 for a pair that probably does not fit."""
+        """Return the best single guess by pair: 0 for one that probably does not fit."""
         return np.where(self.fits_probability > 0.5, self.sum_if_fits, 0.0)
 
 
@@ -44,7 +44,7 @@ Predictor = Callable[[PairTable, Indices, Indices, np.random.Generator], PairPre
 def gaussian_process(table: PairTable, train: Indices, test: Indices, rng: np.random.Generator) -> PairPrediction:
     """Ours: the log of the sum as a smooth part plus a shared effect, each pair counted by its trust.
 
-    The noise is symmetric, so a sum is above the gate with probability over a half just where the prediction is.
+    The noise is symmetric: a sum is above the gate with probability over a half exactly where the prediction is.
     """
     fits = table.fits
     fitting = train[fits[train]]

@@ -20,13 +20,13 @@ from gpushare.research.interference.fit import FOLDS, fit_model
 
 
 def without_caps(data: Dataset) -> Dataset:
-    """The dataset without solo runs under a cap."""
+    """Drop the solo runs under a cap."""
     runs = tuple(run for run in data.runs if not run.is_solo or run.tenants[0].thread_percentage == 100)
     return dataclasses.replace(data, runs=runs)
 
 
 def without_rates(predict: Predict) -> Predict:
-    """The same model, told no rates."""
+    """Hide the rates from the model."""
 
     def told(loads: Sequence[TenantLoad]) -> Sequence[Prior | None]:
         return predict([dataclasses.replace(load, iterations_per_s=None) for load in loads])
@@ -50,14 +50,14 @@ def main() -> None:
     names = sorted(data.solo)
     by_size: dict[int, list[AttributionScore]] = {}
     for fold in read.folds:
-        held = set(names[fold::FOLDS])
-        seen = tuple(run for run in data.runs if not any(t.workload in held for t in run.tenants))
-        rest = tuple(run for run in data.runs if run.is_solo or any(t.workload in held for t in run.tenants))
+        left_out = set(names[fold::FOLDS])
+        seen = tuple(run for run in data.runs if not any(t.workload in left_out for t in run.tenants))
+        rest = tuple(run for run in data.runs if run.is_solo or any(t.workload in left_out for t in run.tenants))
         train, test = dataclasses.replace(data, runs=seen), dataclasses.replace(data, runs=rest)
         predict = expectation(fit_model(train, seed=1, source=source, progress=lambda *_: None, members=1))
         if read.as_live:
             test, predict = without_caps(test), without_rates(predict)
-        print(f"fold {fold}, left out: {', '.join(sorted(held))}")
+        print(f"fold {fold}, left out: {', '.join(sorted(left_out))}")
         scores = score(test, predict)
         show(scores)
         for size, each in scores.items():

@@ -45,8 +45,8 @@ def capped(data: Dataset) -> None:
                 continue
             error = abs(float(predicted_cap_progress(profile.counters, np.asarray(cap / 100))) - measured)
             errors["first session" if workload in early else "later sessions only"].append(error)
-    for which, values in sorted(errors.items()):
-        print(f"cap curves of programs of the {which}: {np.mean(values):.3f} over {len(values)} points")
+    for session, values in sorted(errors.items()):
+        print(f"cap curves of programs of the {session}: {np.mean(values):.3f} over {len(values)} points")
 
 
 def main(path: str) -> None:

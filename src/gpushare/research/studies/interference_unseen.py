@@ -37,17 +37,17 @@ def main(path: str, seeds: list[str]) -> None:
             names = [names[at] for at in np.random.default_rng(int(seed)).permutation(len(names))]
         folds = []
         for fold in range(FOLDS):
-            training, held = split_workloads(sets, fold, names)
+            training, unseen = split_workloads(sets, fold, names)
             model = fitted(unfitted(data, sets, 1), sets, training, seed=1, members=MEMBERS, done=lambda _: None)
-            folds.append((model, held, predicted(model, sets, held), predicted_poorer(model, sets, held)))
+            folds.append((model, unseen, predicted(model, sets, unseen), predicted_poorer(model, sets, unseen)))
         rows: dict[Lacking, list[tuple[int, float, bool]]] = {what: [] for what in LACKINGS}
-        for fold, (model, held, _, _) in enumerate(folds):
+        for fold, (model, unseen, _, _) in enumerate(folds):
             others = [each for other, each in enumerate(folds) if other != fold]
-            known = [pair for _, ats, said, _ in others for pair in zip(ats, said, strict=True)]
+            known = [pair for _, positions, each, _ in others for pair in zip(positions, each, strict=True)]
             poorer = {what: [pair for *_, less in others for pair in less[what]] for what in LACKINGS if what}
             calibrated = with_errors(model, sets, known, poorer)
-            whole = zip(held, predicted(calibrated, sets, held), strict=True)
-            for what, pairs in [(Lacking.NOTHING, whole), *predicted_poorer(calibrated, sets, held).items()]:
+            whole = zip(unseen, predicted(calibrated, sets, unseen), strict=True)
+            for what, pairs in [(Lacking.NOTHING, whole), *predicted_poorer(calibrated, sets, unseen).items()]:
                 rows[what] += [
                     (len(each), abs(true - p), low <= true <= high)
                     for at, each in pairs

@@ -15,7 +15,7 @@ LEAST = 0.9
 
 
 def kept(runs: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    """The runs of one session without disturbed solo windows and without programs that have no others."""
+    """Drop a session's disturbed solo windows, and programs that have no others."""
     fastest: dict[str, float] = defaultdict(float)
     for run in runs:
         if len(run["tenants"]) == 1:

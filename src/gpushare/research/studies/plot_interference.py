@@ -16,7 +16,7 @@ from gpushare.research.interference.fit import MEMBERS, Sets, sets_of, unfitted
 
 
 def plot(sets: Sets, rows: np.ndarray, output: Path) -> None:
-    """rows: tenants of sets with unseen workloads, columns size, measured, predicted, lower, upper."""
+    """Draw the plots; rows: tenants of unseen workloads; columns: size, measured, predicted, lower, upper."""
     size, true, said, lower, upper = rows.T
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6))
     for count, colour in ((2, "tab:blue"), (3, "tab:orange"), (4, "tab:green")):

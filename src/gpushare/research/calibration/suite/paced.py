@@ -77,11 +77,11 @@ def _loader(stage: Stage) -> Step:
 def _transfer(stage: Stage) -> Step:
     count = stage.size(16_000_000, 100)
     pinned = torch.randn(count, pin_memory=stage.device == "cuda")
-    there = torch.empty(count, device=stage.device)
+    on_device = torch.empty(count, device=stage.device)
 
     def step() -> None:
-        there.copy_(pinned, non_blocking=True)
-        there.mul_(1.5).add_(1.0).sum()
+        on_device.copy_(pinned, non_blocking=True)
+        on_device.mul_(1.5).add_(1.0).sum()
 
     return step
 
