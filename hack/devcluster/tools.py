@@ -10,7 +10,10 @@ from devcluster.progress import Failed
 from devcluster.settings import HACK, KUBERNETES_VERSION, cache_dir
 from devcluster.toolchain import fetch_go
 
-HELM = "helm.sh/helm/v3/cmd/helm@v3.22.0"
+# One module for Kubernetes, CoreDNS and helm: what they have in common is compiled once. CoreDNS and helm are the
+# releases made for this Kubernetes; go.mod pins all three.
+GO_MODULE = HACK / "gotools"
+HELM = "helm.sh/helm/v3/cmd/helm"
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
 KIND = "sigs.k8s.io/kind@v0.33.0"
 MINIMUM_GO = (1, 21)  # the first that fetches the toolchain a go.mod asks for
@@ -71,18 +74,17 @@ def _go_env() -> dict[str, str]:
     return {"HOME": str(Path.home()), **os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
 
 
-def _build(kind: str, source: Path, target: str, flags: str, expectation: str) -> Path:
-    """Build the main package at `source`/`target`; the key is the pinned module, the sources and the flags."""
+def _build(kind: str, package: str, flags: str, expectation: str) -> Path:
+    """Build a main package of the module; the key is the module with what it pins, and the flags."""
 
     def build(into: Path) -> None:
         go = _go()
-        package = target or "."
         with progress.step(f"building {expectation}"):
             # -mod=readonly: what go.sum pins is what is built
             command = [go, "build", "-mod=readonly", "-trimpath", f"-ldflags={flags}", "-o", into / kind, package]
-            progress.run(command, cwd=source, env=_go_env(), timeout_seconds=3600)
+            progress.run(command, cwd=GO_MODULE, env=_go_env(), timeout_seconds=3600)
 
-    return cache.cached(kind, cache.key_of(source, target, flags), build) / kind
+    return cache.cached(kind, cache.key_of(GO_MODULE, package, flags), build) / kind
 
 
 def _install(kind: str, module: str, expectation: str) -> Path:
@@ -107,8 +109,7 @@ def kubernetes() -> Path:
     flags = " ".join(["-s -w", *(f"-X {name}={value}" for name, value in stamp.items())])
     kube = _build(
         "kube",
-        HACK / "localkube",
-        ".",
+        "./kube",
         flags,
         f"Kubernetes {KUBERNETES_VERSION} from its Go module (first time only; about 5 minutes on 2 cores)",
     )
@@ -117,17 +118,17 @@ def kubernetes() -> Path:
 
 
 def pause() -> Path:
-    return _build("pause", HACK / "localkube", "./pause", "-s -w", "the pause container's program")
+    return _build("pause", "./pause", "-s -w", "the pause container's program")
 
 
 def coredns() -> Path:
-    return _build(
-        "coredns", HACK / "coredns", ".", "-s -w", "CoreDNS (first time only; about 2 minutes on 2 cores)"
-    )
+    return _build("coredns", "./coredns", "-s -w", "CoreDNS (first time only; seconds where Kubernetes was built)")
 
 
 def helm() -> Path:
-    return _install("helm", HELM, "helm (first time only; about 2 minutes on 2 cores)")
+    return cache.link(
+        "helm", _build("helm", HELM, "-s -w", "helm (first time only; seconds where Kubernetes was built)")
+    )
 
 
 def kwok() -> Path:
