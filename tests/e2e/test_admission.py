@@ -39,8 +39,10 @@ def test_a_pod_that_gives_itself_a_gpu_or_a_cap_is_refused(space: Namespace, var
 
 def test_a_misspelt_annotation_is_warned_of_and_many_of_others_are_no_trouble(space: Namespace):
     misspelt = space.pod("misspelt", ["sleep", "infinity"], annotations={"gpushare.io/fraktion": "0.5"})
-    template = {key: misspelt[key] for key in ("metadata", "spec")}
-    template["metadata"] = {"annotations": misspelt["metadata"]["annotations"], "labels": {"app": "misspelt"}}
+    template = {
+        "metadata": {"annotations": misspelt["metadata"]["annotations"], "labels": {"app": "misspelt"}},
+        "spec": {**misspelt["spec"], "restartPolicy": "Always"},
+    }
     deployment = {
         "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "misspelt"},
         "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "misspelt"}}, "template": template},
