@@ -11,12 +11,17 @@ from collections import Counter
 
 import numpy as np
 
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.placement.caution import Judge
-from gpushare.core.placement.decide import DecisionContext, decide
+from gpushare.core.api import Rejection
+from gpushare.core.placement import (
+    ClusterState,
+    DecisionContext,
+    GpuSpec,
+    Judge,
+    NodeSpec,
+    PlacementRequest,
+    decide,
+)
 from gpushare.core.placement.policies import NAMES, make
-from gpushare.core.placement.shapes import GpuSpec, NodeSpec, PlacementRequest
-from gpushare.core.placement.state import ClusterState
 from gpushare.data import default_model
 
 SHARES = (50, 50, 50, 80, 80, 100, 100, 120, 150, 200)  # mean 98: ten pods a GPU fill it

@@ -7,9 +7,7 @@ from typing import Any
 
 import yaml
 
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuNodeStatus, GpuShareSpec, GpuShareStatus
-from gpushare.core.api.schema import openapi
+from gpushare.core.api import GpuNodeStatus, GpuShareSpec, GpuShareStatus, names, openapi
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "crds"

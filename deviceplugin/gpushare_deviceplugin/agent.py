@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.api.objects import GpuNodeStatus
-from gpushare.core.gpu.devices import Devices, GpuHealth
+from gpushare.core.api import GpuNodeStatus
+from gpushare.core.gpu import Devices, GpuHealth
 from gpushare.devices.simulated import simulated_opener
 from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
 from gpushare.kube import Api, connect

@@ -7,8 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import names
-from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api import Reason, Rejection, names
 from gpushare_deviceplugin.pods import ManagedPod
 
 _SEPARATOR: Final = "::"

@@ -3,10 +3,7 @@
 import logging
 from typing import Any, Final
 
-from gpushare.core.api.decision import Decision
-from gpushare.core.api.names import API_VERSION, MANAGED_SELECTOR
-from gpushare.core.api.objects import GpuNodeStatus
-from gpushare.core.api.schema import to_json
+from gpushare.core.api import API_VERSION, MANAGED_SELECTOR, Decision, GpuNodeStatus, to_json
 from gpushare.kube import (
     GPUNODES,
     GPUSHARES,

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from gpushare.core.api.objects import Ceilings, GpuStatus
-from gpushare.core.gpu.devices import Health
+from gpushare.core.api import Ceilings, GpuStatus
+from gpushare.core.gpu import Health
 from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.state import NodeState

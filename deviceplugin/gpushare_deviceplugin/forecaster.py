@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core.gpu.pipes import Counters
-from gpushare.core.interference.prior import expectation
-from gpushare.core.progress.attribution import TenantLoad
+from gpushare.core.gpu import Counters
+from gpushare.core.interference import expectation
+from gpushare.core.progress import TenantLoad
 from gpushare.data import default_model
 
 NICENESS: Final = 10  # nobody waits for the answer

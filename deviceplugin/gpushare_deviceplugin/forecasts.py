@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core.progress.attribution import Prior, TenantLoad
+from gpushare.core.progress import Prior, TenantLoad
 from gpushare.runtime.backoff import Backoff
 from gpushare_deviceplugin.state import NodeState
 

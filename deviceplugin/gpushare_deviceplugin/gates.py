@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api.objects import Ceilings, MpsState, MpsStatus
-from gpushare.core.gpu.devices import GpuHealth, Health
+from gpushare.core.api import Ceilings, MpsState, MpsStatus
+from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
 from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
+from gpushare.core.api import Decision, names
 from gpushare_deviceplugin import podresources_pb2
 from gpushare_deviceplugin.allocation import shares_by_gpu
 from gpushare_deviceplugin.podresources_pb2_grpc import PodResourcesListerStub

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from gpushare.core.gpu.devices import GpuSample
-from gpushare.core.gpu.pipes import mean_counters
-from gpushare.core.progress.attribution import Prior, TenantEvidence, TenantLoad, attribute, evidence
+from gpushare.core.gpu import GpuSample, mean_counters
+from gpushare.core.progress import Prior, TenantEvidence, TenantLoad, attribute, evidence
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.pods import ManagedPod

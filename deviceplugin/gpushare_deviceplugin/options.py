@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api.names import HOST_DIRECTORY
+from gpushare.core.api import HOST_DIRECTORY
 from gpushare.runtime.options import options_of
 from gpushare_deviceplugin.allocation import DeviceListStrategy
 

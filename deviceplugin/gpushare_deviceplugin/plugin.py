@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import grpc
 
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.api import Rejection
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import (
     ContainerGrant,

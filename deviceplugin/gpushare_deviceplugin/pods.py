@@ -4,11 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.api.request import JobClass, parse_class
+from gpushare.core.api import Decision, JobClass, PodView, Rejection, names, parse_class
 
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 

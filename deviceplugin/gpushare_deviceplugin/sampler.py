@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.core.gpu.devices import Devices, DevicesError, GpuHealth, GpuInfo, GpuSample, Health
+from gpushare.core.gpu import Devices, DevicesError, GpuHealth, GpuInfo, GpuSample, Health
 from gpushare.mps.status import GateStatus
 from gpushare.runtime.backoff import Backoff
 from gpushare_deviceplugin.gates import Gates, conclude_health

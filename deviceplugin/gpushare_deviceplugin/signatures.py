@@ -4,11 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpushare.core.api.objects import GpuShareStatus, WorkloadSignature
-from gpushare.core.api.schema import from_json
-from gpushare.core.control.windows import replaces
-from gpushare.core.gpu.devices import GpuSample
-from gpushare.core.gpu.pipes import COUNTERS, Counters
+from gpushare.core.api import GpuShareStatus, WorkloadSignature, from_json
+from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare_deviceplugin.pods import ManagedPod
 
 MIN_SECONDS: Final = 5.0  # of running alone, before what was seen counts as a signature
@@ -83,7 +80,7 @@ class Signatures:
         if seconds < MIN_SECONDS:
             return None
         kept = next((each.kept for each in self._profiles.values() if pod.uid in each.pod_uids), None)
-        if not replaces(seconds, kept):
+        if kept is not None and not kept.gives_way(seconds):
             return None
         rounded = {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()}
         return WorkloadSignature(gpu_model, rounded, window_seconds=float(int(seconds)))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.gpu.devices import GpuHealth, GpuInfo, Health
+from gpushare.core.gpu import GpuHealth, GpuInfo, Health
 from gpushare_deviceplugin.pods import ManagedPod
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
-from gpushare.core.api.objects import (
+from gpushare.core.api import (
     Condition,
     ConditionStatus,
     GpuNodeStatus,
@@ -16,7 +16,7 @@ from gpushare.core.api.objects import (
     Utilization,
     WorkloadSignature,
 )
-from gpushare.core.gpu.devices import GpuHealth, GpuSample, Health
+from gpushare.core.gpu import GpuHealth, GpuSample, Health
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.gates import mps_status
 from gpushare_deviceplugin.pods import ManagedPod

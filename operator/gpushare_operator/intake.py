@@ -4,9 +4,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
-from gpushare.core.admission.share_index import ShareKey
-from gpushare.core.api.objects import GpuShare
-from gpushare.core.api.pod import PodView
+from gpushare.core.admission import ShareKey
+from gpushare.core.api import GpuShare, PodView
 from gpushare.kube import GPUSHARES, PODS, BadObjects, Json
 from gpushare_operator.world import World
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gpushare.core.api.objects import Phase
+from gpushare.core.api import Phase
 
 
 class OperatorMetrics:

@@ -5,8 +5,8 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpushare.core.admission import ownership
-from gpushare.core.api.objects import OwnerReference
+from gpushare.core import admission
+from gpushare.core.api import OwnerReference
 from gpushare.kube import Api, Forbidden, NotFound, Resource
 
 _log = logging.getLogger(__name__)
@@ -35,11 +35,11 @@ class Owners:
         Raises:
             OwnerGoneError: an owner does not exist any more. ApiError: it could not be asked for now.
         """
-        owner = ownership.controller_of(pod)
+        owner = admission.controller_of(pod)
         if owner is None:
-            return (ownership.pod_as_owner(pod),)
+            return (admission.pod_as_owner(pod),)
         found = [owner]
-        while ownership.may_have_owner(owner) and (above := await self._controller(namespace, owner)) is not None:
+        while admission.may_have_owner(owner) and (above := await self._controller(namespace, owner)) is not None:
             found.append(above)
             owner = above
         return tuple(found)
@@ -63,4 +63,4 @@ class Owners:
             return None
         if obj["metadata"]["uid"] != owner.uid:
             raise OwnerGoneError(f"{owner.kind} {namespace}/{owner.name} is another one by now")
-        return ownership.controller_of(obj)
+        return admission.controller_of(obj)

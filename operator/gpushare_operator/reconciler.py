@@ -10,12 +10,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from gpushare.core.admission import ownership
-from gpushare.core.admission.share_index import ShareKey
-from gpushare.core.api.objects import GpuShare, GpuShareStatus, OwnerReference
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.schema import to_json
-from gpushare.core.control import lifecycle
+from gpushare.core import admission, control
+from gpushare.core.admission import ShareKey
+from gpushare.core.api import GpuShare, GpuShareStatus, OwnerReference, PodView, to_json
 from gpushare.kube import (
     GPUSHARES,
     PODS,
@@ -67,7 +64,7 @@ class Reconciler:
     def __init__(
         self,
         api: Api,
-        settings: lifecycle.OperatorSettings,
+        settings: control.OperatorSettings,
         metrics: OperatorMetrics,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -152,14 +149,14 @@ class Reconciler:
             existing = self.world.share_of_owners(pod.namespace, [owner.uid for owner in chain])
             if existing is None:
                 await self._create(pod, chain)
-            elif ownership.missing_owners(existing, chain):
+            elif admission.missing_owners(existing, chain):
                 await self._add_owners(existing, chain)
 
     async def _create(self, pod: PodView, chain: tuple[OwnerReference, ...]) -> None:
-        name = ownership.share_name(chain[-1])
+        name = admission.share_name(chain[-1])
         if ShareKey(pod.namespace, name) in self.world.shares:  # a user's own, or of an owner that was replaced
-            name = ownership.share_name(chain[-1], distinct=True)
-        body = ownership.new_share(pod.namespace, name, chain, pod.fraction or "")
+            name = admission.share_name(chain[-1], distinct=True)
+        body = admission.new_share(pod.namespace, name, chain, pod.fraction or "")
         try:
             made = await self._api.create(GPUSHARES, body, namespace=pod.namespace)
             _log.info("made GpuShare %s/%s for %s %s", pod.namespace, name, chain[-1].kind, chain[-1].name)
@@ -170,8 +167,8 @@ class Reconciler:
 
     async def _add_owners(self, share: GpuShare, chain: tuple[OwnerReference, ...]) -> None:
         """Add a pod's new owners, such as the ReplicaSet of a roll-out, so that every part finds the GpuShare."""
-        missing = ownership.missing_owners(share, chain)
-        references = ownership.references((*missing, *reversed(share.owners)))
+        missing = admission.missing_owners(share, chain)
+        references = admission.references((*missing, *reversed(share.owners)))
         body = {"metadata": {"uid": share.uid, "ownerReferences": references}}
         try:
             changed = await self._api.patch(GPUSHARES, share.name, body, namespace=share.namespace)
@@ -201,14 +198,14 @@ class Reconciler:
         written = self._written.get(key)
         before = written.status if written is not None and written.uid == share.uid else share.status
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
-        status = lifecycle.status_of(
+        status = control.status_of(
             replace(share, status=before), self.world.pods_of(key), self.world.fares_of(key), self._settings, now
         )
         if status == share.status:
             return
         pause = max(FIGURES_SECONDS, len(self.world.shares) / FIGURE_WRITES_PER_SECOND)
         due = written.at + pause if written is not None else 0.0
-        if self._clock() < due and lifecycle.differs_only_in_figures(status, share.status):
+        if self._clock() < due and control.differs_only_in_figures(status, share.status):
             self._queue.add(key, due)
             return
         body = {"metadata": {"uid": share.uid}, "status": to_json(status, nulls=True)}
@@ -222,7 +219,7 @@ class Reconciler:
         self._written[key] = _Written(self._clock(), share.uid, status)
         self._metrics.status_writes.inc()
         self._learn(share, changed)
-        for reason, note in lifecycle.transitions(before, status):
+        for reason, note in control.transitions(before, status):
             await self._tell(changed, reason, note)
 
     async def _tell(self, share: dict[str, Any], reason: str, note: str) -> None:

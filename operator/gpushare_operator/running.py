@@ -11,10 +11,9 @@ from typing import Final
 
 from prometheus_client import start_http_server
 
-from gpushare.core.api.names import MANAGED_SELECTOR
-from gpushare.core.api.objects import GpuNode
-from gpushare.core.control.lifecycle import Fares, OperatorSettings, fares_of
-from gpushare.core.placement.settings import parse_settings
+from gpushare.core.api import MANAGED_SELECTOR, GpuNode
+from gpushare.core.control import Fares, OperatorSettings, fares_of
+from gpushare.core.placement import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
 from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gpushare.core.admission.share_index import ShareIndex, ShareKey
-from gpushare.core.api.objects import GpuShare
-from gpushare.core.api.pod import PodView
-from gpushare.core.control.lifecycle import Fares
+from gpushare.core.admission import ShareIndex, ShareKey
+from gpushare.core.api import GpuShare, PodView
+from gpushare.core.control import Fares
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpushare.core.api import names
-from gpushare.core.api.objects import (
+from gpushare.core.api import (
     Ceilings,
     GpuNodeStatus,
     GpuStatus,
@@ -15,9 +14,10 @@ from gpushare.core.api.objects import (
     MpsStatus,
     TenantStatus,
     Utilization,
+    names,
+    to_json,
 )
-from gpushare.core.api.schema import to_json
-from gpushare.core.gpu.devices import Health
+from gpushare.core.gpu import Health
 
 ApiServer = Any  # conftest's, which importlib mode does not let a test module import
 PodObject = Any

@@ -10,11 +10,8 @@ from gpushare.cli import root
 from gpushare.cli.errors import UsageError
 from gpushare.cli.live import Objects, cluster_of
 from gpushare.cli.snapshot import read_snapshot, save
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuNodeStatus, GpuStatus
-from gpushare.core.api.schema import to_json
-from gpushare.core.gpu.devices import Health
+from gpushare.core.api import Decision, GpuNodeStatus, GpuStatus, names, to_json
+from gpushare.core.gpu import Health
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,64000,262144,2,T4\n"
 PODS = (

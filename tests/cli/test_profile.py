@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 
 from gpushare.cli import profile
 from gpushare.cli.errors import UsageError
-from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 
 DATA = Path(__file__).parents[1] / "research" / "data"
 GPU = GpuInfo("GPU-a", 0, "NVIDIA H200", 143771, 132)

@@ -6,9 +6,7 @@ import pytest
 from rich.console import Console
 
 from gpushare.cli.top import render, rows
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuShare, GpuStatus, TenantStatus
+from gpushare.core.api import Decision, GpuNode, GpuNodeStatus, GpuShare, GpuStatus, TenantStatus, names
 
 NODE = GpuNode(
     "node-a",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, FakeKubelet
 
-from gpushare.core.gpu.devices import GpuInfo
+from gpushare.core.gpu import GpuInfo
 from gpushare_deviceplugin.state import NodeState
 
 

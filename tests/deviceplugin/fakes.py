@@ -8,9 +8,7 @@ from typing import Any
 import grpc
 from aiohttp import web
 
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuNodeStatus
-from gpushare.core.api.schema import from_json
+from gpushare.core.api import GpuNodeStatus, from_json, names
 from gpushare_deviceplugin import api_pb2, api_pb2_grpc, podresources_pb2, podresources_pb2_grpc
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 

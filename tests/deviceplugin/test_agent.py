@@ -19,8 +19,7 @@ from aiohttp.test_utils import TestServer, unused_port
 from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
 
 from gpushare.core.api import names
-from gpushare.core.gpu.devices import Health
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters, Health
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_atomically, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus, SelfTest, SelfTestResult
 from gpushare.twin.gpus import parse_simulated

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.deviceplugin.fakes import GPU_A, GPU_B, make_pod
 
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.api import Rejection
 from gpushare_deviceplugin.allocation import (
     DeviceListStrategy,
     check_grant,

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B
 
-from gpushare.core.gpu.pipes import Counters
-from gpushare.core.interference.prior import expectation
-from gpushare.core.progress.attribution import Prior, TenantLoad
+from gpushare.core.gpu import Counters
+from gpushare.core.interference import expectation
+from gpushare.core.progress import Prior, TenantLoad
 from gpushare.data import default_model
 from gpushare_deviceplugin import forecaster
 from gpushare_deviceplugin.forecasts import (

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
-from gpushare.core.api.objects import Ceilings, GpuNodeStatus, MpsState, WorkloadSignature
-from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.core.gpu.pipes import Counters
-from gpushare.core.progress.attribution import Prior
+from gpushare.core.api import Ceilings, GpuNodeStatus, MpsState, WorkloadSignature
+from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.core.progress import Prior
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
     ClientStatus,

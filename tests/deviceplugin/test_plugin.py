@@ -11,8 +11,8 @@ import grpc
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, Sleeper, make_pod
 
-from gpushare.core.api.decision import Decision
-from gpushare.core.gpu.devices import GpuHealth, Health
+from gpushare.core.api import Decision
+from gpushare.core.gpu import GpuHealth, Health
 from gpushare_deviceplugin import api_pb2, registration, rpc
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub

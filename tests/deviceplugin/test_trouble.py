@@ -12,9 +12,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
-from gpushare.core.api.objects import ConditionStatus
-from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.api import ConditionStatus
+from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.exporter import NodeCollector
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gpushare.core.gpu.devices import Devices, DevicesError, Health
+from gpushare.core.gpu import Devices, DevicesError, Health
 
 
 def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:

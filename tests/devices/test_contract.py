@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from tests.devices.contract import check_contract
 
-from gpushare.core.gpu.devices import DevicesError
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters, DevicesError
 from gpushare.mps.layout import GpuDirectory, write_atomically
 from gpushare.twin.devices import SimulatedDevices
 from gpushare.twin.gpus import parse_simulated

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpushare.core.gpu.devices import DevicesError
+from gpushare.core.gpu import DevicesError
 from gpushare.devices.dcgm import DcgmScrape, parse_exposition
 
 A = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"

@@ -11,7 +11,7 @@ import pytest
 from fakenvml import HANDLE, MIB, UNKNOWN, UUID, FakeNvml, installed
 from tests.devices.contract import check_contract
 
-from gpushare.core.gpu.devices import DevicesError, Health
+from gpushare.core.gpu import DevicesError, Health
 from gpushare.devices.gpm import METRICS, counters_of
 from gpushare.devices.nvml import REOPEN_SECONDS, NvmlDevices
 from gpushare.devices.xid import QUIET_SECONDS

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from gpushare.core.placement.settings import Settings
+from gpushare.core.placement import Settings
 from gpushare.extender import Extender, ExtenderOptions
 from gpushare.kube import (
     GPUNODES,

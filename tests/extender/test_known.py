@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharerule import share_of
 
-from gpushare.core.api.objects import GpuShare
-from gpushare.core.api.pod import PodView
+from gpushare.core.api import GpuShare, PodView
 from gpushare.extender.known import KnownWorkloads
 from gpushare.kube import GPUSHARES
 from gpushare.twin.contention import WORKLOADS

@@ -1,6 +1,6 @@
 import pytest
 
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.extender import parse_options
 
 

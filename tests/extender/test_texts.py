@@ -3,8 +3,7 @@
 import numpy as np
 import orjson
 
-from gpushare.core.placement.shapes import GpuSpec, NodeSpec
-from gpushare.core.placement.state import ClusterState
+from gpushare.core.placement import ClusterState, GpuSpec, NodeSpec
 from gpushare.extender.texts import NodeTexts
 
 

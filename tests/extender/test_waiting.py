@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpushare.core.api.pod import PodView
+from gpushare.core.api import PodView
 from gpushare.extender.waiting import (
     AGAIN_SECONDS,
     GRACE_SECONDS,

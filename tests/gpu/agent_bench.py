@@ -26,9 +26,8 @@ import grpc
 from aiohttp import web
 from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
 
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuStatus
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.api import GpuStatus, names
+from gpushare.core.gpu import Counters
 from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus
 from gpushare.twin.mps.state import TwinState, state_path

@@ -40,8 +40,8 @@ from limit import time_limit
 from progress import Law, Processes, Side, dataset_lines, run_progress
 from summary import agent_lines, profile_lines, progress_lines
 
-from gpushare.core.api.schema import to_json
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.api import to_json
+from gpushare.core.gpu import Counters
 from gpushare.twin.contention import WORKLOADS
 
 PROGRAM_FILE = Path(__file__).with_name("programs.py")

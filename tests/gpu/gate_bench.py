@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
 from gpushare.mps.identity import pod_uid_of
 from gpushare.mps.layout import (

@@ -12,7 +12,7 @@ from typing import Any
 from gate_bench import Bench, Tenant, pod_uid, used_mib_by_pod
 from gate_checks import START, must, sms_at
 
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.mps import commands
 from gpushare.mps.status import GateState, HoldReason, SelfTestResult
 

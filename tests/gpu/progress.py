@@ -18,8 +18,7 @@ from typing import Any, Protocol
 
 from agent_bench import NodeAgent, StandInGate, ids_of, pod_of, wait_until
 
-from gpushare.core.gpu.devices import Devices
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters, Devices
 from gpushare.data import default_model
 from gpushare.twin.contention import WORKLOADS, TwinLoad, cap_progress
 

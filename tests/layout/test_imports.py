@@ -1,9 +1,12 @@
 """What each room may import (docs/design.md); import-linter holds the layers, this file what it cannot see."""
 
+import ast
+import importlib
 import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,3 +65,43 @@ def test_every_package_has_its_layer() -> None:
         f"gpushare.{folder.name}" for folder in (ROOT / "src" / "gpushare").iterdir() if list(folder.glob("*.py"))
     }
     assert named == folders | {"gpushare_operator", "gpushare_deviceplugin"}
+
+
+CORE = ROOT / "src" / "gpushare" / "core"
+ROOMS = sorted(folder.name for folder in CORE.iterdir() if (folder / "__init__.py").exists())
+PARTS = ("src", "operator", "deviceplugin", "bench", "hack", "tests")
+# Their own tests and the fitting look inside.
+MAY_REACH_INSIDE = ("tests/core", "src/gpushare/research", "tests/research")
+
+
+def imports_of_core() -> Iterator[tuple[str, str, str]]:
+    """Every `from gpushare.core.ROOM... import NAME` outside that room: file, module, name."""
+    for part in PARTS:
+        for path in (ROOT / part).rglob("*.py"):
+            where = path.relative_to(ROOT).as_posix()
+            if where.startswith(MAY_REACH_INSIDE):
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("gpushare.core."):
+                    continue
+                room = str(node.module).split(".")[2]
+                if not where.startswith(f"src/gpushare/core/{room}/"):
+                    yield from ((where, str(node.module), name.name) for name in node.names)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_lists_what_others_may_use(room: str) -> None:
+    package = importlib.import_module(f"gpushare.core.{room}")
+    assert package.__all__
+    assert not [name for name in package.__all__ if not hasattr(package, name)]
+
+
+def test_what_is_outside_a_room_imports_from_the_room_not_from_its_modules() -> None:
+    found = list(imports_of_core())
+    assert len(found) > 300
+    wrong = [
+        (where, module, name)
+        for where, module, name in found
+        if name not in getattr(importlib.import_module(module), "__all__", ())
+    ]
+    assert not wrong

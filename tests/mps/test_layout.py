@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.mps.layout import (
     Decisions,
     GpuDirectory,

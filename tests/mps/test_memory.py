@@ -7,7 +7,7 @@ import pynvml
 import pytest
 from fakenvml import MIB, UNKNOWN, UUID, installed
 
-from gpushare.core.gpu.devices import DevicesError
+from gpushare.core.gpu import DevicesError
 from gpushare.devices.nvml import NvmlDevices
 from gpushare.mps.grants import EXHAUSTED_MIB, grant_mib
 from gpushare.mps.identity import start_ticks_of

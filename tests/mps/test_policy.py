@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
+from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, write_decisions
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.status import HoldReason

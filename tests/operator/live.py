@@ -14,9 +14,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuShare
+from gpushare.core.api import Decision, GpuShare, names
 from gpushare.kube import GPUSHARES, PODS, Api, Reflector
 
 Json = dict[str, Any]

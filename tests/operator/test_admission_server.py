@@ -17,10 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from gpushare.core.admission.resolve import Defaults
-from gpushare.core.admission.review import AdmissionPolicy
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuShare
+from gpushare.core.admission import AdmissionPolicy, Defaults
+from gpushare.core.api import GpuShare, names
 from gpushare.kube import Change
 from gpushare_operator.admission import AdmissionServerSettings, serve
 from gpushare_operator.admission.__main__ import parse_settings

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.operator.live import PATIENCE_SECONDS, Cable, Running, Shares, decide, pod
 
-from gpushare.core.api.objects import Phase
+from gpushare.core.api import Phase
 from gpushare.kube import GPUSHARES, PODS, Api
 
 pytestmark = pytest.mark.integration

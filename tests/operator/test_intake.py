@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.admission.share_index import ShareKey
+from gpushare.core.admission import ShareKey
 from gpushare.core.api import names
 from gpushare.kube import GPUSHARES, PODS
 from gpushare_operator.intake import Intake

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from tests.operator.live import Running, Shares, controller, decide, pod
 
-from gpushare.core.api import names
-from gpushare.core.api.objects import (
+from gpushare.core.api import (
     GpuNodeStatus,
     GpuStatus,
     Phase,
     TenantStatus,
+    names,
+    to_json,
 )
-from gpushare.core.api.schema import to_json
 from gpushare.kube import (
     EVENTS,
     GPUNODES,

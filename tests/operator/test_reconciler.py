@@ -5,13 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from gpushare.core.admission.resolve import Defaults
-from gpushare.core.admission.share_index import ShareKey
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuShare, Phase
-from gpushare.core.api.pod import PodView
-from gpushare.core.control.lifecycle import Fares, OperatorSettings
+from gpushare.core.admission import Defaults, ShareKey
+from gpushare.core.api import Decision, GpuShare, Phase, PodView, names
+from gpushare.core.control import Fares, OperatorSettings
 from gpushare.kube import (
     AlreadyExists,
     Api,

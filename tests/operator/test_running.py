@@ -6,11 +6,9 @@ from typing import cast
 
 import pytest
 
-from gpushare.core.admission.resolve import Defaults
-from gpushare.core.admission.share_index import ShareKey
-from gpushare.core.api import names
-from gpushare.core.api.request import JobClass
-from gpushare.core.control.lifecycle import Fares, OperatorSettings
+from gpushare.core.admission import Defaults, ShareKey
+from gpushare.core.api import JobClass, names
+from gpushare.core.control import Fares, OperatorSettings
 from gpushare.kube import Api, Change
 from gpushare_operator import handlers
 from gpushare_operator.metrics import OperatorMetrics

@@ -6,11 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharerule import share_of
 
-from gpushare.core.admission.share_index import ShareKey
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuShare
-from gpushare.core.api.pod import PodView
-from gpushare.core.control.lifecycle import Fares
+from gpushare.core.admission import ShareKey
+from gpushare.core.api import GpuShare, PodView, names
+from gpushare.core.control import Fares
 from gpushare_operator.world import Key, PodKey, World
 
 Json = dict[str, Any]

@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.core.interference import Forecast
-from gpushare.core.placement.decide import DecisionContext, decide
-from gpushare.core.placement.settings import Settings
-from gpushare.core.placement.shapes import GpuSpec, NodeSpec, Placement
-from gpushare.core.placement.state import ClusterState
+from gpushare.core.placement import ClusterState, DecisionContext, GpuSpec, NodeSpec, Placement, Settings, decide
 from gpushare.data import default_model
 from gpushare.research.dataset import Mechanism, parse
 from gpushare.sim.job_catalog import POLICIES

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpushare.core.placement.shapes import GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.core.placement import GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.sim.openb import TraceError, format_nodes, format_pods, parse_nodes, parse_placed_pods, parse_pods
 
 NODES = "sn,cpu_milli,memory_mib,gpu,model\na,64000,262144,2,P100\nb,8000,1024,0,\n"

@@ -8,8 +8,8 @@ from statistics import fmean
 import numpy as np
 import pytest
 
+from gpushare.core.placement import GpuSpec, NodeSpec, PlacementRequest
 from gpushare.core.placement.policies import NAMES, make
-from gpushare.core.placement.shapes import GpuSpec, NodeSpec, PlacementRequest
 from gpushare.data import default_model
 from gpushare.sim.cluster import FillResult, arrivals, fill
 from gpushare.sim.openb import parse_nodes, parse_pods

@@ -2,11 +2,19 @@
 
 from collections.abc import Iterable
 
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.placement.caution import Judge
-from gpushare.core.placement.decide import DecisionContext, decide, survey
-from gpushare.core.placement.search import Candidates, NodeList, Policy
-from gpushare.core.placement.state import ClusterState, Placement, PlacementRequest
+from gpushare.core.api import Rejection
+from gpushare.core.placement import (
+    Candidates,
+    ClusterState,
+    DecisionContext,
+    Judge,
+    NodeList,
+    Placement,
+    PlacementRequest,
+    Policy,
+    decide,
+    survey,
+)
 from gpushare.data import default_model
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from gpushare.core.api.objects import GpuShare
+from gpushare.core.api import GpuShare
 
 
 def share_of(labels: Mapping[str, str], owner_uids: Iterable[str], shares: Iterable[GpuShare]) -> GpuShare | None:

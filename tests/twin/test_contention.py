@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters
 from gpushare.twin.contention import WORKLOADS, TwinLoad, cap_progress, contended_progress
 
 ratio = st.floats(0, 1)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.admission.review import AdmissionPolicy
+from gpushare.core.admission import AdmissionPolicy
 from gpushare.core.placement import settings
 from gpushare_operator.admission.server import AdmissionServerSettings, serve
 

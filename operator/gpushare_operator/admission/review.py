@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core.admission import review as admission
-from gpushare.core.api.rejection import Rejection, shown
+from gpushare.core import admission
+from gpushare.core.api import Rejection, shown
 
 Json = dict[str, Any]
 # The pod (or a workload's pod template) and its namespace -> what is known that bears on it.

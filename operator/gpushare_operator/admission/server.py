@@ -12,8 +12,8 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from gpushare.core.admission.review import AdmissionPolicy
-from gpushare.core.api.rejection import shown
+from gpushare.core.admission import AdmissionPolicy
+from gpushare.core.api import shown
 from gpushare_operator.admission.certificates import Certificate
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.watched import Watched

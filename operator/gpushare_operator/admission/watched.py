@@ -6,10 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
-from gpushare.core.admission import ownership
-from gpushare.core.admission import review as admission
-from gpushare.core.admission.share_index import ShareIndex
-from gpushare.core.api.objects import GpuNode, GpuNodeStatus, GpuShare
+from gpushare.core import admission
+from gpushare.core.admission import ShareIndex
+from gpushare.core.api import GpuNode, GpuNodeStatus, GpuShare
 from gpushare.kube import GPUNODES, GPUSHARES, ApiError, Change, Reflector, connect
 
 _log = logging.getLogger(__name__)
@@ -29,10 +28,10 @@ class Watched:
 
     def _share(self, pod: Mapping[str, Any], namespace: str) -> GpuShare | None:
         metadata = pod.get("metadata") or {}
-        owners = [owner.uid for owner in ownership.owners_of(pod)]
+        owners = [owner.uid for owner in admission.owners_of(pod)]
         found = self._shares.of(namespace, metadata.get("labels") or {}, owners)
-        made = ownership.guess_top_owner(pod)  # the first pod of a new ReplicaSet: its uid is in no GpuShare yet
-        return found or (self._shares.get(namespace, ownership.share_name(made)) if made else None)
+        made = admission.guess_top_owner(pod)  # the first pod of a new ReplicaSet: its uid is in no GpuShare yet
+        return found or (self._shares.get(namespace, admission.share_name(made)) if made else None)
 
     def on_node(self, change: Change, name: str, largest_mib: int) -> None:
         """Take up a GpuNode."""

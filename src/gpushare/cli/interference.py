@@ -13,18 +13,18 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.core.interference import (
     Advice,
     ArtefactError,
     InterferenceModel,
+    ProfileError,
     Wish,
     auto_share,
     best_number,
     from_json,
     recommended_number,
 )
-from gpushare.core.interference.profile import ProfileError
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.research.interference.evaluate import Evaluation, EvaluationProtocol, evaluate

@@ -5,17 +5,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpushare.cli.errors import UsageError
-from gpushare.core.admission.resolve import Defaults, resolve
-from gpushare.core.admission.share_index import ShareIndex
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuNode, GpuShare
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.quantity import parse_quantity
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.control.profiles import known_of
-from gpushare.core.gpu.devices import Health
-from gpushare.core.placement.settings import Settings, SettingsError, parse_settings
-from gpushare.core.placement.shapes import MILLI_PER_PERCENT, GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.core.admission import Defaults, ShareIndex, resolve
+from gpushare.core.api import GpuNode, GpuShare, PodView, Rejection, names, parse_quantity
+from gpushare.core.gpu import Health
+from gpushare.core.placement import (
+    MILLI_PER_PERCENT,
+    GpuSpec,
+    NodeSpec,
+    Placement,
+    PlacementRequest,
+    Settings,
+    SettingsError,
+    known_of,
+    parse_settings,
+)
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Json
 
 SETTINGS_LABEL: Final = f"{names.GROUP}/settings=true"

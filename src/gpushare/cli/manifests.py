@@ -8,9 +8,8 @@ import yaml
 
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
-from gpushare.core.api import names
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.placement.shapes import PlacementRequest
+from gpushare.core.api import Rejection, names
+from gpushare.core.placement import PlacementRequest
 
 
 def read_manifests(

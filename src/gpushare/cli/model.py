@@ -11,9 +11,8 @@ from rich.table import Table
 from gpushare.cli import interference
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core.interference import InterferenceModel
-from gpushare.core.interference.prior import expectation
-from gpushare.core.progress.attribution import no_prediction
+from gpushare.core.interference import InterferenceModel, expectation
+from gpushare.core.progress import no_prediction
 from gpushare.research.attribution_score import AttributionScore, score
 from gpushare.research.dataset import Dataset, DatasetError, parse
 

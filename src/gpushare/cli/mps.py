@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core.api.names import HOST_DIRECTORY
+from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps import MpsError, commands
 from gpushare.mps.actions import program_of, sync_control, terminate_client, terminate_pod_clients
 from gpushare.mps.layout import GpuDirectory, gpu_directories, status_reader

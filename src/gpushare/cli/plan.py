@@ -20,13 +20,19 @@ from gpushare.cli.manifests import read_manifests
 from gpushare.cli.sim_cluster import read_cluster as read_nodes
 from gpushare.cli.sim_cluster import read_trace
 from gpushare.cli.snapshot import read_snapshot
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.placement.caution import Judge
-from gpushare.core.placement.decide import DecisionContext, decide, survey
+from gpushare.core.api import Rejection
+from gpushare.core.placement import (
+    GPU_MILLI,
+    Candidates,
+    ClusterState,
+    DecisionContext,
+    Judge,
+    Placement,
+    PlacementRequest,
+    decide,
+    survey,
+)
 from gpushare.core.placement.policies import NAMES, make
-from gpushare.core.placement.search import Candidates
-from gpushare.core.placement.shapes import GPU_MILLI, Placement, PlacementRequest
-from gpushare.core.placement.state import ClusterState
 from gpushare.data import default_model
 from gpushare.kube import ApiError, connect
 

@@ -14,8 +14,7 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core.gpu.devices import Devices, DevicesError, GpuInfo, GpuSample
-from gpushare.core.gpu.pipes import Counters, mean_counters
+from gpushare.core.gpu import Counters, Devices, DevicesError, GpuInfo, GpuSample, mean_counters
 from gpushare.research.nvprof import NvprofError, parse_metrics, parse_summary, utilization
 
 app = typer.Typer(no_args_is_help=True, help="What a program alone draws from a GPU, pipe by pipe.")

@@ -17,8 +17,8 @@ from rich.table import Table
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
+from gpushare.core.placement import NodeSpec, PlacementRequest
 from gpushare.core.placement.policies import NAMES, make
-from gpushare.core.placement.shapes import NodeSpec, PlacementRequest
 from gpushare.data import default_model
 from gpushare.sim.cluster import fill
 from gpushare.sim.openb import TraceError, parse_nodes, parse_pods

@@ -11,11 +11,8 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.core.admission.share_index import ShareIndex
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuNode, GpuShare, GpuStatus, TenantStatus
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.request import JobClass
+from gpushare.core.admission import ShareIndex
+from gpushare.core.api import GpuNode, GpuShare, GpuStatus, JobClass, PodView, TenantStatus, names
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Api, ApiError, Json, connect
 
 app = typer.Typer(help=__doc__)

@@ -7,8 +7,7 @@ from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from gpushare.core.gpu.devices import DevicesError
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters, DevicesError
 
 SCRAPE_SECONDS: Final = 2.0
 MAX_BYTES: Final = 16 * 2**20

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pynvml
 
-from gpushare.core.gpu.devices import DevicesError
+from gpushare.core.gpu import DevicesError
 
 _LIBRARY = "libnvidia-ml.so.1"
 

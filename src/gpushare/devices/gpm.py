@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pynvml
 
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters
 from gpushare.devices.driver import driver_errors
 
 MIN_WINDOW_SECONDS: Final = 0.1

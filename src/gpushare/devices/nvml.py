@@ -7,8 +7,7 @@ from typing import Any, Final
 
 import pynvml
 
-from gpushare.core.gpu.devices import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.devices.dcgm import DcgmScrape
 from gpushare.devices.driver import driver_errors, explain
 from gpushare.devices.gpm import MIN_WINDOW_SECONDS, GpmSampler, GpmWindow

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from gpushare.core.gpu.devices import Devices
+from gpushare.core.gpu import Devices
 
 
 def simulated_opener(

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pynvml
 
-from gpushare.core.gpu.devices import GpuHealth, Health
+from gpushare.core.gpu import GpuHealth, Health
 from gpushare.devices.driver import explain
 
 _log = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final
 
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.api import PodView, Rejection
 from gpushare.extender.ledger import Ledger, fence_size
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.wire import BindArgs

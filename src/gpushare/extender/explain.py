@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.api import PodView, Rejection
 from gpushare.extender.ledger import Ledger
 from gpushare.extender.wire import plain
 from gpushare.kube import Api, EventType, record_event

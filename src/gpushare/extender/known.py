@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-from gpushare.core.admission.share_index import ShareIndex
-from gpushare.core.api.objects import GpuShare
-from gpushare.core.api.pod import PodView
-from gpushare.core.control.profiles import known_of
-from gpushare.core.placement.known import Known
+from gpushare.core.admission import ShareIndex
+from gpushare.core.api import GpuShare, PodView
+from gpushare.core.placement import Known, known_of
 
 
 class KnownWorkloads:

@@ -4,25 +4,27 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from gpushare.core.admission.resolve import Defaults, resolve
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuShare
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.admission import Defaults, resolve
+from gpushare.core.api import Decision, GpuShare, PodView, Rejection, names
 from gpushare.core.interference import InterferenceModel
-from gpushare.core.placement.caution import Judge
-from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
-from gpushare.core.placement.known import Known
-from gpushare.core.placement.preemption import Evictable
-from gpushare.core.placement.search import Candidates, LearningPolicy, NodeList, Policy
-from gpushare.core.placement.settings import DEFAULT_GPU_MEMORY_RESERVE_MIB
-from gpushare.core.placement.state import (
+from gpushare.core.placement import (
+    DEFAULT_GPU_MEMORY_RESERVE_MIB,
     MILLI_PER_PERCENT,
+    Candidates,
     ClusterState,
+    DecisionContext,
+    Evictable,
+    Judge,
+    Known,
+    LearningPolicy,
+    NodeList,
     NodeSpec,
     Placement,
     PlacementRequest,
+    Policy,
+    cap_of,
+    decide,
+    survey,
 )
 from gpushare.data import default_model
 from gpushare.extender.fence import Fence

@@ -7,21 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gpushare.core.admission.resolve import AUTO_FRACTION
-from gpushare.core.api.request import JobClass
+from gpushare.core.admission import AUTO_FRACTION
+from gpushare.core.api import JobClass
+from gpushare.core.placement import Policy, Settings, SettingsError, parse_settings
+from gpushare.core.placement import settings as installation
 from gpushare.core.placement.policies import BestFit, GpuShareFit
-from gpushare.core.placement.search import Policy
-from gpushare.core.placement.settings import (
-    DEFAULT_CLASS,
-    DEFAULT_FRACTION,
-    DEFAULT_GPU_MEMORY_RESERVE_MIB,
-    GPU_MEMORY_RESERVE,
-    MAX_SLOWDOWN,
-    POLICY,
-    Settings,
-    SettingsError,
-    parse_settings,
-)
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
 from gpushare.runtime.options import options_of
 
@@ -68,7 +58,9 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
     add("default-fraction", AUTO_FRACTION, 'what fraction "auto" stands for without a profile')
     add("max-slowdown", "1.5", "tolerated slowdown where nobody says otherwise")
-    add("gpu-memory-reserve", str(DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants")
+    add(
+        "gpu-memory-reserve", str(installation.DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants"
+    )
     add(
         "fence-timeout",
         str(FENCE_TIMEOUT_SECONDS),
@@ -81,11 +73,11 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     try:
         settings = parse_settings(
             {
-                POLICY: read.policy,
-                DEFAULT_CLASS: read.default_class,
-                DEFAULT_FRACTION: read.default_fraction,
-                MAX_SLOWDOWN: read.max_slowdown,
-                GPU_MEMORY_RESERVE: read.gpu_memory_reserve,
+                installation.POLICY: read.policy,
+                installation.DEFAULT_CLASS: read.default_class,
+                installation.DEFAULT_FRACTION: read.default_fraction,
+                installation.MAX_SLOWDOWN: read.max_slowdown,
+                installation.GPU_MEMORY_RESERVE: read.gpu_memory_reserve,
             }
         )
     except SettingsError as error:

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from gpushare.core.api import names
-from gpushare.core.api.pod_resources import requests_of, share_limit_of
-from gpushare.core.placement.state import GPU_MILLI, MILLI_PER_PERCENT, ClusterState, Placement, PlacementRequest
+from gpushare.core.api import names, requests_of, share_limit_of
+from gpushare.core.placement import GPU_MILLI, MILLI_PER_PERCENT, ClusterState, Placement, PlacementRequest
 
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 ON_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"

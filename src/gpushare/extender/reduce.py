@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any, Final
 
-from gpushare.core.api import names
-from gpushare.core.api.quantity import parse_quantity
-from gpushare.core.gpu.devices import Health
-from gpushare.core.placement.state import GpuSpec
+from gpushare.core.api import names, parse_quantity
+from gpushare.core.gpu import Health
+from gpushare.core.placement import GpuSpec
 
 _MIB: Final = 2**20
 

@@ -11,9 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuShare
-from gpushare.core.api.pod import PodView
+from gpushare.core.api import GpuShare, PodView, names
 from gpushare.extender.binding import Binder
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence

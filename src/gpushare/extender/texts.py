@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from gpushare.core.placement.state import ClusterState, IntArray
+from gpushare.core.placement import ClusterState, IntArray
 
 _SCORE: Final = b'{"Score":'
 _TENS, _ONES = len(_SCORE), len(_SCORE) + 1

@@ -11,11 +11,8 @@ import orjson
 from aiohttp import web
 from numpy.typing import NDArray
 
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.rejection import Reason, Rejection
-from gpushare.core.placement.preemption import choose_victims
-from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList
-from gpushare.core.placement.state import IntArray
+from gpushare.core.api import PodView, Reason, Rejection
+from gpushare.core.placement import UNKNOWN_NODE, Candidates, IntArray, NodeList, choose_victims
 from gpushare.extender import wire
 from gpushare.extender.binding import Binder
 from gpushare.extender.ledger import Ledger, fence_size

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.core.api.pod import PodView
+from gpushare.core.api import PodView
 
 GRACE_SECONDS: Final = (
     1.5  # kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, and its way to us

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import orjson
 
-from gpushare.core.api.pod import PodView
-from gpushare.core.placement.search import NodeList
+from gpushare.core.api import PodView
+from gpushare.core.placement import NodeList
 
 _NAMES: Final = b'"NodeNames":['  # last in ExtenderArgs; inside a JSON text its quotes would be escaped
 MAX_KEPT_LISTS: Final = 8  # lists of names, of up to some hundred kB each

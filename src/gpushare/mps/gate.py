@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.mps import commands
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.errors import CommandRefusedError, MpsError

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.api.names import HOST_DIRECTORY, MAX_CLIENTS_PER_GPU
+from gpushare.core.api import HOST_DIRECTORY, MAX_CLIENTS_PER_GPU
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.observe import serve_http

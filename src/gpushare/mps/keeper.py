@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
+from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram

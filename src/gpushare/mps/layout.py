@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.mps.status import GateStatus
 
 logger = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
+from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.mps.layout import Decisions, GpuDirectory, LastGood, PodDecision, decisions_reader, gpu_directories
 from gpushare.mps.status import HoldReason
 

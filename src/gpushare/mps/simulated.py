@@ -1,6 +1,6 @@
 """The MPS host's switch to simulated GPUs: the only module here that imports the twin, and only when asked."""
 
-from gpushare.core.gpu.devices import GpuInfo
+from gpushare.core.gpu import GpuInfo
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.memory import MemoryReader
 

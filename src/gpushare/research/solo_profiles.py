@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from gpushare.core.interference import MIN_WINDOW_SECONDS, Profile, ProfileError
+from gpushare.core.gpu import MIN_SIGNATURE_SECONDS
+from gpushare.core.interference import Profile, ProfileError
 from gpushare.research.dataset import Dataset
 
 # Two solo windows of one program that differ by more than this were disturbed; the workload gets no profile.
@@ -19,9 +20,9 @@ def profile_of(dataset: Dataset, workload: str) -> Profile:
     if not whole:
         raise ProfileError(f"{workload} has no solo run at 100%")
     windows = [run.window_seconds for run in whole if run.window_seconds > 0]
-    if windows and max(windows) < MIN_WINDOW_SECONDS:
+    if windows and max(windows) < MIN_SIGNATURE_SECONDS:
         raise ProfileError(
-            f"{workload}: its solo windows of {max(windows):g} s are shorter than {MIN_WINDOW_SECONDS} s"
+            f"{workload}: its solo windows of {max(windows):g} s are shorter than {MIN_SIGNATURE_SECONDS} s"
         )
     rates = [run.iterations_per_s[0] for run in whole]
     if min(rates) < (1 - MAX_REPEAT_SPREAD) * max(rates):

@@ -14,14 +14,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api import Reason, Rejection
 from gpushare.core.interference import InterferenceModel
-from gpushare.core.placement.caution import Judge
-from gpushare.core.placement.decide import DecisionContext, decide
-from gpushare.core.placement.fragmentation import Mix, fragmented_milli
-from gpushare.core.placement.search import Policy
-from gpushare.core.placement.settings import DEFAULT_GPU_MEMORY_RESERVE_MIB
-from gpushare.core.placement.state import GPU_MILLI, ClusterState, NodeSpec, PlacementRequest
+from gpushare.core.placement import (
+    DEFAULT_GPU_MEMORY_RESERVE_MIB,
+    GPU_MILLI,
+    ClusterState,
+    DecisionContext,
+    Judge,
+    Mix,
+    NodeSpec,
+    PlacementRequest,
+    Policy,
+    decide,
+    fragmented_milli,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,15 +9,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.admission.resolve import resolve
-from gpushare.core.api import names
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.admission import resolve
+from gpushare.core.api import Rejection, names
 from gpushare.core.interference import InterferenceModel, Profile, auto_share
-from gpushare.core.placement.decide import DecisionContext, decide
-from gpushare.core.placement.known import Known
-from gpushare.core.placement.settings import Settings
-from gpushare.core.placement.shapes import MILLI_PER_PERCENT, GpuSpec, NodeSpec, PlacementRequest
-from gpushare.core.placement.state import ClusterState
+from gpushare.core.placement import (
+    MILLI_PER_PERCENT,
+    ClusterState,
+    DecisionContext,
+    GpuSpec,
+    Known,
+    NodeSpec,
+    PlacementRequest,
+    Settings,
+    decide,
+)
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.jobs import Job, JobCluster, SimulationError
 

@@ -7,8 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.api.request import JobClass, parse_class, parse_fraction
+from gpushare.core.api import JobClass, Rejection, parse_class, parse_fraction
 from gpushare.sim.jobs import Job
 
 REQUIRED_COLUMNS: Final = ("job", "workload", "submit_seconds", "solo_seconds")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.core.placement.shapes import GPU_MILLI, GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.core.placement import GPU_MILLI, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
 POD_COLUMNS: Final = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")

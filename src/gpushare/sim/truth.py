@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gpushare.core.gpu.pipes import COUNTERS
+from gpushare.core.gpu import COUNTERS
 from gpushare.core.interference import Forecast, Profile, ProfileError
 from gpushare.research.dataset import Dataset, Mechanism
 from gpushare.research.pairs.table import Floats, PairTable

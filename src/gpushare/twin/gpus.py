@@ -4,7 +4,7 @@ import re
 import uuid
 from typing import Final
 
-from gpushare.core.gpu.devices import GpuInfo
+from gpushare.core.gpu import GpuInfo
 
 # Fixed, so that the MPS host and the agent of one node name the same GPUs without talking to each other.
 _NAMESPACE: Final = uuid.UUID("7d3a2f0e-9d0b-5b0a-8f63-6770757368aa")

@@ -14,8 +14,8 @@ from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass, parse_fraction
 from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.control.lifecycle import PROFILED, OperatorSettings, fares_of, status_of, transitions
-from gpushare.core.control.profiles import as_known, is_one_kind, recommended_fraction
-from gpushare.core.control.windows import replaces
+from gpushare.core.control.profiles import is_one_kind
+from gpushare.core.interference import as_profile, recommended_fraction
 from gpushare.twin.contention import WORKLOADS
 
 NOW = "2026-11-21T11:00:00Z"
@@ -117,7 +117,7 @@ def test_pods_of_several_workloads_under_one_selector_have_no_profile():
 def test_a_growing_window_is_written_a_few_times_only(windows):
     kept, writes = None, 0
     for seconds in sorted(windows):
-        if replaces(seconds, kept):
+        if kept is None or kept.gives_way(seconds):
             kept, writes = signature(seconds=seconds), writes + 1
     assert writes <= 3
 
@@ -131,5 +131,5 @@ def test_auto_is_always_a_fraction_that_may_be_asked_for(workload, slowdown, job
 
 
 def test_a_signature_without_what_the_model_needs_is_unknown():
-    assert as_known(WorkloadSignature(H200, {"fp32_util": 0.5})) is None
-    assert as_known(signature(seconds=0.1)) is None
+    assert as_profile(WorkloadSignature(H200, {"fp32_util": 0.5})) is None
+    assert as_profile(signature(seconds=0.1)) is None

@@ -1,1 +1,53 @@
 """Check and resolve a request: annotation over GpuShare over chart, owners, the sentence of each refusal."""
+
+from gpushare.core.admission.ownership import (
+    controller_of,
+    guess_top_owner,
+    may_have_owner,
+    missing_owners,
+    new_share,
+    owners_of,
+    pod_as_owner,
+    references,
+    share_name,
+)
+from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults, Needs, resolve
+from gpushare.core.admission.review import (
+    AdmissionPolicy,
+    Knowledge,
+    check_pod,
+    check_workload,
+    is_ours,
+    largest_gpu_memory_mib,
+    mutate,
+    pod_template,
+    warnings,
+)
+from gpushare.core.admission.share_index import ShareIndex, ShareKey
+
+__all__ = [
+    "AUTO_FRACTION",
+    "AdmissionPolicy",
+    "Defaults",
+    "Knowledge",
+    "Needs",
+    "ShareIndex",
+    "ShareKey",
+    "check_pod",
+    "check_workload",
+    "controller_of",
+    "guess_top_owner",
+    "is_ours",
+    "largest_gpu_memory_mib",
+    "may_have_owner",
+    "missing_owners",
+    "mutate",
+    "new_share",
+    "owners_of",
+    "pod_as_owner",
+    "pod_template",
+    "references",
+    "resolve",
+    "share_name",
+    "warnings",
+]

@@ -9,10 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuShare, OwnerReference
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.api.request import parse_fraction
+from gpushare.core.api import GpuShare, OwnerReference, Rejection, names, parse_fraction
 
 Json = dict[str, Any]
 Object = Mapping[str, Any]

@@ -4,10 +4,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuShare, GpuShareSpec
-from gpushare.core.api.rejection import Reason, Rejection, shown
-from gpushare.core.api.request import FaultDomain, JobClass, parse_fraction, parse_memory_mib, parse_request
+from gpushare.core.api import (
+    FaultDomain,
+    GpuShare,
+    GpuShareSpec,
+    JobClass,
+    Reason,
+    Rejection,
+    names,
+    parse_fraction,
+    parse_memory_mib,
+    parse_request,
+    shown,
+)
 
 AUTO_FRACTION: Final = "0.5"
 """What "auto" stands for without a profile: pairs at 50% reach 1.50 in sum, worst 0.63 (docs/facts.md 30)."""

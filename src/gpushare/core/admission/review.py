@@ -10,11 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gpushare.core.admission.resolve import Defaults, resolve
-from gpushare.core.api import names
-from gpushare.core.api.objects import GpuNodeStatus, GpuShare
-from gpushare.core.api.quantity import parse_count
-from gpushare.core.api.rejection import Reason, Rejection, shown
-from gpushare.core.api.request import MAX_GPUS_PER_POD, ShareRequest, parse_request, refuse_memory
+from gpushare.core.api import (
+    MAX_GPUS_PER_POD,
+    GpuNodeStatus,
+    GpuShare,
+    Reason,
+    Rejection,
+    ShareRequest,
+    names,
+    parse_count,
+    parse_request,
+    refuse_memory,
+    shown,
+)
 
 Json = dict[str, Any]
 Object = Mapping[str, Any]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gpushare.core.api.objects import GpuShare
+from gpushare.core.api import GpuShare
 
 
 @dataclass(frozen=True, slots=True)

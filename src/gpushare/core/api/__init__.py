@@ -1,1 +1,97 @@
 """What users write and read: names, quantities, requests, decisions, GpuShare, GpuNode and their schemas."""
+
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.api.names import (
+    API_VERSION,
+    HOST_DIRECTORY,
+    MANAGED_SELECTOR,
+    MAX_CLIENTS_PER_GPU,
+    SHARES_PER_GPU,
+)
+from gpushare.core.api.objects import (
+    Ceilings,
+    Condition,
+    ConditionStatus,
+    GpuNode,
+    GpuNodeStatus,
+    GpuShare,
+    GpuShareSpec,
+    GpuShareStatus,
+    GpuStatus,
+    MpsState,
+    MpsStatus,
+    Observed,
+    OwnerReference,
+    Phase,
+    PodPlacement,
+    ProfileMode,
+    TenantStatus,
+    Utilization,
+    WorkloadSignature,
+)
+from gpushare.core.api.pod import PodView
+from gpushare.core.api.pod_resources import requests_of, share_limit_of
+from gpushare.core.api.quantity import parse_count, parse_quantity
+from gpushare.core.api.rejection import Reason, Rejection, shown
+from gpushare.core.api.request import (
+    MAX_GPUS_PER_POD,
+    FaultDomain,
+    JobClass,
+    ShareRequest,
+    parse_class,
+    parse_fraction,
+    parse_memory_mib,
+    parse_request,
+    refuse_memory,
+)
+from gpushare.core.api.schema import from_json, openapi, to_json
+
+__all__ = [
+    "API_VERSION",
+    "HOST_DIRECTORY",
+    "MANAGED_SELECTOR",
+    "MAX_CLIENTS_PER_GPU",
+    "MAX_GPUS_PER_POD",
+    "SHARES_PER_GPU",
+    "Ceilings",
+    "Condition",
+    "ConditionStatus",
+    "Decision",
+    "FaultDomain",
+    "GpuNode",
+    "GpuNodeStatus",
+    "GpuShare",
+    "GpuShareSpec",
+    "GpuShareStatus",
+    "GpuStatus",
+    "JobClass",
+    "MpsState",
+    "MpsStatus",
+    "Observed",
+    "OwnerReference",
+    "Phase",
+    "PodPlacement",
+    "PodView",
+    "ProfileMode",
+    "Reason",
+    "Rejection",
+    "ShareRequest",
+    "TenantStatus",
+    "Utilization",
+    "WorkloadSignature",
+    "from_json",
+    "names",
+    "openapi",
+    "parse_class",
+    "parse_count",
+    "parse_fraction",
+    "parse_memory_mib",
+    "parse_quantity",
+    "parse_request",
+    "refuse_memory",
+    "requests_of",
+    "share_limit_of",
+    "shown",
+    "to_json",
+]

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Final
 from gpushare.core.api.names import API_VERSION
 from gpushare.core.api.request import FaultDomain, JobClass
 from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
-from gpushare.core.gpu.devices import Health
-from gpushare.core.gpu.pipes import COUNTERS, Counters
+from gpushare.core.gpu import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, Health
 
 # The same language as `core.request` reads; tests hold the two together.
 FRACTION_PATTERN: Final = r"^(auto|0*0\.(0[1-9]|[1-9][0-9]?)0*|0*([1-9]|1[0-6])(\.0+)?)$"
@@ -29,6 +28,8 @@ _MEMORY_RULE: Final = CelRule(
     f"self.matches(r'{MEMORY_PATTERN}') && self.matches('^[0-9.]*[1-9]')",
     'allowed is an amount of memory above zero such as "8Gi" or "500Mi"',
 )
+LONGER_WINDOW: Final = 4.0
+"""A signature replaces one taken over a window this many times shorter: three writes from 5 s to all of 120 s."""
 _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
 _MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those become GPUs of their own (design.md 7)
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
@@ -270,6 +271,16 @@ class WorkloadSignature:
     def as_counters(self) -> Counters:
         """The counters as a value; unknown names are left out."""
         return Counters(**{name: self.counters[name] for name in COUNTERS if name in self.counters})
+
+    def is_usable(self) -> bool:
+        """Whether it says enough for the interference model: the SMs' use, over a window of some length."""
+        window = self.window_seconds
+        return "sm_util" in self.counters and (window is None or window >= MIN_SIGNATURE_SECONDS)
+
+    def gives_way(self, window_seconds: float | None) -> bool:
+        """Whether a signature over a window of this length is worth writing down in this one's place."""
+        own_seconds = max(self.window_seconds or 0.0, 1.0)
+        return not self.counters or (window_seconds or 0.0) >= LONGER_WINDOW * own_seconds
 
 
 @dataclass(frozen=True, slots=True)

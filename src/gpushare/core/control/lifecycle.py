@@ -8,25 +8,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpushare.core.admission.resolve import Defaults, Needs, resolve
-from gpushare.core.api.objects import (
+from gpushare.core.admission import Defaults, Needs, resolve
+from gpushare.core.api import (
     Condition,
     ConditionStatus,
     GpuNodeStatus,
     GpuShare,
     GpuShareSpec,
     GpuShareStatus,
+    JobClass,
     Observed,
     Phase,
     PodPlacement,
+    PodView,
     ProfileMode,
+    Rejection,
     TenantStatus,
     WorkloadSignature,
 )
-from gpushare.core.api.pod import PodView
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.api.request import JobClass
 from gpushare.core.control import profiles
+from gpushare.core.interference import recommended_fraction
 
 READY: Final = "Ready"
 PROFILED: Final = "Profiled"
@@ -227,7 +228,7 @@ def _recommended(
     if before is not None and none_live and profile == share.status.profile:
         return before
     tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else defaults.max_slowdown_ratio
-    said = profiles.recommended_fraction(profile, max_slowdown=tolerated, job_class=job_class)
+    said = recommended_fraction(profile, max_slowdown=tolerated, job_class=job_class)
     return said if said is not None else before
 
 

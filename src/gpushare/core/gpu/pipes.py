@@ -20,6 +20,10 @@ COUNTERS: Final = (
     "graphics_util",
 )
 
+# A shorter window says too little of a workload: GPM needs 100 ms between samples (facts.md 21), and one or two
+# iterations in 0.2 s are chance.
+MIN_SIGNATURE_SECONDS: Final = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:

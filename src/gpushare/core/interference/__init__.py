@@ -1,11 +1,19 @@
 """The interference model (docs/design.md 4): predicts from solo profiles how tenants slow each other down."""
 
 from gpushare.core.interference.advice import Advice, Wish, auto_share, best_caps, best_number, recommended_number
-from gpushare.core.interference.model import ArtefactError, Forecast, InterferenceModel, Prediction, from_json
-from gpushare.core.interference.profile import MIN_WINDOW_SECONDS, Profile, ProfileError, cap_progress
+from gpushare.core.interference.model import (
+    ArtefactError,
+    Forecast,
+    InterferenceModel,
+    Prediction,
+    TenantTable,
+    from_json,
+)
+from gpushare.core.interference.prior import expectation
+from gpushare.core.interference.profile import Profile, ProfileError, cap_progress
+from gpushare.core.interference.signature import as_profile, recommended_fraction
 
 __all__ = [
-    "MIN_WINDOW_SECONDS",
     "Advice",
     "ArtefactError",
     "Forecast",
@@ -13,11 +21,15 @@ __all__ = [
     "Prediction",
     "Profile",
     "ProfileError",
+    "TenantTable",
     "Wish",
+    "as_profile",
     "auto_share",
     "best_caps",
     "best_number",
     "cap_progress",
+    "expectation",
     "from_json",
+    "recommended_fraction",
     "recommended_number",
 ]

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import JobClass
 from gpushare.core.interference.model import Forecast, InterferenceModel
 from gpushare.core.interference.profile import Array, Profile, cap_progress
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from gpushare.core.interference.model import InterferenceModel
 from gpushare.core.interference.profile import Profile
-from gpushare.core.progress.attribution import Predict, Prior, TenantLoad
+from gpushare.core.progress import Predict, Prior, TenantLoad
 
 _INTERVAL_IN_ERRORS: Final = 2 * 1.645  # a 90% interval of a normal distribution, in standard deviations
 _MIN_ERROR: Final = 0.02  # no model is more certain than the rates that it was fitted to

@@ -8,16 +8,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from gpushare.core.gpu.pipes import COUNTERS, Counters
+from gpushare.core.gpu import COUNTERS, Counters
 
 Array = npt.NDArray[np.float64]
 
 # The standard programs that a workload may be measured beside, both uncapped
 # (docs/interference.md).
 PROBES: Final = ("probe-compute", "probe-memory", "probe-short")
-# Lengths of window below which a profile says too little: GPM needs 100 ms between samples (facts.md 21), and and
-# one or two iterations in 0.2 s are mostly chance.
-MIN_WINDOW_SECONDS: Final = 0.2
 _CAP_EXPONENT: Final = 1.01
 _CAP_EXPONENT_DRAM: Final = 0.63
 _REACH_SLOPE: Final = 1.32

@@ -1,1 +1,56 @@
 """Where a pod goes: what fits, whom it hurts, what ranks, which GPU, which cap."""
+
+from gpushare.core.placement import settings
+from gpushare.core.placement.caution import Judge
+from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
+from gpushare.core.placement.fragmentation import Mix, fragmented_milli
+from gpushare.core.placement.known import Known, known_of
+from gpushare.core.placement.preemption import Evictable, choose_victims
+from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, Policy
+from gpushare.core.placement.settings import (
+    DEFAULT_GPU_MEMORY_RESERVE_MIB,
+    Settings,
+    SettingsError,
+    parse_settings,
+)
+from gpushare.core.placement.shapes import (
+    GPU_MILLI,
+    MILLI_PER_PERCENT,
+    GpuSpec,
+    NodeSpec,
+    Placement,
+    PlacementRequest,
+)
+from gpushare.core.placement.state import ClusterState, IntArray
+
+__all__ = [
+    "DEFAULT_GPU_MEMORY_RESERVE_MIB",
+    "GPU_MILLI",
+    "MILLI_PER_PERCENT",
+    "UNKNOWN_NODE",
+    "Candidates",
+    "ClusterState",
+    "DecisionContext",
+    "Evictable",
+    "GpuSpec",
+    "IntArray",
+    "Judge",
+    "Known",
+    "LearningPolicy",
+    "Mix",
+    "NodeList",
+    "NodeSpec",
+    "Placement",
+    "PlacementRequest",
+    "Policy",
+    "Settings",
+    "SettingsError",
+    "cap_of",
+    "choose_victims",
+    "decide",
+    "fragmented_milli",
+    "known_of",
+    "parse_settings",
+    "settings",
+    "survey",
+]

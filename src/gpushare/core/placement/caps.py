@@ -2,8 +2,7 @@
 
 from typing import Final
 
-from gpushare.core.api.names import SHARES_PER_GPU
-from gpushare.core.api.request import JobClass
+from gpushare.core.api import SHARES_PER_GPU, JobClass
 
 UNCAPPED_PERCENT: Final = 100
 

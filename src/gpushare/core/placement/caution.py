@@ -11,9 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.api.rejection import Reason, Rejection
-from gpushare.core.interference import InterferenceModel
-from gpushare.core.interference.model import Prediction, TenantTable
+from gpushare.core.api import Reason, Rejection
+from gpushare.core.interference import InterferenceModel, Prediction, TenantTable
 from gpushare.core.placement.fitting import fitting_gpus
 from gpushare.core.placement.known import Known
 from gpushare.core.placement.search import Policy

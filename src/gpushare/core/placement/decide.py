@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api import Reason, Rejection
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.caution import Cautious, Judge, cautious

@@ -5,9 +5,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from gpushare.core.api import names
-from gpushare.core.api.rejection import Reason, Rejection
-from gpushare.core.api.request import FaultDomain
+from gpushare.core.api import FaultDomain, Reason, Rejection, names
 from gpushare.core.placement.node_cache import kept_by_row
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, IntArray

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.api import Rejection
 from gpushare.core.placement.decide import DecisionContext, decide
 from gpushare.core.placement.shapes import PlacementRequest
 

@@ -13,7 +13,7 @@ from weakref import ref
 
 import numpy as np
 
-from gpushare.core.api.rejection import Reason, Rejection
+from gpushare.core.api import Reason, Rejection
 from gpushare.core.placement.fitting import fitting_gpus, grouped_refusals
 from gpushare.core.placement.node_cache import kept_by_row
 from gpushare.core.placement.shapes import Shape

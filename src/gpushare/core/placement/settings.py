@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.api.request import parse_class, parse_fraction
+from gpushare.core.admission import AUTO_FRACTION, Defaults
+from gpushare.core.api import Rejection, parse_class, parse_fraction
 from gpushare.core.placement.policies import NAMES
 
 DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512

@@ -8,8 +8,7 @@ share_percent`.
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gpushare.core.api import names
-from gpushare.core.api.request import MAX_GPUS_PER_POD, FaultDomain, JobClass
+from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass, names
 from gpushare.core.placement.known import Known
 
 GPU_MILLI: Final = 1000

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gpushare.core.api.request import MAX_GPUS_PER_POD, FaultDomain
+from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.shapes import (
     GPU_MILLI,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import mul
 from typing import Final
 
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters
 from gpushare.core.progress.counter_errors import CounterRow, counters_of
 
 _Vector = Sequence[float]

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters
 
 
 @dataclass(frozen=True, slots=True)

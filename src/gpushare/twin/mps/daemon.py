@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.gpu.devices import GpuInfo
+from gpushare.core.gpu import GpuInfo
 from gpushare.data import default_model
 from gpushare.mps.control import PID_FILE
 from gpushare.twin.contention import ProgressModel

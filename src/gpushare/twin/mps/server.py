@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.api.names import MAX_CLIENTS_PER_GPU
-from gpushare.core.gpu.devices import GpuInfo
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.api import MAX_CLIENTS_PER_GPU
+from gpushare.core.gpu import Counters, GpuInfo
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import write_atomically
 from gpushare.twin.contention import ProgressModel, TwinLoad

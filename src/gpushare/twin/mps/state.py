@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from gpushare.core.gpu.pipes import Counters
+from gpushare.core.gpu import Counters
 from gpushare.mps.layout import GpuDirectory, LastGood
 
 # A process that uses the twin's GPU without MPS carries this name, as the driver would know it (see the tenant).

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpushare.core.api.rejection import Rejection
+from gpushare.core.api import Rejection
 from gpushare.core.placement.state import ClusterState, FloatArray, IntArray, Shape
 
 

@@ -1,0 +1,27 @@
+"""A GpuShare's signature as the interference model takes it, and the fraction that `auto` stands for."""
+
+from gpushare.core.api import JobClass, WorkloadSignature
+from gpushare.core.interference.advice import auto_share
+from gpushare.core.interference.profile import Profile
+
+
+def as_profile(signature: WorkloadSignature) -> Profile | None:
+    """A signature as the model takes it; None where it lacks what the model needs."""
+    if not signature.is_usable():
+        return None
+    return Profile(
+        signature.as_counters(),
+        signature.iterations_per_second,
+        signature.memory_peak_mib,
+        {point.thread_percentage: point.progress_ratio for point in signature.cap_curve},
+    )
+
+
+def recommended_fraction(
+    signature: WorkloadSignature | None, *, max_slowdown: float, job_class: JobClass
+) -> str | None:
+    """What `gpushare.io/fraction: auto` stands for; None without a usable signature."""
+    profile = as_profile(signature) if signature is not None else None
+    if profile is None:
+        return None
+    return f"{auto_share(profile, max_slowdown=max_slowdown, job_class=job_class) / 100:g}"
