@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def missing() -> str:
-    """What keeps it from running on this machine; empty when nothing does."""
+    """Return what is missing to run on this machine; empty when nothing is."""
     if shutil.which("etcd") is None:
         return "no etcd: `hack/cluster up` installs it"
     if not (cache_dir() / "kube").is_dir():
@@ -44,7 +44,7 @@ def missing() -> str:
 
 
 def scheduler_configuration(kubeconfig: str, extender_port: int) -> dict[str, Any]:
-    """What the chart's ConfigMap says; tests/chart holds it to that."""
+    """Return the chart's kube-scheduler configuration; tests/chart compares the two."""
     return {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
         "kind": "KubeSchedulerConfiguration",
@@ -73,7 +73,7 @@ def scheduler_configuration(kubeconfig: str, extender_port: int) -> dict[str, An
 
 
 class ControlPlane:
-    """Started by `running`; everything lies in one temporary directory."""
+    """A control plane in one temporary directory, started by `running`."""
 
     def __init__(self, directory: Path, api_env: dict[str, str] | None = None) -> None:
         self.api_env = api_env or {}
@@ -121,7 +121,7 @@ class ControlPlane:
         return json.loads(raw) if raw.startswith(b"{") else raw.decode()
 
     def start_api(self) -> None:
-        """etcd and kube-apiserver, with gpushare's definitions."""
+        """Start etcd and kube-apiserver with gpushare's definitions."""
         client, peer = f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         self.start(
             "etcd",
@@ -185,7 +185,7 @@ class ControlPlane:
             self.wait("apiserver", lambda p=plural: bool(self.call("GET", f"/apis/gpushare.io/v1alpha1/{p}")))  # type: ignore[misc]
 
     def start_extender(self, *options: str) -> None:
-        """The real extender process, waited for until it is ready."""
+        """Start the real extender process and wait until it is ready."""
         self.start(
             "extender",
             sys.executable,
@@ -206,7 +206,7 @@ class ControlPlane:
         self.wait("extender", lambda: urllib.request.urlopen(url, timeout=5).status == 200)
 
     def start_scheduler(self, **overrides: Any) -> None:
-        """The real kube-scheduler with the chart's configuration, pointed at our extender."""
+        """Start the real kube-scheduler with the chart's configuration, pointed at our extender."""
         config = scheduler_configuration(str(self.kubeconfig), self.extender_port) | overrides
         path = self.directory / "scheduler.yaml"
         path.write_text(json.dumps(config))
@@ -247,7 +247,7 @@ class ControlPlane:
 
 @contextlib.contextmanager
 def running(api_env: dict[str, str] | None = None) -> Iterator[ControlPlane]:
-    """The API server, ready; extender and scheduler are started by who needs them. All ends with the block.
+    """Yield a ready API server; the caller starts extender and scheduler. Everything ends with the block.
 
     Args:
         api_env: further environment of etcd and the API server.

@@ -1,4 +1,4 @@
-"""An API server that only lists and watches a made-up fleet, fast enough to feed the extender at full size."""
+"""An API server that lists and watches a generated fleet, fast enough for the extender at full size."""
 
 import argparse
 import asyncio
@@ -69,7 +69,7 @@ class FakeApi:
 
 
 class _Made(Sequence[bytes]):
-    """So many objects, each made when it is looked at."""
+    """A sequence whose objects are made on access."""
 
     def __init__(self, length: int, make: Callable[[int], bytes]) -> None:
         self._indices, self._make = range(length), make

@@ -1,9 +1,9 @@
-"""A made-up fleet as the API server would show it: nodes, GpuNodes and running tenants, realistic in size."""
+"""A generated fleet as the API server would show it: nodes, GpuNodes and running tenants, realistic in size."""
 
 import random
 from typing import Any
 
-KINDS = 100  # of pods: teams and apps come round together after so many
+KINDS = 100  # of pods: the combination of team and app repeats after so many
 GPU_MODEL = "NVIDIA H200"
 GPU_MEMORY_MIB = 143771
 FRACTIONS = (10, 20, 25, 30, 40, 50)
@@ -17,7 +17,7 @@ PREFERENCE = {
         ]
     }
 }
-"""An affinity by which a pod leaves kube-scheduler a choice (ADR 0043)."""
+"""An affinity that leaves kube-scheduler a choice (ADR 0043)."""
 KUBELET_CONDITIONS = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
 
 

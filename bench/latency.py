@@ -94,7 +94,7 @@ class Client:
         self._buffer = memoryview(bytearray(16 * 2**20))
 
     def ask(self, request: bytes) -> memoryview:
-        """Headers and body of the answer."""
+        """Return headers and body of the answer."""
         self._socket.sendall(request)
         got, wanted, buffer = 0, 0, self._buffer
         while not wanted or got < wanted:
@@ -120,7 +120,7 @@ def request(verb: str, body: bytes) -> bytes:
 
 
 def arguments_of(pod: dict[str, Any], names: list[str]) -> bytes:
-    """ExtenderArgs as Go writes them."""
+    """Encode ExtenderArgs as Go writes them."""
     fields = {"Pod": pod, "Nodes": None, "NodeNames": names}
     return json.dumps(fields, separators=(",", ":")).encode()
 
@@ -137,7 +137,7 @@ def loop_cpu_ms(pid: int) -> float:
 
 
 def measure(port: int, nodes: int, requests: int, vary: bool, prefer: bool, pid: int) -> dict[str, Any]:
-    """Each pod is a new one; prioritize is asked for what filter answered, encoded between the two, unmeasured."""
+    """Ask for a new pod each time; prioritize gets filter's answer, which is encoded outside the measured time."""
     names = [fleet.node_name(i) for i in range(nodes)]
     client = Client(port)
     rng = random.Random(1)
@@ -195,7 +195,7 @@ def metrics(metrics_port: int) -> str:
 
 
 def count(metrics_port: int, name: str) -> dict[str, float]:
-    """One of the extender's counters by its labels, as they are written."""
+    """Return one of the extender's counters by its labels."""
     found = re.findall(rf"^{name}{{(.*?)}} (\S+)$", metrics(metrics_port), re.MULTILINE)
     return {labels: float(value) for labels, value in found}
 

@@ -109,7 +109,7 @@ async def measure(
             profile = {"schedulerName": "gpushare-scheduler", "percentageOfNodesToScore": percentage}
             plane.start_scheduler(
                 profiles=[profile]
-            )  # all pods wait already: what is measured is scheduling, not creating
+            )  # all pods wait already: scheduling is measured, not creation
             profiling = [
                 asyncio.to_thread(plane.profile, name, PROFILE_SECONDS, profiles)
                 for name in ("scheduler", "apiserver")
@@ -161,14 +161,14 @@ async def measure(
 
 
 def machine_seconds() -> tuple[float, float]:
-    """Idle and busy seconds of all cores together since the machine started."""
+    """Return idle and busy seconds of all cores since the machine started."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = ticks[3] + ticks[4]
     return idle / os.sysconf("SC_CLK_TCK"), (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")
 
 
 def check(listing: Any) -> None:
-    """No GPU above 100 percent, every pod with a decision."""
+    """Check that no GPU is above 100 percent and every pod has a decision."""
     used: dict[str, int] = {}
     for pod in listing.items:
         if not pod["spec"].get("nodeName"):

@@ -1,10 +1,10 @@
-"""Where tables for people go."""
+"""The console for tables."""
 
 from typing import Final
 
 from rich.console import Console
 
-_WIDE: Final = 200  # columns: a file or a pipe has no width, and a table cut to 80 there is of no use
+_WIDE: Final = 200  # columns; for files and pipes, which have no width, so that tables are not cut
 
 
 def out() -> Console:

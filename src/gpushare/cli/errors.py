@@ -1,5 +1,5 @@
-"""Errors that the person at the terminal can mend."""
+"""Errors that the user can fix."""
 
 
 class UsageError(Exception):
-    """Bad input, said in one sentence that names the file, line or option; exit code 2, no traceback."""
+    """Bad input: one sentence that names the file, line or option; exit code 2, no traceback."""

@@ -1,4 +1,4 @@
-"""Files that users name: read with one sentence on what is wrong, written whole or not at all."""
+"""Files that users name: reading with a clear error, writing atomically."""
 
 import os
 import tempfile
@@ -8,7 +8,7 @@ from gpushare.cli.errors import UsageError
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file.
+    """Read the lines of a text file.
 
     Raises:
         UsageError: it cannot be opened or is not UTF-8.
@@ -17,7 +17,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """A whole text file, line ends as they are.
+    """Read a whole text file, line ends unchanged.
 
     Raises:
         UsageError: it cannot be opened or is not UTF-8.
@@ -31,7 +31,7 @@ def read_text(path: Path) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file by way of a temporary one beside it, so that it is never half there.
+    """Write a file atomically, by a temporary one beside it.
 
     Raises:
         UsageError: the folder is absent or not writable, or the disk is full.

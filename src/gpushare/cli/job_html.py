@@ -1,4 +1,4 @@
-"""One HTML file, nothing fetched: the policies' table and plots of a comparison."""
+"""A comparison as one self-contained HTML file: the policies' table and plots."""
 
 import base64
 import html
@@ -35,7 +35,7 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[Report], str]], ...]] = (
 def render(
     outcomes: Sequence[Outcome], reports: Sequence[Report], *, trace: str, colocation: str, gpus: int, seed: int
 ) -> str:
-    """The whole page.
+    """Render the page.
 
     Raises:
         UsageError: matplotlib, of the extra `fit`, is not installed.

@@ -1,4 +1,4 @@
-"""`gpushare model`: what the interference model and the attribution do on measured runs."""
+"""`gpushare model`: evaluate the interference model and attribution on measured runs."""
 
 import dataclasses
 import json

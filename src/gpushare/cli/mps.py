@@ -64,7 +64,7 @@ def _read(gpu: GpuDirectory) -> tuple[GateStatus | None, bool]:
 
 @app.command()
 def status(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: AsJson = False) -> None:
-    """Show each GPU's MPS: state, clients, who is held and why, the self-test."""
+    """Show each GPU's MPS: state, clients, which processes wait and why, the self-test."""
     rows = [(directory_of, *_read(directory_of)) for directory_of in _gpus(directory, gpu)]
     if as_json:
         values: list[dict[str, Any]] = [
@@ -80,12 +80,12 @@ def status(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: A
             table.add_row(g.uuid, "NoGate")
             continue
         mean = f"{s.turns.durations_seconds_sum / s.turns.count:.3f} s" if s.turns.count else "-"
-        held = ", ".join(sorted({str(h.reason) for h in s.held}))
+        reasons = ", ".join(sorted({str(h.reason) for h in s.held}))
         table.add_row(
             g.uuid,
             str(s.state) if fresh else f"{s.state} (stale)",
             str(len(s.clients)),
-            f"{len(s.held)} {held}".strip(),
+            f"{len(s.held)} {reasons}".strip(),
             str(s.self_test.result),
             str(s.daemon_pid or "-"),
             str(s.daemon_restarts),

@@ -1,4 +1,4 @@
-"""`gpushare pairs`: how well partners are chosen on a table of measured pairs."""
+"""`gpushare pairs`: score the choice of partners on a table of measured pairs."""
 
 import json
 from dataclasses import asdict

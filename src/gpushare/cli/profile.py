@@ -28,7 +28,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Means over a time.
+    """Means over a period.
 
     Attributes:
         nvml_utilization_ratio: what nvidia-smi calls utilisation; None where the driver has none.
@@ -44,7 +44,7 @@ class ProgramProfile:
     """A command's use of one GPU.
 
     Attributes:
-        active: from the first to the last reading in which the GPU was used; of no seconds when it never was.
+        active: from the first to the last reading in which the GPU was used; zero seconds when it never was.
         whole: from the command's start to its end, the start of an interpreter and its imports included.
         memory_peak_mib: of the whole device.
         is_alone: whether no other process was seen on the GPU when the command started.
@@ -59,16 +59,16 @@ class ProgramProfile:
 
 
 def is_active(sample: GpuSample) -> bool:
-    """Whether the GPU was used in a window; NVML's figure, which lags, decides only where there is no counter."""
+    """Return whether the GPU was used in a window, by its counters, else by NVML's figure, which lags."""
     busy = (sample.counters.graphics_util, sample.counters.sm_util)
     known = [value for value in busy if value is not None] or [sample.gpu_utilization_ratio or 0.0]
     return max(known) >= ACTIVE_RATIO
 
 
 def active_windows(samples: Sequence[GpuSample]) -> Sequence[GpuSample]:
-    """Windows from the first to the last one with activity, pauses between them included.
+    """Return the windows from the first to the last one with activity, pauses included.
 
-    The first and the last are in part from before and after, and are left out where two or more remain.
+    The first and the last are only partly active, and are left out where two or more remain.
     """
     busy = [i for i, sample in enumerate(samples) if is_active(sample)]
     if not busy:
@@ -78,7 +78,7 @@ def active_windows(samples: Sequence[GpuSample]) -> Sequence[GpuSample]:
 
 
 def time_weighted(samples: Sequence[GpuSample]) -> Use:
-    """Mean counters and NVML utilisation, each window weighted with its length."""
+    """Average counters and NVML utilisation, each window weighted with its length."""
     total = sum(sample.window_seconds for sample in samples)
     if not total:
         return Use(0.0, Counters(), None)
@@ -140,7 +140,7 @@ def profile_command(
 
 
 def choose_gpu(gpus: Sequence[GpuInfo], wanted: str) -> GpuInfo:
-    """A GPU by index or UUID.
+    """Find a GPU by index or UUID.
 
     Raises:
         UsageError: none of that name; the sentence lists them.

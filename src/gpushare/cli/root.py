@@ -1,4 +1,4 @@
-"""The root command: knows the groups by name, loads the one that is used, turns user errors into a sentence."""
+"""The root command: loads only the command group that is used and prints user errors as one sentence."""
 
 import importlib
 import sys
@@ -10,7 +10,7 @@ from gpushare import __version__
 from gpushare.cli.errors import UsageError
 
 # Name -> (module with a `typer.Typer` named app, one line of help). Only the group that is used is imported:
-# nobody waits for numpy or the Kubernetes client to read a help text. A group that is one command has a callback
+# a help text does not wait for numpy or the Kubernetes client. A group that is one command has a callback
 # with `invoke_without_command=True`.
 GROUPS: Final[dict[str, tuple[str, str]]] = {
     "top": ("gpushare.cli.top", "Who shares which GPU, at what cap, and how much slower than alone."),
@@ -29,7 +29,7 @@ FIT_MODULES: Final = frozenset({"matplotlib", "networkx", "scipy", "sklearn"})
 
 
 def build(used: str | None) -> typer.Typer:
-    """The application with the group `used` loaded and the others by name and help text only."""
+    """Build the application with the group `used` loaded and the others by name and help text only."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -54,7 +54,7 @@ def build(used: str | None) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; exit code 2 and one sentence on stderr for anything the user can mend."""
+    """Run the command line; exit code 2 and one sentence on stderr for any error the user can fix."""
     used = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     try:
         build(used)(prog_name="gpushare")

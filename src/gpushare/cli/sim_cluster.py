@@ -31,7 +31,7 @@ PodsFile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """One run as it is printed."""
+    """One run, as printed."""
 
     policy: str
     seed: int
@@ -42,7 +42,7 @@ class ClusterRun:
     seconds: float
 
     def as_json(self) -> dict[str, Any]:
-        """The keys that users rely on."""
+        """Return the JSON object; users rely on its keys."""
         return {
             "policy": self.policy,
             "seed": self.seed,
@@ -90,7 +90,7 @@ def cluster_command(
 
 
 def read_cluster(path: Path) -> list[NodeSpec]:
-    """Nodes of a CSV file.
+    """Read the nodes of a CSV file.
 
     Raises:
         UsageError: it cannot be read or used; the sentence names file, line and column.
@@ -102,7 +102,7 @@ def read_cluster(path: Path) -> list[NodeSpec]:
 
 
 def read_trace(path: Path) -> list[PlacementRequest]:
-    """Pods of a CSV file.
+    """Read the pods of a CSV file.
 
     Raises:
         UsageError: it cannot be read or used; the sentence names file, line and column.
@@ -153,7 +153,7 @@ def _run_all(
 
 
 def _summary(done: list[ClusterRun]) -> dict[str, Any]:
-    """Means over runs, with the runs."""
+    """Average the runs and list them."""
     reasons = sorted({reason for run in done for reason in run.rejected})
     return {
         "policy": done[0].policy,

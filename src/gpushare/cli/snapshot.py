@@ -1,4 +1,4 @@
-"""`gpushare snapshot`: a live cluster in files, for `gpushare plan` and `gpushare sim cluster`."""
+"""`gpushare snapshot`: save a live cluster in files, for `gpushare plan` and `gpushare sim cluster`."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ def snapshot(
     context: Annotated[str | None, typer.Option(help="context of the kubeconfig")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Write a live cluster into files: settings, nodes, GPUs, GpuShares and pods, without anybody's secrets."""
+    """Write a live cluster into files: settings, nodes, GPUs, GpuShares and pods, without secrets."""
     try:
         objects = asyncio.run(_read(kubeconfig, context))
     except ApiError as error:
@@ -62,7 +62,7 @@ def snapshot(
 
 
 def save(objects: Objects, folder: Path) -> None:
-    """Write the three files, or none.
+    """Write all three files, or none.
 
     Raises:
         UsageError: there is nothing to write, or the folder cannot be written.

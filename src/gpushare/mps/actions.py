@@ -1,4 +1,4 @@
-"""What others may do to one GPU's MPS: find its daemon, end a pod's clients before it is evicted (design.md 5)."""
+"""Actions on one GPU's MPS from outside the gate: find its daemon, end a pod's clients cleanly."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from gpushare.mps.layout import GpuDirectory, status_reader
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What became of the clients of a pod: pids ended, and pids that the daemon would not end with its words."""
+    """Result of ending a pod's clients: pids ended, and pids that the daemon refused to end, with its message."""
 
     pids: tuple[int, ...] = ()
     refused: tuple[tuple[int, str], ...] = ()

@@ -23,7 +23,7 @@ MIG_SLICES: Final = ((3 / 7, 4 / 8), (2 / 7, 2 / 8), (2 / 7, 2 / 8))
 
 @dataclass(slots=True)
 class _Greedy:
-    """First come, first served onto the GPU that `choose` likes best among those with room."""
+    """First come, first served: each job goes to the GPU that `choose` picks among those with room."""
 
     name: str
     mechanism: Mechanism
@@ -39,7 +39,7 @@ class _Greedy:
             cluster.start(cluster.queue[0], gpu, self.thread_percentage)
 
     def choose(self, cluster: JobCluster, job: int) -> int | None:
-        """The GPU with the fewest tenants that has a place and the memory."""
+        """Return the GPU with the fewest tenants that has a free place and the memory."""
         room = [
             gpu
             for gpu, tenants in enumerate(cluster.gpus)
@@ -50,7 +50,7 @@ class _Greedy:
 
 
 class Fifo(_Greedy):
-    """One job a GPU, in order: what a cluster without sharing does; the yardstick."""
+    """One job per GPU, in order: a cluster without sharing, the baseline."""
 
     def __init__(self) -> None:
         super().__init__("fifo", Mechanism.MPS, 1)
@@ -64,7 +64,7 @@ class TimeSlicing(_Greedy):
 
 
 class MpsUncapped(_Greedy):
-    """MPS without caps: aggressive only."""
+    """MPS without caps."""
 
     def __init__(self, tenants: int = 4) -> None:
         super().__init__("mps-uncapped", Mechanism.MPS, tenants)
@@ -84,7 +84,7 @@ class Salus(_Greedy):
         super().__init__("salus", Mechanism.MPS, 48)
 
     def choose(self, cluster: JobCluster, job: int) -> int | None:
-        """The first GPU whose memory fits."""
+        """Return the first GPU whose memory fits."""
         most = min(self.tenants_per_gpu, cluster.truth.max_tenants)
         fitting = (
             gpu
@@ -104,7 +104,7 @@ class Gandiva:
     _bad: set[tuple[str, ...]] = field(default_factory=set)
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Undo packings that were watched for a window and lost, then pack greedily."""
+        """Undo packings that a window of measurement showed to be worse, then pack greedily."""
         for gpu, tenants in enumerate(cluster.gpus):
             if len(tenants) < 2:
                 continue
@@ -171,7 +171,7 @@ class Mig:
             self._slot[job] = slot
 
     def rates(self, cluster: JobCluster) -> dict[int, float]:
-        """Slices are separate hardware: neighbours do not matter."""
+        """Return progress alone in the slice: slices are separate hardware, so neighbours do not matter."""
         return {
             tenant.job: self.truth.alone(cluster.jobs[tenant.job].workload, tenant.thread_percentage)
             for tenants in cluster.gpus
@@ -192,7 +192,7 @@ class Pairing:
     mechanism: Mechanism = Mechanism.MPS
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Free GPUs first; then, in order, the best partner for each waiting job."""
+        """Fill free GPUs first; then find, in order, the best partner for each waiting job."""
         for job in list(cluster.queue):
             free = cluster.free_gpus()
             if free:
@@ -209,7 +209,7 @@ class Pairing:
 
 
 def equal_kinds(workloads: Sequence[str], thread_percentage: int = 100) -> tuple[TenantKind, ...]:
-    """The same cap for everyone."""
+    """Return the set with the same cap for every tenant."""
     return tuple(TenantKind(workload, thread_percentage) for workload in workloads)
 
 

@@ -10,7 +10,7 @@ from gpushare.sim.job_policies import Pairing, ScorePair, equal_kinds
 from gpushare.sim.jobs import SimulationError
 from gpushare.sim.truth import Truth
 
-SHARING_PAYS: Final = 1.0  # summed progress above which two on one GPU beat taking turns
+SHARING_PAYS: Final = 1.0  # summed progress above which sharing beats taking turns
 
 
 def kace(truth: Truth) -> Pairing:
@@ -90,7 +90,7 @@ def xu_random_forest(truth: Truth, seed: int) -> Pairing:
 
 
 def _both(truth: Truth, one: str, other: str) -> Floats:
-    """Features of a pair in an order that does not depend on who is named first."""
+    """Return a pair's features, the same for both orders of its workloads."""
     a, b = truth.profile(one), truth.profile(other)
     return np.concatenate([a + b, np.minimum(a, b), np.maximum(a, b)])
 

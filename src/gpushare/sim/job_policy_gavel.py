@@ -15,7 +15,7 @@ from gpushare.research.dataset import Mechanism
 from gpushare.sim.job_policies import equal_kinds
 from gpushare.sim.jobs import JobCluster, SimulationError
 
-_FLOOR_KEPT = 0.999  # of the least throughput, in the second step: room for the solver's tolerance
+_FLOOR_KEPT = 0.999  # of the least throughput, in the second step: margin for the solver's tolerance
 
 
 @dataclass(slots=True)
@@ -27,10 +27,10 @@ class GavelPairs:
     _last: tuple[tuple[int, ...], dict[int, float]] = field(default=((), {}))
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Nothing to place: time is shared."""
+        """Do nothing: time is shared, nothing is placed."""
 
     def rates(self, cluster: JobCluster) -> Mapping[int, float]:
-        """Effective throughput of every active job, relative to alone."""
+        """Return the effective throughput of every active job, relative to alone."""
         active = tuple(sorted(cluster.remaining_seconds))
         if active != self._last[0]:
             self._last = (active, self._solve(cluster, active))

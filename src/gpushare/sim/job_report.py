@@ -1,4 +1,4 @@
-"""What one simulation comes to, in figures."""
+"""Figures that summarise one simulation."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class Report:
 
 
 def report(outcome: Outcome) -> Report:
-    """Sum an outcome up."""
+    """Summarise an outcome."""
     completion = np.array([job.completion_seconds for job in outcome.jobs])
     slowdown = np.array([job.slowdown for job in outcome.jobs])
     progress = 1 / slowdown

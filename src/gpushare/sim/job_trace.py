@@ -1,4 +1,4 @@
-"""Traces of jobs: a CSV that people write, and one drawn at random with a seed."""
+"""Traces of jobs: read from CSV, or drawn at random with a seed."""
 
 import csv
 import math
@@ -12,7 +12,7 @@ from gpushare.sim.jobs import Job
 
 REQUIRED_COLUMNS: Final = ("job", "workload", "submit_seconds", "solo_seconds")
 OPTIONAL_COLUMNS: Final = ("max_slowdown", "fraction", "class")
-DEFAULT_MAX_SLOWDOWN: Final = 2.0  # sharing a GPU between two never has to be worse than taking turns
+DEFAULT_MAX_SLOWDOWN: Final = 2.0  # two jobs that take turns have this slowdown
 
 
 class JobTraceError(Exception):
@@ -71,7 +71,7 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
 def draw_jobs(
     workloads: Sequence[str], count: int, *, mean_interarrival_seconds: float, mean_solo_seconds: float, seed: int
 ) -> list[Job]:
-    """Poisson arrivals of uniformly drawn workloads; log-normal lengths (sigma 1)."""
+    """Draw Poisson arrivals of uniformly drawn workloads with log-normal lengths (sigma 1)."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(mean_interarrival_seconds, count)) if mean_interarrival_seconds else None
     lengths = rng.lognormal(math.log(mean_solo_seconds) - 0.5, 1.0, count)
@@ -89,7 +89,7 @@ def draw_jobs(
 
 
 def format_jobs(jobs: Iterable[Job]) -> str:
-    """The CSV of `parse_jobs`."""
+    """Write jobs as the CSV that `parse_jobs` reads."""
     rows = [",".join(REQUIRED_COLUMNS + OPTIONAL_COLUMNS)]
     rows += [
         f'"{j.name}","{j.workload}",{j.submit_seconds},{j.solo_seconds},{j.max_slowdown},{j.fraction},{j.job_class.value}'

@@ -1,8 +1,9 @@
-"""Job-level simulator: jobs arrive at GPUs and progress at rates that a truth gives; exact between events.
+"""Job-level simulator: jobs arrive at GPUs and progress at the rates of a truth; exact between events.
 
-A policy places, caps and retracts; the simulator moves time from event to event (arrival, end, a restarted job
-ready, a policy's wish to look again) and keeps the books. Between events every rate is constant, so nothing is
-approximated. Times are seconds of simulated time; work is seconds of running alone on a whole GPU.
+A policy places, caps and retracts; the simulator moves time from event to event (an arrival, an end, a restarted
+job that is ready, a wake-up that a policy asked for) and keeps the accounts. Between events every rate is
+constant, so nothing is approximated. Times are seconds of simulated time; work is seconds of running alone on a
+whole GPU.
 """
 
 import heapq
@@ -21,7 +22,7 @@ _EPSILON: Final = 1e-9
 
 
 class SimulationError(Exception):
-    """The trace and the truth do not belong together; one sentence."""
+    """The trace does not match the truth; one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class JobTenant:
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What became of one job: `run_seconds` on a GPU, `late_seconds` of them slower than tolerated."""
+    """Result of one job: `run_seconds` on a GPU, `late_seconds` of them slower than tolerated."""
 
     name: str
     workload: str
@@ -67,12 +68,12 @@ class JobResult:
 
     @property
     def completion_seconds(self) -> float:
-        """From submission to end."""
+        """Return the time from submission to end."""
         return self.end_seconds - self.submit_seconds
 
     @property
     def slowdown(self) -> float:
-        """Time on a GPU over time alone, at least 1 up to rounding."""
+        """Return time on a GPU over time alone, at least 1 up to rounding."""
         return self.run_seconds / self.solo_seconds
 
 
@@ -82,7 +83,7 @@ class Span:
 
     Attributes:
         gpus_in_use, summed_progress, waiting: GPUs with a job, progress of all jobs, jobs that wait.
-        gpus_shared: GPUs with two or more jobs; gpus_modelled: those of them whose rates no measurement gave.
+        gpus_shared: GPUs with two or more jobs; gpus_modelled: those of them whose rates were not measured.
     """
 
     begin_seconds: float
@@ -116,7 +117,7 @@ class JobPolicy(Protocol):
 
 
 class FluidPolicy(JobPolicy, Protocol):
-    """A policy that splits time itself: gives every active job its rate instead of placing it."""
+    """A policy that splits time itself: it sets every active job's rate instead of placing it."""
 
     def rates(self, cluster: "JobCluster") -> Mapping[int, float]:
         """Job -> progress for all submitted unfinished jobs; absent means 0."""
@@ -145,37 +146,37 @@ class JobCluster:
     _known: dict[tuple[TenantKind, ...], tuple[float, ...]] = field(default_factory=dict)
 
     def start(self, job: int, gpu: int, thread_percentage: int = 100) -> None:
-        """Take a waiting job to a GPU; one that was retracted before needs RESTART_SECONDS to be ready."""
+        """Start a waiting job on a GPU; one that was retracted before needs RESTART_SECONDS to be ready."""
         self.queue.remove(job)
         ready = self.now_seconds + (RESTART_SECONDS if self.retractions.get(job) else 0.0)
         self.gpus[gpu].append(JobTenant(job, thread_percentage, self.now_seconds, ready))
 
     def retract(self, job: int, gpu: int) -> None:
-        """Take a running job back to the head of the queue with the work it has done."""
+        """Move a running job to the head of the queue; it keeps the work done."""
         tenants = self.gpus[gpu]
         tenants.remove(next(tenant for tenant in tenants if tenant.job == job))
         self.retractions[job] = self.retractions.get(job, 0) + 1
         self.queue.insert(0, job)
 
     def wake_at(self, seconds: float) -> None:
-        """Ask to be called again at that time at the latest."""
+        """Ask to be called again at this time at the latest."""
         self.wake_seconds = min(self.wake_seconds, max(seconds, self.now_seconds + _EPSILON))
 
     def kinds(self, gpu: int) -> tuple[TenantKind, ...]:
-        """(workload, thread percentage) of the GPU's tenants, oldest first."""
+        """Return (workload, thread percentage) of the GPU's tenants, oldest first."""
         return tuple(TenantKind(self.jobs[t.job].workload, t.thread_percentage) for t in self.gpus[gpu])
 
     def free_gpus(self) -> list[int]:
-        """GPUs without tenants."""
+        """Return the GPUs without tenants."""
         return [gpu for gpu, tenants in enumerate(self.gpus) if not tenants]
 
     def memory_fits(self, gpu: int, job: int) -> bool:
-        """Whether the job's memory is there beside the GPU's tenants'."""
+        """Return whether the job's memory fits beside the GPU's tenants'."""
         needs = [self.truth.memory_mib(self.jobs[t.job].workload) for t in self.gpus[gpu]]
         return sum(needs) + self.truth.memory_mib(self.jobs[job].workload) <= self.truth.gpu_memory_mib
 
     def progress(self, gpu: int) -> tuple[float, ...]:
-        """True progress of the GPU's tenants now, oldest first; who is not ready has 0 and disturbs nobody."""
+        """Return the tenants' true progress, oldest first; one that is not ready has 0 and affects nobody."""
         tenants = self.gpus[gpu]
         ready = [tenant.ready_seconds <= self.now_seconds + _EPSILON for tenant in tenants]
         kinds = tuple(kind for kind, is_ready in zip(self.kinds(gpu), ready, strict=True) if is_ready)
@@ -183,12 +184,12 @@ class JobCluster:
         return tuple(next(rates) if is_ready else 0.0 for is_ready in ready)
 
     def shared_gpus(self) -> tuple[int, int]:
-        """GPUs with two or more tenants, and those of them whose rates the truth has not measured."""
+        """Count the GPUs with two or more tenants, and those of them whose rates were not measured."""
         shared = [gpu for gpu, tenants in enumerate(self.gpus) if len(tenants) > 1]
         return len(shared), sum(not self.truth.is_measured(self.kinds(gpu), self.mechanism) for gpu in shared)
 
     def rates_of(self, kinds: tuple[TenantKind, ...]) -> tuple[float, ...]:
-        """The truth for a set, remembered by its sorted form."""
+        """Return the true rates of a set, cached by its sorted form."""
         order = sorted(range(len(kinds)), key=lambda index: kinds[index])
         key = tuple(kinds[index] for index in order)
         if key not in self._known:

@@ -34,23 +34,23 @@ MAX_GPUS_PER_NODE: Final = 64
 
 
 class TraceError(ValueError):
-    """A trace that cannot be used, said in one sentence that names file, line and column."""
+    """A trace that cannot be used; one sentence that names file, line and column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table with the place to name when something in it is wrong."""
+    """One line of a table, with its position for error messages."""
 
     source: str
     line: int
     values: dict[str, str]
 
     def error(self, column: str, why: str) -> TraceError:
-        """What is wrong with one field."""
+        """Return the error for one field."""
         return TraceError(f"{self.source}, line {self.line}, column {column}: {self.values[column]!r} {why}")
 
     def whole(self, column: str, least: int = 0, most: int = _LARGEST) -> int:
-        """A whole number within bounds; "4.0" counts as 4."""
+        """Parse a whole number within bounds; "4.0" counts as 4."""
         text = self.values[column].strip()
         try:
             number = float(text)
@@ -66,7 +66,7 @@ class Row:
 
 
 def parse_nodes(text: str, source: str) -> list[NodeSpec]:
-    """Nodes of a trace; `source` is the file's name for messages.
+    """Parse the nodes of a trace; `source` is the file's name for messages.
 
     Raises:
         TraceError: the table is malformed, a number is out of range, a node is named twice, or none has a GPU.
@@ -93,7 +93,7 @@ def parse_nodes(text: str, source: str) -> list[NodeSpec]:
 
 
 def parse_pods(text: str, source: str) -> list[PlacementRequest]:
-    """Requests of a trace in its order, wherever they run.
+    """Parse the requests of a trace in its order, wherever they run.
 
     Raises:
         TraceError: the table is malformed, a number is out of range, a pod is named twice, or none asks for a GPU.
@@ -107,7 +107,7 @@ def parse_pods(text: str, source: str) -> list[PlacementRequest]:
 def parse_placed_pods(
     text: str, source: str, nodes: Iterable[NodeSpec]
 ) -> list[tuple[PlacementRequest, Placement | None]]:
-    """Pods of a snapshot with where each runs by its columns `node` and `gpu_index`; None for those that wait.
+    """Parse the pods of a snapshot, with where each runs (columns `node`, `gpu_index`) or None.
 
     Raises:
         TraceError: as `parse_pods`, or a pod is said to run on a node or GPU that is not among `nodes`.
@@ -166,7 +166,7 @@ def _pods(text: str, source: str) -> Iterator[tuple[Row, PlacementRequest]]:
 
 
 def format_nodes(nodes: Iterable[NodeSpec]) -> str:
-    """Write nodes back as a table; a node's GPUs are taken to be alike.
+    """Write nodes as a table; all GPUs of a node must be alike.
 
     Raises:
         ValueError: a node mixes GPU models or memory sizes, or does not say its CPU or memory.
@@ -184,7 +184,7 @@ def format_nodes(nodes: Iterable[NodeSpec]) -> str:
 
 
 def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes: Iterable[NodeSpec]) -> str:
-    """Write requests back as a table, with where each runs."""
+    """Write requests as a table, with where each runs."""
     index = {gpu.uuid: slot for node in nodes for slot, gpu in enumerate(node.gpus)}
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
@@ -203,7 +203,7 @@ def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes
 
 
 def _table(text: str, source: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[Row]:
-    """Rows of a CSV table with a checked header; a last line without its end is a truncated file."""
+    """Read the rows of a CSV table and check its header; a last line without a line end is a truncated file."""
     reader = csv.reader(io.StringIO(text), strict=True)
     header = next(reader, None)
     if not header:

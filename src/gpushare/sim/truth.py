@@ -1,4 +1,4 @@
-"""What really happens to jobs that share a GPU in the job-level simulator: measured where it was measured.
+"""True rates of jobs that share a GPU in the job-level simulator: measured where possible, else modelled.
 
 Two sources: a colocation dataset (any number of tenants, with caps; a set never measured is drawn from the
 interference model's forecast, its residual as noise) and a table of measured pairs (two tenants, no caps, as
@@ -25,14 +25,14 @@ Forecaster = Callable[[Sequence[tuple[Profile, int]]], tuple[Forecast, ...]]
 
 
 class TenantKind(NamedTuple):
-    """What the truth knows a tenant by: its workload and thread percentage."""
+    """A tenant as the truth sees it: its workload and thread percentage."""
 
     workload: str
     thread_percentage: int = 100
 
 
 class Truth(Protocol):
-    """Progress of any set that a policy may form, and what profiling would tell of each workload."""
+    """Progress of any set that a policy may form, and each workload's solo profile."""
 
     gpu_memory_mib: int
     max_tenants: int
@@ -40,36 +40,36 @@ class Truth(Protocol):
 
     @property
     def workloads(self) -> Sequence[str]:
-        """Every workload that it knows."""
+        """Return every workload that it knows."""
         ...
 
     def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
-        """Progress of each tenant of the set relative to alone at 100%, in order."""
+        """Return the progress of each tenant of the set relative to alone at 100%, in order."""
         ...
 
     def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
-        """Whether the progress of this very set was measured; otherwise a model's word stands in."""
+        """Return whether the progress of exactly this set was measured; otherwise it comes from a model."""
         ...
 
     def memory_mib(self, workload: str) -> int:
-        """Peak device memory; 0 where it was not measured."""
+        """Return the peak device memory; 0 where it was not measured."""
         ...
 
     def profile(self, workload: str) -> Floats:
-        """[features] the solo profile that predictors see, the same features for every workload."""
+        """Return the solo profile that predictors see: [features], the same for every workload."""
         ...
 
     def busy_ratio(self, workload: str) -> float:
-        """What a monitor would call its utilisation alone, 0 to 1."""
+        """Return the utilisation alone that a monitor would show, 0 to 1."""
         ...
 
     def measured_pairs(self) -> Sequence[tuple[str, str, float]]:
-        """Uncapped pairs with their measured summed progress: what predictors train on."""
+        """Return uncapped pairs with their measured summed progress, for predictors to train on."""
         ...
 
 
 class DatasetTruth:
-    """A colocation dataset; what a set that it does not hold does is drawn once, from the forecast's interval.
+    """A colocation dataset; the progress of a set that it lacks is drawn once, from the forecast's interval.
 
     A workload whose profile is not usable (too short, counters missing) is not among `workloads`.
     """

@@ -1,4 +1,4 @@
-"""Check and resolve a request: annotation over GpuShare over chart, owners, the sentence of each refusal."""
+"""Check and resolve a request (annotation over GpuShare over chart), find owners, word refusals."""
 
 from gpushare.core.admission.ownership import (
     controller_of,

@@ -1,4 +1,4 @@
-"""What a pod gets of what it, its GpuShare and the defaults say: one merge for all parts (docs/design.md 1)."""
+"""Merge a pod's annotations, its GpuShare and the defaults; every process uses this merge (docs/design.md 1)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The chart's defaults, for what neither the pod nor its GpuShare says.
+    """The chart's defaults, for what neither the pod nor its GpuShare specifies.
 
     Attributes:
         auto_fraction: what "auto" stands for while there is no profile.
@@ -41,7 +41,7 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """A pod's request with every question answered.
+    """A pod's request with every value filled in.
 
     Attributes:
         share_percent: of each of its `gpu_count` GPUs.
@@ -61,7 +61,7 @@ class Needs:
 
     @property
     def limit_percent(self) -> int:
-        """The limit `gpushare.io/share` of the pod: percents of one GPU over all its GPUs."""
+        """Return the pod's limit `gpushare.io/share`: percent of one GPU, summed over its GPUs."""
         return self.share_percent * self.gpu_count
 
 
@@ -72,11 +72,11 @@ def resolve(
     *,
     limit_percent: int | None = None,
 ) -> Needs | Rejection:
-    """Merge: the pod's annotation beats its GpuShare's spec, which beats the defaults.
+    """Merge a request: the pod's annotation beats its GpuShare's spec, which beats the defaults.
 
     Args:
         limit_percent: the pod's limit `gpushare.io/share`, if any: fixed at admission, so for "auto" it is
-            what the profile said then, whatever it says now.
+            the recommendation of that time.
     """
     asked = parse_request(annotations)
     if isinstance(asked, Rejection):
@@ -119,7 +119,7 @@ def resolve(
 
 
 def _spread(limit_percent: int) -> tuple[int, int]:
-    """A limit over all GPUs as (percent of each, number of GPUs)."""
+    """Split a limit over all GPUs into (percent of each, number of GPUs)."""
     if limit_percent <= names.SHARES_PER_GPU:
         return limit_percent, 1
     return names.SHARES_PER_GPU, -(-limit_percent // names.SHARES_PER_GPU)

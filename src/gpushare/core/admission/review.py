@@ -1,4 +1,4 @@
-"""Admission: what a pod with our annotation gets, and the sentence for one that cannot be served (design.md 2.1).
+"""Admission: the patch for a pod with our annotation, or the sentence that refuses it (design.md 2.1).
 
 Pods and workloads are the API's JSON objects; nothing here changes them. `mutate` answers a JSON patch that adds
 the share, our scheduler and our label, and nothing else; `check_*` answer None or the refusal.
@@ -31,14 +31,14 @@ _DEFAULT_SCHEDULERS: Final = ("", "default-scheduler", names.SCHEDULER_NAME)
 _PREFIX: Final = f"{names.GROUP}/"
 _KNOWN_ANNOTATIONS: Final = frozenset((*names.USER_ANNOTATIONS, *names.DECISION_ANNOTATIONS, names.ROOM_SINCE))
 _USER_NAMES: Final = tuple(name.removeprefix(_PREFIX) for name in names.USER_ANNOTATIONS)
-MAX_NAMES: Final = 16  # unknown annotations, and containers with other GPUs, that are warned of one by one
-_LONGEST_NAME: Final = 64  # longer ones are shown cut and not compared
-# What CUDA reads of a decision; the downward API gives a container its value when it starts, after the decision.
+MAX_NAMES: Final = 16  # at most so many warnings about unknown annotations, and about containers with other GPUs
+_LONGEST_NAME: Final = 64  # longer ones are truncated and not compared
+# Variables that CUDA reads; the downward API gives a container its value when it starts, after the decision.
 _CAPS_BY_VARIABLE: Final = {
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": names.THREAD_PERCENTAGE,
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": names.MEMORY_LIMIT,
 }
-# What gives a container a GPU, or takes it from under MPS's limits: set by gpushare alone.
+# Variables that give a container a GPU or lift MPS's limits: set by gpushare alone.
 _RESERVED_VARIABLES: Final = frozenset({"NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"})
 _RESERVED_PREFIX: Final = "CUDA_MPS_"
 _CAPS: Final[tuple[Json, ...]] = tuple(
@@ -68,11 +68,11 @@ class AdmissionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What is known of the cluster at the moment of the request; all of it may be unknown.
+    """What is known of the cluster at the time of the request; all of it may be unknown.
 
     Attributes:
         largest_gpu_memory_mib: of the cluster's largest GPU; None accepts any amount.
-        share: the GpuShare that speaks for the pod.
+        share: the pod's GpuShare.
     """
 
     largest_gpu_memory_mib: int | None = None
@@ -84,17 +84,17 @@ STRICT: Final = AdmissionPolicy()
 
 
 def is_ours(pod: Object | None) -> bool:
-    """Whether the pod carries the annotation that asks for a share; every other pod is left alone."""
+    """Return whether the pod has the annotation that asks for a share; every other pod is left alone."""
     return names.FRACTION in annotations_of(pod or {})
 
 
 def annotations_of(obj: Object) -> Mapping[str, str]:
-    """An object's annotations."""
+    """Return an object's annotations."""
     return (obj.get("metadata") or {}).get("annotations") or {}
 
 
 def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_KNOWN) -> list[Json] | Rejection:
-    """The JSON patch for a new pod; empty for one that is not ours or has everything already."""
+    """Return the JSON patch for a new pod; empty for one that is not ours or needs no change."""
     if not is_ours(pod):
         return []
     if (refusal := _check_request(pod, policy, knowledge)) is not None:
@@ -120,7 +120,7 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
 def check_pod(
     pod: Object, knowledge: Knowledge = NOTHING_KNOWN, policy: AdmissionPolicy = STRICT
 ) -> Rejection | None:
-    """Whether a new pod, after every webhook's changes, is what `mutate` makes of it."""
+    """Check that a new pod, after every webhook's changes, is as `mutate` makes it."""
     if not is_ours(pod):
         return None
     if (refusal := _check_request(pod, policy, knowledge)) is not None:
@@ -145,7 +145,7 @@ def check_pod(
 def check_workload(
     obj: Object, old: Object | None = None, knowledge: Knowledge = NOTHING_KNOWN, policy: AdmissionPolicy = STRICT
 ) -> Rejection | None:
-    """Whether pods of a workload's template would be accepted, so that the mistake shows where it was made.
+    """Check that pods of a workload's template would be accepted, so that a mistake shows where it was made.
 
     Args:
         obj: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, CronJob or ReplicationController.
@@ -161,7 +161,7 @@ def check_workload(
 
 
 def pod_template(obj: Object) -> Object | None:
-    """The pod template of a workload object; None where there is none."""
+    """Return the pod template of a workload object; None where there is none."""
     spec = obj.get("spec") or {}
     if "jobTemplate" in spec:
         spec = (spec["jobTemplate"] or {}).get("spec") or {}
@@ -170,7 +170,7 @@ def pod_template(obj: Object) -> Object | None:
 
 
 def warnings(pod: Object) -> tuple[str, ...]:
-    """What is probably not meant, for `kubectl` to print; the pod, or pod template, is accepted all the same."""
+    """Return warnings about likely mistakes, for `kubectl` to print; the pod or template is accepted anyway."""
     annotations = annotations_of(pod)
     ours = [name for name in annotations if name.startswith(_PREFIX)]
     unknown = [name for name in ours if name not in _KNOWN_ANNOTATIONS]
@@ -192,7 +192,7 @@ def warnings(pod: Object) -> tuple[str, ...]:
 
 
 def _hint(annotation: str) -> str:
-    """The name that was meant, if one is close; the prefix that all share says nothing."""
+    """Return the annotation that was probably meant, if one is close; the common prefix is not compared."""
     name = annotation.removeprefix(_PREFIX).lower()
     close = difflib.get_close_matches(name, _USER_NAMES, n=1) if len(name) <= _LONGEST_NAME else ()
     return f"; did you mean {_PREFIX}{close[0]}?" if close else ""
@@ -207,7 +207,7 @@ def _named(container: Object) -> str:
 
 
 def largest_gpu_memory_mib(nodes: Iterable[GpuNodeStatus]) -> int | None:
-    """Memory of the largest GPU, MiB; None while no GPU is known. An unhealthy one counts, it may come back."""
+    """Return the memory of the largest GPU, MiB, unhealthy ones included; None while no GPU is known."""
     return max((gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0), default=None)
 
 
@@ -250,7 +250,7 @@ def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:
 
 
 def _check_shares(spec: Object, request: ShareRequest) -> Rejection | None:
-    """`gpushare.io/share` set by hand: on another container, or of another amount."""
+    """Refuse `gpushare.io/share` set by hand on another container or to another amount."""
     chosen = _container_index(spec, request.container)
     expected = None if request.share_percent is None else request.share_percent * request.gpu_count
     for index, container in enumerate(_all_containers(spec)):
@@ -274,7 +274,7 @@ def _check_shares(spec: Object, request: ShareRequest) -> Rejection | None:
 
 
 def _is_share(amount: str, expected: int | None) -> bool:
-    """Whether an amount is the expected one; for "auto" (None), any that a fraction could make."""
+    """Return whether an amount is the expected one; for "auto" (None), whether a fraction could yield it."""
     try:
         count = parse_count(amount)
     except ValueError:
@@ -287,7 +287,7 @@ def _is_any_share(gpus: int, rest_percent: int) -> bool:
 
 
 def _check_environment(spec: Object, policy: AdmissionPolicy) -> Rejection | None:
-    """Variables that would win over what the device plugin sets, and give the pod more than it was given."""
+    """Refuse variables that would override those of the device plugin and give the pod more than was decided."""
     for container in _all_containers(spec):
         for variable in container.get("env") or ():
             name = str(variable.get("name"))
@@ -317,18 +317,18 @@ def _check_scheduling(spec: Object) -> Rejection | None:
 
 
 def _container_index(spec: Object, name: str | None) -> int:
-    """Which container gets the GPU; the first where none is named."""
+    """Return the index of the container that gets the GPU; the first where none is named."""
     containers = spec.get("containers") or ()
     return next((i for i, container in enumerate(containers) if name and container.get("name") == name), 0)
 
 
 def _all_containers(spec: Object) -> list[Object]:
-    """The containers in their order, then the init containers."""
+    """Return the containers in their order, then the init containers."""
     return [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
 
 
 def _set_share(container: Object, path: str, shares: str) -> list[Json]:
-    """Limit and request; Kubernetes wants both of an extended resource, equal. One there already was checked."""
+    """Patch limit and request: of an extended resource Kubernetes wants both, equal."""
     share = {names.SHARE_RESOURCE: shares}
     resources = container.get("resources")
     if not resources:
@@ -344,7 +344,7 @@ def _set_share(container: Object, path: str, shares: str) -> list[Json]:
 
 
 def _set_caps(container: Object, path: str) -> list[Json]:
-    """The decision as environment variables, in place of what the pod itself says of them."""
+    """Patch the decision in as environment variables, replacing the pod's own values."""
     env = list(container.get("env") or ())
     kept = [one for one in env if one.get("name") not in _CAPS_BY_VARIABLE]
     if len(kept) + len(_CAPS) == len(env) and all(_reads(one, _CAPS) for one in env[len(kept) :]):

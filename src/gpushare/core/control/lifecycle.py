@@ -1,7 +1,7 @@
 """The life of a GpuShare: its phase, its conditions and its whole status, from what was decided and observed.
 
-`status_of` is the only thing that makes a GpuShareStatus. All of it but the profile and its fraction is rebuilt
-from the pods and the GpuNodes each time, so a restarted operator writes what the one before it would have.
+`status_of` alone makes a GpuShareStatus. Everything in it but the profile and its fraction is rebuilt from the
+pods and the GpuNodes each time, so a restarted operator writes the same status as the one before it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,15 +34,15 @@ PROFILED: Final = "Profiled"
 WITHIN_TOLERANCE: Final = "WithinTolerance"
 
 MOST_PLACEMENTS: Final = 1000  # as in the schema; the Ready condition counts them all
-_DIGITS: Final = 3  # of progress and slowdown; more would only make for more writes
+_DIGITS: Final = 3  # digits of progress and slowdown; more would only cause more writes
 
 
 @dataclass(frozen=True, slots=True)
 class Fares:
-    """How one pod fares, the worst over its GPUs; None where not measured.
+    """Progress and slowdown of one pod, the worst over its GPUs; None where not measured.
 
     Attributes:
-        profile: its workload's signature, where a node has seen it alone.
+        profile: its workload's signature, where a node has measured it alone.
     """
 
     progress_ratio: float | None = None
@@ -52,13 +52,13 @@ class Fares:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a phase follows from.
+    """What decides the phase.
 
     Attributes:
-        live, placed: pods that are not finished; those of them with a decision.
-        profiling: whether the workload is kept alone until it is profiled (spec, and a cluster that does so).
+        live: pods that are not finished; placed: live pods with a decision.
+        profiling: whether the workload is kept alone until it is profiled (by spec and cluster settings).
         profiled: whether its signature is known.
-        retracting: whether the controller moved it away and its back-off runs.
+        retracting: whether it was moved away and its back-off has not ended.
     """
 
     live: int
@@ -73,7 +73,7 @@ class OperatorSettings:
     """What the operator was started with.
 
     Attributes:
-        defaults: for what neither pods nor GpuShare say.
+        defaults: for what neither pod nor GpuShare specifies.
         probation: whether the cluster keeps a workload without a profile alone on its GPU.
     """
 
@@ -82,7 +82,7 @@ class OperatorSettings:
 
 
 def next_phase(current: Phase, situation: Situation) -> Phase:
-    """The phase after `current` (docs/design.md 4 and 5).
+    """Return the phase that follows `current` (docs/design.md 4 and 5).
 
     Pending: no pod is placed. Probation: placed, alone on its GPU until its profile is taken. Sharing: placed, and
     neighbours may come. Retracted: the controller moved its pods away for a neighbour's sake; it stays until one
@@ -101,12 +101,12 @@ def next_phase(current: Phase, situation: Situation) -> Phase:
 def status_of(
     share: GpuShare, pods: Iterable[PodView], fares: Mapping[str, Fares], settings: OperatorSettings, now: str
 ) -> GpuShareStatus:
-    """The status of a GpuShare.
+    """Compute the status of a GpuShare.
 
     Args:
-        share: as it is now; its present status gives the profile, the phase before, and when conditions changed.
-        pods: the pods that it speaks for, in any order.
-        fares: how each pod fares by uid.
+        share: as it is now; its status holds the profile, the previous phase and when conditions changed.
+        pods: its pods, in any order.
+        fares: progress and slowdown of each pod, by uid.
         now: RFC 3339, UTC, for conditions that change.
     """
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
@@ -143,7 +143,7 @@ def status_of(
 
 
 def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
-    """How each pod fares, by uid: over its GPUs the least progress and the greatest slowdown."""
+    """Return each pod's least progress and greatest slowdown over its GPUs, by uid."""
     tenants: dict[str, list[TenantStatus]] = {}
     for node in nodes:
         for gpu in node.gpus:
@@ -153,12 +153,12 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
 
 
 def differs_only_in_figures(one: GpuShareStatus, other: GpuShareStatus) -> bool:
-    """Whether two statuses say the same but for measured progress and slowdown, which may wait to be written."""
+    """Return whether two statuses differ at most in measured progress and slowdown, which may be written later."""
     return _without_figures(one) == _without_figures(other)
 
 
 def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[str, str], ...]:
-    """What is worth an event, as (reason, sentence): a new phase, or a tolerance newly broken."""
+    """Return the events due, as (reason, message): a new phase, or a tolerance newly broken."""
     found = []
     if before.profile is None and after.profile is not None:
         auto = f"; auto stands for {after.recommended_fraction}" if after.recommended_fraction else ""
@@ -176,7 +176,7 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
 def _placement(
     pod: PodView, share: GpuShare, fares: Mapping[str, Fares], defaults: Defaults, wrong: list[str]
 ) -> PodPlacement | None:
-    """Where a pod runs; None without a decision. What is malformed goes to `wrong`, for the condition."""
+    """Return where a pod runs, or None without a decision; what is malformed is appended to `wrong`."""
     if pod.decision_problem:
         wrong.append(f"{pod.name}: {pod.decision_problem}")
         return None
@@ -212,7 +212,7 @@ def _ready(situation: Situation, wrong: Sequence[str]) -> Condition:
 
 
 def _class_of(share: GpuShare, live: Sequence[PodView], defaults: Defaults) -> JobClass:
-    """The class of the pods, latency where some are; what it was stays while no pod is there to tell."""
+    """Return the class of the pods, latency if any has it; keep the previous value while no pod is live."""
     needs = [resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent) for pod in live]
     classes = [each.job_class for each in needs if isinstance(each, Needs)]
     if classes:
@@ -223,13 +223,13 @@ def _class_of(share: GpuShare, live: Sequence[PodView], defaults: Defaults) -> J
 def _recommended(
     share: GpuShare, profile: WorkloadSignature | None, job_class: JobClass, defaults: Defaults, *, none_live: bool
 ) -> str | None:
-    """What `auto` stands for; what it stood for stays while no pod is there."""
+    """Return what `auto` stands for; keep the previous value while no pod is live."""
     before = share.status.recommended_fraction
     if before is not None and none_live and profile == share.status.profile:
         return before
     tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else defaults.max_slowdown_ratio
-    said = recommended_fraction(profile, max_slowdown=tolerated, job_class=job_class)
-    return said if said is not None else before
+    recommended = recommended_fraction(profile, max_slowdown=tolerated, job_class=job_class)
+    return recommended if recommended is not None else before
 
 
 def _profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition:
@@ -251,7 +251,7 @@ def _within_tolerance(observed: Observed | None, spec: GpuShareSpec, defaults: D
     if slowdown <= tolerated:
         message = f"no pod is slowed down more than the tolerated {tolerated:g} times"
         return Condition(WITHIN_TOLERANCE, ConditionStatus.TRUE, "WithinTolerance", message)
-    # The figure itself is in `observed`: a message that changed with it would be a write each time.
+    # The figure itself is in `observed`: a message that contained it would cause a write each time.
     message = f"a pod is slowed down more than the tolerated {tolerated:g} times"
     return Condition(WITHIN_TOLERANCE, ConditionStatus.FALSE, "SlowdownBeyondTolerance", message)
 
@@ -259,7 +259,7 @@ def _within_tolerance(observed: Observed | None, spec: GpuShareSpec, defaults: D
 def _dated(
     conditions: Iterable[Condition], before: Iterable[Condition], generation: int, now: str
 ) -> tuple[Condition, ...]:
-    """The conditions with the time of their last change of status."""
+    """Set the time of each condition's last change of status."""
     old = {condition.type: condition for condition in before}
     dated = []
     for new in conditions:

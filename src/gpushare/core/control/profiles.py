@@ -1,7 +1,7 @@
-"""A workload's signature on its way: seen by an agent, kept by the GpuShare.
+"""Profiles: measured by an agent, kept in the GpuShare.
 
-The agent that sees a workload alone on a GPU with all its threads says so in its GpuNode (`TenantStatus.profile`),
-and the operator copies it into `GpuShare.status.profile`. Others read it there, the interference model by
+An agent that measures a workload alone on a GPU, with all threads, publishes the signature in its GpuNode
+(`TenantStatus.profile`); the operator copies it into `GpuShare.status.profile`. The interference model reads it by
 `gpushare.core.interference.as_profile`.
 """
 
@@ -18,12 +18,12 @@ def taken(
     is_one_kind: bool,
     now: str,
 ) -> WorkloadSignature | None:
-    """The signature that a GpuShare keeps.
+    """Choose the signature that a GpuShare keeps.
 
     Args:
-        seen: what agents say of its pods; the longest on the kept one's GPU model counts.
-        is_one_kind: whether its pods are of one workload; nothing is taken where they are not.
-        now: RFC 3339, for one newly taken.
+        seen: signatures that agents published for its pods; of those on the kept one's GPU model the longest wins.
+        is_one_kind: whether all its pods run one workload; otherwise nothing is taken.
+        now: RFC 3339, for a newly taken signature.
     """
     asked = (spec.profile.window_seconds if spec.profile is not None else None) or 0
     fitting = [
@@ -48,6 +48,6 @@ def taken(
 
 
 def is_one_kind(spec: GpuShareSpec, annotations: Iterable[Mapping[str, str]]) -> bool:
-    """Whether the pods of a GpuShare are of one workload: of one owner, or all of one `gpushare.io/workload`."""
+    """Return whether all pods of a GpuShare run one workload: one owner, or the same `gpushare.io/workload`."""
     keys = {each.get(names.WORKLOAD) for each in annotations}
     return len(keys) <= 1 and (spec.selector is None or None not in keys)

@@ -316,7 +316,7 @@ class Cautious:
         return bool(self._judge.verdicts(self._newcomer).accepts[resident])
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-        """Why none of the GPUs of `rows` on which the newcomer fits is taken, by the least bad of each."""
+        """Return one rejection per node of `rows`, taken from its least-violating GPU, and which is each row's."""
         sets = self._judge.resident_sets(state).take(rows, 1)
         verdicts = self._judge.verdicts(self._newcomer)
         fits = fitting_gpus(state, shape, rows)

@@ -11,9 +11,9 @@ class Known:
     """What is known of one workload.
 
     Attributes:
-        key: names the profile as it is now; equal keys have equal profiles.
+        key: identifies the profile's version; equal keys mean equal profiles.
         gpu_model: where it was taken; "" for any.
-        max_slowdown: tolerated, 1 or more.
+        max_slowdown: tolerated slowdown, 1 or more.
     """
 
     key: str
