@@ -1,0 +1,193 @@
+"""The operator's own part, in process: lists, GpuShares for pods, statuses; the API answers from memory.
+
+What is timed is what the operator does; a real API server adds its own time for each of the calls that are counted.
+"""
+
+import argparse
+import asyncio
+import itertools
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gpushare.core.api import names
+from gpushare.core.api.decision import Decision
+from gpushare.core.control.lifecycle import Settings
+from gpushare.core.admission.resolve import Defaults
+from gpushare.kube import GPUSHARES, PODS, AlreadyExists, Api, Page, Resource
+from gpushare_operator.metrics import Metrics
+from gpushare_operator.reconciler import Reconciler
+from gpushare_operator.relist import Relist, Watched
+
+Json = dict[str, Any]
+PAGE = 500
+MADE_AT = "2026-11-22T00:00:00Z"
+
+
+@dataclass(frozen=True)
+class Scene:
+    """So many GpuShares with a selector, and pods, over so many namespaces.
+
+    `hostile`: every selector asks for the same label, which every pod has, and leaves out what no pod has.
+    `pods_first`: the pods are there when the GpuShares come, so that each of those may concern all of them.
+    """
+
+    shares: int
+    pods: int
+    namespaces: int
+    hostile: bool = False
+    pods_first: bool = False
+
+    def share(self, i: int) -> Json:
+        app = {"app": "web"} if self.hostile else {"app": f"app-{i}"}
+        selector: Json = {"matchLabels": app}
+        if self.hostile:
+            selector["matchExpressions"] = [{"key": "tier", "operator": "NotIn", "values": [f"t{i}", "all"]}]
+        metadata = {"name": f"s-{i}", "namespace": f"team-{i % self.namespaces}", "uid": f"share-{i}"}
+        return {"metadata": {**metadata, "generation": 1}, "spec": {"selector": selector}}
+
+    def pod(self, i: int) -> Json:
+        annotations = {names.FRACTION: "0.25"}
+        annotations |= Decision((f"GPU-{i // 4}",), 25, 8192, MADE_AT).to_annotations()
+        labels = {"app": "web" if self.hostile else f"app-{i}", "tier": "x", names.MANAGED_LABEL: "true"}
+        metadata = {"name": f"p-{i}", "namespace": f"team-{i % self.namespaces}", "uid": f"pod-{i}"}
+        return {
+            "metadata": {**metadata, "labels": labels, "annotations": annotations, "creationTimestamp": MADE_AT},
+            "spec": {"nodeName": f"n-{i // 32}"},
+        }
+
+
+class Memory:
+    """An API whose objects lie in memory; each call takes one turn of the loop."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.calls: Counter[str] = Counter()
+        self._version = itertools.count(1)
+        self._objects = {
+            GPUSHARES.plural: self._stored(map(scene.share, range(scene.shares))),
+            PODS.plural: self._stored(map(scene.pod, range(scene.pods))),
+        }
+
+    def _stored(self, objects: Iterator[Json]) -> dict[tuple[str, str], Json]:
+        made = {}
+        for obj in objects:
+            metadata = obj["metadata"]
+            metadata["resourceVersion"] = str(next(self._version))
+            made[metadata["namespace"], metadata["name"]] = obj
+        return made
+
+    def shares(self) -> list[Json]:
+        return list(self._objects[GPUSHARES.plural].values())
+
+    async def pages(self, resource: Resource, **_: Any) -> AsyncIterator[Page]:
+        objects = list(self._objects[resource.plural].values())
+        for start in range(0, len(objects), PAGE):
+            await asyncio.sleep(0)
+            yield Page(objects[start : start + PAGE], str(next(self._version)))
+
+    async def get(self, resource: Resource, name: str, *, namespace: str) -> Json:
+        await self._call("get", resource)
+        return self._objects[resource.plural][namespace, name]
+
+    async def create(self, resource: Resource, body: Json, *, namespace: str) -> Json:
+        await self._call("create", resource)
+        if resource.plural not in self._objects:
+            return body
+        key = namespace, body["metadata"]["name"]
+        if key in self._objects[resource.plural]:
+            raise AlreadyExists("it is there", status=409)
+        uid = f"made-{len(self._objects[resource.plural])}"
+        metadata = {**body["metadata"], "namespace": namespace, "uid": uid}
+        metadata["resourceVersion"] = str(next(self._version))
+        self._objects[resource.plural][key] = {**body, "metadata": metadata}
+        return self._objects[resource.plural][key]
+
+    async def patch(self, resource: Resource, name: str, body: Json, *, namespace: str, **_: Any) -> Json:
+        await self._call("patch", resource)
+        old = self._objects[resource.plural][namespace, name]
+        metadata = {**old["metadata"], **body["metadata"], "resourceVersion": str(next(self._version))}
+        self._objects[resource.plural][namespace, name] = {**old, **body, "metadata": metadata}
+        return self._objects[resource.plural][namespace, name]
+
+    async def _call(self, verb: str, resource: Resource) -> None:
+        self.calls[f"{verb} {resource.plural}"] += 1
+        await asyncio.sleep(0)
+
+
+class Stalls:
+    """The longest processor time for which the loop did not come round."""
+
+    def __init__(self) -> None:
+        self.longest_seconds = 0.0
+
+    async def run(self) -> None:
+        while True:
+            before = time.thread_time()
+            await asyncio.sleep(0)
+            self.longest_seconds = max(self.longest_seconds, time.thread_time() - before)
+
+
+@dataclass(frozen=True)
+class Result:
+    seconds: float
+    processor_seconds: float
+    longest_stall_seconds: float
+    placed: int
+    calls: dict[str, int]
+
+
+async def measure(scene: Scene) -> Result:
+    """From nothing to a status that names each pod; the queue is empty then."""
+    memory, stalls = Memory(scene), Stalls()
+    reconciler = Reconciler(cast("Api", memory), Settings(Defaults()), Metrics())
+    intake = reconciler.intake
+    tasks = [asyncio.create_task(stalls.run())]
+    started, processor = time.monotonic(), time.thread_time()
+    lists = [
+        Watched(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
+        Watched(PODS, intake.pod, intake.pod_uids, intake.forget_pods),
+    ]
+    for watched in reversed(lists) if scene.pods_first else lists:
+        await Relist(cast("Api", memory), watched, None).look()
+    tasks.append(asyncio.create_task(reconciler.run()))
+    while (placed := placements(memory)) < scene.pods:
+        await asyncio.sleep(0.2)
+    result = Result(
+        time.monotonic() - started,
+        time.thread_time() - processor,
+        stalls.longest_seconds,
+        placed,
+        dict(memory.calls),
+    )
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return result
+
+
+def placements(memory: Memory) -> int:
+    return sum(len((share.get("status") or {}).get("placements") or ()) for share in memory.shares())
+
+
+SCENES = {
+    "one GpuShare for each pod": Scene(10_000, 10_000, 20),
+    "no GpuShare yet": Scene(0, 10_000, 20),
+    "one namespace, pods first": Scene(10_000, 10_000, 1, pods_first=True),
+    "every selector asks for every pod": Scene(600, 300, 1, hostile=True, pods_first=True),
+}
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench operator", description=__doc__)
+    parser.add_argument("--only", choices=SCENES, help="one scene")
+    options = parser.parse_args(arguments)
+    for name, scene in SCENES.items():
+        if options.only in {None, name}:
+            result = asyncio.run(measure(scene))
+            print(
+                f"{name}: {scene.shares} GpuShares, {scene.pods} pods, {scene.namespaces} namespaces: "
+                f"{result.seconds:.1f} s, processor {result.processor_seconds:.1f} s, longest stall "
+                f"{result.longest_stall_seconds:.2f} s, calls {result.calls}"
+            )
