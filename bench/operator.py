@@ -1,6 +1,6 @@
 """The operator's own part, in process: lists, GpuShares for pods, statuses; the API answers from memory.
 
-What is timed is what the operator does; a real API server adds its own time for each of the calls that are counted.
+What is timed is what the operator does; a real API server adds its own time for each of the counted calls.
 """
 
 import argparse
@@ -12,14 +12,13 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gpushare.core.api import names
-from gpushare.core.api.decision import Decision
-from gpushare.core.control.lifecycle import Settings
-from gpushare.core.admission.resolve import Defaults
+from gpushare.core.admission import Defaults
+from gpushare.core.api import Decision, names
+from gpushare.core.control import OperatorSettings
 from gpushare.kube import GPUSHARES, PODS, AlreadyExists, Api, Page, Resource
-from gpushare_operator.metrics import Metrics
+from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import Reconciler
-from gpushare_operator.relist import Relist, Watched
+from gpushare_operator.relist import Relist, WatchedResource
 
 Json = dict[str, Any]
 PAGE = 500
@@ -134,31 +133,32 @@ class Result:
     seconds: float
     processor_seconds: float
     longest_stall_seconds: float
-    placed: int
     calls: dict[str, int]
 
 
 async def measure(scene: Scene) -> Result:
     """From nothing to a status that names each pod; the queue is empty then."""
     memory, stalls = Memory(scene), Stalls()
-    reconciler = Reconciler(cast("Api", memory), Settings(Defaults()), Metrics())
+    metrics = OperatorMetrics()
+    reconciler = Reconciler(cast("Api", memory), OperatorSettings(Defaults()), metrics)
     intake = reconciler.intake
     tasks = [asyncio.create_task(stalls.run())]
     started, processor = time.monotonic(), time.thread_time()
     lists = [
-        Watched(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
-        Watched(PODS, intake.pod, intake.pod_uids, intake.forget_pods),
+        WatchedResource(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
+        WatchedResource(PODS, intake.pod, intake.pod_uids, intake.forget_pods),
     ]
     for watched in reversed(lists) if scene.pods_first else lists:
         await Relist(cast("Api", memory), watched, None).look()
     tasks.append(asyncio.create_task(reconciler.run()))
-    while (placed := placements(memory)) < scene.pods:
+    while (  # noqa: ASYNC110 - counting must not be part of the work
+        metrics.registry.get_sample_value("gpushare_operator_queue_length") or placements(memory) < scene.pods
+    ):
         await asyncio.sleep(0.2)
     result = Result(
         time.monotonic() - started,
         time.thread_time() - processor,
         stalls.longest_seconds,
-        placed,
         dict(memory.calls),
     )
     for task in tasks:

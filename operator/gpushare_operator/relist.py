@@ -17,6 +17,7 @@ from gpushare.runtime.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 _BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=30.0)
+_AT_A_STRETCH: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,11 @@ class Relist:
         async for page in self._api.pages(
             watched.resource, namespace=self._namespace, label_selector=watched.label_selector
         ):
-            for obj in page.items:
+            for number, obj in enumerate(page.items, start=1):
                 present.add(obj["metadata"]["uid"])
                 watched.take(obj)
+                if number % _AT_A_STRETCH == 0:
+                    await asyncio.sleep(0)  # let the others have the loop
             version = int(page.resource_version or 0)
         missed = watched.forget(before - present, version)
         if missed:

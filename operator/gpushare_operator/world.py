@@ -4,16 +4,13 @@ In memory only, rebuilt from the API at every start; no I/O. It tells its listen
 status and which pods are without one.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
-from gpushare.core.admission import ShareIndex, ShareKey
+from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
 from gpushare.core.api import GpuShare, PodView
 from gpushare.core.control import Fares
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +32,7 @@ class World:
         self._shares = ShareIndex()
         self._pods: dict[str, PodView] = {}
         self._pods_of_owner: dict[tuple[str, str], set[str]] = {}
-        self._pods_of_namespace: dict[str, set[str]] = {}
+        self._pods_of_term: dict[tuple[str, Term], set[str]] = {}
         self._share_of_pod: dict[str, ShareKey | None] = {}
         self._pods_of_share: dict[ShareKey, set[str]] = {}
         self._fares: dict[str, dict[str, Fares]] = {}  # by node and pod uid
@@ -76,12 +73,17 @@ class World:
         if pod.fraction is None:
             self.drop_pod(pod.uid)
             return
+        before = self._pods.get(pod.uid)
+        if before == pod:
+            return
         self._forget_pod(pod.uid)
         self._pods[pod.uid] = pod
-        self._pods_of_namespace.setdefault(pod.namespace, set()).add(pod.uid)
-        for owner in (*pod.owner_uids, pod.uid):
-            self._pods_of_owner.setdefault((pod.namespace, owner), set()).add(pod.uid)
-        self._assign(pod)
+        for index, key in self._keys(pod):
+            index.setdefault(key, set()).add(pod.uid)
+        if before is None or (before.labels, before.owner_uids) != (pod.labels, pod.owner_uids):
+            self._assign(pod, self._find(pod))
+        else:
+            self._assign(pod, self._share_of_pod[pod.uid])
 
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that is gone."""
@@ -95,15 +97,19 @@ class World:
         """Take up a new or changed GpuShare; pods may come to it, or from it to another."""
         key = ShareKey(share.namespace, share.name)
         before = self._shares.put(share)
+        if before == share:
+            return
         if before is None or (before.spec.selector, before.owners) != (share.spec.selector, share.owners):
-            self._assign_all(self._may_concern(share) | self._pods_of_share.get(key, set()))
+            self._let_go(key)
+            for uid in self._may_concern(share):
+                self._offer(self._pods[uid], share)
         self._touched(key)
 
     def drop_share(self, namespace: str, name: str) -> None:
         """Forget a GpuShare that is gone; its pods look for another, and the listener can forget it too."""
         key = ShareKey(namespace, name)
         if self._shares.drop(namespace, name) is not None:
-            self._assign_all(set(self._pods_of_share.get(key, ())))
+            self._let_go(key)
             self._pods_of_share.pop(key, None)
             self._touched(key)
 
@@ -125,13 +131,14 @@ class World:
             if (share := self._share_of_pod.get(uid)) is not None:
                 self._touched(share)
 
-    def _assign_all(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            self._assign(self._pods[uid])
+    def _let_go(self, key: ShareKey) -> None:
+        """Have the pods of a GpuShare look for theirs again."""
+        for uid in set(self._pods_of_share.get(key, ())):
+            self._assign(self._pods[uid], self._find(self._pods[uid]))
 
-    def _assign(self, pod: PodView) -> None:
-        """Find the pod's GpuShare; both it and the one before are touched."""
-        old, new = self._share_of_pod.get(pod.uid), self._find(pod)
+    def _assign(self, pod: PodView, new: ShareKey | None) -> None:
+        """Give a pod to a GpuShare; both it and the one before are touched."""
+        old = self._share_of_pod.get(pod.uid)
         self._share_of_pod[pod.uid] = new
         if old is not None and old != new:
             self._pods_of_share.get(old, set()).discard(pod.uid)
@@ -146,25 +153,35 @@ class World:
         share = self._shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
         return ShareKey(share.namespace, share.name) if share is not None else None
 
+    def _offer(self, pod: PodView, share: GpuShare) -> None:
+        """Give a pod to a GpuShare that may have it, if this one comes before its present one."""
+        selector, present = share.spec.selector, self._share_of_pod.get(pod.uid)
+        if selector is not None and not selector.matches(pod.labels):
+            return
+        if present is None or rank(share) < rank(self.shares[present]):
+            self._assign(pod, ShareKey(share.namespace, share.name))
+
     def _may_concern(self, share: GpuShare) -> set[str]:
-        """Pods that this GpuShare may speak for: those it selects, or those of its owners."""
-        selector = share.spec.selector
-        if selector is not None:
-            of_namespace = self._pods_of_namespace.get(share.namespace, ())
-            return {uid for uid in of_namespace if selector.matches(self._pods[uid].labels)}
-        owned = [self._pods_of_owner.get((share.namespace, owner.uid), set()) for owner in share.owners]
-        return set().union(*owned)
+        """Pods that this GpuShare may speak for: those with the rarest label it needs, or those of its owners."""
+        selector, namespace = share.spec.selector, share.namespace
+        if selector is None:
+            owned = (self._pods_of_owner.get((namespace, owner.uid), ()) for owner in share.owners)
+            return set[str]().union(*owned)
+        ways = ([self._pods_of_term.get((namespace, term), ()) for term in way] for way in ways_to_file(selector))
+        return set[str]().union(*min(ways, key=lambda way: sum(map(len, way))))
+
+    def _keys(self, pod: PodView) -> Iterator[tuple[dict[Any, set[str]], object]]:
+        """Where a pod is listed."""
+        for term in terms_of_labels(pod.labels):
+            yield self._pods_of_term, (pod.namespace, term)
+        for owner in {*pod.owner_uids, pod.uid}:
+            yield self._pods_of_owner, (pod.namespace, owner)
 
     def _forget_pod(self, uid: str) -> None:
         pod = self._pods.pop(uid, None)
         if pod is None:
             return
-        _discard(self._pods_of_namespace, pod.namespace, uid)
-        for owner in (*pod.owner_uids, uid):
-            _discard(self._pods_of_owner, (pod.namespace, owner), uid)
-
-
-def _discard(index: dict[K, set[V]], key: K, value: V) -> None:
-    index.get(key, set()).discard(value)
-    if key in index and not index[key]:
-        del index[key]
+        for index, key in self._keys(pod):
+            index[key].discard(uid)
+            if not index[key]:
+                del index[key]

@@ -52,9 +52,10 @@ EXPRESSIONS = st.lists(
     st.builds(
         LabelRequirement,
         key=st.sampled_from(["app", "tier"]),
-        operator=st.sampled_from([SelectorOperator.EXISTS, SelectorOperator.DOES_NOT_EXIST]),
+        operator=st.sampled_from(list(SelectorOperator)),
+        values=st.lists(st.sampled_from(["x", "y", "z"]), min_size=1, max_size=3).map(tuple),
     ),
-    max_size=1,
+    max_size=2,
 ).map(tuple)
 SELECTORS = st.none() | st.builds(LabelSelector, match_labels=LABELS, match_expressions=EXPRESSIONS)
 OWNERS = st.lists(st.sampled_from(["o1", "o2", "o3"]), max_size=2, unique=True)

@@ -1,5 +1,6 @@
 """Check and resolve a request (annotation over GpuShare over chart), find owners, word refusals."""
 
+from gpushare.core.admission.label_terms import Term, terms_of_labels, ways_to_file
 from gpushare.core.admission.ownership import (
     controller_of,
     guess_top_owner,
@@ -23,7 +24,7 @@ from gpushare.core.admission.review import (
     pod_template,
     warnings,
 )
-from gpushare.core.admission.share_index import ShareIndex, ShareKey
+from gpushare.core.admission.share_index import ShareIndex, ShareKey, rank
 
 __all__ = [
     "AUTO_FRACTION",
@@ -33,6 +34,7 @@ __all__ = [
     "Needs",
     "ShareIndex",
     "ShareKey",
+    "Term",
     "check_pod",
     "check_workload",
     "controller_of",
@@ -46,8 +48,11 @@ __all__ = [
     "owners_of",
     "pod_as_owner",
     "pod_template",
+    "rank",
     "references",
     "resolve",
     "share_name",
+    "terms_of_labels",
     "warnings",
+    "ways_to_file",
 ]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from gpushare.core.api import GpuShare
+from gpushare.core.admission.label_terms import Term, terms_of_labels, ways_to_file
+from gpushare.core.api import GpuShare, LabelSelector
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class ShareIndex:
 
     def __init__(self, shares: Iterable[GpuShare] = ()) -> None:
         self._shares: dict[ShareKey, GpuShare] = {}
-        self._by_label: dict[tuple[str, str, str], set[str]] = {}  # by namespace and the selector's first label
-        self._by_expression: dict[str, set[str]] = {}  # selectors without a label, by namespace
+        self._by_term: dict[tuple[str, Term], set[str]] = {}  # with a selector, by namespace and a term it needs
+        self._terms: dict[ShareKey, tuple[Term, ...]] = {}  # which those are
         self._by_owner: dict[tuple[str, str], set[str]] = {}  # without a selector, by namespace and owner's uid
         for share in shares:
             self.put(share)
@@ -53,6 +54,7 @@ class ShareIndex:
                 found.discard(name)
                 if not found:
                     index.pop(key, None)
+            self._terms.pop(ShareKey(namespace, name), None)
         return share
 
     def get(self, namespace: str, name: str) -> GpuShare | None:
@@ -67,15 +69,10 @@ class ShareIndex:
         """
         if not self._shares:
             return None
-        names = [
-            name
-            for label in labels.items()
-            for name in self._by_label.get((namespace, *label), ())
-            if self._matches(namespace, name, labels)
-        ]
-        names += [n for n in self._by_expression.get(namespace, ()) if self._matches(namespace, n, labels)]
-        if names:
-            return self.get(namespace, min(names))
+        names = {name for term in terms_of_labels(labels) for name in self._by_term.get((namespace, term), ())}
+        for name in sorted(names):
+            if self._matches(namespace, name, labels):
+                return self.get(namespace, name)
         return self.of_owners(namespace, owner_uids)
 
     def of_owners(self, namespace: str, owner_uids: Iterable[str]) -> GpuShare | None:
@@ -94,7 +91,22 @@ class ShareIndex:
         if selector is None:
             for owner in share.owners:
                 yield self._by_owner, (share.namespace, owner.uid)
-        elif selector.match_labels:
-            yield self._by_label, (share.namespace, *min(selector.match_labels.items()))
         else:
-            yield self._by_expression, share.namespace
+            for term in self._file(share, selector):
+                yield self._by_term, (share.namespace, term)
+
+    def _file(self, share: GpuShare, selector: LabelSelector) -> tuple[Term, ...]:
+        """Return the terms that a selector is listed under: those that the fewest others are listed under."""
+
+        def others(terms: tuple[Term, ...]) -> int:
+            return sum(len(self._by_term.get((share.namespace, term), ())) for term in terms)
+
+        key = ShareKey(share.namespace, share.name)
+        if key not in self._terms:
+            self._terms[key] = min(ways_to_file(selector), key=others)
+        return self._terms[key]
+
+
+def rank(share: GpuShare) -> tuple[bool, str]:
+    """Return the order of the GpuShares that may speak for one pod: those with a selector first, then by name."""
+    return (share.spec.selector is None, share.name)
