@@ -14,7 +14,7 @@ from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
 from gpushare.kube import Api, connect
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin import frugal
-from gpushare_deviceplugin.cluster import AgentApi
+from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model

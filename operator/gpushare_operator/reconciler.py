@@ -52,7 +52,7 @@ class _Written:
     status: GpuShareStatus
 
 
-class Reconciler:
+class ShareReconciler:
     """Does the World's work; `run` is its loop.
 
     Attributes:

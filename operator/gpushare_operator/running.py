@@ -17,7 +17,7 @@ from gpushare.core.placement import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
 from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics
-from gpushare_operator.reconciler import Reconciler
+from gpushare_operator.reconciler import ShareReconciler
 from gpushare_operator.relist import Relist, WatchedResource
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Operator:
         self._relists: list[Relist] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._synced = False
-        self._reconciler: Reconciler | None = None
+        self._reconciler: ShareReconciler | None = None
         self._nodes: Reflector[dict[str, Fares]] | None = None
 
     @property
@@ -87,7 +87,7 @@ class Operator:
         """
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(connect(field_manager="gpushare-operator"))
-            self._reconciler = Reconciler(api, self._environment.settings, self._metrics)
+            self._reconciler = ShareReconciler(api, self._environment.settings, self._metrics)
             self._relists = [
                 Relist(api, watched, namespace)
                 for watched in _watched(self.intake)

@@ -19,7 +19,7 @@ from gpushare.kube import (
     Retryable,
 )
 from gpushare_operator.metrics import OperatorMetrics
-from gpushare_operator.reconciler import FIGURES_SECONDS, Reconciler
+from gpushare_operator.reconciler import FIGURES_SECONDS, ShareReconciler
 
 Json = dict[str, Any]
 KEY = ShareKey("shop", "pod-p")
@@ -91,7 +91,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.api, self.clock, self.metrics = FakeApi(), Clock(), OperatorMetrics()
-        self.reconciler = Reconciler(
+        self.reconciler = ShareReconciler(
             cast("Api", self.api),
             OperatorSettings(Defaults(max_slowdown_ratio=1.5)),
             self.metrics,

@@ -12,7 +12,7 @@ from gpushare.core.control import Fares, OperatorSettings
 from gpushare.kube import Api, Change
 from gpushare_operator import handlers
 from gpushare_operator.metrics import OperatorMetrics
-from gpushare_operator.reconciler import Reconciler
+from gpushare_operator.reconciler import ShareReconciler
 from gpushare_operator.running import Environment, Operator
 
 
@@ -49,7 +49,7 @@ def test_kopfs_handlers_run_in_the_loop() -> None:
 
 def test_a_node_arrives_and_goes() -> None:
     running = Operator(Environment.read({}))
-    running._reconciler = Reconciler(
+    running._reconciler = ShareReconciler(
         cast("Api", None), OperatorSettings(Defaults()), OperatorMetrics(), clock=lambda: 0.0
     )
     running.intake.share({"metadata": {"namespace": "shop", "name": "s", "ownerReferences": [{"uid": "u"}]}})
@@ -69,7 +69,7 @@ def test_an_operator_that_does_not_run_is_not_healthy() -> None:
 
 async def test_a_task_that_ended_is_named() -> None:
     running = Operator(Environment.read({}))
-    running._reconciler = Reconciler(cast("Api", None), OperatorSettings(Defaults()), OperatorMetrics())
+    running._reconciler = ShareReconciler(cast("Api", None), OperatorSettings(Defaults()), OperatorMetrics())
     ended = asyncio.create_task(asyncio.sleep(0), name="relist-/api/v1/pods")
     running._tasks = [asyncio.create_task(asyncio.Event().wait(), name="reconciler"), ended]  # type: ignore[list-item]
     assert running.health() == "syncing"

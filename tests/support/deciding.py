@@ -10,25 +10,27 @@ from gpushare.core.placement import (
     Judge,
     NodeList,
     Placement,
+    PlacementPolicy,
     PlacementRequest,
-    Policy,
     decide,
     survey,
 )
 from gpushare.data import default_model
 
 
-def context_of(state: ClusterState, policy: Policy) -> DecisionContext:
+def context_of(state: ClusterState, policy: PlacementPolicy) -> DecisionContext:
     """A state and a policy, with the shipped model to judge by."""
     return DecisionContext(state, policy, Judge(default_model))
 
 
-def place(request: PlacementRequest, state: ClusterState, policy: Policy) -> Placement | Rejection:
+def place(request: PlacementRequest, state: ClusterState, policy: PlacementPolicy) -> Placement | Rejection:
     """The decision over all nodes."""
     return decide(request, context_of(state, policy))
 
 
-def choose(request: PlacementRequest, state: ClusterState, policy: Policy, node: str) -> Placement | Rejection:
+def choose(
+    request: PlacementRequest, state: ClusterState, policy: PlacementPolicy, node: str
+) -> Placement | Rejection:
     """The decision on one node."""
     return decide(request, context_of(state, policy), node=node)
 
@@ -36,7 +38,7 @@ def choose(request: PlacementRequest, state: ClusterState, policy: Policy, node:
 def candidates(
     request: PlacementRequest,
     state: ClusterState,
-    policy: Policy,
+    policy: PlacementPolicy,
     node_names: Iterable[str] | NodeList | None = None,
 ) -> Candidates:
     """Where a request fits, and why not elsewhere."""

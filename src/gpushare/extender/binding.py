@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from gpushare.core.api import PodView, Rejection
-from gpushare.extender.ledger import Ledger, fence_size
+from gpushare.extender.ledger import ShareLedger, fence_size
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.wire import BindArgs
 from gpushare.kube import PODS, Api, ApiError, NotFound, Retryable
@@ -21,7 +21,7 @@ class Binder:
     def __init__(
         self,
         api: Api,
-        ledger: Ledger,
+        ledger: ShareLedger,
         metrics: ExtenderMetrics,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:

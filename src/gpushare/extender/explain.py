@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gpushare.core.api import PodView, Rejection
-from gpushare.extender.ledger import Ledger
+from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.wire import plain
 from gpushare.kube import Api, EventType, record_event
 
@@ -19,7 +19,7 @@ MAX_KINDS: Final = 3  # kinds of reason in one sentence
 CONTROLLER: Final = "gpushare.io/extender"
 
 
-def explanation(ledger: Ledger, pod: PodView) -> str | None:
+def explanation(ledger: ShareLedger, pod: PodView) -> str | None:
     """Why the pod fits nowhere, with figures; None when it would fit by now."""
     found = ledger.candidates(pod, list(ledger.state.node_names))
     if isinstance(found, Rejection):
@@ -34,7 +34,7 @@ def explanation(ledger: Ledger, pod: PodView) -> str | None:
 class Explainer:
     """Writes the events; both replicas may, an event of one sentence about one pod is one object."""
 
-    def __init__(self, api: Api, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(self, api: Api, ledger: ShareLedger, clock: Callable[[], float]) -> None:
         self._api = api
         self._ledger = ledger
         self._clock = clock

@@ -20,8 +20,8 @@ from gpushare.core.placement import (
     NodeList,
     NodeSpec,
     Placement,
+    PlacementPolicy,
     PlacementRequest,
-    Policy,
     cap_of,
     decide,
     survey,
@@ -36,7 +36,7 @@ from gpushare.kube import Change
 _log = logging.getLogger(__name__)
 
 
-class Ledger:
+class ShareLedger:
     """Everything that filter, prioritize, bind and preempt ask. Synchronous: each call sees a consistent state.
 
     Rules of reservations: `bind` reserves before it asks the API; a bound pod seen on the watch is counted where
@@ -46,7 +46,7 @@ class Ledger:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PlacementPolicy,
         defaults: Defaults | None = None,
         *,
         gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB,

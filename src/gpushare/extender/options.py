@@ -9,14 +9,14 @@ from typing import Final
 
 from gpushare.core.admission import AUTO_FRACTION
 from gpushare.core.api import JobClass
-from gpushare.core.placement import Policy, Settings, SettingsError, parse_settings
+from gpushare.core.placement import PlacementPolicy, Settings, SettingsError, parse_settings
 from gpushare.core.placement import settings as installation
 from gpushare.core.placement.policies import BestFit, GpuShareFit
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
 from gpushare.runtime.options import options_of
 
 DEFAULT_BEST_NODES: Final = 8  # docs/measurements/extender.md
-POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {
+POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = {
     "bestfit": BestFit,
     "gpushare": partial(GpuShareFit, learns_aside=True),
 }

@@ -15,7 +15,7 @@ from gpushare.core.api import GpuShare, PodView, names
 from gpushare.extender.binding import Binder
 from gpushare.extender.explain import Explainer
 from gpushare.extender.fence import Fence
-from gpushare.extender.ledger import Ledger
+from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.options import POLICIES, ExtenderOptions
 from gpushare.extender.others import ON_A_NODE, reduce_other_pod
@@ -35,7 +35,7 @@ class Extender:
     def __init__(self, api: Api, options: ExtenderOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.metrics = ExtenderMetrics()
         self.waiting = WaitingPods()
-        self.ledger = Ledger(
+        self.ledger = ShareLedger(
             POLICIES[options.settings.policy](),
             options.settings.defaults,
             gpu_memory_reserve_mib=options.settings.gpu_memory_reserve_mib,

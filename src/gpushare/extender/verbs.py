@@ -15,7 +15,7 @@ from gpushare.core.api import PodView, Reason, Rejection
 from gpushare.core.placement import UNKNOWN_NODE, Candidates, IntArray, NodeList, choose_victims
 from gpushare.extender import wire
 from gpushare.extender.binding import Binder
-from gpushare.extender.ledger import Ledger, fence_size
+from gpushare.extender.ledger import ShareLedger, fence_size
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.texts import NodeTexts
 from gpushare.extender.waiting import WaitingPods
@@ -40,7 +40,7 @@ class Verbs:
 
     def __init__(
         self,
-        ledger: Ledger,
+        ledger: ShareLedger,
         binder: Binder,
         metrics: ExtenderMetrics,
         waiting: WaitingPods,

@@ -24,8 +24,8 @@ from gpushare.core.placement import (
     Judge,
     Mix,
     NodeSpec,
+    PlacementPolicy,
     PlacementRequest,
-    Policy,
     decide,
     fragmented_milli,
 )
@@ -75,7 +75,7 @@ def arrivals(
 def fill(
     nodes: Sequence[NodeSpec],
     pods: Sequence[PlacementRequest],
-    policy: Policy,
+    policy: PlacementPolicy,
     *,
     model: Callable[[], InterferenceModel],
     demand_ratio: float,

@@ -12,7 +12,7 @@ from gpushare.core.api import names
 from gpushare.core.api.request import FaultDomain
 from gpushare.core.placement.decide import decide
 from gpushare.core.placement.policies import NAMES, make
-from gpushare.core.placement.search import Policy
+from gpushare.core.placement.search import PlacementPolicy
 from gpushare.core.placement.state import GPU_MILLI, ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 nodes = st.lists(
@@ -53,7 +53,7 @@ def build(described: list[tuple[int, int, int, str, int | None]]) -> ClusterStat
     )
 
 
-def run(state: ClusterState, policy: Policy, work: list[PlacementRequest | int]) -> list[object]:
+def run(state: ClusterState, policy: PlacementPolicy, work: list[PlacementRequest | int]) -> list[object]:
     """Place and release; what was decided."""
     done: list[object] = []
     for index, step in enumerate(work):

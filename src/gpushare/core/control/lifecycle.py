@@ -26,7 +26,7 @@ from gpushare.core.api import (
     TenantStatus,
     WorkloadSignature,
 )
-from gpushare.core.control import profiles
+from gpushare.core.control import signatures
 from gpushare.core.interference import recommended_fraction
 
 READY: Final = "Ready"
@@ -115,8 +115,8 @@ def status_of(
     profile = share.status.profile
     if _wants_profile(share.spec):
         seen = [fare.profile for pod in live if (fare := fares.get(pod.uid)) and fare.profile is not None]
-        one_kind = profiles.is_one_kind(share.spec, [pod.annotations for pod in live])
-        profile = profiles.taken(profile, seen, share.spec, is_one_kind=one_kind, now=now)
+        one_kind = signatures.is_one_kind(share.spec, [pod.annotations for pod in live])
+        profile = signatures.taken(profile, seen, share.spec, is_one_kind=one_kind, now=now)
     situation = Situation(
         live=len(live),
         placed=len(placements),

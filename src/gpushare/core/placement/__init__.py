@@ -6,7 +6,7 @@ from gpushare.core.placement.decide import DecisionContext, cap_of, decide, surv
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.known import Known, known_of
 from gpushare.core.placement.preemption import Evictable, choose_victims
-from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, Policy
+from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
     Settings,
@@ -41,8 +41,8 @@ __all__ = [
     "NodeList",
     "NodeSpec",
     "Placement",
+    "PlacementPolicy",
     "PlacementRequest",
-    "Policy",
     "Settings",
     "SettingsError",
     "cap_of",

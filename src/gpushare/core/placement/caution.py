@@ -15,7 +15,7 @@ from gpushare.core.api import Reason, Rejection
 from gpushare.core.interference import InterferenceModel, Prediction, TenantTable
 from gpushare.core.placement.fitting import fitting_gpus
 from gpushare.core.placement.known import Known
-from gpushare.core.placement.search import Policy
+from gpushare.core.placement.search import PlacementPolicy
 from gpushare.core.placement.shapes import GPU_MILLI, Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
@@ -274,7 +274,7 @@ class Cautious:
 
     is_choosy = True
 
-    def __init__(self, policy: Policy, judge: Judge, newcomer: Newcomer) -> None:
+    def __init__(self, policy: PlacementPolicy, judge: Judge, newcomer: Newcomer) -> None:
         self.name = f"{policy.name} for {newcomer!r}"
         self._policy, self._judge, self._newcomer = policy, judge, newcomer
 
@@ -336,7 +336,9 @@ class Cautious:
         )
 
 
-def cautious(policy: Policy, judge: Judge, shape: Shape, known: Known | None, thread_percentage: int) -> Policy:
+def cautious(
+    policy: PlacementPolicy, judge: Judge, shape: Shape, known: Known | None, thread_percentage: int
+) -> PlacementPolicy:
     """The policy to place one request by: cautious for a part of a GPU and a known workload, else as it is."""
     if known is None or shape.gpu_count != 1 or shape.share_milli >= GPU_MILLI:
         return policy

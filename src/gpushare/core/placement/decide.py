@@ -16,7 +16,7 @@ from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.caution import Cautious, Judge, cautious
 from gpushare.core.placement.fitting import refusals, summarize, usable_slots
 from gpushare.core.placement.policies import make
-from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, Policy, fit, scores
+from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, PlacementPolicy, fit, scores
 from gpushare.core.placement.settings import Settings
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest, Shape
 from gpushare.core.placement.state import ClusterState
@@ -27,7 +27,7 @@ class DecisionContext:
     """What a decision looks at: who holds what, how nodes are ranked, and what tenants do to each other."""
 
     state: ClusterState
-    policy: Policy
+    policy: PlacementPolicy
     judge: Judge
 
     @classmethod
@@ -49,7 +49,7 @@ class DecisionContext:
         policy = make(settings.policy, history or {}, rng or np.random.default_rng(0))
         return cls(state, policy, Judge(model))
 
-    def policy_for(self, request: PlacementRequest) -> Policy:
+    def policy_for(self, request: PlacementRequest) -> PlacementPolicy:
         """The placement policy for one request, kept off the GPUs where somebody would be slowed too much."""
         return cautious(self.policy, self.judge, request.shape, request.known, cap_of(request))
 
@@ -116,7 +116,7 @@ def cap_of(request: PlacementRequest) -> int:
     return thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class)
 
 
-def _best_row(state: ClusterState, policy: Policy, shape: Shape) -> int | Rejection:
+def _best_row(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> int | Rejection:
     """The row that the policy takes of all that fit, or one refusal for the whole cluster."""
     found = scores(state, policy, shape)
     if len(found):
@@ -126,7 +126,7 @@ def _best_row(state: ClusterState, policy: Policy, shape: Shape) -> int | Reject
     return _nowhere(state, policy, shape)
 
 
-def _row_of(state: ClusterState, policy: Policy, shape: Shape, node: str) -> int | Rejection:
+def _row_of(state: ClusterState, policy: PlacementPolicy, shape: Shape, node: str) -> int | Rejection:
     """The row of one given node, or why the pod does not fit there."""
     row = state.row(node)
     if row is None:
@@ -140,7 +140,7 @@ def _row_of(state: ClusterState, policy: Policy, shape: Shape, node: str) -> int
     return row
 
 
-def _nowhere(state: ClusterState, policy: Policy, shape: Shape) -> Rejection:
+def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Rejection:
     """One refusal for a request that fits no node: by caution where there is room, else of the closest nodes."""
     rows = np.flatnonzero(state.alive)
     if policy.is_choosy and len(rows):
@@ -157,7 +157,7 @@ def _nowhere(state: ClusterState, policy: Policy, shape: Shape) -> Rejection:
 
 
 def _preferred(
-    state: ClusterState, policy: Policy, shape: Shape, row: int, gpu_uuids: Sequence[str]
+    state: ClusterState, policy: PlacementPolicy, shape: Shape, row: int, gpu_uuids: Sequence[str]
 ) -> tuple[int, ...]:
     """Slots of the GPUs that the caller prefers if they can be taken as they are, else none."""
     uuids = state.uuids(row)

@@ -19,10 +19,19 @@ from gpushare.core.placement.node_cache import kept_by_row
 from gpushare.core.placement.shapes import Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
-__all__ = ["UNKNOWN_NODE", "Candidates", "LearningPolicy", "Lesson", "NodeList", "Policy", "fit", "scores"]
+__all__ = [
+    "UNKNOWN_NODE",
+    "Candidates",
+    "LearningPolicy",
+    "Lesson",
+    "NodeList",
+    "PlacementPolicy",
+    "fit",
+    "scores",
+]
 
 
-class Policy(Protocol):
+class PlacementPolicy(Protocol):
     """What ranks nodes and picks GPUs. Higher is better; it sees only GPUs on which the tenant fits."""
 
     @property
@@ -110,7 +119,7 @@ class Candidates:
     def __init__(
         self,
         state: ClusterState,
-        policy: Policy,
+        policy: PlacementPolicy,
         shape: Shape,
         rows: IntArray,
         scores: FloatArray,
@@ -193,7 +202,7 @@ def fit(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[BoolArray, B
     return fitting, gpu_fits
 
 
-def scores(state: ClusterState, policy: Policy, shape: Shape) -> FloatArray:
+def scores(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> FloatArray:
     """Score of every row, -inf where it does not fit."""
     token = policy.token(state)
     if token is None:
@@ -201,7 +210,7 @@ def scores(state: ClusterState, policy: Policy, shape: Shape) -> FloatArray:
     return kept_by_row(state, policy.name, shape, token, lambda rows: _ranked(state, policy, shape, rows))
 
 
-def _ranked(state: ClusterState, policy: Policy, shape: Shape, rows: IntArray) -> FloatArray:
+def _ranked(state: ClusterState, policy: PlacementPolicy, shape: Shape, rows: IntArray) -> FloatArray:
     fitting, gpu_fits = fit(state, shape, rows)
     if fitting.all():
         return policy.rank(state, shape, rows, gpu_fits)

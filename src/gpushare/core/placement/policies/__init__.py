@@ -12,7 +12,7 @@ from gpushare.core.placement.fragmentation import Mix
 from gpushare.core.placement.policies.classic import BestFit, Clustering, DotProduct, Packing, RandomFit
 from gpushare.core.placement.policies.fgd import Fgd
 from gpushare.core.placement.policies.gpushare import GpuShareFit
-from gpushare.core.placement.search import Policy
+from gpushare.core.placement.search import PlacementPolicy
 from gpushare.core.placement.shapes import Shape
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 
 History = Mapping[Shape, float]
 
-_MAKERS: Final[dict[str, Callable[[History, np.random.Generator], Policy]]] = {
+_MAKERS: Final[dict[str, Callable[[History, np.random.Generator], PlacementPolicy]]] = {
     "random": lambda _history, rng: RandomFit(rng),
     "dotprod": lambda _history, _rng: DotProduct(),
     "clustering": lambda _history, _rng: Clustering(),
@@ -42,7 +42,7 @@ NAMES: Final = tuple(_MAKERS)
 """Names of the policies, simplest first."""
 
 
-def make(name: str, history: History, rng: np.random.Generator) -> Policy:
+def make(name: str, history: History, rng: np.random.Generator) -> PlacementPolicy:
     """A policy by name; `history`, requests and how often they came, is what fgd expects; gpushare learns.
 
     Raises:
