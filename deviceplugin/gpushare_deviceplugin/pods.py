@@ -49,7 +49,6 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
     if isinstance(job_class, Rejection):
         problem = problem or str(job_class)
         job_class = JobClass.THROUGHPUT
-    kind, owner = pod.controller or ("", "")
     return ManagedPod(
         uid=pod.uid,
         namespace=pod.namespace,
@@ -59,6 +58,13 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         decision=pod.decision,
         problem=problem,
         job_class=job_class,
-        workload=pod.annotations.get(names.WORKLOAD)
-        or (f"{pod.namespace}/{kind}/{owner}" if owner else f"pod/{pod.uid}"),
+        workload=_workload(pod),
     )
+
+
+def _workload(pod: PodView) -> str:
+    """Return the key that links pods of one kind: in its namespace, so that nobody speaks for another tenant's."""
+    if (named := pod.annotations.get(names.WORKLOAD)) is not None:
+        return f"{pod.namespace}/{named}"  # a name has no slash, so no owner's key looks the same
+    kind, owner = pod.controller or ("", "")
+    return f"{pod.namespace}/{kind}/{owner}" if owner else f"pod/{pod.uid}"

@@ -1,6 +1,6 @@
 """What each workload draws from a GPU alone: from its GpuShare's profile, else as seen here while it ran alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -59,7 +59,7 @@ class Signatures:
     """All signatures that this node knows.
 
     Args:
-        profiles: GpuShares' profiles by key, a live view.
+        profiles: GpuShares' profiles by namespace/name, a live view.
     """
 
     def __init__(self, profiles: Mapping[str, SharedProfile]) -> None:
@@ -68,8 +68,8 @@ class Signatures:
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
         """A pod's signature on a GPU model; None while nobody has seen it alone there."""
-        for profile in self._profiles.values():
-            if pod.uid in profile.pod_uids and profile.gpu_model in ("", gpu_model):
+        for profile in self._profiles_of(pod):
+            if profile.gpu_model in ("", gpu_model):
                 return profile.signature
         seen = self._seen.get((pod.workload, gpu_model))
         return SoloSignature(seen[0]) if seen is not None and seen[1] >= MIN_SECONDS else None
@@ -79,11 +79,17 @@ class Signatures:
         counters, seconds = self._seen.get((pod.workload, gpu_model), (Counters(), 0.0))
         if seconds < MIN_SECONDS:
             return None
-        kept = next((each.kept for each in self._profiles.values() if pod.uid in each.pod_uids), None)
+        kept = next((each.kept for each in self._profiles_of(pod)), None)
         if kept is not None and not kept.gives_way(seconds):
             return None
         rounded = {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()}
         return WorkloadSignature(gpu_model, rounded, window_seconds=float(int(seconds)))
+
+    def _profiles_of(self, pod: ManagedPod) -> Iterator[SharedProfile]:
+        """The profiles of GpuShares that speak for a pod: in its own namespace, whatever others say of its uid."""
+        for key, profile in self._profiles.items():
+            if pod.uid in profile.pod_uids and key.startswith(f"{pod.namespace}/"):
+                yield profile
 
     def learn(self, pod: ManagedPod, gpu_model: str, sample: GpuSample) -> None:
         """A window in which this pod was alone on a GPU, with 100% of its threads."""

@@ -1,11 +1,12 @@
 """What the agent concludes: decisions, health, notices, when it writes, and what it measures of whom."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
-from gpushare.core.api import Ceilings, GpuNodeStatus, MpsState, WorkloadSignature
+from gpushare.core.api import Ceilings, GpuNodeStatus, MpsState, WorkloadSignature, names
 from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.core.progress import Prior
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
@@ -32,6 +33,7 @@ from gpushare_deviceplugin.gates import (
     notices,
 )
 from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.pods import reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
 from gpushare_deviceplugin.signatures import SharedProfile, Signatures, SoloSignature, reduce_gpushare
 from gpushare_deviceplugin.state import PRESUMED_SECONDS, NodeState
@@ -320,6 +322,23 @@ class TestMeasuring:
         profiles["shop/a"] = SharedProfile(frozenset({a}), news.gpu_model, SoloSignature(FP32), kept=news)
         assert published() is None
         assert [published() for _ in range(40)][-1] is not None, "a look four times as long is news again"
+
+    def test_nobody_speaks_for_a_workload_of_another_namespace(self, state: NodeState) -> None:
+        annotations = {names.FRACTION: "0.25", names.WORKLOAD: "resnet"}
+        victim, thief = (
+            reduce_pod({"metadata": {"uid": uid, "namespace": place, "name": "a", "annotations": annotations}})
+            for uid, place in (("victim", "shop"), ("thief", "bank"))
+        )
+        forged = SharedProfile(frozenset({"victim"}), "", SoloSignature(MEMORY))
+        signatures = Signatures({"bank/forged": forged})
+        sample = window(MEMORY)
+        for _ in range(10):
+            signatures.learn(thief, "NVIDIA H200", sample)
+        assert signatures.of(victim, "NVIDIA H200") is None
+        assert signatures.news(victim, "NVIDIA H200") is None
+        assert signatures.of(thief, "NVIDIA H200") is not None
+        known = Signatures({"bank/forged": forged, "shop/own": replace(forged, signature=SoloSignature(FP32))})
+        assert known.of(victim, "NVIDIA H200") == SoloSignature(FP32)
 
     def test_a_stranger_on_the_gpu_makes_progress_unknown(self, state: NodeState) -> None:
         a = tenant(state, "a", threads="100")
