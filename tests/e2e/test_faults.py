@@ -6,6 +6,7 @@ from livecluster import Namespace, decided, wait_for
 pytestmark = pytest.mark.e2e
 
 CLIENTS = 48  # of one MPS server (docs/facts.md 17)
+OF_A_POD = 16  # the chart's mps.maxClientsPerPod
 
 
 def test_a_fault_ends_its_server_and_every_tenant_hears_and_the_gpu_comes_back(space: Namespace):
@@ -40,28 +41,44 @@ def test_a_fault_ends_its_server_and_every_tenant_hears_and_the_gpu_comes_back(s
 
 
 def test_the_49th_process_waits_its_turn_and_disturbs_nobody(space: Namespace):
-    space.create(space.tenant("first", "0.4", "--processes", "24", "--memory-mib", "64", memory="16Gi"))
-    space.running("first")
-    space.create(space.tenant("second", "0.4", "--processes", "25", "--memory-mib", "64", memory="16Gi"))
-    first, second = space.running("first", "second")
-    gpu = decided(first)[0]
-    assert decided(second)[0] == gpu, "best fit puts them on one GPU; the test means nothing otherwise"
+    full = ("first", "second", "third")
+    for name in full:
+        space.create(space.tenant(name, "0.3", "--processes", str(OF_A_POD), "--memory-mib", "64", memory="16Gi"))
+        space.running(name)
+    gpus = {decided(pod)[0] for pod in space.running(*full)}
+    assert len(gpus) == 1, "best fit puts them on one GPU; the test means nothing otherwise"
+    (gpu,) = gpus
 
-    def at_work(name: str) -> set[str]:
-        return {line.split()[0] for line in space.log(name).splitlines() if "iterations/s=" in line}
+    def at_work(*names: str) -> int:
+        return sum(
+            len({line.split()[0] for line in space.log(name).splitlines() if "iterations/s=" in line})
+            for name in names
+        )
 
-    wait_for("48 at work", lambda: len(at_work("first")) + len(at_work("second")) == CLIENTS, seconds=120, every=1)
-
-    def told() -> list[str]:
-        return [text for text in space.events("second") + space.events("first") if "waits at the gate" in text]
-
-    wait_for("an event that one waits", told, seconds=40)
+    wait_for("48 at work", lambda: at_work(*full) == CLIENTS, seconds=180, every=1)
+    space.create(space.tenant("late", "0.1", "--memory-mib", "64", memory="1Gi"))
+    (late,) = space.running("late")
+    assert decided(late)[0] == gpu, "best fit fills the GPU; the test means nothing otherwise"
+    wait_for("an event that it waits", lambda: told(space, "late"), seconds=60)
 
     def clients_and_held() -> tuple[int, int]:
         mps = {one["uuid"]: one["mps"] for one in space.cluster.gpus()}[gpu]
         return mps["clients"], mps["held"]
 
-    wait_for("GpuNode saying so", lambda: clients_and_held() == (CLIENTS, 1), seconds=30)
-    assert not [line for line in (space.log("first") + space.log("second")).splitlines() if "error" in line]
+    wait_for("GpuNode saying so", lambda: clients_and_held() == (CLIENTS, 1), seconds=60)
+    assert not [line for name in (*full, "late") for line in space.log(name).splitlines() if "error" in line]
     space.delete("first")
-    wait_for("the 49th at work", lambda: len(at_work("second")) == 25, seconds=60, every=1)
+    wait_for("the 49th at work", lambda: at_work("late") == 1, seconds=120, every=1)
+
+
+def test_the_17th_process_of_a_pod_waits_though_clients_are_free(space: Namespace):
+    space.create(
+        space.tenant("crowd", "0.3", "--processes", str(OF_A_POD + 1), "--memory-mib", "64", memory="16Gi")
+    )
+    space.running("crowd")
+    (reason,) = wait_for("an event that one waits", lambda: set(told(space, "crowd")), seconds=180)
+    assert "TooManyClientsOfPod" in reason
+
+
+def told(space: Namespace, name: str) -> list[str]:
+    return [text for text in space.events(name) if "waits at the gate" in text]
