@@ -119,8 +119,13 @@ def run(command: str) -> str:
         }
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", command],
-            capture_output=True, text=True, check=True, cwd=ROOT, env=environment, timeout=LIMIT_SECONDS,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env=environment,
+            timeout=LIMIT_SECONDS,
+        )
     return done.stdout
 
 

@@ -53,9 +53,12 @@ class Agent:
     """One node's agent."""
 
     def __init__(
-        self, options: AgentOptions, api: Api, open_devices: Callable[[], Devices],
+        self,
+        options: AgentOptions,
+        api: Api,
+        open_devices: Callable[[], Devices],
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._clock = clock
         self._node_name = options.node_name
         self.state = NodeState(clock)
@@ -71,9 +74,12 @@ class Agent:
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
         self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct)
         plugin = DevicePlugin(
-            self.state, options.directory, strategy=options.device_list_strategy,
-            refresh_pods=self.cluster.refresh_pods, on_allocated=self.reconciler.poke,
-        )  # fmt: skip
+            self.state,
+            options.directory,
+            strategy=options.device_list_strategy,
+            refresh_pods=self.cluster.refresh_pods,
+            on_allocated=self.reconciler.poke,
+        )
         self.registrar = Registrar(plugin, self.state, kubelet / "device-plugins")
         self.decisions = DecisionWriter(self.state, options.directory)
         self.status = StatusWriter(self.state, self.build, self.cluster, clock)
@@ -88,9 +94,12 @@ class Agent:
     def figures(self) -> NodeFigures:
         """What the metrics say as of now."""
         return node_figures(
-            self._node_name, self.state, self.sampler.gates, self.sampler.measures,
+            self._node_name,
+            self.state,
+            self.sampler.gates,
+            self.sampler.measures,
             is_registered=self.registrar.is_registered,
-        )  # fmt: skip
+        )
 
     def trouble(self) -> str:
         """Return why liveness fails; empty while sampling runs. A missing driver is no reason."""

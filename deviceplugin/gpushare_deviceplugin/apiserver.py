@@ -17,7 +17,7 @@ from gpushare.kube import (
     NotFound,
     Reflector,
     record_event,
-)  # fmt: skip
+)
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.signatures import SharedProfile, reduce_gpushare
@@ -49,9 +49,13 @@ class AgentApi:
             self._state.put_pod(pod)
 
         return Reflector(
-            self._api, PODS, reduce_pod, on_change=on_change, label_selector=MANAGED_SELECTOR,
+            self._api,
+            PODS,
+            reduce_pod,
+            on_change=on_change,
+            label_selector=MANAGED_SELECTOR,
             field_selector=f"spec.nodeName={self._node_name}",
-        )  # fmt: skip
+        )
 
     def profiles(self) -> Reflector[SharedProfile]:
         """Every GpuShare's profile."""
@@ -110,12 +114,21 @@ class AgentApi:
             if pod is None:
                 return
             regarding = {
-                "kind": "Pod", "apiVersion": "v1", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid,
-            }  # fmt: skip
+                "kind": "Pod",
+                "apiVersion": "v1",
+                "name": pod.name,
+                "namespace": pod.namespace,
+                "uid": pod.uid,
+            }
         await record_event(
-            self._api, regarding, reason=notice.reason, note=notice.note, action="Sharing",
-            event_type=EventType.WARNING if notice.is_warning else EventType.NORMAL, controller=CONTROLLER,
-        )  # fmt: skip
+            self._api,
+            regarding,
+            reason=notice.reason,
+            note=notice.note,
+            action="Sharing",
+            event_type=EventType.WARNING if notice.is_warning else EventType.NORMAL,
+            controller=CONTROLLER,
+        )
 
     async def _create(self) -> None:
         metadata: dict[str, Any] = {"name": self._node_name}

@@ -23,9 +23,15 @@ _STATES: Final = {
 _CEILINGS: Final = {SelfTestResult.PASSED: Ceilings.ENFORCED, SelfTestResult.FAILED: Ceilings.NOT_ENFORCED}
 RECENT_SECONDS: Final = 10.0
 _SHOWN_HOLDS: Final = frozenset(
-    {HoldReason.CLIENTS, HoldReason.POD_CLIENTS, HoldReason.CLIENTS_RESERVED, HoldReason.WRONG_GPU,
-     HoldReason.PROTOCOL, HoldReason.RATE}
-)  # fmt: skip
+    {
+        HoldReason.CLIENTS,
+        HoldReason.POD_CLIENTS,
+        HoldReason.CLIENTS_RESERVED,
+        HoldReason.WRONG_GPU,
+        HoldReason.PROTOCOL,
+        HoldReason.RATE,
+    }
+)
 
 
 class Gates:

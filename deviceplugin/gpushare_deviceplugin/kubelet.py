@@ -132,8 +132,11 @@ class AllocationReconciler:
             self._state.counts.mismatches += 1
             _log.warning(
                 "pod %s was decided for %s but kubelet allocated %s: its annotation is corrected",
-                pod.key, ",".join(decision.gpu_uuids), ",".join(actual), extra={"pod": pod.uid},
-            )  # fmt: skip
+                pod.key,
+                ",".join(decision.gpu_uuids),
+                ",".join(actual),
+                extra={"pod": pod.uid},
+            )
         corrected = replace(decision, gpu_uuids=actual)
         if await self._correct(pod, corrected):
             self._state.put_pod(replace(pod, decision=corrected))

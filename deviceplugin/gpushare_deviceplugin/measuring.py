@@ -70,9 +70,15 @@ class Measurer:
         return GpuMeasure(window, {uid: replace(each, profile=news[uid]) for uid, each in tenants.items()})
 
     def _alone(
-        self, uuid: str, pod: ManagedPod, threads: int, measured: TenantMeasure, *, latest: GpuSample | None,
+        self,
+        uuid: str,
+        pod: ManagedPod,
+        threads: int,
+        measured: TenantMeasure,
+        *,
+        latest: GpuSample | None,
         window: GpuSample,
-    ) -> dict[str, TenantMeasure]:  # fmt: skip
+    ) -> dict[str, TenantMeasure]:
         """The only one with processes: the counters are its own, and at 100% it runs as alone by definition."""
         model = self._state.gpus[uuid].model
         measured = replace(measured, pipes=window.counters.pipes())
@@ -86,9 +92,15 @@ class Measurer:
         }
 
     def _together(
-        self, uuid: str, active: Sequence[ManagedPod], threads: Sequence[int], tenants: dict[str, TenantMeasure],
-        window: GpuSample, *, has_strangers: bool,
-    ) -> dict[str, TenantMeasure]:  # fmt: skip
+        self,
+        uuid: str,
+        active: Sequence[ManagedPod],
+        threads: Sequence[int],
+        tenants: dict[str, TenantMeasure],
+        window: GpuSample,
+        *,
+        has_strangers: bool,
+    ) -> dict[str, TenantMeasure]:
         model = self._state.gpus[uuid].model
         signatures = [self._signatures.of(pod, model) for pod in active]
         known = [signature for signature in signatures if signature is not None]
@@ -101,11 +113,13 @@ class Measurer:
         found = attribute(window.counters, told)
         return {
             pod.uid: replace(
-                tenants[pod.uid], progress_ratio=each.progress_ratio, progress_error_ratio=each.error_ratio,
+                tenants[pod.uid],
+                progress_ratio=each.progress_ratio,
+                progress_error_ratio=each.error_ratio,
                 pipes=each.pipes,
             )
             for pod, each in zip(active, found[: len(active)], strict=True)
-        }  # fmt: skip
+        }
 
     def _expected(
         self, uuid: str, active: Sequence[ManagedPod], signatures: Sequence[SoloSignature], threads: Sequence[int]

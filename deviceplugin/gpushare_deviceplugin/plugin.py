@@ -99,9 +99,11 @@ class DevicePlugin(DevicePluginServicer):
         for asked in request.container_requests:
             await self._know_pending(asked.allocation_size)
             chosen = prefer(
-                list(asked.available_deviceIDs), list(asked.must_include_deviceIDs), asked.allocation_size,
+                list(asked.available_deviceIDs),
+                list(asked.must_include_deviceIDs),
+                asked.allocation_size,
                 self._state.pending(),
-            )  # fmt: skip
+            )
             responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
         return api_pb2.PreferredAllocationResponse(container_responses=responses)
 

@@ -40,9 +40,12 @@ class Registrar:
     """
 
     def __init__(
-        self, plugin: DevicePlugin, state: NodeState, plugins_directory: Path,
+        self,
+        plugin: DevicePlugin,
+        state: NodeState,
+        plugins_directory: Path,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.is_registered = False
         self._sleep = sleep
         self._plugin = plugin

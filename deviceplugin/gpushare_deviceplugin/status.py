@@ -127,9 +127,11 @@ def _tenants(state: NodeState, uuid: str, measure: GpuMeasure) -> list[TenantSta
 def _utilization(sample: GpuSample) -> Utilization:
     counters = sample.counters
     figures = {
-        **counters.pipes(), "sm": counters.sm_util, "sm_occupancy": counters.sm_occupancy,
+        **counters.pipes(),
+        "sm": counters.sm_util,
+        "sm_occupancy": counters.sm_occupancy,
         "nvml": sample.gpu_utilization_ratio,
-    }  # fmt: skip
+    }
     return Utilization(**{name: _rounded(min(1.0, v)) for name, v in figures.items() if v is not None})
 
 

@@ -14,20 +14,27 @@ class OperatorMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.reconciliations = Counter(
-            "gpushare_operator_reconciliations_total", "Reconciliations, by kind and result.", ["kind", "result"],
+            "gpushare_operator_reconciliations_total",
+            "Reconciliations, by kind and result.",
+            ["kind", "result"],
             registry=self.registry,
-        )  # fmt: skip
+        )
         self.seconds = Histogram(
-            "gpushare_operator_reconciliation_duration_seconds", "Time of one reconciliation, by kind.", ["kind"],
-            registry=self.registry, buckets=(0.001, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0),
-        )  # fmt: skip
+            "gpushare_operator_reconciliation_duration_seconds",
+            "Time of one reconciliation, by kind.",
+            ["kind"],
+            registry=self.registry,
+            buckets=(0.001, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0, 30.0),
+        )
         self.status_writes = Counter(
             "gpushare_operator_status_writes_total", "Statuses of GpuShares written.", registry=self.registry
         )
         self.bad_objects = Gauge(
-            "gpushare_operator_bad_objects", "Objects since the start that could not be understood, by kind.",
-            ["kind"], registry=self.registry,
-        )  # fmt: skip
+            "gpushare_operator_bad_objects",
+            "Objects since the start that could not be understood, by kind.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.missed_deletions = Gauge(
             "gpushare_operator_missed_deletions",
             "Deletions since the start that no watch brought, by kind.",

@@ -225,6 +225,11 @@ class ShareReconciler:
     async def _tell(self, share: dict[str, Any], reason: str, note: str) -> None:
         warning = reason in ("Retracted", "SlowdownBeyondTolerance")
         await record_event(
-            self._api, share, reason=reason, note=note, action="Reconcile", controller=CONTROLLER,
+            self._api,
+            share,
+            reason=reason,
+            note=note,
+            action="Reconcile",
+            controller=CONTROLLER,
             event_type=EventType.WARNING if warning else EventType.NORMAL,
-        )  # fmt: skip
+        )

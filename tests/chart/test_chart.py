@@ -241,9 +241,12 @@ def webhooks(objects: list[Json]) -> Iterator[Json]:
 def test_no_webhook_is_asked_about_a_pod_without_an_annotation_of_ours(render: Render, values: Json) -> None:
     hooks = {hook["name"]: hook for hook in webhooks(render(values))}
     assert set(hooks) == {
-        "pods.mutate.gpushare.io", "pods.validate.gpushare.io", "pods.warn.gpushare.io",
-        "workloads.validate.gpushare.io", "cronjobs.validate.gpushare.io",
-    }  # fmt: skip
+        "pods.mutate.gpushare.io",
+        "pods.validate.gpushare.io",
+        "pods.warn.gpushare.io",
+        "workloads.validate.gpushare.io",
+        "cronjobs.validate.gpushare.io",
+    }
     must = {"pods.mutate.gpushare.io", "pods.validate.gpushare.io"}
     for name, hook in hooks.items():
         [condition] = hook["matchConditions"]
@@ -413,9 +416,11 @@ def test_every_variable_that_the_chart_sets_is_read(render: Render, values: Json
 def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) -> None:
     """The parts' own option parsers are asked, with the rendered command line and environment."""
     values = {
-        "simulated": {"gpus": "H200:2"}, "mps": {"endStrangers": False}, "envCapsFallback": True,
+        "simulated": {"gpus": "H200:2"},
+        "mps": {"endStrangers": False},
+        "envCapsFallback": True,
         "admission": {"allowedEnv": ["CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY"]},
-    }  # fmt: skip
+    }
     parts = workloads(render(values))
 
     def given(part: str) -> tuple[list[str], dict[str, str]]:

@@ -108,20 +108,28 @@ def make_pod(
     **annotations: str,
 ) -> ManagedPod:
     """A pod of this node."""
-    decision = {} if gpu is None else {
-        names.GPU: gpu, names.THREAD_PERCENTAGE: threads, names.DECIDED_AT: decided_at,
-        names.MEMORY_LIMIT: ",".join(f"{i}=8192M" for i in range(gpu.count(",") + 1)),
-    }  # fmt: skip
+    decision = (
+        {}
+        if gpu is None
+        else {
+            names.GPU: gpu,
+            names.THREAD_PERCENTAGE: threads,
+            names.DECIDED_AT: decided_at,
+            names.MEMORY_LIMIT: ",".join(f"{i}=8192M" for i in range(gpu.count(",") + 1)),
+        }
+    )
     return reduce_pod(
         {
             "metadata": {
-                "uid": uid or f"uid-{name}", "namespace": "shop", "name": name,
+                "uid": uid or f"uid-{name}",
+                "namespace": "shop",
+                "name": name,
                 "annotations": {names.FRACTION: "0.25", **decision, **annotations},
             },
             "spec": {"containers": [{"resources": {"limits": {names.SHARE_RESOURCE: str(share)}}}]},
             "status": {"phase": phase},
         }
-    )  # fmt: skip
+    )
 
 
 def raw_pod(
@@ -129,16 +137,22 @@ def raw_pod(
 ) -> dict[str, Any]:
     return {
         "metadata": {
-            "uid": f"uid-{name}", "namespace": "shop", "name": name, "resourceVersion": "1",
+            "uid": f"uid-{name}",
+            "namespace": "shop",
+            "name": name,
+            "resourceVersion": "1",
             "labels": {names.MANAGED_LABEL: "true"},
             "annotations": {
-                names.FRACTION: "0.25", names.GPU: gpu, names.THREAD_PERCENTAGE: threads,
-                names.MEMORY_LIMIT: "0=8192M", names.DECIDED_AT: "2026-11-21T10:00:00Z",
+                names.FRACTION: "0.25",
+                names.GPU: gpu,
+                names.THREAD_PERCENTAGE: threads,
+                names.MEMORY_LIMIT: "0=8192M",
+                names.DECIDED_AT: "2026-11-21T10:00:00Z",
             },
         },
         "spec": {"nodeName": node, "containers": [{"resources": {"limits": {names.SHARE_RESOURCE: str(share)}}}]},
         "status": {"phase": phase},
-    }  # fmt: skip
+    }
 
 
 class FakeApi:

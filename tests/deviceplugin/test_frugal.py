@@ -9,9 +9,23 @@ import pytest
 
 # Each of these is megabytes that the agent has no use for (docs/adr/0100).
 HEAVY = (
-    "numpy", "pydantic", "requests", "kubernetes.client", "cryptography", "typer", "rich", "kopf",
-    "networkx", "pynvml", "scipy", "sklearn", "matplotlib", "aiohttp.web", "unittest", "sqlite3",
-)  # fmt: skip
+    "numpy",
+    "pydantic",
+    "requests",
+    "kubernetes.client",
+    "cryptography",
+    "typer",
+    "rich",
+    "kopf",
+    "networkx",
+    "pynvml",
+    "scipy",
+    "sklearn",
+    "matplotlib",
+    "aiohttp.web",
+    "unittest",
+    "sqlite3",
+)
 PROGRAM = """
 import importlib, sys
 from gpushare_deviceplugin import frugal

@@ -18,8 +18,10 @@ def test_stubs_are_those_of_the_protos(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(PACKAGE.parent), *out, *protos]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     subprocess.run(command, check=True, cwd=PACKAGE.parent, timeout=60, env=environment)
-    made = [re.findall(r"^# Protobuf Python Version: .*", (folder / "api_pb2.py").read_text(), re.MULTILINE)
-            for folder in (PACKAGE, tmp_path / "gpushare_deviceplugin")]  # fmt: skip
+    made = [
+        re.findall(r"^# Protobuf Python Version: .*", (folder / "api_pb2.py").read_text(), re.MULTILINE)
+        for folder in (PACKAGE, tmp_path / "gpushare_deviceplugin")
+    ]
     if made[0] != made[1]:
         pytest.skip(f"the protoc here writes stubs for another protobuf: {made[1]}, checked in are {made[0]}")
     for name in STUBS:

@@ -123,8 +123,12 @@ def _reason(name: str) -> str:
     return "".join(f" {label}" for label in ('part="devices"', 'part="sampling"', 'state="Down"') if label in name)
 
 
-FIGURES = ("gpushare_gpu_pipe_utilization_ratio", "gpushare_gpu_sm_activity_ratio", "gpushare_pod_progress_ratio",
-           "gpushare_pod_pipe_utilization_ratio")  # fmt: skip
+FIGURES = (
+    "gpushare_gpu_pipe_utilization_ratio",
+    "gpushare_gpu_sm_activity_ratio",
+    "gpushare_pod_progress_ratio",
+    "gpushare_pod_pipe_utilization_ratio",
+)
 
 
 def has_figures(bench: Bench) -> bool:

@@ -33,9 +33,18 @@ def write_twin(directory: Path, clock: Clock, node: str = "n") -> None:
         outside = TwinClient(78, "stray", False, 100, 132, 0, 100, 0.1, 1.0)
         counters = Counters(sm_util=0.4, fp32_util=0.2, graphics_util=0.9)
         state = TwinState(
-            gpu.uuid, gpu.model, gpu.memory_mib, gpu.sm_count, clock.now, 1, 2, "ACTIVE", counters, 1000,
+            gpu.uuid,
+            gpu.model,
+            gpu.memory_mib,
+            gpu.sm_count,
+            clock.now,
+            1,
+            2,
+            "ACTIVE",
+            counters,
+            1000,
             (client, outside),
-        )  # fmt: skip
+        )
         write_atomically(state_path(place), state.to_json())
 
 

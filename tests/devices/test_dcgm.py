@@ -55,12 +55,14 @@ def test_precisions_hidden_behind_the_sum_of_tensor_pipes_are_absent() -> None:
 
 def test_split_tensor_pipes_are_counted_in() -> None:
     split = "".join(
-        f"# TYPE {name} gauge\n{name}{{gpu=\"0\",UUID=\"{A}\",modelName=\"NVIDIA A100\"}} {value}\n"
+        f'# TYPE {name} gauge\n{name}{{gpu="0",UUID="{A}",modelName="NVIDIA A100"}} {value}\n'
         for name, value in (
-            ("DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", 0.3), ("DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE", 0.05),
-            ("DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE", 0.04), ("DCGM_FI_PROF_PIPE_INT_ACTIVE", 0.2),
+            ("DCGM_FI_PROF_PIPE_TENSOR_HMMA_ACTIVE", 0.3),
+            ("DCGM_FI_PROF_PIPE_TENSOR_IMMA_ACTIVE", 0.05),
+            ("DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE", 0.04),
+            ("DCGM_FI_PROF_PIPE_INT_ACTIVE", 0.2),
         )
-    )  # fmt: skip
+    )
     pipes = parse_exposition(page("NVIDIA A100-SXM4-80GB", split))[A].pipes()
     assert pipes == pytest.approx(
         {"fp16": 0.32, "fp32": 0.25, "fp64": 0.05, "int8": 0.05, "integer": 0.2, "dram": 0.3}

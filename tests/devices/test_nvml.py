@@ -60,10 +60,12 @@ def test_counters_are_ratios_and_what_failed_is_absent(
     devices: NvmlDevices, clock: Clock, driver: FakeNvml
 ) -> None:
     driver.gpm = {
-        METRICS["dfma_tensor_util"]: (0, 94.6), METRICS["fp64_util"]: (0, 0.05),
-        METRICS["hmma_tensor_util"]: (3, 55.0), METRICS["fp32_util"]: (0, float("nan")),
+        METRICS["dfma_tensor_util"]: (0, 94.6),
+        METRICS["fp64_util"]: (0, 0.05),
+        METRICS["hmma_tensor_util"]: (3, 55.0),
+        METRICS["fp32_util"]: (0, float("nan")),
         METRICS["dram_bw_util"]: (0, 101.5),
-    }  # fmt: skip
+    }
     devices.sample(UUID)
     clock.sleep(1)
     sample = devices.sample(UUID)
@@ -219,8 +221,10 @@ def test_what_an_old_driver_lacks_is_named(
     driver: FakeNvml, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver.missing = {
-        "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlGpmQueryDeviceSupport", "nvmlEventSetCreate",
-    }  # fmt: skip
+        "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+        "nvmlGpmQueryDeviceSupport",
+        "nvmlEventSetCreate",
+    }
     with caplog.at_level(logging.WARNING):
         devices = NvmlDevices.open(clock)
         assert devices.sample(UUID) is None

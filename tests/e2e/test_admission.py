@@ -44,9 +44,11 @@ def test_a_misspelt_annotation_is_warned_of_and_many_of_others_are_no_trouble(sp
         "spec": {**misspelt["spec"], "restartPolicy": "Always"},
     }
     deployment = {
-        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "misspelt"},
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": "misspelt"},
         "spec": {"replicas": 0, "selector": {"matchLabels": {"app": "misspelt"}}, "template": template},
-    }  # fmt: skip
+    }
     for obj in (misspelt, deployment):
         answer = space.cluster.apply(obj, namespace=space.name)
         assert answer.code == 0, answer.err

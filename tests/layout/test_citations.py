@@ -7,8 +7,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-WHERE = ["src", "operator", "deviceplugin", "helm", "docs", "hack", "bench", "tests", "changelog.d", "README.md",
-         "CONTRIBUTING.md", "Makefile", "pyproject.toml"]  # fmt: skip
+WHERE = [
+    "src",
+    "operator",
+    "deviceplugin",
+    "helm",
+    "docs",
+    "hack",
+    "bench",
+    "tests",
+    "changelog.d",
+    "README.md",
+    "CONTRIBUTING.md",
+    "Makefile",
+    "pyproject.toml",
+]
 TEXT = {".py", ".md", ".yaml", ".yml", ".toml", ".sh", ".tpl", ".txt", ""}
 
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -25,8 +38,11 @@ def files() -> list[Path]:
     """Every text file of the project that may cite something, as git knows them."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *WHERE],
-        capture_output=True, text=True, check=True, cwd=ROOT,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
     paths = [ROOT / line for line in listed.stdout.splitlines()]
     return [path for path in paths if path.is_file() and path.suffix in TEXT and path != Path(__file__).resolve()]
 
@@ -71,8 +87,11 @@ def known() -> dict[str, set[str]]:
 
 def test_everything_cited_is_in_the_repository() -> None:
     there = known()
-    wrong = {str(path.relative_to(ROOT)): broken for path in files()
-             if (broken := broken_citations(path.read_text(errors="replace"), **there))}  # fmt: skip
+    wrong = {
+        str(path.relative_to(ROOT)): broken
+        for path in files()
+        if (broken := broken_citations(path.read_text(errors="replace"), **there))
+    }
     assert wrong == {}
 
 

@@ -40,8 +40,9 @@ def imported(tree: ast.AST, *, in_functions: bool) -> Iterator[str]:
 
 def third_party(*, in_functions: bool) -> dict[str, Path]:
     """Modules that are neither ours nor the standard library's, each with a file that imports it."""
-    found = {name: path for path in SOURCES
-             for name in imported(ast.parse(path.read_text()), in_functions=in_functions)}  # fmt: skip
+    found = {
+        name: path for path in SOURCES for name in imported(ast.parse(path.read_text()), in_functions=in_functions)
+    }
     return {name: path for name, path in found.items() if name not in OWN | sys.stdlib_module_names}
 
 

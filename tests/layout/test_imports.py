@@ -22,8 +22,17 @@ PROCESSES = {
     "the MPS host": ["gpushare.mps.host"],
     "the MPS keeper": ["gpushare.mps.keeper"],
 }
-ASIDE = ("gpushare.research", "gpushare.twin", "gpushare.sim", "gpushare.cli", "scipy", "sklearn", "matplotlib",
-         "networkx", "cryptography")  # fmt: skip
+ASIDE = (
+    "gpushare.research",
+    "gpushare.twin",
+    "gpushare.sim",
+    "gpushare.cli",
+    "scipy",
+    "sklearn",
+    "matplotlib",
+    "networkx",
+    "cryptography",
+)
 
 
 def loaded_by(modules: list[str]) -> list[str]:

@@ -76,10 +76,16 @@ class TenantProcess:
         self.log = Path(name)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpushare.twin.mps.tenant", *arguments],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SRC), "CUDA_MPS_PIPE_DIRECTORY": str(directory),
-                 **(env or {})},
-            stdout=descriptor, stderr=descriptor, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(SRC),
+                "CUDA_MPS_PIPE_DIRECTORY": str(directory),
+                **(env or {}),
+            },
+            stdout=descriptor,
+            stderr=descriptor,
+            stdin=subprocess.DEVNULL,
+        )
         os.close(descriptor)
 
     @property

@@ -27,9 +27,13 @@ def test_noise_instead_of_pids_is_an_error_and_not_an_empty_list():
 
 @pytest.mark.parametrize(
     ("answer", "state"),
-    [("ACTIVE\n", ServerState.ACTIVE), ("FAULT\n", ServerState.FAULT), ("", ServerState.UNKNOWN),
-     ("Server state: INITIALIZING\n", ServerState.INITIALIZING)],
-)  # fmt: skip
+    [
+        ("ACTIVE\n", ServerState.ACTIVE),
+        ("FAULT\n", ServerState.FAULT),
+        ("", ServerState.UNKNOWN),
+        ("Server state: INITIALIZING\n", ServerState.INITIALIZING),
+    ],
+)
 def test_server_states(answer, state):
     assert commands.server_status(7).parse(answer) is state
 

@@ -117,9 +117,13 @@ async def test_a_pod_decided_for_another_gpu_is_caught_at_its_first_connect(stag
 
 @pytest.mark.parametrize(
     ("state", "reason"),
-    [(GateState.DOWN, HoldReason.DAEMON_DOWN), (GateState.FAULT, HoldReason.FAULT),
-     (GateState.STARTING, HoldReason.DAEMON_DOWN), (GateState.SELF_TEST, HoldReason.SELF_TEST)],
-)  # fmt: skip
+    [
+        (GateState.DOWN, HoldReason.DAEMON_DOWN),
+        (GateState.FAULT, HoldReason.FAULT),
+        (GateState.STARTING, HoldReason.DAEMON_DOWN),
+        (GateState.SELF_TEST, HoldReason.SELF_TEST),
+    ],
+)
 async def test_while_mps_is_not_active_processes_wait_and_then_go_on_under_mps(stage, tenants, state, reason):
     decide(stage.gpu, a=(20, 20000))
     stage.gate.set_backend(Backend(state))

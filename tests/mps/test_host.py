@@ -33,10 +33,23 @@ class Host:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpushare.mps.host", "--directory", str(self.base), "--simulated", "H200:1",
-             "--node-name", "n", "--port", "0", "--proc", str(self.proc)],
+            [
+                sys.executable,
+                "-m",
+                "gpushare.mps.host",
+                "--directory",
+                str(self.base),
+                "--simulated",
+                "H200:1",
+                "--node-name",
+                "n",
+                "--port",
+                "0",
+                "--proc",
+                str(self.proc),
+            ],
             env={**os.environ, "PYTHONPATH": str(SRC)},
-        )  # fmt: skip
+        )
 
     def status(self):
         return self.reader.read()

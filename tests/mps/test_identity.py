@@ -30,9 +30,17 @@ def test_the_pod_is_found_in_every_layout(line):
 
 @pytest.mark.parametrize(
     "line",
-    ["0::/", "", "0::/user.slice/session-1.scope", "0::/system.slice/podman.service", "0::/kubepods/besteffort",
-     "0::/kubepods/podlike/x", f"0::/kubepods/nopod{UID}/x", "0::/init.scope"],
-)  # fmt: skip
+    [
+        "0::/",
+        "",
+        "0::/user.slice/session-1.scope",
+        "0::/system.slice/podman.service",
+        "0::/kubepods/besteffort",
+        "0::/kubepods/podlike/x",
+        f"0::/kubepods/nopod{UID}/x",
+        "0::/init.scope",
+    ],
+)
 def test_what_is_no_pod_has_no_uid(line):
     assert pod_uid_of_cgroup(line) is None
 

@@ -60,8 +60,11 @@ class Control:
             self.clients = ()
             stamp = datetime.now().astimezone().replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
             with self.log.open("a") as log:
-                for line in ("Server is handling a fatal GPU error.",
-                             "The following client process have a sticky error set:", str(PID)):  # fmt: skip
+                for line in (
+                    "Server is handling a fatal GPU error.",
+                    "The following client process have a sticky error set:",
+                    str(PID),
+                ):
                     log.write(f"[{stamp} Server   458] {line}\n")
         return ServerState.ACTIVE
 
@@ -99,12 +102,17 @@ async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_n
 
 @pytest.mark.parametrize(
     ("pids", "clients", "expected"),
-    [((), (), "fatal"),
-     ((7,), (Presence(7, "a", 1.0, 2.0), Presence(8, "b", 1.0)), "fatal (in process 7 of pod a alone)"),
-     ((9,), (Presence(7, "a", 1.0),), "fatal (in process 9 alone)"),
-     ((7, 8), (), "fatal (in 2 processes; the server does not tell which began it)"),
-     ((), (Presence(7, "a", 1.0), Presence(8, "b", 1.0)),
-      "fatal (with 2 processes connected; the server does not tell which began it)")],
-)  # fmt: skip
+    [
+        ((), (), "fatal"),
+        ((7,), (Presence(7, "a", 1.0, 2.0), Presence(8, "b", 1.0)), "fatal (in process 7 of pod a alone)"),
+        ((9,), (Presence(7, "a", 1.0),), "fatal (in process 9 alone)"),
+        ((7, 8), (), "fatal (in 2 processes; the server does not tell which began it)"),
+        (
+            (),
+            (Presence(7, "a", 1.0), Presence(8, "b", 1.0)),
+            "fatal (with 2 processes connected; the server does not tell which began it)",
+        ),
+    ],
+)
 def test_a_fault_in_words(pids, clients, expected):
     assert keeping.told(Fault("fatal", pids), clients) == expected

@@ -71,14 +71,21 @@ def test_the_files_form_is_what_agent_and_gate_agreed_on(gpu):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", '{"version": 2, "pods": {}}', '{"version": 1}', '{"version": 1, "pods": []}',
-     '{"version":1,"pods":{"a":{"thread_percentage":0,"memory_mib":1}}}',
-     '{"version":1,"pods":{"a":{"thread_percentage":101,"memory_mib":1}}}',
-     '{"version":1,"pods":{"a":{"thread_percentage":true,"memory_mib":1}}}',
-     '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":-1}}}',
-     '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":1,"job_class":7}}}',
-     '{"version":1,"pods":{"a":7}}'],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        '{"version": 2, "pods": {}}',
+        '{"version": 1}',
+        '{"version": 1, "pods": []}',
+        '{"version":1,"pods":{"a":{"thread_percentage":0,"memory_mib":1}}}',
+        '{"version":1,"pods":{"a":{"thread_percentage":101,"memory_mib":1}}}',
+        '{"version":1,"pods":{"a":{"thread_percentage":true,"memory_mib":1}}}',
+        '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":-1}}}',
+        '{"version":1,"pods":{"a":{"thread_percentage":25,"memory_mib":1,"job_class":7}}}',
+        '{"version":1,"pods":{"a":7}}',
+    ],
+)
 def test_a_bad_file_is_one_logged_error_and_the_last_good_value_stays(gpu, text, caplog):
     reader = decisions_reader(gpu)
     write_decisions(gpu, Decisions({"good": PodDecision(25, 1)}))
@@ -97,11 +104,15 @@ def test_a_later_agents_decisions_are_read_without_what_is_new_in_them(gpu):
     """Before: one class that an older gate does not know, and it read none of the file."""
     write_atomically(
         gpu.decisions,
-        {"version": 1, "epoch": 7, "pods": {
-            "new": {"thread_percentage": 25, "memory_mib": 1024, "job_class": "batch", "priority": 3},
-            "old": {"thread_percentage": 30, "memory_mib": 2048, "job_class": "latency"},
-        }},
-    )  # fmt: skip
+        {
+            "version": 1,
+            "epoch": 7,
+            "pods": {
+                "new": {"thread_percentage": 25, "memory_mib": 1024, "job_class": "batch", "priority": 3},
+                "old": {"thread_percentage": 30, "memory_mib": 2048, "job_class": "latency"},
+            },
+        },
+    )
     decisions = decisions_reader(gpu).read()
     assert decisions.pods == {"new": PodDecision(25, 1024), "old": PodDecision(30, 2048, JobClass.LATENCY)}
     assert decisions.unknown == 3
@@ -152,7 +163,20 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(gpu):
 
 def full_status() -> GateStatus:
     return GateStatus(
-        "GPU-1", GateState.FAULT, 1.5, "why", 7, 1.0, 8, 1.1, 2, 4, 9, 3, "fault", 1.2,
+        "GPU-1",
+        GateState.FAULT,
+        1.5,
+        "why",
+        7,
+        1.0,
+        8,
+        1.1,
+        2,
+        4,
+        9,
+        3,
+        "fault",
+        1.2,
         SelfTest(SelfTestResult.PASSED, "26 of 132", "580", 1.3),
         (ClientStatus(10, "uid", 25, 8192, 100, 1.4, 99), ClientStatus(11, None)),
         (HeldStatus(12, None, HoldReason.UNKNOWN_POD, 1.0),),
@@ -161,7 +185,7 @@ def full_status() -> GateStatus:
         5,
         TurnStatistics(1, 2, 3.0, 4.0, 5.0),
         ("uid", "uid-of-one-that-left"),
-    )  # fmt: skip
+    )
 
 
 def test_a_status_reads_back_as_written(gpu):

@@ -44,9 +44,14 @@ class Desk:
         self.ready: list = []
         self.gone: list = []
         self.reception = Reception(
-            StoreClient(), identify=lambda pid: self.pods.get(pid, "a"), clock=lambda: self.now,
-            is_own=lambda _pid: False, on_ready=self.ready.append, on_gone=self.gone.append, limits=limits,
-        )  # fmt: skip
+            StoreClient(),
+            identify=lambda pid: self.pods.get(pid, "a"),
+            clock=lambda: self.now,
+            is_own=lambda _pid: False,
+            on_ready=self.ready.append,
+            on_gone=self.gone.append,
+            limits=limits,
+        )
         self.listener = listen(gpu)
         self.reception.open(self.listener)
         self.opened: list[socket.socket] = []

@@ -49,11 +49,13 @@ def test_a_change_that_the_daemon_silently_did_not_make_is_refused():
 
 @pytest.mark.parametrize(
     ("command", "answer"),
-    [(commands.set_active_thread_percentage(999999, 20), "set_active_thread_percentage 999999 20"),
-     (commands.client_list(999999), "get_client_list 999999"),
-     (commands.terminate_client(458, 999999), "terminate_client 458 999999"),
-     (commands.server_list(), "bogus_command")],
-)  # fmt: skip
+    [
+        (commands.set_active_thread_percentage(999999, 20), "set_active_thread_percentage 999999 20"),
+        (commands.client_list(999999), "get_client_list 999999"),
+        (commands.terminate_client(458, 999999), "terminate_client 458 999999"),
+        (commands.server_list(), "bogus_command"),
+    ],
+)
 def test_what_is_not_there_is_refused(command, answer):
     with pytest.raises(CommandRefusedError):
         command.parse(ANSWERS[answer])
@@ -86,9 +88,11 @@ def test_the_servers_log_tells_of_a_fault_and_whom_it_reached(tmp_path):
 
 @pytest.mark.parametrize(
     ("recorded", "reached", "began_it"),
-    [("server-fault-of-the-last-580.log", (3680, 3796, 3688, 3678), 3796),
-     ("server-fault-after-kill-580.log", (4382, 4381, 4383), 4445)],
-)  # fmt: skip
+    [
+        ("server-fault-of-the-last-580.log", (3680, 3796, 3688, 3678), 3796),
+        ("server-fault-after-kill-580.log", (4382, 4381, 4383), 4445),
+    ],
+)
 def test_the_server_blames_a_bystander_first_so_no_one_is_blamed(tmp_path, recorded, reached, began_it):
     """An illegal access of the client that came last; a client killed with -9 in the middle of a kernel."""
     log = tmp_path / "server.log"

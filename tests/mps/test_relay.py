@@ -88,10 +88,18 @@ async def test_the_recorded_handshake_passes(short_path, client):
 
 @pytest.mark.parametrize(
     ("data", "descriptors"),
-    [(b"x" * 65536, 0), (b"x" * 65, 0), (ACKNOWLEDGED, 1), (ACKNOWLEDGED, 200), (b"\1\0\0\0", 0),
-     (ACKNOWLEDGED + b"\0", 0), (b"get_server_list\0", 0), (CREDENTIALS, 0)],
+    [
+        (b"x" * 65536, 0),
+        (b"x" * 65, 0),
+        (ACKNOWLEDGED, 1),
+        (ACKNOWLEDGED, 200),
+        (b"\1\0\0\0", 0),
+        (ACKNOWLEDGED + b"\0", 0),
+        (b"get_server_list\0", 0),
+        (CREDENTIALS, 0),
+    ],
     ids=["64-KiB", "65-bytes", "descriptor", "200-descriptors", "number", "five-bytes", "command", "again"],
-)  # fmt: skip
+)
 async def test_what_the_protocol_does_not_know_never_reaches_the_daemon(short_path, client, data, descriptors):
     """Before: bytes and descriptors were passed on as they came."""
     daemon, (channel, tenant) = Daemon(short_path / "control"), client

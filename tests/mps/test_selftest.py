@@ -31,11 +31,13 @@ def test_ceilings_that_do_not_bind_fail(seen):
 
 @pytest.mark.parametrize(
     ("argv", "said"),
-    [(("/nonexistent/probe",), "cannot run the probe"),
-     ((sys.executable, "-c", "raise SystemExit('no libcuda')"), "no libcuda"),
-     ((sys.executable, "-c", "print('[1'); print('{\"error\": \"cuInit: no device (100)\"}')"), "no device"),
-     ((sys.executable, "-c", "pass"), "it said: nothing")],
-)  # fmt: skip
+    [
+        (("/nonexistent/probe",), "cannot run the probe"),
+        ((sys.executable, "-c", "raise SystemExit('no libcuda')"), "no libcuda"),
+        ((sys.executable, "-c", "print('[1'); print('{\"error\": \"cuInit: no device (100)\"}')"), "no device"),
+        ((sys.executable, "-c", "pass"), "it said: nothing"),
+    ],
+)
 def test_a_probe_that_cannot_tell_is_a_failed_test_with_its_words(tmp_path, argv, said):
     granted = []
     result = asyncio.run(

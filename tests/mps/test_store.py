@@ -123,9 +123,14 @@ print("survived")
 def test_descriptors_in_flight_delay_the_store_and_end_nothing():
     """Before: the first word that the kernel did not carry ended the gate's tie to the host for good."""
     done = subprocess.run(
-        [sys.executable, "-c", IN_FLIGHT], env={**os.environ, "PYTHONPATH": str(SRC)}, cwd="/",
-        capture_output=True, text=True, timeout=180, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", IN_FLIGHT],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
     assert done.stdout.strip() == "survived", done.stderr
 
 

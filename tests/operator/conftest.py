@@ -124,24 +124,42 @@ class ApiServer:
         (work / "tokens.csv").write_text('t0ken,admin,1,"system:masters"\n')
         self.kubeconfig.write_text(_kubeconfig(self._url))
         self._command = [
-            str(kube), "kube-apiserver", f"--etcd-servers=http://127.0.0.1:{client}", "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1", f"--secure-port={port}", f"--cert-dir={work}/apiserver",
-            f"--token-auth-file={work}/tokens.csv", "--authorization-mode=RBAC",
-            "--service-account-issuer=https://localhost", f"--service-account-key-file={work}/sa.key",
-            f"--service-account-signing-key-file={work}/sa.key", "--service-cluster-ip-range=10.99.0.0/24",
-            "--endpoint-reconciler-type=none", "--disable-admission-plugins=ServiceAccount",
-        ]  # fmt: skip
+            str(kube),
+            "kube-apiserver",
+            f"--etcd-servers=http://127.0.0.1:{client}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            f"--secure-port={port}",
+            f"--cert-dir={work}/apiserver",
+            f"--token-auth-file={work}/tokens.csv",
+            "--authorization-mode=RBAC",
+            "--service-account-issuer=https://localhost",
+            f"--service-account-key-file={work}/sa.key",
+            f"--service-account-signing-key-file={work}/sa.key",
+            "--service-cluster-ip-range=10.99.0.0/24",
+            "--endpoint-reconciler-type=none",
+            "--disable-admission-plugins=ServiceAccount",
+        ]
         self._etcd = self._launch(
             "etcd",
             [
-                etcd, "--data-dir", str(work / "etcd"), "--listen-client-urls", f"http://127.0.0.1:{client}",
-                "--advertise-client-urls", f"http://127.0.0.1:{client}",
-                "--listen-peer-urls", f"http://127.0.0.1:{peer}",
-                "--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}",
-                "--initial-cluster", f"default=http://127.0.0.1:{peer}", "--unsafe-no-fsync",
+                etcd,
+                "--data-dir",
+                str(work / "etcd"),
+                "--listen-client-urls",
+                f"http://127.0.0.1:{client}",
+                "--advertise-client-urls",
+                f"http://127.0.0.1:{client}",
+                "--listen-peer-urls",
+                f"http://127.0.0.1:{peer}",
+                "--initial-advertise-peer-urls",
+                f"http://127.0.0.1:{peer}",
+                "--initial-cluster",
+                f"default=http://127.0.0.1:{peer}",
+                "--unsafe-no-fsync",
             ],
             f"http://127.0.0.1:{client}/health",
-        )  # fmt: skip
+        )
         self._server: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -210,9 +228,13 @@ def controllers(kubeconfig: Path, tmp_path: Path) -> Iterator[None]:
     parts = ("garbage-collector", "deployment", "replicaset", "cronjob", "job")
     which = ",".join(f"{part}-controller" for part in parts)
     command = [
-        str(kube), "kube-controller-manager", f"--kubeconfig={kubeconfig}", f"--controllers={which}",
-        "--leader-elect=false", "--secure-port=0",
-    ]  # fmt: skip
+        str(kube),
+        "kube-controller-manager",
+        f"--kubeconfig={kubeconfig}",
+        f"--controllers={which}",
+        "--leader-elect=false",
+        "--secure-port=0",
+    ]
     with (tmp_path / "controllers.log").open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     yield

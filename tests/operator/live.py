@@ -28,9 +28,12 @@ class Shares:
     def __init__(self, api: Api, namespace: str) -> None:
         self._changed = asyncio.Event()
         self.reflector = Reflector(
-            api, GPUSHARES, lambda obj: (GpuShare.from_object(obj), obj), namespace=namespace,
+            api,
+            GPUSHARES,
+            lambda obj: (GpuShare.from_object(obj), obj),
+            namespace=namespace,
             on_change=lambda *_: self._changed.set(),
-        )  # fmt: skip
+        )
 
     def named(self, name: str) -> GpuShare | None:
         return next((share for share, _ in self.reflector.items.values() if share.name == name), None)
@@ -55,15 +58,25 @@ class Running:
     def start(self, *namespaces: str) -> None:
         paths = os.pathsep.join(str(ROOT / part) for part in ("src", "operator", "deviceplugin"))
         environment = {
-            **os.environ, "KUBECONFIG": str(self.kubeconfig), "PYTHONPATH": paths,
-            "GPUSHARE_METRICS_PORT": str(self.metrics_port), "GPUSHARE_MAX_SLOWDOWN": "1.5",
+            **os.environ,
+            "KUBECONFIG": str(self.kubeconfig),
+            "PYTHONPATH": paths,
+            "GPUSHARE_METRICS_PORT": str(self.metrics_port),
+            "GPUSHARE_MAX_SLOWDOWN": "1.5",
             "GPUSHARE_NAMESPACES": ",".join(namespaces),
-        }  # fmt: skip
+        }
         command = [
-            sys.executable, "-m", "kopf", "run", "-m", "gpushare_operator", "--standalone",
-            "--liveness", f"http://127.0.0.1:{self.port}/healthz",
+            sys.executable,
+            "-m",
+            "kopf",
+            "run",
+            "-m",
+            "gpushare_operator",
+            "--standalone",
+            "--liveness",
+            f"http://127.0.0.1:{self.port}/healthz",
             *([f"--namespace={name}" for name in namespaces] or ["--all-namespaces"]),
-        ]  # fmt: skip
+        ]
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd="/")
 
@@ -81,9 +94,12 @@ class Running:
 def controller(obj: Json) -> Json:
     meta = obj["metadata"]
     return {
-        "apiVersion": obj["apiVersion"], "kind": obj["kind"], "name": meta["name"], "uid": meta["uid"],
+        "apiVersion": obj["apiVersion"],
+        "kind": obj["kind"],
+        "name": meta["name"],
+        "uid": meta["uid"],
         "controller": True,
-    }  # fmt: skip
+    }
 
 
 async def pod(api: Api, namespace: str, name: str, owner: Json | None = None, *, ours: bool = True) -> Json:

@@ -64,9 +64,13 @@ class Client:
         self, path: str, obj: Json, *, operation: str = "CREATE", kind: Json | None = None, **more: Json
     ) -> Json:
         request = {
-            "uid": "r1", "operation": operation, "namespace": "shop", "object": obj,
-            "kind": kind or {"group": "", "version": "v1", "kind": "Pod"}, **more,
-        }  # fmt: skip
+            "uid": "r1",
+            "operation": operation,
+            "namespace": "shop",
+            "object": obj,
+            "kind": kind or {"group": "", "version": "v1", "kind": "Pod"},
+            **more,
+        }
         body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
         status, raw = await self.post(path, json.dumps(body).encode())
         assert status == 200
@@ -207,10 +211,28 @@ WRONG = st.recursive(
     max_leaves=4,
 )
 FIELDS = st.sampled_from(
-    ["metadata", "annotations", "labels", "ownerReferences", "spec", "containers", "initContainers", "resources",
-     "limits", "requests", "env", "valueFrom", "fieldRef", "name", "schedulerName", "nodeName", "template",
-     "jobTemplate", "gpushare.io/share"]
-)  # fmt: skip
+    [
+        "metadata",
+        "annotations",
+        "labels",
+        "ownerReferences",
+        "spec",
+        "containers",
+        "initContainers",
+        "resources",
+        "limits",
+        "requests",
+        "env",
+        "valueFrom",
+        "fieldRef",
+        "name",
+        "schedulerName",
+        "nodeName",
+        "template",
+        "jobTemplate",
+        "gpushare.io/share",
+    ]
+)
 
 
 def misshapen(draw: st.DrawFn, tree: Any) -> Any:
@@ -237,8 +259,13 @@ def test_an_object_of_no_kubernetes_shape_is_answered_or_refused_and_breaks_noth
     }
     is_pod = data.draw(st.booleans())
     obj = misshapen(data.draw, whole if is_pod else {"spec": {"replicas": 1, "template": whole}})
-    request = {"uid": "r", "operation": "CREATE", "namespace": "shop", "object": obj,
-               "kind": {"group": "", "kind": "Pod"} if is_pod else DEPLOYMENT}  # fmt: skip
+    request = {
+        "uid": "r",
+        "operation": "CREATE",
+        "namespace": "shop",
+        "object": obj,
+        "kind": {"group": "", "kind": "Pod"} if is_pod else DEPLOYMENT,
+    }
     body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
     for webhook in Webhook:
         with contextlib.suppress(BadReviewError):

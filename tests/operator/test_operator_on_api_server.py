@@ -82,10 +82,11 @@ async def test_the_life_of_a_deployments_gpushare(
     for raw in (first, second):
         await decide(real_api, raw, "GPU-1")
     await report(
-        real_api, "n1",
+        real_api,
+        "n1",
         TenantStatus(first["metadata"]["uid"], progress_ratio=0.9, slowdown_ratio=1.11),
         TenantStatus(second["metadata"]["uid"], progress_ratio=0.4, slowdown_ratio=2.5),
-    )  # fmt: skip
+    )
 
     def observed() -> bool:
         share = shares.named("deployment-web")
@@ -206,9 +207,11 @@ async def test_a_gpushare_lives_and_goes_with_its_deployment(
     metadata = {"labels": {"app": "web", names.MANAGED_LABEL: "true"}, "annotations": {names.FRACTION: "0.25"}}
     template = {"metadata": metadata, "spec": {"containers": [{"name": "main", "image": "x"}]}}
     spec = {
-        "replicas": 2, "strategy": {"type": "Recreate"}, "selector": {"matchLabels": {"app": "web"}},
+        "replicas": 2,
+        "strategy": {"type": "Recreate"},
+        "selector": {"matchLabels": {"app": "web"}},
         "template": template,
-    }  # fmt: skip
+    }
     body = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web"}, "spec": spec}
     await real_api.create(DEPLOYMENTS, body, namespace=namespace)
 
@@ -237,8 +240,9 @@ async def test_a_gpushare_lives_and_goes_with_its_deployment(
 async def test_the_jobs_of_a_cronjob_share_one_gpushare(real_api: Api, namespace: str, shares: Shares) -> None:
     metadata = {"labels": {names.MANAGED_LABEL: "true"}, "annotations": {names.FRACTION: "auto"}}
     template = {
-        "metadata": metadata, "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "x"}]},
-    }  # fmt: skip
+        "metadata": metadata,
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "x"}]},
+    }
     jobs = Resource("batch", "v1", "jobs", "Job", namespaced=True)
     cronjobs = Resource("batch", "v1", "cronjobs", "CronJob", namespaced=True)
     spec = {"schedule": "0 0 1 1 *", "jobTemplate": {"spec": {"template": template}}}

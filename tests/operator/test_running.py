@@ -18,9 +18,12 @@ from gpushare_operator.running import Environment, Operator
 
 def test_the_charts_values_arrive() -> None:
     variables = {
-        "GPUSHARE_DEFAULT_FRACTION": "0.2", "GPUSHARE_DEFAULT_CLASS": "latency", "GPUSHARE_MAX_SLOWDOWN": "2.5",
-        "GPUSHARE_NAMESPACES": "a, b,", "GPUSHARE_METRICS_PORT": "9191",
-    }  # fmt: skip
+        "GPUSHARE_DEFAULT_FRACTION": "0.2",
+        "GPUSHARE_DEFAULT_CLASS": "latency",
+        "GPUSHARE_MAX_SLOWDOWN": "2.5",
+        "GPUSHARE_NAMESPACES": "a, b,",
+        "GPUSHARE_METRICS_PORT": "9191",
+    }
     defaults = Defaults(auto_fraction="0.2", job_class=JobClass.LATENCY, max_slowdown_ratio=2.5)
     assert Environment.read(variables) == Environment(OperatorSettings(defaults), ("a", "b"), 9191)
 

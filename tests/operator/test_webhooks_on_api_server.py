@@ -45,9 +45,17 @@ def rendered() -> list[Json]:
     if helm is None:
         pytest.skip("no helm: hack/cluster up builds it")
     command = [
-        helm, "template", "gpushare", str(ROOT / "helm" / "gpushare"), "--namespace", "gpushare",
-        "--kube-version", "1.35.0", "--show-only", "templates/admission/webhooks.yaml",
-    ]  # fmt: skip
+        helm,
+        "template",
+        "gpushare",
+        str(ROOT / "helm" / "gpushare"),
+        "--namespace",
+        "gpushare",
+        "--kube-version",
+        "1.35.0",
+        "--show-only",
+        "templates/admission/webhooks.yaml",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return [item for item in yaml.safe_load_all(done.stdout) if item and item["kind"] in CONFIGURATIONS]
 
@@ -63,9 +71,16 @@ class Server:
     async def start(self) -> None:
         paths = os.pathsep.join(str(ROOT / part) for part in ("src", "operator", "deviceplugin"))
         command = [
-            sys.executable, "-m", "gpushare_operator.admission", "--port", str(self.port), "--host", "127.0.0.1",
-            "--cert-dir", str(self.directory),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "gpushare_operator.admission",
+            "--port",
+            str(self.port),
+            "--host",
+            "127.0.0.1",
+            "--cert-dir",
+            str(self.directory),
+        ]
         environment = {**os.environ, "PYTHONPATH": paths, "KUBECONFIG": str(self.kubeconfig)}
         with self.log.open("wb") as output:
             self.process = self._launch(command, environment, output)

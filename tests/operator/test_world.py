@@ -20,10 +20,13 @@ def pod(
     name: str, *owners: str, labels: Json | None = None, fraction: str | None = "0.25", phase: str = ""
 ) -> PodView:
     metadata = {
-        "namespace": "shop", "name": name, "uid": f"uid-{name}", "labels": labels or {},
+        "namespace": "shop",
+        "name": name,
+        "uid": f"uid-{name}",
+        "labels": labels or {},
         "ownerReferences": [{"uid": uid} for uid in owners],
         "annotations": {names.FRACTION: fraction} if fraction else {},
-    }  # fmt: skip
+    }
     return PodView.from_object({"metadata": metadata, "status": {"phase": phase}})
 
 

@@ -68,9 +68,11 @@ class AdmissionMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.reviews = Counter(
-            "gpushare_admission_reviews_total", "Admission reviews answered, by webhook and result.",
-            ["webhook", "result"], registry=self.registry,
-        )  # fmt: skip
+            "gpushare_admission_reviews_total",
+            "Admission reviews answered, by webhook and result.",
+            ["webhook", "result"],
+            registry=self.registry,
+        )
         self.rejections = Counter(
             "gpushare_admission_rejections_total",
             "Objects refused, by reason.",
@@ -78,13 +80,17 @@ class AdmissionMetrics:
             registry=self.registry,
         )
         self.seconds = Histogram(
-            "gpushare_admission_review_duration_seconds", "Time to answer one review.", ["webhook"],
-            registry=self.registry, buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0),
-        )  # fmt: skip
-        self.reloads = Gauge(
-            "gpushare_admission_certificate_reloads", "Certificates taken up since the start.",
+            "gpushare_admission_review_duration_seconds",
+            "Time to answer one review.",
+            ["webhook"],
             registry=self.registry,
-        )  # fmt: skip
+            buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.25, 1.0, 5.0),
+        )
+        self.reloads = Gauge(
+            "gpushare_admission_certificate_reloads",
+            "Certificates taken up since the start.",
+            registry=self.registry,
+        )
 
 
 def make_app(
@@ -193,9 +199,13 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
         try:
             assert runner.server is not None  # after setup
             server = await asyncio.get_running_loop().create_server(
-                runner.server, settings.host, settings.port, ssl=certificate.context, backlog=_BACKLOG,
+                runner.server,
+                settings.host,
+                settings.port,
+                ssl=certificate.context,
+                backlog=_BACKLOG,
                 ssl_handshake_timeout=limits.handshake_seconds,
-            )  # fmt: skip
+            )
             _log.info("serving admission on https://%s:%d", settings.host, settings.port)
             await stop.wait()
             server.close()

@@ -80,9 +80,14 @@ class Gate:
         self.store = store or StoreClient()
         self.backend = Backend()
         self.reception = Reception(
-            self.store, identify=identify, clock=clock, is_own=policy.is_probe,
-            on_ready=self._on_ready, on_gone=self._on_gone, limits=limits,
-        )  # fmt: skip
+            self.store,
+            identify=identify,
+            clock=clock,
+            is_own=policy.is_probe,
+            on_ready=self._on_ready,
+            on_gone=self._on_gone,
+            limits=limits,
+        )
         self._waiting: dict[Process, list[Connection]] = {}
         self._accounts = TurnAccounts()
         self._current: _Turn | None = None
@@ -216,9 +221,13 @@ class Gate:
 
     def _holds(self, now: float) -> Holds:
         return Holds(
-            state=self.backend.state, server_pid=self.backend.server_pid, policy=self._policy,
-            ledger=self._ledger, accounts=self._accounts, now=now,
-        )  # fmt: skip
+            state=self.backend.state,
+            server_pid=self.backend.server_pid,
+            policy=self._policy,
+            ledger=self._ledger,
+            accounts=self._accounts,
+            now=now,
+        )
 
     def _next(self) -> Process | None:
         """The process whose turn it is: of the pod that paid least for its turns, less what it waited."""
@@ -267,10 +276,15 @@ class Gate:
             )
             self._ledger.admit(
                 Admission(
-                    pid, first.start_ticks, pod_uid, ceiling.thread_percentage, granted, ceiling.memory_mib,
+                    pid,
+                    first.start_ticks,
+                    pod_uid,
+                    ceiling.thread_percentage,
+                    granted,
+                    ceiling.memory_mib,
                     self._clock(),
                 )
-            )  # fmt: skip
+            )
             try:
                 turn.listed = await self._pass_on(turn, server_pid)
             finally:
@@ -284,9 +298,15 @@ class Gate:
         self._note_turn(turn, first.opened_at)
         logger.info(
             "passed on pid %d of pod %s: %d%% threads, %d of %d MiB, %s after %.3f s (waited %.3f s)",
-            pid, pod_uid, ceiling.thread_percentage, granted, ceiling.memory_mib,
-            "client" if turn.listed else "not a client", self._clock() - started, started - first.opened_at,
-        )  # fmt: skip
+            pid,
+            pod_uid,
+            ceiling.thread_percentage,
+            granted,
+            ceiling.memory_mib,
+            "client" if turn.listed else "not a client",
+            self._clock() - started,
+            started - first.opened_at,
+        )
 
     async def _set_priority(self, priority: int) -> None:
         """Latency clients before the others: a help, not a limit (facts.md 18): a driver without it is fine."""

@@ -83,11 +83,19 @@ class KeeperProcess:
             descriptor = self._listener.fileno()
             with self._store.attach() as store:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "gpushare.mps.keeper", "--listener", str(descriptor),
-                     "--store", str(store.fileno()), *self._arguments],
+                    [
+                        sys.executable,
+                        "-m",
+                        "gpushare.mps.keeper",
+                        "--listener",
+                        str(descriptor),
+                        "--store",
+                        str(store.fileno()),
+                        *self._arguments,
+                    ],
                     pass_fds=[descriptor, store.fileno()],
                     stdin=subprocess.DEVNULL,
-                )  # fmt: skip
+                )
             self._started_at = now
             self.restarts += 1
 
@@ -122,8 +130,12 @@ def real_gpus() -> tuple[str, ...]:
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"cannot list the GPUs: {error}") from None
     uuids = tuple(line.strip() for line in done.stdout.splitlines() if line.startswith("GPU-"))
@@ -178,13 +190,18 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         "--keep-strangers", action="store_true", help="report clients past the gate, do not end them"
     )
     parser.add_argument(
-        "--max-clients-per-pod", type=int, default=MAX_CLIENTS_PER_POD, choices=range(1, MAX_CLIENTS_PER_GPU + 1),
-        metavar="COUNT", help=f"MPS clients that one pod may have on a GPU, of {MAX_CLIENTS_PER_GPU}",
-    )  # fmt: skip
+        "--max-clients-per-pod",
+        type=int,
+        default=MAX_CLIENTS_PER_POD,
+        choices=range(1, MAX_CLIENTS_PER_GPU + 1),
+        metavar="COUNT",
+        help=f"MPS clients that one pod may have on a GPU, of {MAX_CLIENTS_PER_GPU}",
+    )
     parser.add_argument(
-        "--admit-unproven", action="store_true",
+        "--admit-unproven",
+        action="store_true",
         help="let tenants in though the self-test did not prove that ceilings bind",
-    )  # fmt: skip
+    )
     parser.add_argument("--listen", default="0.0.0.0", help="address of /metrics and /healthz")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for none")
     return parser.parse_args(arguments)

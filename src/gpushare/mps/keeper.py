@@ -124,10 +124,15 @@ class Keeper:
         if self._previous is not None:
             p = self._previous
             self._status = replace(
-                self._status, daemon_restarts=p.daemon_restarts, server_restarts=p.server_restarts,
-                faults=p.faults, last_fault=p.last_fault, last_fault_at=p.last_fault_at,
-                last_fault_pods=p.last_fault_pods, self_test=p.self_test,
-            )  # fmt: skip
+                self._status,
+                daemon_restarts=p.daemon_restarts,
+                server_restarts=p.server_restarts,
+                faults=p.faults,
+                last_fault=p.last_fault,
+                last_fault_at=p.last_fault_at,
+                last_fault_pods=p.last_fault_pods,
+                self_test=p.self_test,
+            )
         async with asyncio.TaskGroup() as group:
             group.create_task(self.gate.serve(listener))
             group.create_task(self._publish_regularly())

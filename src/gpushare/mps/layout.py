@@ -260,9 +260,12 @@ class Fresh(Generic[W]):
     """
 
     def __init__(
-        self, file: LastGood[W | None], clock: Callable[[], float], stale_seconds: float,
+        self,
+        file: LastGood[W | None],
+        clock: Callable[[], float],
+        stale_seconds: float,
         wall: Callable[[], float] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._file = file
         self._clock = clock
         self._stale_seconds = stale_seconds

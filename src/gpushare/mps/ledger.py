@@ -108,9 +108,16 @@ class ClientLedger:
                 age = max(0.0, unix - client.connected_at) if client.connected_at else 0.0
                 limit = client.memory_limit_mib
                 self._admissions[client.pid] = Admission(
-                    client.pid, client.start_ticks, client.pod_uid, client.thread_percentage, limit, limit,
-                    now - age, client.memory_used_mib, now,
-                )  # fmt: skip
+                    client.pid,
+                    client.start_ticks,
+                    client.pod_uid,
+                    client.thread_percentage,
+                    limit,
+                    limit,
+                    now - age,
+                    client.memory_used_mib,
+                    now,
+                )
 
     def admit(self, admission: Admission) -> None:
         """A process gets its turn."""
@@ -248,9 +255,16 @@ class ClientLedger:
                 result.append(ClientStatus(pid, self._identify(pid)))
             else:
                 result.append(
-                    ClientStatus(pid, a.pod_uid, a.thread_percentage, a.granted_mib, a.used_mib,
-                                 unix - (now - a.admitted_at), a.start_ticks)
-                )  # fmt: skip
+                    ClientStatus(
+                        pid,
+                        a.pod_uid,
+                        a.thread_percentage,
+                        a.granted_mib,
+                        a.used_mib,
+                        unix - (now - a.admitted_at),
+                        a.start_ticks,
+                    )
+                )
         return tuple(result)
 
 

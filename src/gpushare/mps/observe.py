@@ -33,9 +33,11 @@ class GateCollector(Collector):
     """Metric families over all GPUs of this host."""
 
     def __init__(
-        self, kept: Sequence[KeptGpu], clock: Callable[[], float] = time.monotonic,
+        self,
+        kept: Sequence[KeptGpu],
+        clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._kept = []
         for keeper in kept:
             file = status_reader(keeper.gpu)
@@ -91,13 +93,15 @@ class GateCollector(Collector):
             "gpushare_gate_self_test_passed", "1 if ceilings were proven to bind here", labels=["gpu_uuid"]
         )
         unread = GaugeMetricFamily(
-            "gpushare_gate_unread_connections", "Sockets held because their pod connects too fast",
+            "gpushare_gate_unread_connections",
+            "Sockets held because their pod connects too fast",
             labels=["gpu_uuid"],
-        )  # fmt: skip
+        )
         unknown = GaugeMetricFamily(
-            "gpushare_gate_unknown_decision_values", "What a later agent decided that this gate does not know",
+            "gpushare_gate_unknown_decision_values",
+            "What a later agent decided that this gate does not know",
             labels=["gpu_uuid"],
-        )  # fmt: skip
+        )
         for keeper, status, spoken in self.statuses():
             gpu = [keeper.gpu.uuid]
             keepers.add_metric(gpu, max(0, keeper.restarts))
@@ -123,8 +127,25 @@ class GateCollector(Collector):
             servers.add_metric(gpu, status.server_restarts)
             faults.add_metric(gpu, status.faults)
             test.add_metric(gpu, float(status.self_test.result is SelfTestResult.PASSED))
-        return (state, clients, connections, held, refused, mismatches, turns, timeouts, durations, waits,
-                restarts, servers, faults, keepers, test, unread, unknown)  # fmt: skip
+        return (
+            state,
+            clients,
+            connections,
+            held,
+            refused,
+            mismatches,
+            turns,
+            timeouts,
+            durations,
+            waits,
+            restarts,
+            servers,
+            faults,
+            keepers,
+            test,
+            unread,
+            unknown,
+        )
 
     def describe(self) -> Iterable[Metric]:
         """Nothing to check beforehand."""

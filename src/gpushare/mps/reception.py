@@ -288,8 +288,10 @@ class Reception:
                 accepted.close()
                 continue
             if len(self._by_descriptor) >= self.limits.per_gpu and not self._make_room(self._busiest_pod(), 0):
-                logger.error("%d connections of as many processes are open: no more are accepted for now",
-                             len(self._by_descriptor))  # fmt: skip
+                logger.error(
+                    "%d connections of as many processes are open: no more are accepted for now",
+                    len(self._by_descriptor),
+                )
                 self._receive_new(accepted)
                 self._pause(RETRY_SECONDS)
                 return
@@ -413,8 +415,12 @@ class Reception:
         if connection.phase is ConnectionPhase.SERVED:
             self.refuse(connection, RefuseReason.PROTOCOL)
         elif not packet.is_whole or packet.data not in _EXPECTED[connection.phase]:
-            logger.warning("pid %d of pod %s speaks a handshake that this gate does not know, held: %s",
-                           connection.pid, connection.pod_uid, packet.data[:12].hex())  # fmt: skip
+            logger.warning(
+                "pid %d of pod %s speaks a handshake that this gate does not know, held: %s",
+                connection.pid,
+                connection.pod_uid,
+                packet.data[:12].hex(),
+            )
             self._to(connection, ConnectionPhase.ODD)
         elif packet.data == CREDENTIALS:
             self._to(connection, ConnectionPhase.INTRODUCED)

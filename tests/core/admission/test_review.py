@@ -271,9 +271,16 @@ def test_warnings() -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("fraktion", "fraction"), ("Fraction", "fraction"), ("frac", "fraction"), ("gpu-memory", "memory"),
-     ("klass", "class"), ("zone", None), ("x" * 65, None)],
-)  # fmt: skip
+    [
+        ("fraktion", "fraction"),
+        ("Fraction", "fraction"),
+        ("frac", "fraction"),
+        ("gpu-memory", "memory"),
+        ("klass", "class"),
+        ("zone", None),
+        ("x" * 65, None),
+    ],
+)
 def test_a_misspelt_annotation_alone_is_warned_of(name: str, meant: str | None) -> None:
     first, second = warnings(pod({f"gpushare.io/{name}": "0.5"}))
     hint = f"; did you mean gpushare.io/{meant}?" if meant else ""
@@ -407,9 +414,14 @@ def test_caps_replace_what_the_pod_says_of_itself_where_that_is_allowed() -> Non
 @pytest.mark.parametrize("kind", ["containers", "initContainers"])
 @pytest.mark.parametrize(
     "name",
-    ["NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY",
-     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_ANYTHING_NEW"],
-)  # fmt: skip
+    [
+        "NVIDIA_VISIBLE_DEVICES",
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        "CUDA_MPS_ANYTHING_NEW",
+    ],
+)
 def test_a_variable_that_takes_the_place_of_ours_is_refused(name: str, kind: str) -> None:
     document = pod({names.FRACTION: "0.5"})
     document["spec"].setdefault(kind, []).append(

@@ -10,9 +10,18 @@ from gpushare.core.api.quantity import parse_count, parse_quantity
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("250m", "0.25"), ("1Ki", "1024"), ("1e3", "1000"), ("1E3", "1000"), ("2E", "2e18"), (".5", "0.5"),
-     ("5.", "5"), ("-1", "-1"), (4, "4")],
-)  # fmt: skip
+    [
+        ("250m", "0.25"),
+        ("1Ki", "1024"),
+        ("1e3", "1000"),
+        ("1E3", "1000"),
+        ("2E", "2e18"),
+        (".5", "0.5"),
+        ("5.", "5"),
+        ("-1", "-1"),
+        (4, "4"),
+    ],
+)
 def test_quantities(text, value):
     assert parse_quantity(text) == Decimal(value)
 
