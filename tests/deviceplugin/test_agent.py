@@ -166,7 +166,8 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     assert container.mounts[0].host_path == str(node.directory / B / "tenant")
     kubelet.held["shop/web"] = ids
     await until(api, lambda: [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"], "not a tenant")
-    assert time.monotonic() - allocated_at < 1.5  # the bind fence waits for this; 0.1 s on an idle machine
+    # The bind fence waits for this: 0.1 s on an idle machine, up to ten if the allocation went unnoticed.
+    assert time.monotonic() - allocated_at < 6.0
 
     node.connect(B, "uid-web")
     await until(api, lambda: 'gpushare_pod_memory_used_bytes{gpu_uuid="' + B in node.metrics(), "no pod memory")
