@@ -202,7 +202,7 @@ class ControlPlane:
             *options,
             env={"PYTHONPATH": str(ROOT / "src")},
         )
-        url = f"http://127.0.0.1:{self.extender_port}/readyz"
+        url = f"http://127.0.0.1:{self.metrics_port}/readyz"
         self.wait("extender", lambda: urllib.request.urlopen(url, timeout=5).status == 200)
 
     def start_scheduler(self, **overrides: Any) -> None:

@@ -265,7 +265,7 @@ def main(arguments: list[str]) -> None:
             "--log-level",
             "WARNING",
         ) as extender:
-            ready = wait_ready(port)
+            ready = wait_ready(metrics_port)
             result = {
                 "nodes": options.nodes,
                 "gpus_per_node": options.gpus,

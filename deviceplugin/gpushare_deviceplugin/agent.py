@@ -10,9 +10,10 @@ from typing import Any, Final
 from gpushare.core.api import GpuNodeStatus
 from gpushare.core.gpu import Devices, GpuHealth
 from gpushare.devices.simulated import simulated_opener
-from gpushare.exporter import MetricsServer, NodeCollector, NodeFigures
+from gpushare.exporter import NodeCollector, NodeFigures
 from gpushare.kube import Api, connect
 from gpushare.mps.status import GateStatus
+from gpushare.runtime.http import MetricsServer, metrics_route, probe_route, registry_of
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.decisions import DecisionWriter
@@ -187,7 +188,9 @@ async def run_agent(options: AgentOptions) -> None:
         agent = Agent(options, api, devices_opener(options))
         server: MetricsServer | None = None
         if options.metrics_port:
-            server = MetricsServer([NodeCollector(agent.figures)], options.metrics_port, agent.trouble)
+            metrics = metrics_route(registry_of(NodeCollector(agent.figures)))
+            routes = {"/metrics": metrics, "/healthz": probe_route(agent.trouble)}
+            server = MetricsServer(routes, options.metrics_port)
             server.start()
         try:
             await agent.run()

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from prometheus_client import start_http_server
-
 from gpushare.core.api import MANAGED_SELECTOR, GpuNode
 from gpushare.core.control import Fares, OperatorSettings, fares_of
 from gpushare.core.placement import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
+from gpushare.runtime.http import MetricsServer, metrics_route
 from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import ShareReconciler
@@ -149,10 +148,11 @@ class Operator:
             bad.labels(kind).set_function(partial(getattr, objects, "count"))
             self._metrics.missed_deletions.labels(kind).set_function(partial(self._missed, kind))
         if self._environment.metrics_port:
-            server, thread = start_http_server(self._environment.metrics_port, registry=self._metrics.registry)
-            stack.callback(thread.join, 5.0)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
+            server = MetricsServer(
+                {"/metrics": metrics_route(self._metrics.registry)}, self._environment.metrics_port
+            )
+            server.start()
+            stack.callback(server.close)
 
     def _missed(self, kind: str) -> int:
         return sum(relist.missed for relist in self._relists if relist.watched.resource.kind == kind)

@@ -1,13 +1,9 @@
 """The node's families: every figure real or absent, and docs/metrics.md names them all."""
 
 import re
-import urllib.request
 from pathlib import Path
 
-import pytest
-from prometheus_client.parser import text_string_to_metric_families
-
-from gpushare.exporter import DeviceFigures, MetricsServer, NodeCollector, NodeFigures, TenantFigures
+from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
 
 ROOT = Path(__file__).parents[2]
 BARE = NodeFigures(
@@ -110,22 +106,3 @@ def test_names_end_in_their_unit() -> None:
         "_ready",
     )
     assert [name for name in series(FULL) if not name.endswith(allowed)] == []
-
-
-def test_served_over_http_with_a_health_check() -> None:
-    trouble = ""
-    server = MetricsServer([NodeCollector(lambda: FULL)], 0, lambda: trouble, "127.0.0.1")
-    server.start()
-    try:
-        base = f"http://127.0.0.1:{server.port}"
-        with urllib.request.urlopen(f"{base}/metrics", timeout=5) as answer:
-            families = {f.name for f in text_string_to_metric_families(answer.read().decode())}
-        assert "gpushare_pod_progress_ratio" in families
-        with urllib.request.urlopen(f"{base}/healthz", timeout=5) as answer:
-            assert answer.read() == b"ok\n"
-        trouble = "no round of sampling for 130 s"
-        with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(f"{base}/healthz", timeout=5)
-        assert caught.value.code == 503
-    finally:
-        server.close()

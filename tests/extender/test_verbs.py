@@ -1,10 +1,13 @@
 """The four verbs over HTTP, as kube-scheduler speaks to them."""
 
+import asyncio
+
 import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from gpushare.extender import Extender, parse_options
+from gpushare.extender.server import HUNG_SECONDS
 from gpushare.extender.verbs import scale
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
 
@@ -273,13 +276,39 @@ async def test_a_corrected_annotation_moves_the_tenant(running):
 async def test_not_ready_before_all_watches_are_synced(cluster):
     extender = Extender(cluster, parse_options([], {}))
     async with TestClient(TestServer(extender.verbs.app())) as client:
-        assert (await client.get("/livez")).status == 200
-        answer = await client.get("/readyz")
+        routes = extender.routes()
+        assert routes["/livez"]().status == 200
+        answer = routes["/readyz"]()
         assert answer.status == 503
-        assert "gpunodes" in await answer.text()
+        assert b"gpunodes" in answer.body
         pod = cluster.make_pod("a")
         response = await client.post("/filter", json={"Pod": pod, "NodeNames": ["n1"]})
         assert "starting" in (await response.json(content_type=None))["Error"]
+
+
+async def test_liveness_fails_once_a_watch_has_died(cluster):
+    async def breaks(*_, **__):
+        raise RuntimeError("out of order")
+        yield  # makes it a generator, as the real one
+
+    cluster.watch = breaks
+    extender = Extender(cluster, parse_options([], {}))
+    assert extender.routes()["/livez"]().status == 200
+    async with extender.watching():
+        while not extender.trouble():  # noqa: ASYNC110 - liveness is a question, not an event
+            await asyncio.sleep(0)
+        answer = extender.routes()["/livez"]()
+    assert answer.status == 503
+    assert answer.body == b"the watch of nodes ended: RuntimeError('out of order')\n"
+
+
+async def test_liveness_fails_while_the_event_loop_is_stuck(cluster):
+    now = [0.0]
+    extender = Extender(cluster, parse_options([], {}), clock=lambda: now[0])
+    now[0] = HUNG_SECONDS
+    assert extender.trouble() == ""
+    now[0] += 1
+    assert "stuck for 61 s" in extender.trouble()
 
 
 async def test_metrics_tell_what_happened(running):
@@ -289,7 +318,7 @@ async def test_metrics_tell_what_happened(running):
     await cluster.settle()
     await running.bind("a", "n1")
     await running.filter("big", ["nope"])
-    text = await (await running.client.get("/metrics")).text()
+    text = running.extender.routes()["/metrics"]().body.decode()
     assert 'gpushare_extender_request_duration_seconds_count{verb="bind"} 1.0' in text
     assert "gpushare_extender_reservations 1.0" in text
     assert 'gpushare_extender_rejections_total{reason="NoGpus"} 1.0' in text

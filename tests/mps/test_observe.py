@@ -9,8 +9,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare.mps.layout import GpuDirectory, write_status
-from gpushare.mps.observe import STALE_SECONDS, GateCollector, serve_http
+from gpushare.mps.observe import STALE_SECONDS, GateCollector, routes
 from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, SelfTest, SelfTestResult
+from gpushare.runtime.http import MetricsServer
 
 
 @dataclass
@@ -76,8 +77,9 @@ def test_what_a_host_before_left_behind_is_not_ready(keeper):
 
 
 def test_health_and_readiness_over_http(keeper):
-    server = serve_http("127.0.0.1", 0, [keeper])
-    base = f"http://127.0.0.1:{server.server_address[1]}"
+    server = MetricsServer(routes([keeper]), 0, "127.0.0.1")
+    server.start()
+    base = f"http://127.0.0.1:{server.port}"
     try:
         assert urllib.request.urlopen(f"{base}/healthz").status == 200
         with pytest.raises(urllib.error.HTTPError, match="503"):
@@ -88,8 +90,7 @@ def test_health_and_readiness_over_http(keeper):
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{base}/else")
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 def test_every_family_is_in_the_table_of_metrics(keeper):

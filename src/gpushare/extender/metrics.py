@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -56,10 +56,6 @@ class ExtenderMetrics:
     def watch(self, reflectors: Iterable[Reflector[Any]]) -> None:
         """Report the watches' own counts."""
         self.registry.register(_Watches(tuple(reflectors)))
-
-    def render(self) -> bytes:
-        """The text exposition format."""
-        return generate_latest(self.registry)
 
 
 class _Watches(Collector):

@@ -23,9 +23,12 @@ from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector
+from gpushare.runtime.http import HttpAnswer, MetricsServer, Route, metrics_route, probe_route
 
 _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
+BEAT_SECONDS: Final = 1.0
+HUNG_SECONDS: Final = 60.0  # far above any step: learning is in another thread, a page of a list takes 50 ms
 _GC_THRESHOLDS: Final = (100_000, 50, 1000)  # the defaults double the time to read a large cluster
 
 
@@ -74,24 +77,50 @@ class Extender:
         self.explainer = Explainer(api, ledger, clock)
         self._api = api
         self._clock = clock
+        self._beat_at = clock()
+        self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     def not_ready(self) -> str:
         """What is missing before a decision can be right, as a sentence; empty when nothing is."""
         missing = [one.name for one in self.reflectors if not one.synced.is_set()]
         return f"the extender is starting: {', '.join(missing)} not read yet" if missing else ""
 
+    def trouble(self) -> str:
+        """Why this process had better be started anew, a sentence; empty while it is well."""
+        silent_seconds = self._clock() - self._beat_at
+        if silent_seconds > HUNG_SECONDS:
+            return f"the event loop has been stuck for {silent_seconds:.0f} s"
+        for task in self._tasks:
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                return f"{task.get_name()} ended: {error!r}"
+        return next(filter(None, (reflector.trouble for reflector in self.reflectors)), "")
+
+    def routes(self) -> dict[str, Route]:
+        """What kubelet and Prometheus ask; answered outside of the event loop."""
+
+        def metrics() -> HttpAnswer:
+            self.metrics.ready.set(0 if self.not_ready() else 1)
+            self.metrics.reservations.set(len(self.ledger.state.reservations))
+            return render()
+
+        render, ready = metrics_route(self.metrics.registry), probe_route(self.not_ready)
+        return {"/metrics": metrics, "/livez": probe_route(self.trouble), "/readyz": ready, "/healthz": ready}
+
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
         """Watch until left; the watches are started one after the other in the background."""
         async with AsyncExitStack() as stack:
-            starting = asyncio.create_task(self._start(stack))
-            waking = asyncio.create_task(self._wake())
+            self._tasks = (
+                asyncio.create_task(self._start(stack), name="the first lists"),
+                asyncio.create_task(self._wake(), name="waking waiting pods"),
+                asyncio.create_task(self._beat(), name="the heartbeat"),
+            )
             try:
                 yield
             finally:
-                for task in (starting, waking):
+                for task in self._tasks:
                     task.cancel()
-                await asyncio.gather(starting, waking, return_exceptions=True)
+                await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _start(self, stack: AsyncExitStack) -> None:
         gc.set_threshold(*_GC_THRESHOLDS)
@@ -102,6 +131,12 @@ class Extender:
         gc.collect()
         gc.freeze()
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))
+
+    async def _beat(self) -> None:
+        """Show that the event loop turns."""
+        while True:
+            self._beat_at = self._clock()
+            await asyncio.sleep(BEAT_SECONDS)
 
     async def _wake(self) -> None:
         while True:
@@ -130,14 +165,13 @@ async def serve(api: Api, options: ExtenderOptions) -> None:
     """Run until cancelled."""
     extender = Extender(api, options)
     async with extender.watching(), AsyncExitStack() as stack:
-        for app, host, port in (
-            (extender.verbs.app(), options.host, options.port),
-            (extender.verbs.probes(), options.metrics_host, options.metrics_port),
-        ):
-            runner = web.AppRunner(app, access_log=None)
-            await runner.setup()
-            stack.push_async_callback(runner.cleanup)
-            await web.TCPSite(runner, host, port).start()
+        probes = MetricsServer(extender.routes(), options.metrics_port, options.metrics_host)
+        probes.start()
+        stack.callback(probes.close)
+        runner = web.AppRunner(extender.verbs.app(), access_log=None)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, options.host, options.port).start()
         _log.info("serving on %s:%d with policy %s", options.host, options.port, options.settings.policy)
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.Event().wait()

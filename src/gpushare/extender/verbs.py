@@ -69,20 +69,7 @@ class Verbs:
             ("preempt", self._preempt),
         ):
             app.router.add_post(f"/{verb}", self._timed(verb, handler))
-        self._add_probes(app)
         return app
-
-    def probes(self) -> web.Application:
-        """What kubelet and Prometheus talk to."""
-        app = web.Application()
-        self._add_probes(app)
-        return app
-
-    def _add_probes(self, app: web.Application) -> None:
-        app.router.add_get("/livez", self._livez)
-        app.router.add_get("/healthz", self._readyz)
-        app.router.add_get("/readyz", self._readyz)
-        app.router.add_get("/metrics", self._render_metrics)
 
     def _timed(self, verb: str, handler: Callable[[bytes], Awaitable[bytes]]) -> Handler:
         histogram = self._metrics.requests.labels(verb=verb)
@@ -199,21 +186,6 @@ class Verbs:
                 unchanged = uids == tuple(proposed.pod_uids)
                 chosen[node] = proposed if unchanged else wire.Victims(uids, proposed.pdb_violations)
         return wire.preempt_result(chosen)
-
-    async def _livez(self, request: web.Request) -> web.Response:
-        del request
-        return web.Response(text="ok")
-
-    async def _readyz(self, request: web.Request) -> web.Response:
-        del request
-        missing = self._not_ready()
-        return web.Response(status=503 if missing else 200, text=missing or "ok")
-
-    async def _render_metrics(self, request: web.Request) -> web.Response:
-        del request
-        self._metrics.ready.set(0 if self._not_ready() else 1)
-        self._metrics.reservations.set(len(self._ledger.state.reservations))
-        return web.Response(body=self._metrics.render(), content_type="text/plain", charset="utf-8")
 
 
 def _commonest(found: Candidates) -> Reason:

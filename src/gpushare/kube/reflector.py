@@ -87,6 +87,13 @@ class Reflector(Generic[T]):
         return self._bad.count
 
     @property
+    def trouble(self) -> str:
+        """Why it watches no longer, a sentence; empty while it does, or has not begun."""
+        if self._task is None or not self._task.done() or self._task.cancelled():
+            return ""
+        return f"the watch of {self.name} ended: {self._task.exception()!r}"
+
+    @property
     def items(self) -> Mapping[str, T]:
         """What is there now, by key; a live view."""
         return MappingProxyType(self._items)

@@ -23,16 +23,17 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gpushare.core.api import HOST_DIRECTORY, MAX_CLIENTS_PER_GPU
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
-from gpushare.mps.observe import serve_http
+from gpushare.mps.observe import routes
 from gpushare.mps.policy import MAX_CLIENTS_PER_POD
 from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
 from gpushare.runtime.backoff import Backoff
+from gpushare.runtime.http import MetricsServer
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +231,10 @@ def main(arguments: list[str] | None = None) -> int:
             pause = DRIVER_BACKOFF.seconds(failures)
             logger.error("no GPU to keep yet, trying again in %g s: %s", pause, error)
             stop.wait(pause)
-    server: Any = serve_http(options.listen, options.port, keepers) if options.port and keepers else None
+    server: MetricsServer | None = None
+    if options.port and keepers:
+        server = MetricsServer(routes(keepers), options.port, options.listen)
+        server.start()
     while not stop.is_set():
         for keeper in keepers:
             try:
@@ -241,7 +245,7 @@ def main(arguments: list[str] | None = None) -> int:
     for keeper in keepers:
         keeper.stop()
     if server is not None:
-        server.shutdown()
+        server.close()
     return 0
 
 

@@ -1,20 +1,20 @@
 """The MPS host's own /metrics and /healthz, made from the status files of its GPUs."""
 
-import http.server
 import json
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from http import HTTPStatus
 from typing import Final, Protocol
 
-from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
 from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
+from gpushare.runtime.http import HttpAnswer, Route, metrics_route, registry_of
 
 STALE_SECONDS: Final = 10.0  # the keeper writes once a second
+_NO_GATE: Final = "NoGate"
 
 
 class KeptGpu(Protocol):
@@ -152,34 +152,21 @@ class GateCollector(Collector):
         return ()
 
 
-def serve_http(address: str, port: int, kept: Sequence[KeptGpu]) -> http.server.ThreadingHTTPServer:
-    """Serve /metrics and /healthz in a thread of their own."""
+def routes(kept: Sequence[KeptGpu]) -> dict[str, Route]:
+    """What the host answers over HTTP."""
     collector = GateCollector(kept)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path == "/metrics":
-                self._answer(200, generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8")
-            elif self.path in {"/healthz", "/readyz"}:
-                gpus = {keeper.gpu.uuid: state or "NoGate" for keeper, _, state in collector.statuses()}
-                # Alive while every keeper runs or is being replaced; ready once each gate speaks.
-                good = self.path == "/healthz" or "NoGate" not in gpus.values()
-                self._answer(200 if good else 503, json.dumps(gpus).encode(), "application/json")
-            else:
-                self._answer(404, b"", "text/plain")
+    def states() -> dict[str, str]:
+        return {keeper.gpu.uuid: state or _NO_GATE for keeper, _, state in collector.statuses()}
 
-        def _answer(self, status: int, body: bytes, kind: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def healthz() -> HttpAnswer:
+        """Alive while every keeper runs or is being replaced."""
+        return HttpAnswer(json.dumps(states()).encode(), "application/json")
 
-        def log_message(self, *_: object) -> None:
-            """Probes are not news."""
+    def readyz() -> HttpAnswer:
+        """Ready once each gate speaks."""
+        found = states()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if _NO_GATE in found.values() else HTTPStatus.OK
+        return HttpAnswer(json.dumps(found).encode(), "application/json", status)
 
-    server = http.server.ThreadingHTTPServer((address, port), Handler)
-    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
-    return server
+    return {"/metrics": metrics_route(registry_of(collector)), "/healthz": healthz, "/readyz": readyz}

@@ -1,0 +1,191 @@
+"""The one server of metrics and probes, in a thread of its own: no client can keep a probe from its answer.
+
+Each connection carries one request. A request has to arrive within seconds, and its answer has to be taken within
+seconds. Connections are bounded: when there are too many, the one that has been silent for longest is closed. So
+kubelet is answered while others hold connections open without a word, and while the loop that a probe asks about
+is stuck.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+_log = logging.getLogger(__name__)
+TEXT: Final = "text/plain; charset=utf-8"
+_STOP_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """What a server bears of clients.
+
+    Attributes:
+        connections: open at once.
+        head_bytes: of a request; a body is not read.
+        request_seconds: until a request has to be here, from the connection's first moment.
+        answer_seconds: until its answer has to be taken.
+    """
+
+    connections: int = 64
+    head_bytes: int = 16 * 2**10
+    request_seconds: float = 5.0
+    answer_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HttpAnswer:
+    """What a route says."""
+
+    body: bytes
+    content_type: str = TEXT
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Route = Callable[[], HttpAnswer]
+"""Called in the server's thread for each request of its path; must not block."""
+
+
+def registry_of(*collectors: Collector) -> CollectorRegistry:
+    """Return a registry of collectors that are asked at each scrape and not before."""
+    registry = CollectorRegistry(auto_describe=False)
+    for collector in collectors:
+        registry.register(collector)
+    return registry
+
+
+def metrics_route(registry: CollectorRegistry) -> Route:
+    """Return a route that renders a registry as Prometheus reads it."""
+    return lambda: HttpAnswer(generate_latest(registry), CONTENT_TYPE_LATEST)
+
+
+def probe_route(trouble: Callable[[], str]) -> Route:
+    """Return a route for a probe; `trouble` says in a sentence why the probe fails, nothing when it succeeds."""
+
+    def answer() -> HttpAnswer:
+        why = trouble()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+        return HttpAnswer((why or "ok").encode() + b"\n", status=status)
+
+    return answer
+
+
+class MetricsServer:
+    """Serves routes by path; bound at once, serves from `start` to `close`.
+
+    Args:
+        port: 0 lets the system choose; the attribute `port` says which.
+    """
+
+    def __init__(
+        self, routes: Mapping[str, Route], port: int, address: str = "", limits: HttpLimits | None = None
+    ) -> None:
+        self._routes = dict(routes)
+        self._limits = limits or HttpLimits()
+        self._socket = _listen(address, port, backlog=self._limits.connections)
+        self.port: int = self._socket.getsockname()[1]
+        self._waiting: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}  # for a request, the oldest first
+        self._answering: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving and close every connection."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(_STOP_SECONDS)
+        self._socket.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connected, sock=self._socket, limit=self._limits.head_bytes)
+        await self._stop.wait()
+        # What was accepted a moment ago is with us some steps later; a server closed before then would leak it.
+        asyncio.get_running_loop().remove_reader(self._socket)
+        for _ in range(4):
+            await asyncio.sleep(0)
+            for writer in (*self._waiting, *self._answering):
+                writer.transport.abort()
+        server.close()
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._make_room()
+        self._waiting[writer] = asyncio.create_task(self._converse(reader, writer))
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take one request and answer it."""
+        try:
+            async with asyncio.timeout(self._limits.request_seconds):
+                head = await reader.readuntil(b"\r\n\r\n")
+            if writer not in self._waiting:
+                return  # it made room for another
+            self._answering[writer] = self._waiting.pop(writer)
+            writer.write(self._answer(head))
+            async with asyncio.timeout(self._limits.answer_seconds):
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass  # silent, slow, too long or gone
+        finally:
+            self._waiting.pop(writer, None)
+            self._answering.pop(writer, None)
+            writer.transport.abort()
+
+    def _make_room(self) -> None:
+        """Close the connection that has been silent for longest if this one is one too many."""
+        if len(self._waiting) + len(self._answering) < self._limits.connections:
+            return
+        oldest = next(iter(self._waiting), None) or next(iter(self._answering))
+        self._waiting.pop(oldest, None)
+        self._answering.pop(oldest, None)
+        oldest.transport.abort()
+
+    def _answer(self, head: bytes) -> bytes:
+        method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method not in {"GET", "HEAD"}:
+            answer = HttpAnswer(b"", status=HTTPStatus.METHOD_NOT_ALLOWED)
+        elif path not in self._routes:
+            answer = HttpAnswer(" ".join(self._routes).encode() + b"\n", status=HTTPStatus.NOT_FOUND)
+        else:
+            try:
+                answer = self._routes[path]()
+            except Exception:  # noqa: BLE001 - a route that fails is one answer, not the end of the server
+                _log.exception("%s cannot be answered", path)
+                answer = HttpAnswer(b"", status=HTTPStatus.INTERNAL_SERVER_ERROR)
+        status = answer.status
+        lines = (
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            f"Content-Type: {answer.content_type}",
+            f"Content-Length: {len(answer.body)}",
+            "Connection: close",
+        )
+        return "\r\n".join((*lines, "", "")).encode("latin-1") + (b"" if method == "HEAD" else answer.body)
+
+
+def _listen(address: str, port: int, backlog: int) -> socket.socket:
+    """A listening socket; without an address on all of them, IPv6 too where there is any."""
+    if address:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=backlog)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+    return socket.create_server(("", port), backlog=backlog)

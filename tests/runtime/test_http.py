@@ -1,0 +1,138 @@
+"""The server of metrics and probes: bounded connections, time-outs, and probes that are answered all the same."""
+
+import contextlib
+import http.client
+import socket
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from gpushare.runtime.http import HttpAnswer, HttpLimits, MetricsServer, metrics_route, probe_route
+
+PATIENCE_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def serving(limits=None, **routes):
+    paths = {f"/{name}": route for name, route in routes.items()}
+    server = MetricsServer(paths, 0, "127.0.0.1", limits)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def ok():
+    return HttpAnswer(b"ok\n")
+
+
+def ask(server, path, method="GET"):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_SECONDS)
+    connection.request(method, path)
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def connect(server):
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS)
+
+
+def is_closed(connection):
+    """Wait for the server to close a connection that it owes nothing."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_metrics_and_probes():
+    registry = CollectorRegistry()
+    Gauge("answer", "What it is.", registry=registry).set(42)
+    trouble = ["no round of sampling for 130 s"]
+    with serving(metrics=metrics_route(registry), healthz=probe_route(lambda: trouble[0])) as server:
+        status, body = ask(server, "/metrics?name=x")
+        assert status == 200
+        assert b"answer 42.0" in body
+        assert ask(server, "/healthz") == (503, b"no round of sampling for 130 s\n")
+        trouble[0] = ""
+        assert ask(server, "/healthz") == (200, b"ok\n")
+        assert ask(server, "/healthz", "HEAD") == (200, b"")
+        assert ask(server, "/else") == (404, b"/metrics /healthz\n")
+        assert ask(server, "/healthz", "POST")[0] == 405
+
+
+def test_a_route_that_fails_is_one_answer(caplog):
+    def fails():
+        raise RuntimeError("no figures")
+
+    with serving(metrics=fails, healthz=ok) as server:
+        assert ask(server, "/metrics")[0] == 500
+        assert ask(server, "/healthz")[0] == 200
+    assert "no figures" in caplog.text
+
+
+def test_200_idle_connections_keep_nobody_from_an_answer():
+    limits = HttpLimits(connections=64, request_seconds=10 * PATIENCE_SECONDS)
+    with serving(limits, healthz=ok) as server, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connect(server)) for _ in range(200)]
+        for _ in range(20):
+            assert ask(server, "/healthz") == (200, b"ok\n")
+        assert all(is_closed(one) for one in idle[: 200 - 64]), "the oldest made room"
+        late = connect(server)
+        late.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert late.recv(12) == b"HTTP/1.1 200"
+
+
+def test_clients_that_ask_and_never_read_keep_nobody_from_an_answer():
+    def large():
+        return HttpAnswer(b"x" * 16 * 2**20)
+
+    limits = HttpLimits(connections=8, answer_seconds=10 * PATIENCE_SECONDS)
+    with serving(limits, metrics=large, healthz=ok) as server, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            slow = stack.enter_context(connect(server))
+            slow.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert slow.recv(1) == b"H", "its answer has begun"
+        assert ask(server, "/healthz") == (200, b"ok\n")
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nX: " + b"y" * 40_000]
+)
+def test_a_request_that_does_not_arrive_ends_its_connection(sent):
+    with serving(HttpLimits(request_seconds=0.2), healthz=ok) as server, connect(server) as connection:
+        connection.sendall(sent)
+        assert is_closed(connection)
+        assert ask(server, "/healthz") == (200, b"ok\n")
+
+
+def test_an_answer_that_is_not_taken_ends_its_connection():
+    def large():
+        return HttpAnswer(b"x" * 16 * 2**20)
+
+    with serving(HttpLimits(answer_seconds=0.2), metrics=large) as server, connect(server) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert connection.recv(1) == b"H"
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while server._answering:
+            assert time.monotonic() < deadline, "given up"
+            time.sleep(0.01)
+        received = 1
+        with contextlib.suppress(ConnectionResetError):
+            while chunk := connection.recv(2**16):
+                received += len(chunk)
+        assert received < 16 * 2**20, "the rest was never sent"
+
+
+def test_closing_closes_connections():
+    server = MetricsServer({"/healthz": ok}, 0, "127.0.0.1")
+    server.start()
+    assert ask(server, "/healthz")[0] == 200
+    with connect(server) as connection:
+        connection.sendall(b"GET /healthz")
+        server.close()
+        assert is_closed(connection)
+    with pytest.raises(ConnectionRefusedError):
+        connect(server)
