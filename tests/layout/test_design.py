@@ -1,0 +1,50 @@
+"""docs/design.md 3 says which function carries out each rule: every name on its map exists."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SECTION = re.search(r"^## 3\. .*?(?=^## 4\. )", (ROOT / "docs/design.md").read_text(), re.MULTILINE | re.DOTALL)
+PACKAGES = sorted(
+    folder.name for folder in (ROOT / "src" / "gpushare").iterdir() if (folder / "__init__.py").exists()
+)
+NAMED = re.findall(rf"`((?:gpushare_\w+|gpushare|{'|'.join(PACKAGES)})(?:\.\w+)+)`", SECTION[0] if SECTION else "")
+
+
+def resolve(name: str) -> object:
+    """Return the package, module, class, method or function of a dotted name; gpushare's packages may be bare."""
+    path = name if name.startswith("gpushare") else f"gpushare.{name}"
+    for length in range(len(path.split(".")), 0, -1):
+        module, rest = path.split(".")[:length], path.split(".")[length:]
+        try:
+            found: object = importlib.import_module(".".join(module))
+        except ImportError:
+            continue
+        for part in rest:
+            found = getattr(found, part)
+        return found
+    raise ImportError(path)
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMED)))
+def test_what_the_map_names_exists(name: str) -> None:
+    assert resolve(name) is not None
+
+
+def test_the_map_names_every_room() -> None:
+    """Every package, and every package of core, has its line."""
+    rooms = {
+        f"core.{folder.name}" for folder in (ROOT / "src/gpushare/core").iterdir() if list(folder.glob("*.py"))
+    }
+    text = SECTION[0] if SECTION else ""
+    missing = [room for room in rooms | set(PACKAGES) - {"core"} if not re.search(rf"`(gpushare\.)?{room}`", text)]
+    assert not missing
+    assert len(set(NAMED)) > 15
+
+
+def test_a_name_that_is_gone_is_noticed() -> None:
+    with pytest.raises((ImportError, AttributeError)):
+        resolve("core.placement.refusal")
