@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushare.mps.gate import _Turn
 from gpushare.mps.turns import (
     LEAST_TURN_SECONDS,
     MAX_ACCOUNTS,
@@ -86,3 +87,16 @@ def test_what_is_remembered_is_bounded():
     assert len(accounts) == MAX_ACCOUNTS
     accounts.forget_idle(["p0"], 86400.0)
     assert len(accounts) <= 1
+
+
+def test_a_turn_is_spent_when_its_allowance_is_but_not_in_the_second_after_a_step():
+    turn = _Turn((1, 1), "a", 0.0, waits_since=10.0, step_at=10.0)
+    assert not turn.is_spent(12.9, WASTE_SECONDS)
+    assert turn.is_spent(13.1, WASTE_SECONDS)
+    turn.step_at = 12.9
+    assert not turn.is_spent(13.8, WASTE_SECONDS), "the server may list it any moment"
+    assert turn.is_spent(14.0, WASTE_SECONDS)
+    turn.step_at = 15.0
+    assert turn.is_spent(15.1, WASTE_SECONDS), "steps do not add up for ever"
+    turn.served_seconds = 10.0
+    assert not turn.is_spent(15.1, WASTE_SECONDS), "the daemon's time is not the tenant's"

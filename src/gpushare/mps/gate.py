@@ -27,7 +27,7 @@ from gpushare.mps.reception import Connection, ConnectionPhase, PodLimits, Recep
 from gpushare.mps.relay import ACKNOWLEDGE_SECONDS, Passed, relay
 from gpushare.mps.status import GateState, HeldStatus, HoldReason, RefuseReason, TurnStatistics
 from gpushare.mps.store import StoreClient
-from gpushare.mps.turns import TurnAccounts
+from gpushare.mps.turns import LEAST_TURN_SECONDS, TurnAccounts
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +51,25 @@ class Backend:
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn that goes on; `idle_seconds` of it the gate waited for the tenant."""
+    """A turn that goes on.
+
+    Attributes:
+        waits_since: when the gate began to wait for the tenant; served_seconds: what the daemon took of that time.
+        step_at: when it last did something.
+    """
 
     process: Process
     pod_uid: str | None
     started: float
-    idle_seconds: float = 0.0
+    waits_since: float = 0.0
+    served_seconds: float = 0.0
+    step_at: float = 0.0
     listed: bool = False
+
+    def is_spent(self, now: float, allowance_seconds: float) -> bool:
+        """Whether it has to end when others wait: its time is over, unless the server may list it any moment."""
+        over = now - self.waits_since - self.served_seconds - allowance_seconds
+        return over > 2 * LEAST_TURN_SECONDS or (over > 0 and now - self.step_at > LEAST_TURN_SECONDS)
 
 
 class Gate:
@@ -323,25 +335,24 @@ class Gate:
 
     async def _pass_on(self, turn: _Turn, server_pid: int) -> bool:
         """Pass the process's connections on as they come; True once the server lists it."""
-        passed, pause, step = False, 0.005, self._clock()
-        while self._clock() < min(step + TURN_SECONDS, turn.started + MAX_TURN_SECONDS):
+        passed, pause = False, 0.005
+        turn.waits_since = turn.step_at = self._clock()
+        while self._clock() < min(turn.step_at + TURN_SECONDS, turn.started + MAX_TURN_SECONDS):
             self._wake.clear()
             if connection := self._take(turn.process):
                 await self._relay(connection, turn)
-                passed, pause, step = True, 0.005, self._clock()
+                passed, pause, turn.step_at = True, 0.005, self._clock()
             is_waiting = turn.process in self._waiting
             if passed and not is_waiting and await self._is_listed(turn.process[0], server_pid):
                 return True
             if not is_alive(*turn.process):
                 return False
-            if turn.idle_seconds > self._allowance(turn) and self._others_wait(turn):
+            if turn.is_spent(self._clock(), self._allowance(turn)) and self._others_wait(turn):
                 return False
             if turn.process not in self._waiting:
-                before = self._clock()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
-                turn.idle_seconds += self._clock() - before
                 pause = min(0.1, pause * 1.5)
         return False
 
@@ -354,14 +365,14 @@ class Gate:
         Raises:
             MpsError: it heard nothing; it is kept for another try.
         """
-        patience = min(ACKNOWLEDGE_SECONDS, self._allowance(turn))
+        patience, began = min(ACKNOWLEDGE_SECONDS, self._allowance(turn)), self._clock()
         try:
             outcome = await relay(connection.channel, self._control.program.socket, patience)
         except MpsError:
             self._put_back(connection)
             raise
-        if outcome is not Passed.SERVED:
-            turn.idle_seconds += patience
+        if outcome is Passed.SERVED:
+            turn.served_seconds += self._clock() - began
         if outcome is Passed.BROKE_PROTOCOL:
             logger.warning("pid %d of pod %s says more than a client does, ended", connection.pid, turn.pod_uid)
             self.reception.refuse(connection, RefuseReason.PROTOCOL)
