@@ -31,10 +31,10 @@ def test_names_and_sentences():
     assert texts.names(rows) == b'"c","a","b"'
     assert texts.names(rows[:0]) == b""
     assert (
-        texts.said(rows, ["full", 'odd "one"'], np.array([0, 1, 0]))
+        texts.by_node(rows, ["full", 'odd "one"'], np.array([0, 1, 0]))
         == b'"c":"full","a":"odd \\"one\\"","b":"full"'
     )
-    assert texts.said(rows[:0], [], np.zeros(0, np.int64)) == b""
+    assert texts.by_node(rows[:0], [], np.zeros(0, np.int64)) == b""
 
 
 def test_a_row_that_went_to_another_node_is_called_by_its_new_name():

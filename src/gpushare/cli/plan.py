@@ -106,7 +106,7 @@ def plan(
     for note in cluster.notes:
         console.print(note)
     state = state_of(cluster)
-    history = Counter(state.held_shapes) + Counter(request.shape for request in asked)
+    history = Counter(state.reserved_shapes) + Counter(request.shape for request in asked)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         chooser = make(policy or cluster.settings.policy, history, np.random.default_rng(seed))
         packing = DecisionContext(state, chooser, Judge(default_model))

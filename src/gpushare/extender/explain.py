@@ -27,8 +27,8 @@ def explanation(ledger: ShareLedger, pod: PodView) -> str | None:
     if found.nodes:
         return None
     details = Counter(rejection.detail for rejection in found.rejections().values())
-    said = "; ".join(f"{count} {detail}" for detail, count in details.most_common(MAX_KINDS))
-    return plain(f"0/{details.total()} GPU nodes fit: {said}" if details else "there are no GPU nodes")
+    commonest = "; ".join(f"{count} {detail}" for detail, count in details.most_common(MAX_KINDS))
+    return plain(f"0/{details.total()} GPU nodes fit: {commonest}" if details else "there are no GPU nodes")
 
 
 class Explainer:

@@ -60,9 +60,9 @@ class OtherPods:
 
     def drop(self, pod: OtherPod) -> None:
         """Count a pod no longer."""
-        there = self._by_node.get(pod.node, {})
-        there.pop(pod.uid, None)
-        if not there:
+        on_node = self._by_node.get(pod.node, {})
+        on_node.pop(pod.uid, None)
+        if not on_node:
             self._by_node.pop(pod.node, None)
         self._tell(pod.node)
 
@@ -94,25 +94,25 @@ class Undecided:
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._held: dict[str, tuple[str, PlacementRequest]] = {}
+        self._pods: dict[str, tuple[str, PlacementRequest]] = {}
 
     def hold(self, uid: str, node: str, limit_percent: int, cpu_milli: int = 0, memory_mib: int = 0) -> None:
         """Count a pod once its node's GPUs are known; `cpu_milli, memory_mib` where nobody else counts them."""
         share_milli = min(limit_percent * MILLI_PER_PERCENT, GPU_MILLI)
         gpu_count = math.ceil(limit_percent / names.SHARES_PER_GPU)
         request = PlacementRequest(uid, share_milli, gpu_count, cpu_milli=cpu_milli, node_memory_mib=memory_mib)
-        self._held[uid] = (node, request)
+        self._pods[uid] = (node, request)
 
     def __contains__(self, uid: str) -> bool:
-        return uid in self._held
+        return uid in self._pods
 
     def forget(self, uid: str) -> None:
         """The pod is gone or has a decision; its reservation is the caller's to release."""
-        self._held.pop(uid, None)
+        self._pods.pop(uid, None)
 
     def place(self, uid: str, allocated: Sequence[str] = ()) -> None:
         """Reserve for a pod: `allocated` are the GPUs that its node's agent lists it on."""
-        node, request = self._held[uid]
+        node, request = self._pods[uid]
         row = self._state.row(node)
         if row is None:
             return
@@ -135,6 +135,6 @@ class Undecided:
 
     def place_all(self, node: str, allocated: Mapping[str, Sequence[str]]) -> None:
         """Reserve for every pod of a node, whose GPUs or tenants changed."""
-        for uid, (at, _) in tuple(self._held.items()):
+        for uid, (at, _) in tuple(self._pods.items()):
             if at == node:
                 self.place(uid, allocated.get(uid, ()))

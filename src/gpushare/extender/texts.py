@@ -33,14 +33,14 @@ class NodeTexts:
         self._refresh()
         return b",".join(self._quoted.take(rows).tolist())
 
-    def said(self, rows: IntArray, sentences: Sequence[str], which: IntArray) -> bytes:
-        """The inside of a JSON object from node to sentence: `sentences[which[i]]` for the i-th row."""
+    def by_node(self, rows: IntArray, sentences: Sequence[str], groups: IntArray) -> bytes:
+        """The inside of a JSON object from node to sentence: `sentences[groups[i]]` for the i-th row."""
         self._refresh()
         parts: NDArray[np.object_] = np.empty((len(rows), 2), object)
         parts[:, 0] = self._quoted.take(rows)
         texts: NDArray[np.object_] = np.empty(len(sentences), object)
         texts[:] = [b":" + orjson.dumps(sentence) + b"," for sentence in sentences]
-        parts[:, 1] = texts.take(which)
+        parts[:, 1] = texts.take(groups)
         return b"".join(parts.ravel().tolist())[:-1]
 
     def priorities(self, rows: IntArray, scores: NDArray[np.int64]) -> bytes:

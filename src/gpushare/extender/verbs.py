@@ -126,11 +126,11 @@ class Verbs:
         fitting = self._texts.names(found.rows)
         if len(found.rows) < len(args.node_names):
             self._reader.remember(b"[%b]" % fitting, NodeList.of_rows(self._ledger.state, found.rows))
-        rows, rejections, which = found.grouped_rejections()
+        rows, rejections, groups = found.grouped_rejections()
         sentences = [wire.plain(rejection.detail) for rejection in rejections]
-        final = np.array([rejection.reason in UNRESOLVABLE for rejection in rejections], bool).take(which)
-        failed = self._texts.said(rows[~final], sentences, which[~final])
-        unresolvable = self._texts.said(rows[final], sentences, which[final])
+        final = np.array([rejection.reason in UNRESOLVABLE for rejection in rejections], bool).take(groups)
+        failed = self._texts.by_node(rows[~final], sentences, groups[~final])
+        unresolvable = self._texts.by_node(rows[final], sentences, groups[final])
         if found.unknown:
             others = orjson.dumps(dict.fromkeys(found.unknown, wire.plain(UNKNOWN_NODE.detail)))[1:-1]
             unresolvable = b",".join(filter(None, (unresolvable, others)))
@@ -190,9 +190,9 @@ class Verbs:
 
 def _commonest(found: Candidates) -> Reason:
     """Why most nodes do not fit."""
-    _, rejections, which = found.grouped_rejections()
+    _, rejections, groups = found.grouped_rejections()
     reasons = Counter({UNKNOWN_NODE.reason: len(found.unknown)} if found.unknown else {})
-    for rejection, nodes in zip(rejections, np.bincount(which, minlength=len(rejections)).tolist(), strict=True):
+    for rejection, nodes in zip(rejections, np.bincount(groups, minlength=len(rejections)).tolist(), strict=True):
         reasons[rejection.reason] += nodes
     return reasons.most_common(1)[0][0]
 

@@ -148,17 +148,17 @@ def read_preempt_args(body: bytes) -> PreemptArgs:
         if by_uid is not None:
             victims = {
                 node: Victims(
-                    tuple(pod["UID"] for pod in said.get("Pods") or ()), said.get("NumPDBViolations") or 0
+                    tuple(pod["UID"] for pod in each.get("Pods") or ()), each.get("NumPDBViolations") or 0
                 )
-                for node, said in by_uid.items()
+                for node, each in by_uid.items()
             }
         else:
             victims = {
                 node: Victims(
-                    tuple(pod["metadata"]["uid"] for pod in said.get("Pods") or ()),
-                    said.get("NumPDBViolations") or 0,
+                    tuple(pod["metadata"]["uid"] for pod in each.get("Pods") or ()),
+                    each.get("NumPDBViolations") or 0,
                 )
-                for node, said in (args.get("NodeNameToVictims") or {}).items()
+                for node, each in (args.get("NodeNameToVictims") or {}).items()
             }
         return PreemptArgs(PodView.from_object(args["Pod"]), victims)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -228,8 +228,8 @@ def preempt_result(victims: Mapping[str, Victims]) -> bytes:
     return orjson.dumps(
         {
             "NodeNameToMetaVictims": {
-                node: {"Pods": [{"UID": uid} for uid in said.pod_uids], "NumPDBViolations": said.pdb_violations}
-                for node, said in victims.items()
+                node: {"Pods": [{"UID": uid} for uid in each.pod_uids], "NumPDBViolations": each.pdb_violations}
+                for node, each in victims.items()
             }
         }
     )

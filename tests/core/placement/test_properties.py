@@ -77,7 +77,7 @@ def frozen(state: ClusterState) -> tuple[object, ...]:
         {key: (value.dtype, value.shape, value.tobytes()) for key, value in arrays.items()},
         dict(state.reservations),
         {gpu.uuid: state.tenants(gpu.uuid) for gpu in gpus},
-        dict(state.held_shapes),
+        dict(state.reserved_shapes),
         state.isolated_count,
     )
 

@@ -316,17 +316,17 @@ class Cautious:
         return bool(self._judge.verdicts(self._newcomer).accepts[resident])
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-        """Return one rejection per node of `rows`, taken from its least-violating GPU, and which is each row's."""
+        """Return one rejection per node of `rows`, taken from its least-violating GPU, and each row's index."""
         sets = self._judge.resident_sets(state).take(rows, 1)
         verdicts = self._judge.verdicts(self._newcomer)
         fits = fitting_gpus(state, shape, rows)
         harm = np.where(fits, (verdicts.slowdowns / verdicts.tolerated)[sets], np.inf)
         best = sets[harm.argmin(axis=0), np.arange(len(rows))]
-        kinds, which = np.unique(np.stack([best, fits.sum(axis=0)]), axis=1, return_inverse=True)
-        return [self._say(verdicts, *kind) for kind in kinds.T.tolist()], which.reshape(-1)
+        kinds, groups = np.unique(np.stack([best, fits.sum(axis=0)]), axis=1, return_inverse=True)
+        return [self._rejection_of(verdicts, *kind) for kind in kinds.T.tolist()], groups.reshape(-1)
 
     @staticmethod
-    def _say(verdicts: _Verdicts, at: int, count: int) -> Rejection:
+    def _rejection_of(verdicts: _Verdicts, at: int, count: int) -> Rejection:
         who = "it" if verdicts.newcomer_suffers[at] else "a tenant there"
         gpus = "1 GPU" if count == 1 else f"{count} GPUs"
         return Rejection(

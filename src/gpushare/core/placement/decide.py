@@ -146,12 +146,12 @@ def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Reje
     if policy.is_choosy and len(rows):
         with_room = rows[fit(state, shape, rows)[0]]
         if len(with_room):
-            rejections, which = policy.refusals(state, shape, with_room)
-            commonest = int(np.bincount(which).argmax())
+            rejections, groups = policy.refusals(state, shape, with_room)
+            commonest = int(np.bincount(groups).argmax())
             return Rejection(
                 Reason.SLOWDOWN,
-                f"fits on none of {len(rows)} nodes; on {int((which == commonest).sum())} of the {len(with_room)} "
-                f"with room: {rejections[commonest].detail}",
+                f"fits on none of {len(rows)} nodes; on {int((groups == commonest).sum())} of the "
+                f"{len(with_room)} with room: {rejections[commonest].detail}",
             )
     return summarize(state, shape)
 

@@ -108,27 +108,27 @@ def memory_need_mib(state: ClusterState, shape: Shape, rows: IntArray) -> IntArr
 
 
 def refusals(state: ClusterState, shape: Shape, rows: IntArray) -> list[Rejection]:
-    """One refusal for each of `rows`, none of which fits."""
-    said, which = grouped_refusals(state, shape, rows)
-    return [said[index] for index in which.tolist()]
+    """Return one refusal for each of `rows`, none of which fits."""
+    different, groups = grouped_refusals(state, shape, rows)
+    return [different[group] for group in groups.tolist()]
 
 
 def grouped_refusals(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-    """The different refusals of `rows`, none of which fits, and for each row which of them is its own."""
+    """Return the different refusals of `rows`, none of which fits, and each row's index into them."""
     codes, inverse = np.unique(_codes(state, shape).take(rows), return_inverse=True)
-    return [_say(shape, code) for code in codes.tolist()], inverse
+    return [_rejection_of(shape, code) for code in codes.tolist()], inverse
 
 
 def summarize(state: ClusterState, shape: Shape) -> Rejection:
-    """One refusal for a request that fits no node: the reason of the nodes that came closest."""
+    """Return one refusal for a request that fits no node: the reason of the nodes that came closest."""
     codes = _codes(state, shape)
     nodes = int(state.alive.sum())
     if not nodes:
         return Rejection(Reason.NO_GPUS, "the cluster has no nodes with GPUs that gpushare manages")
     closest = int(codes.max())
-    there = int(((codes >> _FIGURE_BITS) == closest >> _FIGURE_BITS).sum())
-    said = _say(shape, closest)
-    return Rejection(said.reason, f"fits on none of {nodes} nodes; on the {there} closest: {said.detail}")
+    as_close = int(((codes >> _FIGURE_BITS) == closest >> _FIGURE_BITS).sum())
+    best = _rejection_of(shape, closest)
+    return Rejection(best.reason, f"fits on none of {nodes} nodes; on the {as_close} closest: {best.detail}")
 
 
 def _codes(state: ClusterState, shape: Shape) -> IntArray:
@@ -196,6 +196,6 @@ _STAGES: Final[tuple[tuple[Reason, Callable[[Shape, int], str]], ...]] = (
 _SHARE, _GPU_MEMORY, _CPU, _NODE_MEMORY = 5, 6, 7, 8
 
 
-def _say(shape: Shape, code: int) -> Rejection:
+def _rejection_of(shape: Shape, code: int) -> Rejection:
     reason, sentence = _STAGES[code >> _FIGURE_BITS]
     return Rejection(reason, sentence(shape, code & _FIGURE_MASK))

@@ -160,26 +160,26 @@ class Candidates:
         return rows[np.concatenate((better, equal[: count - len(better)]))]
 
     def rejections(self) -> dict[str, Rejection]:
-        """Why each other node does not fit."""
-        rows, said, which = self.grouped_rejections()
+        """Return why each other node does not fit."""
+        rows, different, groups = self.grouped_rejections()
         names = self._state.node_names_of(rows)
-        found = {name: said[index] for name, index in zip(names, which.tolist(), strict=True)}
+        found = {name: different[group] for name, group in zip(names, groups.tolist(), strict=True)}
         found.update((name, UNKNOWN_NODE) for name in self.unknown)
         return found
 
     def grouped_rejections(self) -> tuple[IntArray, list[Rejection], IntArray]:
-        """Rows that do not fit, the different reasons, and which of them each row's is."""
+        """Return the rows that do not fit, the different reasons, and each row's index into these."""
         state, shape, rows = self._state, self._shape, self._refused_rows
-        said, which = grouped_refusals(state, shape, rows)
+        different, groups = grouped_refusals(state, shape, rows)
         if self._policy.is_choosy and len(rows):
             has_room = fit(state, shape, rows)[0]
             more, of_those = self._policy.refusals(state, shape, rows[has_room])
-            which = which.copy()
-            which[has_room] = len(said) + of_those
-            said = [*said, *more]
-            used, which = np.unique(which, return_inverse=True)
-            said = [said[index] for index in used.tolist()]
-        return rows, said, which
+            groups = groups.copy()
+            groups[has_room] = len(different) + of_those
+            different = [*different, *more]
+            used, groups = np.unique(groups, return_inverse=True)
+            different = [different[group] for group in used.tolist()]
+        return rows, different, groups
 
 
 UNKNOWN_NODE: Final = Rejection(Reason.NO_GPUS, "the node has no GPUs that gpushare manages")

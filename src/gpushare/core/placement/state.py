@@ -118,7 +118,7 @@ class ClusterState:
         self._gpu_at: dict[str, tuple[int, int]] = {}
         self._unhealthy: set[str] = set()
         self._reservations: dict[str, Reservation] = {}
-        self.held_shapes: Counter[Shape] = Counter()
+        self.reserved_shapes: Counter[Shape] = Counter()
         """What the pods in place asked, by how many asked it."""
         self._tenants: dict[tuple[int, int], dict[str, int]] = {}
         self._waiting: dict[str, set[str]] = {}
@@ -190,10 +190,12 @@ class ClusterState:
         self._refuse_in_snapshot()
         self.nodes_version += 1
         row = self._rows[name]
-        for pod_uid in [uid for uid, held in self._reservations.items() if held.row == row]:
-            held = self._reservations[pod_uid]
-            self._uncount(pod_uid, held)
-            self._reservations[pod_uid] = Reservation(held.placement, held.request, held.order)
+        for pod_uid in [uid for uid, reservation in self._reservations.items() if reservation.row == row]:
+            reservation = self._reservations[pod_uid]
+            self._uncount(pod_uid, reservation)
+            self._reservations[pod_uid] = Reservation(
+                reservation.placement, reservation.request, reservation.order
+            )
             self._waiting.setdefault(name, set()).add(pod_uid)
         for uuid in self._uuids[row]:
             del self._gpu_at[uuid]
@@ -244,12 +246,12 @@ class ClusterState:
 
     def release(self, pod_uid: str) -> Reservation | None:
         """Give back what a pod holds; None when it holds nothing."""
-        held = self._reservations.get(pod_uid)
-        if held is None:
+        reservation = self._reservations.get(pod_uid)
+        if reservation is None:
             return None
-        self._drop(pod_uid, held)
-        self._log(pod_uid, held)
-        return held
+        self._drop(pod_uid, reservation)
+        self._log(pod_uid, reservation)
+        return reservation
 
     def reservation(self, pod_uid: str) -> Reservation | None:
         """What a pod holds."""
@@ -267,8 +269,8 @@ class ClusterState:
             return ()
         found = []
         for pod_uid, memory_mib in self._tenants.get(at, {}).items():
-            held = self._reservations[pod_uid]
-            request = held.request
+            reservation = self._reservations[pod_uid]
+            request = reservation.request
             found.append(
                 Tenant(
                     pod_uid,
@@ -277,8 +279,8 @@ class ClusterState:
                     request.job_class,
                     request.workload,
                     request.fault_domain,
-                    held.order,
-                    held.placement.thread_percentage
+                    reservation.order,
+                    reservation.placement.thread_percentage
                     or thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class),
                     request.known,
                 )
@@ -296,11 +298,11 @@ class ClusterState:
         """Return to a snapshot exactly, newest change first, and close it."""
         journal = self._journal
         while len(journal.entries) > snapshot.position:
-            pod_uid, held = journal.entries.pop()
-            if held is None:
+            pod_uid, reservation = journal.entries.pop()
+            if reservation is None:
                 self._drop(pod_uid, self._reservations[pod_uid])
             else:
-                self._restore(pod_uid, Reservation(held.placement, held.request, held.order))
+                self._restore(pod_uid, Reservation(reservation.placement, reservation.request, reservation.order))
         self._order = snapshot.order
         self.keep(snapshot)
 
@@ -443,33 +445,33 @@ class ClusterState:
             del self._changes[:dropped]
             self._changes_forgotten += dropped
 
-    def _log(self, pod_uid: str, held: Reservation | None) -> None:
+    def _log(self, pod_uid: str, reservation: Reservation | None) -> None:
         if self._journal.open_snapshots:
-            self._journal.entries.append((pod_uid, held))
+            self._journal.entries.append((pod_uid, reservation))
 
     def _refuse_in_snapshot(self) -> None:
         if self._journal.open_snapshots:
             raise RuntimeError("nodes change only while no snapshot is open")
 
-    def _restore(self, pod_uid: str, held: Reservation) -> None:
-        self._reservations[pod_uid] = held
-        self.held_shapes[held.request.shape] += 1
-        self._count(pod_uid, held)
+    def _restore(self, pod_uid: str, reservation: Reservation) -> None:
+        self._reservations[pod_uid] = reservation
+        self.reserved_shapes[reservation.request.shape] += 1
+        self._count(pod_uid, reservation)
 
-    def _drop(self, pod_uid: str, held: Reservation) -> None:
-        self._uncount(pod_uid, held)
+    def _drop(self, pod_uid: str, reservation: Reservation) -> None:
+        self._uncount(pod_uid, reservation)
         del self._reservations[pod_uid]
-        self.held_shapes[held.request.shape] -= 1
-        if not self.held_shapes[held.request.shape]:
-            del self.held_shapes[held.request.shape]
-        waiting = self._waiting.get(held.placement.node)
+        self.reserved_shapes[reservation.request.shape] -= 1
+        if not self.reserved_shapes[reservation.request.shape]:
+            del self.reserved_shapes[reservation.request.shape]
+        waiting = self._waiting.get(reservation.placement.node)
         if waiting is not None:
             waiting.discard(pod_uid)
             if not waiting:
-                del self._waiting[held.placement.node]
+                del self._waiting[reservation.placement.node]
 
-    def _count(self, pod_uid: str, held: Reservation) -> None:
-        placement, request = held.placement, held.request
+    def _count(self, pod_uid: str, reservation: Reservation) -> None:
+        placement, request = reservation.placement, reservation.request
         row = self._rows.get(placement.node)
         places = [self._gpu_at.get(uuid) for uuid in placement.gpu_uuids]
         if row is None or any(at is None or at[0] != row for at in places):
@@ -480,7 +482,7 @@ class ClusterState:
         for slot in slots:
             self.share_free_milli[slot, row] -= request.share_milli
             self.memory_free_mib[slot, row] -= placement.memory_mib
-            self.large_memory_count += self._is_large(held, slot, row)
+            self.large_memory_count += self._is_large(reservation, slot, row)
             self.clients[slot, row] += request.clients
             if isolated:
                 self.isolated[slot, row] = True
@@ -490,17 +492,17 @@ class ClusterState:
             self.kinds[tenancy_kind(request.share_milli, request.gpu_count), row] += 1
         self.cpu_free_milli[row] -= request.cpu_milli
         self.node_memory_free_mib[row] -= request.node_memory_mib
-        self._reservations[pod_uid] = Reservation(placement, request, held.order, row, slots)
+        self._reservations[pod_uid] = Reservation(placement, request, reservation.order, row, slots)
         self._touch(row)
 
-    def _uncount(self, pod_uid: str, held: Reservation) -> None:
-        if held.slots is None:
+    def _uncount(self, pod_uid: str, reservation: Reservation) -> None:
+        if reservation.slots is None:
             return
-        request, row = held.request, held.row
-        for slot in held.slots:
+        request, row = reservation.request, reservation.row
+        for slot in reservation.slots:
             self.share_free_milli[slot, row] += request.share_milli
-            self.memory_free_mib[slot, row] += held.placement.memory_mib
-            self.large_memory_count -= self._is_large(held, slot, row)
+            self.memory_free_mib[slot, row] += reservation.placement.memory_mib
+            self.large_memory_count -= self._is_large(reservation, slot, row)
             self.clients[slot, row] -= request.clients
             tenants = self._tenants[row, slot]
             del tenants[pod_uid]
@@ -511,15 +513,15 @@ class ClusterState:
                 )
             if not tenants:
                 del self._tenants[row, slot]
-        if held.slots:
+        if reservation.slots:
             self.kinds[tenancy_kind(request.share_milli, request.gpu_count), row] -= 1
         self.cpu_free_milli[row] += request.cpu_milli
         self.node_memory_free_mib[row] += request.node_memory_mib
         self._touch(row)
 
-    def _is_large(self, held: Reservation, slot: int, row: int) -> bool:
-        memory_mib = held.placement.memory_mib
+    def _is_large(self, reservation: Reservation, slot: int, row: int) -> bool:
+        memory_mib = reservation.placement.memory_mib
         return (
             memory_mib > 0
-            and memory_mib * GPU_MILLI > int(self.memory_usable_mib[slot, row]) * held.request.share_milli
+            and memory_mib * GPU_MILLI > int(self.memory_usable_mib[slot, row]) * reservation.request.share_milli
         )

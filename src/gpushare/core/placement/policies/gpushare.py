@@ -121,7 +121,7 @@ class GpuShareFit(Deterministic):
         return learnt
 
     def _lesson(self, state: ClusterState) -> "MixLesson":
-        history = {**_PRIOR, **state.held_shapes} if self._history is None else self._history
+        history = {**_PRIOR, **state.reserved_shapes} if self._history is None else self._history
         return MixLesson(history, tuple(state.model_names), _seen(state))
 
     def _is_about(self, state: ClusterState) -> bool:
