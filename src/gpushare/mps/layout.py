@@ -4,6 +4,8 @@
                          pipe/, log/      the daemon's own, no tenant ever sees them
                          decisions.json   written by the agent, read by the gate
                          gate.json        written by the MPS host, read by the agent
+                         throttle.json    written by the agent: whom to hold to which share of time (gpushare.mps.asks)
+                         throttled.json   written by the throttle's process, read by the gate for gate.json
 """
 
 import contextlib
@@ -18,7 +20,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from gpushare.core.api import JobClass
-from gpushare.mps.status import GateStatus
+from gpushare.mps.asks import ThrottleAsks
+from gpushare.mps.status import GateStatus, ThrottleStatus
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,7 @@ W = TypeVar("W", bound=_Dated)
 
 DECISIONS_VERSION: Final = 1
 TEMPORARY_SECONDS: Final = 60.0  # no write takes as long
+THROTTLED_STALE_SECONDS: Final = 5.0  # it is written every second
 MAX_FILE_BYTES: Final = 4 * 2**20  # thousands of pods fit; anything larger is not ours
 
 
@@ -82,6 +86,16 @@ class GpuDirectory:
     def status(self) -> Path:
         """The gate's word on this GPU."""
         return self.path / "gate.json"
+
+    @property
+    def throttle(self) -> Path:
+        """What the agent asks of the throttle."""
+        return self.path / "throttle.json"
+
+    @property
+    def throttled(self) -> Path:
+        """What the throttle does."""
+        return self.path / "throttled.json"
 
     @property
     def twin_state(self) -> Path:
@@ -216,6 +230,20 @@ def write_status(gpu: GpuDirectory, status: GateStatus) -> None:
     write_atomically(gpu.status, status.to_json())
 
 
+def write_throttle(gpu: GpuDirectory, asks: ThrottleAsks) -> None:
+    """Replace what is asked of a GPU's throttle (the agent's side, every second or two: it is a lease).
+
+    Raises:
+        OSError: the disk is full or the directory is gone; then everyone runs once the lease is over.
+    """
+    write_atomically(gpu.throttle, asks.to_json())
+
+
+def write_throttled(gpu: GpuDirectory, status: ThrottleStatus) -> None:
+    """Replace what a GPU's throttle does (its process's side)."""
+    write_atomically(gpu.throttled, status.to_json())
+
+
 class LastGood(Generic[T]):
     """A file that somebody else replaces: the last good value stays when a bad one comes, logged once.
 
@@ -296,3 +324,21 @@ def decisions_reader(gpu: GpuDirectory) -> LastGood[Decisions]:
 def status_reader(gpu: GpuDirectory) -> LastGood[GateStatus | None]:
     """Reader of a GPU's status; None until the gate wrote one."""
     return LastGood[GateStatus | None](gpu.status, GateStatus.from_json, None)
+
+
+def throttle_reader(gpu: GpuDirectory) -> LastGood[ThrottleAsks]:
+    """Reader of what the agent asks of a GPU's throttle; nothing until it asked."""
+    return LastGood(gpu.throttle, ThrottleAsks.from_json, ThrottleAsks())
+
+
+def throttled_reader(gpu: GpuDirectory) -> LastGood[ThrottleStatus]:
+    """Reader of what a GPU's throttle does."""
+    return LastGood(gpu.throttled, ThrottleStatus.from_json, ThrottleStatus())
+
+
+def throttle_in_force(file: LastGood[ThrottleStatus], now: float) -> ThrottleStatus:
+    """What a GPU's throttle does now, seconds of CLOCK_BOOTTIME; a silent one does nothing."""
+    status = file.read()
+    if status.beat and -1.0 <= now - status.beat <= THROTTLED_STALE_SECONDS:
+        return status
+    return ThrottleStatus(problem="the throttle does not run")

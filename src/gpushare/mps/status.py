@@ -134,6 +134,78 @@ class TurnStatistics:
     duration_seconds_max: float = 0.0
 
 
+class ThrottleRefusal(StrEnum):
+    """Why a pod that the agent asked to throttle runs freely."""
+
+    LATENCY = "LatencyClass"
+    NO_DECISION = "NoDecision"
+    ANOTHER_GPU = "ThrottledOnAnotherGpu"
+    NO_CGROUP = "NoCgroup"
+    FROZEN_BY_OTHERS = "FrozenByOthers"
+    NOT_WRITABLE = "FreezerNotWritable"
+    STUCK = "StuckInFreezing"
+    OTHER = "Other"  # of a later version
+
+
+@dataclass(frozen=True, slots=True)
+class PodThrottle:
+    """A pod that is throttled: the share of time that it runs, and whether a reading has it stopped altogether."""
+
+    pod_uid: str
+    duty_ratio: float
+    is_stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedThrottle:
+    """A pod that runs freely though the agent asked otherwise."""
+
+    pod_uid: str
+    reason: ThrottleRefusal
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleStatus:
+    """The throttle of one GPU.
+
+    Attributes:
+        beat: seconds of CLOCK_BOOTTIME when this was written.
+        problem: why nobody can be frozen here; empty when pods can.
+        pods: who is throttled now.
+        refusals: by reason, times that an ask was refused since the throttle's process started.
+        freezes: pods frozen since then.
+    """
+
+    beat: float = 0.0
+    problem: str = ""
+    pods: tuple[PodThrottle, ...] = ()
+    refused: tuple[RefusedThrottle, ...] = ()
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    freezes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's object."""
+        return {"version": STATUS_VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> "ThrottleStatus":
+        """Read the object; fields of later versions are ignored.
+
+        Raises:
+            ValueError, KeyError, TypeError: not a throttle's status.
+        """
+        values = _only(cls, data)
+        values["pods"] = tuple(PodThrottle(**_only(PodThrottle, p)) for p in values.get("pods", ()))
+        values["refused"] = tuple(
+            RefusedThrottle(
+                **{**_only(RefusedThrottle, r), "reason": _known(ThrottleRefusal, r["reason"], ThrottleRefusal.OTHER)}
+            )
+            for r in values.get("refused", ())
+        )
+        return cls(**values)
+
+
 @dataclass(frozen=True, slots=True)
 class GateStatus:
     """Everything the MPS host knows about one GPU.
@@ -174,6 +246,7 @@ class GateStatus:
     last_fault_pods: tuple[str, ...] = ()
     unread: int = 0
     unknown_decision_values: int = 0
+    throttle: ThrottleStatus = ThrottleStatus()
 
     def to_json(self) -> dict[str, Any]:
         """The file's object."""
@@ -206,6 +279,7 @@ class GateStatus:
             for m in values.get("mismatches", ())
             if m["kind"] in set(MismatchKind)
         )
+        values["throttle"] = ThrottleStatus.from_json(values.get("throttle", {}))
         values["turns"] = TurnStatistics(**_only(TurnStatistics, values.get("turns", {})))
         return cls(**values)
 

@@ -1,0 +1,93 @@
+"""What the agent asks of the throttle of one GPU: throttle.json, beside the decisions.
+
+Times are seconds of CLOCK_BOOTTIME, one clock for the whole node that no time server and nobody's hand can set. The
+agent stamps the file anew, at least every second or two; without a stamp for `LEASE_SECONDS` everyone runs.
+"""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+ASKS_VERSION: Final = 1
+LEASE_SECONDS: Final = 5.0
+MAX_AHEAD_SECONDS: Final = 1.0  # a stamp further ahead is of another boot
+
+
+def boottime() -> float:
+    """Seconds since the node booted; the same in every container."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleAsk:
+    """What one pod is held to.
+
+    Attributes:
+        duty_ratio: share of time that it runs, 0 to 1.
+        stopped_until: it stands still until then, for a reading of its neighbours (seconds of CLOCK_BOOTTIME).
+    """
+
+    duty_ratio: float = 1.0
+    stopped_until: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleAsks:
+    """Every pod of one GPU that is to be throttled, by uid; `beat` is when the agent stamped it."""
+
+    pods: Mapping[str, ThrottleAsk] = field(default_factory=dict)
+    beat: float = -math.inf
+
+    @property
+    def lease_ends_at(self) -> float:
+        """From then on everyone runs."""
+        return self.beat + LEASE_SECONDS
+
+    def live(self, now: float) -> Mapping[str, ThrottleAsk]:
+        """The asks that hold now: none when the agent has been silent for too long."""
+        return self.pods if self.beat - MAX_AHEAD_SECONDS <= now < self.lease_ends_at else {}
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's object."""
+        return {
+            "version": ASKS_VERSION,
+            "beat": self.beat,
+            "pods": {
+                uid: {"duty_ratio": ask.duty_ratio}
+                | ({} if ask.stopped_until is None else {"stopped_until": ask.stopped_until})
+                for uid, ask in self.pods.items()
+            },
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> "ThrottleAsks":
+        """Read the file's object; unknown fields are ignored.
+
+        Raises:
+            ValueError: another version, a missing or impossible value; the message names it.
+        """
+        if not isinstance(data, dict) or data.get("version") != ASKS_VERSION:
+            raise ValueError(f"not a throttle file of version {ASKS_VERSION}")
+        pods = data.get("pods")
+        if not isinstance(pods, dict):
+            raise ValueError('"pods" is not an object')
+        asks = {str(uid): _ask(str(uid), value) for uid, value in pods.items()}
+        return cls(asks, _seconds("beat", data.get("beat")))
+
+
+def _ask(uid: str, value: Any) -> ThrottleAsk:
+    if not isinstance(value, dict):
+        raise ValueError(f"pod {uid}: not an object")
+    duty, until = value.get("duty_ratio", 1.0), value.get("stopped_until")
+    if type(duty) not in {int, float} or not 0 <= duty <= 1:
+        raise ValueError(f"pod {uid}: duty_ratio {duty!r} is not 0 to 1")
+    stopped_until = None if until is None else _seconds(f"pod {uid}: stopped_until", until)
+    return ThrottleAsk(float(duty), stopped_until)
+
+
+def _seconds(name: str, value: Any) -> float:
+    if type(value) not in {int, float} or not math.isfinite(value):
+        raise ValueError(f"{name} {value!r} is not a time in seconds")
+    return float(value)

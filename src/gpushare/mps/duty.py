@@ -1,0 +1,145 @@
+"""When a throttled pod runs and when it stands still: pure, time is an argument.
+
+The cycle is closed on time: a pod is owed the frozen time that its duty asks for, what it had is taken off, and a
+look that came late is made up for by the next run. The limits come from probes on a real kubelet (docs/facts.md 27):
+freezes of 0.5 s failed none with a time-out of 1 s, 0.8 s of each second once one, 0.9 s restarted the pod.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpushare.mps.asks import ThrottleAsk, ThrottleAsks
+
+PERIOD_SECONDS: Final = 1.0  # what is queued on the GPU runs on for 0.2 to 0.4 s (docs/facts.md 25)
+MAX_FREEZE_SECONDS: Final = 0.5
+MAX_STOP_SECONDS: Final = 1.2  # for a reading: half a second until the counters tell the truth, and a window
+MIN_FREEZE_SECONDS: Final = 0.02
+MIN_DUTY_RATIO: Final = 0.1  # the least that was measured (docs/facts.md 24); less is taken for this
+MEMORY_SECONDS: Final = 2 * MAX_STOP_SECONDS
+_EPSILON: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Where one pod is in its cycle.
+
+    Attributes:
+        since: when it was frozen or thawed last.
+        owed_seconds: frozen time that its duty asks for and that it has not had; below 0 it had too much.
+        rest_seconds: how long it has to run before it may be frozen again.
+        is_stopped: whether a reading froze it, or kept it frozen.
+        seen_at: the last look.
+    """
+
+    is_frozen: bool
+    since: float
+    owed_seconds: float
+    rest_seconds: float
+    is_stopped: bool
+    seen_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What holds from now on: who is frozen, and when to look next (infinity: when the asks change)."""
+
+    cycles: Mapping[str, Cycle]
+    look_at: float
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Uids of the pods that stand still now."""
+        return frozenset(uid for uid, cycle in self.cycles.items() if cycle.is_frozen)
+
+
+NOBODY: Final = Schedule({}, math.inf)
+
+
+def duty_in_force(ask: ThrottleAsk) -> float:
+    """The duty that an ask is taken for."""
+    return max(MIN_DUTY_RATIO, ask.duty_ratio)
+
+
+def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
+    """Who is frozen from now on, and when to look next.
+
+    1. Asks without a live lease count for nothing.
+    2. Who is not asked for runs; his last freeze is remembered for a while, so that an ask that comes and goes
+       freezes nobody for longer than one that stays.
+    3. Who is frozen is thawed once he had what he is owed, or the longest freeze is over.
+    4. Who runs is frozen once he has run long enough since, and a whole freeze is owed.
+    """
+    live = asks.live(now)
+    cycles: dict[str, Cycle] = {}
+    looks = [asks.lease_ends_at] if live else []
+    for uid, cycle in before.cycles.items():
+        if uid not in live and (cycle.is_frozen or now - cycle.since < MEMORY_SECONDS):
+            thawed = _thaw(cycle, now, math.inf) if cycle.is_frozen else cycle
+            cycles[uid] = replace(thawed, owed_seconds=0.0, seen_at=now)
+    for uid, ask in live.items():
+        cycle = _next(before.cycles.get(uid) or _new(ask, now), ask, now)
+        cycles[uid] = cycle
+        looks.append(_look_at(cycle, ask, now))
+    return Schedule(cycles, min(looks, default=math.inf))
+
+
+def _freeze_seconds(duty: float) -> float:
+    """Length of one freeze: a small duty shortens the run between freezes, not lengthens them."""
+    return max(MIN_FREEZE_SECONDS, min(MAX_FREEZE_SECONDS, (1.0 - duty) * PERIOD_SECONDS))
+
+
+def _due_seconds(duty: float) -> float:
+    """Owed time at which a freeze begins: at its end nothing is owed, as what is owed falls by `duty` a second."""
+    return duty * _freeze_seconds(duty)
+
+
+def _new(ask: ThrottleAsk, now: float) -> Cycle:
+    due = _due_seconds(duty_in_force(ask))
+    return Cycle(
+        is_frozen=False, since=-math.inf, owed_seconds=due, rest_seconds=0.0, is_stopped=False, seen_at=now
+    )
+
+
+def _is_stop(ask: ThrottleAsk, now: float) -> bool:
+    return ask.stopped_until is not None and now < ask.stopped_until
+
+
+def _next(cycle: Cycle, ask: ThrottleAsk, now: float) -> Cycle:
+    duty = duty_in_force(ask)
+    elapsed = max(0.0, now - cycle.seen_at)
+    owed = cycle.owed_seconds + (1.0 - duty) * elapsed - (elapsed if cycle.is_frozen else 0.0)
+    owed = max(-MAX_FREEZE_SECONDS, min(MAX_FREEZE_SECONDS, owed)) if duty < 1.0 else 0.0
+    stop, spent = _is_stop(ask, now), now - cycle.since
+    cycle = replace(cycle, owed_seconds=owed, seen_at=now)
+    if cycle.is_frozen:
+        limit = MAX_STOP_SECONDS if stop else MAX_FREEZE_SECONDS
+        if spent < limit - _EPSILON and (stop or owed > _EPSILON):
+            return replace(cycle, is_stopped=cycle.is_stopped or stop)
+        return _thaw(cycle, now, duty / (1.0 - duty) if duty < 1.0 else math.inf)
+    is_due = stop or (duty < 1.0 and owed >= _due_seconds(duty) - _EPSILON)
+    if is_due and spent >= cycle.rest_seconds - _EPSILON:
+        return replace(cycle, is_frozen=True, since=now, is_stopped=stop)
+    return cycle
+
+
+def _thaw(cycle: Cycle, now: float, run_per_freeze: float) -> Cycle:
+    """Let it run: after a duty's freeze for at least half of the usual run, after a reading as long as it stood."""
+    spent = now - cycle.since
+    rest = spent if cycle.is_stopped else spent * min(1.0, run_per_freeze / 2)
+    return replace(cycle, is_frozen=False, since=now, rest_seconds=rest, is_stopped=False)
+
+
+def _look_at(cycle: Cycle, ask: ThrottleAsk, now: float) -> float:
+    duty, stop = duty_in_force(ask), _is_stop(ask, now)
+    if cycle.is_frozen and stop:
+        return min(ask.stopped_until or now, cycle.since + MAX_STOP_SECONDS)
+    if cycle.is_frozen:
+        return min(cycle.since + MAX_FREEZE_SECONDS, now + cycle.owed_seconds / duty)
+    rested = cycle.since + cycle.rest_seconds
+    if stop:
+        return max(now, rested)
+    if duty >= 1.0:
+        return math.inf
+    return max(now, rested, now + (_due_seconds(duty) - cycle.owed_seconds) / (1.0 - duty))

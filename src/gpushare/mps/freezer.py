@@ -1,0 +1,239 @@
+"""Freezing a pod's cgroup: the port, its real side for cgroup v1 and v2, and a simulated one for tests.
+
+The pod's own cgroup is used, above its containers: the pod cannot thaw itself, and a container that somebody paused
+stays as it is (docs/facts.md 27).
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+CGROUP_ROOT: Final = Path("/sys/fs/cgroup")
+_MAX_DEPTH: Final = 8  # a kubelet in a container of a slice: docker/<id>/kubelet/kubepods/burstable/pod<uid> is 6
+_MAX_DIRECTORIES: Final = 20_000
+_NUDGE_SECONDS: Final = 0.002
+_ANY_POD: Final = re.compile(r"(?:^|-)pod(?:[0-9a-f]{8}[-_][0-9a-f]{4}[-_]|[0-9a-f]{32})")
+
+
+class FreezeState(StrEnum):
+    """What a cgroup's processes do; FREEZING on its way, and in v1 it may stick there."""
+
+    THAWED = "Thawed"
+    FREEZING = "Freezing"
+    FROZEN = "Frozen"
+
+
+class FreezerError(Exception):
+    """A pod's cgroup cannot be used for freezing; the message says why."""
+
+
+class Freezer(Protocol):
+    """Freezes and thaws whole pods. No call waits for the kernel for longer than some milliseconds."""
+
+    def problem(self) -> str:
+        """Why nothing can be frozen on this node; empty when it can."""
+        ...
+
+    def find(self, pod_uid: str) -> Path | None:
+        """The pod's cgroup; None when it has none (any more, or yet).
+
+        Raises:
+            FreezerError: it has one that freezing would not reach.
+        """
+        ...
+
+    def state(self, cgroup: Path) -> FreezeState:
+        """What it does now, whoever asked for it.
+
+        Raises:
+            FileNotFoundError: it is gone; OSError: it cannot be read.
+        """
+        ...
+
+    def freeze(self, cgroup: Path) -> None:
+        """Ask for it; done when `state` says FROZEN.
+
+        Raises:
+            FileNotFoundError: it is gone; OSError: it cannot be written.
+        """
+        ...
+
+    def thaw(self, cgroup: Path) -> None:
+        """Let it run; at once.
+
+        Raises:
+            FileNotFoundError: it is gone; OSError: it cannot be written.
+        """
+        ...
+
+    def nudge(self, cgroup: Path) -> None:
+        """Try again what sticks in FREEZING: in v1 thaw for a moment and freeze again, as runc does."""
+        ...
+
+
+def _names_of(pod_uid: str) -> tuple[str, ...]:
+    """How a pod's cgroup is called: by the cgroupfs driver, and at the end of a slice by systemd's."""
+    return f"pod{pod_uid}", f"-pod{pod_uid.replace('-', '_')}.slice"
+
+
+class CgroupFreezer:
+    """The kernel's freezer, v1 where its hierarchy is mounted (there kubelet makes pods' cgroups), else v2."""
+
+    def __init__(self, root: Path = CGROUP_ROOT) -> None:
+        self._is_v1 = not (root / "cgroup.controllers").exists() and (root / "freezer").is_dir()
+        self._hierarchy = root / "freezer" if self._is_v1 else root
+        if not self._is_v1 and not (root / "cgroup.controllers").exists() and (root / "unified").is_dir():
+            self._hierarchy = root / "unified"  # hybrid, without the freezer of v1
+        self._file = "freezer.state" if self._is_v1 else "cgroup.freeze"
+        self._found: dict[str, Path] = {}
+
+    @property
+    def hierarchy(self) -> Path:
+        """Where pods are looked for."""
+        return self._hierarchy
+
+    def problem(self) -> str:
+        """No hierarchy, or one that is mounted read-only."""
+        sign = self._hierarchy / ("tasks" if self._is_v1 else "cgroup.controllers")
+        if not sign.exists():
+            return f"no cgroup file system with a freezer at {self._hierarchy}"
+        if os.statvfs(self._hierarchy).f_flag & os.ST_RDONLY:
+            return f"{self._hierarchy} is mounted read-only"
+        return "" if os.access(self._hierarchy, os.W_OK) else f"{self._hierarchy} may not be written"
+
+    def find(self, pod_uid: str) -> Path | None:
+        """Look it up among the directories above the pods'; what a pod makes below its own is never looked at."""
+        known = self._found.get(pod_uid)
+        if known is not None and known.is_dir():
+            return known
+        self._found.pop(pod_uid, None)
+        plain, slice_ = _names_of(pod_uid)
+        apart = None
+        for entry in _above_pods(self._hierarchy):
+            if entry.name == plain or entry.name.endswith(slice_) or entry.name == slice_[1:]:
+                self._found[pod_uid] = Path(entry.path)
+            elif f"{slice_}:" in entry.name:
+                apart = entry.name
+        if apart is not None:
+            raise FreezerError(
+                f"its containers lie outside its cgroup, in {apart[:120]}: kubelet uses the systemd driver and the "
+                "container runtime the cgroupfs driver"
+            )
+        return self._found.get(pod_uid)
+
+    def state(self, cgroup: Path) -> FreezeState:
+        """From `freezer.state` (v1), or `cgroup.events` and `cgroup.freeze` (v2), ancestors' freezes included."""
+        if self._is_v1:
+            return FreezeState((cgroup / self._file).read_text().strip().capitalize())
+        if "frozen 1" in (cgroup / "cgroup.events").read_text().splitlines():
+            return FreezeState.FROZEN
+        asked = (cgroup / self._file).read_text().strip() == "1"
+        return FreezeState.FREEZING if asked else FreezeState.THAWED
+
+    def freeze(self, cgroup: Path) -> None:
+        """Write it."""
+        self._write(cgroup, "FROZEN" if self._is_v1 else "1")
+
+    def thaw(self, cgroup: Path) -> None:
+        """Write it."""
+        self._write(cgroup, "THAWED" if self._is_v1 else "0")
+
+    def nudge(self, cgroup: Path) -> None:
+        """In v2 the kernel goes on by itself."""
+        if self._is_v1:
+            self.thaw(cgroup)
+            time.sleep(_NUDGE_SECONDS)
+            self.freeze(cgroup)
+
+    def _write(self, cgroup: Path, word: str) -> None:
+        # without O_CREAT and O_TRUNC: no file of that name is made where there is no cgroup
+        descriptor = os.open(cgroup / self._file, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, word.encode())
+        finally:
+            os.close(descriptor)
+
+
+def _above_pods(hierarchy: Path) -> Iterator["os.DirEntry[str]"]:
+    """Every directory down to the pods', breadth first, without what lies in pods."""
+    level, seen = [str(hierarchy)], 0
+    for _ in range(_MAX_DEPTH):
+        below: list[str] = []
+        for parent in level:
+            try:
+                entries = [entry for entry in os.scandir(parent) if entry.is_dir(follow_symlinks=False)]
+            except OSError:
+                continue
+            for entry in entries:
+                yield entry
+                if not _ANY_POD.search(entry.name):
+                    below.append(entry.path)
+            seen += len(entries)
+        level = below
+        if seen > _MAX_DIRECTORIES:
+            return
+
+
+@dataclass(slots=True)
+class SimulatedFreezer:
+    """Cgroups in memory. `sticks`: how many nudges a freeze takes; `error`: what writing raises."""
+
+    root: Path = Path("/simulated")
+    cgroups: dict[str, FreezeState] = field(default_factory=dict)
+    sticks: dict[str, int] = field(default_factory=dict)
+    error: OSError | None = None
+    writes: int = 0
+    _left: dict[str, int] = field(default_factory=dict)
+
+    def add(self, pod_uid: str) -> None:
+        """A pod's cgroup appears."""
+        self.cgroups[pod_uid] = FreezeState.THAWED
+
+    def remove(self, pod_uid: str) -> None:
+        """It is gone, frozen or not."""
+        del self.cgroups[pod_uid]
+
+    def problem(self) -> str:
+        """The error that writing would bring."""
+        return str(self.error or "")
+
+    def find(self, pod_uid: str) -> Path | None:
+        """Where it would be."""
+        return self.root / pod_uid if pod_uid in self.cgroups else None
+
+    def state(self, cgroup: Path) -> FreezeState:
+        """As it was left."""
+        return self.cgroups[self._known(cgroup)]
+
+    def freeze(self, cgroup: Path) -> None:
+        """At once, unless it is to stick."""
+        uid = self._written(cgroup)
+        self._left[uid] = self.sticks.get(uid, 0)
+        self.cgroups[uid] = FreezeState.FREEZING if self._left[uid] else FreezeState.FROZEN
+
+    def thaw(self, cgroup: Path) -> None:
+        """At once."""
+        self.cgroups[self._written(cgroup)] = FreezeState.THAWED
+
+    def nudge(self, cgroup: Path) -> None:
+        """One nudge less is needed."""
+        uid = self._written(cgroup)
+        self._left[uid] = max(0, self._left.get(uid, 0) - 1)
+        self.cgroups[uid] = FreezeState.FREEZING if self._left[uid] else FreezeState.FROZEN
+
+    def _known(self, cgroup: Path) -> str:
+        if cgroup.name not in self.cgroups:
+            raise FileNotFoundError(cgroup)
+        return cgroup.name
+
+    def _written(self, cgroup: Path) -> str:
+        uid = self._known(cgroup)
+        if self.error is not None:
+            raise self.error
+        self.writes += 1
+        return uid

@@ -1,0 +1,116 @@
+"""The MPS host's care that nobody stays frozen: it starts the throttle's process, watches it, thaws after it.
+
+Who thaws, whatever is killed with -9:
+- the agent: the throttle's process. No freeze lasts longer than 0.5 s (1.2 s for a reading), and after 5 s without
+  a word everyone runs.
+- a keeper, a daemon, a server: they have no part in it.
+- the MPS host: the throttle's process, whose pipe from the host closes.
+- the throttle's process: the host, within milliseconds by the other pipe; one that hangs is killed after
+  `SILENT_SECONDS`. Who is frozen stands on disk (gpushare.mps.frozen).
+- both at once, or the whole container: the next host, before it does anything else. How soon kubelet starts it is
+  kubelet's (about a second the first time, 10 s and more when it had crashed before); the MPS daemons, and with
+  them the tenants' CUDA contexts, are gone then in any case.
+"""
+
+import logging
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from gpushare.mps.freezer import CgroupFreezer
+from gpushare.mps.frozen import recorded, thaw_recorded
+
+logger = logging.getLogger(__name__)
+
+SILENT_SECONDS: Final = 1.4  # with the longest wait of a look, well below the 2 s that are promised
+THAW_TRIES: Final = 100
+THAW_AGAIN_SECONDS: Final = 0.02
+FIRST_BACK_OFF_SECONDS: Final = 0.5
+MAX_BACK_OFF_SECONDS: Final = 30.0
+GOOD_RUN_SECONDS: Final = 60.0
+
+
+def thaw_ours(directory: Path | str, cgroup_root: Path) -> None:
+    """Thaw whoever the record names; tries on for two seconds where a cgroup does not take it."""
+    freezer = CgroupFreezer(cgroup_root)
+    for _ in range(THAW_TRIES):
+        for uid in thaw_recorded(directory, freezer):
+            logger.warning("thawed pod %s, which a throttle that ended left frozen", uid)
+        if not recorded(directory):
+            return
+        time.sleep(THAW_AGAIN_SECONDS)
+
+
+class ThrottleProcess:
+    """Keeps the throttle's process running; a thread of its own waits for its word."""
+
+    def __init__(self, directory: Path | str, cgroup_root: Path) -> None:
+        self._directory, self._cgroup_root = directory, cgroup_root
+        self._stop = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._keep, name="throttle", daemon=True)
+        self.restarts = -1
+
+    @property
+    def pid(self) -> int | None:
+        """The throttle's pid."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start it, and again whenever it ends."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it; everyone runs afterwards."""
+        self._stop.set()
+        process = self._process
+        if process is not None and process.stdin is not None:
+            process.terminate()
+        self._thread.join(10.0)
+        thaw_ours(self._directory, self._cgroup_root)
+
+    def _keep(self) -> None:
+        back_off = FIRST_BACK_OFF_SECONDS
+        while not self._stop.is_set():
+            started_at = time.monotonic()
+            try:
+                with self._start() as process:
+                    self._process = process
+                    self.restarts += 1
+                    self._follow(process)
+            except OSError as error:
+                logger.error("cannot start the throttle's process: %s", error)
+            try:
+                thaw_ours(self._directory, self._cgroup_root)
+            except OSError as error:
+                logger.error("cannot thaw: %s", error)
+            good = time.monotonic() - started_at > GOOD_RUN_SECONDS
+            back_off = FIRST_BACK_OFF_SECONDS if good else min(MAX_BACK_OFF_SECONDS, 2 * back_off)
+            self._stop.wait(back_off)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "gpushare.mps.throttler", "--directory", str(self._directory),
+             "--cgroup-root", str(self._cgroup_root)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+
+    def _follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Until it ends; a silent one is ended."""
+        assert process.stdout is not None
+        patience = 10 * SILENT_SECONDS  # while it starts nobody is frozen
+        while True:
+            readable, _, _ = select.select([process.stdout], [], [], patience)
+            if not readable:
+                logger.error("the throttle's process %d fell silent; ending it", process.pid)
+                process.kill()
+                break
+            if not process.stdout.read(4096):
+                break
+            patience = SILENT_SECONDS
+        if not self._stop.is_set():
+            logger.error("the throttle's process ended; thawing whom it froze and starting another")

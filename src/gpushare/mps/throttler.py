@@ -1,0 +1,76 @@
+"""The throttle's process: freezes and thaws pods' cgroups in the cycle that the agent asks for; thaws at every end.
+
+Started by the MPS host (gpushare.mps.thawing). Its standard input is a pipe that the host alone holds: when it
+closes, the host is gone, and everyone is thawed. On its standard output it tells the host that it lives.
+"""
+
+import argparse
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from gpushare.core.api.names import HOST_DIRECTORY
+from gpushare.mps.asks import boottime
+from gpushare.mps.freezer import CGROUP_ROOT, CgroupFreezer
+from gpushare.mps.frozen import thaw_recorded
+from gpushare.mps.throttle import Throttle
+
+logger = logging.getLogger(__name__)
+
+THAW_TRIES: Final = 100
+THAW_AGAIN_SECONDS: Final = 0.02
+
+
+def run(throttle: Throttle, parent: int, pulse: int) -> None:
+    """Throttle until the parent's pipe closes; whatever ends it, everyone is thawed.
+
+    Args:
+        parent, pulse: descriptors of the pipes from and to the host.
+    """
+    os.set_blocking(pulse, False)
+    try:
+        while True:
+            due = throttle.look(boottime())
+            try:
+                os.write(pulse, b".")
+            except BlockingIOError:
+                pass  # the host is stopped or very busy: no reason to stop
+            except BrokenPipeError:
+                return
+            readable, _, _ = select.select([parent], [], [], max(0.0, due - boottime()))
+            if readable and not os.read(parent, 64):
+                return
+    finally:
+        for _ in range(THAW_TRIES):
+            if throttle.thaw_all():
+                break
+            time.sleep(THAW_AGAIN_SECONDS)
+
+
+def _end(*_: object) -> None:
+    sys.exit(0)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point of the child process."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--directory", default=HOST_DIRECTORY)
+    parser.add_argument("--cgroup-root", type=Path, default=CGROUP_ROOT)
+    options = parser.parse_args(arguments)
+    level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
+    freezer = CgroupFreezer(options.cgroup_root)
+    thaw_recorded(options.directory, freezer)
+    run(Throttle(options.directory, freezer), sys.stdin.fileno(), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
