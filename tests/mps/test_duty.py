@@ -1,5 +1,6 @@
 """The throttle's cycle: hypothesis drives it over any asks, and over looks that come late."""
 
+import itertools
 import json
 import math
 
@@ -94,7 +95,7 @@ def test_small_duties_shorten_the_run_and_not_lengthen_the_freeze(duty, freeze, 
     drive(run, {"a": ThrottleAsk(duty)}, 10.0)
     begun, lengths = [b for b, _ in run.freezes["a"]], [e - b for b, e in run.freezes["a"]]
     assert lengths[2:-1] == pytest.approx([freeze] * len(lengths[2:-1]), abs=TOLERANCE)
-    gaps = [later - sooner for sooner, later in zip(begun[1:], begun[2:], strict=False)]
+    gaps = [later - sooner for sooner, later in itertools.pairwise(begun[1:])]
     assert gaps == pytest.approx([period] * len(gaps), abs=TOLERANCE)
     assert max(gaps) <= PERIOD_SECONDS + TOLERANCE
 
@@ -190,7 +191,7 @@ def test_asks_read_back_as_written_and_unknown_fields_are_ignored(pods, beat):
             {"stopped_until": "soon"}, {"stopped_until": float("inf")},
         )),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_makes_no_sense_is_refused(data):
     with pytest.raises(ValueError):
         ThrottleAsks.from_json(data)

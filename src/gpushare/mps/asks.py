@@ -1,7 +1,7 @@
 """What the agent asks of the throttle of one GPU: throttle.json, beside the decisions.
 
-Times are seconds of CLOCK_BOOTTIME, one clock for the whole node that no time server and nobody's hand can set. The
-agent stamps the file anew, at least every second or two; without a stamp for `LEASE_SECONDS` everyone runs.
+Times are seconds of CLOCK_BOOTTIME, one clock for the whole node that nobody can set. The agent
+stamps the file anew, at least every second or two; without a stamp for `LEASE_SECONDS` everyone runs.
 """
 
 import math

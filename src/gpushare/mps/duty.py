@@ -1,8 +1,8 @@
 """When a throttled pod runs and when it stands still: pure, time is an argument.
 
 The cycle is closed on time: a pod is owed the frozen time that its duty asks for, what it had is taken off, and a
-look that came late is made up for by the next run. The limits come from probes on a real kubelet (docs/facts.md 27):
-freezes of 0.5 s failed none with a time-out of 1 s, 0.8 s of each second once one, 0.9 s restarted the pod.
+look that came late is made up for by the next run. The limits come from probes on a real kubelet (docs/facts.md
+27): freezes of 0.5 s failed none with a time-out of 1 s, 0.8 s of each second once one, 0.9 s restarted the pod.
 """
 
 import math
@@ -125,7 +125,7 @@ def _next(cycle: Cycle, ask: ThrottleAsk, now: float) -> Cycle:
 
 
 def _thaw(cycle: Cycle, now: float, run_per_freeze: float) -> Cycle:
-    """Let it run: after a duty's freeze for at least half of the usual run, after a reading as long as it stood."""
+    """Let it run: after a duty's freeze at least half of the usual run, after a reading as long as it stood."""
     spent = now - cycle.since
     rest = spent if cycle.is_stopped else spent * min(1.0, run_per_freeze / 2)
     return replace(cycle, is_frozen=False, since=now, rest_seconds=rest, is_stopped=False)

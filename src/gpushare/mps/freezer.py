@@ -1,7 +1,7 @@
 """Freezing a pod's cgroup: the port, its real side for cgroup v1 and v2, and a simulated one for tests.
 
-The pod's own cgroup is used, above its containers: the pod cannot thaw itself, and a container that somebody paused
-stays as it is (docs/facts.md 27).
+The pod's own cgroup is used, above its containers: the pod cannot thaw itself, and a container that somebody
+paused stays as it is (docs/facts.md 27).
 """
 
 import os
@@ -121,8 +121,8 @@ class CgroupFreezer:
                 apart = entry.name
         if apart is not None:
             raise FreezerError(
-                f"its containers lie outside its cgroup, in {apart[:120]}: kubelet uses the systemd driver and the "
-                "container runtime the cgroupfs driver"
+                f"its containers lie outside its cgroup, in {apart[:120]}: kubelet uses the systemd driver "
+                "and the container runtime the cgroupfs driver"
             )
         return self._found.get(pod_uid)
 

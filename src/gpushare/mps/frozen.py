@@ -153,7 +153,9 @@ class FrozenPods:
 
     def thaw_all(self) -> bool:
         """Let everyone run; False when somebody's cgroup did not take it."""
-        return all([self.thaw(uid) for uid in list(self._held)])
+        for uid in list(self._held):
+            self.thaw(uid)
+        return not self._held
 
     def _runs(self, cgroup: Path) -> bool:
         try:

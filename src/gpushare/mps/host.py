@@ -26,12 +26,14 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.api import HOST_DIRECTORY, MAX_CLIENTS_PER_GPU
+from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.observe import routes
 from gpushare.mps.policy import MAX_CLIENTS_PER_POD
 from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
+from gpushare.mps.thawing import ThrottleProcess, thaw_ours
 from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.http import MetricsServer
 
@@ -203,6 +205,10 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         action="store_true",
         help="let tenants in though the self-test did not prove that ceilings bind",
     )
+    parser.add_argument("--no-throttle", action="store_true", help="freeze no pod, whatever the agent asks")
+    parser.add_argument(
+        "--cgroup-root", type=Path, default=CGROUP_ROOT, help="where the node's cgroups are, writable"
+    )
     parser.add_argument("--listen", default="0.0.0.0", help="address of /metrics and /healthz")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for none")
     return parser.parse_args(arguments)
@@ -217,6 +223,11 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    # Before anything that may take long: a host that was killed may have left pods frozen.
+    thaw_ours(options.directory, options.cgroup_root)
+    throttle = None if options.no_throttle else ThrottleProcess(options.directory, options.cgroup_root)
+    if throttle is not None:
+        throttle.start()
     keepers: list[KeeperProcess] = []
     failures = 0
     while not keepers and not stop.is_set():
@@ -224,6 +235,8 @@ def main(arguments: list[str] | None = None) -> int:
             keepers = _keepers(options)
         except ValueError as error:
             logger.error("%s", error)
+            if throttle is not None:
+                throttle.stop()
             return 2
         except (RuntimeError, OSError) as error:
             # A node whose driver is still being installed: keep asking, without a crash loop.
@@ -242,6 +255,8 @@ def main(arguments: list[str] | None = None) -> int:
             except OSError as error:
                 logger.error("cannot start the keeper of %s: %s", keeper.gpu.uuid, error)
         stop.wait(0.1)
+    if throttle is not None:
+        throttle.stop()
     for keeper in keepers:
         keeper.stop()
     if server is not None:

@@ -23,13 +23,21 @@ from typing import Final
 
 from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.mps import commands
+from gpushare.mps.asks import boottime
 from gpushare.mps.commands import ServerState
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
 from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
-from gpushare.mps.layout import GpuDirectory, PodDecision, status_reader, write_status
+from gpushare.mps.layout import (
+    GpuDirectory,
+    PodDecision,
+    status_reader,
+    throttle_in_force,
+    throttled_reader,
+    write_status,
+)
 from gpushare.mps.ledger import ClientLedger, Presence
 from gpushare.mps.logs import trim
 from gpushare.mps.memory import MemoryReader, NvmlMemory
@@ -107,6 +115,7 @@ class Keeper:
             identify=setup.identify,
         )
         self._previous = status_reader(gpu).read()
+        self._throttled = throttled_reader(gpu)
         self._status = GateStatus(
             gpu.uuid, GateState.STARTING, time.time(), gate_pid=os.getpid(), gate_started_at=time.time()
         )
@@ -154,6 +163,7 @@ class Keeper:
             connections=self.gate.connection_count,
             unread=self.gate.reception.unread_count,
             turns=self.gate.turns,
+            throttle=throttle_in_force(self._throttled, boottime()),
         )
         try:
             write_status(self.gpu, self._shown())

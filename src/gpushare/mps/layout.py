@@ -4,7 +4,7 @@
                          pipe/, log/      the daemon's own, no tenant ever sees them
                          decisions.json   written by the agent, read by the gate
                          gate.json        written by the MPS host, read by the agent
-                         throttle.json    written by the agent: whom to hold to which share of time (gpushare.mps.asks)
+                         throttle.json    written by the agent: who is held to which share of time (mps.asks)
                          throttled.json   written by the throttle's process, read by the gate for gate.json
 """
 

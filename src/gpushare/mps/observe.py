@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
-from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
+from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult, ThrottleStatus
 from gpushare.runtime.http import HttpAnswer, Route, metrics_route, registry_of
 
 STALE_SECONDS: Final = 10.0  # the keeper writes once a second
@@ -102,6 +102,7 @@ class GateCollector(Collector):
             "What a later agent decided that this gate does not know",
             labels=["gpu_uuid"],
         )
+        throttle = _ThrottleFamilies()
         for keeper, status, spoken in self.statuses():
             gpu = [keeper.gpu.uuid]
             keepers.add_metric(gpu, max(0, keeper.restarts))
@@ -126,6 +127,7 @@ class GateCollector(Collector):
             restarts.add_metric(gpu, status.daemon_restarts)
             servers.add_metric(gpu, status.server_restarts)
             faults.add_metric(gpu, status.faults)
+            throttle.add(gpu, status.throttle)
             test.add_metric(gpu, float(status.self_test.result is SelfTestResult.PASSED))
         return (
             state,
@@ -145,11 +147,38 @@ class GateCollector(Collector):
             test,
             unread,
             unknown,
+            *throttle.families,
         )
 
     def describe(self) -> Iterable[Metric]:
         """Nothing to check beforehand."""
         return ()
+
+
+class _ThrottleFamilies:
+    def __init__(self) -> None:
+        self._available = GaugeMetricFamily(
+            "gpushare_gate_throttle_available", "1 where pods can be frozen", labels=["gpu_uuid"]
+        )
+        self._pods = GaugeMetricFamily(
+            "gpushare_gate_throttled_pods", "Pods held to a share of time", labels=["gpu_uuid"]
+        )
+        self._refused = CounterMetricFamily(
+            "gpushare_gate_throttle_refused",
+            "Asks to throttle a pod that were refused",
+            labels=["gpu_uuid", "reason"],
+        )
+        self._freezes = CounterMetricFamily(
+            "gpushare_gate_throttle_freezes", "Times that a pod was frozen", labels=["gpu_uuid"]
+        )
+        self.families: tuple[Metric, ...] = (self._available, self._pods, self._refused, self._freezes)
+
+    def add(self, gpu: Sequence[str], status: ThrottleStatus) -> None:
+        self._available.add_metric(gpu, float(not status.problem))
+        self._pods.add_metric(gpu, len(status.pods))
+        self._freezes.add_metric(gpu, status.freezes)
+        for reason, count in status.refusals.items():
+            self._refused.add_metric([*gpu, reason], count)
 
 
 def routes(kept: Sequence[KeptGpu]) -> dict[str, Route]:

@@ -199,7 +199,10 @@ class ThrottleStatus:
         values["pods"] = tuple(PodThrottle(**_only(PodThrottle, p)) for p in values.get("pods", ()))
         values["refused"] = tuple(
             RefusedThrottle(
-                **{**_only(RefusedThrottle, r), "reason": _known(ThrottleRefusal, r["reason"], ThrottleRefusal.OTHER)}
+                **{
+                    **_only(RefusedThrottle, r),
+                    "reason": _known(ThrottleRefusal, r["reason"], ThrottleRefusal.OTHER),
+                }
             )
             for r in values.get("refused", ())
         )

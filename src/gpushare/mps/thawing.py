@@ -23,14 +23,14 @@ from typing import Final
 
 from gpushare.mps.freezer import CgroupFreezer
 from gpushare.mps.frozen import recorded, thaw_recorded
+from gpushare.runtime.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
 SILENT_SECONDS: Final = 1.4  # with the longest wait of a look, well below the 2 s that are promised
 THAW_TRIES: Final = 100
 THAW_AGAIN_SECONDS: Final = 0.02
-FIRST_BACK_OFF_SECONDS: Final = 0.5
-MAX_BACK_OFF_SECONDS: Final = 30.0
+BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=30.0)
 GOOD_RUN_SECONDS: Final = 60.0
 
 
@@ -74,13 +74,15 @@ class ThrottleProcess:
         thaw_ours(self._directory, self._cgroup_root)
 
     def _keep(self) -> None:
-        back_off = FIRST_BACK_OFF_SECONDS
+        failures = 0
         while not self._stop.is_set():
             started_at = time.monotonic()
             try:
                 with self._start() as process:
                     self._process = process
                     self.restarts += 1
+                    if self._stop.is_set():
+                        process.terminate()
                     self._follow(process)
             except OSError as error:
                 logger.error("cannot start the throttle's process: %s", error)
@@ -88,16 +90,15 @@ class ThrottleProcess:
                 thaw_ours(self._directory, self._cgroup_root)
             except OSError as error:
                 logger.error("cannot thaw: %s", error)
-            good = time.monotonic() - started_at > GOOD_RUN_SECONDS
-            back_off = FIRST_BACK_OFF_SECONDS if good else min(MAX_BACK_OFF_SECONDS, 2 * back_off)
-            self._stop.wait(back_off)
+            failures = 1 if time.monotonic() - started_at > GOOD_RUN_SECONDS else failures + 1
+            self._stop.wait(BACKOFF.seconds(failures))
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "gpushare.mps.throttler", "--directory", str(self._directory),
              "--cgroup-root", str(self._cgroup_root)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        )  # fmt: skip
+        )
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
         """Until it ends; a silent one is ended."""

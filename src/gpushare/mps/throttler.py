@@ -1,4 +1,4 @@
-"""The throttle's process: freezes and thaws pods' cgroups in the cycle that the agent asks for; thaws at every end.
+"""The throttle's process: freezes and thaws pods' cgroups as the agent asks, and thaws them all at its end.
 
 Started by the MPS host (gpushare.mps.thawing). Its standard input is a pipe that the host alone holds: when it
 closes, the host is gone, and everyone is thawed. On its standard output it tells the host that it lives.

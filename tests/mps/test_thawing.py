@@ -1,0 +1,243 @@
+"""kill -9 of the throttle's parts, with real processes in real cgroups: nobody stays frozen."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import uuid
+from pathlib import Path
+
+import pytest
+
+from gpushare.core.api import JobClass
+from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
+from gpushare.mps.freezer import FreezeState
+from gpushare.mps.frozen import recorded
+from gpushare.mps.identity import is_alive
+from gpushare.mps.layout import (
+    Decisions,
+    GpuDirectory,
+    PodDecision,
+    status_reader,
+    throttle_in_force,
+    throttled_reader,
+    write_decisions,
+    write_throttle,
+)
+from gpushare.mps.status import PodThrottle
+
+from .cgroups import RealPods
+from .conftest import SRC, until
+
+pytestmark = pytest.mark.slow
+
+HOST = """
+import sys, threading
+from pathlib import Path
+from gpushare.mps.thawing import ThrottleProcess, thaw_ours
+thaw_ours(sys.argv[1], Path(sys.argv[2]))
+ThrottleProcess(sys.argv[1], Path(sys.argv[2])).start()
+threading.Event().wait()
+"""
+
+
+class Agent:
+    """Asks for as long as it lives."""
+
+    def __init__(self, gpu: GpuDirectory) -> None:
+        self._gpu, self._end = gpu, threading.Event()
+        self.asks: dict[str, ThrottleAsk] = {}
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(0.2):
+            write_throttle(self._gpu, ThrottleAsks(dict(self.asks), boottime()))
+
+    def kill(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+class Node:
+    """A throttle's host, the agent's file, and a pod with a process in a real cgroup."""
+
+    def __init__(self, base: Path, version: str) -> None:
+        self.base, self.pods = base, RealPods(version)
+        self.uid = str(uuid.uuid4())
+        self.cgroup = self.pods.add(self.uid)
+        self.output = base / "output"
+        self.pods.run(self.cgroup, self.output)
+        self.gpu = GpuDirectory.of(base / "run", "GPU-1")
+        self.gpu.create()
+        write_decisions(self.gpu, Decisions({self.uid: PodDecision(50, 1024, JobClass.THROUGHPUT)}))
+        self.agent = Agent(self.gpu)
+        self.processes: list[subprocess.Popen] = []
+        self.start()
+
+    def start(self) -> None:
+        self.host = subprocess.Popen(
+            [sys.executable, "-c", HOST, str(self.base / "run"), str(self.pods.root)],
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+        )
+        self.processes.append(self.host)
+
+    def throttler(self) -> int:
+        until(lambda: throttlers(self.host.pid), "the throttle's process")
+        return throttlers(self.host.pid)[0]
+
+    def state(self) -> FreezeState:
+        return self.pods.freezer.state(self.cgroup)
+
+    def until_throttled(self) -> None:
+        self.agent.asks[self.uid] = ThrottleAsk(0.1)
+        until(lambda: self.state() is FreezeState.FROZEN, "frozen")
+
+    def until_it_runs(self) -> None:
+        until(lambda: self.state() is FreezeState.THAWED, "thawed")
+        size = self.output.stat().st_size
+        until(lambda: self.output.stat().st_size > size + 20, "it goes on")
+        until(lambda: not recorded(self.base / "run"), "nobody on record")
+
+    def stop_dead_while_frozen(self) -> int:
+        """Kill the throttle's process just when the pod is frozen, with a host that cannot help; its pid."""
+        for _ in range(50):
+            self.until_throttled()
+            pid = self.throttler()
+            os.kill(self.host.pid, signal.SIGSTOP)
+            until(lambda: self.state() is FreezeState.FROZEN, "frozen")
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: not is_alive(pid), "killed")
+            if self.state() is FreezeState.FROZEN:
+                return pid
+            os.kill(self.host.pid, signal.SIGCONT)
+            until(lambda pid=pid: pid not in throttlers(self.host.pid), "reaped")
+        raise AssertionError("never caught it frozen")
+
+    def close(self) -> None:
+        self.agent.kill()
+        left = [pid for process in self.processes for pid in throttlers(process.pid)]
+        for process in self.processes:
+            process.kill()
+            process.wait(30)
+        for pid in left:
+            until(lambda pid=pid: not is_alive(pid), "the throttle's process ended with its host")
+        self.pods.close()
+
+
+def throttlers(parent: int) -> list[int]:
+    """Pids of the throttle's processes that this host started."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == parent and b"gpushare.mps.throttler" in command:
+            found.append(int(process.name))
+    return found
+
+
+@pytest.fixture(params=["v1", "v2"])
+def node(request, tmp_path):
+    node = Node(tmp_path, request.param)
+    yield node
+    node.close()
+
+
+def test_the_agents_end_is_the_throttles(node):
+    node.until_throttled()
+    node.agent.kill()
+    until(lambda: not throttle_in_force(throttled_reader(node.gpu), boottime()).pods, "no lease, nobody throttled")
+    node.until_it_runs()
+
+
+def test_a_killed_host_leaves_nobody_frozen(node):
+    node.until_throttled()
+    throttler = node.throttler()
+    node.host.kill()
+    until(
+        lambda: not is_alive(throttler), "the throttle's process thawed and ended, though the agent goes on asking"
+    )
+    node.until_it_runs()
+
+
+def test_a_killed_throttle_is_thawed_after_by_the_host_and_replaced(node):
+    killed = node.stop_dead_while_frozen()
+    os.kill(node.host.pid, signal.SIGCONT)
+    until(lambda: throttlers(node.host.pid) not in ([], [killed]), "another")
+    node.until_throttled()
+    node.agent.kill()
+    node.until_it_runs()
+
+
+def test_a_throttle_that_hangs_while_it_holds_a_pod_is_ended(node):
+    node.until_throttled()
+    hung = node.throttler()
+    os.kill(hung, signal.SIGSTOP)
+    node.agent.kill()
+    until(lambda: not is_alive(hung), "ended")
+    node.until_it_runs()
+
+
+def test_after_host_and_throttle_were_killed_at_once_the_next_host_thaws(node):
+    node.stop_dead_while_frozen()
+    node.agent.kill()
+    node.host.kill()
+    node.host.wait(30)
+    assert node.state() is FreezeState.FROZEN, "nobody is left to thaw it"
+    node.start()
+    node.until_it_runs()
+
+
+def test_a_throttle_that_is_told_to_end_thaws(node):
+    node.until_throttled()
+    os.kill(node.host.pid, signal.SIGSTOP)  # it takes no part
+    throttler = node.throttler()
+    os.kill(throttler, signal.SIGTERM)
+    node.until_it_runs()
+    os.kill(node.host.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("flag", [[], ["--no-throttle"]])
+def test_the_mps_host_tells_in_its_status_whom_it_throttles(short_path, flag):
+    pods = RealPods("v2")
+    uid = str(uuid.uuid4())
+    pods.run(pods.add(uid), short_path / "output")
+    host = subprocess.Popen(
+        [sys.executable, "-m", "gpushare.mps.host", "--directory", str(short_path / "run"), "--simulated",
+         "H200:1", "--node-name", "n", "--port", "0", "--cgroup-root", str(pods.root), *flag],
+        env={**os.environ, "PYTHONPATH": str(SRC)},
+    )
+    agent = daemon = None
+    try:
+        until(lambda: list((short_path / "run").glob("GPU-*/gate.json")), "a status")
+        gpu = GpuDirectory(next((short_path / "run").glob("GPU-*")))
+        write_decisions(gpu, Decisions({uid: PodDecision(50, 1024)}))
+        agent = Agent(gpu)
+        agent.asks[uid] = ThrottleAsk(0.4)
+        reader = status_reader(gpu)
+
+        def throttle():
+            status = reader.read()
+            assert status is not None
+            return status.throttle
+
+        until(lambda: reader.read().daemon_pid, "a daemon")
+        daemon = reader.read().daemon_pid
+        if flag:
+            until(lambda: throttle().problem == "the throttle does not run", "off")
+        else:
+            until(lambda: throttle().pods == (PodThrottle(uid, 0.4),) and throttle().freezes > 2, "throttled")
+            assert throttle().problem == ""
+    finally:
+        host.terminate()
+        host.wait(30)
+        if agent is not None:
+            agent.kill()
+        if daemon and is_alive(daemon):
+            os.kill(daemon, signal.SIGKILL)
+        assert not recorded(short_path / "run")
+        pods.close()
