@@ -183,13 +183,25 @@ def test_asks_read_back_as_written_and_unknown_fields_are_ignored(pods, beat):
 @pytest.mark.parametrize(
     "data",
     [
-        None, {}, {"version": 2, "beat": 1, "pods": {}}, {"version": 1, "beat": 1},
-        {"version": 1, "beat": None, "pods": {}}, {"version": 1, "beat": float("nan"), "pods": {}},
+        None,
+        {},
+        {"version": 2, "beat": 1, "pods": {}},
+        {"version": 1, "beat": 1},
+        {"version": 1, "beat": None, "pods": {}},
+        {"version": 1, "beat": float("nan"), "pods": {}},
         {"version": 1, "beat": True, "pods": {}},
-        *({"version": 1, "beat": 1, "pods": {"a": ask}} for ask in (
-            None, {"duty_ratio": 1.1}, {"duty_ratio": float("nan")}, {"duty_ratio": "0.5"}, {"duty_ratio": True},
-            {"stopped_until": "soon"}, {"stopped_until": float("inf")},
-        )),
+        *(
+            {"version": 1, "beat": 1, "pods": {"a": ask}}
+            for ask in (
+                None,
+                {"duty_ratio": 1.1},
+                {"duty_ratio": float("nan")},
+                {"duty_ratio": "0.5"},
+                {"duty_ratio": True},
+                {"stopped_until": "soon"},
+                {"stopped_until": float("inf")},
+            )
+        ),
     ],
 )
 def test_a_file_that_makes_no_sense_is_refused(data):

@@ -207,8 +207,22 @@ def test_the_mps_host_tells_in_its_status_whom_it_throttles(short_path, flag):
     uid = str(uuid.uuid4())
     pods.run(pods.add(uid), short_path / "output")
     host = subprocess.Popen(
-        [sys.executable, "-m", "gpushare.mps.host", "--directory", str(short_path / "run"), "--simulated",
-         "H200:1", "--node-name", "n", "--port", "0", "--cgroup-root", str(pods.root), *flag],
+        [
+            sys.executable,
+            "-m",
+            "gpushare.mps.host",
+            "--directory",
+            str(short_path / "run"),
+            "--simulated",
+            "H200:1",
+            "--node-name",
+            "n",
+            "--port",
+            "0",
+            "--cgroup-root",
+            str(pods.root),
+            *flag,
+        ],
         env={**os.environ, "PYTHONPATH": str(SRC)},
     )
     agent = daemon = None

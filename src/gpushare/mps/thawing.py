@@ -95,9 +95,18 @@ class ThrottleProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-m", "gpushare.mps.throttler", "--directory", str(self._directory),
-             "--cgroup-root", str(self._cgroup_root)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+            [
+                sys.executable,
+                "-m",
+                "gpushare.mps.throttler",
+                "--directory",
+                str(self._directory),
+                "--cgroup-root",
+                str(self._cgroup_root),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
         )
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
