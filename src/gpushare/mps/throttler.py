@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api.names import HOST_DIRECTORY
+from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps.asks import boottime
 from gpushare.mps.freezer import CGROUP_ROOT, CgroupFreezer
 from gpushare.mps.frozen import thaw_recorded
