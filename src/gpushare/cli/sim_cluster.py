@@ -20,7 +20,7 @@ from gpushare.cli.files import read_text
 from gpushare.core.placement import NodeSpec, PlacementRequest
 from gpushare.core.placement.policies import NAMES, make
 from gpushare.data import default_model
-from gpushare.sim.cluster import fill
+from gpushare.sim.cluster import CpuPods, fill
 from gpushare.sim.openb import TraceError, parse_nodes, parse_pods
 
 NodesFile = Annotated[Path, typer.Option("--nodes", help="CSV: sn, cpu_milli, memory_mib, gpu, model")]
@@ -71,6 +71,10 @@ def cluster_command(
         int, typer.Option(min=0, help="of the order of arrivals; run i of several takes seed + i")
     ] = 42,
     runs: Annotated[int, typer.Option(min=1, help="how many seeds to run")] = 1,
+    cpu_pods: Annotated[
+        CpuPods,
+        typer.Option(help="who places pods without a GPU: the policy or kube-scheduler's rule"),
+    ] = CpuPods.POLICY,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Fill a cluster with a trace's pods in random order until their demand is a multiple of its GPUs.
@@ -82,7 +86,7 @@ def cluster_command(
     if policy not in NAMES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(NAMES)}')
     cluster, trace = read_cluster(nodes), read_trace(pods)
-    done = _run_all(cluster, trace, policy, demand, range(seed, seed + runs))
+    done = _run_all(cluster, trace, policy, demand, range(seed, seed + runs), cpu_pods)
     if as_json:
         typer.echo(json.dumps(done[0].as_json() if runs == 1 else _summary(done)))
     else:
@@ -114,7 +118,12 @@ def read_trace(path: Path) -> list[PlacementRequest]:
 
 
 def _run_all(
-    cluster: list[NodeSpec], trace: list[PlacementRequest], policy: str, demand: float, seeds: range
+    cluster: list[NodeSpec],
+    trace: list[PlacementRequest],
+    policy: str,
+    demand: float,
+    seeds: range,
+    cpu_pods: CpuPods,
 ) -> list[ClusterRun]:
     console = Console(stderr=True)
     history = Counter(pod.shape for pod in trace)
@@ -136,6 +145,7 @@ def _run_all(
                 model=default_model,
                 demand_ratio=demand,
                 rng=rng,
+                cpu_pods=cpu_pods,
                 on_arrival=on_arrival,
             )
             done.append(

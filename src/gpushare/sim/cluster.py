@@ -11,6 +11,7 @@ seeds agree.
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -29,6 +30,18 @@ from gpushare.core.placement import (
     decide,
     fragmented_milli,
 )
+from gpushare.sim.kube_scheduler import KubeSchedulerRule
+
+
+class CpuPods(StrEnum):
+    """Who places pods without a GPU: the policy, as the published protocol has it, or kube-scheduler, as live.
+
+    kube-scheduler scores by LeastAllocated, or by BalancedAllocation too.
+    """
+
+    POLICY = "policy"
+    SCHEDULER = "scheduler"
+    SCHEDULER_BALANCED = "scheduler-balanced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +93,14 @@ def fill(
     model: Callable[[], InterferenceModel],
     demand_ratio: float,
     rng: np.random.Generator,
+    cpu_pods: CpuPods = CpuPods.POLICY,
     on_arrival: Callable[[int, int], None] | None = None,
 ) -> FillResult:
     """Run the protocol once.
 
     Args:
         model: asked about pods whose workload is known.
+        cpu_pods: who places the pods that ask for no GPU.
         on_arrival: called with the pods that arrived so far and all of them, after each.
     """
     state = ClusterState(
@@ -93,12 +108,18 @@ def fill(
         gpu_memory_reserve_mib=DEFAULT_GPU_MEMORY_RESERVE_MIB,
     )
     context = DecisionContext(state, policy, Judge(model))
+    kube_scheduler = None
+    if cpu_pods is not CpuPods.POLICY:
+        kube_scheduler = KubeSchedulerRule(state, rng, balanced=cpu_pods is CpuPods.SCHEDULER_BALANCED)
     cluster_gpu_milli = GPU_MILLI * sum(len(node.gpus) for node in nodes)
     rejected: Counter[Reason] = Counter()
     order = arrivals(pods, cluster_gpu_milli, demand_ratio, rng)
     for done, index in enumerate(order):
         uid = f"{pods[index].pod_uid}#{done}"
-        placed = decide(pods[index], context)
+        if kube_scheduler is not None and not pods[index].gpu_count:
+            placed = kube_scheduler.place(pods[index].shape)
+        else:
+            placed = decide(pods[index], context)
         if isinstance(placed, Rejection):
             rejected[placed.reason] += 1
         else:
