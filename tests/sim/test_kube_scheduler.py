@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from gpushare.core.api.rejection import Reason, Rejection
-from gpushare.core.placement.shapes import NodeSpec, Placement, PlacementRequest
-from gpushare.core.placement.state import ClusterState
+from gpushare.core.api import Reason, Rejection
+from gpushare.core.placement import ClusterState, NodeSpec, Placement, PlacementRequest
 from gpushare.sim.kube_scheduler import KubeSchedulerRule
 
 

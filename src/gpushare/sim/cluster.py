@@ -25,6 +25,7 @@ from gpushare.core.placement import (
     Judge,
     Mix,
     NodeSpec,
+    Placement,
     PlacementPolicy,
     PlacementRequest,
     decide,
@@ -95,6 +96,7 @@ def fill(
     rng: np.random.Generator,
     cpu_pods: CpuPods = CpuPods.POLICY,
     on_arrival: Callable[[int, int], None] | None = None,
+    on_decision: Callable[[int, Placement | Rejection], None] | None = None,
 ) -> FillResult:
     """Run the protocol once.
 
@@ -102,6 +104,7 @@ def fill(
         model: asked about pods whose workload is known.
         cpu_pods: who places the pods that ask for no GPU.
         on_arrival: called with the pods that arrived so far and all of them, after each.
+        on_decision: called with the index into `pods` and what was decided.
     """
     state = ClusterState(
         (nodes[index] for index in rng.permutation(len(nodes)).tolist()),
@@ -120,6 +123,8 @@ def fill(
             placed = kube_scheduler.place(pods[index].shape)
         else:
             placed = decide(pods[index], context)
+        if on_decision is not None:
+            on_decision(index, placed)
         if isinstance(placed, Rejection):
             rejected[placed.reason] += 1
         else:

@@ -81,11 +81,7 @@ class GpuSharePolicy:
         if fraction == "auto" and profile is not None:
             share = auto_share(profile, max_slowdown=job.max_slowdown, job_class=job.job_class)
             fraction = f"{share / 100:g}"
-        annotations = {
-            names.FRACTION: fraction,
-            names.CLASS: job.job_class.value,
-            names.WORKLOAD: job.workload,
-        }
+        annotations = {names.FRACTION: fraction, names.CLASS: job.job_class.value}
         needs = resolve(annotations, None, self.settings.defaults)
         if isinstance(needs, Rejection):
             raise SimulationError(f'job "{job.name}": {needs}')

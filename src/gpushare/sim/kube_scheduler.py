@@ -1,17 +1,15 @@
 """Where kube-scheduler puts a pod without a GPU: the pods that the extender is never asked about.
 
 Its scoring by resources (pkg/scheduler/framework/plugins/noderesources of Kubernetes 1.35), for pods that differ
-in CPU and memory alone: LeastAllocated, and with `balanced` BalancedAllocation beside it as in the default profile,
-each 0 to 100 and of weight 1; equals by lot. Every node is scored: of thousands kube-scheduler samples a part, which
-adds noise but no direction.
+in CPU and memory alone: LeastAllocated, and with `balanced` BalancedAllocation beside it, as in the default
+profile, each 0 to 100 and of weight 1; equals by lot. Every node is scored: of thousands kube-scheduler samples a
+part, which adds noise but no direction.
 """
 
 import numpy as np
 
-from gpushare.core.api.rejection import Rejection
-from gpushare.core.placement.fitting import summarize
-from gpushare.core.placement.shapes import Placement, Shape
-from gpushare.core.placement.state import UNLIMITED, ClusterState, FloatArray
+from gpushare.core.api import Rejection
+from gpushare.core.placement import UNLIMITED, ClusterState, FloatArray, Placement, Shape, summarize
 
 
 class KubeSchedulerRule:

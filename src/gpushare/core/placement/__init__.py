@@ -3,6 +3,7 @@
 from gpushare.core.placement import settings
 from gpushare.core.placement.caution import Judge
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
+from gpushare.core.placement.fitting import summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.known import Known, known_of
 from gpushare.core.placement.preemption import Evictable, choose_victims
@@ -20,18 +21,21 @@ from gpushare.core.placement.shapes import (
     NodeSpec,
     Placement,
     PlacementRequest,
+    Shape,
 )
-from gpushare.core.placement.state import ClusterState, IntArray
+from gpushare.core.placement.state import UNLIMITED, ClusterState, FloatArray, IntArray
 
 __all__ = [
     "DEFAULT_GPU_MEMORY_RESERVE_MIB",
     "GPU_MILLI",
     "MILLI_PER_PERCENT",
     "UNKNOWN_NODE",
+    "UNLIMITED",
     "Candidates",
     "ClusterState",
     "DecisionContext",
     "Evictable",
+    "FloatArray",
     "GpuSpec",
     "IntArray",
     "Judge",
@@ -45,6 +49,7 @@ __all__ = [
     "PlacementRequest",
     "Settings",
     "SettingsError",
+    "Shape",
     "cap_of",
     "choose_victims",
     "decide",
@@ -52,5 +57,6 @@ __all__ = [
     "known_of",
     "parse_settings",
     "settings",
+    "summarize",
     "survey",
 ]
