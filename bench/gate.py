@@ -77,10 +77,23 @@ class Host:
         self._base, self._proc = base / "run", base / "proc"
         self._proc.mkdir()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpushare.mps.host", "--directory", str(self._base), "--simulated", "H200:1",
-             "--node-name", "n", "--port", "0", "--proc", str(self._proc)],
+            [
+                sys.executable,
+                "-m",
+                "gpushare.mps.host",
+                "--directory",
+                str(self._base),
+                "--simulated",
+                "H200:1",
+                "--node-name",
+                "n",
+                "--port",
+                "0",
+                "--proc",
+                str(self._proc),
+            ],
             env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "GPUSHARE_LOG_LEVEL": LOG_LEVEL},
-        )  # fmt: skip
+        )
         self.until(lambda: bool(gpu_directories(self._base)), "a GPU directory")
         [self.gpu] = gpu_directories(self._base)
         self._reader = status_reader(self.gpu)
@@ -124,10 +137,15 @@ class Host:
             program = [sys.executable, "-m", "gpushare.twin.mps.tenant", "--workload", "latency-probe"]
             tenant = subprocess.Popen(
                 [*program, "--memory-mib", "16"],
-                env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT / "src"),
-                     "CUDA_MPS_PIPE_DIRECTORY": str(self.gpu.tenant)},
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                env={
+                    "PATH": os.environ["PATH"],
+                    "PYTHONPATH": str(ROOT / "src"),
+                    "CUDA_MPS_PIPE_DIRECTORY": str(self.gpu.tenant),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
             self.belongs(tenant.pid, QUIET)
 
             def said() -> str:
@@ -240,14 +258,21 @@ def flood(processes: int, starts: int) -> dict[str, object]:
         host.until(lambda: host.status().connections == 0, "nothing left of the flood")
         status = host.status()
         return {
-            "usual": shown(usual), "beside_busy_loops": shown(busy), "flooded": shown(during),
+            "usual": shown(usual),
+            "beside_busy_loops": shown(busy),
+            "flooded": shown(during),
             "slower_median_s": round(statistics.median(during) - statistics.median(usual), 3),
             "slower_max_s": round(max(during) - max(usual), 3),
-            "states": sorted(health.states), "longest_silence_s": round(health.longest_silence, 1),
-            "silent_from_s": STALE_SECONDS, "most_connections": health.most_connections,
-            "most_held_unread": health.most_unread, "gate_rss_mib": [round(before, 1), round(after, 1)],
-            "gate_threads": threads(gate), "same_gate": status.gate_pid == gate, "refused": dict(status.refused),
-        }  # fmt: skip
+            "states": sorted(health.states),
+            "longest_silence_s": round(health.longest_silence, 1),
+            "silent_from_s": STALE_SECONDS,
+            "most_connections": health.most_connections,
+            "most_held_unread": health.most_unread,
+            "gate_rss_mib": [round(before, 1), round(after, 1)],
+            "gate_threads": threads(gate),
+            "same_gate": status.gate_pid == gate,
+            "refused": dict(status.refused),
+        }
 
 
 def turns(processes: int, starts: int) -> dict[str, object]:
@@ -279,11 +304,13 @@ def turns(processes: int, starts: int) -> dict[str, object]:
                 waster.join()
         usual_median = statistics.median(usual)
         return {
-            "usual": shown(usual), "beside": shown(beside),
+            "usual": shown(usual),
+            "beside": shown(beside),
             "waited_beyond_usual_s": round(sum(max(0.0, each - usual_median) for each in beside), 2),
-            "lasted_s": round(lasted, 1), "states": sorted(health.states),
+            "lasted_s": round(lasted, 1),
+            "states": sorted(health.states),
             "turns_that_led_nowhere": host.status().turns.timeouts,
-        }  # fmt: skip
+        }
 
 
 MODES = {"flood": flood, "turns": turns}
@@ -297,6 +324,10 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     load = os.getloadavg()
     result = MODES[options.mode](options.processes, options.starts)
-    machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(),
-               "load_before": [round(each, 1) for each in load]}  # fmt: skip
+    machine = {
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": [round(each, 1) for each in load],
+    }
     print(json.dumps({"machine": machine, options.mode: result}, indent=1))

@@ -42,11 +42,13 @@ class Node:
         self.log = root / "agent.log"
         self.port = unused_port()
         kubeconfig = {
-            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
             "clusters": [{"name": "c", "cluster": {"server": url}}],
             "users": [{"name": "u", "user": {}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-        }  # fmt: skip
+        }
         (root / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
         path = os.pathsep.join(entry for entry in sys.path if entry)
         self._environment = {**os.environ, "KUBECONFIG": str(root / "kubeconfig"), "PYTHONPATH": path}
@@ -59,9 +61,20 @@ class Node:
 
     async def start(self) -> None:
         self._host = asyncio.create_task(self.host())
-        arguments = ["--node-name", NODE, "--directory", str(self.directory), "--simulated", "H200:2",
-                     "--kubelet-directory", str(self.kubelet.directory), "--metrics-port", str(self.port),
-                     "--sample-seconds", "0.2"]  # fmt: skip
+        arguments = [
+            "--node-name",
+            NODE,
+            "--directory",
+            str(self.directory),
+            "--simulated",
+            "H200:2",
+            "--kubelet-directory",
+            str(self.kubelet.directory),
+            "--metrics-port",
+            str(self.port),
+            "--sample-seconds",
+            "0.2",
+        ]
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "gpushare_deviceplugin", *arguments, env=self._environment, stderr=log
@@ -76,15 +89,28 @@ class Node:
                 clients = self._clients.get(gpu.uuid, ())
                 test = SelfTest(SelfTestResult.PASSED)
                 status = GateStatus(
-                    gpu.uuid, self.states[gpu.uuid], time.time(), self_test=test, clients=clients,
-                    daemon_restarts=self.restarts[gpu.uuid], faults=self.faults[gpu.uuid],
+                    gpu.uuid,
+                    self.states[gpu.uuid],
+                    time.time(),
+                    self_test=test,
+                    clients=clients,
+                    daemon_restarts=self.restarts[gpu.uuid],
+                    faults=self.faults[gpu.uuid],
                     last_fault="Client {PID: 4242, Context: 1} encountered a fatal GPU error.",
-                )  # fmt: skip
+                )
                 write_status(place, status)
                 twin = TwinState(
-                    gpu.uuid, gpu.model, gpu.memory_mib, gpu.sm_count, time.time(), 1, 2, "ACTIVE",
-                    Counters(sm_util=0.5, fp32_util=0.4, dram_bw_util=0.1), 900 * len(clients),
-                )  # fmt: skip
+                    gpu.uuid,
+                    gpu.model,
+                    gpu.memory_mib,
+                    gpu.sm_count,
+                    time.time(),
+                    1,
+                    2,
+                    "ACTIVE",
+                    Counters(sm_util=0.5, fp32_util=0.4, dram_bw_util=0.1),
+                    900 * len(clients),
+                )
                 write_atomically(state_path(place), twin.to_json())
             await asyncio.sleep(0.1)
 

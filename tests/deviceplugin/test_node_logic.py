@@ -20,7 +20,7 @@ from gpushare.mps.status import (
     MismatchKind,
     SelfTest,
     SelfTestResult,
-)  # fmt: skip
+)
 from gpushare_deviceplugin.decisions import DecisionWriter, decide
 from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.gates import (
@@ -149,9 +149,11 @@ class TestGates:
     def test_only_a_gpu_whose_mps_is_up_takes_tenants(self) -> None:
         assert conclude_health(WELL, gate()) == WELL
         words = {
-            GateState.FAULT: "FAULT", GateState.DOWN: "down", GateState.SELF_TEST: "ceilings bind",
+            GateState.FAULT: "FAULT",
+            GateState.DOWN: "down",
+            GateState.SELF_TEST: "ceilings bind",
             GateState.STARTING: "starting",
-        }  # fmt: skip
+        }
         for status, word in [(None, "does not report"), *((gate(state), word) for state, word in words.items())]:
             assert conclude_health(WELL, status).health is Health.UNHEALTHY
             assert word in conclude_health(WELL, status).reason
@@ -188,23 +190,28 @@ class TestGates:
         new = gate(gate_started_at=1.0, faults=1, last_fault="illegal access", held=(held,), mismatches=(wrong,))
         told = notices(old, new, ["u1", "u2"])
         assert {(n.pod_uid, n.reason) for n in told} == {
-            ("u1", "GpuFault"), ("u2", "GpuFault"), (None, "GpuFault"), ("u1", "HeldTooManyClients"),
+            ("u1", "GpuFault"),
+            ("u2", "GpuFault"),
+            (None, "GpuFault"),
+            ("u1", "HeldTooManyClients"),
             ("u2", "MismatchWrongGpu"),
-        }  # fmt: skip
+        }
         assert notices(new, new, ["u1", "u2"]) == ()
         late = gate(gate_started_at=1.0, faults=2, last_fault="illegal access", last_fault_pods=("u3", "u2"))
         assert [n.pod_uid for n in notices(new, late, ["u2"])] == ["u2", "u3", None]
         sick = GpuHealth(Health.UNHEALTHY, "XID 79")
         assert health_notices(GPU_A, None, sick, ["u1"]) == ()  # a new agent does not tell what is old
         assert {(n.pod_uid, n.reason, n.is_warning) for n in health_notices(GPU_A, WELL, sick, ["u1"])} == {
-            ("u1", "GpuUnhealthy", True), (None, "GpuUnhealthy", True),
-        }  # fmt: skip
+            ("u1", "GpuUnhealthy", True),
+            (None, "GpuUnhealthy", True),
+        }
         assert health_notices(GPU_A, sick, GpuHealth(Health.UNHEALTHY, "lost"), ["u1"]) == ()
         assert [n.is_warning for n in health_notices(GPU_A, sick, WELL, ["u1"])] == [False, False]
         for again in (gate(gate_started_at=1.0, daemon_restarts=1), gate(gate_started_at=1.0, server_restarts=1)):
             assert {(n.pod_uid, n.reason) for n in notices(old, again, ["u1"])} == {
-                ("u1", "MpsRestarted"), (None, "MpsRestarted"),
-            }  # fmt: skip
+                ("u1", "MpsRestarted"),
+                (None, "MpsRestarted"),
+            }
         restarted = gate(gate_started_at=9.0)  # a new gate counts from zero: no fault happened
         assert notices(new, restarted, ["u1"]) == ()
 
@@ -383,12 +390,17 @@ class TestMeasuring:
     def test_a_gpushare_without_a_profile_is_passed_over(self) -> None:
         assert reduce_gpushare({"status": {"phase": "Pending"}}) is None
         shared = reduce_gpushare(
-            {"status": {
-                "profile": {"gpuModel": "NVIDIA H200", "counters": {"fp32_util": 0.5},
-                            "capCurve": [{"threadPercentage": 50, "progress": 0.6}]},
-                "placements": [{"podUid": "u1", "pod": "a"}],
-            }}
-        )  # fmt: skip
+            {
+                "status": {
+                    "profile": {
+                        "gpuModel": "NVIDIA H200",
+                        "counters": {"fp32_util": 0.5},
+                        "capCurve": [{"threadPercentage": 50, "progress": 0.6}],
+                    },
+                    "placements": [{"podUid": "u1", "pod": "a"}],
+                }
+            }
+        )
         assert shared is not None
         assert shared.signature == SoloSignature(Counters(fp32_util=0.5), {50: 0.6})
         assert shared.pod_uids == {"u1"}

@@ -1,8 +1,7 @@
 """Values measured on a GPU, and the `Devices` Protocol that reads them.
 
-`Devices` has a real side (NVML and GPM, or dcgm-exporter) and a simulated one in
-`gpushare.devices`; `MpsControl` stands in `gpushare.mps`. Both sides of each are held to one
-contract test.
+`Devices` has a real side (NVML and GPM, or dcgm-exporter) and a simulated one in `gpushare.twin`;
+`MpsControl` is in `gpushare.mps`. Both sides of each are held to one contract test.
 """
 
 from dataclasses import dataclass

@@ -12,8 +12,7 @@ from gpushare.core.gpu import COUNTERS, Counters
 
 Array = npt.NDArray[np.float64]
 
-# The standard programs that a workload may be measured beside, both uncapped
-# (docs/interference.md).
+# The standard programs that a workload may be measured beside, both uncapped (docs/interference.md).
 PROBES: Final = ("probe-compute", "probe-memory", "probe-short")
 _CAP_EXPONENT: Final = 1.01
 _CAP_EXPONENT_DRAM: Final = 0.63

@@ -4,8 +4,7 @@
     echo COMMAND | control.py            run commands, one a line
 
 Run by file name with nothing but the standard library's quickest modules, because the gate calls it several times
-a
-turn: a start is some 15 ms. Commands beyond the real program's: `twin_fault` injects a server fault.
+in each turn: a start is some 15 ms. Commands beyond the real program's: `twin_fault` injects a server fault.
 """
 
 import os
