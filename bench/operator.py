@@ -17,7 +17,7 @@ from gpushare.core.api import Decision, names
 from gpushare.core.control import OperatorSettings
 from gpushare.kube import GPUSHARES, PODS, AlreadyExists, Api, Page, Resource
 from gpushare_operator.metrics import OperatorMetrics
-from gpushare_operator.reconciler import Reconciler
+from gpushare_operator.reconciler import ShareReconciler
 from gpushare_operator.relist import Relist, WatchedResource
 
 Json = dict[str, Any]
@@ -140,7 +140,7 @@ async def measure(scene: Scene) -> Result:
     """From nothing to a status that names each pod; the queue is empty then."""
     memory, stalls = Memory(scene), Stalls()
     metrics = OperatorMetrics()
-    reconciler = Reconciler(cast("Api", memory), OperatorSettings(Defaults()), metrics)
+    reconciler = ShareReconciler(cast("Api", memory), OperatorSettings(Defaults()), metrics)
     intake = reconciler.intake
     tasks = [asyncio.create_task(stalls.run())]
     started, processor = time.monotonic(), time.thread_time()

@@ -246,7 +246,11 @@ def test_no_webhook_is_asked_about_a_pod_without_an_annotation_of_ours(render: R
         "pods.warn.gpushare.io",
         "workloads.validate.gpushare.io",
         "cronjobs.validate.gpushare.io",
+        "gpushares.validate.gpushare.io",
     }
+    own = hooks.pop("gpushares.validate.gpushare.io")
+    assert [rule["resources"] for rule in own["rules"]] == [["gpushares"]], "statuses are not looked at"
+    assert own["failurePolicy"] == "Ignore"
     must = {"pods.mutate.gpushare.io", "pods.validate.gpushare.io"}
     for name, hook in hooks.items():
         [condition] = hook["matchConditions"]
@@ -304,6 +308,7 @@ def test_policies_name_the_accounts_that_the_parts_run_as(render: Render) -> Non
         ({"scheduler": {"replicas": 0}}, "replicas"),
         ({"admission": {"timeoutSeconds": "5"}}, "timeoutSeconds"),
         ({"admission": {"allowedEnv": ["PATH"]}}, "allowedEnv"),
+        ({"admission": {"maxSelectors": -1}}, "maxSelectors"),
         ({"image": {"digest": "abc"}}, "digest"),
         ({"logging": {"level": "loud"}}, "level"),
         ({"watch": {"namespaces": ["Not A Name"]}}, "namespaces"),
@@ -419,7 +424,7 @@ def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) 
         "simulated": {"gpus": "H200:2"},
         "mps": {"endStrangers": False},
         "envCapsFallback": True,
-        "admission": {"allowedEnv": ["CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY"]},
+        "admission": {"allowedEnv": ["CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY"], "maxSelectors": 7},
     }
     parts = workloads(render(values))
 
@@ -446,6 +451,7 @@ def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) 
     admission = admission_main.parse_settings(*given("admission"))
     assert admission.policy.env_caps
     assert admission.policy.allowed_env == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_LOG_DIRECTORY"}
+    assert admission.policy.max_selectors == 7
     mounts = {m["mountPath"] for m in containers(parts["admission"])[0]["volumeMounts"]}
     assert str(admission.certificates) in mounts
 

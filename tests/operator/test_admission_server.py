@@ -354,6 +354,10 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
     )
     allowing = parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_ALLOWED_ENV": "CUDA_VISIBLE_DEVICES,CUDA_MPS_X"})
     assert allowing.policy.allowed_env == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_X"}
+    assert parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_SELECTORS": "7"}).policy.max_selectors == 7
+    with pytest.raises(SystemExit):
+        parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_SELECTORS": "-1"})
+    assert 'GPUSHARE_MAX_SELECTORS: "-1" is not a number' in capsys.readouterr().err
     for wrong in ("auto", "1.5"):
         with pytest.raises(SystemExit) as end:
             parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_DEFAULT_FRACTION": wrong})
@@ -383,3 +387,26 @@ def test_what_is_watched_sharpens_the_answer() -> None:
     forgotten = watched.know(first_of_a_rollout, "shop")
     assert (forgotten.largest_gpu_memory_mib, forgotten.share) == (81559, None)
     assert names.FRACTION in first_of_a_rollout["metadata"]["annotations"]
+
+
+def test_one_selector_too_many_is_refused_by_what_is_watched() -> None:
+    watched = Watched()
+
+    def selecting(name: str) -> Json:
+        return {"metadata": {"name": name, "namespace": "shop"}, "spec": {"selector": {}}}
+
+    def asked(name: str, namespace: str = "shop") -> bool:
+        request = {
+            "uid": "r", "operation": "CREATE", "namespace": namespace, "object": selecting(name),
+            "kind": {"group": names.GROUP, "version": "v1alpha1", "kind": "GpuShare"},
+        }  # fmt: skip
+        body = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+        answer = review(body, Webhook.VALIDATE, AdmissionPolicy(max_selectors=2), watched.know)
+        return bool(answer["response"]["allowed"])
+
+    for name in ("a", "b"):
+        assert asked(name)
+        watched.on_share(Change.ADDED, f"shop/{name}", GpuShare.from_object(selecting(name)))
+    assert not asked("c")
+    assert asked("b"), "its own does not count"
+    assert asked("c", "elsewhere")

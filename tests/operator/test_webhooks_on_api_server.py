@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from gpushare.core.api import names
-from gpushare.kube import NAMESPACES, PODS, AlreadyExists, Api, ApiError, Resource
+from gpushare.kube import GPUSHARES, NAMESPACES, PODS, AlreadyExists, Api, ApiError, Resource
 
 pytestmark = pytest.mark.integration
 
@@ -81,7 +81,12 @@ class Server:
             "--cert-dir",
             str(self.directory),
         ]
-        environment = {**os.environ, "PYTHONPATH": paths, "KUBECONFIG": str(self.kubeconfig)}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": paths,
+            "KUBECONFIG": str(self.kubeconfig),
+            "GPUSHARE_MAX_SELECTORS": "2",
+        }
         with self.log.open("wb") as output:
             self.process = self._launch(command, environment, output)
         async with asyncio.timeout(60):
@@ -235,14 +240,41 @@ async def test_with_admission_down_only_annotated_pods_wait(
     assert await refusal(real_api, namespace, pod("ours", fraction="0.25")) is None
 
 
-async def test_more_memory_than_any_gpu_has(real_api: Api, namespace: str, webhooks: Server) -> None:
-    """GpuNodes are watched: the refusal follows within moments of the first GPU's report."""
+async def define(real_api: Api) -> None:
+    """Have the API server know our definitions."""
     definitions = Resource(
         "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
     )
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         with suppress(AlreadyExists):
             await real_api.create(definitions, yaml.safe_load(path.read_text()))
+
+
+async def test_one_selector_too_many(real_api: Api, namespace: str) -> None:
+    """GpuShares are watched: the third of a namespace that has two is refused, once they have been seen."""
+    await define(real_api)
+
+    def share(name: str, **spec: Any) -> Json:
+        metadata = {"name": name}
+        return {"apiVersion": names.API_VERSION, "kind": "GpuShare", "metadata": metadata, "spec": spec}
+
+    selector = {"matchLabels": {"app": "web"}}
+    said, made = None, 0
+    async with asyncio.timeout(60):
+        while said is None or "GpuShares with a selector already" not in said:
+            said = await refusal(real_api, namespace, share(f"s{made}", selector=selector), GPUSHARES)
+            made += said is None
+            await asyncio.sleep(0.1)
+    assert made >= 2
+    assert "at most 2 are allowed" in said
+    assert await refusal(real_api, namespace, share("without", fraction="0.5"), GPUSHARES) is None
+    changed = {"spec": {"maxSlowdown": 2}}
+    await real_api.patch(GPUSHARES, "s0", changed, namespace=namespace)
+
+
+async def test_more_memory_than_any_gpu_has(real_api: Api, namespace: str, webhooks: Server) -> None:
+    """GpuNodes are watched: the refusal follows within moments of the first GPU's report."""
+    await define(real_api)
     nodes = Resource(names.GROUP, names.VERSION, "gpunodes", "GpuNode", namespaced=False)
     node = {"apiVersion": names.API_VERSION, "kind": "GpuNode", "metadata": {"name": "large"}}
     async with asyncio.timeout(60):

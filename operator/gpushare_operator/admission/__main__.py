@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.admission import AdmissionPolicy
+from gpushare.core.admission import DEFAULT_MAX_SELECTORS, AdmissionPolicy
 from gpushare.core.placement import settings
 from gpushare_operator.admission.server import AdmissionServerSettings, serve
 
@@ -38,7 +38,10 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         parser.error(f'GPUSHARE_ENV_CAPS_FALLBACK: "{env_caps}" is not true or false')
     runtime_class = environment.get("GPUSHARE_RUNTIME_CLASS") or None
     allowed_env = frozenset((environment.get("GPUSHARE_ALLOWED_ENV") or "").replace(",", " ").split())
-    policy = AdmissionPolicy(defaults, runtime_class, env_caps == "true", allowed_env)
+    most = environment.get("GPUSHARE_MAX_SELECTORS") or str(DEFAULT_MAX_SELECTORS)
+    if not most.isdecimal():
+        parser.error(f'GPUSHARE_MAX_SELECTORS: "{most}" is not a number')
+    policy = AdmissionPolicy(defaults, runtime_class, env_caps == "true", allowed_env, int(most))
     return AdmissionServerSettings(parsed.cert_dir, parsed.host, parsed.port, policy)
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 import orjson
 
 from gpushare.core import admission
-from gpushare.core.api import Rejection, shown
+from gpushare.core.api import Rejection, names, shown
 
 Json = dict[str, Any]
 # The pod (or a workload's pod template) and its namespace -> what is known that bears on it.
@@ -136,6 +136,9 @@ def _validate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> J
         if refusal is None and admission.is_ours(obj):
             return {"allowed": True}  # /mutate has warned already
         return _refuse(refusal) if refusal is not None else _allow(obj)
+    if _kind(request) == (names.GROUP, "GpuShare"):
+        refusal = admission.check_gpushare(obj, old, know(obj, namespace), policy)
+        return _refuse(refusal) if refusal is not None else {"allowed": True}
     template = admission.pod_template(obj) or {}
     refusal = admission.check_workload(obj, old, know(template, namespace), policy)
     if refusal is not None:
@@ -149,9 +152,14 @@ def _allow(pod: Mapping[str, Any]) -> Json:
     return {"allowed": True, **({"warnings": list(notes)} if notes else {})}
 
 
-def _is_pod(request: Json) -> bool:
+def _kind(request: Json) -> tuple[str, object]:
+    """Group and kind of what is reviewed."""
     kind = _mapping(request.get("kind"), "kind")
-    return kind.get("kind") == "Pod" and not kind.get("group")
+    return kind.get("group") or "", kind.get("kind")
+
+
+def _is_pod(request: Json) -> bool:
+    return _kind(request) == ("", "Pod")
 
 
 def _refuse(refusal: Rejection) -> Json:

@@ -22,9 +22,14 @@ class Watched:
         self._memory_mib: dict[str, int] = {}
         self._shares = ShareIndex()
 
-    def know(self, pod: Mapping[str, Any], namespace: str) -> admission.Knowledge:
-        """What bears on a pod (or a pod template) of a namespace."""
-        return admission.Knowledge(max(self._memory_mib.values(), default=None), self._share(pod, namespace))
+    def know(self, obj: Mapping[str, Any], namespace: str) -> admission.Knowledge:
+        """What bears on a pod, a pod template or a GpuShare of a namespace."""
+        name = (obj.get("metadata") or {}).get("name")
+        return admission.Knowledge(
+            max(self._memory_mib.values(), default=None),
+            self._share(obj, namespace),
+            self._shares.selecting(namespace, besides=name if isinstance(name, str) else None),
+        )
 
     def _share(self, pod: Mapping[str, Any], namespace: str) -> GpuShare | None:
         metadata = pod.get("metadata") or {}

@@ -14,6 +14,7 @@ from gpushare.core.admission.review import (
     MAX_NAMES,
     AdmissionPolicy,
     Knowledge,
+    check_gpushare,
     check_pod,
     check_workload,
     largest_gpu_memory_mib,
@@ -473,3 +474,21 @@ def test_hostile_names_come_back_short_and_on_one_line() -> None:
     )
     assert all(warning.isprintable() and len(warning) < 400 for warning in warnings(document))
     assert len(warnings(document)) == 1 + MAX_NAMES
+
+
+def test_one_selector_too_many_is_refused() -> None:
+    policy = AdmissionPolicy(max_selectors=3)
+    selecting = {"spec": {"selector": {"matchLabels": {"app": "web"}}}}
+    assert check_gpushare(selecting, None, Knowledge(other_selectors=2), policy) is None
+    full = Knowledge(other_selectors=3)
+    refusal = check_gpushare(selecting, None, full, policy)
+    assert refusal is not None
+    assert refusal.reason is Reason.TOO_MANY_GPUSHARES
+    assert refusal.detail == (
+        "the namespace has 3 GpuShares with a selector already, at most 3 are allowed "
+        "(the chart's value admission.maxSelectors)"
+    )
+    assert check_gpushare(selecting, {"spec": {}}, full, policy) is not None, "a selector is added"
+    assert check_gpushare(selecting, selecting, full, policy) is None, "it was there before"
+    for without in ({}, {"spec": None}, {"spec": {"fraction": "0.5"}}):
+        assert check_gpushare(without, None, full, policy) is None

@@ -47,6 +47,18 @@ def test_putting_returns_what_was_there_and_dropping_nothing_is_none():
     assert index.drop("ns", "a") is None
 
 
+def test_selectors_are_counted_by_namespace():
+    index = ShareIndex(
+        [share("a", selector=LabelSelector()), share("b", "o1"), share("c", selector=LabelSelector())]
+    )
+    index.put(share("a", selector=LabelSelector(match_labels={"app": "web"})))
+    assert (index.selecting("ns"), index.selecting("other")) == (2, 0)
+    assert [index.selecting("ns", besides=name) for name in ("a", "b", "new")] == [1, 2, 2]
+    index.put(share("a", "o1"))
+    index.drop("ns", "c")
+    assert index.selecting("ns") == 0
+
+
 LABELS = st.dictionaries(st.sampled_from(["app", "tier"]), st.sampled_from(["x", "y"]))
 EXPRESSIONS = st.lists(
     st.builds(

@@ -14,8 +14,10 @@ from gpushare.core.admission.ownership import (
 )
 from gpushare.core.admission.resolve import AUTO_FRACTION, Defaults, Needs, resolve
 from gpushare.core.admission.review import (
+    DEFAULT_MAX_SELECTORS,
     AdmissionPolicy,
     Knowledge,
+    check_gpushare,
     check_pod,
     check_workload,
     is_ours,
@@ -28,6 +30,7 @@ from gpushare.core.admission.share_index import ShareIndex, ShareKey, rank
 
 __all__ = [
     "AUTO_FRACTION",
+    "DEFAULT_MAX_SELECTORS",
     "AdmissionPolicy",
     "Defaults",
     "Knowledge",
@@ -35,6 +38,7 @@ __all__ = [
     "ShareIndex",
     "ShareKey",
     "Term",
+    "check_gpushare",
     "check_pod",
     "check_workload",
     "controller_of",

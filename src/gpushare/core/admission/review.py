@@ -48,6 +48,11 @@ _CAPS: Final[tuple[Json, ...]] = tuple(
 _OTHER_GPU_PREFIXES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 
 
+DEFAULT_MAX_SELECTORS: Final = (
+    1000  # 300 pods are held against so many in half a second (docs/measurements/operator.md)
+)
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
     """The chart's values that admission applies.
@@ -58,12 +63,14 @@ class AdmissionPolicy:
         env_caps: whether to write the caps into the container's environment too, for drivers on which the gate's
             ceilings do not bind (docs/design.md 2.4).
         allowed_env: names of reserved environment variables that pods may set all the same.
+        max_selectors: GpuShares with a selector that a namespace may have: each may concern every pod of it.
     """
 
     defaults: Defaults = field(default_factory=Defaults)
     runtime_class: str | None = None
     env_caps: bool = False
     allowed_env: frozenset[str] = frozenset()
+    max_selectors: int = DEFAULT_MAX_SELECTORS
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +80,34 @@ class Knowledge:
     Attributes:
         largest_gpu_memory_mib: of the cluster's largest GPU; None accepts any amount.
         share: the pod's GpuShare.
+        other_selectors: GpuShares of the namespace with a selector, besides the object's own.
     """
 
     largest_gpu_memory_mib: int | None = None
     share: GpuShare | None = None
+    other_selectors: int = 0
 
 
 NOTHING_KNOWN: Final = Knowledge()
 STRICT: Final = AdmissionPolicy()
+
+
+def check_gpushare(
+    share: Object, old: Object | None, knowledge: Knowledge, policy: AdmissionPolicy
+) -> Rejection | None:
+    """Return why a GpuShare is refused: it brings one selector too many; None allows it."""
+    brings_one = _has_selector(share) and not (old is not None and _has_selector(old))
+    if not brings_one or knowledge.other_selectors < policy.max_selectors:
+        return None
+    return Rejection(
+        Reason.TOO_MANY_GPUSHARES,
+        f"the namespace has {knowledge.other_selectors} GpuShares with a selector already, at most "
+        f"{policy.max_selectors} are allowed (the chart's value admission.maxSelectors)",
+    )
+
+
+def _has_selector(share: Object) -> bool:
+    return (share.get("spec") or {}).get("selector") is not None
 
 
 def is_ours(pod: Object | None) -> bool:

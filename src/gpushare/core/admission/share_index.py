@@ -1,5 +1,6 @@
 """Which GpuShare speaks for a pod, found at once among thousands."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,6 +29,7 @@ class ShareIndex:
         self._shares: dict[ShareKey, GpuShare] = {}
         self._by_term: dict[tuple[str, Term], set[str]] = {}  # with a selector, by namespace and a term it needs
         self._terms: dict[ShareKey, tuple[Term, ...]] = {}  # which those are
+        self._selecting: Counter[str] = Counter()  # how many have a selector, by namespace
         self._by_owner: dict[tuple[str, str], set[str]] = {}  # without a selector, by namespace and owner's uid
         for share in shares:
             self.put(share)
@@ -43,6 +45,7 @@ class ShareIndex:
         self._shares[ShareKey(share.namespace, share.name)] = share
         for index, key in self._keys(share):
             index.setdefault(key, set()).add(share.name)
+        self._selecting[share.namespace] += share.spec.selector is not None
         return before
 
     def drop(self, namespace: str, name: str) -> GpuShare | None:
@@ -55,11 +58,19 @@ class ShareIndex:
                 if not found:
                     index.pop(key, None)
             self._terms.pop(ShareKey(namespace, name), None)
+            self._selecting[namespace] -= share.spec.selector is not None
+            if not self._selecting[namespace]:
+                del self._selecting[namespace]
         return share
 
     def get(self, namespace: str, name: str) -> GpuShare | None:
         """One GpuShare by its name."""
         return self._shares.get(ShareKey(namespace, name))
+
+    def selecting(self, namespace: str, *, besides: str | None = None) -> int:
+        """Return how many of a namespace have a selector, not counting the one of that name."""
+        own = self.get(namespace, besides) if besides is not None else None
+        return self._selecting[namespace] - (own is not None and own.spec.selector is not None)
 
     def of(self, namespace: str, labels: Mapping[str, str], owner_uids: Iterable[str]) -> GpuShare | None:
         """Return the GpuShare that speaks for a pod.

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     FAULT_DOMAIN = "FaultDomain"
     PROBATION = "Probation"
     CONFLICT = "Conflict"
+    TOO_MANY_GPUSHARES = "TooManyGpuShares"
 
 
 @dataclass(frozen=True, slots=True)
