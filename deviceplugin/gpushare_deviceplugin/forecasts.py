@@ -1,7 +1,7 @@
 """What the interference model expects of each GPU's tenants, asked of a process that ends with its answer.
 
 The model needs numpy, 13 MiB that would stay in the agent for an answer that changes with the tenants. So the
-agent asks `gpushare_deviceplugin.forecaster` when they change, all GPUs at once, and keeps what it said.
+agent asks `gpushare_deviceplugin.forecaster` when they change, all GPUs at once, and keeps the answers.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ async def ask_model(questions: Sequence[Question]) -> Sequence[Priors]:
         raise ForecastError(str(error)) from error
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            out, said = await process.communicate(payload)
+            out, errors = await process.communicate(payload)
     except TimeoutError as error:
         raise ForecastError(f"no answer within {ANSWER_SECONDS:.0f} s") from error
     finally:
@@ -154,13 +154,13 @@ async def ask_model(questions: Sequence[Question]) -> Sequence[Priors]:
             process.kill()
             await process.wait()
     if process.returncode:
-        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        last = errors.decode(errors="replace").strip().rpartition("\n")[2]
         raise ForecastError(f"exit status {process.returncode}: {last}")
     return read_answers(out, questions)
 
 
 def read_answers(raw: bytes, questions: Sequence[Question]) -> list[Priors]:
-    """The forecaster's answers.
+    """Parse the forecaster's answers.
 
     Raises:
         ForecastError: not one mean and error, or null, for each tenant.

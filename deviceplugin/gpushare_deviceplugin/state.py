@@ -48,7 +48,7 @@ class NodeState:
         self.problem = ""
         self.unmeasured: dict[str, str] = {}
         self._presumed: dict[str, tuple[dict[str, int], float]] = {}
-        self._said: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._clock = clock
         self._waiters: set[asyncio.Event] = set()
 
@@ -100,29 +100,29 @@ class NodeState:
         self.touch()
 
     def put_pod(self, pod: ManagedPod) -> None:
-        """A pod appeared or changed; trouble with its annotations is said once."""
-        if pod.problem and (pod.uid, pod.problem) not in self._said:
-            self._said.add((pod.uid, pod.problem))
+        """Record a pod that appeared or changed; a problem with its annotations is logged once."""
+        if pod.problem and (pod.uid, pod.problem) not in self._reported:
+            self._reported.add((pod.uid, pod.problem))
             self.counts.bad_pods += 1
             _log.warning("pod %s is left without a decision: %s", pod.key, pod.problem, extra={"pod": pod.uid})
         old = self.pods.get(pod.uid)
         if pod.problem and old is not None and old.decision is not None:
-            return  # what runs keeps the last decision that made sense
+            return  # what runs keeps the last valid decision
         if old != pod:
             self.pods[pod.uid] = pod
             self.touch()
 
     def drop_pod(self, uid: str) -> None:
-        """A pod is gone from the API."""
+        """Forget a pod that is gone from the API."""
         if self.pods.pop(uid, None) is not None:
             self._presumed.pop(uid, None)
-            self._said = {said for said in self._said if said[0] != uid}
+            self._reported = {(pod_uid, problem) for pod_uid, problem in self._reported if pod_uid != uid}
             self.touch()
 
     def allocated(self, pod: ManagedPod) -> Mapping[str, int] | None:
-        """Shares by GPU that kubelet gave the pod; None when it has none (yet).
+        """Return the shares by GPU that kubelet gave the pod; None when it has none (yet).
 
-        Until PodResources has answered, a running pod is taken to have what was decided: it could not run without.
+        Until PodResources has answered, a running pod is assumed to have what was decided; it could not run otherwise.
         """
         if self.allocations is not None and pod.uid in self.allocations:
             return self.allocations[pod.uid]

@@ -30,21 +30,21 @@ def test_ceilings_that_do_not_bind_fail(seen):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (("/nonexistent/probe",), "cannot run the probe"),
         ((sys.executable, "-c", "raise SystemExit('no libcuda')"), "no libcuda"),
         ((sys.executable, "-c", "print('[1'); print('{\"error\": \"cuInit: no device (100)\"}')"), "no device"),
-        ((sys.executable, "-c", "pass"), "it said: nothing"),
+        ((sys.executable, "-c", "pass"), "no result but: nothing"),
     ],
 )
-def test_a_probe_that_cannot_tell_is_a_failed_test_with_its_words(tmp_path, argv, said):
+def test_a_probe_that_cannot_tell_is_a_failed_test_with_its_words(tmp_path, argv, message):
     granted = []
     result = asyncio.run(
         run_self_test(GpuDirectory.of(tmp_path, "GPU-1"), Probe(argv), lambda *g: granted.append(g), {})
     )
     assert result.result is SelfTestResult.FAILED
-    assert said in result.detail
+    assert message in result.detail
     assert [ceiling is None for _, ceiling in granted] in ([], [False, True])
 
 

@@ -49,7 +49,7 @@ def _one(directory: Path, chosen: str | None) -> GpuDirectory:
 
 
 @contextmanager
-def _said_in_one_sentence() -> Iterator[None]:
+def _one_sentence_errors() -> Iterator[None]:
     try:
         yield
     except MpsError as error:
@@ -133,7 +133,7 @@ def set_(
     """Set the server's ceilings for clients that connect from now on; a gate sets its own at each turn."""
     if thread_percentage is None and memory_mib is None and priority is None:
         raise UsageError("nothing to set: give --thread-percentage, --memory-mib or --priority")
-    with _said_in_one_sentence():
+    with _one_sentence_errors():
         control = sync_control(_one(directory, gpu))
         servers = control.servers()
         if not servers:
@@ -161,7 +161,7 @@ def terminate(
     if (pid is None) == (pod is None):
         raise UsageError("give either --pid or --pod")
     ended: list[int] = []
-    with _said_in_one_sentence():
+    with _one_sentence_errors():
         if pid is not None:
             terminate_client(_one(directory, gpu), pid)
             ended = [pid]
@@ -184,7 +184,7 @@ def daemon(
 ) -> None:
     """Start or adopt, stop, or read the log of one GPU's daemon; an MPS host restarts what is stopped."""
     chosen = _one(directory, gpu)
-    with _said_in_one_sentence():
+    with _one_sentence_errors():
         match action:
             case "start":
                 typer.echo(f"daemon {sync_control(chosen).start()} runs")

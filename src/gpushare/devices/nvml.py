@@ -37,7 +37,7 @@ class NvmlDevices:
         self._infos: tuple[GpuInfo, ...] = ()
         self._gpm: dict[str, GpmSampler | None] = {}
         self._sampled_at: dict[str, float] = {}
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._lost_at: float | None = None
         self._enumerate()
         self._xid = XidWatch(self._handles, clock)
@@ -166,9 +166,11 @@ class NvmlDevices:
                 return GpmSampler(GpmWindow(uuid, handle), self._clock)
         except (pynvml.NVMLError, DevicesError) as error:
             words = explain(error) if isinstance(error, pynvml.NVMLError) else error
-            self._say(f"GPM cannot be used: {words}")
+            self._log_once(f"GPM cannot be used: {words}")
             return None
-        self._say("this GPU has no GPM" + ("" if self._dcgm else "; set dcgm-exporter's address for its pipes"))
+        self._log_once(
+            "this GPU has no GPM" + ("" if self._dcgm else "; set dcgm-exporter's address for its pipes")
+        )
         return None
 
     def gpm_window(self, uuid: str) -> GpmWindow:
@@ -206,9 +208,9 @@ class NvmlDevices:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
-    def _say(self, words: str) -> None:
-        if words not in self._said:
-            self._said.add(words)
+    def _log_once(self, words: str) -> None:
+        if words not in self._logged:
+            self._logged.add(words)
             _log.warning("%s", words)
 
 

@@ -51,7 +51,7 @@ def check(answer: str) -> str:
 
     Raises:
         DaemonDownError: the program found no daemon.
-        CommandRefusedError: the daemon said no, with its words.
+        CommandRefusedError: the daemon refused; the message is its own.
     """
     text = answer.strip()
     _check_sent(text)

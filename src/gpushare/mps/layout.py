@@ -272,7 +272,7 @@ class LastGood(Generic[T]):
             pass
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.bad_reads += 1
-            logger.error("cannot read %s, keeping what it said before: %s", self._path, error)
+            logger.error("cannot read %s, keeping its previous content: %s", self._path, error)
         return self._value
 
 

@@ -84,7 +84,7 @@ async def _run_probe(
         raise _ProbeError(f"the probe did not end within {PROBE_TIMEOUT_SECONDS:g} s") from None
     except (ValueError, IndexError):
         tail = err.decode(errors="replace").strip().splitlines()[-1:] or ["nothing"]
-        raise _ProbeError(f"the probe printed no result; it said: {tail[0]}") from None
+        raise _ProbeError(f"the probe printed no result but: {tail[0]}") from None
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

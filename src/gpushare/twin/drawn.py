@@ -82,8 +82,8 @@ class DrawnProgress:
         model = self._model()
         forecasts = model.predict(tenants)
         result: list[float] = []
-        for load, said, noise, limit in zip(loads, forecasts, _residuals(forecasts, key), alone, strict=True):
+        for load, forecast, noise, limit in zip(loads, forecasts, _residuals(forecasts, key), alone, strict=True):
             same = loads.index(load)
-            drawn = said.progress + (noise if said.progress + noise < limit else -noise)
+            drawn = forecast.progress + (noise if forecast.progress + noise < limit else -noise)
             result.append(result[same] if same < len(result) else max(LEAST_PROGRESS, min(drawn, limit)))
         return model.conserved(tenants, result)

@@ -17,17 +17,17 @@ from gpushare.research.interference.fit import MEMBERS, Sets, sets_of, unfitted
 
 def plot(sets: Sets, rows: np.ndarray, output: Path) -> None:
     """Draw the plots; rows: tenants of unseen workloads; columns: size, measured, predicted, lower, upper."""
-    size, true, said, lower, upper = rows.T
+    size, true, predicted, lower, upper = rows.T
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.6))
     for count, colour in ((2, "tab:blue"), (3, "tab:orange"), (4, "tab:green")):
         of = size == count
-        left.plot(true[of], said[of], ".", color=colour, alpha=0.4, markersize=4, label=f"{count} tenants")
+        left.plot(true[of], predicted[of], ".", color=colour, alpha=0.4, markersize=4, label=f"{count} tenants")
     left.plot([0, 1.1], [0, 1.1], color="grey", linewidth=0.8)
     left.set(xlabel="measured progress", ylabel="predicted progress", title="unseen workloads")
     left.legend()
     edges = np.linspace(0, 1, 9)
     inside = (true >= lower) & (true <= upper)
-    where = np.digitize(said, edges)
+    where = np.digitize(predicted, edges)
     shares = [inside[where == bin_].mean() if (where == bin_).any() else np.nan for bin_ in range(1, 9)]
     middle.bar((edges[1:] + edges[:-1]) / 2, shares, width=0.11)
     middle.axhline(0.9, color="grey", linewidth=0.8)
