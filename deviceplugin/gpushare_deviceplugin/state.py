@@ -122,7 +122,7 @@ class NodeState:
     def allocated(self, pod: ManagedPod) -> Mapping[str, int] | None:
         """Return the shares by GPU that kubelet gave the pod; None when it has none (yet).
 
-        Until PodResources has answered, a running pod is assumed to have what was decided; it could not run otherwise.
+        Until PodResources has answered, a running pod counts as having what was decided.
         """
         if self.allocations is not None and pod.uid in self.allocations:
             return self.allocations[pod.uid]
