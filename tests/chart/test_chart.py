@@ -128,8 +128,24 @@ def test_host_paths_are_the_few_that_the_node_parts_need(render: Render, values:
         volumes = workload["spec"]["template"]["spec"].get("volumes", [])
         paths = {v["hostPath"]["path"] for v in volumes if "hostPath" in v}
         kubelet = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
-        expected = {"agent": {names.HOST_DIRECTORY} | kubelet, "mps": {names.HOST_DIRECTORY}}
+        expected = {"agent": {names.HOST_DIRECTORY} | kubelet, "mps": {names.HOST_DIRECTORY, "/sys/fs/cgroup"}}
         assert paths == expected.get(part, set())
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_only_the_mps_host_may_write_cgroups_and_only_for_the_throttle(render: Render, enabled: bool) -> None:
+    parts = workloads(render({"throttle": {"enabled": enabled}}))
+    (container,) = containers(parts["mps"])
+    host = mps_host._parse([*container["command"][3:], *container["args"]])
+    assert host.no_throttle is not enabled
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in parts["mps"]["spec"]["template"]["spec"]["volumes"]}
+    assert mounts.keys() == volumes.keys()
+    if enabled:
+        assert volumes["cgroup"]["hostPath"]["path"] == "/sys/fs/cgroup"
+        assert mounts["cgroup"] == {"name": "cgroup", "mountPath": str(host.cgroup_root)}, "writable"
+    else:
+        assert "cgroup" not in volumes
 
 
 def test_an_upgrade_never_restarts_the_mps_host(render: Render) -> None:
