@@ -22,7 +22,7 @@ from gpushare.core.interference import (
     Wish,
     auto_share,
     best_number,
-    from_json,
+    model_from_json,
     recommended_number,
 )
 from gpushare.data import default_model
@@ -43,7 +43,7 @@ def load_model(path: Path | None) -> InterferenceModel:
         UsageError: the file cannot be read, is damaged, or of a newer version.
     """
     try:
-        return default_model() if path is None else from_json(path.read_text())
+        return default_model() if path is None else model_from_json(path.read_text())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or error}") from error
     except ArtefactError as error:

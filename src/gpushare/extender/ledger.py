@@ -15,7 +15,7 @@ from gpushare.core.placement import (
     DecisionContext,
     Evictable,
     Judge,
-    Known,
+    KnownWorkload,
     LearningPolicy,
     NodeList,
     NodeSpec,
@@ -28,9 +28,9 @@ from gpushare.core.placement import (
 )
 from gpushare.data import default_model
 from gpushare.extender.fence import Fence
-from gpushare.extender.known import KnownWorkloads
 from gpushare.extender.others import OtherPod, OtherPods, Undecided
 from gpushare.extender.reduce import GpuNodeView, NodeView
+from gpushare.extender.workloads import KnownWorkloads
 from gpushare.kube import Change
 
 _log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class ShareLedger:
             node for node, gpus in busy.items() if gpus is None or not self._has_room(request, gpus, node)
         }
 
-    def _known(self, pod_uid: str) -> Known | None:
+    def _known(self, pod_uid: str) -> KnownWorkload | None:
         pod = self.pods.get(pod_uid)
         return self._workloads.of(pod) if pod is not None else None
 

@@ -17,7 +17,7 @@ from gpushare.core.placement import (
     ClusterState,
     DecisionContext,
     GpuSpec,
-    Known,
+    KnownWorkload,
     NodeSpec,
     PlacementRequest,
     Settings,
@@ -76,7 +76,9 @@ class GpuSharePolicy:
             SimulationError: the job's fraction is not one.
         """
         profile = self.profiles.get(job.workload)
-        known = Known(job.workload, self.gpu_model, job.max_slowdown, profile) if profile is not None else None
+        known = (
+            KnownWorkload(job.workload, self.gpu_model, job.max_slowdown, profile) if profile is not None else None
+        )
         fraction = job.fraction
         if fraction == "auto" and profile is not None:
             share = auto_share(profile, max_slowdown=job.max_slowdown, job_class=job.job_class)

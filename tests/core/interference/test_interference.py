@@ -21,7 +21,7 @@ from gpushare.core.interference import (
     best_caps,
     best_number,
     cap_progress,
-    from_json,
+    model_from_json,
     network,
     recommended_number,
 )
@@ -198,27 +198,27 @@ def test_a_missing_counter_or_rate_does_not_stop_a_prediction():
 
 def test_the_artefact_comes_back_as_written_and_says_what_is_wrong_with_others():
     model = default_model()
-    assert from_json(model.to_json()).to_json() == model.to_json()
+    assert model_from_json(model.to_json()).to_json() == model.to_json()
     newer = {**json.loads(model.to_json()), "version": 7}
     with pytest.raises(ArtefactError, match="version 7"):
-        from_json(json.dumps(newer))
+        model_from_json(json.dumps(newer))
     with pytest.raises(ArtefactError, match="not an interference model"):
-        from_json('{"artefact": "other"}')
+        model_from_json('{"artefact": "other"}')
     with pytest.raises(ArtefactError, match="damaged"):
-        from_json(model.to_json()[:-40])
+        model_from_json(model.to_json()[:-40])
     with pytest.raises(ArtefactError, match="damaged"):
-        from_json(json.dumps({**json.loads(model.to_json()), "members": []}))
+        model_from_json(json.dumps({**json.loads(model.to_json()), "members": []}))
     with pytest.raises(ArtefactError, match="capacit"):
-        from_json(json.dumps({**json.loads(model.to_json()), "capacity": {"dram_bw_util": 0.0}}))
+        model_from_json(json.dumps({**json.loads(model.to_json()), "capacity": {"dram_bw_util": 0.0}}))
 
 
 def test_an_artefact_of_an_older_law_is_refused_and_the_way_out_named():
     value = json.loads(default_model().to_json())
     with pytest.raises(ArtefactError, match=r"version 1.*gpushare model fit"):
-        from_json(json.dumps({**value, "version": 1}))
+        model_from_json(json.dumps({**value, "version": 1}))
     narrow = [{**member, "b2": member["b2"][:-1]} for member in value["members"]]
     with pytest.raises(ArtefactError, match="damaged"):
-        from_json(json.dumps({**value, "members": narrow}))
+        model_from_json(json.dumps({**value, "members": narrow}))
 
 
 def test_a_dataset_that_never_fills_the_memory_bus_does_not_bound_it(fitted_model):

@@ -12,7 +12,7 @@ from gpushare.core.api.request import JobClass
 from gpushare.core.interference import Profile, cap_progress
 from gpushare.core.placement.caution import Judge, cautious
 from gpushare.core.placement.decide import DecisionContext, decide, survey
-from gpushare.core.placement.known import Known
+from gpushare.core.placement.known import KnownWorkload
 from gpushare.core.placement.policies import BestFit, GpuShareFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.data import default_model
@@ -23,7 +23,7 @@ H200 = "NVIDIA H200"
 
 def known(workload, max_slowdown=1.5, gpu_model=H200):
     solo = WORKLOADS[workload]
-    return Known(workload, gpu_model, max_slowdown, Profile(solo.solo, solo.iterations_per_s))
+    return KnownWorkload(workload, gpu_model, max_slowdown, Profile(solo.solo, solo.iterations_per_s))
 
 
 def request(uid, percent, job_class=JobClass.THROUGHPUT):

@@ -6,7 +6,7 @@ from gpushare.core.api.rejection import Reason, Rejection
 from gpushare.core.api.request import FaultDomain
 from gpushare.core.interference import Profile
 from gpushare.core.placement.decide import decide
-from gpushare.core.placement.known import Known
+from gpushare.core.placement.known import KnownWorkload
 from gpushare.core.placement.policies import BestFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.twin.contention import WORKLOADS
@@ -109,7 +109,7 @@ def test_preferred_gpus_are_taken_while_they_have_room() -> None:
 
 def test_a_refusal_by_caution_names_what_tenants_tolerate() -> None:
     state = ClusterState([node("a", 1, model="NVIDIA H200")])
-    stream = Known("stream", "NVIDIA H200", 1.01, Profile(WORKLOADS["stream"].solo))
+    stream = KnownWorkload("stream", "NVIDIA H200", 1.01, Profile(WORKLOADS["stream"].solo))
     there = PlacementRequest("there", 500, known=stream)
     placed = decide(there, context_of(state, BestFit()))
     assert isinstance(placed, Placement)

@@ -7,7 +7,7 @@ from gpushare.core.interference.model import (
     InterferenceModel,
     Prediction,
     TenantTable,
-    from_json,
+    model_from_json,
 )
 from gpushare.core.interference.prior import expectation
 from gpushare.core.interference.profile import Profile, ProfileError, cap_progress
@@ -29,7 +29,7 @@ __all__ = [
     "best_number",
     "cap_progress",
     "expectation",
-    "from_json",
+    "model_from_json",
     "recommended_fraction",
     "recommended_number",
 ]

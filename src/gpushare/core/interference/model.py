@@ -232,7 +232,7 @@ class InterferenceModel:
         )
 
 
-def from_json(text: str) -> InterferenceModel:
+def model_from_json(text: str) -> InterferenceModel:
     """Read an artefact.
 
     Raises:

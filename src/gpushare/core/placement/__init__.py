@@ -5,7 +5,7 @@ from gpushare.core.placement.caution import Judge
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
 from gpushare.core.placement.fitting import summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
-from gpushare.core.placement.known import Known, known_of
+from gpushare.core.placement.known import KnownWorkload, known_of
 from gpushare.core.placement.preemption import Evictable, choose_victims
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
@@ -39,7 +39,7 @@ __all__ = [
     "GpuSpec",
     "IntArray",
     "Judge",
-    "Known",
+    "KnownWorkload",
     "LearningPolicy",
     "Mix",
     "NodeList",

@@ -14,7 +14,7 @@ import numpy as np
 from gpushare.core.api import Reason, Rejection
 from gpushare.core.interference import InterferenceModel, Prediction, TenantTable
 from gpushare.core.placement.fitting import fitting_gpus
-from gpushare.core.placement.known import Known
+from gpushare.core.placement.known import KnownWorkload
 from gpushare.core.placement.search import PlacementPolicy
 from gpushare.core.placement.shapes import GPU_MILLI, Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
@@ -33,7 +33,7 @@ _LEAST: Final = 1e-3
 class Member:
     """One tenant of a set, under its cap (1 to 100)."""
 
-    known: Known
+    known: KnownWorkload
     thread_percentage: int
 
 
@@ -49,7 +49,7 @@ class TenantSet:
 class Newcomer:
     """A tenant to place, under the cap that it would run under (1 to 100)."""
 
-    known: Known
+    known: KnownWorkload
     thread_percentage: int
 
 
@@ -73,7 +73,7 @@ class Judge:
     """
 
     def __init__(
-        self, model: Callable[[], InterferenceModel], known: Callable[[str], Known | None] | None = None
+        self, model: Callable[[], InterferenceModel], known: Callable[[str], KnownWorkload | None] | None = None
     ) -> None:
         self.version = 0
         self._model, self._known = model, known
@@ -337,7 +337,7 @@ class Cautious:
 
 
 def cautious(
-    policy: PlacementPolicy, judge: Judge, shape: Shape, known: Known | None, thread_percentage: int
+    policy: PlacementPolicy, judge: Judge, shape: Shape, known: KnownWorkload | None, thread_percentage: int
 ) -> PlacementPolicy:
     """The policy to place one request by: cautious for a part of a GPU and a known workload, else as it is."""
     if known is None or shape.gpu_count != 1 or shape.share_milli >= GPU_MILLI:

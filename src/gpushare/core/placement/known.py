@@ -7,7 +7,7 @@ from gpushare.core.interference import Profile, as_profile
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownWorkload:
     """What is known of one workload.
 
     Attributes:
@@ -22,7 +22,7 @@ class Known:
     profile: Profile = field(compare=False, repr=False)
 
 
-def known_of(share: GpuShare, max_slowdown: float) -> Known | None:
+def known_of(share: GpuShare, max_slowdown: float) -> KnownWorkload | None:
     """What a GpuShare says of its workload; None without a profile that the model can use.
 
     Args:
@@ -34,4 +34,4 @@ def known_of(share: GpuShare, max_slowdown: float) -> Known | None:
         return None
     tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else max_slowdown
     key = f"{share.namespace}/{share.name}@{signature.taken_at}:{signature.window_seconds}"
-    return Known(key, signature.gpu_model, tolerated, profile)
+    return KnownWorkload(key, signature.gpu_model, tolerated, profile)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass, names
-from gpushare.core.placement.known import Known
+from gpushare.core.placement.known import KnownWorkload
 
 GPU_MILLI: Final = 1000
 """Share of one whole GPU."""
@@ -60,7 +60,7 @@ class PlacementRequest:
     workload: str | None = None
     fault_domain: FaultDomain = FaultDomain.SHARED
     clients: int = 1
-    known: Known | None = field(default=None, compare=False)
+    known: KnownWorkload | None = field(default=None, compare=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
     """What decides where it may go: requests of one shape are interchangeable to the engine."""
 
@@ -136,4 +136,4 @@ class Tenant:
     fault_domain: FaultDomain
     order: int
     thread_percentage: int
-    known: Known | None = field(default=None, compare=False)
+    known: KnownWorkload | None = field(default=None, compare=False)

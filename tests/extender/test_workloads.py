@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sharerule import share_of
 
 from gpushare.core.api import GpuShare, PodView
-from gpushare.extender.known import KnownWorkloads
+from gpushare.extender.workloads import KnownWorkloads
 from gpushare.kube import GPUSHARES
 from gpushare.twin.contention import WORKLOADS
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from gpushare.core.admission import ShareIndex
 from gpushare.core.api import GpuShare, PodView
-from gpushare.core.placement import Known, known_of
+from gpushare.core.placement import KnownWorkload, known_of
 
 
 class KnownWorkloads:
@@ -21,8 +21,8 @@ class KnownWorkloads:
     def __init__(self, max_slowdown: float, on_change: Callable[[], None]) -> None:
         self._max_slowdown, self._on_change = max_slowdown, on_change
         self.shares = ShareIndex()
-        self._known: dict[tuple[str, str], Known] = {}
-        self._of_pod: dict[str, Known | None] = {}
+        self._known: dict[tuple[str, str], KnownWorkload] = {}
+        self._of_pod: dict[str, KnownWorkload | None] = {}
 
     def put(self, share: GpuShare) -> None:
         """A GpuShare came or changed."""
@@ -49,7 +49,7 @@ class KnownWorkloads:
             self._of_pod.clear()
         self._known.pop((namespace, name), None)
 
-    def of(self, pod: PodView) -> Known | None:
+    def of(self, pod: PodView) -> KnownWorkload | None:
         """What is known of a pod's workload; None without a profile."""
         if not self._known:
             return None
@@ -65,6 +65,6 @@ class KnownWorkloads:
         """The GpuShare that speaks for a pod."""
         return self.shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
 
-    def _find(self, pod: PodView) -> Known | None:
+    def _find(self, pod: PodView) -> KnownWorkload | None:
         share = self.share_of(pod)
         return None if share is None else self._known.get((share.namespace, share.name))
