@@ -31,7 +31,7 @@ _INSTANCE_LABEL: Final = "GPU_I_ID"  # a line of one MIG instance, not of the GP
 
 
 def parse_exposition(text: str) -> dict[str, Counters]:
-    """dcgm-exporter's text, to counters by GPU UUID; lines of other metrics and of MIG instances are passed over.
+    """Parse dcgm-exporter's text into counters by GPU UUID; other metrics and MIG instances are ignored.
 
     Raises:
         ValueError: not the Prometheus text format.
@@ -52,10 +52,10 @@ def parse_exposition(text: str) -> dict[str, Counters]:
 
 
 def _honest(values: dict[str, float], model: str) -> Counters:
-    """Counters without the precisions that would read too low because their tensor pipe was not split out.
+    """Drop the precisions that would read too low because their tensor pipe is not exported on its own.
 
-    Volta's only tensor pipe is HMMA. Elsewhere, while only the sum over tensor pipes is exported, nobody knows
-    whose work it is: fp16, int8 and, on GPUs with DFMA, fp64 are then unknown, unless the sum itself is nothing.
+    Volta's only tensor pipe is HMMA. Elsewhere, while only the sum over tensor pipes is exported, its split
+    is unknown: fp16, int8 and, on GPUs with DFMA, fp64 are then unknown, unless the sum is zero.
     """
     tensor = values.get("any_tensor_util", 0.0)
     if "hmma_tensor_util" in values or tensor <= 0.005:

@@ -1,4 +1,4 @@
-"""NVML's errors, mapped once to `DevicesError` with a sentence."""
+"""Map NVML's errors to `DevicesError`, each with a sentence."""
 
 import contextlib
 import re
@@ -12,7 +12,7 @@ _LIBRARY = "libnvidia-ml.so.1"
 
 
 def explain(error: pynvml.NVMLError) -> str:
-    """NVML's word on an error; for a driver that is absent or too old, what that means."""
+    """Return NVML's text for an error; for a driver that is absent or too old, what that means."""
     if isinstance(error, pynvml.NVMLError_LibraryNotFound):
         return f"the driver's library {_LIBRARY} is not here"
     if isinstance(error, pynvml.NVMLError_FunctionNotFound):
@@ -24,9 +24,9 @@ def explain(error: pynvml.NVMLError) -> str:
 
 @contextlib.contextmanager
 def driver_errors(trouble: str) -> Iterator[None]:
-    """Raise NVML's errors as DevicesError, beginning with what cannot be done.
+    """Raise NVML's errors as DevicesError; the message begins with what cannot be done.
 
-    A function that the driver lacks stays away until the driver is another; anything else may pass.
+    A function that the driver lacks is a permanent error; any other may be temporary.
     """
     try:
         yield

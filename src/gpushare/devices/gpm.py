@@ -12,7 +12,9 @@ from gpushare.devices.driver import driver_errors
 
 MIN_WINDOW_SECONDS: Final = 0.1
 _PERCENT: Final = 100.0
-_EDGE: Final = 150.0  # percent; a window's edges may push a reading a little above 100, more is a broken reading
+_EDGE: Final = (
+    150.0  # percent; the edges of a window can push a reading slightly above 100; beyond this it is wrong
+)
 
 # GPM's metric by our counter.
 METRICS: Final[dict[str, int]] = {
@@ -32,7 +34,7 @@ METRICS: Final[dict[str, int]] = {
 
 
 def counters_of(values: dict[str, tuple[int, float]]) -> Counters:
-    """Counters from NVML's answer: name -> (return code, percent); what failed or makes no sense is absent."""
+    """Convert NVML's answer, name -> (return code, percent), to counters; failed and invalid ones are absent."""
     read: dict[str, float] = {}
     for name, (code, percent) in values.items():
         if code == pynvml.NVML_SUCCESS and math.isfinite(percent) and 0 <= percent <= _EDGE:
@@ -61,7 +63,7 @@ class GpmWindow:
         self._last, self._next = self._next, self._last
 
     def values(self) -> dict[str, tuple[int, float]]:
-        """What NVML says of the window: counter -> (return code, percent)."""
+        """Read NVML's metrics of the window: counter -> (return code, percent)."""
         query = pynvml.c_nvmlGpmMetricsGet_t()
         query.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         query.numMetrics = len(METRICS)
@@ -76,18 +78,18 @@ class GpmWindow:
         }
 
     def counters(self) -> Counters:
-        """The counters over the window."""
+        """Return the counters over the window."""
         return counters_of(self.values())
 
     def close(self) -> None:
-        """Free both samples, as far as a lost GPU lets us."""
+        """Free both samples; a lost GPU may refuse."""
         for sample in (self._last, self._next):
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlGpmSampleFree(sample)
 
 
 class GpmSampler:
-    """A GPU's counters from call to call.
+    """Counters of a GPU between one call and the next.
 
     Args:
         clock: monotonic seconds.
@@ -107,7 +109,7 @@ class GpmSampler:
         now = self._clock()
         if self._marked_at is not None and now - self._marked_at < MIN_WINDOW_SECONDS:
             return None
-        before, self._marked_at = self._marked_at, None  # a failure below must not leave half a window behind
+        before, self._marked_at = self._marked_at, None  # a failure below must not leave an open window
         self._window.mark()
         self._marked_at = now
         return None if before is None else (self._window.counters(), now - before)

@@ -44,7 +44,7 @@ class NvmlDevices:
 
     @classmethod
     def open(cls, clock: Callable[[], float], dcgm_url: str = "") -> "NvmlDevices":
-        """Load the driver's library and look at its GPUs.
+        """Load the driver's library and read its GPUs.
 
         Raises:
             DevicesError: no driver, no permission, no GPU; asking again can help.
@@ -84,7 +84,7 @@ class NvmlDevices:
     def list(self) -> tuple[GpuInfo, ...]:
         """The GPUs that could be read when the driver was opened.
 
-        While one of them is lost, the driver is opened anew every minute: after a reset, old handles stay dead.
+        While one of them is lost, the driver is opened again every minute: a reset invalidates old handles.
 
         Raises:
             DevicesError: the driver cannot be opened any more.
@@ -112,7 +112,7 @@ class NvmlDevices:
             return None
 
     def health(self, uuid: str) -> GpuHealth:
-        """Healthy while the device answers, has no critical XID behind it, and is not split by MIG."""
+        """Return Healthy while the device answers, has had no critical XID, and is not split by MIG."""
         handle = self._handles.get(uuid)
         if handle is None:
             return GpuHealth(Health.UNHEALTHY, "the GPU is not on this node")
@@ -174,7 +174,7 @@ class NvmlDevices:
         return None
 
     def gpm_window(self, uuid: str) -> GpmWindow:
-        """A window of counters that the caller begins and ends, and closes.
+        """Return a window of counters that the caller begins, ends and closes.
 
         Raises:
             DevicesError: there is no such GPU here, or it has no GPM.
@@ -199,7 +199,7 @@ class NvmlDevices:
         )
 
     def close(self) -> None:
-        """Free GPM's samples and let go of the driver, as far as a lost GPU lets us."""
+        """Free GPM's samples and the driver; a lost GPU may refuse."""
         for gpm in self._gpm.values():
             if gpm is not None:
                 gpm.close()
@@ -231,7 +231,7 @@ def _is_server(pid: int) -> bool:
         return _SERVER_NAME in pynvml.nvmlSystemGetProcessName(pid)
     except pynvml.NVMLError:  # it ended meanwhile
         return True
-    except UnicodeDecodeError:  # a tenant may call its program what it likes
+    except UnicodeDecodeError:  # a tenant chooses its program's name
         return False
 
 

@@ -1,4 +1,4 @@
-"""XID errors: the driver's word that a GPU is in trouble, and when it is out of it again."""
+"""XID errors: the driver's reports that a GPU has failed, and when it has recovered."""
 
 import contextlib
 import logging
@@ -12,7 +12,7 @@ from gpushare.devices.driver import explain
 
 _log = logging.getLogger(__name__)
 
-# XIDs that an application causes and that leave the GPU well (NVIDIA, XID errors; the device plugin's list).
+# XIDs that an application causes and that do not harm the GPU (NVIDIA, XID errors; the device plugin's list).
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
 QUIET_SECONDS: Final = 60.0  # without a further XID, before a driver that says "no action needed" is believed
 
@@ -21,7 +21,7 @@ class XidWatch:
     """Collects XID events of the GPUs without ever waiting for one.
 
     A GPU with a critical XID is unhealthy until the driver says that no recovery action is needed any more.
-    Drivers that cannot say so (before r555) keep it unhealthy until the agent, and with it NVML, starts anew.
+    Drivers that cannot say so (before r555) keep it unhealthy until the agent, and with it NVML, restarts.
 
     Attributes:
         last: the last critical XID by GPU and when it came, on the clock.
@@ -49,7 +49,7 @@ class XidWatch:
                 _log.warning("XID errors of GPU %s cannot be watched: %s", uuid, explain(error))
 
     def health(self, uuid: str, handle: Any) -> GpuHealth:
-        """A GPU's health as far as XIDs tell."""
+        """Return a GPU's health by its XIDs."""
         self._collect()
         last = self.last.get(uuid)
         if last is None:
@@ -82,7 +82,7 @@ class XidWatch:
                 self.last[uuid] = (xid, self._clock())
 
     def _named(self, event: Any) -> tuple[str, ...]:
-        """The GPU of an event; all of them when it cannot be told, as the event is about one of ours."""
+        """Return the GPU of an event; all GPUs when it is unknown, since the event is about one of them."""
         try:
             return (str(pynvml.nvmlDeviceGetUUID(event.device)),)
         except pynvml.NVMLError:

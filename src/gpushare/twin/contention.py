@@ -1,7 +1,7 @@
-"""What the twin's tenants can be, and the shape of anything that says how fast they run together.
+"""The programs of the twin's tenants, and the Protocol of a model of their joint progress.
 
-`gpushare.twin.drawn` fills `ProgressModel` from the fitted model; `contended_progress` is a law that fits on a
-page, for tests that need one to compare with.
+`gpushare.twin.drawn` fills `ProgressModel` from the fitted model; `contended_progress` is a simple law
+for tests to compare with.
 """
 
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ _CAP_EXPONENT: Final = 0.7
 
 
 def cap_progress(solo: Counters, thread_percentage: int) -> float:
-    """Progress of a tenant alone under a cap: 1 while the cap exceeds the SMs it keeps busy, a power law below."""
+    """Return progress alone under a cap: 1 while the cap exceeds the SMs it keeps busy, a power law below."""
     busy = max(solo.sm_util or 0.0, 0.01)
     share = thread_percentage / 100
     return 1.0 if share >= busy else float((share / busy) ** _CAP_EXPONENT)
@@ -86,7 +86,7 @@ def contended_progress(loads: Sequence[TwinLoad]) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedWorkload:
-    """A program the twin's tenants can be.
+    """A program that the twin's tenants can run.
 
     Attributes:
         solo: counters alone at 100% threads; iterations_per_s: rate alone; memory_mib: its usual device memory.

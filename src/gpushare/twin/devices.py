@@ -1,4 +1,4 @@
-"""The simulated side: each GPU's twin keeps a state file, which is read here as NVML and GPM are elsewhere."""
+"""The simulated side: reads the state file of each GPU's twin instead of NVML and GPM."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -35,11 +35,11 @@ class SimulatedDevices:
         return self._gpus
 
     def driver_version(self) -> str | None:
-        """No driver here."""
+        """Return None: there is no driver."""
         return None
 
     def health(self, uuid: str) -> GpuHealth:
-        """Always healthy: faults of the twin are its MPS server's, which the gate reports."""
+        """Return Healthy always: faults of the twin are its MPS server's, which the gate reports."""
         if uuid not in self._readers:
             return GpuHealth(Health.UNHEALTHY, "the GPU is not on this node")
         return GpuHealth(Health.HEALTHY)
@@ -65,7 +65,7 @@ class SimulatedDevices:
         return tuple(GpuProcess(c.pid, c.memory_used_mib, c.is_mps_client) for c in state.clients)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to release."""
 
     def _state(self, uuid: str) -> TwinState | None:
         reader = self._readers.get(uuid)

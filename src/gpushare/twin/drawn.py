@@ -1,6 +1,6 @@
-"""A truth drawn from the interference model: its forecast with its residual as noise, always the same for a set.
+"""Draw a truth from the interference model: its forecast with its residual as noise, always the same for a set.
 
-The twin's silicon and the job simulator know no better than the model, and may not be as certain as it either.
+For the twin and the job simulator: they know no more than the model, and its error has to show.
 """
 
 import zlib
@@ -14,15 +14,15 @@ from gpushare.core.interference import Forecast, InterferenceModel, Profile, cap
 from gpushare.twin.contention import TwinLoad
 
 _INTERVAL_SDS: Final = 2 * 1.645  # a 90% interval is this many standard deviations wide
-LEAST_PROGRESS: Final = 0.01  # a tenant that truly never moves would stop simulated time
+LEAST_PROGRESS: Final = 0.01  # a tenant without any progress would stop simulated time
 _MOST_KEPT: Final = 256
 
 
 def draw(forecasts: Sequence[Forecast], alone: Sequence[float], key: str, *, seed: int = 0) -> tuple[float, ...]:
-    """Progress of each tenant of one set.
+    """Draw the progress of each tenant of one set.
 
     Args:
-        forecasts: the model's word on the set, in a fixed order.
+        forecasts: the model's forecasts for the set, in a fixed order.
         alone: progress of each alone under its cap; nobody runs faster beside others.
         key: names the set, in that order; the same key and seed draw the same noise.
     """
@@ -33,18 +33,18 @@ def draw(forecasts: Sequence[Forecast], alone: Sequence[float], key: str, *, see
 
 
 def _residuals(forecasts: Sequence[Forecast], key: str, seed: int = 0) -> list[float]:
-    """Measured less predicted, as it may be; one standard deviation as the interval says."""
+    """Draw measured less predicted; the interval gives the standard deviation."""
     rng = np.random.default_rng([seed, zlib.crc32(key.encode())])
     return [float(rng.normal()) * (each.upper - each.lower) / _INTERVAL_SDS for each in forecasts]
 
 
 class DrawnProgress:
-    """A `gpushare.twin.contention.ProgressModel`: what silicon would do, as far as the model knows.
+    """A `gpushare.twin.contention.ProgressModel`: what a GPU would do, as far as the model knows.
 
     A set is computed once and kept; the order of its tenants does not matter, and those that are alike run alike.
-    One tenant runs as its cap curve says, and uncapped as alone. Where the noise would lift a tenant to where it
-    would not feel its neighbours, it is turned round: what the model says costs something costs something. Nor
-    does noise lift a set above what the GPU has.
+    One tenant runs as its cap curve says, and uncapped as alone. Where the noise would lift a tenant to its
+    progress alone, its sign is reversed: a neighbour that costs something in the model costs something here.
+    Nor does noise lift a set above the GPU's capacity.
 
     Args:
         model: where the model comes from; called at the first set, since reading it takes a while.

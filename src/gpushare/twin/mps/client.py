@@ -27,12 +27,12 @@ class NoMpsError(Exception):
 
 
 class CudaError(Exception):
-    """What CUDA would return; the text is its own."""
+    """An error that CUDA would return, with CUDA's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What a client got: the SMs it sees and its memory limit."""
+    """The SMs that a client sees, and its memory limit."""
 
     pid: int
     gpu_uuid: str
@@ -42,7 +42,7 @@ class Attached:
 
 
 def control_path(environment: Mapping[str, str]) -> Path:
-    """The socket that CUDA connects to."""
+    """Return the socket that CUDA connects to."""
     return Path(environment.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPE_DIRECTORY)) / "control"
 
 
@@ -139,11 +139,11 @@ class TwinContext:
             raise CudaError(f"{answer['error']} (tried {mib} MiB, {answer['free_mib']} MiB free)")
 
     def free(self, mib: int) -> None:
-        """Give device memory back."""
+        """Free device memory."""
         self._request({"op": "free", "mib": mib})
 
     def fault(self) -> None:
-        """Access memory that is not there."""
+        """Access an illegal address."""
         with contextlib.suppress(OSError):
             self._server.send(json.dumps({"op": "fault"}).encode())
 
