@@ -132,18 +132,18 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
     Args:
         tenants: uids of the pods on this GPU, who all hear of a fault of their server. So does every pod that was
             connected when it began, by the gate's record of it.
+
+    A gate takes its predecessor's counts over, so what is counted is told although the gate is a new one: after the
+    MPS host's restart both are new. A gate that begins at zero has less than before, and nothing is told.
     """
     found: list[Notice] = []
-    if old is not None and new.gate_started_at == old.gate_started_at and new.faults > old.faults:
+    if old is not None and new.faults > old.faults:
         note = f"a fault on GPU {new.gpu_uuid} ended every process under its MPS server: {new.last_fault}"
         found += [Notice(uid, "GpuFault", note) for uid in dict.fromkeys((*tenants, *new.last_fault_pods))]
         found.append(Notice(None, "GpuFault", note))
-    restarted = (
-        old is not None
-        and new.gate_started_at == old.gate_started_at
-        and (new.daemon_restarts > old.daemon_restarts or new.server_restarts > old.server_restarts)
-    )
-    if restarted:
+    if old is not None and (
+        new.daemon_restarts > old.daemon_restarts or new.server_restarts > old.server_restarts
+    ):
         note = f"MPS of GPU {new.gpu_uuid} was restarted; processes that it served have ended"
         found += [Notice(uid, "MpsRestarted", note) for uid in tenants]
         found.append(Notice(None, "MpsRestarted", note))

@@ -321,6 +321,13 @@ def test_policies_name_the_accounts_that_the_parts_run_as(render: Render) -> Non
         ({"simulated": {"gpus": "two"}, "defaults": {"fraction": "auto"}}, "fraction"),
         ({"defaults": {"class": "fast"}}, "class"),
         ({"policy": {"maxSlowdown": 0.5}}, "maxSlowdown"),
+        ({"policy": {"maxSlowdown": "0.5"}}, "maxSlowdown"),
+        ({"policy": {"maxSlowdown": "fast"}}, "maxSlowdown"),
+        ({"agent": {"sampleSeconds": "0.1"}}, "sampleSeconds"),
+        ({"agent": {"sampleSeconds": "61"}}, "sampleSeconds"),
+        ({"defaults": {"fraction": 0.333}}, "fraction"),
+        ({"defaults": {"fraction": 1.5}}, "fraction"),
+        ({"test": {"fraction": 17}}, "fraction"),
         ({"scheduler": {"replicas": 0}}, "replicas"),
         ({"admission": {"timeoutSeconds": "5"}}, "timeoutSeconds"),
         ({"admission": {"allowedEnv": ["PATH"]}}, "allowedEnv"),
@@ -333,6 +340,34 @@ def test_policies_name_the_accounts_that_the_parts_run_as(render: Render) -> Non
 def test_wrong_values_are_refused_by_name(render: Render, values: Json, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         render(values)
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ("policy.maxSlowdown=1.3", 'GPUSHARE_MAX_SLOWDOWN: "1.3"'),
+        ("policy.maxSlowdown=2", 'GPUSHARE_MAX_SLOWDOWN: "2"'),
+        ("defaults.fraction=0.25", 'GPUSHARE_DEFAULT_FRACTION: "0.25"'),
+        ("defaults.fraction=1", 'GPUSHARE_DEFAULT_FRACTION: "1"'),
+        ("test.fraction=0.3", 'gpushare.io/fraction: "0.3"'),
+        ("agent.sampleSeconds=0.5", 'value: "0.5"'),
+        ("agent.sampleSeconds=2", 'value: "2"'),
+    ],
+)
+@pytest.mark.parametrize("how", ["--set", "--set-string", "--set-json"])
+def test_a_fraction_is_taken_as_helm_passes_it(helm: Any, setting: str, line: str, how: str) -> None:
+    """`--set` makes strings of fractions and integers of whole numbers; a values file has numbers."""
+    done = helm("template", "gpushare", str(CHART), "--kube-version", "1.35.4", how, setting)
+    assert done.returncode == 0, done.stderr
+    assert line in done.stdout
+
+
+def test_the_alert_has_the_slowdown_that_set_gave(helm: Any) -> None:
+    settings = ("--set", "policy.maxSlowdown=1.3", "--set", "prometheusRule.enabled=true")
+    done = helm("template", "gpushare", str(CHART), "--kube-version", "1.35.4", *settings)
+    assert done.returncode == 0, done.stderr
+    assert "MAX_SLOWDOWN" not in done.stdout.replace("GPUSHARE_MAX_SLOWDOWN", "")
+    assert "gpushare_pod_slowdown_ratio) > 1.3\n" in done.stdout
 
 
 def _generator(name: str) -> Any:

@@ -212,8 +212,20 @@ class TestGates:
                 ("u1", "MpsRestarted"),
                 (None, "MpsRestarted"),
             }
-        restarted = gate(gate_started_at=9.0)  # a new gate counts from zero: no fault happened
-        assert notices(new, restarted, ["u1"]) == ()
+        lost = gate(gate_started_at=9.0)  # a gate that found no status counts from zero: no fault happened
+        assert notices(new, lost, ["u1"]) == ()
+
+    def test_a_restarted_mps_host_is_told_though_its_gate_is_new_too(self) -> None:
+        old = gate(gate_started_at=1.0, daemon_restarts=2, faults=1, last_fault="illegal access")
+        host = gate(gate_started_at=9.0, daemon_restarts=3, faults=1, last_fault="illegal access")
+        told = [(n.pod_uid, n.reason) for n in notices(old, host, ["u1", "u2"])]
+        assert told == [("u1", "MpsRestarted"), ("u2", "MpsRestarted"), (None, "MpsRestarted")]
+        assert notices(host, host, ["u1", "u2"]) == ()
+        alone = gate(gate_started_at=9.0, daemon_restarts=2, faults=1, last_fault="illegal access")
+        assert notices(old, alone, ["u1", "u2"]) == ()  # the gate alone was killed: tenants go on
+        fault = gate(gate_started_at=9.0, daemon_restarts=2, faults=2, last_fault="XID 31")
+        assert [n.reason for n in notices(old, fault, ["u1"])] == ["GpuFault", "GpuFault"]
+        assert notices(None, host, ["u1"]) == ()  # an agent that starts does not tell what is old
 
     def test_a_pod_that_a_fault_ended_still_hears_of_it_for_a_while(self) -> None:
         now = [100.0]
