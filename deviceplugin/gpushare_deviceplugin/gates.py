@@ -133,8 +133,8 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
         tenants: uids of the pods on this GPU, who all hear of a fault of their server. So does every pod that was
             connected when it began, by the gate's record of it.
 
-    A gate takes its predecessor's counts over, so what is counted is told although the gate is a new one: after the
-    MPS host's restart both are new. A gate that begins at zero has less than before, and nothing is told.
+    A gate takes its predecessor's counts over, so a count that grew is told though the gate is another one (the
+    whole MPS host restarted). A gate that begins at zero has less than before, and nothing is told.
     """
     found: list[Notice] = []
     if old is not None and new.faults > old.faults:

@@ -153,6 +153,7 @@ def test_an_upgrade_never_restarts_the_mps_host(render: Render) -> None:
     assert mps["spec"]["updateStrategy"] == {"type": "OnDelete"}
     (container,) = containers(mps)
     assert "livenessProbe" not in container
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz"  # /healthz is 200 whatever happens
     assert mps["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
 
 

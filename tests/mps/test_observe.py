@@ -81,16 +81,37 @@ def test_health_and_readiness_over_http(keeper):
     server.start()
     base = f"http://127.0.0.1:{server.port}"
     try:
-        assert urllib.request.urlopen(f"{base}/healthz").status == 200
-        with pytest.raises(urllib.error.HTTPError, match="503"):
+        assert json.load(urllib.request.urlopen(f"{base}/healthz")) == {"GPU-1": "NoGate"}
+        with pytest.raises(urllib.error.HTTPError, match="503") as refused:
             urllib.request.urlopen(f"{base}/readyz")
+        assert refused.value.read() == b"GPU GPU-1: its gate does not report\n"
         write_status(keeper.gpu, status())
-        assert json.load(urllib.request.urlopen(f"{base}/readyz")) == {"GPU-1": "Active"}
+        assert json.load(urllib.request.urlopen(f"{base}/healthz")) == {"GPU-1": "Active"}
+        assert urllib.request.urlopen(f"{base}/readyz").read() == b"ok\n"
         assert b"gpushare_gate_turns_total" in urllib.request.urlopen(f"{base}/metrics").read()
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{base}/else")
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("state", GateState)
+def test_ready_while_every_gpu_takes_clients_and_alive_whatever_happens(keeper, tmp_path, state):
+    other = Keeper(GpuDirectory.of(tmp_path, "GPU-2"))
+    other.gpu.create()
+    write_status(keeper.gpu, status())
+    write_status(other.gpu, replace(status(state=state, detail="the daemon says no"), gpu_uuid="GPU-2"))
+    found = routes([keeper, other])
+    assert found["/healthz"]().status == 200
+    answer = found["/readyz"]()
+    if state in {GateState.ACTIVE, GateState.DEGRADED}:
+        assert (answer.status, answer.body) == (200, b"ok\n")
+    else:
+        assert answer.status == 503
+        text = answer.body.decode()
+        assert text.startswith("GPU GPU-2: ")
+        assert text.endswith(": the daemon says no\n")
+        assert "GPU-1" not in text
 
 
 def test_every_family_is_in_the_table_of_metrics(keeper):

@@ -1,9 +1,8 @@
-"""The MPS host's own /metrics and /healthz, made from the status files of its GPUs."""
+"""The MPS host's own /metrics, /healthz and /readyz, made from the status files of its GPUs."""
 
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from http import HTTPStatus
 from typing import Final, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -11,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
 from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult, ThrottleStatus
-from gpushare.runtime.http import HttpAnswer, Route, metrics_route, registry_of
+from gpushare.runtime.http import HttpAnswer, Route, metrics_route, probe_route, registry_of
 
 STALE_SECONDS: Final = 10.0  # the keeper writes once a second
 _NO_GATE: Final = "NoGate"
@@ -182,20 +181,34 @@ class _ThrottleFamilies:
 
 
 def routes(kept: Sequence[KeptGpu]) -> dict[str, Route]:
-    """What the host answers over HTTP."""
+    """Return what the host answers over HTTP.
+
+    /readyz is 503, with a sentence for each GPU whose daemon takes no client. /healthz always is 200: a restart of
+    the host ends every tenant of the node, so nothing may be a reason for one.
+    """
     collector = GateCollector(kept)
 
-    def states() -> dict[str, str]:
-        return {keeper.gpu.uuid: state or _NO_GATE for keeper, _, state in collector.statuses()}
-
     def healthz() -> HttpAnswer:
-        """Alive while every keeper runs or is being replaced."""
-        return HttpAnswer(json.dumps(states()).encode(), "application/json")
+        states = {keeper.gpu.uuid: state or _NO_GATE for keeper, _, state in collector.statuses()}
+        return HttpAnswer(json.dumps(states).encode(), "application/json")
 
-    def readyz() -> HttpAnswer:
-        """Ready once each gate speaks."""
-        found = states()
-        status = HTTPStatus.SERVICE_UNAVAILABLE if _NO_GATE in found.values() else HTTPStatus.OK
-        return HttpAnswer(json.dumps(found).encode(), "application/json", status)
-
+    readyz = probe_route(lambda: "\n".join(_trouble(collector)))
     return {"/metrics": metrics_route(registry_of(collector)), "/healthz": healthz, "/readyz": readyz}
+
+
+_TROUBLE: Final = {
+    GateState.STARTING: "MPS is starting",
+    GateState.SELF_TEST: "the self-test has not proven that ceilings bind, so clients wait",
+    GateState.FAULT: "the MPS server is in FAULT and clients wait",
+    GateState.DOWN: "the MPS daemon is down and clients wait",
+}
+
+
+def _trouble(collector: GateCollector) -> Iterator[str]:
+    """Yield a sentence for each GPU that takes no client now."""
+    for keeper, status, state in collector.statuses():
+        if state is None:
+            yield f"GPU {keeper.gpu.uuid}: its gate does not report"
+        elif state in _TROUBLE:
+            detail = f": {status.detail}" if status is not None and status.detail else ""
+            yield f"GPU {keeper.gpu.uuid}: {_TROUBLE[state]}{detail}"
