@@ -1,7 +1,7 @@
 """The operator's own metrics, in a registry of their own."""
 
-from collections import Counter as Tally
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -41,14 +41,23 @@ class OperatorMetrics:
             ["kind"],
             registry=self.registry,
         )
-        self.queued = Gauge("gpushare_operator_queue_length", "Keys that wait for work.", registry=self.registry)
+        self.queued = Gauge(
+            "gpushare_operator_queue_length", "Keys that wait for work or are in work.", registry=self.registry
+        )
         self.pods = Gauge("gpushare_operator_pods", "Managed pods known.", registry=self.registry)
         self.shares = Gauge(
             "gpushare_operator_gpushares", "GpuShares known, by phase.", ["phase"], registry=self.registry
         )
 
-    def count_shares(self, phases: Iterable[Phase]) -> None:
-        """Set the gauge of GpuShares by phase; a phase without any reads 0."""
-        tally = Tally(phases)
+    def show(
+        self, *, queued: Callable[[], int], pods: Callable[[], int], phases: Callable[[], Iterable[Phase]]
+    ) -> None:
+        """Take the gauges from here at each scrape, in the server's thread; a phase without any reads 0."""
+        self.queued.set_function(queued)
+        self.pods.set_function(pods)
         for phase in Phase:
-            self.shares.labels(phase.value).set(tally[phase])
+            self.shares.labels(phase.value).set_function(partial(_count, phases, phase))
+
+
+def _count(phases: Callable[[], Iterable[Phase]], phase: Phase) -> int:
+    return sum(one is phase for one in phases())

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
@@ -58,7 +59,7 @@ class ShareReconciler:
     Attributes:
         world: what is known.
         intake: brings pods and GpuShares into it.
-        beat: when the loop last came round, by `clock`; the liveness probe looks at it.
+        beat: when there was last room for more work, by `clock`; the liveness probe looks at it.
     """
 
     def __init__(
@@ -80,31 +81,54 @@ class ShareReconciler:
         self._clock = clock
         self._now = now
         self._queue: WorkQueue[Key] = WorkQueue()
+        self._in_work: dict[Key, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._written: dict[ShareKey, _Written] = {}
         self._making: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        metrics.show(
+            queued=lambda: len(self._queue) + len(self._in_work),
+            pods=lambda: len(self.world.pods),
+            phases=lambda: [share.status.phase for share in list(self.world.shares.values())],
+        )
 
     async def run(self) -> None:
-        """Work for ever."""
+        """Work for ever: some keys at once, the next one as soon as one is done."""
         self.beat = self._clock()
-        while True:
-            await self.step()
-            due = self._queue.next_due()
-            wait = _IDLE_SECONDS if due is None else min(_IDLE_SECONDS, max(0.0, due - self._clock()))
-            self._wake.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), wait)
+        try:
+            while True:
+                self._start()
+                due = self._queue.next_due() if len(self._in_work) < _AT_ONCE else None
+                wait = _IDLE_SECONDS if due is None else min(_IDLE_SECONDS, max(0.0, due - self._clock()))
+                self._wake.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), wait)
+        finally:
+            for task in self._in_work.values():
+                task.cancel()
 
     async def step(self) -> int:
-        """Do what is due now; answers how many keys that were."""
-        self.beat = self._clock()
-        keys = self._queue.take(self._clock(), _AT_ONCE)
-        await asyncio.gather(*(self._work(key) for key in keys))
-        self._metrics.queued.set(len(self._queue))
-        if len(keys) < _AT_ONCE:  # not after each batch of a long queue: it looks at every GpuShare
-            self._metrics.pods.set(len(self.world.pods))
-            self._metrics.count_shares(share.status.phase for share in self.world.shares.values())
+        """Do what is due now and wait for it; answers how many keys that were."""
+        started = self._start()
+        await asyncio.gather(*self._in_work.values())
+        return started
+
+    def _start(self) -> int:
+        """Begin what is due while there is room; answers how many keys were taken."""
+        now, room = self._clock(), _AT_ONCE - len(self._in_work)
+        if room:
+            self.beat = now
+        keys = self._queue.take(now, room)
+        for key in keys:
+            if key in self._in_work:  # touched meanwhile: once more after this time
+                self._queue.add(key, now + _SETTLE_SECONDS)
+                continue
+            self._in_work[key] = asyncio.create_task(self._work(key))
+            self._in_work[key].add_done_callback(partial(self._ended, key))
         return len(keys)
+
+    def _ended(self, key: Key, _: asyncio.Task[None]) -> None:
+        del self._in_work[key]
+        self._wake.set()
 
     def _touch(self, key: Key) -> None:
         self._queue.add(key, self._clock() + _SETTLE_SECONDS)

@@ -1,5 +1,6 @@
 """The reconciler against an API that refuses, fails and races; time is the test's."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -313,3 +314,45 @@ async def test_a_gpushare_whose_deletion_the_watch_missed_is_given_up(bench: Ben
     await bench.settle(5)
     assert bench.api.count("create") == 2
     assert bench.share().status.observed is not None
+
+
+async def test_an_object_that_takes_long_holds_up_no_other(bench: Bench) -> None:
+    answers = asyncio.Event()
+    patch = bench.api.patch
+
+    async def slow(resource: Resource, name: str, body: Json, **options: Any) -> Json:
+        if name == "pod-slow":
+            await answers.wait()
+        return await patch(resource, name, body, **options)
+
+    bench.api.patch = slow  # type: ignore[method-assign]
+    others = [f"other-{number}" for number in range(40)]
+    for name in ("slow", *others):
+        bench.pod(name, placed=True)
+
+    async def until_placed(*names: str) -> None:
+        async with asyncio.timeout(60):
+            while not all(bench.world.shares.get(ShareKey("shop", f"pod-{name}")) for name in names) or not all(
+                bench.share(f"pod-{name}").status.phase is Phase.SHARING for name in names
+            ):
+                bench.clock.now += 0.2
+                await asyncio.sleep(0.01)
+
+    running = asyncio.create_task(bench.reconciler.run())
+    await until_placed(*others)
+    assert bench.share("pod-slow").status.phase is Phase.PENDING
+    bench.world.put_node("n1", {"uid-slow": Fares(0.5, 2.0)})  # touched while it is in work
+    answers.set()
+    await until_placed("slow")
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def test_the_gauges_are_taken_at_each_scrape(bench: Bench) -> None:
+    def gauge(name: str, **labels: str) -> float | None:
+        return bench.metrics.registry.get_sample_value(f"gpushare_operator_{name}", labels)
+
+    assert (gauge("pods"), gauge("queue_length"), gauge("gpushares", phase="Pending")) == (0, 0, 0)
+    bench.pod()
+    bench.world.put_share(GpuShare.from_object({"metadata": {"name": "own", "namespace": "shop"}}))
+    assert (gauge("pods"), gauge("queue_length"), gauge("gpushares", phase="Pending")) == (1, 2, 1)
