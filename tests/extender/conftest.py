@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import copy
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -20,49 +20,18 @@ from gpushare.kube import (
     NODES,
     PODS,
     Conflict,
-    Listing,
-    NotFound,
     Resource,
     Retryable,
-    WatchEvent,
 )
-
-Selector = Callable[[dict[str, Any]], bool]
-
-
-def selector_of(label_selector: str | None = None, field_selector: str | None = None, **_: Any) -> Selector:
-    """The API server's selectors, as far as they are made of `=` and `!=`."""
-
-    def matches(obj: dict[str, Any]) -> bool:
-        labels = obj["metadata"].get("labels") or {}
-        for term in filter(None, (label_selector or "").split(",")):
-            name, differs, value = term.replace("==", "=").partition("!=" if "!=" in term else "=")
-            if (labels.get(name) == value) is (differs == "!="):
-                return False
-        for term in filter(None, (field_selector or "").split(",")):
-            path, differs, value = term.replace("==", "=").partition("!=" if "!=" in term else "=")
-            found: Any = obj
-            for part in path.split("."):
-                found = (found or {}).get(part)
-            if ((found or "") == value) is (differs == "!="):
-                return False
-        return True
-
-    return matches
+from gpushare.kube.fake import FakeApi
 
 
-class FakeCluster:
-    """Objects by resource and key, with watches; the methods are those of `gpushare.kube.Api`."""
+class FakeCluster(FakeApi):
+    """The fake API server, with what kubelet and admission would do, and failures on demand."""
 
     def __init__(self) -> None:
-        self.objects: dict[Resource, dict[str, dict[str, Any]]] = {
-            PODS: {},
-            NODES: {},
-            GPUNODES: {},
-            GPUSHARES: {},
-        }
-        self.version = 0
-        self.watchers: list[tuple[Resource, Selector, asyncio.Queue[WatchEvent]]] = []
+        super().__init__()
+        self.objects = {resource: self.store.objects(resource) for resource in (PODS, NODES, GPUNODES, GPUSHARES)}
         self.bind_fails: list[str] = []
         self.get_fails: list[str] = []
         self.patches: list[tuple[str, dict[str, Any]]] = []
@@ -114,23 +83,11 @@ class FakeCluster:
         }
         return self.put(PODS, pod)
 
-    def key(self, obj: dict[str, Any]) -> str:
-        metadata = obj["metadata"]
-        return f"{metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else metadata["name"]
-
     def put(self, resource: Resource, obj: dict[str, Any]) -> dict[str, Any]:
-        self.version += 1
-        obj["metadata"]["resourceVersion"] = str(self.version)
-        before = self.objects[resource].get(self.key(obj))
-        self.objects[resource][self.key(obj)] = obj
-        self.tell(resource, before, obj)
-        return obj
+        return self.store.put(resource, obj)
 
     def remove(self, resource: Resource, key: str) -> None:
-        obj = self.objects[resource].pop(key)
-        self.version += 1
-        obj["metadata"]["resourceVersion"] = str(self.version)
-        self.tell(resource, obj, None)
+        self.store.remove(resource, key)
 
     def pod(self, name: str) -> dict[str, Any]:
         return self.objects[PODS][f"default/{name}"]
@@ -146,67 +103,32 @@ class FakeCluster:
         pod["status"]["phase"] = phase
         self.put(PODS, pod)
 
-    def tell(self, resource: Resource, before: dict[str, Any] | None, after: dict[str, Any] | None) -> None:
-        """What each watch sees of a change: an object that no longer matches its selector is gone to it."""
-        for watched, selector, queue in self.watchers:
-            if watched != resource:
-                continue
-            was, stays = before is not None and selector(before), after is not None and selector(after)
-            if was or stays:
-                kind = ("MODIFIED" if was else "ADDED") if stays else "DELETED"
-                queue.put_nowait(WatchEvent(kind, copy.deepcopy(after or before or {})))
-
     async def settle(self) -> None:
         """Until every watch has delivered everything."""
-        while any(not queue.empty() for *_, queue in self.watchers):  # noqa: ASYNC110 - queues have no such event
+        while not self.store.is_settled:  # noqa: ASYNC110 - queues have no such event
             await asyncio.sleep(0)
         for _ in range(3):
             await asyncio.sleep(0)
 
     # -- the client's side
 
-    async def list(self, resource: Resource, reduce: Callable[[Any], Any], **query: Any) -> Listing[Any]:
-        selector = selector_of(**query)
-        found = [reduce(copy.deepcopy(obj)) for obj in self.objects[resource].values() if selector(obj)]
-        return Listing(found, str(self.version))
-
-    async def watch(self, resource: Resource, **query: Any) -> AsyncIterator[WatchEvent]:
-        entry = (resource, selector_of(**query), asyncio.Queue[WatchEvent]())
-        self.watchers.append(entry)
-        try:
-            while True:
-                yield await entry[2].get()
-        finally:
-            self.watchers.remove(entry)
-
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> dict[str, Any]:
         if self.get_fails:
             raise Retryable(self.get_fails.pop(0), retry_after_seconds=1)
-        key = f"{namespace}/{name}" if namespace else name
-        if key not in self.objects[resource]:
-            raise NotFound(f"{key} not found", status=404, reason="NotFound")
-        return copy.deepcopy(self.objects[resource][key])
+        return await super().get(resource, name, namespace=namespace)
 
-    async def patch(self, resource: Resource, name: str, body: dict[str, Any], **_: Any) -> dict[str, Any]:
+    async def patch(self, resource: Resource, name: str, body: Any, **more: Any) -> dict[str, Any]:
         self.patches.append((name, body))
-        return body
+        return await super().patch(resource, name, body, **more)
 
-    async def bind(self, name: str, node: str, *, namespace: str, uid: str, annotations: dict[str, str]) -> None:
+    async def bind(self, name: str, node: str, **more: Any) -> None:
         await asyncio.sleep(0)
         failure = self.bind_fails.pop(0) if self.bind_fails else ""
         if failure == "refused":
             raise Conflict("binding refused", status=409, reason="Conflict")
         if failure == "lost":
             raise Retryable("no answer", retry_after_seconds=1)
-        pod = self.objects[PODS].get(f"{namespace}/{name}")
-        if pod is None or pod["metadata"]["uid"] != uid:
-            raise NotFound("pod is gone", status=404, reason="NotFound")
-        if pod["spec"].get("nodeName"):
-            raise Conflict("pod is already assigned", status=409, reason="Conflict")
-        pod = copy.deepcopy(pod)
-        pod["spec"]["nodeName"] = node
-        pod["metadata"]["annotations"] |= annotations
-        self.put(PODS, pod)
+        await super().bind(name, node, **more)
         if failure == "answer lost":
             raise Retryable("no answer", retry_after_seconds=1)
 
