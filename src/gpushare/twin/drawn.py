@@ -4,11 +4,11 @@ For the twin and the job simulator: they know no more than the model, and its er
 """
 
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+from cachetools import LRUCache
 
 from gpushare.core.interference import Forecast, InterferenceModel, Profile, cap_progress
 from gpushare.twin.contention import TwinLoad
@@ -52,7 +52,7 @@ class DrawnProgress:
 
     def __init__(self, model: Callable[[], InterferenceModel]) -> None:
         self._model = model
-        self._kept: OrderedDict[str, tuple[float, ...]] = OrderedDict()
+        self._kept: LRUCache[str, tuple[float, ...]] = LRUCache(_MOST_KEPT)
 
     def __call__(self, loads: Sequence[TwinLoad]) -> tuple[float, ...]:
         """Progress of each load, in the order given."""
@@ -64,8 +64,6 @@ class DrawnProgress:
         found = self._kept.get(key)
         if found is None:
             found = self._kept[key] = self._compute([loads[at] for at in order], key)
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
         result = [0.0] * len(loads)
         for at, progress in zip(order, found, strict=True):
             result[at] = progress

@@ -1,15 +1,13 @@
 """Values by node that are kept between decisions and brought up to date where the cluster changed since."""
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpushare.core.placement.shapes import Shape
 from gpushare.core.placement.state import ClusterState, IntArray, RowTable
-
-MAX_TABLES: Final = 1024  # of 8 bytes a node each: 40 MB at 5,000 nodes
 
 Values = NDArray[Any]
 
@@ -33,7 +31,4 @@ def kept_by_row(
             return table.values
     values = evaluate(np.arange(len(state.alive)))
     tables[key] = RowTable(values, token, state.epoch, state.change_count)
-    tables.move_to_end(key)
-    if len(tables) > MAX_TABLES:
-        tables.popitem(last=False)
     return values

@@ -217,8 +217,9 @@ def spearman(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the rank correlation; NaN for fewer than three values or constant ones."""
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return float("nan")
-    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    from scipy.stats import spearmanr  # noqa: PLC0415 - the command line loads this module without the extra
+
+    return float(spearmanr(a, b).statistic)
 
 
 def _choices(sets: Sets, judged: Sequence[_Judged], seed: int) -> Choices:
