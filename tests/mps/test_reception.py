@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -160,6 +161,36 @@ async def test_processes_with_as_few_connections_as_a_cuda_program_never_lose_on
     await desk.settled()
     assert desk.gone == []
     assert len(desk.reception) == 12
+
+
+@pytest.mark.parametrize(
+    ("greeted", "spoken", "words"),
+    [
+        (False, False, (CREDENTIALS, COMPUTE_TYPE)),
+        (True, False, (CREDENTIALS, COMPUTE_TYPE)),
+        (True, False, (COMPUTE_TYPE,)),
+        (True, True, ()),
+    ],
+    ids=["held-unread", "greeted", "introduced", "ready"],
+)
+async def test_a_connection_of_the_gate_before_goes_on_where_it_was(desk, greeted, spoken, words):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.setblocking(False)
+    desk.opened.append(theirs)
+    connection = desk.reception.adopt(ours, 7, greeted=greeted, spoken=spoken)
+    assert heard(theirs) == (None if greeted else HELLO), "nobody is greeted twice"
+    for word in words:
+        theirs.send(word)
+    await eventually(lambda: desk.ready == [connection], "ready")
+    theirs.close()
+    await eventually(lambda: desk.gone == [connection], "forgotten")
+
+
+def test_a_small_limit_of_descriptors_lowers_what_may_be_open(monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    limits = PodLimits.of_process()
+    assert limits.per_gpu < 1024
+    assert limits.per_pod <= limits.per_gpu // 4
 
 
 @contextlib.contextmanager
