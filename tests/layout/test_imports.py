@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,8 @@ ASIDE = (
 )
 
 
-def loaded_by(modules: list[str]) -> list[str]:
+@cache
+def loaded_by(*modules: str) -> list[str]:
     """Names of all modules that a fresh interpreter has once these are imported."""
     script = f"import importlib, json, sys\nfor name in {modules!r}: importlib.import_module(name)\n"
     paths = [str(ROOT / folder) for folder in ("src", "operator", "deviceplugin")]
@@ -55,14 +57,14 @@ def loaded_by(modules: list[str]) -> list[str]:
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_no_process_loads_what_only_fits_simulates_or_evaluates(process: str) -> None:
-    names = loaded_by(PROCESSES[process])
+    names = loaded_by(*PROCESSES[process])
     assert set(PROCESSES[process]) <= set(names)
     assert not [name for name in names if name in ASIDE or name.startswith(tuple(f"{each}." for each in ASIDE))]
 
 
 def test_the_agent_loads_neither_numpy_nor_the_interference_model() -> None:
     """They are 20 MiB in every node; the forecaster, a process that ends, asks the model (ADR 0032)."""
-    names = loaded_by(PROCESSES["the agent"])
+    names = loaded_by(*PROCESSES["the agent"])
     assert not {"numpy", "gpushare.core.interference", "gpushare.core.placement"} & set(names)
 
 
