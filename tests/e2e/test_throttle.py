@@ -1,0 +1,119 @@
+"""The throttle with the real freezer on the real kubelet: a pod is slowed, and whatever is killed, it goes on."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from livecluster import Cluster, Namespace, decided, kill, processes_of, wait_for
+
+from gpushare.core.api import HOST_DIRECTORY
+from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
+from gpushare.mps.freezer import CgroupFreezer, FreezeState
+from gpushare.mps.layout import GpuDirectory, decisions_reader, write_throttle
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+PROMISED_SECONDS = 2.0
+COUNT = "import time\nwhile True:\n print('tick', flush=True)\n time.sleep(0.05)"
+Parts = Callable[[str], list[dict]]
+
+
+class Throttled:
+    """A pod of the cluster that is asked to be throttled for as long as `asks`; this test is the agent."""
+
+    def __init__(self, space: Namespace, part: Parts) -> None:
+        self.space = space
+        space.create(space.tenant("slowed", "0.3", command=["python", "-c", COUNT]))
+        (pod,) = space.running("slowed")
+        self.uid = pod["metadata"]["uid"]
+        self.gpu = GpuDirectory.of(HOST_DIRECTORY, decided(pod)[0])
+        if not self.gpu.path.is_dir():
+            pytest.skip("the cluster's node is another machine: its cgroups are out of reach")
+        (host,) = part("mps")
+        self.host_uid = host["metadata"]["uid"]
+        self.freezer = CgroupFreezer()
+        self.cgroup: Path = wait_for("the pod's cgroup", lambda: self.freezer.find(self.uid))
+        decisions = decisions_reader(self.gpu)
+        wait_for("the decision on the node", lambda: self.uid in decisions.read().pods)
+        self.asks, self._end = True, threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self._thread.start()
+
+    def _ask(self) -> None:
+        while not self._end.wait(0.2):
+            if self.asks:
+                write_throttle(self.gpu, ThrottleAsks({self.uid: ThrottleAsk(0.1)}, boottime()))
+
+    def close(self) -> None:
+        self._end.set()
+        self._thread.join()
+        self.gpu.throttle.unlink(missing_ok=True)
+
+    def pids(self, program: str) -> list[int]:
+        return processes_of(self.host_uid, saying=f"gpushare.mps.{program}")
+
+    def is_frozen(self) -> bool:
+        return self.freezer.state(self.cgroup) is FreezeState.FROZEN
+
+    def until_frozen(self) -> None:
+        self.asks = True
+        wait_for("the pod frozen", self.is_frozen, seconds=60, every=0.005)
+
+    def seconds_until_it_runs(self) -> float:
+        """Nobody asks any more; an agent's lease would hold on."""
+        since = time.monotonic()
+        wait_for("the pod thawed", lambda: not self.is_frozen(), seconds=120, every=0.005)
+        return time.monotonic() - since
+
+    def assert_goes_on(self) -> None:
+        seen = self.space.log("slowed").count("tick")
+        wait_for("the pod goes on", lambda: self.space.log("slowed").count("tick") > seen + 20, seconds=60)
+        status = self.space.get("slowed")["status"]["containerStatuses"][0]
+        assert (status["restartCount"], "running" in status["state"]) == (0, True)
+
+    def told(self) -> dict:
+        return json.loads(self.gpu.status.read_text())["throttle"]
+
+
+@pytest.fixture
+def throttled(space: Namespace, part: Parts, cluster: Cluster) -> Iterator[Throttled]:
+    one = Throttled(space, part)
+    yield one
+    one.close()
+
+    def healthy() -> bool:
+        return all(gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in cluster.gpus())
+
+    wait_for("the GPUs healthy again", healthy, seconds=120)
+
+
+def test_a_pod_is_throttled_and_whatever_is_killed_it_goes_on(throttled: Throttled) -> None:
+    throttled.until_frozen()
+    wait_for("gate.json saying so", lambda: [p["pod_uid"] for p in throttled.told()["pods"]] == [throttled.uid])
+    assert throttled.told()["problem"] == ""
+
+    # the throttle's process: its host thaws, and starts another
+    before = throttled.pids("throttler")
+    kill(before)
+    throttled.asks = False
+    assert throttled.seconds_until_it_runs() <= PROMISED_SECONDS
+    wait_for("another throttle", lambda: throttled.pids("throttler") not in ([], before), seconds=60)
+    throttled.assert_goes_on()
+
+    # the host: its container ends, but the throttle thaws first
+    throttled.until_frozen()
+    kill(throttled.pids("host"))
+    throttled.asks = False
+    assert throttled.seconds_until_it_runs() <= PROMISED_SECONDS
+    throttled.assert_goes_on()
+    wait_for("another host", lambda: throttled.pids("host") and throttled.pids("throttler"), seconds=120)
+
+    # both at once: the next host thaws, when kubelet has started it
+    throttled.until_frozen()
+    kill([*throttled.pids("throttler"), *throttled.pids("host")])
+    throttled.asks = False
+    throttled.seconds_until_it_runs()
+    throttled.assert_goes_on()
