@@ -78,6 +78,9 @@ class Processes:
                 os.kill(pid, signal.SIGKILL)
                 deadline += 10
             time.sleep(0.05)
+        # A killed leader is a zombie while its other threads still end; until then its ports are taken.
+        while _threads(pid) > 1 and time.monotonic() < deadline + 30:
+            time.sleep(0.05)
 
     def start_again(self, name: str) -> None:
         """Start a stopped one as it was."""
@@ -116,6 +119,14 @@ class Processes:
             return Record(**json.loads((self._directory / f"{name}.json").read_text()))
         except (OSError, ValueError, TypeError):
             return None
+
+
+def _threads(pid: int) -> int:
+    """Threads of a process that have not ended, its zombie leader among them; 0 when it is gone."""
+    try:
+        return len(list(Path(f"/proc/{pid}/task").iterdir()))
+    except OSError:
+        return 0
 
 
 def _boot() -> str:
