@@ -209,6 +209,9 @@ class Api:
 
         Args:
             force: with APPLY, take over fields that another manager owns.
+
+        Raises:
+            Conflict: the resourceVersion is another. Invalid: the uid is another.
         """
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
         query = _query(fieldManager=self._field_manager, force="true" if force else None)

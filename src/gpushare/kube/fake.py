@@ -171,12 +171,12 @@ class ObjectStore:
                 self._delete(at.kind, at.key)
                 return {"kind": "Status"}
             case "PUT", _:
-                _check_same(old, body["metadata"])
+                _check_unchanged(old, body["metadata"])
                 return self._update(at, old, body)
             case "PATCH", _:
                 if content_type == PatchType.JSON:
                     return self._update(at, old, _json_patched(old, body))
-                _check_same(old, body.get("metadata") or {})
+                _check_unchanged(old, body.get("metadata") or {})
                 return self._update(at, old, _merged(old, body))
         raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "MethodNotAllowed")
 
@@ -376,10 +376,18 @@ def _key(obj: Json) -> str:
 
 
 def _check_same(old: Json, wanted: Mapping[str, Any]) -> None:
-    """Preconditions: a uid or resourceVersion in a write has to be the object's."""
+    """Preconditions of a deletion: uid and resourceVersion have to be the object's."""
     for name in ("uid", "resourceVersion"):
         if wanted.get(name) not in {None, old["metadata"].get(name)}:
             raise Refusal(HTTPStatus.CONFLICT, "Conflict", f"the {name} in the precondition is another")
+
+
+def _check_unchanged(old: Json, wanted: Mapping[str, Any]) -> None:
+    """A write with another resourceVersion is a conflict; one with another uid is invalid, since uids stay."""
+    if wanted.get("resourceVersion") not in {None, old["metadata"].get("resourceVersion")}:
+        raise Refusal(HTTPStatus.CONFLICT, "Conflict", "the object has been modified")
+    if wanted.get("uid") not in {None, old["metadata"].get("uid")}:
+        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "Invalid", "metadata.uid: field is immutable")
 
 
 def _selector(query: Mapping[str, Any]) -> Selector:
