@@ -1,7 +1,7 @@
 """What each workload draws from a GPU alone: from its GpuShare's profile, else as seen here while it ran alone."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpushare.core.api import GpuShareStatus, WorkloadSignature, from_json
@@ -11,6 +11,8 @@ from gpushare_deviceplugin.pods import ManagedPod
 MIN_SECONDS: Final = 5.0  # of running alone, before what was seen counts as a signature
 MEMORY_SECONDS: Final = 120.0  # older windows fade, so that a workload's later phases replace its first ones
 DIGITS: Final = 4  # of a counter on the wire
+IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits draws less, and says nothing of its workload
+START_SECONDS: Final = 30.0  # a program's start takes at most so long; PyTorch's client idles for 7 to 9 s
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen longest is forgotten
 
 
@@ -55,6 +57,51 @@ def reduce_gpushare(obj: Mapping[str, Any]) -> SharedProfile | None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What a workload drew alone, averaged.
+
+    Attributes:
+        pod_uid: the pod that was seen last.
+        start_seconds: of this pod, that were left out because they look like its start; None once it works.
+        may_hold_start: whether it is one window, whose first part may be the start.
+    """
+
+    counters: Counters
+    seconds: float
+    pod_uid: str
+    start_seconds: float | None = None
+    may_hold_start: bool = False
+
+    @property
+    def is_signature(self) -> bool:
+        """Whether it is of a program at work, seen for long enough."""
+        is_idle = self.counters.activity_ratio() < IDLE_RATIO
+        return self.seconds >= MIN_SECONDS and not self.may_hold_start and not is_idle
+
+    def next(self, pod_uid: str, sample: GpuSample) -> "_Seen":
+        """With one more window."""
+        skipped = self.start_seconds if pod_uid == self.pod_uid else 0.0
+        counters, seconds = sample.counters, sample.window_seconds
+        if counters.is_far_more_active(self.counters):
+            return _Seen(counters, seconds, pod_uid, may_hold_start=True)
+        if self.may_hold_start and counters.activity_ratio() > self.counters.activity_ratio():
+            return _Seen(counters, seconds, pod_uid)
+        if skipped is not None and skipped < START_SECONDS:
+            if self.counters.is_far_more_active(counters):
+                return replace(self, pod_uid=pod_uid, start_seconds=skipped + seconds)
+            if skipped and counters.activity_ratio() < self.counters.activity_ratio():
+                return replace(self, pod_uid=pod_uid, start_seconds=None)  # it may hold the start's end
+        total = min(MEMORY_SECONDS, self.seconds) + seconds
+        weight = seconds / total
+        means = {
+            name: new if (old := getattr(self.counters, name)) is None else old + weight * (new - old)
+            for name in COUNTERS
+            if (new := getattr(counters, name)) is not None
+        }
+        return _Seen(Counters(**means), total, pod_uid)
+
+
 class Signatures:
     """All signatures that this node knows.
 
@@ -64,7 +111,7 @@ class Signatures:
 
     def __init__(self, profiles: Mapping[str, SharedProfile]) -> None:
         self._profiles = profiles
-        self._seen: dict[tuple[str, str], tuple[Counters, float]] = {}
+        self._seen: dict[tuple[str, str], _Seen] = {}
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
         """A pod's signature on a GPU model; None while nobody has seen it alone there."""
@@ -72,18 +119,17 @@ class Signatures:
             if profile.gpu_model in ("", gpu_model):
                 return profile.signature
         seen = self._seen.get((pod.workload, gpu_model))
-        return SoloSignature(seen[0]) if seen is not None and seen[1] >= MIN_SECONDS else None
+        return SoloSignature(seen.counters) if seen is not None and seen.is_signature else None
 
     def news(self, pod: ManagedPod, gpu_model: str) -> WorkloadSignature | None:
         """What this node saw of a pod's workload alone, for its GpuShare to keep; None when that has as good."""
-        counters, seconds = self._seen.get((pod.workload, gpu_model), (Counters(), 0.0))
-        if seconds < MIN_SECONDS:
+        seen = self._seen.get((pod.workload, gpu_model))
+        if seen is None or not seen.is_signature:
             return None
+        rounded = {name: round(min(1.0, value), DIGITS) for name, value in seen.counters.as_dict().items()}
+        found = WorkloadSignature(gpu_model, rounded, window_seconds=float(int(seen.seconds)))
         kept = next((each.kept for each in self._profiles_of(pod)), None)
-        if kept is not None and not kept.gives_way(seconds):
-            return None
-        rounded = {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()}
-        return WorkloadSignature(gpu_model, rounded, window_seconds=float(int(seconds)))
+        return found if kept is None or kept.gives_way(found) else None
 
     def _profiles_of(self, pod: ManagedPod) -> Iterator[SharedProfile]:
         """The profiles of GpuShares that speak for a pod: in its own namespace, whatever others say of its uid."""
@@ -92,16 +138,14 @@ class Signatures:
                 yield profile
 
     def learn(self, pod: ManagedPod, gpu_model: str, sample: GpuSample) -> None:
-        """A window in which this pod was alone on a GPU, with 100% of its threads."""
+        """Learn from a window in which this pod was alone on a GPU, with 100% of its threads.
+
+        A program's start hardly uses the GPU. What precedes a window more than twice as active is forgotten, and so
+        is that window when the next one is more active still: it may hold the start's end. A later pod of a known
+        workload begins with windows that are left out.
+        """
         key = (pod.workload, gpu_model)
-        before, seconds = self._seen.pop(key, (Counters(), 0.0))
-        total = min(MEMORY_SECONDS, seconds) + sample.window_seconds
-        weight = sample.window_seconds / total
-        means = {
-            name: new if (old := getattr(before, name)) is None else old + weight * (new - old)
-            for name in COUNTERS
-            if (new := getattr(sample.counters, name)) is not None
-        }
-        self._seen[key] = (Counters(**means), total)
+        before = self._seen.pop(key, None) or _Seen(Counters(), 0.0, pod.uid)
+        self._seen[key] = before.next(pod.uid, sample)
         if len(self._seen) > MAX_WORKLOADS:
             del self._seen[next(iter(self._seen))]

@@ -95,13 +95,20 @@ def test_no_profile_is_taken(spec, seen):
 
 
 def test_a_better_look_replaces_a_short_one_and_another_gpu_model_does_not():
-    share = replace(gpushare(), status=status(gpushare(), [pod()], signature(seconds=5.0)))
+    share = replace(gpushare(), status=status(gpushare(), [pod()], signature("resnet50-train", seconds=5.0)))
     heavy = "montecarlo-fp32"
     assert status(share, [pod()], signature(heavy, 19.0)).profile == share.status.profile
     assert status(share, [pod()], signature(heavy, 100.0, "Tesla T4")).profile == share.status.profile
     better = status(share, [pod()], signature(heavy, 20.0))
     assert better.profile.counters == signature(heavy).counters
     assert float(better.recommended_fraction) > float(share.status.recommended_fraction)
+
+
+def test_a_look_twice_as_active_replaces_that_of_the_programs_start_at_once_and_stays():
+    share = replace(gpushare(), status=status(gpushare(), [pod()], signature("bert-infer", seconds=100.0)))
+    worker = status(share, [pod()], signature("resnet50-train", 5.0))
+    assert worker.profile.counters == signature("resnet50-train").counters
+    assert status(replace(share, status=worker), [pod()], signature("bert-infer", 100.0)).profile == worker.profile
 
 
 def test_pods_of_several_workloads_under_one_selector_have_no_profile():
@@ -117,8 +124,9 @@ def test_pods_of_several_workloads_under_one_selector_have_no_profile():
 def test_a_growing_window_is_written_a_few_times_only(windows):
     kept, writes = None, 0
     for seconds in sorted(windows):
-        if kept is None or kept.gives_way(seconds):
-            kept, writes = signature(seconds=seconds), writes + 1
+        longer = signature(seconds=seconds)
+        if kept is None or kept.gives_way(longer):
+            kept, writes = longer, writes + 1
     assert writes <= 3
 
 

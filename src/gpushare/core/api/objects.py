@@ -277,10 +277,17 @@ class WorkloadSignature:
         window = self.window_seconds
         return "sm_util" in self.counters and (window is None or window >= MIN_SIGNATURE_SECONDS)
 
-    def gives_way(self, window_seconds: float | None) -> bool:
-        """Whether a signature over a window of this length is worth writing down in this one's place."""
-        own_seconds = max(self.window_seconds or 0.0, 1.0)
-        return not self.counters or (window_seconds or 0.0) >= LONGER_WINDOW * own_seconds
+    def gives_way(self, other: "WorkloadSignature") -> bool:
+        """Whether another signature is worth writing down in this one's place.
+
+        One that is more than twice as active is, however short: this one holds the program's start, or a pause. The
+        other way round it never is, so that two nodes do not replace each other's for ever.
+        """
+        own, others = self.as_counters(), other.as_counters()
+        if not self.counters or others.is_far_more_active(own):
+            return True
+        is_longer = (other.window_seconds or 0.0) >= LONGER_WINDOW * max(self.window_seconds or 0.0, 1.0)
+        return is_longer and not own.is_far_more_active(others)
 
 
 @dataclass(frozen=True, slots=True)

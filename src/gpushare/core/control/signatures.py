@@ -34,7 +34,7 @@ def taken(
         and (kept is None or kept.gpu_model in {"", each.gpu_model})
     ]
     best = max(fitting, key=lambda each: (each.window_seconds or 0.0, each.gpu_model), default=None)
-    if best is None or not is_one_kind or not (kept is None or kept.gives_way(best.window_seconds)):
+    if best is None or not is_one_kind or not (kept is None or kept.gives_way(best)):
         return kept
     return WorkloadSignature(
         best.gpu_model,

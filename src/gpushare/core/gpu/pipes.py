@@ -24,6 +24,8 @@ COUNTERS: Final = (
 # iterations in 0.2 s are chance.
 MIN_SIGNATURE_SECONDS: Final = 0.2
 
+FAR_MORE_ACTIVE: Final = 2.0  # a program's phases differ by less; its start, which hardly uses the GPU, by more
+
 
 @dataclass(frozen=True, slots=True)
 class Counters:
@@ -61,6 +63,14 @@ class Counters:
             for pipe, parts in sums.items()
             if any(part is not None for part in parts)
         }
+
+    def activity_ratio(self) -> float:
+        """Return how busy the SMs are; the highest measured counter where that is not told, 0 where nothing is."""
+        return self.sm_util if self.sm_util is not None else max(self.as_dict().values(), default=0.0)
+
+    def is_far_more_active(self, other: "Counters") -> bool:
+        """Return whether the other one cannot be the same program at work: it draws less than half of this."""
+        return self.activity_ratio() > FAR_MORE_ACTIVE * other.activity_ratio()
 
     def as_dict(self) -> dict[str, float]:
         """Return the measured counters by name."""

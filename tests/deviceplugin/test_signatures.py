@@ -1,0 +1,97 @@
+"""Signatures are of programs at work: not of their start, at the grain in which samples reach `learn`."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+from tests.deviceplugin.fakes import make_pod
+
+from gpushare.core.api import WorkloadSignature
+from gpushare.core.gpu import Counters, GpuSample
+from gpushare_deviceplugin.measuring import merge
+from gpushare_deviceplugin.sampler import WINDOWS
+from gpushare_deviceplugin.signatures import IDLE_RATIO, MIN_SECONDS, SharedProfile, Signatures, SoloSignature
+
+H200 = "NVIDIA H200"
+BUSY = Counters(sm_util=0.55, fp32_util=0.3, dram_bw_util=0.2)
+
+
+def scaled(ratio: float) -> Counters:
+    return Counters(**{name: ratio * value for name, value in BUSY.as_dict().items()})
+
+
+def merged(activity: Sequence[float]) -> Iterator[GpuSample]:
+    """Samples of one second as the sampler passes them on: the first by itself, then five as one."""
+    samples = [GpuSample(scaled(ratio), 1.0, 2000, ratio) for ratio in activity]
+    yield merge(samples[:1])
+    for first in range(1, len(samples) - WINDOWS + 1, WINDOWS):
+        yield merge(samples[first : first + WINDOWS])
+
+
+def learnt(signatures: Signatures, activity: Sequence[float], name: str = "a") -> list[WorkloadSignature]:
+    """Every signature that would have been published on the way."""
+    pod = make_pod(name, uid=f"uid-{name}", **{"gpushare.io/workload": "resnet"})
+    published = []
+    for sample in merged(activity):
+        signatures.learn(pod, H200, sample)
+        if (news := signatures.news(pod, H200)) is not None:
+            published.append(news)
+            assert signatures.of(pod, H200) is not None
+    return published
+
+
+def close(signature: WorkloadSignature, ratio: float = 1.0, within: float = 0.02) -> bool:
+    expected = scaled(ratio).as_dict()
+    return all(signature.counters[name] == pytest.approx(value, rel=within) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("first_step", [0.0, 0.4, 0.8])
+@pytest.mark.parametrize("idle_seconds", range(16))
+def test_no_published_signature_holds_the_programs_start(idle_seconds: int, first_step: float) -> None:
+    published = learnt(Signatures({}), [0.0] * idle_seconds + [first_step] + [1.0] * 40)
+    assert published
+    assert all(close(each) for each in published[2:])
+    assert all(close(each, within=0.1) for each in published)
+
+
+def test_a_start_that_draws_a_little_is_forgotten_too() -> None:
+    published = learnt(Signatures({}), [0.0] * 3 + [0.2] * 6 + [1.0] * 40)
+    assert close(published[-1])
+
+
+def test_nothing_idle_is_published() -> None:
+    assert learnt(Signatures({}), [0.0] * 60) == []
+    assert learnt(Signatures({}), [0.9 * IDLE_RATIO / BUSY.activity_ratio()] * 60) == []
+    assert learnt(Signatures({}), [1.1 * IDLE_RATIO / BUSY.activity_ratio()] * 60)
+
+
+def test_a_program_with_phases_has_a_signature_of_both() -> None:
+    phases = ([1.0] * 5 + [0.3] * 5) * 12
+    published = learnt(Signatures({}), phases)
+    assert len(published) > 15, "phases must not make it forget for ever"
+    assert close(published[-1], 0.65, within=0.2)
+
+
+def test_the_next_pod_of_a_workload_does_not_dilute_it_by_its_start() -> None:
+    signatures = Signatures({})
+    assert close(learnt(signatures, [0.0] * 8 + [1.0] * 20)[-1])
+    for name in ("b", "c", "d"):
+        assert all(close(each, within=0.1) for each in learnt(signatures, [0.0] * 8 + [1.0] * 12, name))
+
+
+def test_a_workload_that_draws_less_from_now_on_is_learnt_anew() -> None:
+    signatures = Signatures({})
+    learnt(signatures, [1.0] * 30)
+    assert close(learnt(signatures, [0.3] * 600, "b")[-1], 0.3, within=0.1)
+
+
+def test_a_kept_signature_of_a_start_gives_way_at_once_and_never_comes_back() -> None:
+    def signature(ratio: float, seconds: float) -> WorkloadSignature:
+        return WorkloadSignature(H200, dict(scaled(ratio).as_dict()), window_seconds=seconds)
+
+    diluted, clean = signature(0.4, 60.0), signature(1.0, 2 * MIN_SECONDS)
+    assert diluted.gives_way(clean)
+    assert not clean.gives_way(signature(0.4, 6000.0)), "two nodes would replace each other's for ever"
+    assert not diluted.gives_way(signature(0.7, 60.0))
+    assert diluted.gives_way(signature(0.7, 240.0))
+    kept = SharedProfile(frozenset({"uid-a"}), H200, SoloSignature(diluted.as_counters()), diluted)
+    assert close(learnt(Signatures({"shop/a": kept}), [0.0] * 8 + [1.0] * 12)[-1])
