@@ -140,9 +140,9 @@ class Signatures:
     def learn(self, pod: ManagedPod, gpu_model: str, sample: GpuSample) -> None:
         """Learn from a window in which this pod was alone on a GPU, with 100% of its threads.
 
-        A program's start hardly uses the GPU. What precedes a window more than twice as active is forgotten, and so
-        is that window when the next one is more active still: it may hold the start's end. A later pod of a known
-        workload begins with windows that are left out.
+        A program's start hardly uses the GPU. What precedes a window more than twice as active is forgotten, and
+        so is that window when the next one is more active still: it may hold the start's end. The windows in which
+        a later pod of a known workload starts are left out.
         """
         key = (pod.workload, gpu_model)
         before = self._seen.pop(key, None) or _Seen(Counters(), 0.0, pod.uid)

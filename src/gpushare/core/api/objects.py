@@ -280,8 +280,8 @@ class WorkloadSignature:
     def gives_way(self, other: "WorkloadSignature") -> bool:
         """Whether another signature is worth writing down in this one's place.
 
-        One that is more than twice as active is, however short: this one holds the program's start, or a pause. The
-        other way round it never is, so that two nodes do not replace each other's for ever.
+        One that is more than twice as active is, however short: this one holds the program's start, or a pause.
+        The other way round it never is, so that two nodes do not replace each other's for ever.
         """
         own, others = self.as_counters(), other.as_counters()
         if not self.counters or others.is_far_more_active(own):
