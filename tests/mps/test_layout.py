@@ -114,7 +114,10 @@ def test_a_later_agents_decisions_are_read_without_what_is_new_in_them(gpu):
         },
     )
     decisions = decisions_reader(gpu).read()
-    assert decisions.pods == {"new": PodDecision(25, 1024), "old": PodDecision(30, 2048, JobClass.LATENCY)}
+    assert decisions.pods == {
+        "new": PodDecision(25, 1024, is_class_known=False),
+        "old": PodDecision(30, 2048, JobClass.LATENCY),
+    }
     assert decisions.unknown == 3
 
 

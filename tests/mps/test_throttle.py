@@ -19,6 +19,7 @@ from gpushare.mps.layout import (
     PodDecision,
     throttle_in_force,
     throttled_reader,
+    write_atomically,
     write_decisions,
     write_throttle,
 )
@@ -143,6 +144,14 @@ def test_a_pod_that_becomes_a_latency_pod_is_thawed(node):
     node.look()
     assert node.freezer.cgroups[POD] is FreezeState.THAWED
     assert node.refused() == {POD: ThrottleRefusal.LATENCY}
+
+
+def test_a_pod_of_a_class_that_only_a_later_agent_knows_is_not_frozen(node):
+    decision = {"thread_percentage": 25, "memory_mib": 1024, "job_class": "batch"}
+    write_atomically(node.gpus[0].decisions, {"version": 1, "pods": {POD: decision}})
+    node.run(3.0, pod=ThrottleAsk(0.1))
+    assert node.frozen_seconds[POD] == 0.0
+    assert node.refused() == {POD: ThrottleRefusal.UNKNOWN_CLASS}
 
 
 def test_a_pod_is_throttled_on_one_gpu_at_a_time(node):

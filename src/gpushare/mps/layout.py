@@ -135,11 +135,13 @@ class PodDecision:
 
     Attributes:
         thread_percentage: 1 to 100; memory_mib: all of its processes together.
+        is_class_known: False where a later agent named a class that is unknown here; such a pod is not frozen.
     """
 
     thread_percentage: int
     memory_mib: int
     job_class: JobClass = JobClass.THROUGHPUT
+    is_class_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +200,8 @@ def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
     if not isinstance(job_class, str):
         raise ValueError(f"pod {uid}: job_class {job_class!r} is not a string")
     if job_class not in set(JobClass):
-        # The class decides nothing here but priority, which is a help: the ceilings hold as they are.
-        return PodDecision(threads, memory), unknown + 1
+        # The class decides about priority, which is a help, and freezing: the ceilings hold as they are.
+        return PodDecision(threads, memory, is_class_known=False), unknown + 1
     return PodDecision(threads, memory, JobClass(job_class)), unknown
 
 

@@ -138,6 +138,7 @@ class ThrottleRefusal(StrEnum):
     """Why a pod that the agent asked to throttle runs freely."""
 
     LATENCY = "LatencyClass"
+    UNKNOWN_CLASS = "UnknownClass"
     NO_DECISION = "NoDecision"
     ANOTHER_GPU = "ThrottledOnAnotherGpu"
     NO_CGROUP = "NoCgroup"

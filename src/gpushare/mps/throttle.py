@@ -142,6 +142,8 @@ class Throttle:
         decision = decisions.pods.get(uid)
         if decision is None:
             return FreezeRefused(ThrottleRefusal.NO_DECISION, "it is not decided on this GPU")
+        if not decision.is_class_known:
+            return FreezeRefused(ThrottleRefusal.UNKNOWN_CLASS, "its class is unknown to this version")
         if decision.job_class is not JobClass.THROUGHPUT:
             return FreezeRefused(ThrottleRefusal.LATENCY, f"pods of class {decision.job_class} are never frozen")
         if uid in elsewhere:
