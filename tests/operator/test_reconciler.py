@@ -1,24 +1,16 @@
 """The reconciler against an API that refuses, fails and races; time is the test's."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from gpushare.core.admission import Defaults, ShareKey
 from gpushare.core.api import Decision, GpuShare, Phase, PodView, names
 from gpushare.core.control import Fares, OperatorSettings
-from gpushare.kube import (
-    AlreadyExists,
-    Api,
-    ApiError,
-    Forbidden,
-    Invalid,
-    NotFound,
-    Resource,
-    Retryable,
-)
+from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Invalid, Resource, Retryable
+from gpushare.kube.fake import FakeApi, ObjectStore
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import FIGURES_SECONDS, ShareReconciler
 
@@ -33,14 +25,46 @@ class Clock:
         return self.now
 
 
-class FakeApi:
-    """Objects by (plural, name); `errors` are raised first, one for each call of that method."""
+class Objects(MutableMapping[tuple[str, str], Json]):
+    """The fake server's objects of the namespace shop by (plural, name)."""
+
+    KINDS: ClassVar = {
+        one.plural: one for one in (PODS, GPUSHARES, Resource("apps", "v1", "replicasets", "", True))
+    }
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def __getitem__(self, at: tuple[str, str]) -> Json:
+        return self._store.objects(self.KINDS[at[0]])[f"shop/{at[1]}"]
+
+    def __setitem__(self, at: tuple[str, str], obj: Json) -> None:
+        metadata = {**obj["metadata"], "name": at[1], "namespace": "shop"}
+        self._store.put(self.KINDS[at[0]], {**obj, "metadata": metadata})
+
+    def __delitem__(self, at: tuple[str, str]) -> None:
+        self._store.remove(self.KINDS[at[0]], f"shop/{at[1]}")
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        for plural, resource in self.KINDS.items():
+            yield from ((plural, key.partition("/")[2]) for key in self._store.objects(resource))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class ScriptedApi(FakeApi):
+    """The fake API server; `errors` are raised first, one for each call of that method."""
 
     def __init__(self) -> None:
-        self.objects: dict[tuple[str, str], Json] = {}
+        super().__init__()
+        self.objects = Objects(self.store)
         self.errors: dict[str, list[ApiError]] = {}
         self.calls: list[tuple[str, str, str]] = []
-        self.events: list[Json] = []
+
+    @property
+    def events(self) -> list[Json]:
+        return list(self.store.objects(EVENTS).values())
 
     def _enter(self, method: str, resource: Resource, name: str) -> None:
         self.calls.append((method, resource.plural, name))
@@ -49,39 +73,16 @@ class FakeApi:
 
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Json:
         self._enter("get", resource, name)
-        if (resource.plural, name) not in self.objects:
-            raise NotFound(f"no {name}", status=404)
-        return self.objects[resource.plural, name]
+        return await super().get(resource, name, namespace=namespace)
 
-    async def create(self, resource: Resource, body: Mapping[str, Any], *, namespace: str | None = None) -> Json:
-        if resource.plural == "events":
-            self.events.append(dict(body))
-            return dict(body)
-        name = body["metadata"]["name"]
-        self._enter("create", resource, name)
-        if (resource.plural, name) in self.objects:
-            raise AlreadyExists("it is there", status=409)
-        made = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}", "generation": 1}}
-        self.objects[resource.plural, name] = made
-        return made
+    async def create(self, resource: Resource, body: Mapping[str, Any], **more: Any) -> Json:
+        if resource != EVENTS:
+            self._enter("create", resource, body["metadata"]["name"])
+        return await super().create(resource, body, **more)
 
-    async def patch(
-        self,
-        resource: Resource,
-        name: str,
-        body: Json,
-        *,
-        namespace: str | None = None,
-        subresource: str | None = None,
-    ) -> Json:
+    async def patch(self, resource: Resource, name: str, body: Any, **more: Any) -> Json:
         self._enter("patch", resource, name)
-        if (resource.plural, name) not in self.objects:
-            raise NotFound(f"no {name}", status=404)
-        old = self.objects[resource.plural, name]
-        assert body["metadata"].pop("uid") == old["metadata"]["uid"], "only that very object"
-        new = {**old, **body, "metadata": {**old["metadata"], **body["metadata"]}}
-        self.objects[resource.plural, name] = new
-        return new
+        return await super().patch(resource, name, body, **more)
 
     def count(self, method: str) -> int:
         return sum(called == method for called, _, _ in self.calls)
@@ -91,9 +92,9 @@ class Bench:
     """A reconciler on the fake, with a clock that the test turns."""
 
     def __init__(self) -> None:
-        self.api, self.clock, self.metrics = FakeApi(), Clock(), OperatorMetrics()
+        self.api, self.clock, self.metrics = ScriptedApi(), Clock(), OperatorMetrics()
         self.reconciler = ShareReconciler(
-            cast("Api", self.api),
+            self.api,
             OperatorSettings(Defaults(max_slowdown_ratio=1.5)),
             self.metrics,
             clock=self.clock,
