@@ -160,6 +160,13 @@ class TestGates:
         broken = GpuHealth(Health.UNHEALTHY, "XID 79")
         assert conclude_health(broken, gate()) == broken
 
+    def test_a_gate_beside_which_something_hangs_still_takes_tenants_and_says_what(self) -> None:
+        degraded = gate(GateState.DEGRADED, detail="the driver has not told processes' memory for 9 s")
+        assert conclude_health(WELL, degraded) == WELL
+        shown = mps_status(degraded)
+        assert shown.state is MpsState.ACTIVE
+        assert "has not told" in (shown.message or "")
+
     def test_a_silent_gate_is_down_by_our_own_clock_whatever_the_wall_clock_does(
         self, tmp_path: Path, clock: Clock
     ) -> None:
