@@ -90,7 +90,7 @@ class Api:
         field_selector: str | None = None,
         limit: int = PAGE_LIMIT,
     ) -> AsyncIterator[Page]:
-        """A list page by page, so that nobody holds more than one page of raw JSON; `limit` 0: one page."""
+        """A list page by page, so that only one page of raw JSON is in memory; `limit` 0: one page."""
         query = _query(labelSelector=label_selector, fieldSelector=field_selector, limit=limit or None)
         path = resource.path(namespace=namespace)
         token: str | None = None
@@ -111,7 +111,7 @@ class Api:
         label_selector: str | None = None,
         field_selector: str | None = None,
     ) -> Listing[T]:
-        """A whole list with each object reduced as its page arrives; lists anew when its continue token lapsed."""
+        """Return a whole list, each object reduced on arrival; restart when the continue token has expired."""
         limit = PAGE_LIMIT
         while True:
             items: list[T] = []

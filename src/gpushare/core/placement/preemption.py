@@ -1,4 +1,4 @@
-"""Which pods must leave a node so that one GPU has room for another: tried on the state itself and undone."""
+"""Choose the pods that must leave a node so that another fits on one GPU; tried on the state and undone."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from gpushare.core.placement.shapes import PlacementRequest
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """One of our pods as preemption weighs it; `cpu_milli` and `memory_mib` are what it takes of its node."""
+    """One of our pods, as preemption sees it; `cpu_milli` and `memory_mib` are what it takes of its node."""
 
     priority: int
     cpu_milli: int
@@ -26,7 +26,7 @@ def choose_victims(
     pods: Mapping[str, Evictable],
     proposed: Sequence[str],
 ) -> tuple[str, ...]:
-    """Uids of pods whose leaving frees a GPU of a node for the request; none where no lower pods' leaving helps.
+    """Return uids of pods to evict so that the request fits on a node; none where that cannot help.
 
     kube-scheduler's own choice frees the node's sum, which may lie on several GPUs. Where its victims free a GPU
     they stand as they are. Otherwise the fewest, lowest and newest tenants of one GPU are taken; those proposed
@@ -59,14 +59,14 @@ def _fits_without(request: PlacementRequest, context: DecisionContext, node: str
 def _cheapest(
     request: PlacementRequest, context: DecisionContext, node: str, priority: int, pods: Mapping[str, Evictable]
 ) -> list[str] | None:
-    """The smallest set of lower tenants, GPU by GPU, without which the request fits; None when there is none."""
+    """Return the smallest set of lower tenants, without which the request fits on one GPU; None if there is none."""
     state = context.state
     row = state.row(node)
     if row is None:
         return None
 
     def lower(uuids: Iterable[str]) -> list[str]:
-        """Uids of lower tenants: lowest priority first, the newest first among equals."""
+        """Return uids of lower tenants: lowest priority first, the newest first among equals."""
         tenants = {tenant.pod_uid: tenant.order for uuid in uuids for tenant in state.tenants(uuid)}
         ordered = sorted((pods[uid].priority, -order, uid) for uid, order in tenants.items() if uid in pods)
         return [uid for own, _, uid in ordered if own < priority]
@@ -91,7 +91,7 @@ def _cheapest(
 
 
 def _still_needed(pods: Mapping[str, Evictable], extra: list[str], proposed: Iterable[str]) -> list[str]:
-    """Those proposed that must leave too: pods not ours, and ours while the node's CPU or memory needs it."""
+    """Return the proposed pods that must leave too: others' pods, and ours for the node's CPU or memory."""
     ours = [uid for uid in proposed if uid in pods and uid not in extra]
     others = [uid for uid in proposed if uid not in pods]
     cpu = sum(pods[uid].cpu_milli for uid in extra) - sum(pods[uid].cpu_milli for uid in ours)

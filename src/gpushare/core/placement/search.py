@@ -32,62 +32,62 @@ __all__ = [
 
 
 class PlacementPolicy(Protocol):
-    """What ranks nodes and picks GPUs. Higher is better; it sees only GPUs on which the tenant fits."""
+    """A policy ranks nodes and picks GPUs; it sees only GPUs on which the tenant fits."""
 
     @property
     def name(self) -> str:
-        """What the command line and the chart call it."""
+        """Return its name on the command line and in the chart."""
         ...
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """Scores of `rows`, all of which fit; `gpu_fits` of shape (width, rows) says which of their GPUs do."""
+        """Score `rows`, all of which fit, higher is better; `gpu_fits` (width, rows) marks the GPUs that fit."""
         ...
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """The `gpu_count` slots to take on the chosen node, out of `slots`, which fit."""
+        """Pick `gpu_count` of `slots`, which all fit, on the chosen node."""
         ...
 
     def select(self, scores: FloatArray) -> int:
-        """Index of the row to take among `scores`, where -inf does not fit; any where none fits."""
+        """Return the index of the best of `scores`, where -inf does not fit; any index where none fits."""
         ...
 
     def token(self, state: ClusterState) -> object:
-        """Scores stay valid while this is equal; None when they must never be kept (a policy that draws lots)."""
+        """Return a token: cached scores are valid while it stays equal; None forbids caching (a random policy)."""
         ...
 
     @property
     def is_choosy(self) -> bool:
-        """Whether it may refuse a node on which the tenant fits, by a score of -inf; `refusals` says why."""
+        """Return whether it may refuse a node that fits, by a score of -inf; `refusals` says why."""
         ...
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-        """Why it takes no GPU of `rows`, on which the tenant fits: the reasons, and which is each row's."""
+        """Return why it takes no GPU of `rows`, on which the tenant fits: the reasons, and each row's index."""
         ...
 
 
 class Lesson(Protocol):
-    """What a policy has to learn; it holds all that this takes, and so may be learnt in another thread."""
+    """Input of a policy's learning step, complete, so that it can be learnt in another thread."""
 
     def learn(self) -> Any:
-        """The slow part."""
+        """Learn; this is the slow part."""
         ...
 
 
 @runtime_checkable
 class LearningPolicy(Protocol):
-    """A policy that learns from the state, beside it if somebody asks for lessons."""
+    """A policy that learns from the state, in another thread if the caller asks for lessons."""
 
     def lesson(self, state: ClusterState) -> Lesson | None:
-        """What to learn now; None while what it knows will do."""
+        """Return what to learn now; None while its knowledge is recent enough."""
         ...
 
     def adopt(self, state: ClusterState, lesson: Any, learnt: Any) -> None:
-        """Decide by what was learnt from now on."""
+        """Use what was learnt from now on."""
         ...
 
 
 class NodeList:
-    """Names of nodes to choose among, with their rows remembered while no node comes or goes."""
+    """Names of nodes to choose among; their rows are cached while no node comes or goes."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -95,13 +95,13 @@ class NodeList:
 
     @classmethod
     def of_rows(cls, state: ClusterState, rows: IntArray) -> Self:
-        """The nodes of rows that are known now."""
+        """Return the nodes of these rows."""
         made = cls(state.node_names_of(rows))
         made._found = (ref(state), state.nodes_version, rows, ())
         return made
 
     def rows(self, state: ClusterState) -> tuple[IntArray, Sequence[str]]:
-        """The rows of those that are known, in the order given, and the names of the others."""
+        """Return the rows of the known nodes, in the order given, and the names of the unknown ones."""
         found = self._found
         if found is None or found[0]() is not state or found[1] != state.nodes_version:
             rows = state.rows(self.names)
@@ -114,7 +114,7 @@ class NodeList:
 
 
 class Candidates:
-    """Nodes on which a request fits, best first on demand, and why it fits not on the others."""
+    """Nodes on which a request fits, best first on demand, and why it does not fit on the others."""
 
     def __init__(
         self,
@@ -137,11 +137,11 @@ class Candidates:
 
     @property
     def nodes(self) -> list[str]:
-        """Names of the nodes that fit, in the order asked."""
+        """Return the names of the nodes that fit, in the order asked."""
         return self._state.node_names_of(self.rows)
 
     def best(self, count: int, avoid: IntArray | None = None, *, equal_only: bool = False) -> IntArray:
-        """The `count` best rows of those that fit, ties in the order asked; none of `avoid` while others fit.
+        """Return the `count` best rows that fit, ties in the order asked; none of `avoid` while others fit.
 
         `equal_only`: only those as good as the very best.
         """
@@ -186,7 +186,7 @@ UNKNOWN_NODE: Final = Rejection(Reason.NO_GPUS, "the node has no GPUs that gpush
 
 
 def fit(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[BoolArray, BoolArray]:
-    """Which rows fit, and which of their GPUs do (width, rows)."""
+    """Return which rows fit, and which of their GPUs do (width, rows)."""
     gpu_fits = fitting_gpus(state, shape, rows)
     fitting: BoolArray
     if shape.gpu_count == 1:
@@ -203,7 +203,7 @@ def fit(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[BoolArray, B
 
 
 def scores(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> FloatArray:
-    """Score of every row, -inf where it does not fit."""
+    """Return the score of every row, -inf where it does not fit."""
     token = policy.token(state)
     if token is None:
         return _ranked(state, policy, shape, np.arange(len(state.alive)))

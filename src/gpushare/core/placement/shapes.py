@@ -1,4 +1,4 @@
-"""What nodes offer, what pods ask and what they get: the values of the packing engine.
+"""Values of the packing engine: what nodes offer, what pods ask and what they get.
 
 Unit of share: thousandths of one GPU ("milli-GPU", 1000 per GPU). Production traces use thousandths (460),
 users whole percents (46): both are exact integers. At the live edge `share_milli = MILLI_PER_PERCENT *
@@ -27,7 +27,7 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node; `cpu_milli`, `memory_mib` are what our pods may use there, None when somebody else counts it."""
+    """One node; `cpu_milli`, `memory_mib` are what our pods may use there; None if not counted here."""
 
     name: str
     gpus: tuple[GpuSpec, ...]
@@ -62,7 +62,7 @@ class PlacementRequest:
     clients: int = 1
     known: KnownWorkload | None = field(default=None, compare=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
-    """What decides where it may go: requests of one shape are interchangeable to the engine."""
+    """The part that decides where it can go: requests of one shape are interchangeable to the engine."""
 
     def __post_init__(self) -> None:
         if self.gpu_count < 0 or (self.gpu_count and not 1 <= self.share_milli <= GPU_MILLI):
@@ -93,7 +93,7 @@ def tenancy_kind(share_milli: int, gpu_count: int) -> int:
 
 
 class Shape(NamedTuple):
-    """A request without its pod: the key of what is computed once for all pods that ask the same."""
+    """A request without its pod: the key of results that all pods with the same request share."""
 
     share_milli: int
     gpu_count: int
@@ -114,8 +114,8 @@ class Placement:
     Attributes:
         gpu_uuids: in the order the container sees them; empty for a pod without GPUs.
         memory_mib: GPU memory it gets on each (the least of them, when a default share differs by GPU).
-        thread_percentage: its cap, 1 to 100; None while nobody decided one. Not part of what makes two placements
-            equal: a changed cap moves nobody.
+        thread_percentage: its cap, 1 to 100; None while it is not decided. It does not count in comparisons: a
+            changed cap moves no pod.
     """
 
     node: str

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 UNLIMITED: Final = np.iinfo(np.int64).max // 4
-"""Free CPU or memory of a node that does not say: the scheduler in front of us counts it."""
+"""Free CPU or memory of a node that does not report it: kube-scheduler counts it."""
 
 MAX_TABLES: Final = 1024
 """Tables kept of 8 bytes a node each: 40 MB at 5,000 nodes; the least recently used goes first."""
@@ -92,7 +92,7 @@ class RowTable:
 
 
 class ClusterState:
-    """GPUs, nodes and who holds what.
+    """GPUs, nodes and reservations.
 
     Arrays of shape (width, rows): `present, healthy` bool, `share_free_milli, memory_free_mib, memory_usable_mib,
     clients` int64, `isolated` bool (an isolated tenant is there), `model_ids` int64 (-1 absent). Arrays of shape
@@ -106,9 +106,9 @@ class ClusterState:
         self.gpu_memory_reserve_mib = gpu_memory_reserve_mib
         self.model_names: list[str] = []
         self.epoch = 0
-        """Rises when rows or models are added: everything kept by row starts anew."""
+        """Rises when rows or models are added: every cache by row is then invalid."""
         self.nodes_version = 0
-        """Rises when a node comes or goes: what was found by its name must be looked up again."""
+        """Rises when a node comes or goes: rows must be looked up by name again."""
         self.row_tables: LRUCache[tuple[str, Shape], RowTable] = LRUCache(MAX_TABLES)
         """What `gpushare.core.placement.node_cache` keeps."""
         self._changes: list[int] = []
@@ -123,14 +123,14 @@ class ClusterState:
         self._unhealthy: set[str] = set()
         self._reservations: dict[str, Reservation] = {}
         self.reserved_shapes: Counter[Shape] = Counter()
-        """What the pods in place asked, by how many asked it."""
+        """Number of reserved pods by shape of request."""
         self._tenants: dict[tuple[int, int], dict[str, int]] = {}
         self._waiting: dict[str, set[str]] = {}
         self._other_use: dict[str, tuple[int, int]] = {}
         self._order = 0
         self._journal = _Journal()
         self.isolated_count = 0
-        """Isolated tenants, each GPU of theirs counted: without any, nobody has to look for them."""
+        """Isolated tenants, counted per GPU: while it is 0, the check is skipped."""
         self.tracks_memory = False
         """Whether any GPU's memory is known."""
         self.large_memory_count = 0
@@ -209,7 +209,7 @@ class ClusterState:
         self._touch(row)
 
     def set_health(self, uuid: str, *, healthy: bool) -> None:
-        """Say whether a GPU may take new tenants; remembered for a GPU that is not known yet."""
+        """Set whether a GPU may take new tenants; remembered for a GPU that is not known yet."""
         if healthy:
             self._unhealthy.discard(uuid)
         else:
@@ -221,7 +221,7 @@ class ClusterState:
                 self._touch(row)
 
     def set_other_use(self, node: str, cpu_milli: int, memory_mib: int) -> None:
-        """Say what pods without a reservation here take of a node; remembered for a node not known yet."""
+        """Set what pods without a reservation take of a node; remembered for a node not known yet."""
         cpu_before, memory_before = self._other_use.pop(node, (0, 0))
         if cpu_milli or memory_mib:
             self._other_use[node] = (cpu_milli, memory_mib)
@@ -236,7 +236,7 @@ class ClusterState:
     def reserve(self, pod_uid: str, placement: Placement, request: PlacementRequest) -> None:
         """Count a pod where `placement` says.
 
-        It records what is, so it does not refuse: a pod that already runs counts even where it should not, and one
+        It records facts, so it does not refuse: a pod that already runs counts even where it should not, and one
         on a node or GPU that is not known yet waits for it. `placement.fits` is the question to ask before.
 
         Raises:
@@ -249,7 +249,7 @@ class ClusterState:
         self._log(pod_uid, None)
 
     def release(self, pod_uid: str) -> Reservation | None:
-        """Give back what a pod holds; None when it holds nothing."""
+        """Release a pod's reservation and return it; None when it has none."""
         reservation = self._reservations.get(pod_uid)
         if reservation is None:
             return None
@@ -258,7 +258,7 @@ class ClusterState:
         return reservation
 
     def reservation(self, pod_uid: str) -> Reservation | None:
-        """What a pod holds."""
+        """Return a pod's reservation."""
         return self._reservations.get(pod_uid)
 
     @property
@@ -294,7 +294,7 @@ class ClusterState:
     # -- hypothetical work ----------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Remember this point, to take back what is reserved and released after it. Nodes stay put meanwhile."""
+        """Remember this point, to undo reservations and releases after it. Nodes must not change meanwhile."""
         self._journal.open_snapshots += 1
         return Snapshot(len(self._journal.entries), self._order)
 
@@ -326,7 +326,7 @@ class ClusterState:
         return self._changes_forgotten + len(self._changes)
 
     def changed_since(self, count: int) -> IntArray | None:
-        """Rows changed since `change_count` was `count`, each once; None when that is too long ago to say."""
+        """Return the rows changed since `change_count` was `count`, each once; None when that is too long ago."""
         if count < self._changes_forgotten:
             return None
         recent = self._changes[count - self._changes_forgotten :]
