@@ -59,7 +59,7 @@ def _fits_without(request: PlacementRequest, context: DecisionContext, node: str
 def _cheapest(
     request: PlacementRequest, context: DecisionContext, node: str, priority: int, pods: Mapping[str, Evictable]
 ) -> list[str] | None:
-    """Return the smallest set of lower tenants, without which the request fits on one GPU; None if there is none."""
+    """Return the smallest set of lower tenants without whom the request fits on one GPU, or None."""
     state = context.state
     row = state.row(node)
     if row is None:
