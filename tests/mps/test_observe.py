@@ -10,7 +10,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.observe import STALE_SECONDS, GateCollector, routes
-from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, SelfTest, SelfTestResult
+from gpushare.mps.status import (
+    GateState,
+    GateStatus,
+    HeldStatus,
+    HoldReason,
+    PodThrottle,
+    SelfTest,
+    SelfTestResult,
+    ThrottleStatus,
+)
 from gpushare.runtime.http import MetricsServer
 
 
@@ -49,6 +58,19 @@ def test_what_the_gate_says_becomes_metrics(keeper):
     assert found['gpushare_gate_state{gpu_uuid="GPU-1",state="Active"}'] == 1
     assert found['gpushare_gate_held{gpu_uuid="GPU-1",reason="TooManyClients"}'] == 1
     assert found['gpushare_gate_self_test_passed{gpu_uuid="GPU-1"}'] == 1
+
+
+def test_what_the_throttle_does_becomes_metrics(keeper):
+    pods = (PodThrottle("a", 0.4), PodThrottle("b", 1.0, is_stopped=True))
+    throttle = ThrottleStatus(1.0, "", pods, refusals={"LatencyClass": 2}, freezes=7)
+    write_status(keeper.gpu, status(throttle=throttle))
+    seen = exposed(keeper)
+    assert seen['gpushare_gate_throttled_pods{gpu_uuid="GPU-1"}'] == 2
+    assert seen['gpushare_gate_throttle_available{gpu_uuid="GPU-1"}'] == 1
+    assert seen['gpushare_gate_throttle_freezes_total{gpu_uuid="GPU-1"}'] == 7
+    assert seen['gpushare_gate_throttle_refused_total{gpu_uuid="GPU-1",reason="LatencyClass"}'] == 2
+    write_status(keeper.gpu, status(throttle=ThrottleStatus(problem="read-only")))
+    assert exposed(keeper)['gpushare_gate_throttle_available{gpu_uuid="GPU-1"}'] == 0
 
 
 def test_a_gate_that_fell_silent_is_down_whatever_it_last_said_and_whatever_the_wall_clock_does(keeper):

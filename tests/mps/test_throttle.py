@@ -23,7 +23,7 @@ from gpushare.mps.layout import (
     write_decisions,
     write_throttle,
 )
-from gpushare.mps.status import PodThrottle, ThrottleRefusal, ThrottleStatus
+from gpushare.mps.status import GateState, GateStatus, PodThrottle, ThrottleRefusal, ThrottleStatus
 from gpushare.mps.throttle import Throttle
 
 POD, OTHER, SERVICE = "pod", "other", "service"
@@ -244,6 +244,17 @@ def test_the_end_thaws_everyone(node):
     assert node.throttle.thaw_all()
     assert set(node.freezer.cgroups.values()) == {FreezeState.THAWED}
     assert recorded(node.base) == ()
+
+
+def test_the_gates_status_carries_it_and_a_later_versions_reason_is_read_as_other(node):
+    node.run(2.0, pod=ThrottleAsk(0.5), service=ThrottleAsk(0.5))
+    status = GateStatus("GPU-0", GateState.ACTIVE, 1.0, throttle=node.status())
+    data = json.loads(json.dumps(status.to_json()))
+    assert GateStatus.from_json(data) == status
+    data["throttle"]["refused"][0]["reason"] = "OfALaterVersion"
+    assert GateStatus.from_json(data).throttle.refused[0].reason is ThrottleRefusal.OTHER
+    del data["throttle"]
+    assert "without a throttle" in GateStatus.from_json(data).throttle.problem, "of an earlier version"
 
 
 def test_a_silent_throttle_does_nothing(node):

@@ -134,6 +134,9 @@ class TurnStatistics:
     duration_seconds_max: float = 0.0
 
 
+_NO_THROTTLE: Final = {"problem": "this MPS host is of a version without a throttle"}
+
+
 class ThrottleRefusal(StrEnum):
     """Why a pod that the agent asked to throttle runs freely."""
 
@@ -283,7 +286,7 @@ class GateStatus:
             for m in values.get("mismatches", ())
             if m["kind"] in set(MismatchKind)
         )
-        values["throttle"] = ThrottleStatus.from_json(values.get("throttle", {}))
+        values["throttle"] = ThrottleStatus.from_json(values.get("throttle", _NO_THROTTLE))
         values["turns"] = TurnStatistics(**_only(TurnStatistics, values.get("turns", {})))
         return cls(**values)
 
