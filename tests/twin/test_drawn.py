@@ -92,3 +92,14 @@ def test_a_set_is_computed_once():
     pair = [load(("stream", 50)), load(("bert-infer", 100))]
     assert drawn(pair) == tuple(reversed(drawn(pair[::-1])))
     assert len(calls) == 1
+
+
+def test_a_types_new_name_draws_the_same_truth():
+    """The draw once hung on a repr: a rename of the type changed what the twin's GPUs do."""
+
+    class AnotherName(TwinLoad):
+        __slots__ = ()
+
+    pair = [load(("stream", 50)), load(("stream", 50))]
+    renamed = [AnotherName(each.solo, each.thread_percentage, each.iterations_per_s) for each in pair]
+    assert DrawnProgress(default_model)(renamed) == DrawnProgress(default_model)(pair)
