@@ -18,7 +18,9 @@ def decide(state: NodeState) -> dict[str, Decisions]:
     for pod in sorted(state.pods.values(), key=lambda each: each.uid):
         if pod.is_over or pod.decision is None:
             continue
-        ceilings = PodDecision(pod.decision.thread_percentage, pod.decision.memory_limit_mib, pod.job_class)
+        ceilings = PodDecision(
+            pod.decision.thread_percentage, pod.decision.memory_limit_mib, pod.job_class, ends_at=pod.ends_at
+        )
         for uuid in state.gpus_of(pod):
             if uuid in by_gpu:
                 by_gpu[uuid][pod.uid] = ceilings

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from gpushare.core.api import Decision, JobClass, PodView, Rejection, names, parse_class
 
+# kubelet kills what still runs when the grace period is over. By then the gate, which looks once a second, has ended
+# the pod's clients; a program that saves its state on SIGTERM has the rest of the time.
+END_BEFORE_KILL_SECONDS: Final = 3.0
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -18,6 +22,7 @@ class ManagedPod:
         decision: where it was decided to run; None before the decision, or when its annotations are broken.
         problem: what is wrong with its annotations, a sentence; empty when nothing is.
         workload: key that links pods of one kind.
+        ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
     """
 
     uid: str
@@ -29,6 +34,7 @@ class ManagedPod:
     problem: str
     job_class: JobClass
     workload: str
+    ends_at: float | None = None
 
     @property
     def key(self) -> str:
@@ -59,7 +65,18 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         problem=problem,
         job_class=job_class,
         workload=_workload(pod),
+        ends_at=_ends_at(obj["metadata"]),
     )
+
+
+def _ends_at(metadata: Mapping[str, Any]) -> float | None:
+    """Return when to end a deleted pod's clients: shortly before its grace period ends, as the API server tells."""
+    try:
+        kill_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return None
+    grace_seconds = metadata.get("deletionGracePeriodSeconds") or 0
+    return kill_at - min(END_BEFORE_KILL_SECONDS, float(grace_seconds))
 
 
 def _workload(pod: PodView) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ def make_pod(
     phase: str = "Pending",
     decided_at: str = "2026-11-21T10:00:00Z",
     uid: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
     **annotations: str,
 ) -> ManagedPod:
     """A pod of this node."""
@@ -125,6 +127,7 @@ def make_pod(
                 "namespace": "shop",
                 "name": name,
                 "annotations": {names.FRACTION: "0.25", **decision, **annotations},
+                **(metadata or {}),
             },
             "spec": {"containers": [{"resources": {"limits": {names.SHARE_RESOURCE: str(share)}}}]},
             "status": {"phase": phase},

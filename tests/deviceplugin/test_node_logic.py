@@ -70,6 +70,19 @@ def tenant(state: NodeState, name: str, gpu: str = GPU_A, share: int = 25, threa
 
 
 class TestDecisions:
+    @pytest.mark.parametrize(("grace", "ends_at"), [(30, 1027.0), (3, 1027.0), (1, 1029.0), (0, 1030.0)])
+    def test_a_deleted_pods_clients_end_shortly_before_kubelet_kills_it(
+        self, state: NodeState, grace: int, ends_at: float, tmp_path: Path
+    ) -> None:
+        deleted = {"deletionTimestamp": "1970-01-01T00:17:10Z", "deletionGracePeriodSeconds": grace}
+        state.put_pod(make_pod("leaves", metadata=deleted))
+        state.put_pod(make_pod("stays"))
+        writer = DecisionWriter(state, tmp_path)
+        assert writer.write()
+        written = decisions_reader(GpuDirectory.of(tmp_path, GPU_A)).read()
+        assert {uid: d.ends_at for uid, d in written.pods.items()} == {"uid-leaves": ends_at, "uid-stays": None}
+        assert written.unknown == 0
+
     def test_every_pod_that_may_run_has_its_ceilings_where_it_runs(self, state: NodeState) -> None:
         state.put_pod(make_pod("a", gpu=GPU_A))
         state.put_pod(make_pod("done", gpu=GPU_A, phase="Succeeded"))

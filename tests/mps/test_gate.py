@@ -5,6 +5,7 @@ import contextlib
 import errno
 import itertools
 import socket
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from gpushare.mps import relay as relaying
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.host import listen
+from gpushare.mps.layout import Decisions, PodDecision, write_decisions
 from gpushare.mps.ledger import ClientLedger
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO
 from gpushare.mps.policy import CeilingPolicy
@@ -173,6 +175,32 @@ async def test_when_an_older_process_grows_beyond_the_limit_the_newest_is_ended(
     await eventually(lambda: new.process.poll() is not None, "the newest ended")
     assert old.process.poll() is None
     assert "ended the newest" in stage.ledger.mismatches[-1].detail
+
+
+async def test_a_deleted_pods_clients_are_ended_before_its_kill_and_no_new_one_is_let_in(stage, tenants):
+    stage.gate._policy.wall = lambda: now
+    now, stays = 1000.0, PodDecision(20, 8192)
+    leaves = replace(stays, ends_at=1027.0)  # deleted at 1000 with a grace period of 30 s
+    write_decisions(stage.gpu, Decisions({"a": leaves, "b": stays}))
+    victim, neighbour = (
+        tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100") for _ in range(2)
+    )
+    stage.pods[victim.pid], stage.pods[neighbour.pid] = "a", "b"
+    await eventually(
+        lambda: victim.is_connected() and neighbour.is_connected(), "both connected, in its grace too"
+    )
+    await stage.look()
+    await stage.gate.end_leaving()
+    assert victim.process.poll() is None, "it has its grace period for itself"
+    now = 1027.0
+    await stage.gate.end_leaving()
+    await eventually(lambda: victim.process.poll() is not None, "ended before kubelet kills it")
+    late = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100")
+    stage.pods[late.pid] = "a"
+    await eventually(lambda: stage.reasons().get(late.pid) is HoldReason.POD_ENDS, "a later process waits")
+    assert neighbour.process.poll() is None
+    assert neighbour.pid in await stage.look()
+    assert await stage.control.server_state(stage.server_pid) is commands.ServerState.ACTIVE
 
 
 async def test_control_commands_go_nowhere_and_are_counted(stage):

@@ -395,6 +395,19 @@ class Gate:
             max(t.duration_seconds_max, seconds),
         )
 
+    async def end_leaving(self) -> None:
+        """End the clients of pods that are about to be killed: a kill within a kernel ends every neighbour."""
+        server_pid, ending = self.backend.server_pid, self._policy.ending()
+        if server_pid is None or not ending:
+            return
+        for client in self._ledger.clients():
+            if client.pod_uid in ending:
+                try:
+                    await self._control.run(commands.terminate_client(server_pid, client.pid))
+                    logger.info("ended client %d of pod %s, which is being deleted", client.pid, client.pod_uid)
+                except CommandRefusedError as error:
+                    logger.warning("client %d of pod %s is not ended: %s", client.pid, client.pod_uid, error)
+
     async def end_overruns(self) -> None:
         """End the newest processes of pods that passed their limit (gpushare.mps.grants)."""
         server_pid = self.backend.server_pid

@@ -345,6 +345,7 @@ class Keeper:
             await self._recover(server_pid, fault)
         turn = self.gate.current_pid
         self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)), turn)
+        await self.gate.end_leaving()
         await self.gate.end_overruns()
         if self._setup.ends_strangers:
             for stranger in self._ledger.strangers():

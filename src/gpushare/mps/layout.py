@@ -10,6 +10,7 @@
 
 import contextlib
 import json
+import math
 import logging
 import os
 import tempfile
@@ -136,12 +137,14 @@ class PodDecision:
     Attributes:
         thread_percentage: 1 to 100; memory_mib: all of its processes together.
         is_class_known: False where a later agent named a class that is unknown here; such a pod is not frozen.
+        ends_at: Unix time from which on its clients are ended and none is let in; None while it is to stay.
     """
 
     thread_percentage: int
     memory_mib: int
     job_class: JobClass = JobClass.THROUGHPUT
     is_class_known: bool = True
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,7 @@ class Decisions:
                     "memory_mib": d.memory_mib,
                     "job_class": d.job_class,
                 }
+                | ({} if d.ends_at is None else {"ends_at": d.ends_at})
                 for uid, d in self.pods.items()
             },
         }
@@ -195,14 +199,17 @@ def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
         raise ValueError(f"pod {uid}: thread_percentage {threads!r} is not 1 to 100")
     if type(memory) is not int or memory <= 0:
         raise ValueError(f"pod {uid}: memory_mib {memory!r} is not a positive integer")
-    unknown = len(value.keys() - {"thread_percentage", "memory_mib", "job_class"})
+    ends_at = value.get("ends_at")
+    if ends_at is not None and (type(ends_at) not in {int, float} or not math.isfinite(ends_at)):
+        raise ValueError(f"pod {uid}: ends_at {ends_at!r} is not a time")
+    unknown = len(value.keys() - {"thread_percentage", "memory_mib", "job_class", "ends_at"})
     job_class = value.get("job_class", JobClass.THROUGHPUT)
     if not isinstance(job_class, str):
         raise ValueError(f"pod {uid}: job_class {job_class!r} is not a string")
     if job_class not in set(JobClass):
         # The class decides about priority, which is a help, and freezing: the ceilings hold as they are.
-        return PodDecision(threads, memory, is_class_known=False), unknown + 1
-    return PodDecision(threads, memory, JobClass(job_class)), unknown
+        return PodDecision(threads, memory, is_class_known=False, ends_at=ends_at), unknown + 1
+    return PodDecision(threads, memory, JobClass(job_class), ends_at=ends_at), unknown
 
 
 def write_atomically(path: Path, data: Any) -> None:

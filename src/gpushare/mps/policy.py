@@ -1,6 +1,8 @@
 """What each process may have: the agent's decisions for this GPU, and the self-test's own ceilings."""
 
+import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,10 +20,12 @@ class CeilingPolicy:
     Attributes:
         probes: ceilings of processes of our own, by pid (the self-test).
         max_clients_per_pod: clients that one pod may have, however many are free.
+        wall: Unix time, which the agent's decisions speak of.
     """
 
     gpu: GpuDirectory
     max_clients_per_pod: int = MAX_CLIENTS_PER_POD
+    wall: Callable[[], float] = time.time
     probes: dict[int, PodDecision] = field(default_factory=dict)
     _reader: LastGood[Decisions] | None = None
     _others: dict[str, LastGood[Decisions]] = field(default_factory=dict)
@@ -35,10 +39,17 @@ class CeilingPolicy:
     def decide(self, pod_uid: str) -> tuple[PodDecision | None, HoldReason | None]:
         """A pod's ceilings here, or why it has to wait."""
         if decision := self.decisions().pods.get(pod_uid):
-            return decision, None
+            return (None, HoldReason.POD_ENDS) if self._ends(decision) else (decision, None)
         if self._is_decided_elsewhere(pod_uid):
             return None, HoldReason.WRONG_GPU
         return None, HoldReason.NO_DECISION
+
+    def ending(self) -> frozenset[str]:
+        """Uids of the pods whose clients are to be ended now: kubelet is about to kill their processes."""
+        return frozenset(uid for uid, decision in self.decisions().pods.items() if self._ends(decision))
+
+    def _ends(self, decision: PodDecision) -> bool:
+        return decision.ends_at is not None and self.wall() >= decision.ends_at
 
     def why_no_client(self, pod_uid: str, clients: Counter[str | None]) -> HoldReason | None:
         """Why a pod cannot have one more client; None when it can. Every decided pod has one reserved.

@@ -36,6 +36,7 @@ class HoldReason(StrEnum):
     UNKNOWN_POD = "UnknownPod"
     NO_DECISION = "NoDecision"
     WRONG_GPU = "WrongGpu"
+    POD_ENDS = "PodEnds"
     DAEMON_DOWN = "DaemonDown"
     FAULT = "Fault"
     SELF_TEST = "SelfTest"
