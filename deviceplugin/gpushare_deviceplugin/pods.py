@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from gpushare.core.api import Decision, JobClass, PodView, Rejection, names, parse_class
 
-# kubelet kills what still runs when the grace period is over. By then the gate, which looks once a second, has ended
-# the pod's clients; a program that saves its state on SIGTERM has the rest of the time.
+# kubelet kills what still runs when the grace period is over. By then the gate, which looks once a second, has
+# ended the pod's clients; a program that saves its state on SIGTERM has the rest of the time.
 END_BEFORE_KILL_SECONDS: Final = 3.0
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
@@ -70,7 +70,7 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
 
 
 def _ends_at(metadata: Mapping[str, Any]) -> float | None:
-    """Return when to end a deleted pod's clients: shortly before its grace period ends, as the API server tells."""
+    """Return when to end a deleted pod's clients: shortly before its grace period, as the API tells it, ends."""
     try:
         kill_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
     except (KeyError, TypeError, ValueError):

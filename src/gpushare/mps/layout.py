@@ -10,8 +10,8 @@
 
 import contextlib
 import json
-import math
 import logging
+import math
 import os
 import tempfile
 import time
