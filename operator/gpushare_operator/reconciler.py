@@ -100,8 +100,9 @@ class ShareReconciler:
                 due = self._queue.next_due() if len(self._in_work) < _AT_ONCE else None
                 wait = _IDLE_SECONDS if due is None else min(_IDLE_SECONDS, max(0.0, due - self._clock()))
                 self._wake.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), wait)
+                with suppress(TimeoutError):  # not wait_for: before Python 3.12 it can swallow a cancellation
+                    async with asyncio.timeout(wait):
+                        await self._wake.wait()
         finally:
             for task in self._in_work.values():
                 task.cancel()

@@ -357,3 +357,14 @@ def test_the_gauges_are_taken_at_each_scrape(bench: Bench) -> None:
     bench.pod()
     bench.world.put_share(GpuShare.from_object({"metadata": {"name": "own", "namespace": "shop"}}))
     assert (gauge("pods"), gauge("queue_length"), gauge("gpushares", phase="Pending")) == (1, 2, 1)
+
+
+async def test_it_ends_when_it_is_cancelled_in_the_moment_of_a_change(bench: Bench) -> None:
+    """Kopf's stop waits for it: a cancellation that is lost keeps the whole process from ending."""
+    running = asyncio.create_task(bench.reconciler.run())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    bench.world.put_share(GpuShare.from_object({"metadata": {"name": "own", "namespace": "shop"}}))
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=30)
+    assert done == {running}
