@@ -127,10 +127,14 @@ def test_a_gpu_without_gpm_has_memory_but_no_pipes(driver: FakeNvml, clock: Cloc
     assert not caught.value.retryable
 
 
-def test_the_server_is_no_tenant_and_a_stray_is_seen(devices: NvmlDevices) -> None:
-    assert [(p.pid, p.memory_used_mib, p.is_mps_client) for p in devices.processes(UUID)] == [
-        (11, 500, True),
-        (12, None, False),
+def test_a_stray_is_seen_and_so_is_one_that_is_named_as_the_server(devices: NvmlDevices, driver: FakeNvml) -> None:
+    driver.processes.append((15, 9 * MIB))
+    driver.names[15] = b"nvidia-cuda-mps-server"
+    assert [(p.pid, p.memory_used_mib, p.is_mps_client, p.is_named_server) for p in devices.processes(UUID)] == [
+        (11, 500, True, False),
+        (10, 30, False, True),
+        (12, None, False, False),
+        (15, 9, False, True),
     ]
 
 
@@ -142,7 +146,7 @@ def test_memory_that_nvml_does_not_tell_is_unknown_and_never_none(devices: NvmlD
 
 def test_a_program_named_in_no_encoding_is_a_stray_as_any_other(devices: NvmlDevices, driver: FakeNvml) -> None:
     driver.names[12] = b"\xff\xfe"
-    assert [p.pid for p in devices.processes(UUID) if not p.is_mps_client] == [12]
+    assert [p.pid for p in devices.processes(UUID) if not (p.is_mps_client or p.is_named_server)] == [12]
 
 
 def test_nobody_on_the_gpu(devices: NvmlDevices, driver: FakeNvml) -> None:

@@ -324,7 +324,9 @@ def record_counters(uuid: str, program: str, windows: int) -> list[dict[str, Any
                 "gpm": window.values(),
                 "utilization_percent": None if utilization is None else round(100 * utilization),
                 "memory_used_mib": sample.memory_used_mib,
-                "processes": [[p.pid, p.memory_used_mib] for p in devices.processes(uuid)],
+                "processes": [
+                    [p.pid, p.memory_used_mib] for p in devices.processes(uuid) if not p.is_named_server
+                ],
             }
         )
     process.wait(60)

@@ -192,10 +192,10 @@ class NvmlDevices:
             # By their versions: the plain names hide from callers that a driver lacks them.
             clients = {p.pid: p for p in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)}
             everyone = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-        outside = [p for p in everyone if p.pid not in clients and not _is_server(p.pid)]
+        outside = [p for p in everyone if p.pid not in clients]
         return (
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), is_mps_client=True) for p in clients.values()),
-            *(GpuProcess(p.pid, _mib(p.usedGpuMemory), is_mps_client=False) for p in outside),
+            *(GpuProcess(p.pid, _mib(p.usedGpuMemory), False, _is_named_server(p.pid)) for p in outside),
         )
 
     def close(self) -> None:
@@ -226,11 +226,11 @@ def _is_split(handle: Any) -> bool:
     return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 
-def _is_server(pid: int) -> bool:
+def _is_named_server(pid: int) -> bool:
     try:
         return _SERVER_NAME in pynvml.nvmlSystemGetProcessName(pid)
     except pynvml.NVMLError:  # it ended meanwhile
-        return True
+        return False
     except UnicodeDecodeError:  # a tenant chooses its program's name
         return False
 

@@ -62,12 +62,14 @@ class GpuSample:
 class GpuProcess:
     """A process that holds memory on a GPU; `is_mps_client` False for one that runs outside MPS (facts.md 19).
 
-    `memory_used_mib` is None where the driver does not tell.
+    `memory_used_mib` is None where the driver does not tell. `is_named_server`: it is no client and has the name of the
+    MPS server, which any other program may have too.
     """
 
     pid: int
     memory_used_mib: int | None
     is_mps_client: bool
+    is_named_server: bool = False
 
 
 class DevicesError(Exception):
@@ -94,7 +96,7 @@ class Devices(Protocol):
         ...
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Processes with a context on the GPU, the MPS server itself left out."""
+        """Processes with a context on the GPU, the MPS server among them where it has one."""
         ...
 
     def driver_version(self) -> str | None:

@@ -53,7 +53,8 @@ class DriverCounters:
             processes = self._devices.processes(self._gpu.uuid)
         except DevicesError:
             return {}
-        return {each.pid: each.memory_used_mib for each in processes if each.memory_used_mib is not None}
+        tenants = (each for each in processes if not each.is_named_server)
+        return {each.pid: each.memory_used_mib for each in tenants if each.memory_used_mib is not None}
 
 
 class NoCounters:
