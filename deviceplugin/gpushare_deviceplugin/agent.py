@@ -23,6 +23,7 @@ from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, no
 from gpushare_deviceplugin.kubelet import AllocationReconciler, PodResources
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.options import AgentOptions
+from gpushare_deviceplugin.outside import OutsideMps
 from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.sampler import BACKOFF, Sampler
@@ -68,8 +69,15 @@ class Agent:
         self.forecasts = Forecasts(self.state, ask_model)
         measurer = Measurer(self.state, Signatures(self._shares.items), self.forecasts.expected)
         gates = Gates(options.directory, clock, time.time)
+        self.outside = OutsideMps(self.state, self.cluster.find_pod, self.cluster.tell, clock)
         self.sampler = Sampler(
-            self.state, open_devices, gates, measurer, clock=clock, period_seconds=options.sample_seconds
+            self.state,
+            open_devices,
+            gates,
+            measurer,
+            clock=clock,
+            period_seconds=options.sample_seconds,
+            on_processes=self.outside.take,
         )
         kubelet: Path = options.kubelet_directory
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
@@ -99,6 +107,7 @@ class Agent:
             self.state,
             self.sampler.gates,
             self.sampler.measures,
+            self.outside.watches,
             is_registered=self.registrar.is_registered,
         )
 
@@ -118,6 +127,8 @@ class Agent:
             # is written before would say that nobody runs here.
             self._start(tasks, "plugin", self.registrar.run)
             await pods.synced.wait()
+            self.outside.is_ready = True
+            self._start(tasks, "outside", self.outside.run)
             self._start(tasks, "frugal", frugal.keep_small)
             self._start(tasks, "reconciler", self.reconciler.run)
             self._start(tasks, "decisions", self.decisions.run)

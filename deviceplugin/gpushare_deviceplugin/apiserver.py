@@ -76,6 +76,17 @@ class AgentApi:
         for pod in listing.items:
             self._state.put_pod(pod)
 
+    async def find_pod(self, uid: str) -> ManagedPod | None:
+        """A pod of this node by its uid, whether or not it asks for a share; None where it cannot be found now."""
+        if uid in self._state.pods:
+            return self._state.pods[uid]
+        try:
+            listing = await self._api.list(PODS, reduce_pod, field_selector=f"spec.nodeName={self._node_name}")
+        except ApiError as error:
+            _log.warning("the node's pods could not be read: %s", error)
+            return None
+        return next((pod for pod in listing.items if pod.uid == uid), None)
+
     async def correct(self, pod: ManagedPod, decision: Decision) -> bool:
         """Write a pod's decision annotations; False when it could not be done now."""
         body = {"metadata": {"uid": pod.uid, "annotations": decision.to_annotations()}}
@@ -106,11 +117,11 @@ class AgentApi:
         self._failing = False
         return True
 
-    async def tell(self, notice: Notice) -> None:
-        """Write an event about a pod of this node, or about the node."""
+    async def tell(self, notice: Notice, pod: ManagedPod | None = None) -> None:
+        """Write an event about a pod of this node, or about the node; `pod` where it is not one of ours."""
         regarding = self._node
         if notice.pod_uid is not None:
-            pod = self._state.pods.get(notice.pod_uid)
+            pod = pod or self._state.pods.get(notice.pod_uid)
             if pod is None:
                 return
             regarding = {

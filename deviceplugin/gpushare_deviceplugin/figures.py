@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from gpushare.core.api import Ceilings, GpuStatus
-from gpushare.core.gpu import Health
+from gpushare.core.gpu import Health, OutsideWatch
 from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.state import NodeState
@@ -18,6 +18,7 @@ def node_figures(
     state: NodeState,
     gates: Mapping[str, GateStatus | None],
     measures: Mapping[str, GpuMeasure],
+    outside: Mapping[str, OutsideWatch],
     *,
     is_registered: bool,
 ) -> NodeFigures:
@@ -26,7 +27,8 @@ def node_figures(
     return NodeFigures(
         node=node,
         devices=tuple(
-            _device(gpu, gates.get(gpu.uuid), measures.get(gpu.uuid, GpuMeasure())) for gpu in status.gpus
+            _device(gpu, gates.get(gpu.uuid), measures.get(gpu.uuid, GpuMeasure()), outside.get(gpu.uuid))
+            for gpu in status.gpus
         ),
         tenants=tuple(
             tenant for gpu in status.gpus for tenant in _tenants(gpu, measures.get(gpu.uuid, GpuMeasure()))
@@ -40,7 +42,9 @@ def node_figures(
     )
 
 
-def _device(gpu: GpuStatus, gate: GateStatus | None, measure: GpuMeasure) -> DeviceFigures:
+def _device(
+    gpu: GpuStatus, gate: GateStatus | None, measure: GpuMeasure, outside: OutsideWatch | None
+) -> DeviceFigures:
     sample = measure.sample
     return DeviceFigures(
         uuid=gpu.uuid,
@@ -64,6 +68,8 @@ def _device(gpu: GpuStatus, gate: GateStatus | None, measure: GpuMeasure) -> Dev
         daemon_restarts=gate.daemon_restarts if gate else None,
         turns=gate.turns.count if gate else None,
         turn_seconds_sum=gate.turns.durations_seconds_sum if gate else None,
+        outside=outside.present if outside else None,
+        outside_found=outside.found if outside else None,
     )
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from gpushare.core.gpu import Devices, DevicesError, GpuHealth, GpuInfo, GpuSample, Health
+from gpushare.core.gpu import Devices, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.mps.status import GateStatus
 from gpushare.runtime.backoff import Backoff
 from gpushare_deviceplugin.gates import Gates, conclude_health
@@ -23,15 +23,21 @@ HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes t
 BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
 NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
 WINDOWS: Final = 5  # samples averaged into what is reported, and between two conclusions
+OnProcesses = Callable[[str, tuple[GpuProcess, ...] | None, GateStatus | None], None]
+
+
+def _nobody_asks(uuid: str, processes: tuple[GpuProcess, ...] | None, gate: GateStatus | None) -> None:
+    """What becomes of processes where nobody asks for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the device side said of one GPU in one round; `sample` None when it has no figures now."""
+    """What the device side said of one GPU in one round; None for what it does not say now."""
 
     health: GpuHealth
     sample: GpuSample | None
     error: str = ""
+    processes: tuple[GpuProcess, ...] | None = None
 
     @property
     def trouble(self) -> str:
@@ -46,6 +52,7 @@ class Sampler:
 
     Args:
         open_devices: makes the device side; raises DevicesError where there is no driver (yet).
+        on_processes: is given the processes of each GPU in each round, with the gate's last word.
 
     Attributes:
         measures: the last measure of each GPU, by uuid; gates: the last word of each gate.
@@ -61,6 +68,7 @@ class Sampler:
         *,
         clock: Callable[[], float],
         period_seconds: float,
+        on_processes: OnProcesses = _nobody_asks,
     ) -> None:
         self.measures: dict[str, GpuMeasure] = {}
         self.gates: dict[str, GateStatus | None] = {}
@@ -72,6 +80,8 @@ class Sampler:
         self._measurer = measurer
         self._clock = clock
         self._period = period_seconds
+        self._on_processes = on_processes
+        self._unlisted: set[str] = set()
         self._devices: Devices | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
         self._windows: dict[str, deque[GpuSample]] = {}
@@ -126,15 +136,26 @@ class Sampler:
                 devices.close()
             raise
 
-    @staticmethod
-    def _read_gpu(devices: Devices, uuid: str) -> Reading:
+    def _read_gpu(self, devices: Devices, uuid: str) -> Reading:
         health = devices.health(uuid)
         if health.health is Health.UNHEALTHY:
             return Reading(health, None)
+        processes = self._list_processes(devices, uuid)
         try:
-            return Reading(health, devices.sample(uuid))
+            return Reading(health, devices.sample(uuid), processes=processes)
         except DevicesError as error:
-            return Reading(health, None, str(error))
+            return Reading(health, None, str(error), processes)
+
+    def _list_processes(self, devices: Devices, uuid: str) -> tuple[GpuProcess, ...] | None:
+        try:
+            processes = devices.processes(uuid)
+        except DevicesError as error:
+            if uuid not in self._unlisted:
+                self._unlisted.add(uuid)
+                _log.warning("who runs outside MPS cannot be told: %s", error, extra={"gpu": uuid})
+            return None
+        self._unlisted.discard(uuid)
+        return processes
 
     def _take(self, readings: list[tuple[GpuInfo, Reading]]) -> None:
         self._state.set_gpus(tuple(gpu for gpu, _ in readings))
@@ -150,6 +171,7 @@ class Sampler:
                 self._state.counts.error("sampling")
             if reading.error or reading.sample is not None or reading.health.health is Health.UNHEALTHY:
                 self._state.set_unmeasured(gpu.uuid, reading.trouble)
+            self._on_processes(gpu.uuid, reading.processes, self.gates.get(gpu.uuid))
             self._measure(gpu.uuid, reading)
 
     def _conclude(self, uuid: str, device: GpuHealth) -> None:

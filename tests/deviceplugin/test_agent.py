@@ -23,7 +23,7 @@ from gpushare.core.gpu import Counters, Health
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_atomically, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus, SelfTest, SelfTestResult
 from gpushare.twin.gpus import parse_simulated
-from gpushare.twin.mps.state import TwinState, state_path
+from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import device_ids
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
@@ -57,6 +57,7 @@ class Node:
         self._host: asyncio.Task[None] | None = None
         self.states = {A: GateState.ACTIVE, B: GateState.ACTIVE}
         self.faults, self.restarts = {A: 0, B: 0}, {A: 0, B: 0}
+        self.outside: dict[str, int] = {}
         self.process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -110,6 +111,11 @@ class Node:
                     "ACTIVE",
                     Counters(sm_util=0.5, fp32_util=0.4, dram_bw_util=0.1),
                     900 * len(clients),
+                    tuple(
+                        TwinClient(pid, "", False, 100, gpu.sm_count, gpu.memory_mib, 500, 0.0, 0.0)
+                        for uuid, pid in self.outside.items()
+                        if uuid == gpu.uuid
+                    ),
                 )
                 write_atomically(state_path(place), twin.to_json())
             await asyncio.sleep(0.1)
@@ -331,3 +337,21 @@ async def test_tenants_hear_of_a_fault_and_of_a_dead_daemon_and_the_gpu_is_out_u
     await until(api, lambda: api.statuses[-1].gpus[1].health is Health.HEALTHY, "not healthy after the restart")
     assert told("GpuFault") == {"hit", NODE}
     assert len([e for e in api.events if e["reason"] == "GpuFault"]) == 2
+
+
+@pytest.mark.slow
+async def test_a_process_outside_mps_is_told_and_counted(node: Node) -> None:
+    await until(node.api, lambda: node.api.statuses, "no GpuNode")
+    stray = await asyncio.create_subprocess_exec("sleep", "600")
+    try:
+        node.outside[B] = stray.pid
+        gauge = f'gpushare_mps_outside_processes{{gpu_uuid="{B}",node="{NODE}"}}'
+        await until(node.api, lambda: f"{gauge} 1.0" in node.metrics(), "not counted")
+        await until(node.api, lambda: any(e["reason"] == "OutsideMps" for e in node.api.events), "not told")
+    finally:
+        stray.kill()
+        await stray.wait()
+    told = [event for event in node.api.events if event["reason"] == "OutsideMps"]
+    assert [event["type"] for event in told] == ["Warning"]
+    assert f"process {stray.pid} uses GPU {B}" in told[0]["note"]
+    await until(node.api, lambda: f"{gauge} 0.0" in node.metrics(), "its end is not counted")

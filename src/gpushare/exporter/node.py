@@ -21,6 +21,7 @@ class DeviceFigures:
         pipes: use by pipe (fp16, fp32, fp64, int8, integer, dram), 0 to 1.
         mps_state: one of MPS_STATES; held: connections that wait at the gate, by reason.
         refused, mismatches: since the gate started, and now, by reason or kind.
+        outside, outside_found: processes outside MPS, now and since the agent started.
     """
 
     uuid: str
@@ -44,6 +45,8 @@ class DeviceFigures:
     daemon_restarts: int | None = None
     turns: int | None = None
     turn_seconds_sum: float | None = None
+    outside: int | None = None
+    outside_found: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +119,17 @@ _OF_MPS: Final[_Table[DeviceFigures]] = (
         lambda d: _flag(d.is_ceilings_enforced),
     ),
     ("mps_clients", "Processes connected to the GPU's MPS server.", lambda d: d.clients),
+    ("mps_outside_processes", "Processes that use the GPU outside MPS now.", lambda d: d.outside),
 )
 _COUNTED_OF_MPS: Final[_Table[DeviceFigures]] = (
     ("mps_faults", "Faults of the MPS server since the gate started.", lambda d: d.faults),
     ("mps_daemon_restarts", "Restarts of the MPS daemon since the gate started.", lambda d: d.daemon_restarts),
     ("mps_turns", "Processes let through the gate since it started.", lambda d: d.turns),
+    (
+        "mps_outside_processes_found",
+        "Processes found outside MPS since the agent started.",
+        lambda d: d.outside_found,
+    ),
     ("mps_turn_seconds", "Time that these turns took in all.", lambda d: d.turn_seconds_sum),
 )
 _OF_PODS: Final[_Table[TenantFigures]] = (

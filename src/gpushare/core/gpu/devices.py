@@ -62,8 +62,8 @@ class GpuSample:
 class GpuProcess:
     """A process that holds memory on a GPU; `is_mps_client` False for one that runs outside MPS (facts.md 19).
 
-    `memory_used_mib` is None where the driver does not tell. `is_named_server`: it is no client and has the name of
-    the MPS server, which any other program may have too.
+    `memory_used_mib` is None where the driver does not tell. `is_named_server`: it is no client and has the
+    name of the MPS server, which any other program may have too.
     """
 
     pid: int

@@ -1,13 +1,13 @@
 """Which processes use a shared GPU outside MPS, where no share and no memory limit binds them.
 
-A process that is about to become an MPS client may look like one outside for an instant, so two looks in a row count.
+A process that is about to become an MPS client may look like one outside for an instant: two looks in a row count.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpushare.core.gpu import GpuProcess
+from gpushare.core.gpu.devices import GpuProcess
 
 LOOKS: Final = 2  # at the agent's one second a look, a process is told within two seconds
 QUIET_SECONDS: Final = 30.0  # a pod that starts process after process does not fill the API server with events
@@ -67,8 +67,8 @@ def look(
         now: monotonic seconds.
 
     Returns:
-        the watch to go on with, and each process once, when it has been there for LOOKS looks in a row. One that went
-        away and came back is found again.
+        the watch to go on with, and each process once, when it has been there for LOOKS looks in a row. One that
+        went away and came back is found again.
     """
     watched = [process for process in present if process.pod_uid is None or process.pod_uid not in exempt]
     looks = {process: before.looks.get(process, 0) + 1 for process in watched}

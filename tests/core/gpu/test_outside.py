@@ -1,6 +1,7 @@
 """Processes outside MPS: who counts, after how many looks, and how often it is told."""
 
-from gpushare.core.control.outside import (
+from gpushare.core.gpu import GpuProcess
+from gpushare.core.gpu.outside import (
     QUIET_SECONDS,
     Found,
     OutsideProcess,
@@ -8,7 +9,6 @@ from gpushare.core.control.outside import (
     look,
     pids_outside,
 )
-from gpushare.core.gpu import GpuProcess
 
 CLIENT, SERVER, STRAY = GpuProcess(1, 100, True), GpuProcess(2, 30, False), GpuProcess(3, None, False)
 ONE = OutsideProcess(3, 500, "uid-a")

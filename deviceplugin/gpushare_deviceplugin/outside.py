@@ -1,0 +1,120 @@
+"""Processes outside MPS: told to people by an event on their pod, and counted (gpushare.core.gpu.outside)."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from gpushare.core.gpu import Found, GpuProcess, OutsideProcess, OutsideWatch, look, pids_outside
+from gpushare.mps.identity import PROC, pod_uid_of, start_ticks_of
+from gpushare.mps.status import GateState, GateStatus
+from gpushare_deviceplugin.gates import Notice
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.state import NodeState
+
+_log = logging.getLogger(__name__)
+REASON: Final = "OutsideMps"
+_MOST_WAITING: Final = 256  # of what is to be told while the API server is slow
+_SHOWN_PIDS: Final = 8
+# In other states the server that the gate names may not be the one that runs.
+_SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
+
+FindPod = Callable[[str], Awaitable[ManagedPod | None]]
+Tell = Callable[[Notice, ManagedPod | None], Awaitable[None]]
+
+
+class OutsideMps:
+    """Looks at the processes of each round of sampling; `run` tells what was found.
+
+    Args:
+        find_pod: a pod of this node by its uid, ours or not.
+        tell: write an event about a pod, or about the node.
+
+    Attributes:
+        watches: by GPU, what is known of its processes outside MPS; none before its first look.
+        is_ready: the node's pods are known, so that those of several whole GPUs are too.
+    """
+
+    def __init__(
+        self, state: NodeState, find_pod: FindPod, tell: Tell, clock: Callable[[], float], proc: Path = PROC
+    ) -> None:
+        self.watches: dict[str, OutsideWatch] = {}
+        self.is_ready = False
+        self._state = state
+        self._find_pod = find_pod
+        self._tell = tell
+        self._clock = clock
+        self._proc = proc
+        self._found: asyncio.Queue[tuple[str, Found]] = asyncio.Queue(_MOST_WAITING)
+
+    def take(self, uuid: str, processes: Iterable[GpuProcess] | None, gate: GateStatus | None) -> None:
+        """Look at one GPU's processes; `None`, or a gate that serves nobody, is no look."""
+        if processes is None or gate is None or gate.state not in _SERVING or not self.is_ready:
+            return
+        present = [
+            OutsideProcess(pid, ticks, pod_uid_of(pid, self._proc))
+            for pid in pids_outside(processes, gate.server_pid)
+            if (ticks := start_ticks_of(pid, self._proc)) is not None  # else it ended meanwhile
+        ]
+        exempt = self._exempt(uuid, gate) if present else frozenset()
+        self.watches[uuid], found = look(self.watches.get(uuid, OutsideWatch()), present, exempt, self._clock())
+        for each in found:
+            _log.warning(
+                "processes %s of pod %s use GPU %s outside MPS", _listed(each.pids), each.pod_uid or "(none)", uuid
+            )
+            if each.is_told and not self._found.full():
+                self._found.put_nowait((uuid, each))
+
+    def _exempt(self, uuid: str, gate: GateStatus) -> frozenset[str]:
+        """Pods of several whole GPUs (docs/adr/0030), and the MPS host's own, where the self-test runs."""
+        host = pod_uid_of(gate.gate_pid, self._proc)
+        return frozenset(
+            [pod.uid for pod in self._state.pods.values() if _has_whole(self._state.gpus_of(pod), uuid)]
+            + ([host] if host else [])
+        )
+
+    async def run(self) -> None:
+        """Tell for ever what was found."""
+        while True:
+            await self.tell_next()
+
+    async def tell_next(self) -> None:
+        """Wait for the next find and tell it: on the pod where it is known, else on the node."""
+        uuid, found = await self._found.get()
+        pod = await self._find_pod(found.pod_uid) if found.pod_uid is not None else None
+        if pod is not None and _has_whole(self._state.gpus_of(pod), uuid):
+            return  # it had not been seen here yet
+        await self._tell(Notice(pod.uid if pod else None, REASON, _note(uuid, found, pod)), pod)
+
+
+def _has_whole(gpus: tuple[str, ...], uuid: str) -> bool:
+    return len(gpus) > 1 and uuid in gpus
+
+
+def _listed(pids: tuple[int, ...]) -> str:
+    more = f" and {len(pids) - _SHOWN_PIDS} more" if len(pids) > _SHOWN_PIDS else ""
+    return ", ".join(map(str, pids[:_SHOWN_PIDS])) + more
+
+
+def _note(uuid: str, found: Found, pod: ManagedPod | None) -> str:
+    if len(found.pids) == 1:
+        who = f"process {_listed(found.pids)} uses GPU {uuid}"
+    else:
+        who = f"processes {_listed(found.pids)} use GPU {uuid}"
+    if found.pod_uid is None:
+        return f"{who} outside MPS and in no pod: gpushare's shares and memory limits do not bind there"
+    if pod is None:
+        return (
+            f"{who} outside MPS: gpushare's shares and memory limits do not bind there; "
+            f"the pod with uid {found.pod_uid} is not known"
+        )
+    if pod.share_units:
+        return (
+            f"{who} outside MPS: the pod's share and memory limit do not bind there. CUDA uses MPS while the "
+            "pod's containers leave CUDA_MPS_PIPE_DIRECTORY as gpushare sets it"
+        )
+    return (
+        f"{who}, which gpushare shares, outside MPS: the pod asked for no share and no limit binds it. Give it "
+        "the annotation gpushare.io/fraction, or keep NVIDIA_VISIBLE_DEVICES from giving it GPUs"
+    )

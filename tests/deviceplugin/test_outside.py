@@ -1,0 +1,241 @@
+"""Processes outside MPS: through the sampler, by their cgroups, to the event and the metrics."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, FakeApi, make_pod, raw_pod
+
+from gpushare.core.gpu import Counters, DevicesError, GpuProcess
+from gpushare.kube import connect
+from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
+from gpushare.mps.status import GateState, GateStatus
+from gpushare.twin.devices import SimulatedDevices
+from gpushare.twin.mps.state import TwinClient, TwinState, state_path
+from gpushare_deviceplugin.apiserver import AgentApi
+from gpushare_deviceplugin.gates import Gates, Notice
+from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.outside import OutsideMps
+from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
+from gpushare_deviceplugin.sampler import Sampler
+from gpushare_deviceplugin.signatures import Signatures
+from gpushare_deviceplugin.state import NodeState
+
+SERVER, GATE, CLIENT, STRAY = 10, 11, 12, 13
+UIDS = {
+    name: f"00000000-0000-0000-0000-00000000000{number}" for number, name in enumerate(("mps", "web", "batch"))
+}
+UNANNOTATED = {
+    "metadata": {"uid": UIDS["batch"], "name": "batch", "namespace": "lab"},
+    "status": {"phase": "Running"},
+}
+
+
+class Bench:
+    """The node's first GPU as its twin shows it, and a /proc that the test writes."""
+
+    def __init__(self, root: Path, state: NodeState, clock: Clock) -> None:
+        self.state, self.clock, self.proc = state, clock, root / "proc"
+        self.place = GpuDirectory.of(root / "run", GPU_A)
+        self.place.create()
+        self.told: list[Notice] = []
+        self.others: dict[str, ManagedPod] = {}
+        self.asked: list[str] = []
+        self.outside = OutsideMps(state, self._find, self._tell, clock, self.proc)
+        self.outside.is_ready = True
+        gpus = tuple(state.gpus.values())
+        self.sampler = Sampler(
+            state,
+            lambda: SimulatedDevices(gpus, root / "run", clock),
+            Gates(root / "run", clock),
+            Measurer(state, Signatures({})),
+            clock=clock,
+            period_seconds=1.0,
+            on_processes=self.outside.take,
+        )
+        self.gate = GateStatus(GPU_A, GateState.ACTIVE, 0.0, gate_pid=GATE, server_pid=SERVER)
+        self.process(GATE, UIDS["mps"])
+        self.process(SERVER, UIDS["mps"])
+
+    async def _find(self, uid: str) -> ManagedPod | None:
+        self.asked.append(uid)
+        return self.state.pods.get(uid) or self.others.get(uid)
+
+    async def _tell(self, notice: Notice, pod: ManagedPod | None) -> None:
+        assert (pod.uid if pod else None) == notice.pod_uid
+        self.told.append(notice)
+
+    def process(self, pid: int, pod_uid: str | None, ticks: int = 100) -> None:
+        """A process as /proc shows it."""
+        directory = self.proc / str(pid)
+        directory.mkdir(parents=True, exist_ok=True)
+        path = f"/kubepods/pod{pod_uid}/main" if pod_uid else "/system.slice/cuda.service"
+        (directory / "cgroup").write_text(f"0::{path}\n")
+        (directory / "stat").write_text(f"{pid} (nvidia-cuda-mps-server) S {' '.join(['0'] * 18)} {ticks} 0\n")
+
+    async def rounds(self, count: int, clients: tuple[int, ...] = (), outside: tuple[int, ...] = ()) -> None:
+        """Turn rounds of sampling a second apart with these processes on the GPU, and tell what was found."""
+        gpu = self.state.gpus[GPU_A]
+        for _ in range(count):
+            self.clock.now += 1
+            self.gate = replace(self.gate, written_at=self.clock.now)
+            write_status(self.place, self.gate)
+            shown = tuple(
+                TwinClient(pid, "", pid in clients, 100, 132, 8192, 900, 1.0, 1.0) for pid in (*clients, *outside)
+            )
+            twin = TwinState(
+                GPU_A, gpu.model, gpu.memory_mib, 132, self.clock.now, 1, SERVER, "ACTIVE", Counters(), 0, shown
+            )
+            write_atomically(state_path(self.place), twin.to_json())
+            await self.sampler.step()
+        while not self.outside._found.empty():
+            await self.outside.tell_next()
+
+    def counts(self) -> tuple[int, int]:
+        watch = self.outside.watches[GPU_A]
+        return watch.present, watch.found
+
+
+@pytest.fixture
+def bench(tmp_path: Path, state: NodeState, clock: Clock) -> Bench:
+    return Bench(tmp_path, state, clock)
+
+
+async def test_a_pod_that_left_mps_has_an_event_after_two_samples_and_only_one(bench: Bench) -> None:
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    await bench.rounds(1, clients=(CLIENT,), outside=(SERVER, STRAY))
+    assert bench.told == []
+    await bench.rounds(3, clients=(CLIENT,), outside=(SERVER, STRAY))
+    [notice] = bench.told
+    assert (notice.pod_uid, notice.reason, notice.is_warning) == (UIDS["web"], "OutsideMps", True)
+    assert f"process {STRAY} uses GPU {GPU_A} outside MPS" in notice.note
+    assert "CUDA_MPS_PIPE_DIRECTORY" in notice.note
+    assert bench.counts() == (1, 1)
+    await bench.rounds(1, clients=(CLIENT,), outside=(SERVER,))
+    assert bench.counts() == (0, 1)
+
+
+async def test_a_client_that_was_about_to_connect_is_not_told(bench: Bench) -> None:
+    bench.process(STRAY, UIDS["web"])
+    await bench.rounds(1, outside=(STRAY,))
+    await bench.rounds(3, clients=(STRAY,))
+    assert (bench.told, bench.counts()) == ([], (0, 0))
+
+
+async def test_a_pod_that_asked_for_nothing_is_named_too(bench: Bench) -> None:
+    bench.others[UIDS["batch"]] = reduce_pod(UNANNOTATED)
+    bench.process(STRAY, UIDS["batch"])
+    await bench.rounds(2, outside=(STRAY,))
+    [notice] = bench.told
+    assert notice.pod_uid == UIDS["batch"]
+    assert "gpushare.io/fraction" in notice.note
+    assert "NVIDIA_VISIBLE_DEVICES" in notice.note
+
+
+async def test_the_server_is_known_by_its_pid_and_not_by_its_name(bench: Bench) -> None:
+    bench.process(STRAY, UIDS["web"])  # every process here has the server's name
+    await bench.rounds(2, outside=(SERVER, STRAY))
+    assert [notice.pod_uid for notice in bench.told] == [None]  # nobody knows the pod of the stray
+    assert f"uid {UIDS['web']} is not known" in bench.told[0].note
+    bench.gate = replace(bench.gate, server_pid=99)  # a new server that the gate has not named yet, in its own pod
+    await bench.rounds(3, outside=(SERVER,))
+    assert len(bench.told) == 1
+
+
+async def test_a_process_of_no_pod_is_told_on_the_node(bench: Bench) -> None:
+    bench.process(STRAY, None)
+    await bench.rounds(2, outside=(STRAY,))
+    [notice] = bench.told
+    assert notice.pod_uid is None
+    assert "in no pod" in notice.note
+    assert bench.asked == []
+
+
+async def test_pods_of_several_whole_gpus_run_without_mps(bench: Bench) -> None:
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], gpu=f"{GPU_A},{GPU_B}", share=200, phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    await bench.rounds(3, outside=(STRAY,))
+    assert (bench.told, bench.counts()) == ([], (0, 0))
+    # One that the watch had not brought yet is asked for before it is told.
+    bench.others[UIDS["batch"]] = late = make_pod("b", uid=UIDS["batch"], gpu=f"{GPU_A},{GPU_B}", share=200)
+    bench.process(STRAY + 1, UIDS["batch"])
+    await bench.rounds(2, outside=(STRAY, STRAY + 1))
+    assert (bench.asked, bench.told) == ([late.uid], [])
+
+
+async def test_a_pod_that_starts_one_after_another_has_an_event_once_in_a_while(bench: Bench) -> None:
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    for pid in range(20, 25):
+        bench.process(pid, UIDS["web"])
+        await bench.rounds(2, outside=(pid,))
+    assert (len(bench.told), bench.counts()) == (1, (1, 5))
+    bench.clock.now += 30
+    await bench.rounds(2, outside=(20,))
+    assert (len(bench.told), bench.counts()) == (2, (1, 6))
+
+
+async def test_nothing_is_concluded_without_the_gate_or_before_the_pods_are_known(bench: Bench) -> None:
+    bench.process(STRAY, UIDS["web"])
+    bench.outside.is_ready = False
+    await bench.rounds(3, outside=(STRAY,))
+    bench.outside.is_ready = True
+    bench.gate = replace(bench.gate, state=GateState.DOWN)
+    await bench.rounds(3, outside=(STRAY,))
+    assert (bench.told, bench.outside.watches) == ([], {})
+    bench.gate = replace(bench.gate, state=GateState.ACTIVE)
+    await bench.rounds(2, outside=(STRAY,))
+    assert len(bench.told) == 1
+
+
+async def test_a_driver_that_does_not_list_processes_costs_no_sample(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(devices: SimulatedDevices, uuid: str) -> tuple[GpuProcess, ...]:
+        raise DevicesError(f"processes of GPU {uuid} cannot be read: Not Supported", retryable=False)
+
+    monkeypatch.setattr(SimulatedDevices, "processes", broken)
+    await bench.rounds(3)
+    assert bench.sampler.measures[GPU_A].sample is not None
+    assert bench.outside.watches == {}
+    assert caplog.text.count(f"processes of GPU {GPU_A} cannot be read") == 1
+
+
+async def test_the_event_is_on_the_pod_that_the_api_server_names(tmp_path: Path, state: NodeState) -> None:
+    fake = FakeApi()
+    fake.pods = {"web": raw_pod("web", GPU_A), "batch": UNANNOTATED}
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", fake.handle)
+    kubeconfig = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+    }
+    async with TestServer(app) as server:
+        kubeconfig["clusters"] = [{"name": "c", "cluster": {"server": str(server.make_url("")).rstrip("/")}}]
+        (tmp_path / "kubeconfig").write_text(yaml.safe_dump(kubeconfig))
+        async with connect(tmp_path / "kubeconfig") as api:
+            await _check_event(AgentApi(api, fake.node, state), fake)
+
+
+async def _check_event(cluster: AgentApi, fake: FakeApi) -> None:
+    pod = await cluster.find_pod(UIDS["batch"])
+    assert pod is not None
+    await cluster.tell(Notice(pod.uid, "OutsideMps", "a sentence"), pod)
+    assert await cluster.find_pod("nobody") is None
+    fake.away = True
+    assert await cluster.find_pod("nobody") is None
+    [event] = fake.events
+    assert event["regarding"] == {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "name": "batch",
+        "namespace": "lab",
+        "uid": UIDS["batch"],
+    }
+    assert (event["type"], event["metadata"]["namespace"]) == ("Warning", "lab")
