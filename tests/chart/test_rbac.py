@@ -24,8 +24,9 @@ Right = tuple[str, str, str]  # group, resource with its subresource, verb
 # Rights that no call of ours shows, each with its reason.
 BESIDES: dict[str, set[Right]] = {
     "operator": {
-        # Kopf watches GpuShares for the handlers, and learns from the others what there is.
-        ("gpushare.io", "gpushares", "watch"),
+        # Kopf lists and watches these for the handlers, Relist by its table; the others tell Kopf what is.
+        *(("gpushare.io", "gpushares", verb) for verb in ("list", "watch")),
+        *(("", "pods", verb) for verb in ("list", "watch")),
         *(("apiextensions.k8s.io", "customresourcedefinitions", verb) for verb in ("get", "list", "watch")),
         *(("", "namespaces", verb) for verb in ("get", "list", "watch")),
         # Owners are asked for by a table of kinds.
