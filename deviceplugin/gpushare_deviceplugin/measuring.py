@@ -144,9 +144,13 @@ def _load(signature: SoloSignature, threads: int) -> TenantLoad:
 
 
 def _threads(gate: GateStatus, pod: ManagedPod) -> int:
-    """The cap that the pod's processes connected under; a new decision does not change it (docs/facts.md 5)."""
+    """The cap in force: that which the pod's processes connected under, or the lower one that they ask themselves.
+
+    A new decision does not change it (docs/facts.md 5), and an environment may lower it (docs/facts.md 11).
+    """
     caps = [c.thread_percentage for c in gate.clients if c.pod_uid == pod.uid and c.thread_percentage is not None]
-    return max(caps, default=pod.decision.thread_percentage if pod.decision else 100)
+    ceiling = max(caps, default=pod.decision.thread_percentage if pod.decision else 100)
+    return min(ceiling, pod.own_percentage or 100)
 
 
 def _by_gate(gate: GateStatus | None, uid: str) -> TenantMeasure:

@@ -1,5 +1,6 @@
 """The node's managed pods, reduced from the API's JSON to what the agent needs."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,7 @@ from gpushare.core.api import Decision, JobClass, PodView, Rejection, names, par
 # kubelet kills what still runs when the grace period is over. By then the gate, which looks once a second, has
 # ended the pod's clients; a program that saves its state on SIGTERM has the rest of the time.
 END_BEFORE_KILL_SECONDS: Final = 3.0
+THREAD_VARIABLE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -22,6 +24,7 @@ class ManagedPod:
         decision: where it was decided to run; None before the decision, or when its annotations are broken.
         problem: what is wrong with its annotations, a sentence; empty when nothing is.
         workload: key that links pods of one kind.
+        own_percentage: thread percentage that its containers give themselves, the lowest; None where none does.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
     """
 
@@ -35,6 +38,7 @@ class ManagedPod:
     job_class: JobClass
     workload: str
     ends_at: float | None = None
+    own_percentage: int | None = None
 
     @property
     def key(self) -> str:
@@ -66,7 +70,23 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         job_class=job_class,
         workload=_workload(pod),
         ends_at=_ends_at(obj["metadata"]),
+        own_percentage=_own_percentage(obj.get("spec") or {}),
     )
+
+
+def _own_percentage(spec: Mapping[str, Any]) -> int | None:
+    """Return the lowest thread percentage in its containers' own environment, as the pod's object tells it.
+
+    What an image, a ConfigMap or the program itself sets is not seen: MPS tells no client's own percentage, and the
+    MPS host may not read the environment of a process.
+    """
+    found = []
+    for container in spec.get("containers") or ():
+        for variable in container.get("env") or ():
+            if variable.get("name") == THREAD_VARIABLE:
+                with contextlib.suppress(TypeError, ValueError):
+                    found.append(float(variable["value"] if "value" in variable else "nan"))
+    return min((max(1, int(value)) for value in found if 0 < value <= 100), default=None)
 
 
 def _ends_at(metadata: Mapping[str, Any]) -> float | None:

@@ -107,6 +107,7 @@ def make_pod(
     decided_at: str = "2026-11-21T10:00:00Z",
     uid: str | None = None,
     metadata: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
     **annotations: str,
 ) -> ManagedPod:
     """A pod of this node."""
@@ -129,7 +130,14 @@ def make_pod(
                 "annotations": {names.FRACTION: "0.25", **decision, **annotations},
                 **(metadata or {}),
             },
-            "spec": {"containers": [{"resources": {"limits": {names.SHARE_RESOURCE: str(share)}}}]},
+            "spec": {
+                "containers": [
+                    {
+                        "resources": {"limits": {names.SHARE_RESOURCE: str(share)}},
+                        "env": [{"name": name, "value": value} for name, value in (env or {}).items()],
+                    }
+                ]
+            },
             "status": {"phase": phase},
         }
     )

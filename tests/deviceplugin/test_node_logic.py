@@ -345,6 +345,40 @@ class TestMeasuring:
         assert known.progress_ratio == pytest.approx(0.5, abs=0.05)
         assert known.pipes == half.counters.pipes()
 
+    def test_a_pod_that_lowers_its_own_threads_teaches_nothing_and_is_measured_under_its_own_cap(
+        self, state: NodeState
+    ) -> None:
+        uid = tenant(state, "a", threads="100")
+        lowered = make_pod("a", threads="100", phase="Running", env={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"})
+        assert lowered.uid == uid
+        state.put_pod(lowered)
+        alone = gate(clients=(client(uid, 100),))
+        half = window(mix((FP32, 0.5)))
+        profile = SharedProfile(frozenset({uid}), "NVIDIA H200", SoloSignature(FP32, {50: 0.52}))
+        for profiles, progress in (({}, None), ({"shop/a": profile}, pytest.approx(0.5, abs=0.05))):
+            measurer = self.measurer(state, profiles)
+            for _ in range(10):
+                found = measurer.measure(GPU_A, alone, half, half).tenants[uid]
+            assert found.progress_ratio == progress
+            assert found.profile is None
+
+    @pytest.mark.parametrize(
+        ("value", "percentage"),
+        [
+            ("95", 95),
+            ("12.5", 12),
+            ("0.4", 1),
+            ("100", 100),
+            ("0", None),
+            ("200", None),
+            ("many", None),
+            ("nan", None),
+        ],
+    )
+    def test_only_a_percentage_is_taken_for_one(self, value: str, percentage: int | None) -> None:
+        assert make_pod("a", env={"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": value}).own_percentage == percentage
+        assert make_pod("a", env={"OTHER": value}).own_percentage is None
+
     def test_what_was_seen_alone_is_published_until_the_gpushare_keeps_as_good(self, state: NodeState) -> None:
         profiles: dict[str, SharedProfile] = {}
         measurer = Measurer(state, Signatures(profiles))
