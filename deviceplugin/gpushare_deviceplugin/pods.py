@@ -77,15 +77,15 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
 def _own_percentage(spec: Mapping[str, Any]) -> int | None:
     """Return the lowest thread percentage in its containers' own environment, as the pod's object tells it.
 
-    What an image, a ConfigMap or the program itself sets is not seen: MPS tells no client's own percentage, and the
-    MPS host may not read the environment of a process.
+    What an image, a ConfigMap or the program itself sets is not seen: MPS tells no client's own percentage, and
+    the MPS host may not read the environment of a process.
     """
     found = []
     for container in spec.get("containers") or ():
         for variable in container.get("env") or ():
             if variable.get("name") == THREAD_VARIABLE:
                 with contextlib.suppress(TypeError, ValueError):
-                    found.append(float(variable["value"] if "value" in variable else "nan"))
+                    found.append(float(variable.get("value", "nan")))
     return min((max(1, int(value)) for value in found if 0 < value <= 100), default=None)
 
 
