@@ -90,8 +90,9 @@ class AllocationReconciler:
         """Reconcile for ever, at once after an allocation and every ten seconds."""
         while True:
             await self.reconcile()
-            try:
-                await asyncio.wait_for(self._poked.wait(), PERIOD_SECONDS)
+            try:  # not wait_for: before Python 3.12 it can swallow a cancellation
+                async with asyncio.timeout(PERIOD_SECONDS):
+                    await self._poked.wait()
             except TimeoutError:
                 continue
             self._poked.clear()

@@ -214,6 +214,7 @@ class StatusWriter:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             try:
-                await asyncio.wait_for(changed.wait(), 1.0)
+                async with asyncio.timeout(1.0):  # not wait_for: before Python 3.12 it can swallow a cancellation
+                    await changed.wait()
             except TimeoutError:
                 continue
