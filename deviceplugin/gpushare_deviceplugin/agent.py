@@ -69,7 +69,9 @@ class Agent:
         self.forecasts = Forecasts(self.state, ask_model)
         measurer = Measurer(self.state, Signatures(self._shares.items), self.forecasts.expected)
         gates = Gates(options.directory, clock, time.time)
-        self.outside = OutsideMps(self.state, self.cluster.find_pod, self.cluster.tell, clock)
+        self.outside = OutsideMps(
+            self.state, self.cluster.find_pod, self.cluster.tell, clock, policy=options.outside_mps
+        )
         self.sampler = Sampler(
             self.state,
             open_devices,
@@ -108,6 +110,7 @@ class Agent:
             self.sampler.gates,
             self.sampler.measures,
             self.outside.watches,
+            ended=self.outside.ended,
             is_registered=self.registrar.is_registered,
         )
 

@@ -20,6 +20,7 @@ def node_figures(
     measures: Mapping[str, GpuMeasure],
     outside: Mapping[str, OutsideWatch],
     *,
+    ended: Mapping[str, int],
     is_registered: bool,
 ) -> NodeFigures:
     """Figures of this moment; built from the same status as the GpuNode, so that the two never differ."""
@@ -27,7 +28,13 @@ def node_figures(
     return NodeFigures(
         node=node,
         devices=tuple(
-            _device(gpu, gates.get(gpu.uuid), measures.get(gpu.uuid, GpuMeasure()), outside.get(gpu.uuid))
+            _device(
+                gpu,
+                gates.get(gpu.uuid),
+                measures.get(gpu.uuid, GpuMeasure()),
+                outside.get(gpu.uuid),
+                ended.get(gpu.uuid, 0),
+            )
             for gpu in status.gpus
         ),
         tenants=tuple(
@@ -43,7 +50,7 @@ def node_figures(
 
 
 def _device(
-    gpu: GpuStatus, gate: GateStatus | None, measure: GpuMeasure, outside: OutsideWatch | None
+    gpu: GpuStatus, gate: GateStatus | None, measure: GpuMeasure, outside: OutsideWatch | None, ended: int
 ) -> DeviceFigures:
     sample = measure.sample
     return DeviceFigures(
@@ -68,8 +75,9 @@ def _device(
         daemon_restarts=gate.daemon_restarts if gate else None,
         turns=gate.turns.count if gate else None,
         turn_seconds_sum=gate.turns.durations_seconds_sum if gate else None,
-        outside=outside.present if outside else None,
+        outside=len(outside.present) if outside else None,
         outside_found=outside.found if outside else None,
+        outside_ended=ended if outside else None,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from gpushare.core.api import HOST_DIRECTORY
 from gpushare.runtime.options import options_of
 from gpushare_deviceplugin.allocation import DeviceListStrategy
+from gpushare_deviceplugin.outside import OutsidePolicy
 
 DEFAULT_METRICS_PORT: Final = 9400
 
@@ -34,6 +35,7 @@ class AgentOptions:
     metrics_port: int
     sample_seconds: float
     log_level: str
+    outside_mps: OutsidePolicy = OutsidePolicy.EVENT
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
@@ -52,6 +54,12 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("device-list-strategy", "envvar", "how containers get GPUs", choices=[s.value for s in DeviceListStrategy])
     add("metrics-port", str(DEFAULT_METRICS_PORT), "port of /metrics and /healthz, 0 for none", type=int)
     add("sample-seconds", "1", "how often GPUs are sampled", type=float)
+    add(
+        "outside-mps",
+        OutsidePolicy.EVENT.value,
+        "what becomes of pods' processes outside MPS",
+        choices=[p.value for p in OutsidePolicy],
+    )
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
     if not read.node_name:
@@ -68,4 +76,5 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         metrics_port=int(read.metrics_port),
         sample_seconds=float(read.sample_seconds),
         log_level=str(read.log_level).upper(),
+        outside_mps=OutsidePolicy(read.outside_mps),
     )

@@ -2,7 +2,10 @@
 
 import asyncio
 import logging
+import os
+import signal
 from collections.abc import Awaitable, Callable, Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -24,28 +27,74 @@ FindPod = Callable[[str], Awaitable[ManagedPod | None]]
 Tell = Callable[[Notice, ManagedPod | None], Awaitable[None]]
 
 
+class OutsidePolicy(StrEnum):
+    """What becomes of a pod's process outside MPS; one of no pod is told only, whatever the policy."""
+
+    EVENT = "event"
+    END = "end"
+
+
+def end_process(process: OutsideProcess, proc: Path = PROC) -> bool:
+    """Send SIGKILL to this very process, not to a later one with its pid; False when it is gone.
+
+    A process outside MPS has a GPU context of its own, so its end is nobody else's.
+
+    Raises:
+        OSError: it may not be ended (the chart adds the capability KILL with the policy `end`).
+    """
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if start_ticks_of(process.pid, proc) != process.start_ticks:
+            return False
+        signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
 class OutsideMps:
     """Looks at the processes of each round of sampling; `run` tells what was found.
 
     Args:
         find_pod: a pod of this node by its uid, ours or not.
         tell: write an event about a pod, or about the node.
+        end: end one process; called only with the policy `end`.
 
     Attributes:
         watches: by GPU, what is known of its processes outside MPS; none before its first look.
+        ended: by GPU, processes that were ended.
         is_ready: the node's pods are known, so that those of several whole GPUs are too.
     """
 
     def __init__(
-        self, state: NodeState, find_pod: FindPod, tell: Tell, clock: Callable[[], float], proc: Path = PROC
+        self,
+        state: NodeState,
+        find_pod: FindPod,
+        tell: Tell,
+        clock: Callable[[], float],
+        *,
+        policy: OutsidePolicy = OutsidePolicy.EVENT,
+        proc: Path = PROC,
+        end: Callable[[OutsideProcess], bool] = end_process,
     ) -> None:
         self.watches: dict[str, OutsideWatch] = {}
+        self.ended: dict[str, int] = {}
         self.is_ready = False
         self._state = state
         self._find_pod = find_pod
         self._tell = tell
         self._clock = clock
+        self._policy = policy
         self._proc = proc
+        self._end = end
+        self._others: set[str] = set()  # pods of this node without a share, as the API server named them
+        self._asked: set[str] = set()  # pods that are being looked for
+        self._refused: set[OutsideProcess] = set()
         self._found: asyncio.Queue[tuple[str, Found]] = asyncio.Queue(_MOST_WAITING)
 
     def take(self, uuid: str, processes: Iterable[GpuProcess] | None, gate: GateStatus | None) -> None:
@@ -65,6 +114,31 @@ class OutsideMps:
             )
             if each.is_told and not self._found.full():
                 self._found.put_nowait((uuid, each))
+        if self._policy is OutsidePolicy.END:
+            self._end_all(uuid, self.watches[uuid].present)
+
+    def _end_all(self, uuid: str, present: Iterable[OutsideProcess]) -> None:
+        """End those of a pod that is known not to have whole GPUs; ask for the pod of the others first."""
+        for process in present:
+            uid = process.pod_uid
+            if uid is None:
+                continue
+            if uid in self._state.pods or uid in self._others:
+                self._end_one(uuid, process)
+            elif uid not in self._asked and not self._found.full():
+                self._asked.add(uid)
+                self._found.put_nowait((uuid, Found(uid, (process.pid,), is_told=False)))
+
+    def _end_one(self, uuid: str, process: OutsideProcess) -> None:
+        try:
+            if self._end(process):
+                self.ended[uuid] = self.ended.get(uuid, 0) + 1
+                _log.warning("ended process %d of pod %s, outside MPS", process.pid, process.pod_uid)
+        except OSError as error:
+            if process not in self._refused:
+                self._refused = {process} | {each for each in self._refused if each.pod_uid == process.pod_uid}
+                self._state.counts.error("outside")
+                _log.error("process %d outside MPS cannot be ended: %s", process.pid, error)
 
     def _exempt(self, uuid: str, gate: GateStatus) -> frozenset[str]:
         """Pods of several whole GPUs (docs/adr/0030), and the MPS host's own, where the self-test runs."""
@@ -83,9 +157,17 @@ class OutsideMps:
         """Wait for the next find and tell it: on the pod where it is known, else on the node."""
         uuid, found = await self._found.get()
         pod = await self._find_pod(found.pod_uid) if found.pod_uid is not None else None
-        if pod is not None and _has_whole(self._state.gpus_of(pod), uuid):
-            return  # it had not been seen here yet
-        await self._tell(Notice(pod.uid if pod else None, REASON, _note(uuid, found, pod)), pod)
+        self._asked.discard(found.pod_uid or "")
+        if pod is not None:
+            if _has_whole(self._state.gpus_of(pod), uuid):
+                return  # it had not been seen here yet
+            if pod.uid not in self._state.pods:
+                self._others.add(pod.uid)
+        if found.is_told:
+            note = _note(uuid, found, pod)
+            if pod is not None and self._policy is OutsidePolicy.END:
+                note += ". The node agent ends it, as its policy outsideMps says"
+            await self._tell(Notice(pod.uid if pod else None, REASON, note), pod)
 
 
 def _has_whole(gpus: tuple[str, ...], uuid: str) -> bool:

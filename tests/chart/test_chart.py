@@ -122,6 +122,14 @@ def test_no_container_may_gain_privileges_and_most_run_without_root(render: Rend
         assert pod.get("hostPID", False) is (part in ("agent", "mps"))
 
 
+def test_the_agent_may_end_processes_only_where_its_policy_says_so(render: Render) -> None:
+    (agent,) = containers(workloads(render({"agent": {"outsideMps": "end"}}))["agent"])
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["KILL"]}
+    assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "end"} in agent["env"]
+    (agent,) = containers(workloads(render({}))["agent"])
+    assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "event"} in agent["env"]
+
+
 @VALUES
 def test_host_paths_are_the_few_that_the_node_parts_need(render: Render, values: Json) -> None:
     for part, workload in workloads(render(values)).items():

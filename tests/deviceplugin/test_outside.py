@@ -1,5 +1,7 @@
 """Processes outside MPS: through the sampler, by their cgroups, to the event and the metrics."""
 
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,8 +11,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, FakeApi, make_pod, raw_pod
 
-from gpushare.core.gpu import Counters, DevicesError, GpuProcess
+from gpushare.core.gpu import Counters, DevicesError, GpuProcess, OutsideProcess
 from gpushare.kube import connect
+from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
 from gpushare.mps.status import GateState, GateStatus
 from gpushare.twin.devices import SimulatedDevices
@@ -18,7 +21,7 @@ from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.gates import Gates, Notice
 from gpushare_deviceplugin.measuring import Measurer
-from gpushare_deviceplugin.outside import OutsideMps
+from gpushare_deviceplugin.outside import OutsideMps, OutsidePolicy, end_process
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
 from gpushare_deviceplugin.signatures import Signatures
@@ -37,14 +40,20 @@ UNANNOTATED = {
 class Bench:
     """The node's first GPU as its twin shows it, and a /proc that the test writes."""
 
-    def __init__(self, root: Path, state: NodeState, clock: Clock) -> None:
+    def __init__(
+        self, root: Path, state: NodeState, clock: Clock, policy: OutsidePolicy = OutsidePolicy.EVENT
+    ) -> None:
         self.state, self.clock, self.proc = state, clock, root / "proc"
         self.place = GpuDirectory.of(root / "run", GPU_A)
         self.place.create()
         self.told: list[Notice] = []
         self.others: dict[str, ManagedPod] = {}
         self.asked: list[str] = []
-        self.outside = OutsideMps(state, self._find, self._tell, clock, self.proc)
+        self.ended: list[int] = []
+        self.may_end = True
+        self.outside = OutsideMps(
+            state, self._find, self._tell, clock, policy=policy, proc=self.proc, end=self._end
+        )
         self.outside.is_ready = True
         gpus = tuple(state.gpus.values())
         self.sampler = Sampler(
@@ -63,6 +72,12 @@ class Bench:
     async def _find(self, uid: str) -> ManagedPod | None:
         self.asked.append(uid)
         return self.state.pods.get(uid) or self.others.get(uid)
+
+    def _end(self, process: OutsideProcess) -> bool:
+        if not self.may_end:
+            raise PermissionError(1, "Operation not permitted")
+        self.ended.append(process.pid)
+        return True
 
     async def _tell(self, notice: Notice, pod: ManagedPod | None) -> None:
         assert (pod.uid if pod else None) == notice.pod_uid
@@ -96,7 +111,7 @@ class Bench:
 
     def counts(self) -> tuple[int, int]:
         watch = self.outside.watches[GPU_A]
-        return watch.present, watch.found
+        return len(watch.present), watch.found
 
 
 @pytest.fixture
@@ -202,6 +217,64 @@ async def test_a_driver_that_does_not_list_processes_costs_no_sample(
     assert bench.sampler.measures[GPU_A].sample is not None
     assert bench.outside.watches == {}
     assert caplog.text.count(f"processes of GPU {GPU_A} cannot be read") == 1
+
+
+async def test_by_the_policy_end_pods_processes_are_ended_and_others_are_not(
+    tmp_path: Path, state: NodeState, clock: Clock
+) -> None:
+    bench = Bench(tmp_path, state, clock, OutsidePolicy.END)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    bench.process(14, None)
+    bench.process(15, UIDS["batch"])
+    everyone = (SERVER, STRAY, 14, 15)
+    await bench.rounds(1, outside=everyone)
+    assert bench.ended == []
+    await bench.rounds(1, outside=everyone)
+    assert bench.ended == [STRAY]  # 14 is in no pod, and nobody knows the pod of 15: it may have whole GPUs
+    assert {n.pod_uid: "ends it" in n.note for n in bench.told} == {UIDS["web"]: True, None: False}
+    bench.others[UIDS["batch"]] = reduce_pod(UNANNOTATED)
+    await bench.rounds(1, outside=(SERVER, 14, 15))
+    assert bench.ended == [STRAY]
+    await bench.rounds(1, outside=(SERVER, 14, 15))
+    assert bench.ended == [STRAY, 15]
+    assert bench.outside.ended == {GPU_A: 2}
+
+
+async def test_by_the_policy_event_nobody_is_ended(bench: Bench) -> None:
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    await bench.rounds(4, outside=(STRAY,))
+    assert (bench.ended, len(bench.told)) == ([], 1)
+
+
+async def test_one_that_may_not_be_ended_is_said_once_and_tried_on(
+    tmp_path: Path, state: NodeState, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(tmp_path, state, clock, OutsidePolicy.END)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    bench.may_end = False
+    await bench.rounds(4, outside=(STRAY,))
+    assert caplog.text.count("cannot be ended") == 1
+    assert state.counts.errors == {"outside": 1}
+    bench.may_end = True
+    await bench.rounds(1, outside=(STRAY,))
+    assert bench.ended == [STRAY]
+
+
+def test_a_process_is_ended_and_a_later_one_with_its_pid_is_not() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        ticks = start_ticks_of(child.pid)
+        assert ticks is not None
+        try:
+            assert not end_process(OutsideProcess(child.pid, ticks - 1, None))
+            assert child.poll() is None
+            assert end_process(OutsideProcess(child.pid, ticks, None))
+            assert child.wait(60) == -signal.SIGKILL
+        finally:
+            child.kill()
+    assert not end_process(OutsideProcess(child.pid, ticks, None))
 
 
 async def test_the_event_is_on_the_pod_that_the_api_server_names(tmp_path: Path, state: NodeState) -> None:

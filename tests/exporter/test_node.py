@@ -38,6 +38,7 @@ FULL = NodeFigures(
             turn_seconds_sum=1.5,
             outside=1,
             outside_found=4,
+            outside_ended=3,
         ),
     ),
     tenants=(TenantFigures("GPU-a", "shop", "web", "u1", 0.25, 50, 8192, 900, 1, 0.8, 0.05, 1.25, {"fp16": 0.4}),),

@@ -21,7 +21,7 @@ class DeviceFigures:
         pipes: use by pipe (fp16, fp32, fp64, int8, integer, dram), 0 to 1.
         mps_state: one of MPS_STATES; held: connections that wait at the gate, by reason.
         refused, mismatches: since the gate started, and now, by reason or kind.
-        outside, outside_found: processes outside MPS, now and since the agent started.
+        outside, outside_found, outside_ended: processes outside MPS, now, and since the agent started.
     """
 
     uuid: str
@@ -47,6 +47,7 @@ class DeviceFigures:
     turn_seconds_sum: float | None = None
     outside: int | None = None
     outside_found: int | None = None
+    outside_ended: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ _COUNTED_OF_MPS: Final[_Table[DeviceFigures]] = (
         "Processes found outside MPS since the agent started.",
         lambda d: d.outside_found,
     ),
+    ("mps_outside_processes_ended", "Of these, those that the agent ended.", lambda d: d.outside_ended),
     ("mps_turn_seconds", "Time that these turns took in all.", lambda d: d.turn_seconds_sum),
 )
 _OF_PODS: Final[_Table[TenantFigures]] = (

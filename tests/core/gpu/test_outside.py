@@ -72,6 +72,6 @@ def test_it_counts_who_is_there_now_and_all_that_were_found() -> None:
     watch = OutsideWatch()
     for number in range(2):
         watch, _ = look(watch, [ONE], (), float(number))
-    assert (watch.present, watch.found) == (1, 1)
+    assert (watch.present, watch.found) == ((ONE,), 1)
     watch, _ = look(watch, [], (), 2.0)
-    assert (watch.present, watch.found) == (0, 1)
+    assert (watch.present, watch.found) == ((), 1)

@@ -37,9 +37,9 @@ class OutsideWatch:
     found: int = 0
 
     @property
-    def present(self) -> int:
-        """How many processes outside MPS there are now."""
-        return sum(looks >= LOOKS for looks in self.looks.values())
+    def present(self) -> tuple[OutsideProcess, ...]:
+        """The processes that are outside MPS now, as LOOKS looks in a row have shown."""
+        return tuple(process for process, looks in self.looks.items() if looks >= LOOKS)
 
 
 @dataclass(frozen=True, slots=True)
