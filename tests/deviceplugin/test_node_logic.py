@@ -83,6 +83,17 @@ class TestDecisions:
         assert {uid: d.ends_at for uid, d in written.pods.items()} == {"uid-leaves": ends_at, "uid-stays": None}
         assert written.unknown == 0
 
+    def test_decisions_that_are_gone_from_the_disk_are_written_again(
+        self, state: NodeState, tmp_path: Path
+    ) -> None:
+        state.put_pod(make_pod("a"))
+        writer = DecisionWriter(state, tmp_path)
+        gpu = GpuDirectory.of(tmp_path, GPU_A)
+        assert writer.write()
+        gpu.decisions.unlink()
+        assert writer.write()
+        assert set(decisions_reader(gpu).read().pods) == {"uid-a"}
+
     def test_every_pod_that_may_run_has_its_ceilings_where_it_runs(self, state: NodeState) -> None:
         state.put_pod(make_pod("a", gpu=GPU_A))
         state.put_pod(make_pod("done", gpu=GPU_A, phase="Succeeded"))

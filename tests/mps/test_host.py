@@ -62,9 +62,9 @@ class Host:
         (self.proc / str(pid) / "cgroup").write_text(f"0::/kubepods/besteffort/pod{pod_uid}/c\n")
 
     def stop(self) -> None:
-        daemon = self.status().daemon_pid
+        daemon = status.daemon_pid if (status := self.status()) else None
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(60)
         if daemon and is_alive(daemon):
             os.kill(daemon, signal.SIGKILL)
 
@@ -179,6 +179,28 @@ def test_a_restarted_host_adopts_the_daemon_and_its_tenants(host, run):
     assert host.status().daemon_pid == before.daemon_pid
     assert running.process.poll() is None
     until(lambda: clients_of_pod(host.gpu, POD) == (running.pid,), "still its client")
+
+
+def test_an_orderly_end_leaves_no_directory_of_a_gpu_without_tenants(host, run):
+    decide(host.gpu, **{POD: (20, 20000)})
+    tenant = run(POD, "--workload", "stream", "--memory-mib", "100")
+    until(tenant.is_connected, "connected")
+    before = host.status()
+    daemon = before.daemon_pid
+    host.process.terminate()
+    assert host.process.wait(60) == 0
+    assert host.gpu.control.exists(), "a pod mounts it"
+    assert is_alive(daemon)
+    tenant.process.kill()
+    tenant.process.wait(60)
+    decide(host.gpu)
+    host.start()
+    until(lambda: host.status().gate_pid != before.gate_pid, "another gate")
+    until(lambda: host.status().state is GateState.ACTIVE and not host.status().clients, "back, and nobody there")
+    host.process.terminate()
+    assert host.process.wait(60) == 0
+    assert not host.gpu.path.exists()
+    assert not is_alive(daemon)
 
 
 async def test_a_pods_clients_are_ended_before_its_eviction_and_its_neighbours_are_not(host, run):

@@ -4,8 +4,8 @@
 
 The listening sockets are this process's, and so is a copy of every held connection (gpushare.mps.store): while a
 killed keeper is replaced, processes wait instead of being turned away, which would let them run uncapped. On
-SIGTERM keepers end and daemons stay; a container's end takes its daemons along (its processes are killed with it),
-hence the DaemonSet's OnDelete (docs/design.md 2.4).
+SIGTERM keepers end and daemons with tenants stay; a container's end takes its daemons along (its processes are
+killed with it), hence the DaemonSet's OnDelete (docs/design.md 2.4).
 """
 
 import argparse
@@ -31,6 +31,7 @@ from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.observe import routes
 from gpushare.mps.policy import MAX_CLIENTS_PER_POD
+from gpushare.mps.removal import remove_unused
 from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
 from gpushare.mps.thawing import ThrottleProcess, thaw_ours
@@ -261,6 +262,7 @@ def main(arguments: list[str] | None = None) -> int:
         keeper.stop()
     if server is not None:
         server.close()
+    remove_unused(keeper.gpu for keeper in keepers)
     return 0
 
 

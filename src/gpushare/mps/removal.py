@@ -1,0 +1,51 @@
+"""What the MPS host leaves on its node when it ends in order: nothing, for GPUs that no pod was decided for."""
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from gpushare.mps.actions import sync_control
+from gpushare.mps.layout import Decisions, GpuDirectory, status_reader
+
+logger = logging.getLogger(__name__)
+DAEMON_SECONDS: Final = 2.0  # a daemon without clients ends at once
+
+
+def has_tenants(gpu: GpuDirectory) -> bool:
+    """Return whether a pod was decided for the GPU or has clients there, or nobody can tell.
+
+    Such a pod mounts the directory. Its next process would find no gate after a removal, and run uncapped.
+    """
+    try:
+        decided = bool(Decisions.from_json(json.loads(gpu.decisions.read_text())).pods)
+    except FileNotFoundError:
+        decided = False
+    except (OSError, ValueError):
+        return True
+    status = status_reader(gpu).read()
+    return decided or bool(status and status.clients)
+
+
+def remove_unused(gpus: Iterable[GpuDirectory]) -> tuple[GpuDirectory, ...]:
+    """End the daemons and remove the directories of GPUs without tenants; return those that stay."""
+    listed = tuple(gpus)
+    with ThreadPoolExecutor(max_workers=max(1, len(listed))) as pool:
+        return tuple(gpu for gpu, gone in zip(listed, pool.map(_remove, listed), strict=True) if not gone)
+
+
+def _remove(gpu: GpuDirectory) -> bool:
+    if has_tenants(gpu):
+        return False
+    sync_control(gpu).stop(DAEMON_SECONDS)
+    if has_tenants(gpu):  # decided meanwhile: the next host starts another daemon
+        return False
+    try:
+        shutil.rmtree(gpu.path)
+    except OSError as error:
+        logger.warning("%s is not removed: %s", gpu.path, error)
+        return False
+    logger.info("no pod has a share of %s: its daemon is ended and its directory removed", gpu.uuid)
+    return True
