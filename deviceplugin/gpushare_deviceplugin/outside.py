@@ -20,6 +20,8 @@ _log = logging.getLogger(__name__)
 REASON: Final = "OutsideMps"
 _MOST_WAITING: Final = 256  # of what is to be told while the API server is slow
 _SHOWN_PIDS: Final = 8
+_ASK_SECONDS: Final = 10.0  # between two questions for the same pod: a static pod's uid is not the API server's
+_MOST_KNOWN: Final = 1024  # pods remembered; beyond, all are asked for anew
 # In other states the server that the gate names may not be the one that runs.
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
 
@@ -93,7 +95,7 @@ class OutsideMps:
         self._proc = proc
         self._end = end
         self._others: set[str] = set()  # pods of this node without a share, as the API server named them
-        self._asked: set[str] = set()  # pods that are being looked for
+        self._asked_at: dict[str, float] = {}  # by uid of a pod that is not known
         self._refused: set[OutsideProcess] = set()
         self._found: asyncio.Queue[tuple[str, Found]] = asyncio.Queue(_MOST_WAITING)
 
@@ -125,8 +127,10 @@ class OutsideMps:
                 continue
             if uid in self._state.pods or uid in self._others:
                 self._end_one(uuid, process)
-            elif uid not in self._asked and not self._found.full():
-                self._asked.add(uid)
+            elif self._clock() - self._asked_at.get(uid, -_ASK_SECONDS) >= _ASK_SECONDS and not self._found.full():
+                if len(self._asked_at) >= _MOST_KNOWN:
+                    self._asked_at.clear()
+                self._asked_at[uid] = self._clock()
                 self._found.put_nowait((uuid, Found(uid, (process.pid,), is_told=False)))
 
     def _end_one(self, uuid: str, process: OutsideProcess) -> None:
@@ -157,11 +161,12 @@ class OutsideMps:
         """Wait for the next find and tell it: on the pod where it is known, else on the node."""
         uuid, found = await self._found.get()
         pod = await self._find_pod(found.pod_uid) if found.pod_uid is not None else None
-        self._asked.discard(found.pod_uid or "")
         if pod is not None:
             if _has_whole(self._state.gpus_of(pod), uuid):
                 return  # it had not been seen here yet
             if pod.uid not in self._state.pods:
+                if len(self._others) >= _MOST_KNOWN:
+                    self._others.clear()
                 self._others.add(pod.uid)
         if found.is_told:
             note = _note(uuid, found, pod)

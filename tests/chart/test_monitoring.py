@@ -151,6 +151,7 @@ TROUBLE = {
     ),
     "GpushareConnectionsHeld": ('gpushare_mps_held_connections{node="n",gpu_uuid="G",reason="x"}', 1),
     "GpushareMismatch": ('gpushare_mps_mismatches{node="n",gpu_uuid="G",kind="x"}', 1),
+    "GpushareOutsideMps": ('gpushare_mps_outside_processes{node="n",gpu_uuid="G"}', 1),
     "GpushareAgentNotRegistered": ('gpushare_agent_registered{node="n"}', 0),
     "GpushareExtenderAway": ('gpushare_extender_ready{pod="e"}', 0),
 }

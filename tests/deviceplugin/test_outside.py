@@ -234,11 +234,15 @@ async def test_by_the_policy_end_pods_processes_are_ended_and_others_are_not(
     assert bench.ended == [STRAY]  # 14 is in no pod, and nobody knows the pod of 15: it may have whole GPUs
     assert {n.pod_uid: "ends it" in n.note for n in bench.told} == {UIDS["web"]: True, None: False}
     bench.others[UIDS["batch"]] = reduce_pod(UNANNOTATED)
+    asked = len(bench.asked)
+    await bench.rounds(5, outside=(SERVER, 14, 15))
+    assert (bench.ended, len(bench.asked)) == ([STRAY], asked)  # not asked again in every round
+    bench.clock.now += 10
     await bench.rounds(1, outside=(SERVER, 14, 15))
-    assert bench.ended == [STRAY]
-    await bench.rounds(1, outside=(SERVER, 14, 15))
-    assert bench.ended == [STRAY, 15]
-    assert bench.outside.ended == {GPU_A: 2}
+    assert (bench.ended, len(bench.asked)) == ([STRAY], asked + 1)
+    await bench.rounds(2, outside=(SERVER, 14, 15))
+    assert bench.ended == [STRAY, 15, 15]  # as long as it is there
+    assert bench.outside.ended == {GPU_A: 3}
 
 
 async def test_by_the_policy_event_nobody_is_ended(bench: Bench) -> None:
