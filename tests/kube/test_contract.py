@@ -42,7 +42,7 @@ def pod(name: str, **labels: str) -> dict[str, Any]:
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "labels": labels},
-        "spec": {"containers": [{"name": "c", "image": "none"}]},
+        "spec": {"schedulerName": "nobody", "containers": [{"name": "c", "image": "none"}]},
     }
 
 

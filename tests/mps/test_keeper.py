@@ -10,6 +10,7 @@ import pytest
 
 from gpushare.mps import keeper as keeping
 from gpushare.mps.commands import ServerState
+from gpushare.mps.errors import CommandRefusedError
 from gpushare.mps.faultlog import Fault
 from gpushare.mps.layout import GpuDirectory, status_reader
 from gpushare.mps.ledger import Admission, Presence
@@ -116,3 +117,31 @@ async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_n
 )
 def test_a_fault_in_words(pids, clients, expected):
     assert keeping.told(Fault("fatal", pids), clients) == expected
+
+
+class EndedServer:
+    """A daemon that knows already that its server has ended: it refuses commands about it."""
+
+    async def servers(self):
+        return ()
+
+    async def run(self, _command):
+        raise CommandRefusedError("Server 7 not found")
+
+    async def server_state(self, _pid):
+        raise CommandRefusedError("Server 7 not found")
+
+
+async def test_a_server_that_the_daemon_knows_to_have_ended_counts_as_ended(tmp_path, monkeypatch):
+    """At load 12 the daemon answered "Server not found" before the keeper had looked: nothing was counted."""
+    [info] = parse_simulated("H200:1", "n")
+    gpu = GpuDirectory.of(tmp_path, info.uuid)
+    gpu.create()
+    kept = keeping.Keeper(gpu, keeping.setup_of(gpu, json.dumps(dataclasses.asdict(info))))
+    monkeypatch.setattr(kept, "_control", EndedServer())
+    monkeypatch.setattr(kept, "_check_alive", lambda: None)  # both processes are still seen
+    monkeypatch.setattr(kept, "_read_faults", lambda: None)
+    kept._status = dataclasses.replace(kept._status, daemon_pid=os.getpid(), server_pid=7)
+    kept._poke.set()
+    with pytest.raises(keeping._ServerGoneError):
+        await kept._watch()

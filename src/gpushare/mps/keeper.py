@@ -26,7 +26,7 @@ from gpushare.mps import commands
 from gpushare.mps.asks import boottime
 from gpushare.mps.commands import ServerState
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
-from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, MpsError, NotSentError
+from gpushare.mps.errors import CommandRefusedError, ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.identity import PROC, is_alive, pod_uid_of, start_ticks_of
@@ -325,6 +325,12 @@ class Keeper:
                     seconds = silent.lasts(time.monotonic())
                     if isinstance(error, ControlTimeoutError) or seconds >= BUSY_SECONDS:
                         self._set_state(GateState.DOWN, f"no answer for {seconds:.0f} s: {error}")
+                except CommandRefusedError as error:
+                    # The daemon may know that its server has ended before we have looked.
+                    self._check_alive()
+                    if server_pid not in await self._control.servers():
+                        raise _ServerGoneError from error
+                    raise
                 else:
                     silent.since = None
                     if self._status.state is not GateState.ACTIVE:
