@@ -190,6 +190,9 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
         ("shop/a", ("GPU-1",)),
         ("shop/b", None),
     ]
+    running = cluster.pods[0][1]
+    assert running is not None
+    assert running.thread_percentage == 50, "the cap that it runs under, whatever a pod of its share would get"
     assert [note.split(" is left out")[0] for note in cluster.notes] == [
         "pod shop/wrong",
         "node gone",
@@ -215,6 +218,30 @@ def test_settings_that_cannot_be_used_are_one_sentence(files: Path, monkeypatch:
     code, out, err = call(monkeypatch, capsys, *words)
     assert (code, out) == (2, "")
     assert "is not what gpushare snapshot writes" in err
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        {"settings": 3},
+        {"settings": None, "pods": [{}]},
+        {"settings": None, "pods": [pod("a", None, cpu="lots")]},
+        {"settings": None, "nodes": [3]},
+    ],
+)
+def test_a_damaged_snapshot_is_one_sentence(files: Path, monkeypatch: Any, capsys: Any, objects: Any) -> None:
+    (files / "cluster.json").write_text(json.dumps(objects))
+    code, out, err = call(monkeypatch, capsys, "plan", "--snapshot", files, "--pods", files / "pods.csv")
+    assert (code, out) == (2, "")
+    assert "is not what gpushare snapshot writes" in err
+
+
+def test_a_snapshot_of_an_older_version_says_what_to_do(files: Path, monkeypatch: Any, capsys: Any) -> None:
+    assert (files / "nodes.csv").is_file()
+    code, out, err = call(monkeypatch, capsys, "plan", "--snapshot", files, "--pods", files / "pods.csv")
+    assert (code, out) == (2, "")
+    assert "has no cluster.json: an older gpushare wrote it" in err
+    assert "--nodes" in err
 
 
 def test_a_cluster_without_gpus_writes_nothing(files: Path) -> None:

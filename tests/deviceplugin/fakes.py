@@ -64,6 +64,7 @@ class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodRe
         (directory / "pod-resources").mkdir(exist_ok=True)
         self.registered: asyncio.Queue[Any] = asyncio.Queue()
         self.held: dict[str, list[str]] = {}
+        self.lists = 0
         self._server: Any = None
 
     async def start(self) -> None:
@@ -87,6 +88,7 @@ class FakeKubelet(api_pb2_grpc.RegistrationServicer, podresources_pb2_grpc.PodRe
         return api_pb2.Empty()
 
     async def List(self, request: Any, context: Any) -> Any:
+        self.lists += 1
         pods = []
         for key, ids in self.held.items():
             namespace, _, name = key.partition("/")

@@ -42,3 +42,10 @@ def test_wrong_options_are_refused_in_a_sentence(arguments, sentence, capsys):
         parse_options(arguments, {})
     assert caught.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_policy_of_the_simulators_alone_is_refused_in_a_sentence(capsys):
+    with pytest.raises(SystemExit) as caught:
+        parse_options([], {"GPUSHARE_POLICY": "fgd"})
+    assert caught.value.code == 2
+    assert '"fgd" is not one of bestfit, gpushare' in capsys.readouterr().err

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharerule import share_of
 
-from gpushare.core.api import GpuShare, PodView
+from gpushare.core.api import GpuShare, PodView, Reason
+from gpushare.core.placement import GpuSpec, NodeSpec, Placement, PlacementRequest
+from gpushare.core.placement.policies import BestFit
+from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.workloads import KnownWorkloads
-from gpushare.kube import GPUSHARES
+from gpushare.kube import GPUSHARES, Change
 from gpushare.twin.contention import WORKLOADS
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -102,3 +105,19 @@ async def test_over_http_a_pod_that_would_hurt_is_sent_elsewhere_and_not_bound(r
     cluster.put(GPUSHARES, gpushare("b", owner=cluster.pod("b")["metadata"]["uid"], max_slowdown=900.0))
     await cluster.settle()
     assert (await running.filter("b"))["NodeNames"] == ["n1"], "as soon as both tolerate it"
+
+
+def test_a_tenant_that_no_watch_has_shown_yet_is_known_by_its_request():
+    ledger = ShareLedger(BestFit())
+    ledger.state.add_node(NodeSpec("n1", (GpuSpec("GPU-1", "H200", 143_771),)))
+    ledger.share_changed(Change.ADDED, "default/s", GpuShare.from_object(gpushare("s", owner="o")))
+    first, second = (
+        dataclasses.replace(pod(uid, owner="o"), annotations={"gpushare.io/fraction": "0.5"}) for uid in "ab"
+    )
+    request = ledger.request_of(first)
+    assert isinstance(request, PlacementRequest)
+    chosen = ledger.choose(first, request, "n1")
+    assert isinstance(chosen, Placement)
+    ledger.reserve(request, chosen)  # as bind does for a pod that it read from the API server itself
+    assert first.uid not in ledger.pods
+    assert [one.reason for one in ledger.candidates(second, ["n1"]).rejections().values()] == [Reason.SLOWDOWN]

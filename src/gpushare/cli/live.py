@@ -217,4 +217,4 @@ def _placement(pod: PodView, request: PlacementRequest) -> Placement | None:
     decision = pod.decision
     if pod.node is None or decision is None or len(decision.gpu_uuids) != request.gpu_count:
         return None
-    return Placement(pod.node, decision.gpu_uuids, decision.memory_limit_mib)
+    return Placement(pod.node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage)

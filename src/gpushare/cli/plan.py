@@ -146,7 +146,11 @@ def _cluster(
     if nodes is not None:
         return LiveCluster(tuple(read_nodes(nodes)), ())
     if snapshot is not None:
-        return cluster_of(read_snapshot(snapshot))
+        objects = read_snapshot(snapshot)
+        try:
+            return cluster_of(objects)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UsageError(f"{snapshot}: is not what gpushare snapshot writes: {error!r}") from error
     try:
         return asyncio.run(_read(kubeconfig, context))
     except ApiError as error:

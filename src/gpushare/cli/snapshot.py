@@ -91,6 +91,11 @@ def read_snapshot(folder: Path) -> Objects:
         UsageError: the file is not there, or is not what `gpushare snapshot` writes.
     """
     path = folder / OBJECTS_FILE
+    if (folder / NODES_FILE).is_file() and not path.exists():
+        raise UsageError(
+            f"{folder} has no {OBJECTS_FILE}: an older gpushare wrote it, so take it again with gpushare "
+            f"snapshot, or plan for its nodes without their pods (--nodes {folder / NODES_FILE})"
+        )
     try:
         return Objects(**json.loads(read_text(path)))
     except (ValueError, TypeError, RecursionError) as error:

@@ -205,7 +205,10 @@ class ShareLedger:
 
     def _known(self, pod_uid: str) -> KnownWorkload | None:
         pod = self.pods.get(pod_uid)
-        return self._workloads.of(pod) if pod is not None else None
+        if pod is not None:
+            return self._workloads.of(pod)
+        reservation = self.state.reservation(pod_uid)  # bound before the watch showed it
+        return reservation.request.known if reservation is not None else None
 
     def _has_room(self, request: PlacementRequest, gpu_uuids: Sequence[str], node: str) -> bool:
         """Whether those very GPUs probably have room; a few lookups, since prioritize asks for each busy node."""

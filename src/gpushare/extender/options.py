@@ -82,6 +82,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         )
     except SettingsError as error:
         parser.error(str(error))
+    if settings.policy not in POLICIES:  # argparse does not check what comes from the environment
+        parser.error(f'--policy: "{settings.policy}" is not one of {", ".join(sorted(POLICIES))}')
     if read.best_nodes < 0:
         parser.error("--best-nodes must be 0 or more")
     return ExtenderOptions(
