@@ -38,7 +38,7 @@ class DecisionContext:
         model: Callable[[], InterferenceModel],
         *,
         history: Mapping[Shape, float] | None = None,
-        rng: np.random.Generator | None = None,
+        rng: "np.random.Generator | None" = None,
     ) -> Self:
         """Make one by the settings of an installation.
 

@@ -29,7 +29,8 @@ __all__ = [
 
 History = Mapping[Shape, float]
 
-_MAKERS: Final[dict[str, Callable[[History, np.random.Generator], PlacementPolicy]]] = {
+# In quotes: numpy loads its random numbers, 3 MiB, when they are first named, and no live process draws any.
+_MAKERS: "Final[dict[str, Callable[[History, np.random.Generator], PlacementPolicy]]]" = {
     "random": lambda _history, rng: RandomFit(rng),
     "dotprod": lambda _history, _rng: DotProduct(),
     "clustering": lambda _history, _rng: Clustering(),
@@ -42,7 +43,7 @@ NAMES: Final = tuple(_MAKERS)
 """Names of the policies, simplest first."""
 
 
-def make(name: str, history: History, rng: np.random.Generator) -> PlacementPolicy:
+def make(name: str, history: History, rng: "np.random.Generator") -> PlacementPolicy:
     """A policy by name; `history`, requests and how often they came, is what fgd expects; gpushare learns.
 
     Raises:

@@ -103,7 +103,7 @@ class RandomFit(Deterministic):
 
     name = "random"
 
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, rng: "np.random.Generator") -> None:
         self._rng = rng
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
