@@ -60,6 +60,22 @@ async def test_their_requests_are_not_free_for_ours(running):
     assert free(running) == before
 
 
+async def test_a_pod_replaced_while_the_watch_was_away_is_counted_once(running):
+    """A StatefulSet's next pod has the name of the one before, and a new list shows only that one."""
+    before = free(running), free(running, "n2")
+    running.cluster.put(PODS, other("a", share=40))
+    await running.cluster.settle()
+    running.cluster.put(PODS, other("a", node="n2", share=30, uid="uid-next"))
+    await running.cluster.settle()
+    assert free(running) == before[0]
+    assert free(running, "n2") == (before[1][0] - 2000, before[1][1] - 4096)
+    assert (free_shares(running), sum(free_shares(running, "n2"))) == ([1000, 1000], 1700)
+    running.cluster.remove(PODS, "kube-system/a")
+    await running.cluster.settle()
+    assert (free(running), free(running, "n2")) == before
+    assert sum(free_shares(running, "n2")) == 2000
+
+
 async def test_a_node_that_comes_later_has_less_from_the_start(running):
     running.cluster.put(PODS, other("a", node="n3"))
     await running.cluster.settle()

@@ -68,6 +68,7 @@ class ShareLedger:
         self._gpunodes: dict[str, GpuNodeView] = {}
         self._nodes: dict[str, NodeView] = {}
         self.others = OtherPods(self.state)
+        self._other_pods: dict[str, OtherPod] = {}
         self._undecided = Undecided(self.state)
         self._second_choices: set[str] = set()
 
@@ -97,13 +98,18 @@ class ShareLedger:
 
     def other_pod_changed(self, change: Change, key: str, pod: OtherPod) -> None:
         """A pod that is not ours came to a node, changed or left it."""
+        before = self._other_pods.get(key)
+        if before is not None and before.uid != pod.uid:  # replaced while the watch was away
+            self.other_pod_changed(Change.DELETED, key, before)
         if change is Change.DELETED:
+            self._other_pods.pop(key, None)
             self.others.drop(pod)
             if pod.limit_percent and pod.uid not in self.pods:
                 self._undecided.forget(pod.uid)
                 self.release(pod.uid)
             self.on_room()
             return
+        self._other_pods[key] = pod
         self.others.put(pod)
         if pod.limit_percent and pod.uid not in self.pods:
             if pod.uid not in self._undecided:
