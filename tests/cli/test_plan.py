@@ -178,13 +178,14 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
             pod("b", None),
             pod("system", "n", fraction=None, cpu="2"),
             pod("lost", "n", ("GPU-9",)),
+            pod("byhand", "n", cpu="4"),
             pod("wrong", None, fraction="7.5"),
             pod("done", "n", ("GPU-0",)) | {"status": {"phase": "Succeeded"}},
         ],
     )
     cluster = cluster_of(objects)
     (spec,) = cluster.nodes
-    assert (spec.cpu_milli, spec.memory_mib) == (30_000, 63 * 1024), "what pods without our annotation leave"
+    assert (spec.cpu_milli, spec.memory_mib) == (26_000, 62 * 1024), "what system and byhand leave"
     assert [one.memory_mib for one in spec.gpus] == [100_512, 100_512]
     assert [(request.pod_uid, where and where.gpu_uuids) for request, where in cluster.pods] == [
         ("shop/a", ("GPU-1",)),
@@ -194,6 +195,7 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     assert running is not None
     assert running.thread_percentage == 50, "the cap that it runs under, whatever a pod of its share would get"
     assert [note.split(" is left out")[0] for note in cluster.notes] == [
+        "pod shop/byhand",
         "pod shop/wrong",
         "node gone",
         "pod shop/lost",

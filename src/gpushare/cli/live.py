@@ -46,7 +46,7 @@ class LiveCluster:
     """What a plan starts from.
 
     Attributes:
-        nodes: with the CPU and memory that pods without our annotation leave.
+        nodes: with the CPU and memory that pods without our annotation, or without a decision, leave.
         pods: those with our annotation; None for where when they wait. `pod_uid` is "namespace/name".
         unhealthy: uuids of GPUs that take no tenants.
         notes: sentences on what was left out and why.
@@ -148,17 +148,18 @@ def cluster_of(objects: Objects) -> LiveCluster:
     for pod in map(PodView.from_object, objects.pods):
         if pod.finished:
             continue
-        if pod.fraction is None:
-            if pod.node is not None:
-                taken = others.setdefault(pod.node, [0, 0])
-                taken[0] += pod.cpu_milli
-                taken[1] += pod.memory_mib
-            continue
-        request = request_of(pod, shares, settings.defaults)
+        request = request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
+        placement = _placement(pod, request) if isinstance(request, PlacementRequest) else None
+        if pod.node is not None and placement is None:
+            taken = others.setdefault(pod.node, [0, 0])
+            taken[0] += pod.cpu_milli
+            taken[1] += pod.memory_mib
         if isinstance(request, Rejection):
             notes.append(f"pod {pod.key} is left out: {request}")
-            continue
-        ours.append((request, _placement(pod, request)))
+        elif request is not None and pod.node is not None and placement is None:
+            notes.append(f"pod {pod.key} is left out: it runs on {pod.node} without a decision for its request")
+        elif request is not None:
+            ours.append((request, placement))
     offered = {
         node["metadata"]["name"]: (node.get("status") or {}).get("allocatable") or {} for node in objects.nodes
     }
