@@ -8,7 +8,7 @@ from livecluster import H200_SM_COUNT, Namespace, decided, wait_for
 pytestmark = pytest.mark.e2e
 
 # On real hardware a start through the gate takes 0.13 to 0.25 s, a blocked daemon 10 s (docs/facts.md 13, 14).
-NOT_DELAYED_SECONDS = 3.0
+NOT_DELAYED_SECONDS = 8.0
 
 
 def sm_count(percent: int) -> int:
@@ -101,7 +101,7 @@ def test_the_agent_says_how_much_slower_a_known_workload_runs(space: Namespace):
     space.create(space.tenant("alone", "1", workload="stream"))
     space.running("alone")
     space.connected("alone")
-    time.sleep(8)  # the agent takes a signature from five seconds of running alone
+    time.sleep(15)  # the agent takes a signature from five seconds of running alone, seen a second apart or so
     space.delete("alone")
     space.create(space.tenant("one", "0.5", workload="stream"), space.tenant("two", "0.5", workload="stream"))
     space.running("one", "two")
