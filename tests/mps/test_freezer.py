@@ -2,6 +2,9 @@
 
 import errno
 import os
+import shutil
+import subprocess
+import sys
 import uuid
 
 import pytest
@@ -290,3 +293,26 @@ def test_a_thaw_that_fails_is_tried_again_and_stays_on_record(tmp_path):
     assert frozen.thaw_all()
     assert freezer.cgroups["a"] is FreezeState.THAWED
     assert recorded(tmp_path) == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+def test_root_without_capabilities_may_freeze(kernel, uid):
+    """As the MPS host runs: v1's root directory has no w, which only a capability would pass."""
+    path = kernel.add(uid)
+    freezes = (
+        "import sys; from pathlib import Path; from gpushare.mps.freezer import CgroupFreezer\n"
+        "freezer = CgroupFreezer(Path(sys.argv[1]))\n"
+        "print(freezer.problem() or 'none')\n"
+        "freezer.freeze(Path(sys.argv[2]))"
+    )
+    dropped = ["setpriv", "--bounding-set", "-all", "--inh-caps", "-all"]
+    done = subprocess.run(
+        [*dropped, sys.executable, "-c", freezes, str(kernel.root), str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (done.stdout, done.stderr) == ("none\n", "")
+    until(lambda: kernel.freezer.state(path) is FreezeState.FROZEN, "frozen")
+    kernel.freezer.thaw(path)

@@ -104,7 +104,9 @@ class CgroupFreezer:
             return f"no cgroup file system with a freezer at {self._hierarchy}"
         if os.statvfs(self._hierarchy).f_flag & os.ST_RDONLY:
             return f"{self._hierarchy} is mounted read-only"
-        return "" if os.access(self._hierarchy, os.W_OK) else f"{self._hierarchy} may not be written"
+        # Ask a file, not the directory: v1's root directory has no w, and the host has no capability to pass that.
+        processes = self._hierarchy / "cgroup.procs"
+        return "" if os.access(processes, os.W_OK) else f"{self._hierarchy} may not be written"
 
     def find(self, pod_uid: str) -> Path | None:
         """Look it up among the directories above the pods'; what a pod makes below its own is never looked at."""
