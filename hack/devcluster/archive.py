@@ -1,4 +1,4 @@
-"""Writes small image archives without any container tool: one layer of given files."""
+"""Write small image archives without any container tool: one layer of given files."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ def write(
     entrypoint: Sequence[str],
     links: Mapping[str, str] | None = None,
 ) -> None:
-    """A docker-archive at `out` of one image `name`: `files` by their path in the image, symbolic `links`."""
+    """Write a docker-archive of the image `name` to `out`: `files` by their path in the image, and `links`."""
     layer = out.with_suffix(".layer")
     with tarfile.open(layer, "w") as tar:
         tmp = tarfile.TarInfo("tmp")

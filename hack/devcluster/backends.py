@@ -1,4 +1,4 @@
-"""The three kinds of cluster, and which one this machine can have."""
+"""The three kinds of cluster, and the choice of the one that this machine can run."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ class Cluster(Protocol):
 
 
 def kind_node_image() -> str:
-    """The node image that hack/kind.yaml asks for."""
+    """Return the node image that hack/kind.yaml asks for."""
     for line in (HACK / "kind.yaml").read_text().splitlines():
         if line.strip().lstrip("- ").startswith("image:"):
             return line.partition("image:")[2].strip()
@@ -91,7 +91,7 @@ class KindCluster:
 
 
 class ExistingCluster:
-    """Whatever the current kubeconfig points to; nothing is created, nothing removed."""
+    """The cluster of the current kubeconfig context; nothing in it is created or removed."""
 
     name = "existing"
 
@@ -124,7 +124,7 @@ class ExistingCluster:
         )
 
     def has_image(self, name: str) -> bool:
-        return bool(name)  # its nodes pull what they lack
+        return bool(name)  # its nodes pull the images that they lack
 
     def status(self) -> dict[str, object]:
         return {
@@ -135,7 +135,9 @@ class ExistingCluster:
 
 
 def pick() -> Cluster:
-    """CLUSTER decides; else kind where a Docker engine and kind's node image are at hand; else local."""
+    """Choose the cluster: $CLUSTER decides; else kind where a Docker engine and kind's node image exist; else
+    local.
+    """
     chosen = os.environ.get("CLUSTER", "")
     if chosen and chosen not in NAMES:
         raise Failed(f"CLUSTER={chosen}: allowed are {', '.join(NAMES)}")
@@ -157,7 +159,7 @@ def pick() -> Cluster:
 
 def push_images(cluster: Cluster) -> dict[str, str]:
     """Build gpushare's image (and the scheduler's, where none can be pulled) and put them on the node."""
-    if isinstance(cluster, ExistingCluster):  # its nodes pull them; kube-scheduler's own where nothing is said
+    if isinstance(cluster, ExistingCluster):  # its nodes pull the images; unset names stay at the chart's
         told = {"image": os.environ.get("IMAGE") or f"{IMAGE}:dev", "scheduler": os.environ.get("SCHEDULER_IMAGE")}
         return {part: name for part, name in told.items() if name}
     name, tar = image.build(docker=docker_answers())

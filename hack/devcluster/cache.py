@@ -1,4 +1,4 @@
-"""A cache of build results keyed by the hash of what went in; entries appear whole or not at all."""
+"""A cache of build results keyed by the hash of their inputs; an entry appears complete or not at all."""
 
 import hashlib
 import os
@@ -11,7 +11,7 @@ from devcluster.settings import cache_dir
 
 
 def key_of(*parts: str | bytes | Path) -> str:
-    """Hash of strings and of files (directories: every file below them, by name and content)."""
+    """Return the hash of strings and of files (for a directory: every file below it, by name and content)."""
     digest = hashlib.sha256()
     for part in parts:
         for name, data in _pieces(part):
@@ -33,7 +33,9 @@ def _pieces(part: str | bytes | Path) -> Iterable[tuple[str, bytes]]:
 
 
 def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """The directory for this key; `build` fills a temporary one first, which is then renamed into place."""
+    """Return the directory of this key; if it is missing, `build` fills a temporary one, which is then renamed
+    into place.
+    """
     target = cache_dir() / kind / key
     if target.is_dir():
         return target
@@ -44,7 +46,7 @@ def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
         work.chmod(0o755)
         try:
             work.rename(target)
-        except OSError:  # somebody else built the same thing in the meantime
+        except OSError:  # another process built the same entry in the meantime
             if not target.is_dir():
                 raise
     finally:
@@ -53,7 +55,7 @@ def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
 
 
 def link(name: str, target: Path) -> Path:
-    """A stable name in the cache's bin directory for an executable in it."""
+    """Link an executable under a stable name in the cache's bin directory."""
     place = cache_dir() / "bin" / name
     place.parent.mkdir(parents=True, exist_ok=True)
     if not place.is_symlink() or place.readlink() != target:

@@ -1,4 +1,4 @@
-"""hack/cluster: bring a cluster up, look at it, restart its parts, take it down."""
+"""hack/cluster: start a cluster, show its status, restart its parts, remove it."""
 
 import argparse
 import fcntl
@@ -112,7 +112,7 @@ def _component(cluster: backends.Cluster, verb: str, component: str) -> None:
 
 @contextmanager
 def exclusive() -> Iterator[None]:
-    """One `up` or `down` at a time on this machine."""
+    """Allow only one `up` or `down` at a time on this machine."""
     lock = state_dir().with_suffix(".lock")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as handle:

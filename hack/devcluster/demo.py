@@ -16,7 +16,7 @@ DEMO_NAMESPACE = "gpushare-demo"
 SAMPLES = HACK / "demo"
 INSTALL_SECONDS = 180
 PLACED_SECONDS = 120
-# Progress is inferred from a window of samples; give the agents a few of them before the table is printed.
+# Progress is computed from a window of samples; give the agents time for a few before the table is printed.
 MEASURED_SECONDS = 45
 
 
@@ -37,7 +37,7 @@ class Demo:
     # install ----------------------------------------------------------------------------------------------------
 
     def install(self, *extra: str) -> dict[str, str]:
-        """Images onto the node, then `helm upgrade --install`; returns the names of the images."""
+        """Load the images onto the node, then run `helm upgrade --install`; return the names of the images."""
         images = backends.push_images(self.cluster)
         repository, _, tag = images["image"].rpartition(":")
         sets = [f"image.repository={repository}", f"image.tag={tag}"]
@@ -48,7 +48,7 @@ class Demo:
         command += ["--namespace", RELEASE_NAMESPACE, "--create-namespace", "--values", HACK / "demo-values.yaml"]
         for one in sets:
             command += ["--set", one]
-        # definitions outlive a release on purpose; a later one takes them over
+        # CRDs outlive a release on purpose; a later release adopts them
         command += [*extra, "--take-ownership", "--wait", "--timeout", f"{INSTALL_SECONDS}s"]
         with step("helm install gpushare, and waiting until every part is ready"):
             try:
@@ -58,7 +58,7 @@ class Demo:
         return images
 
     def diagnosis(self) -> str:
-        """What the parts say when they do not come up."""
+        """Return the pods' states and logs, for when the release does not become ready."""
         try:
             return self.kubectl(
                 "-n", RELEASE_NAMESPACE, "get", "pods,events", "--sort-by=.metadata.creationTimestamp"
@@ -77,7 +77,7 @@ class Demo:
         self.kubectl("-n", DEMO_NAMESPACE, "rollout", "status", "deployment", f"--timeout={PLACED_SECONDS}s")
 
     def run_alone(self, image: str) -> None:
-        """Each workload alone on a GPU for a few seconds: slowdown is told against that."""
+        """Run each workload alone on a GPU for a few seconds; slowdown is reported relative to that run."""
         self.kubectl("-n", DEMO_NAMESPACE, "delete", "deployments,pods", "--all", "--wait=true")
         manifests = (SAMPLES / "alone.yaml").read_text().replace(f"{IMAGE}:dev", image)
         self.kubectl("-n", DEMO_NAMESPACE, "apply", "-f", "-", stdin=manifests)
@@ -86,12 +86,12 @@ class Demo:
         self.kubectl("-n", DEMO_NAMESPACE, "delete", "pods", "-l", "gpushare-demo=alone", "--wait=true")
 
     def knows_progress(self) -> bool:
-        """Whether the agent says how every tenant fares."""
+        """Return whether the agent reports the progress of every tenant."""
         found = json.loads(self.top("--json"))
         return bool(found) and all(row["progress_ratio"] is not None for row in found)
 
     def wait_for_progress(self) -> None:
-        """Until the agent says how every tenant fares, or the time is up: then the table shows dashes."""
+        """Wait until the agent reports every tenant's progress, or the time is up; then the table shows dashes."""
         deadline = time.monotonic() + MEASURED_SECONDS
         while time.monotonic() < deadline:
             if self.knows_progress():
@@ -108,7 +108,7 @@ def _namespace(name: str) -> dict[str, Any]:
 
 
 def up() -> None:
-    """The whole demo; leaves everything running."""
+    """Run the whole demo and leave everything running."""
     begun = time.monotonic()
     cluster = backends.pick()
     say(
@@ -147,7 +147,7 @@ def _next_things(cluster: backends.Cluster) -> str:
 
 
 def down() -> None:
-    """Remove the demo: the release from a cluster that was here before, else the whole cluster."""
+    """Remove the demo: only the release from a cluster that existed before, otherwise the whole cluster."""
     cluster = backends.pick()
     if cluster.name == "existing":
         demo = Demo(cluster)

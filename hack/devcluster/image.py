@@ -1,4 +1,4 @@
-"""Builds the image of gpushare with what this machine has, and the scheduler's image, as archives in the cache.
+"""Build gpushare's image with the tools of this machine, and the scheduler's image, as archives in the cache.
 
 With a Docker engine: `docker build` on the Dockerfile's own base. Without one: buildah (no daemon), on a base made
 by debootstrap, with the dependencies as wheels from the host's package index; no registry of images is needed.
@@ -16,7 +16,7 @@ from devcluster.progress import Failed, run, step
 from devcluster.settings import IMAGE, KUBERNETES_VERSION, REPOSITORY, SCHEDULER_IMAGE, cache_dir
 
 BASE_PACKAGES = "python3,python3-venv"
-# What a base does not need once it is made.
+# What a base image does not need once it is built.
 BASE_WASTE = (
     "var/cache/apt/*.bin",
     "var/cache/apt/archives/*.deb",
@@ -31,12 +31,14 @@ SOURCES = ("Dockerfile", "pyproject.toml", "README.md", "LICENSE", "src", "opera
 
 
 def source_key() -> str:
-    """Changes with everything that goes into the image."""
+    """Return a key that changes with everything that goes into the image."""
     return cache.key_of(os.environ.get("BASE_IMAGE", ""), *(REPOSITORY / source for source in SOURCES))
 
 
 def build(*, docker: bool) -> tuple[str, Path]:
-    """(image name with a tag that changes with the content, archive); also tagged `dev`."""
+    """Build the image, also tagged `dev`; return its name, with a tag that changes with the content, and the
+    archive.
+    """
     key = source_key()
     name = f"{IMAGE}:dev-{key[:12]}"
 
@@ -50,7 +52,7 @@ def build(*, docker: bool) -> tuple[str, Path]:
 
 
 def scheduler() -> tuple[str, Path]:
-    """The stock kube-scheduler as an image, for clusters that cannot pull one."""
+    """Build an image of the stock kube-scheduler, for clusters that cannot pull one."""
     kube = tools.kubernetes()
     name = f"{SCHEDULER_IMAGE}:v{KUBERNETES_VERSION}"
 
@@ -112,7 +114,7 @@ def _python_version(base: str) -> str:
 
 
 def _suite_and_mirror() -> tuple[str, str, str]:
-    """What this Debian or Ubuntu itself installs from."""
+    """Return the suite and the mirror that this Debian or Ubuntu itself installs from."""
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)', Path("/etc/os-release").read_text(), re.MULTILINE))
     suite = release.get("VERSION_CODENAME", "bookworm")
     found = run(
@@ -125,7 +127,7 @@ def _suite_and_mirror() -> tuple[str, str, str]:
 
 
 def _base_image() -> str:
-    """A minimal Debian with Python, in buildah's storage."""
+    """Create a minimal Debian with Python in buildah's storage and return its name."""
     suite, mirror, components = _suite_and_mirror()
     key = cache.key_of(suite, BASE_PACKAGES, ",".join(BASE_WASTE))
     name = f"localhost/gpushare-base:{key}"
@@ -155,7 +157,7 @@ def _base_image() -> str:
 
 
 def _wheels(python_version: str) -> Path:
-    """Every dependency as a wheel for the image's Python, by the host's pip and its configuration."""
+    """Download every dependency as a wheel for the image's Python, with the host's pip and its configuration."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
     machine = os.uname().machine

@@ -30,11 +30,11 @@ from devcluster.settings import (
     state_dir,
 )
 
-KUBELET_DIRECTORY = Path("/var/lib/kubelet")  # the standard one: device plugins and their pods expect it
+KUBELET_DIRECTORY = Path("/var/lib/kubelet")  # the standard path: device plugins and their pods expect it
 POD_LINKS = Path("/var/log/containers")
-RUN_DIRECTORY = Path("/run/gpushare")  # hostPath of gpushare's own pods
+RUN_DIRECTORY = Path("/run/gpushare")  # hostPath directories of gpushare's own pods
 CNI_RESULTS = Path("/var/lib/cni/results")
-# the order in which they start; stopped in reverse
+# in starting order; stopped in reverse
 COMPONENTS = (
     "etcd",
     "apiserver",
@@ -48,7 +48,7 @@ COMPONENTS = (
 
 
 class LocalCluster:
-    """The cluster whose state is in `state_dir()`; every method may be called at any time, again."""
+    """The cluster whose state is in `state_dir()`; every method can be called repeatedly and in any state."""
 
     name = "local"
     node_name = NODE_NAME
@@ -306,7 +306,7 @@ bin_dir = "{tools.CNI_DIRECTORY}"
         }
 
     def _own(self, directory: Path) -> None:
-        """Mark a directory outside the state as made by us, so that `down` may remove it."""
+        """Mark a directory outside the state directory as created by us, so that `down` may remove it."""
         marker = directory / ".gpushare-dev"
         if marker.exists():
             return
@@ -321,7 +321,7 @@ bin_dir = "{tools.CNI_DIRECTORY}"
         """Remove every trace: pods, processes, mounts, cgroups, rules, bridge, files."""
         if os.geteuid() != 0:
             raise Failed("run this as root")
-        # nothing of it is kept, so nothing has to be closed in good order
+        # none of its state is kept, so nothing needs an orderly shutdown
         self.kill("kubelet")
         self._end_containers()
         for component in reversed(COMPONENTS):
@@ -336,14 +336,14 @@ bin_dir = "{tools.CNI_DIRECTORY}"
             for result in CNI_RESULTS.glob("gpushare-dev-*"):
                 result.unlink()
             for directory in (CNI_RESULTS, CNI_RESULTS.parent):
-                with contextlib.suppress(OSError):  # somebody else's, or never made
+                with contextlib.suppress(OSError):  # created by somebody else, or never created
                     directory.rmdir()
         shutil.rmtree(self.state, ignore_errors=True)
         if self.state.exists():
             raise Failed(f"could not remove {self.state}")
 
     def _end_containers(self) -> None:
-        """Kill what runs in this cluster's pods: members of its cgroups and the shims of its containerd."""
+        """Kill the processes of this cluster's pods: members of its cgroups, and the shims of its containerd."""
         for _ in range(50):
             pids = {pid for group in _pod_cgroups() for pid in _members(group)} | self._shims()
             if not pids:
@@ -389,7 +389,7 @@ bin_dir = "{tools.CNI_DIRECTORY}"
         }
 
     def kill(self, component: str) -> None:
-        """kill -9, and leave it dead."""
+        """Kill a component with kill -9 and do not restart it."""
         self.processes.stop(component, signal.SIGKILL)
 
     def restart(self, component: str) -> None:
@@ -401,13 +401,15 @@ bin_dir = "{tools.CNI_DIRECTORY}"
 
 
 def _pod_cgroups() -> list[Path]:
-    """The cgroups below kubelet's root cgroup, innermost first, in every hierarchy (v1) or the only one (v2)."""
+    """Return the cgroups below kubelet's root cgroup, innermost first, in every hierarchy (v1) or the only one
+    (v2).
+    """
     if not (KUBELET_DIRECTORY / ".gpushare-dev").exists():
         return []
     roots = [
         p for p in (Path("/sys/fs/cgroup/kubepods"), *Path("/sys/fs/cgroup").glob("*/kubepods")) if p.is_dir()
     ]
-    # os.walk passes over groups that vanish meanwhile
+    # os.walk skips groups that vanish meanwhile
     groups = [Path(place) for root in roots for place, _, _ in os.walk(root)]
     return sorted(groups, key=lambda group: len(group.parts), reverse=True)
 

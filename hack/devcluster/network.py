@@ -1,4 +1,4 @@
-"""The cluster's bridge and rules on this machine, and taking every one of them away again."""
+"""The cluster's bridge and firewall rules on this machine, and their removal."""
 
 import json
 import re
@@ -16,7 +16,7 @@ RULES = [
     ["filter", "FORWARD", "-i", BRIDGE, *MARK, "-j", "ACCEPT"],
     ["filter", "FORWARD", "-o", BRIDGE, *MARK, "-j", "ACCEPT"],
 ]
-# kubelet and kube-proxy make these chains; removed on `down` unless they were here before us
+# kubelet and kube-proxy create these chains; `down` removes them unless they existed before
 KUBERNETES_CHAIN = re.compile(r"^:(KUBE-\S+)", re.MULTILINE)
 
 
@@ -29,7 +29,7 @@ def _succeeds(*command: str) -> bool:
 
 
 def up(state: Path) -> None:
-    """Bridge with the node's address, forwarding, masquerading; remembers what it found."""
+    """Create the bridge with the node's address, forwarding and masquerading; record the former settings."""
     before = state / "network-before.json"
     if not before.exists():
         found = {str(path): path.read_text().strip() for path in (FORWARD, BRIDGE_RULES) if path.exists()}
@@ -48,7 +48,7 @@ def up(state: Path) -> None:
 
 
 def down(state: Path) -> None:
-    """Undo `up` and whatever kubelet, kube-proxy and CNI left; needs no cluster to be running."""
+    """Undo `up` and remove what kubelet, kube-proxy and CNI left; works without a running cluster."""
     before = state / "network-before.json"
     known = json.loads(before.read_text()) if before.exists() else {"sysctl": {}, "chains": {}}
     for table, chain, *rule in RULES:
@@ -63,7 +63,7 @@ def down(state: Path) -> None:
 
 
 def _chains() -> dict[str, list[str]]:
-    """Kubernetes' chains by "program table"."""
+    """Return Kubernetes' chains by "program table"."""
     found = {}
     for program in ("iptables", "ip6tables"):
         for table in ("filter", "nat", "mangle"):
@@ -71,7 +71,7 @@ def _chains() -> dict[str, list[str]]:
                 found[f"{program} {table}"] = KUBERNETES_CHAIN.findall(
                     progress.run([f"{program}-save", "-t", table])
                 )
-            except Failed:  # no IPv6 on this machine
+            except Failed:  # this machine has no IPv6
                 continue
     return found
 

@@ -22,7 +22,7 @@ SUBJECTS = {
 
 
 def make(directory: Path) -> None:
-    """Authority, service account key, one certificate a component; nothing is done where they are there."""
+    """Create the authority, the service account key and one certificate per component, unless they exist."""
     if (directory / "complete").exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def _key(path: Path) -> None:
 
 
 def kubeconfig(directory: Path, name: str, path: Path) -> Path:
-    """Write the kubeconfig of one component, certificates by path."""
+    """Write the kubeconfig of one component; it refers to the certificates by path."""
     user = {"client-certificate": str(directory / f"{name}.crt"), "client-key": str(directory / f"{name}.key")}
     cluster = {"server": f"https://{NODE_IP}:{API_PORT}", "certificate-authority": str(directory / "ca.crt")}
     config = {

@@ -1,4 +1,4 @@
-"""Starts the cluster's processes, remembers which they are, and ends those and no others."""
+"""Start the cluster's processes, record their pids, and end only those."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from devcluster.progress import Failed
 
 
 def start_time(pid: int) -> int | None:
-    """The process's start in clock ticks since boot, None if there is none (or only its zombie)."""
+    """Return the process's start in clock ticks since boot; None if it does not exist or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -24,7 +24,7 @@ def start_time(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was started; pid and start time together name one process for good."""
+    """A process that was started; pid and start time together identify it, even when the pid is reused."""
 
     pid: int
     started: int
@@ -44,7 +44,7 @@ class Processes:
         return sorted(p.stem for p in self._directory.glob("*.json"))
 
     def pid(self, name: str) -> int | None:
-        """The pid if that very process still runs."""
+        """Return the pid if that very process still runs."""
         record = self._record(name)
         if record is None or record.boot != _boot():
             return None
@@ -54,12 +54,12 @@ class Processes:
         return self._logs / f"{name}.log"
 
     def ensure(self, name: str, argv: Sequence[object], env: Mapping[str, str] | None = None) -> None:
-        """Start it unless it runs."""
+        """Start the process unless it runs."""
         if self.pid(name) is None:
             self._start(name, [str(part) for part in argv], dict(env or {}))
 
     def restart(self, name: str) -> None:
-        """kill -9 and start again as before: what a crash looks like to the others."""
+        """Kill the process with kill -9 and start it again with the same command, as after a crash."""
         record = self._record(name)
         if record is None:
             raise Failed(f"no component {name}; there are: {', '.join(self.names())}")
@@ -67,7 +67,7 @@ class Processes:
         self._start(name, record.argv, record.env)
 
     def stop(self, name: str, first: signal.Signals = signal.SIGTERM, patience_seconds: float = 10) -> None:
-        """End it, by force when it takes too long; keeps the record so that it can be started again."""
+        """Stop the process, by force when it takes too long; keep the record so that it can be started again."""
         pid = self.pid(name)
         if pid is None:
             return
@@ -78,12 +78,12 @@ class Processes:
                 os.kill(pid, signal.SIGKILL)
                 deadline += 10
             time.sleep(0.05)
-        # A killed leader is a zombie while its other threads still end; until then its ports are taken.
+        # A killed leader is a zombie while its other threads still end; its ports stay taken until they have.
         while _threads(pid) > 1 and time.monotonic() < deadline + 30:
             time.sleep(0.05)
 
     def start_again(self, name: str) -> None:
-        """Start a stopped one as it was."""
+        """Start a stopped process again with the same command."""
         record = self._record(name)
         if record is None:
             raise Failed(f"no component {name}; there are: {', '.join(self.names())}")
@@ -122,7 +122,7 @@ class Processes:
 
 
 def _threads(pid: int) -> int:
-    """Threads of a process that have not ended, its zombie leader among them; 0 when it is gone."""
+    """Return how many threads of a process have not ended, a zombie leader included; 0 when it is gone."""
     try:
         return len(list(Path(f"/proc/{pid}/task").iterdir()))
     except OSError:

@@ -1,4 +1,4 @@
-"""Says what is going on and for how long: one line per step, a sign of life while a step is long."""
+"""Print progress: one line per step, repeated with the elapsed time while a step is long."""
 
 import subprocess
 import sys
@@ -10,11 +10,11 @@ from pathlib import Path
 
 START = time.monotonic()
 SIGN_OF_LIFE_SECONDS = 15.0
-_steps: list[str] = []  # the ones under way, outermost first; only the innermost gives signs of life
+_steps: list[str] = []  # the running steps, outermost first; only the innermost prints its elapsed time
 
 
 class Failed(Exception):
-    """A step did not work out; the message says what to look at."""
+    """A step failed; the message says what to look at."""
 
 
 def say(text: str) -> None:
@@ -23,7 +23,7 @@ def say(text: str) -> None:
 
 @contextmanager
 def step(text: str) -> Iterator[None]:
-    """Announce a step that may take a while, and repeat it with the time so far until it is done."""
+    """Announce a step that may take a while, and repeat it with the elapsed time until it is done."""
     say(f"{text} ...")
     begun = time.monotonic()
     done = threading.Event()
@@ -55,7 +55,7 @@ def run(
     stdin: str | None = None,
     timeout_seconds: float = 1800,
 ) -> str:
-    """Run to the end and return its standard output; `Failed` with the tail of its errors otherwise."""
+    """Run a command and return its standard output; raise `Failed` with the end of its errors otherwise."""
     argv = [str(part) for part in command]
     try:
         done = subprocess.run(
@@ -85,7 +85,7 @@ def run(
 def wait_for(
     what: str, ready: Callable[[], bool], *, timeout_seconds: float, interval_seconds: float = 0.2
 ) -> None:
-    """Poll until `ready`, or `Failed` after the time is up."""
+    """Poll until `ready` returns true; raise `Failed` when the time is up."""
     deadline = time.monotonic() + timeout_seconds
     while not ready():
         if time.monotonic() > deadline:

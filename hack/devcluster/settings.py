@@ -1,4 +1,4 @@
-"""Where things are: the checkout, the cache that outlives it, the state of the running cluster."""
+"""Locations: the checkout, the cache that outlives it, the state of the running cluster."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 HACK = REPOSITORY / "hack"
 
-KUBERNETES_VERSION = "1.35.4"  # the last line that runs with containerd 1.6 (Debian 12) and on cgroup v1
+KUBERNETES_VERSION = "1.35.4"  # the last minor version that runs with containerd 1.6 (Debian 12) and on cgroup v1
 NODE_NAME = "gpushare-dev"
 # The cluster's own bridge. Every server of the cluster listens here or on loopback, nowhere else.
 BRIDGE = "gpushare0"
@@ -22,7 +22,7 @@ PAUSE_IMAGE = "localhost/gpushare-pause:1"
 
 
 def cache_dir() -> Path:
-    """Built binaries, base image and wheels, keyed by content; safe to delete at any time."""
+    """Return the directory of built binaries, base image and wheels, keyed by content; can be deleted any time."""
     if chosen := os.environ.get("GPUSHARE_CACHE"):
         return Path(chosen).resolve()
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
@@ -30,5 +30,5 @@ def cache_dir() -> Path:
 
 
 def state_dir() -> Path:
-    """Everything of the running cluster; short, because unix socket paths end at 108 characters."""
+    """Return the state directory of the running cluster; short, as unix socket paths end at 108 characters."""
     return Path(os.environ.get("GPUSHARE_STATE", "/var/lib/gpushare-dev")).resolve()

@@ -1,4 +1,4 @@
-"""Fetches Go where the machine has none: the toolchain that Go itself would fetch, from the module proxy."""
+"""Fetch Go where the machine has none: the toolchain that Go itself would fetch, from the module proxy."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ GO_VERSION = "1.26.8"
 
 
 def fetch_go() -> Path:
-    """The `go` program of the pinned toolchain, from the cache or the first proxy of GOPROXY."""
+    """Return the `go` program of the pinned toolchain, from the cache or the first proxy of GOPROXY."""
     proxy = os.environ.get("GOPROXY", "https://proxy.golang.org").replace("|", ",").split(",")[0].rstrip("/")
     machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     name = f"v0.0.1-go{GO_VERSION}.linux-{machine}"

@@ -10,15 +10,15 @@ from devcluster.progress import Failed
 from devcluster.settings import HACK, KUBERNETES_VERSION, cache_dir
 from devcluster.toolchain import fetch_go
 
-# One module for Kubernetes, CoreDNS and helm: what they have in common is compiled once. CoreDNS and helm are the
-# releases made for this Kubernetes; go.mod pins all three.
+# One module for Kubernetes, CoreDNS and helm, so that shared dependencies are compiled once. CoreDNS and helm are
+# the releases built for this Kubernetes; go.mod pins all three.
 GO_MODULE = HACK / "gotools"
 HELM = "helm.sh/helm/v3/cmd/helm"
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
 KIND = "sigs.k8s.io/kind@v0.33.0"
-MINIMUM_GO = (1, 21)  # the first that fetches the toolchain a go.mod asks for
+MINIMUM_GO = (1, 21)  # the first version that fetches the toolchain a go.mod asks for
 
-# What has to be on the path, and the Debian package that brings it.
+# Programs that must be on the path, and the Debian package of each.
 LOCAL_PROGRAMS = {
     "etcd": "etcd-server",
     "containerd": "containerd",
@@ -34,7 +34,7 @@ CNI_DIRECTORY = Path("/usr/lib/cni")
 
 
 def install_packages() -> None:
-    """Install the missing Debian packages; does nothing where all are there."""
+    """Install the missing Debian packages; do nothing when none is missing."""
     missing = {package for program, package in LOCAL_PROGRAMS.items() if shutil.which(program) is None}
     if not (CNI_DIRECTORY / "bridge").exists():
         missing.add("containernetworking-plugins")
@@ -45,7 +45,7 @@ def install_packages() -> None:
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     with progress.step(f"installing Debian packages: {' '.join(sorted(missing))}"):
         progress.run(["apt-get", "-qq", "update"], env=env)
-        # policy-rc.d keeps Debian from starting its own etcd and containerd: we run ours with our own state
+        # policy-rc.d keeps Debian from starting its own etcd and containerd: we run them with our own state
         policy = Path("/usr/sbin/policy-rc.d")
         ours = not policy.exists()
         if ours:
@@ -75,12 +75,12 @@ def _go_env() -> dict[str, str]:
 
 
 def _build(kind: str, package: str, flags: str, expectation: str) -> Path:
-    """Build a main package of the module; the key is the module with what it pins, and the flags."""
+    """Build a main package of the module; the cache key is made of the module's pinned versions and the flags."""
 
     def build(into: Path) -> None:
         go = _go()
         with progress.step(f"building {expectation}"):
-            # -mod=readonly: what go.sum pins is what is built
+            # -mod=readonly: build the versions that go.sum pins
             command = [go, "build", "-mod=readonly", "-trimpath", f"-ldflags={flags}", "-o", into / kind, package]
             progress.run(command, cwd=GO_MODULE, env=_go_env(), timeout_seconds=3600)
 
@@ -98,7 +98,7 @@ def _install(kind: str, module: str, expectation: str) -> Path:
 
 
 def kubernetes() -> Path:
-    """The binary with every Kubernetes component; also links `kubectl` into the cache's bin directory."""
+    """Return the binary with every Kubernetes component; link `kubectl` into the cache's bin directory too."""
     major, minor, _ = KUBERNETES_VERSION.split(".")
     stamp = {
         "k8s.io/component-base/version.gitVersion": f"v{KUBERNETES_VERSION}",
@@ -142,7 +142,7 @@ def kind() -> Path:
 
 
 def kubectl() -> Path:
-    """The pinned kubectl where Kubernetes is built, else the one on the path."""
+    """Return the pinned kubectl where Kubernetes is built, else the one on the path."""
     own = cache_dir() / "bin" / "kubectl"
     if own.exists():
         return own

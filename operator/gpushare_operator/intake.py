@@ -1,4 +1,4 @@
-"""What the API says of pods and GpuShares, brought into the World: the newest state of each wins."""
+"""Brings the API's pods and GpuShares into the World; the newest state of each object wins."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -9,15 +9,15 @@ from gpushare.core.api import GpuShare, PodView
 from gpushare.kube import GPUSHARES, PODS, BadObjects, Json
 from gpushare_operator.world import World
 
-_MOST_REMEMBERED: Final = 20_000  # an older state comes within moments of the newer one
+_MOST_REMEMBERED: Final = 20_000  # an older state arrives within moments of the newer one
 
 
 class Intake:
-    """Takes events, lists and the answers to our own writes, in whatever order they come.
+    """Accepts events, lists and the answers to our own writes, in any order.
 
     Kopf handles each object (by uid) in a task of its own, lists overlap with watches, and answers to writes come
-    beside both: what comes last need not be newest. The resourceVersion tells. It is remembered of deleted objects
-    too, so that a late word does not bring one back.
+    independently of both, so the last state to arrive need not be the newest. The resourceVersion tells. It is
+    remembered for deleted objects too, so that a late event does not bring one back.
 
     Attributes:
         bad_objects: objects that could not be understood, by kind.
@@ -29,7 +29,7 @@ class Intake:
         self._versions: OrderedDict[Hashable, int] = OrderedDict()
 
     def share(self, obj: Json, *, deleted: bool = False) -> None:
-        """Take up a GpuShare as it is, or that it is gone."""
+        """Record a GpuShare's state, or its deletion."""
         key = _share_key(obj)
         if not self._is_news(key, _version(obj)):
             return
@@ -42,7 +42,7 @@ class Intake:
             self.bad_objects[GPUSHARES.kind].add(f"{key.namespace}/{key.name}", error)
 
     def pod(self, obj: Json, *, deleted: bool = False) -> None:
-        """Take up a managed pod as it is, or that it is gone."""
+        """Record a managed pod's state, or its deletion."""
         metadata = obj["metadata"]
         if not self._is_news(metadata["uid"], _version(obj)):
             return
@@ -55,15 +55,17 @@ class Intake:
             self.bad_objects[PODS.kind].add(f"{metadata.get('namespace')}/{metadata.get('name')}", error)
 
     def share_uids(self, namespace: str | None) -> set[str]:
-        """The uids of the known GpuShares of a namespace; of all for None."""
+        """Return the uids of the known GpuShares of a namespace; of all namespaces for None."""
         return {share.uid for key, share in self._world.shares.items() if namespace in {None, key.namespace}}
 
     def pod_uids(self, namespace: str | None) -> set[str]:
-        """The uids of the known pods of a namespace; of all for None."""
+        """Return the uids of the known pods of a namespace; of all namespaces for None."""
         return {uid for uid, pod in self._world.pods.items() if namespace in {None, pod.namespace}}
 
     def forget_shares(self, uids: set[str], version: int) -> int:
-        """Forget those of these GpuShares that are known still, gone by `version`; answers how many those were."""
+        """Forget those of these GpuShares that are still known, as deleted at `version`; return how many those
+        were.
+        """
         gone = [key for key, share in self._world.shares.items() if share.uid in uids]
         for key in gone:
             self._is_news(key, version)
@@ -71,7 +73,7 @@ class Intake:
         return len(gone)
 
     def forget_pods(self, uids: set[str], version: int) -> int:
-        """Forget those of these pods that are known still, gone by `version`; answers how many those were."""
+        """Forget those of these pods that are still known, as deleted at `version`; return how many those were."""
         gone = uids & self._world.pods.keys()
         for uid in gone:
             self._is_news(uid, version)
@@ -79,7 +81,7 @@ class Intake:
         return len(gone)
 
     def _is_news(self, key: Hashable, version: int) -> bool:
-        """Whether nothing newer is known of `key`; remembers the version if so."""
+        """Return whether nothing newer is known of `key`; remember the version if so."""
         if version < self._versions.get(key, 0):
             return False
         self._versions[key] = version
@@ -95,5 +97,5 @@ def _share_key(obj: Json) -> ShareKey:
 
 
 def _version(obj: Json) -> int:
-    """The resourceVersion: a number that grows with every write to a resource type (KEP-5504)."""
+    """Return the resourceVersion: a number that grows with every write to a resource type (KEP-5504)."""
     return int(obj["metadata"].get("resourceVersion") or 0)

@@ -9,7 +9,7 @@ from gpushare.core.api import Phase
 
 
 class OperatorMetrics:
-    """Counters of the work done, and gauges of what is known."""
+    """Counters of the work done, and gauges of the known objects."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -52,7 +52,9 @@ class OperatorMetrics:
     def show(
         self, *, queued: Callable[[], int], pods: Callable[[], int], phases: Callable[[], Iterable[Phase]]
     ) -> None:
-        """Take the gauges from here at each scrape, in the server's thread; a phase without any reads 0."""
+        """Read the gauges from these functions at each scrape, in the server's thread; a phase without any reads
+        0.
+        """
         self.queued.set_function(queued)
         self.pods.set_function(pods)
         for phase in Phase:

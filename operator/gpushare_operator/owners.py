@@ -1,4 +1,4 @@
-"""Who owns a pod, asked of the API as far up as ReplicaSets and Jobs go; answers are remembered."""
+"""Finds a pod's owners through the API, up through ReplicaSets and Jobs; answers are cached."""
 
 import logging
 from collections import OrderedDict
@@ -30,7 +30,7 @@ class Owners:
         self._forbidden: set[str] = set()
 
     async def chain(self, namespace: str, pod: Mapping[str, Any]) -> tuple[OwnerReference, ...]:
-        """The pod's owners, its controller first, the one that a user made last; a bare pod is its own owner.
+        """Return the pod's owners, its controller first, the one that a user created last; a bare pod owns itself.
 
         Raises:
             OwnerGoneError: an owner does not exist any more. ApiError: it could not be asked for now.

@@ -1,4 +1,4 @@
-"""The work: give each pod a GpuShare, keep each GpuShare's status. Decisions are core's; this reads and writes."""
+"""The reconciler: gives each pod a GpuShare, keeps each GpuShare's status. Core decides; this reads and writes."""
 
 import asyncio
 import logging
@@ -34,11 +34,11 @@ from gpushare_operator.world import Key, PodKey, World
 
 _log = logging.getLogger(__name__)
 CONTROLLER: Final = "gpushare.io/operator"
-# As often as an agent writes its GpuNode: figures alone are not worth more writes.
+# An agent writes its GpuNode as often; changed figures alone do not justify more writes.
 FIGURES_SECONDS: Final = 10.0
-# And no more of them than this over all GpuShares, so that a large cluster's API server hardly notices us.
+# Limit for such writes over all GpuShares, so that a large cluster's API server hardly notices them.
 FIGURE_WRITES_PER_SECOND: Final = 20.0
-# Pods come by the dozen; one write says as much as twelve.
+# Pods arrive by the dozen; one write covers twelve changes.
 _SETTLE_SECONDS: Final = 0.1
 _AT_ONCE: Final = 16
 _IDLE_SECONDS: Final = 30.0
@@ -46,7 +46,7 @@ _IDLE_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The last status that this process wrote: a watch may still bring an older one."""
+    """The last status that this process wrote: a watch may still deliver an older one."""
 
     at: float
     uid: str
@@ -57,9 +57,9 @@ class ShareReconciler:
     """Does the World's work; `run` is its loop.
 
     Attributes:
-        world: what is known.
+        world: the known objects.
         intake: brings pods and GpuShares into it.
-        beat: when there was last room for more work, by `clock`; the liveness probe looks at it.
+        beat: when there was last room for more work, by `clock`; the liveness probe reads it.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ShareReconciler:
         )
 
     async def run(self) -> None:
-        """Work for ever: some keys at once, the next one as soon as one is done."""
+        """Work until cancelled: some keys concurrently, the next one as soon as one is done."""
         self.beat = self._clock()
         try:
             while True:
@@ -108,19 +108,19 @@ class ShareReconciler:
                 task.cancel()
 
     async def step(self) -> int:
-        """Do what is due now and wait for it; answers how many keys that were."""
+        """Do the work that is due now and wait for it; return how many keys that were."""
         started = self._start()
         await asyncio.gather(*self._in_work.values())
         return started
 
     def _start(self) -> int:
-        """Begin what is due while there is room; answers how many keys were taken."""
+        """Start the work that is due while there is room; return how many keys were taken."""
         now, room = self._clock(), _AT_ONCE - len(self._in_work)
         if room:
             self.beat = now
         keys = self._queue.take(now, room)
         for key in keys:
-            if key in self._in_work:  # touched meanwhile: once more after this time
+            if key in self._in_work:  # touched meanwhile: do it once more after this time
                 self._queue.add(key, now + _SETTLE_SECONDS)
                 continue
             self._in_work[key] = asyncio.create_task(self._work(key))
@@ -142,7 +142,7 @@ class ShareReconciler:
         except OwnerGoneError as error:
             result = "skipped"
             _log.info("%s", error)
-        except Invalid as error:  # a retry cannot help; the next change of the object is another try
+        except Invalid as error:  # a retry cannot help; the next change of the object is another attempt
             result = "refused"
             _log.error("the API server refuses what was made of %s: %s", key, error)
         except ApiError as error:
@@ -161,7 +161,7 @@ class ShareReconciler:
         self._metrics.seconds.labels(kind).observe(self._clock() - started)
 
     async def _adopt(self, key: PodKey) -> None:
-        """See that a pod has a GpuShare: the one of its top owner, made when there is none."""
+        """Ensure that a pod has a GpuShare: that of its top owner, created when missing."""
         pod = self.world.pods.get(key.uid)
         if pod is None or self.world.share_of_pod(key.uid) is not None:
             return
@@ -179,19 +179,21 @@ class ShareReconciler:
 
     async def _create(self, pod: PodView, chain: tuple[OwnerReference, ...]) -> None:
         name = admission.share_name(chain[-1])
-        if ShareKey(pod.namespace, name) in self.world.shares:  # a user's own, or of an owner that was replaced
+        if ShareKey(pod.namespace, name) in self.world.shares:  # a user's own, or of a replaced owner
             name = admission.share_name(chain[-1], distinct=True)
         body = admission.new_share(pod.namespace, name, chain, pod.fraction or "")
         try:
             made = await self._api.create(GPUSHARES, body, namespace=pod.namespace)
             _log.info("made GpuShare %s/%s for %s %s", pod.namespace, name, chain[-1].kind, chain[-1].name)
-        except AlreadyExists:  # the watch has not brought it yet
+        except AlreadyExists:  # the watch has not delivered it yet
             made = await self._api.get(GPUSHARES, name, namespace=pod.namespace)
             self._touch(PodKey(pod.namespace, pod.uid))
         self.intake.share(made)
 
     async def _add_owners(self, share: GpuShare, chain: tuple[OwnerReference, ...]) -> None:
-        """Add a pod's new owners, such as the ReplicaSet of a roll-out, so that every part finds the GpuShare."""
+        """Add a pod's new owners, such as the ReplicaSet of a roll-out, so that every component finds the
+        GpuShare.
+        """
         missing = admission.missing_owners(share, chain)
         references = admission.references((*missing, *reversed(share.owners)))
         body = {"metadata": {"uid": share.uid, "ownerReferences": references}}
@@ -203,19 +205,21 @@ class ShareReconciler:
         self._learn(share, changed)
 
     def _learn(self, share: GpuShare, changed: dict[str, Any]) -> None:
-        """Take up what a write of ours was answered, unless the watch said meanwhile that the object is gone."""
+        """Record the answer to our write, unless the watch reported meanwhile that the object is gone."""
         known = self.world.shares.get(ShareKey(share.namespace, share.name))
         if known is not None and known.uid == share.uid:
             self.intake.share(changed)
 
     def _gone(self, share: GpuShare) -> None:
-        """The API server no longer has it, and the watch may have missed that: its pods look for another."""
+        """Forget an object that the API server no longer has, in case the watch missed it; its pods look for
+        another.
+        """
         known = self.world.shares.get(ShareKey(share.namespace, share.name))
         if known is not None and known.uid == share.uid:
             self.world.drop_share(share.namespace, share.name)
 
     async def _update(self, key: ShareKey) -> None:
-        """Write a GpuShare's status where it changed; figures alone wait for their time."""
+        """Write a GpuShare's status when it changed; changed figures alone wait for the next interval."""
         share = self.world.shares.get(key)
         if share is None:
             self._written.pop(key, None)

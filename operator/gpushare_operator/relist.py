@@ -1,9 +1,9 @@
 """Notice what was deleted while Kopf had no watch open.
 
 When a watch cannot be continued (410 Gone: the API server restarted, or its history was compacted), Kopf lists
-anew and watches from there. It reports what is in the list, and says nothing about what is not (ADR 0102). So each
-time that Kopf lists, we list too, after it, and forget what was known before and is not there any more. What is
-deleted after Kopf's list comes by its watch.
+again and watches from there. It reports the objects in the list, but not the ones missing from it (ADR 0102). So
+each time that Kopf lists, we list too, after it, and forget known objects that are missing. Kopf's watch reports
+whatever is deleted after its list.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ _AT_A_STRETCH: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class WatchedResource:
-    """A resource type that Kopf watches, and what is known of it.
+    """A resource type that Kopf watches, with the functions that keep its known objects.
 
     Attributes:
-        take: takes up an object of a list.
-        known: uids known now in a namespace (None: in all).
-        forget: forgets those of these uids that are known still, gone by that resourceVersion; answers how many.
+        take: records an object of a list.
+        known: returns the uids known in a namespace (None: in all).
+        forget: forgets the still known ones of these uids, as deleted at that resourceVersion; returns how many.
     """
 
     resource: Resource
@@ -42,8 +42,8 @@ class Relist:
 
     Attributes:
         path: of the list in the API.
-        done: set once the first list was taken up.
-        missed: deletions that no watch brought.
+        done: set once the first list was recorded.
+        missed: deletions that no watch reported.
     """
 
     def __init__(self, api: Api, watched: WatchedResource, namespace: str | None) -> None:
@@ -56,12 +56,12 @@ class Relist:
         self._due = asyncio.Event()
 
     def kopf_listed(self, path: str) -> None:
-        """Look again if this is the path of our list, possibly behind a prefix of the API server's address."""
+        """List again if this is the path of our list, possibly behind a prefix of the API server's address."""
         if path.endswith(self.path):
             self._due.set()
 
     async def run(self) -> None:
-        """Follow Kopf's lists for ever."""
+        """Follow Kopf's lists until cancelled."""
         failures = 0
         while True:
             await self._due.wait()
@@ -77,7 +77,7 @@ class Relist:
                 await asyncio.sleep(pause)
 
     async def look(self) -> None:
-        """Take up what is there, forget what was known before and is not.
+        """List, record every object, and forget known objects that are missing from the list.
 
         Raises:
             ApiError: the list did not come through; nothing was forgotten.
@@ -91,7 +91,7 @@ class Relist:
                 present.add(obj["metadata"]["uid"])
                 watched.take(obj)
                 if number % _AT_A_STRETCH == 0:
-                    await asyncio.sleep(0)  # let the others have the loop
+                    await asyncio.sleep(0)  # let other tasks run
             version = int(page.resource_version or 0)
         missed = watched.forget(before - present, version)
         if missed:

@@ -1,4 +1,4 @@
-"""The operator as a running thing: its connection, watches, loop and metrics, started and stopped together."""
+"""The operator as one object: its connection, watches, loop and metrics, started and stopped together."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ from gpushare_operator.reconciler import ShareReconciler
 from gpushare_operator.relist import Relist, WatchedResource
 
 _log = logging.getLogger(__name__)
-# Far above what one round takes with an API server that answers nothing (30 s a call).
+# Far above one round with an API server that never answers (30 s a call).
 _STUCK_SECONDS: Final = 300.0
 _METRICS_PORT: Final = 9090
 
@@ -40,7 +40,7 @@ class Environment:
 
     @classmethod
     def read(cls, variables: Mapping[str, str]) -> "Environment":
-        """From the process's environment.
+        """Read the process's environment.
 
         Raises:
             ValueError: a value makes no sense; the message names the variable's value.
@@ -54,7 +54,7 @@ class Environment:
 
 
 class Operator:
-    """Everything that runs beside Kopf's own tasks.
+    """The tasks that run beside Kopf's own.
 
     Attributes:
         intake: where Kopf's events go.
@@ -72,7 +72,7 @@ class Operator:
 
     @property
     def intake(self) -> Intake:
-        """Where Kopf's events go; there once it was started."""
+        """Return the receiver of Kopf's events; it exists once the operator was started."""
         assert self._reconciler is not None
         return self._reconciler.intake
 
@@ -105,12 +105,12 @@ class Operator:
         await self._stack.aclose()
 
     def kopf_listed(self, path: str) -> None:
-        """Look what is gone of the objects that Kopf has just listed at `path`."""
+        """Check which of the objects that Kopf has just listed at `path` are gone."""
         for relist in self._relists:
             relist.kopf_listed(path)
 
     async def _work(self) -> None:
-        """Begin once every object is known: before, each GpuShare would look as if its pods were gone."""
+        """Start working once every object is known: before that, each GpuShare would seem to have no pods."""
         assert self._reconciler is not None
         assert self._nodes is not None
         for event in (*(relist.done for relist in self._relists), self._nodes.synced):
@@ -121,7 +121,7 @@ class Operator:
         await self._reconciler.run()
 
     def health(self) -> str:
-        """Answer one word while all tasks go round.
+        """Return "syncing" or "running" while all tasks make progress.
 
         Raises:
             RuntimeError: one ended, or the reconciler is stuck; only a restart helps.
@@ -159,7 +159,7 @@ class Operator:
 
 
 def _watched(intake: Intake) -> tuple[WatchedResource, ...]:
-    """The resource types that Kopf watches."""
+    """Return the resource types that Kopf watches."""
     return (
         WatchedResource(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares),
         WatchedResource(PODS, intake.pod, intake.pod_uids, intake.forget_pods, MANAGED_SELECTOR),

@@ -1,4 +1,4 @@
-"""Kopf's connection to the API server, with word of each list that it takes."""
+"""Kopf's connection to the API server, which reports each list that Kopf takes."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import kopf
 
 
 async def log_in(listed: Callable[[str], None], **arguments: Any) -> kopf.AiohttpSession:
-    """Log in as Kopf would on its own (in-cluster, else by kubeconfig); `listed` gets the path of each list.
+    """Log in as Kopf would on its own (in-cluster, else by kubeconfig); call `listed` with the path of each list.
 
     Raises:
         kopf.PermanentError: there are no credentials.
@@ -44,7 +44,7 @@ async def log_in(listed: Callable[[str], None], **arguments: Any) -> kopf.Aiohtt
 
 
 def is_list(request: aiohttp.TraceRequestEndParams) -> bool:
-    """Whether it was answered with a list, or the first page of one: the later ones show the same moment."""
+    """Return whether the answer is a list or its first page; later pages show the same moment."""
     query = request.url.query
     return (
         request.method.upper() == "GET"

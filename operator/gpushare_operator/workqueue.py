@@ -1,4 +1,4 @@
-"""Work to do by key, each key once, not before its time; without clock or I/O of its own."""
+"""A queue of keys: each key once, not before its time; without clock or I/O of its own."""
 
 import heapq
 from collections.abc import Hashable
@@ -12,7 +12,7 @@ BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=60.0)
 
 
 class WorkQueue(Generic[K]):
-    """Keys with the time at which each is due; adding one that waits keeps the earlier time."""
+    """Keys with their due times; adding a key that already waits keeps the earlier time."""
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}
@@ -24,7 +24,7 @@ class WorkQueue(Generic[K]):
         return len(self._due)
 
     def add(self, key: K, due: float) -> None:
-        """Have a key done at `due` seconds (or earlier, if it waits for an earlier time already)."""
+        """Schedule a key at `due` seconds (or earlier, if it waits for an earlier time already)."""
         if key in self._due and self._due[key] <= due:
             return
         self._due[key] = due
@@ -32,7 +32,7 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._heap, (due, self._added, key))
 
     def take(self, now: float, most: int) -> list[K]:
-        """Up to `most` keys that are due, the longest waiting first; they are no longer in the queue."""
+        """Remove and return up to `most` keys that are due, the longest waiting first."""
         taken: list[K] = []
         while self._heap and self._heap[0][0] <= now and len(taken) < most:
             due, _, key = heapq.heappop(self._heap)
@@ -42,13 +42,13 @@ class WorkQueue(Generic[K]):
         return taken
 
     def next_due(self) -> float | None:
-        """When the next key is due; None when nothing waits."""
+        """Return when the next key is due; None when nothing waits."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
-            heapq.heappop(self._heap)  # superseded by an earlier time
+            heapq.heappop(self._heap)  # replaced by an earlier time
         return self._heap[0][0] if self._heap else None
 
     def failed(self, key: K, now: float, at_least_seconds: float = 0.0) -> float:
-        """Put a key back after a failure, doubling its wait; answers the wait in seconds."""
+        """Put a key back after a failure with a doubled wait; return the wait in seconds."""
         self._failures[key] = self._failures.get(key, 0) + 1
         wait = max(at_least_seconds, BACKOFF.seconds(self._failures[key]))
         self.add(key, now + wait)

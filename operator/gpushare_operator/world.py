@@ -1,7 +1,7 @@
-"""What the operator knows: managed pods, GpuShares, and how each pod fares; and whose status each change touches.
+"""The operator's view of the cluster: managed pods, GpuShares, each pod's progress; finds the statuses to update.
 
 In memory only, rebuilt from the API at every start; no I/O. It tells its listener which GpuShares may need a new
-status and which pods are without one.
+status and which pods have no GpuShare.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from gpushare.core.control import Fares
 
 @dataclass(frozen=True, slots=True)
 class PodKey:
-    """A pod that no GpuShare speaks for."""
+    """A pod without a GpuShare."""
 
     namespace: str
     uid: str
@@ -25,7 +25,7 @@ Key = ShareKey | PodKey
 
 
 class World:
-    """The state, and `touched` called for each key that a change concerns."""
+    """The known objects; `touched` is called for each key that a change affects."""
 
     def __init__(self, touched: Callable[[Key], None]) -> None:
         self._touched = touched
@@ -40,20 +40,20 @@ class World:
 
     @property
     def shares(self) -> Mapping[ShareKey, GpuShare]:
-        """Every GpuShare."""
+        """Return every GpuShare."""
         return self._shares.shares
 
     @property
     def pods(self) -> Mapping[str, PodView]:
-        """Every managed pod by uid."""
+        """Return every managed pod by uid."""
         return self._pods
 
     def pods_of(self, key: ShareKey) -> list[PodView]:
-        """The pods that a GpuShare speaks for."""
+        """Return the pods of a GpuShare."""
         return [self._pods[uid] for uid in self._pods_of_share.get(key, ())]
 
     def fares_of(self, key: ShareKey) -> dict[str, Fares]:
-        """How its pods fare, by uid."""
+        """Return the progress of a GpuShare's pods, by uid."""
         found = {}
         for uid in self._pods_of_share.get(key, ()):
             for fares in self._node_of_pod.get(uid, {}).values():
@@ -61,15 +61,15 @@ class World:
         return found
 
     def share_of_pod(self, uid: str) -> ShareKey | None:
-        """The GpuShare that speaks for a pod."""
+        """Return the GpuShare of a pod."""
         return self._share_of_pod.get(uid)
 
     def share_of_owners(self, namespace: str, uids: Iterable[str]) -> GpuShare | None:
-        """The GpuShare without a selector that one of these owners has; the first by name."""
+        """Return the GpuShare without a selector that one of these owners has; the first by name."""
         return self._shares.of_owners(namespace, uids)
 
     def put_pod(self, pod: PodView) -> None:
-        """Take up a new or changed pod; one without our annotation is not ours, whatever its labels say."""
+        """Record a new or changed pod; one without our annotation is not ours, whatever its labels are."""
         if pod.fraction is None:
             self.drop_pod(pod.uid)
             return
@@ -94,7 +94,7 @@ class World:
             self._touched(share)
 
     def put_share(self, share: GpuShare) -> None:
-        """Take up a new or changed GpuShare; pods may come to it, or from it to another."""
+        """Record a new or changed GpuShare; pods may join it, or move from it to another."""
         key = ShareKey(share.namespace, share.name)
         before = self._shares.put(share)
         if before == share:
@@ -114,7 +114,7 @@ class World:
             self._touched(key)
 
     def put_node(self, node: str, fares: Mapping[str, Fares]) -> None:
-        """Take up what a node's agent saw; an empty mapping forgets the node."""
+        """Record what a node's agent reports; an empty mapping forgets the node."""
         before = self._fares.pop(node, {})
         if fares:
             self._fares[node] = dict(fares)
@@ -132,12 +132,12 @@ class World:
                 self._touched(share)
 
     def _let_go(self, key: ShareKey) -> None:
-        """Have the pods of a GpuShare look for theirs again."""
+        """Reassign the pods of a GpuShare."""
         for uid in set(self._pods_of_share.get(key, ())):
             self._assign(self._pods[uid], self._find(self._pods[uid]))
 
     def _assign(self, pod: PodView, new: ShareKey | None) -> None:
-        """Give a pod to a GpuShare; both it and the one before are touched."""
+        """Assign a pod to a GpuShare; touch both it and the former one."""
         old = self._share_of_pod.get(pod.uid)
         self._share_of_pod[pod.uid] = new
         if old is not None and old != new:
@@ -154,7 +154,7 @@ class World:
         return ShareKey(share.namespace, share.name) if share is not None else None
 
     def _offer(self, pod: PodView, share: GpuShare) -> None:
-        """Give a pod to a GpuShare that may have it, if this one comes before its present one."""
+        """Assign a pod to a GpuShare that matches it, if this one has precedence over its present one."""
         selector, present = share.spec.selector, self._share_of_pod.get(pod.uid)
         if selector is not None and not selector.matches(pod.labels):
             return
@@ -162,7 +162,7 @@ class World:
             self._assign(pod, ShareKey(share.namespace, share.name))
 
     def _may_concern(self, share: GpuShare) -> set[str]:
-        """Pods that this GpuShare may speak for: those with the rarest label it needs, or those of its owners."""
+        """Return the pods that may belong to this GpuShare: by its rarest label, or by its owners."""
         selector, namespace = share.spec.selector, share.namespace
         if selector is None:
             owned = (self._pods_of_owner.get((namespace, owner.uid), ()) for owner in share.owners)
@@ -171,7 +171,7 @@ class World:
         return set[str]().union(*min(ways, key=lambda way: sum(map(len, way))))
 
     def _keys(self, pod: PodView) -> Iterator[tuple[dict[Any, set[str]], object]]:
-        """Where a pod is listed."""
+        """Return the index keys of a pod."""
         for term in terms_of_labels(pod.labels):
             yield self._pods_of_term, (pod.namespace, term)
         for owner in {*pod.owner_uids, pod.uid}:

@@ -1,8 +1,7 @@
 """The admission server: `python -m gpushare_operator.admission`.
 
-It answers AdmissionReview v1 at /mutate and /validate over HTTPS, by `gpushare.core.admission.review`. It keeps
-no state of its own, so any number of replicas serve side by side; what it watches in the cluster only sharpens
-its answers.
+It answers AdmissionReview v1 at /mutate and /validate over HTTPS, by `gpushare.core.admission.review`. It is
+stateless, so any number of replicas can run side by side. It watches the cluster only for more precise answers.
 """
 
 from gpushare_operator.admission.review import review

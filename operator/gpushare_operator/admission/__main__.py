@@ -1,4 +1,4 @@
-"""`python -m gpushare_operator.admission --port 8443 --cert-dir /tls`; the rest comes from the environment."""
+"""`python -m gpushare_operator.admission --port 8443 --cert-dir /tls`; the environment holds the rest."""
 
 import argparse
 import asyncio
@@ -14,12 +14,12 @@ from gpushare.core.admission import DEFAULT_MAX_SELECTORS, AdmissionPolicy
 from gpushare.core.placement import settings
 from gpushare_operator.admission.server import AdmissionServerSettings, serve
 
-# After SIGTERM the endpoints point here for a moment longer; what arrives in it is still answered.
+# After SIGTERM the endpoints still route here for a moment; requests that arrive then are still answered.
 _DRAIN_SECONDS: Final = 5.0
 
 
 def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> AdmissionServerSettings:
-    """Command line and environment as settings.
+    """Return the settings from the command line and the environment.
 
     Raises:
         SystemExit: one of them is wrong; the sentence is on stderr, the exit code 2.

@@ -1,4 +1,4 @@
-"""The server's certificate: read from files, taken up anew when they change, without a restart."""
+"""The server's certificate: read from files and reloaded when they change, without a restart."""
 
 import asyncio
 import logging
@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Final
 
 _log = logging.getLogger(__name__)
-CHECK_SECONDS: Final = 10.0  # kubelet itself takes up to a minute or so to renew a mounted Secret
+CHECK_SECONDS: Final = 10.0  # kubelet itself takes about a minute to renew a mounted Secret
 
 
 class Certificate:
-    """`tls.crt` and `tls.key` of a directory in an SSLContext; new connections get the newest pair that fits.
+    """`tls.crt` and `tls.key` of a directory in an SSLContext; new connections use the newest valid pair.
 
     Raises:
         ssl.SSLError, OSError: by the constructor, when there is no usable pair.
 
     Attributes:
-        context: for the server; stays the same object for ever.
-        reloads: how often a new pair was taken up; failures: how often one could not be.
+        context: for the server; always the same object.
+        reloads: how often a new pair was loaded; failures: how often loading failed.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -32,17 +32,17 @@ class Certificate:
         self.context.load_cert_chain(*self._pair)
 
     def reload_if_changed(self) -> bool:
-        """Take up a changed pair; a broken one is logged once and the old one stays in use."""
+        """Load a changed pair; log a broken one once and keep the old one in use."""
         try:
             stamp = self._stamp()
             if stamp == self._seen:
                 return False
             self._seen = stamp
-            _new_context().load_cert_chain(*self._pair)  # a key that does not fit must not reach the live context
+            _new_context().load_cert_chain(*self._pair)  # a wrong key must not reach the live context
             self.context.load_cert_chain(*self._pair)
         except (
             OSError
-        ) as error:  # ssl.SSLError is one; the files may be half-written, the next change is tried again
+        ) as error:  # ssl.SSLError is an OSError; the files may be half-written, so the next change is tried again
             self.failures += 1
             if str(error) != self._last_error:
                 _log.error("new certificate cannot be used, the old one stays: %s", error)
@@ -54,13 +54,13 @@ class Certificate:
         return True
 
     async def keep(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Look for a new pair for ever."""
+        """Check for a new pair until cancelled."""
         while True:
             await sleep(CHECK_SECONDS)
             await asyncio.to_thread(self.reload_if_changed)
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """What changes when a file is rewritten or a Secret's symlink is swapped."""
+        """Return a value that changes when a file is rewritten or a Secret's symlink is swapped."""
         stats = [path.stat() for path in self._pair]
         return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
 

@@ -1,4 +1,4 @@
-"""AdmissionReview v1 in and out; the decisions are `gpushare.core.admission.review`'s."""
+"""Parse and answer AdmissionReview v1; the decisions come from `gpushare.core.admission.review`."""
 
 import base64
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from gpushare.core import admission
 from gpushare.core.api import Rejection, names, shown
 
 Json = dict[str, Any]
-# The pod (or a workload's pod template) and its namespace -> what is known that bears on it.
+# From the pod (or a workload's pod template) and its namespace to the known facts that matter for its review.
 Know = Callable[[Mapping[str, Any], str], admission.Knowledge]
 
 _REFUSED: Final = 422  # as for any field that the API server itself finds invalid
@@ -25,7 +25,7 @@ class Webhook(StrEnum):
 
 
 class BadReviewError(ValueError):
-    """What was posted is no AdmissionReview v1; the message says why."""
+    """The posted body is not an AdmissionReview v1; the message says why."""
 
 
 def review(body: object, webhook: Webhook, policy: admission.AdmissionPolicy, know: Know) -> Json:
@@ -50,7 +50,7 @@ def review(body: object, webhook: Webhook, policy: admission.AdmissionPolicy, kn
 
 
 def _check_shape(obj: object, where: str) -> None:
-    """Refuse what no API server sends, so that decisions can rely on the types that they read.
+    """Refuse a shape that no API server sends, so that the decisions can rely on the types.
 
     Raises:
         BadReviewError: a field that is read has another type than Kubernetes gives it.
@@ -106,7 +106,7 @@ def _objects(value: object, where: str) -> list[Json]:
 
 
 def refusal_of(answer: Json) -> str | None:
-    """The sentence of an answered review that refuses; None when it allows."""
+    """Return the reason of an answered review that refuses; None when it allows."""
     response = answer["response"]
     return None if response["allowed"] else str(response["status"]["message"])
 
@@ -126,7 +126,7 @@ def _mutate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> Jso
 
 def _validate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> Json:
     obj, old = request.get("object"), request.get("oldObject")
-    if not isinstance(obj, dict):  # DELETE and CONNECT carry none
+    if not isinstance(obj, dict):  # DELETE and CONNECT carry no object
         return {"allowed": True}
     namespace = request.get("namespace") or ""
     if _is_pod(request):
@@ -147,13 +147,13 @@ def _validate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> J
 
 
 def _allow(pod: Mapping[str, Any]) -> Json:
-    """Allow a pod or a pod template, with the warnings for who wrote it."""
+    """Allow a pod or a pod template, with warnings for its author."""
     notes = admission.warnings(pod)
     return {"allowed": True, **({"warnings": list(notes)} if notes else {})}
 
 
 def _kind(request: Json) -> tuple[str, object]:
-    """Group and kind of what is reviewed."""
+    """Return group and kind of the reviewed object."""
     kind = _mapping(request.get("kind"), "kind")
     return kind.get("group") or "", kind.get("kind")
 

@@ -21,14 +21,14 @@ from gpushare_operator.admission.watched import Watched
 _log = logging.getLogger(__name__)
 # A review carries the object twice on updates, and etcd takes objects of 1.5 MiB at most.
 _LARGEST_BODY_BYTES: Final = 4 * 2**20
-# Large bodies that are read at once: at most 64 MiB of the container's 256. A small one lies in the connection's
-# buffer, so it needs no slot and waits for nobody.
+# Large bodies that are read at once: at most 64 MiB of the container's 256. A small one fits into the connection's
+# buffer, so it needs no slot and does not wait.
 _MOST_READING: Final = 16
 _SMALL_BODY_BYTES: Final = 64 * 2**10
 # The API server sends a body at once; it waits 5 s for an answer by the chart's default.
 _READ_SECONDS: Final = 2.0
 _WAIT_SECONDS: Final = 2.0
-# A connection on which no whole request arrives, TLS included; the API server opens another one when it needs it.
+# For a connection without a whole request, TLS handshake included; the API server opens a new one when needed.
 _IDLE_SECONDS: Final = 30.0
 _HANDSHAKE_SECONDS: Final = 5.0
 _BACKLOG: Final = 512
@@ -36,10 +36,10 @@ _BACKLOG: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What the server bears of clients that are slow, many or large.
+    """Bounds on slow, numerous or large requests.
 
     Attributes:
-        reading: large bodies that are read at once; others wait up to `wait_seconds` for their turn.
+        reading: large bodies that are read at once; others wait up to `wait_seconds` for a slot.
         read_seconds: for one body; idle_seconds: for a connection without a whole request.
     """
 
@@ -53,7 +53,7 @@ class ServerLimits:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionServerSettings:
-    """How to serve."""
+    """Address, certificate directory and limits of the server."""
 
     certificates: Path
     host: str = "0.0.0.0"
@@ -100,12 +100,12 @@ def make_app(
     limits: ServerLimits | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> web.Application:
-    """The application without its sockets."""
+    """Return the application without its sockets."""
     limits = limits or ServerLimits()
     reading = asyncio.Semaphore(limits.reading)
 
     async def read(request: web.Request) -> bytes:
-        """The body, or the answer to who is too slow or one too many."""
+        """Return the body, or an error answer to a client that is too slow or finds no free slot."""
         try:
             async with asyncio.timeout(limits.wait_seconds):
                 await reading.acquire()
@@ -161,7 +161,7 @@ def make_app(
 
 
 def _account(response: Json, webhook: Webhook, metrics: AdmissionMetrics) -> None:
-    """Count an answer, and log a refusal with its sentence."""
+    """Count an answer, and log a refusal with its reason."""
     if response["allowed"]:
         metrics.reviews.labels(webhook.value, "allowed").inc()
         return
@@ -178,7 +178,7 @@ def _account(response: Json, webhook: Webhook, metrics: AdmissionMetrics) -> Non
 
 
 async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set, then finish what is under way.
+    """Serve until `stop` is set, then finish the requests under way.
 
     Raises:
         ssl.SSLError, OSError: no usable certificate, or the port is taken.

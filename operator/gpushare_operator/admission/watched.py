@@ -1,4 +1,4 @@
-"""What the admission server knows of the cluster: the largest GPU, and the GpuShares. It serves without either."""
+"""The admission server's view of the cluster: the largest GPU, and the GpuShares. It serves without either."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ class Watched:
         self._shares = ShareIndex()
 
     def know(self, obj: Mapping[str, Any], namespace: str) -> admission.Knowledge:
-        """What bears on a pod, a pod template or a GpuShare of a namespace."""
+        """Return the known facts that matter for a pod, a pod template or a GpuShare of a namespace."""
         name = (obj.get("metadata") or {}).get("name")
         return admission.Knowledge(
             max(self._memory_mib.values(), default=None),
@@ -35,25 +35,25 @@ class Watched:
         metadata = pod.get("metadata") or {}
         owners = [owner.uid for owner in admission.owners_of(pod)]
         found = self._shares.of(namespace, metadata.get("labels") or {}, owners)
-        made = admission.guess_top_owner(pod)  # the first pod of a new ReplicaSet: its uid is in no GpuShare yet
+        made = admission.guess_top_owner(pod)  # the first pod of a new ReplicaSet: no GpuShare lists its uid yet
         return found or (self._shares.get(namespace, admission.share_name(made)) if made else None)
 
     def on_node(self, change: Change, name: str, largest_mib: int) -> None:
-        """Take up a GpuNode."""
+        """Record a GpuNode."""
         if change is Change.DELETED:
             self._memory_mib.pop(name, None)
         else:
             self._memory_mib[name] = largest_mib
 
     def on_share(self, change: Change, _key: str, share: GpuShare) -> None:
-        """Take up a GpuShare."""
+        """Record a GpuShare."""
         if change is Change.DELETED:
             self._shares.drop(share.namespace, share.name)
         else:
             self._shares.put(share)
 
     async def keep(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Watch for ever; without a cluster configuration, go on without."""
+        """Watch until cancelled; without a cluster configuration, go on without."""
         while True:
             try:
                 async with self._watches():
