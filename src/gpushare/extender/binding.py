@@ -1,4 +1,4 @@
-"""bind: check again, hold the room, pass the fence, write decision and binding in one transaction."""
+"""bind: check again, reserve, wait at the fence, write decision and binding in one transaction."""
 
 import logging
 from collections.abc import Callable
@@ -16,7 +16,7 @@ FENCE_REASON: Final = "BindFence"
 
 
 class Binder:
-    """Binds pods. `now` gives the time that goes into `decided-at`."""
+    """Binds pods. `now` returns the time written to `decided-at`."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Binder:
         self._now = now
 
     async def bind(self, args: BindArgs) -> str:
-        """Bind a pod to a node; the empty string, or a sentence on why not (kube-scheduler tries again)."""
+        """Bind a pod to a node; return an empty string, or why it failed (kube-scheduler then retries)."""
         ledger = self._ledger
         if args.pod_uid in ledger.binding:
             return self._refused("AlreadyBinding", f"pod {args.key} is being bound already")
@@ -50,7 +50,7 @@ class Binder:
 
     async def _bind(self, pod: PodView, args: BindArgs) -> str:
         ledger = self._ledger
-        ledger.release(pod.uid)  # left over from a bind whose outcome was never learnt
+        ledger.release(pod.uid)  # left over from a bind whose outcome is unknown
         request = ledger.request_of(pod)
         chosen = request if isinstance(request, Rejection) else ledger.choose(pod, request, args.node)
         if isinstance(request, Rejection) or isinstance(chosen, Rejection):
@@ -88,7 +88,7 @@ class Binder:
     async def _outcome(
         self, pod: PodView, args: BindArgs, gpu_uuids: tuple[str, ...], error: Retryable
     ) -> tuple[bool, str]:
-        """Whether to keep the reservation, and the answer, after a request whose outcome is not known."""
+        """Return whether to keep the reservation, and the answer, after a request whose outcome is unknown."""
         try:
             seen = PodView.from_object(await self._api.get(PODS, pod.name, namespace=pod.namespace))
         except NotFound:
@@ -101,7 +101,7 @@ class Binder:
         return False, self._refused("Unreachable", str(error))
 
     async def _pod(self, args: BindArgs) -> PodView | str:
-        """The pod as the watch has it, else as the API server does."""
+        """Return the pod from the watch, else from the API server."""
         pod = self._ledger.pods.get(args.pod_uid)
         if pod is not None:
             return pod

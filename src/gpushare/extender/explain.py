@@ -1,7 +1,7 @@
-"""Pods that kube-scheduler refused by its own count, before it asked us: an event says how much is free where.
+"""Events for pods that kube-scheduler refused by its own count, before it asked us: how much is free where.
 
-kube-scheduler counts a node's shares itself, without which it would find no victims for preemption
-(docs/adr/0062-kube-scheduler-counts-shares-too.md), and then says only "Insufficient gpushare.io/share".
+kube-scheduler counts a node's shares itself, because it would find no victims for preemption otherwise
+(docs/adr/0062-kube-scheduler-counts-shares-too.md), and then reports only "Insufficient gpushare.io/share".
 """
 
 from collections import Counter
@@ -13,14 +13,14 @@ from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.wire import plain
 from gpushare.kube import Api, EventType, record_event
 
-AGAIN_SECONDS: Final = 60.0  # between two looks at one pod that goes on waiting
-MAX_EXPLAINED: Final = 2  # per round of a second: each looks at every node, 20 to 30 ms at 5,000 of them
+AGAIN_SECONDS: Final = 60.0  # between two events for one pod that keeps waiting
+MAX_EXPLAINED: Final = 2  # per round of a second: each checks every node, 20 to 30 ms at 5,000 nodes
 MAX_KINDS: Final = 3  # kinds of reason in one sentence
 CONTROLLER: Final = "gpushare.io/extender"
 
 
 def explanation(ledger: ShareLedger, pod: PodView) -> str | None:
-    """Why the pod fits nowhere, with figures; None when it would fit by now."""
+    """Return why the pod fits nowhere, with figures; None when it fits by now."""
     found = ledger.candidates(pod, list(ledger.state.node_names))
     if isinstance(found, Rejection):
         return found.detail
@@ -32,7 +32,7 @@ def explanation(ledger: ShareLedger, pod: PodView) -> str | None:
 
 
 class Explainer:
-    """Writes the events; both replicas may, an event of one sentence about one pod is one object."""
+    """Writes the events; both replicas may do so, since equal events about one pod are one object."""
 
     def __init__(self, api: Api, ledger: ShareLedger, clock: Callable[[], float]) -> None:
         self._api = api
@@ -41,7 +41,7 @@ class Explainer:
         self._explained_at: dict[str, float] = {}
 
     async def round(self) -> None:
-        """Explain pods that wait and were not explained lately."""
+        """Explain waiting pods that were not explained lately."""
         now = self._clock()
         waiting = [pod for pod in self._ledger.pods.values() if pod.short_of_shares and pod.node is None]
         uids = {pod.uid for pod in waiting}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 FENCE_TIMEOUT_SECONDS: Final = (
-    10.0  # kubelet allocates within a few hundred ms (docs/design.md 2.2); beyond, it is in trouble
+    10.0  # kubelet allocates within a few hundred ms (docs/design.md 2.2); after this long it is in trouble
 )
 
 
@@ -20,7 +20,7 @@ ANNOUNCED_SECONDS: Final = 1.0  # kube-scheduler binds some ms after filter, or 
 
 @dataclass(frozen=True, slots=True)
 class _Announced:
-    """A pod that filter left one node to; kube-scheduler's bind has not come yet."""
+    """A pod for which filter answered a single node; kube-scheduler's bind has not come yet."""
 
     node: str
     size: int
@@ -37,7 +37,7 @@ class _Expected:
 
 
 class Fence:
-    """Who is bound and not yet allocated, by node."""
+    """The pods by node that are bound and not yet allocated."""
 
     def __init__(self, timeout_seconds: float = FENCE_TIMEOUT_SECONDS) -> None:
         self.timeout_seconds = timeout_seconds
@@ -48,8 +48,8 @@ class Fence:
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
 
     def announce(self, pod_uid: str, node: str, size: int, now: float) -> None:
-        """kube-scheduler will soon bind the pod to the node; nobody waits for it, but others better avoid it."""
-        while self._announced:  # in the order of their ends
+        """Record that kube-scheduler will soon bind the pod to the node, so that others can avoid it."""
+        while self._announced:  # in the order in which they expire
             first = next(iter(self._announced))
             if self._announced[first].until > now:
                 break
@@ -58,7 +58,7 @@ class Fence:
         self._announced[pod_uid] = _Announced(node, size, now + ANNOUNCED_SECONDS)
 
     def announced(self, pod_uid: str, size: int, now: float) -> set[str]:
-        """Nodes to which other pods of this size are on their way."""
+        """Return the nodes that other pods of this size will soon be bound to."""
         return {
             one.node
             for uid, one in self._announced.items()
@@ -66,7 +66,7 @@ class Fence:
         }
 
     def expect(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> None:
-        """The pod is bound to the node; kubelet will allocate it. Nothing to do once it was allocated."""
+        """Record that kubelet will allocate a bound pod, unless it has allocated it already."""
         self._announced.pop(pod_uid, None)
         if pod_uid in self._allocated:
             return
@@ -77,18 +77,18 @@ class Fence:
         self._by_node.setdefault(node, set()).add(pod_uid)
 
     def allocated(self, pod_uid: str) -> None:
-        """Kubelet has allocated the pod's devices; this is never taken back."""
+        """Record that kubelet has allocated the pod's devices; this is final."""
         self._allocated.add(pod_uid)
         self._remove(pod_uid)
 
     def gone(self, pod_uid: str) -> None:
-        """The pod ended, or was not bound after all."""
+        """Forget a pod that ended, or was not bound after all."""
         self._announced.pop(pod_uid, None)
         self._allocated.discard(pod_uid)
         self._remove(pod_uid)
 
     def blockers(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> list[str]:
-        """Uids of the pods that must be allocated before this one may be bound."""
+        """Return the uids of the pods that must be allocated before this one may be bound."""
         wanted = set(gpu_uuids)
         return sorted(
             uid
@@ -97,7 +97,7 @@ class Fence:
         )
 
     def busy(self, size: int) -> dict[str, tuple[str, ...] | None]:
-        """Nodes where pods of this size await allocation, with the GPUs they are for; None when they differ."""
+        """Return the nodes where pods of this size await allocation, with their GPUs; None if the GPUs differ."""
         found: dict[str, tuple[str, ...] | None] = {}
         for expected in self._expected.values():
             if expected.size == size:

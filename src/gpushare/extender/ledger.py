@@ -1,4 +1,4 @@
-"""The extender's one state: who holds what on which GPU, kept by watches and by its own bindings."""
+"""The extender's one state: which pod holds what on which GPU, kept by watches and by its own bindings."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class ShareLedger:
-    """Everything that filter, prioritize, bind and preempt ask. Synchronous: each call sees a consistent state.
+    """The state behind filter, prioritize, bind and preempt. Synchronous: each call sees a consistent state.
 
     Rules of reservations: `bind` reserves before it asks the API; a bound pod seen on the watch is counted where
     its annotations say, whoever bound it; a pod that ended or is gone releases at once. An event that still shows
@@ -54,7 +54,7 @@ class ShareLedger:
         on_room: Callable[[], None] = lambda: None,
         model: Callable[[], InterferenceModel] = default_model,
     ) -> None:
-        """`on_room` is called whenever something became free or healthy; `model` once a first profile is known."""
+        """Create it empty; something freed or healthy calls `on_room`, a first profile calls `model`."""
         self.state = ClusterState(gpu_memory_reserve_mib=gpu_memory_reserve_mib)
         self.pods: dict[str, PodView] = {}
         self.fence = fence or Fence()
@@ -75,7 +75,7 @@ class ShareLedger:
     # -- what the watches say -------------------------------------------------------------------------------------
 
     def pod_changed(self, change: Change, key: str, pod: PodView) -> None:
-        """A managed pod came, changed or went."""
+        """Record a managed pod that appeared, changed or disappeared."""
         before = self._uids.get(key)
         if before is not None and before != pod.uid:
             self._forget(before)
@@ -97,9 +97,9 @@ class ShareLedger:
         self._count(pod, pod.node, pod.decision)
 
     def other_pod_changed(self, change: Change, key: str, pod: OtherPod) -> None:
-        """A pod that is not ours came to a node, changed or left it."""
+        """Record a pod of somebody else's that was bound to a node, changed or left it."""
         before = self._other_pods.get(key)
-        if before is not None and before.uid != pod.uid:  # replaced while the watch was away
+        if before is not None and before.uid != pod.uid:  # replaced while the watch was down
             self.other_pod_changed(Change.DELETED, key, before)
         if change is Change.DELETED:
             self._other_pods.pop(key, None)
@@ -118,7 +118,7 @@ class ShareLedger:
             self._place_undecided(pod.uid, pod.node)
 
     def gpunode_changed(self, change: Change, key: str, view: GpuNodeView) -> None:
-        """A node's GPUs, their health or their tenants changed."""
+        """Record a change of a node's GPUs, their health or their tenants."""
         if change is Change.DELETED:
             self._gpunodes.pop(key, None)
             self.state.remove_node(key)
@@ -138,7 +138,7 @@ class ShareLedger:
         self._undecided.place_all(key, view.allocated)
 
     def node_changed(self, change: Change, key: str, view: NodeView) -> None:
-        """A node's CPU, memory or taints changed."""
+        """Record a change of a node's CPU, memory or taints."""
         self._second_choices.discard(key)
         if change is Change.DELETED:
             self._nodes.pop(key, None)
@@ -151,7 +151,7 @@ class ShareLedger:
             self.on_room()
 
     def share_changed(self, change: Change, key: str, share: GpuShare) -> None:
-        """A GpuShare came, changed or went; it counts for pods that are placed from now on."""
+        """Record a GpuShare that appeared, changed or disappeared; it counts for pods placed from now on."""
         namespace, _, name = key.partition("/")
         if change is Change.DELETED:
             self._workloads.drop(namespace, name)
@@ -162,7 +162,7 @@ class ShareLedger:
     # -- questions ------------------------------------------------------------------------------------------------
 
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
-        """What a pod needs, from its annotations, its GpuShare and the defaults."""
+        """Return the pod's request, from its annotations, its GpuShare and the defaults."""
         share = self._workloads.share_of(pod)
         needs = resolve(pod.annotations, share, self._defaults, limit_percent=pod.limit_percent or None)
         if isinstance(needs, Rejection):
@@ -181,7 +181,7 @@ class ShareLedger:
         )
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
-        """Where a pod fits; a reservation left over from a bind whose outcome was never learnt is given up first.
+        """Return where a pod fits, after releasing any reservation left over from a bind whose outcome is unknown.
 
         kube-scheduler asks only for pods that are not bound.
         """
@@ -193,11 +193,11 @@ class ShareLedger:
         return survey(request, self.context, node_names)
 
     def leaves_a_choice(self, pod: PodView) -> bool:
-        """Whether kube-scheduler has anything to weigh for the pod: the pod's preferences, or a node's."""
+        """Return whether kube-scheduler has a choice to make for the pod: by its preferences, or a node's."""
         return pod.has_preferences or bool(self._second_choices)
 
     def fenced(self, pod: PodView, now: float) -> set[str]:
-        """Nodes on which the pod's binding would wait now; better avoided while others fit (ADR 0042)."""
+        """Return the nodes on which the pod's binding would wait now; better avoided if others fit (ADR 0042)."""
         size = fence_size(pod)
         announced, busy = self.fence.announced(pod.uid, size, now), self.fence.busy(size)
         if not busy:
@@ -213,11 +213,11 @@ class ShareLedger:
         pod = self.pods.get(pod_uid)
         if pod is not None:
             return self._workloads.of(pod)
-        reservation = self.state.reservation(pod_uid)  # bound before the watch showed it
+        reservation = self.state.reservation(pod_uid)  # bound before the watch reported it
         return reservation.request.known if reservation is not None else None
 
     def _has_room(self, request: PlacementRequest, gpu_uuids: Sequence[str], node: str) -> bool:
-        """Whether those very GPUs probably have room; a few lookups, since prioritize asks for each busy node."""
+        """Return whether exactly those GPUs probably have room, by a few lookups: prioritize asks often."""
         state = self.state
         row = state.row(node)
         if row is None:
@@ -231,18 +231,18 @@ class ShareLedger:
         )
 
     def fits_somewhere(self, pod: PodView) -> bool:
-        """Whether a waiting pod would fit on any node now."""
+        """Return whether a waiting pod would fit on any node now."""
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return False
         return len(survey(request, self.context).rows) > 0
 
     def choose(self, pod: PodView, request: PlacementRequest, node: str) -> Placement | Rejection:
-        """Where on a node a pod goes that is bound now; GPUs for which the fence is open come first."""
+        """Choose the GPUs of a node for a pod that is bound now; GPUs without a wait at the fence come first."""
         return decide(request, self.context, node=node, preferred_gpus=self.fence.busy(fence_size(pod)).get(node))
 
     def decision(self, pod_uid: str, decided_at: str) -> Decision:
-        """The decision for a pod that holds a reservation."""
+        """Return the decision for a pod that holds a reservation."""
         reservation = self.state.reservation(pod_uid)
         assert reservation is not None, "decided only for pods that hold a reservation"
         placement = reservation.placement
@@ -250,13 +250,13 @@ class ShareLedger:
         return Decision(placement.gpu_uuids, cap, placement.memory_mib, decided_at)
 
     def evictable(self) -> dict[str, Evictable]:
-        """Our pods as preemption weighs them, by uid."""
+        """Return our pods as preemption weighs them, by uid."""
         return {uid: Evictable(pod.priority, pod.cpu_milli, pod.memory_mib) for uid, pod in self.pods.items()}
 
     # -- learning -------------------------------------------------------------------------------------------------
 
     async def learn(self) -> bool:
-        """Let the policy learn, in another thread, what it does not know yet; whether there was anything."""
+        """Let the policy learn what it does not know yet, in another thread; return whether there was anything."""
         policy = self.context.policy
         if not isinstance(policy, LearningPolicy) or (lesson := policy.lesson(self.state)) is None:
             return False
@@ -267,11 +267,11 @@ class ShareLedger:
     # -- reservations ---------------------------------------------------------------------------------------------
 
     def reserve(self, request: PlacementRequest, chosen: Placement) -> None:
-        """Hold room for a pod that is about to be bound."""
+        """Reserve room for a pod that is about to be bound."""
         self.state.reserve(request.pod_uid, chosen, request)
 
     def release(self, pod_uid: str) -> None:
-        """Give a pod's room back."""
+        """Release a pod's room."""
         self.fence.gone(pod_uid)
         if self.state.release(pod_uid) is not None:
             self.on_room()
@@ -282,7 +282,7 @@ class ShareLedger:
         self._undecided.forget(pod_uid)
         self.release(pod_uid)
         other = self.others.get(pod.node, pod_uid) if pod is not None else None
-        if other is not None and other.limit_percent:  # it runs on, but lost our label
+        if other is not None and other.limit_percent:  # still running, but without our label
             self._undecided.hold(pod_uid, other.node, other.limit_percent)
             self._place_undecided(pod_uid, other.node)
 
@@ -291,7 +291,7 @@ class ShareLedger:
         self._undecided.place(pod_uid, view.allocated.get(pod_uid, ()) if view is not None else ())
 
     def _count(self, pod: PodView, node: str, decision: Decision) -> None:
-        """Count a bound pod where its annotations say."""
+        """Count a bound pod on the GPUs in its annotations."""
         decided = Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage)
         known = self.state.reservation(pod.uid)
         if (
@@ -310,7 +310,7 @@ class ShareLedger:
             self.fence.expect(pod.uid, node, fence_size(pod), decision.gpu_uuids)
 
     def _bound_request(self, pod: PodView, decision: Decision) -> PlacementRequest:
-        """The request of a pod that is bound already: whatever its annotations say now, its share counts."""
+        """Return the request of a bound pod: its share counts, whatever its annotations contain now."""
         request = self.request_of(pod)
         gpus = len(decision.gpu_uuids)
         if isinstance(request, Rejection) or request.gpu_count != gpus:
@@ -333,5 +333,5 @@ class ShareLedger:
 
 
 def fence_size(pod: PodView) -> int:
-    """What kubelet knows of a pod when it allocates: how many units it asks."""
+    """Return how many units kubelet allocates for a pod, which is all that it knows of the pod's size."""
     return pod.limit_percent

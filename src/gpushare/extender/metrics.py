@@ -14,7 +14,7 @@ _FENCE_BUCKETS: Final = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class ExtenderMetrics:
-    """All of them, in a registry of their own."""
+    """The extender's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -63,7 +63,7 @@ class _Watches(Collector):
         self._reflectors = reflectors
 
     def collect(self) -> Iterable[Metric]:
-        """Restarts and objects that could not be understood, by resource."""
+        """Yield restarts and objects that could not be understood, by resource."""
         restarts = CounterMetricFamily(
             "gpushare_extender_watch_restarts", "Watches that broke and were started anew.", labels=["resource"]
         )

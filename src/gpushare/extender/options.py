@@ -44,7 +44,7 @@ class ExtenderOptions:
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> ExtenderOptions:
-    """Read the options; argparse ends the program with code 2 and a sentence on a wrong one."""
+    """Return the options; argparse exits with code 2 and a message on an invalid one."""
     parser = argparse.ArgumentParser(prog="gpushare-extender", description="The gpushare scheduler extender.")
 
     add = options_of(parser, environment)
@@ -82,7 +82,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         )
     except SettingsError as error:
         parser.error(str(error))
-    if settings.policy not in POLICIES:  # argparse does not check what comes from the environment
+    if settings.policy not in POLICIES:  # argparse does not check values from the environment
         parser.error(f'--policy: "{settings.policy}" is not one of {", ".join(sorted(POLICIES))}')
     if read.best_nodes < 0:
         parser.error("--best-nodes must be 0 or more")

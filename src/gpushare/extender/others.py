@@ -1,4 +1,4 @@
-"""Pods that gpushare did not place: what they take of a node's CPU and memory, and the shares they hold."""
+"""Pods that gpushare did not place: the CPU and memory that they take on a node, and their shares."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ ON_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed
 
 @dataclass(frozen=True, slots=True)
 class OtherPod:
-    """A pod on a node that is not ours; `limit_percent` is its limit `gpushare.io/share`, nearly always 0."""
+    """Another system's pod on a node; `limit_percent` is its limit `gpushare.io/share`, nearly always 0."""
 
     uid: str
     node: str
@@ -29,7 +29,7 @@ class OtherPod:
 
 
 def reduce_other_pod(obj: Mapping[str, Any]) -> OtherPod | None:
-    """Reduce one pod; None for those that are ours, wait for a node, or have ended.
+    """Reduce one pod; return None for ours, for unbound ones and for those that have ended.
 
     Raises:
         KeyError: it has no uid. ValueError: a request is not a quantity.
@@ -47,19 +47,19 @@ def reduce_other_pod(obj: Mapping[str, Any]) -> OtherPod | None:
 
 
 class OtherPods:
-    """The pods that are not ours, by node; tells `state` what they take together."""
+    """The pods of other systems, by node; reports their total requests to `state`."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self._by_node: dict[str, dict[str, OtherPod]] = {}
 
     def put(self, pod: OtherPod) -> None:
-        """Count a pod that came or changed; it stays on its node for as long as it lives."""
+        """Count a pod that appeared or changed; it stays on its node until it ends."""
         self._by_node.setdefault(pod.node, {})[pod.uid] = pod
         self._tell(pod.node)
 
     def drop(self, pod: OtherPod) -> None:
-        """Count a pod no longer."""
+        """Stop counting a pod."""
         on_node = self._by_node.get(pod.node, {})
         on_node.pop(pod.uid, None)
         if not on_node:
@@ -67,12 +67,12 @@ class OtherPods:
         self._tell(pod.node)
 
     def get(self, node: str | None, uid: str) -> OtherPod | None:
-        """One pod of a node."""
+        """Return one pod of a node."""
         return self._by_node.get(node or "", {}).get(uid)
 
     @contextmanager
     def leaving(self, node: str, uids: Sequence[str]) -> Iterator[None]:
-        """Within this context these pods' requests count as free."""
+        """Count these pods' requests as free within this context."""
         self._tell(node, frozenset(uids))
         try:
             yield
@@ -89,7 +89,7 @@ class OtherPods:
 class Undecided:
     """Pods that run with a share but without our decision, each counted by its limit on its node.
 
-    They sit on the GPUs that the node's agent lists them on; until it does, on those with the most room.
+    They occupy the GPUs on which the node's agent lists them; before it does, those with the most room.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -97,7 +97,7 @@ class Undecided:
         self._pods: dict[str, tuple[str, PlacementRequest]] = {}
 
     def hold(self, uid: str, node: str, limit_percent: int, cpu_milli: int = 0, memory_mib: int = 0) -> None:
-        """Count a pod once its node's GPUs are known; `cpu_milli, memory_mib` where nobody else counts them."""
+        """Count a pod once its node's GPUs are known; `cpu_milli, memory_mib` only if nothing else counts them."""
         share_milli = min(limit_percent * MILLI_PER_PERCENT, GPU_MILLI)
         gpu_count = math.ceil(limit_percent / names.SHARES_PER_GPU)
         request = PlacementRequest(uid, share_milli, gpu_count, cpu_milli=cpu_milli, node_memory_mib=memory_mib)
@@ -107,11 +107,11 @@ class Undecided:
         return uid in self._pods
 
     def forget(self, uid: str) -> None:
-        """The pod is gone or has a decision; its reservation is the caller's to release."""
+        """Forget a pod that is gone or has a decision; the caller releases its reservation."""
         self._pods.pop(uid, None)
 
     def place(self, uid: str, allocated: Sequence[str] = ()) -> None:
-        """Reserve for a pod: `allocated` are the GPUs that its node's agent lists it on."""
+        """Reserve for a pod: `allocated` are the GPUs on which its node's agent lists it."""
         node, request = self._pods[uid]
         row = self._state.row(node)
         if row is None:
@@ -134,7 +134,7 @@ class Undecided:
         self._state.reserve(uid, Placement(node, tuple(uuids[slot] for slot in slots), memory_mib), request)
 
     def place_all(self, node: str, allocated: Mapping[str, Sequence[str]]) -> None:
-        """Reserve for every pod of a node, whose GPUs or tenants changed."""
+        """Reserve for every pod of a node whose GPUs or tenants changed."""
         for uid, (at, _) in tuple(self._pods.items()):
             if at == node:
                 self.place(uid, allocated.get(uid, ()))

@@ -14,7 +14,7 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeView:
-    """One GpuNode: its GPUs in order, which of them are unhealthy, and the pods allocated there (uid, GPUs)."""
+    """One GpuNode: its GPUs in order, the unhealthy ones, and the pods allocated on it (uid, GPUs)."""
 
     name: str
     gpus: tuple[GpuSpec, ...]
@@ -24,7 +24,7 @@ class GpuNodeView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """What a node offers to pods, beside GPUs; `is_second_choice`: a taint asks pods to go elsewhere."""
+    """A node's capacity beside GPUs; `is_second_choice`: a taint asks pods to prefer other nodes."""
 
     name: str
     cpu_milli: int
@@ -33,7 +33,7 @@ class NodeView:
 
 
 def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
-    """One GpuNode; GPUs without a uuid are left out."""
+    """Reduce one GpuNode; GPUs without a uuid are left out."""
     gpus: list[GpuSpec] = []
     unhealthy: list[str] = []
     allocated: dict[str, tuple[str, ...]] = {}
@@ -50,7 +50,7 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
 
 
 def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:
-    """One node; None for those that offer no share of a GPU."""
+    """Reduce one node; return None for a node without shares of GPUs."""
     allocatable = (obj.get("status") or {}).get("allocatable") or {}
     if not allocatable.get(names.SHARE_RESOURCE):
         return None

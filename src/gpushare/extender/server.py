@@ -1,4 +1,4 @@
-"""One extender put together: watches in, verbs out."""
+"""One extender as a whole: it reads watches and serves the verbs."""
 
 import asyncio
 import contextlib
@@ -28,12 +28,12 @@ from gpushare.runtime.http import HttpAnswer, MetricsServer, Route, metrics_rout
 _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
 BEAT_SECONDS: Final = 1.0
-HUNG_SECONDS: Final = 60.0  # far above any step: learning is in another thread, a page of a list takes 50 ms
+HUNG_SECONDS: Final = 60.0  # far above any step: learning runs in another thread, a page of a list takes 50 ms
 _GC_THRESHOLDS: Final = (100_000, 50, 1000)  # the defaults double the time to read a large cluster
 
 
 class Extender:
-    """The parts of one extender, wired; `running` starts them."""
+    """The connected parts of one extender; `watching` starts them."""
 
     def __init__(self, api: Api, options: ExtenderOptions, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.metrics = ExtenderMetrics()
@@ -46,7 +46,7 @@ class Extender:
             on_room=lambda: self.waiting.room(clock()),
         )
         ledger = self.ledger
-        # In this order: nodes before the pods on them, so that each is counted once.
+        # In this order: nodes before the pods on them, so that each pod is counted once.
         self.reflectors: tuple[Reflector[Any], ...] = (
             Reflector(api, NODES, reduce_node, on_change=ledger.node_changed),
             Reflector(api, GPUNODES, reduce_gpunode, on_change=ledger.gpunode_changed),
@@ -81,12 +81,12 @@ class Extender:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     def not_ready(self) -> str:
-        """What is missing before a decision can be right, as a sentence; empty when nothing is."""
+        """Return what is missing before a decision can be right, as a sentence; empty when nothing is."""
         missing = [one.name for one in self.reflectors if not one.synced.is_set()]
         return f"the extender is starting: {', '.join(missing)} not read yet" if missing else ""
 
     def trouble(self) -> str:
-        """Why this process had better be started anew, a sentence; empty while it is well."""
+        """Return why this process should be restarted, as a sentence; empty while it is well."""
         silent_seconds = self._clock() - self._beat_at
         if silent_seconds > HUNG_SECONDS:
             return f"the event loop has been stuck for {silent_seconds:.0f} s"
@@ -96,7 +96,7 @@ class Extender:
         return next(filter(None, (reflector.trouble for reflector in self.reflectors)), "")
 
     def routes(self) -> dict[str, Route]:
-        """What kubelet and Prometheus ask; answered outside of the event loop."""
+        """Return the routes for kubelet and Prometheus; they are served outside of the event loop."""
 
         def metrics() -> HttpAnswer:
             self.metrics.ready.set(0 if self.not_ready() else 1)
@@ -133,7 +133,7 @@ class Extender:
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))
 
     async def _beat(self) -> None:
-        """Show that the event loop turns."""
+        """Show that the event loop runs."""
         while True:
             self._beat_at = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
@@ -147,7 +147,7 @@ class Extender:
                 await self.ledger.learn()
 
     async def wake(self) -> None:
-        """Touch waiting pods that fit by now and that kube-scheduler has not asked for again."""
+        """Touch waiting pods that fit by now and that kube-scheduler has not asked about again."""
         pods = self.ledger.pods
         self.waiting.prune(lambda uid: uid in pods and pods[uid].node is None, self._clock())
         for pod in self.waiting.due(self._clock(), self.ledger.fits_somewhere):

@@ -1,8 +1,9 @@
-"""Answers to kube-scheduler put together from pieces made once for each node: at thousands of nodes, writing every
-name anew with every answer costs more than the decision.
+"""Answers to kube-scheduler, composed of pieces that are rendered once for each node.
 
-JSON allows spaces between its parts, so a node's piece of HostPriorityList is as wide as everybody's: a line of a
-matrix, and an answer is a selection of lines with two columns of digits set.
+At thousands of nodes, rendering every name again for every answer costs more than the decision.
+
+JSON allows spaces between its parts, so all nodes' pieces of HostPriorityList have the same width: each is a row
+of a matrix, and an answer is a selection of rows with two columns of digits set.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ _ZERO, _SPACE = ord("0"), ord(" ")
 
 
 class NodeTexts:
-    """Pieces by row of a cluster's state, brought up to date when nodes come or go. Names are read on demand."""
+    """Pieces by row of a cluster's state, updated when nodes appear or disappear. Names are read on demand."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
@@ -29,12 +30,12 @@ class NodeTexts:
         self._hosts: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
 
     def names(self, rows: IntArray) -> bytes:
-        """The names of rows as the inside of a JSON list, without spaces, as Go writes it too."""
+        """Return the names of rows as the inside of a JSON list, without spaces, as Go writes it too."""
         self._refresh()
         return b",".join(self._quoted.take(rows).tolist())
 
     def by_node(self, rows: IntArray, sentences: Sequence[str], groups: IntArray) -> bytes:
-        """The inside of a JSON object from node to sentence: `sentences[groups[i]]` for the i-th row."""
+        """Return the inside of a JSON object from node to sentence: `sentences[groups[i]]` for the i-th row."""
         self._refresh()
         parts: NDArray[np.object_] = np.empty((len(rows), 2), object)
         parts[:, 0] = self._quoted.take(rows)
@@ -44,14 +45,14 @@ class NodeTexts:
         return b"".join(parts.ravel().tolist())[:-1]
 
     def priorities(self, rows: IntArray, scores: NDArray[np.int64]) -> bytes:
-        """HostPriorityList of rows with their scores, 0 to 10."""
+        """Return the HostPriorityList of rows with their scores, 0 to 10."""
         if not len(rows):
             return b"[]"
         self._refresh()
         lines = self._hosts.take(rows, axis=0)
         lines[:, _TENS] = np.where(scores >= 10, _ZERO + 1, _SPACE)
         lines[:, _ONES] = _ZERO + scores % 10
-        lines[-1, -1] = _SPACE  # no comma after the last
+        lines[-1, -1] = _SPACE  # no comma after the last element
         return b"".join((b"[", lines.tobytes(), b"]"))
 
     def _refresh(self) -> None:

@@ -21,7 +21,7 @@ from gpushare.extender.texts import NodeTexts
 from gpushare.extender.waiting import WaitingPods
 
 _log = logging.getLogger(__name__)
-MAX_BODY_BYTES: Final = 64 * 2**20  # whole nodes of a large cluster, should nodeCacheCapable be off
+MAX_BODY_BYTES: Final = 64 * 2**20  # whole nodes of a large cluster, if nodeCacheCapable is off
 MAX_SCORE: Final = 10  # MaxExtenderPriority
 UNRESOLVABLE: Final = frozenset(
     {Reason.INVALID_ANNOTATION, Reason.NO_GPUS, Reason.GPU_MODEL, Reason.GPU_UNHEALTHY}
@@ -60,7 +60,7 @@ class Verbs:
         self._texts = NodeTexts(ledger.state)
 
     def app(self) -> web.Application:
-        """What kube-scheduler talks to."""
+        """Return the application that kube-scheduler talks to."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         for verb, handler in (
             ("filter", self._filter),
@@ -120,7 +120,7 @@ class Verbs:
         return wire.filter_result(args, found.nodes, failed, unresolvable)
 
     def _names_result(self, args: wire.FilterArgs, found: Candidates) -> bytes:
-        """Names for names, out of ready pieces; remembered, since prioritize is asked for the same next."""
+        """Return a filter result of names from ready pieces; remember it, as prioritize asks for the same."""
         if args.names_json is not None and len(found.rows) == len(args.node_names):
             return wire.filter_names_result(args.names_json[1:-1], b"", b"")
         fitting = self._texts.names(found.rows)
@@ -152,7 +152,7 @@ class Verbs:
         return self._texts.priorities(found.rows, scores)
 
     def _waits(self, pod: PodView) -> IntArray:
-        """Rows of the nodes where binding the pod would wait for another's allocation (ADR 0042)."""
+        """Return the rows of the nodes where binding the pod would wait for another's allocation (ADR 0042)."""
         rows = self._ledger.state.rows(self._ledger.fenced(pod, self._clock()))
         return np.array([row for row in rows if row is not None], np.int64)
 
@@ -189,7 +189,7 @@ class Verbs:
 
 
 def _commonest(found: Candidates) -> Reason:
-    """Why most nodes do not fit."""
+    """Return why most nodes do not fit."""
     _, rejections, groups = found.grouped_rejections()
     reasons = Counter({UNKNOWN_NODE.reason: len(found.unknown)} if found.unknown else {})
     for rejection, nodes in zip(rejections, np.bincount(groups, minlength=len(rejections)).tolist(), strict=True):
@@ -198,7 +198,7 @@ def _commonest(found: Candidates) -> Reason:
 
 
 def scale(scores: NDArray[np.float64]) -> NDArray[np.int64]:
-    """A policy's scores as kube-scheduler wants them: the best get 10, the others 0 to 9 in proportion."""
+    """Scale a policy's scores for kube-scheduler: the best get 10, the others 0 to 9 in proportion."""
     if not len(scores):
         return np.zeros(0, np.int64)
     low, high = scores.min(), scores.max()

@@ -1,8 +1,8 @@
-"""Pods that fitted nowhere, and when to have kube-scheduler try them again.
+"""Pods that fitted nowhere, and when to have kube-scheduler retry them.
 
-kube-scheduler itself tries a pod that an extender refused again on any cluster event (a pod leaves, a node's
-allocatable changes). Two cases it cannot see: its event came before our watch saw the same change, so that we
-refused once more; and changes it does not watch (a GpuNode's memory, a GpuShare). Then a touch of the pod's
+kube-scheduler itself retries a pod that an extender refused on any cluster event (a pod leaves, a node's
+allocatable changes). It misses two cases. Its event may arrive before our watch reports the same change, so that
+we refuse again. And it does not watch some changes (a GpuNode's memory, a GpuShare). In both, a touch of the pod's
 annotation `gpushare.io/room-since` is an event for it.
 """
 
@@ -13,10 +13,10 @@ from typing import Final
 from gpushare.core.api import PodView
 
 GRACE_SECONDS: Final = (
-    1.5  # kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, and its way to us
+    1.5  # kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, plus its request
 )
 AGAIN_SECONDS: Final = 5.0  # between two touches of one pod; above kube-scheduler's usual back-off
-PATIENCE_SECONDS: Final = 10.0  # at most, where room appears again and again and each starts the grace anew
+PATIENCE_SECONDS: Final = 10.0  # at most, where room appears repeatedly and restarts the grace each time
 STALE_SECONDS: Final = 10.0  # far beyond any lag of a healthy watch
 MAX_EXAMINED: Final = 200  # per round: some 20 ms
 MAX_TOUCHES: Final = 50  # per round, so that a large queue does not become a storm of writes
@@ -41,22 +41,22 @@ class WaitingPods:
         return len(self._waiting)
 
     def refused(self, pod: PodView, now: float) -> None:
-        """kube-scheduler asked for the pod and it fitted nowhere."""
+        """Record that kube-scheduler asked about the pod and it fitted nowhere."""
         known = self._waiting.get(pod.uid)
         self._waiting[pod.uid] = _Waiting(pod, now, known.touched_at if known else float("-inf"))
 
     def served(self, pod_uid: str) -> None:
-        """The pod fits, is bound, or is gone."""
+        """Forget a pod that fits, is bound, or is gone."""
         self._waiting.pop(pod_uid, None)
 
     def room(self, now: float) -> None:
-        """Something became free."""
+        """Record that something became free."""
         if self._room_at is None:
             self._room_since = now
         self._room_at = now
 
     def prune(self, is_waiting: Callable[[str], bool], now: float) -> None:
-        """Forget pods that are bound or gone; a fresh refusal may be ahead of our watch, so it stays a while."""
+        """Forget pods that are bound or gone; keep fresh refusals a while: they may be ahead of our watch."""
         over = [
             uid
             for uid, one in self._waiting.items()
@@ -66,7 +66,7 @@ class WaitingPods:
             del self._waiting[uid]
 
     def due(self, now: float, fits: Callable[[PodView], bool]) -> list[PodView]:
-        """Pods to touch now: they fit, and kube-scheduler has had its time to ask again since room appeared.
+        """Return the pods to touch now: they fit, and kube-scheduler had time to ask again since room appeared.
 
         The most important are looked at first, then the longest waiting.
         """

@@ -11,8 +11,8 @@ import orjson
 from gpushare.core.api import PodView
 from gpushare.core.placement import NodeList
 
-_NAMES: Final = b'"NodeNames":['  # last in ExtenderArgs; inside a JSON text its quotes would be escaped
-MAX_KEPT_LISTS: Final = 8  # lists of names, of up to some hundred kB each
+_NAMES: Final = b'"NodeNames":['  # the last field of ExtenderArgs; in a JSON string its quotes would be escaped
+MAX_KEPT_LISTS: Final = 8  # lists of names, up to some hundred kB each
 
 
 class BadRequest(Exception):  # noqa: N818 - it is one, in HTTP's words
@@ -35,7 +35,7 @@ class FilterArgs:
 
     @property
     def node_names(self) -> Sequence[str]:
-        """The nodes to choose among."""
+        """Return the names of the nodes to choose among."""
         return self.node_list.names
 
 
@@ -50,7 +50,7 @@ class BindArgs:
 
     @property
     def key(self) -> str:
-        """Namespace and name."""
+        """Return namespace and name."""
         return f"{self.pod_namespace}/{self.pod_name}"
 
 
@@ -71,10 +71,10 @@ class PreemptArgs:
 
 
 class FilterReader:
-    """Reads ExtenderArgs; a list of names is read once, however often it is sent.
+    """Reads ExtenderArgs; a list of names is parsed once, however often it is sent.
 
-    kube-scheduler sends prioritize the names that filter answered, and filter often the same names for pod after
-    pod: comparing a hundred kB takes microseconds, reading them anew takes milliseconds.
+    kube-scheduler sends prioritize the names that filter answered, and often sends filter the same names for many
+    pods: comparing a hundred kB takes microseconds, parsing them again takes milliseconds.
     """
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class FilterReader:
         self._next = 0
 
     def read(self, body: bytes) -> FilterArgs:
-        """ExtenderArgs, with names or with whole nodes."""
+        """Parse ExtenderArgs, with names or with whole nodes."""
         at = body.rfind(_NAMES)
         if at < 0 or not body.endswith(b"]}"):
             return read_filter_args(body)
@@ -92,7 +92,7 @@ class FilterReader:
             raw = body[start:-1]
             try:
                 known = raw, NodeList(orjson.loads(raw))
-            except orjson.JSONDecodeError:  # fields after the names, or not JSON: the whole says
+            except orjson.JSONDecodeError:  # fields after the names, or not JSON: parse the whole body
                 return read_filter_args(body)
             self.remember(*known)
         raw, names = known
@@ -102,7 +102,7 @@ class FilterReader:
             raise BadRequest(f"not ExtenderArgs: {error!r}") from error
 
     def remember(self, raw: bytes, names: NodeList) -> None:
-        """Take `names` from now on where a request says `raw`, a JSON list."""
+        """Use `names` from now on for a request that contains `raw`, a JSON list."""
         self._lists[self._next] = (raw, names)
         self._next += 1
         if len(self._lists) > MAX_KEPT_LISTS:
@@ -118,7 +118,7 @@ class FilterReader:
 
 
 def read_filter_args(body: bytes) -> FilterArgs:
-    """ExtenderArgs, with names or with whole nodes."""
+    """Parse ExtenderArgs, with names or with whole nodes."""
     args = _object(body)
     try:
         pod = PodView.from_object(args["Pod"])
@@ -132,7 +132,7 @@ def read_filter_args(body: bytes) -> FilterArgs:
 
 
 def read_bind_args(body: bytes) -> BindArgs:
-    """ExtenderBindingArgs."""
+    """Parse ExtenderBindingArgs."""
     args = _object(body)
     try:
         return BindArgs(args["PodName"], args["PodNamespace"], args["PodUID"], args["Node"])
@@ -141,7 +141,7 @@ def read_bind_args(body: bytes) -> BindArgs:
 
 
 def read_preempt_args(body: bytes) -> PreemptArgs:
-    """ExtenderPreemptionArgs, with victims by uid or as whole pods."""
+    """Parse ExtenderPreemptionArgs, with victims by uid or as whole pods."""
     args = _object(body)
     try:
         by_uid = args.get("NodeNameToMetaVictims")
@@ -168,7 +168,7 @@ def read_preempt_args(body: bytes) -> PreemptArgs:
 def filter_result(
     args: FilterArgs, fitting: Sequence[str], failed: Mapping[str, str], unresolvable: Mapping[str, str]
 ) -> bytes:
-    """ExtenderFilterResult in the form that was asked in: names for names, nodes for nodes."""
+    """Return an ExtenderFilterResult in the form of the request: names for names, nodes for nodes."""
     kept: Any = None
     if args.nodes is not None:
         chosen = set(fitting)
@@ -185,7 +185,7 @@ def filter_result(
 
 
 def filter_names_result(fitting: bytes, failed: bytes, unresolvable: bytes) -> bytes:
-    """ExtenderFilterResult for names, from the inside of its JSON list and of its JSON objects."""
+    """Return an ExtenderFilterResult of names, given the inside of its JSON list and of its JSON objects."""
     return b"".join(
         (
             b'{"Nodes":null,"NodeNames":[',
@@ -200,7 +200,7 @@ def filter_names_result(fitting: bytes, failed: bytes, unresolvable: bytes) -> b
 
 
 def filter_error(message: str) -> bytes:
-    """ExtenderFilterResult that says only what is wrong; kube-scheduler tries the pod again."""
+    """Return an ExtenderFilterResult that holds only an error; kube-scheduler retries the pod."""
     return orjson.dumps(
         {
             "Nodes": None,
@@ -213,18 +213,18 @@ def filter_error(message: str) -> bytes:
 
 
 def bind_result(error: str) -> bytes:
-    """ExtenderBindingResult."""
+    """Return an ExtenderBindingResult."""
     return orjson.dumps({"Error": plain(error)})
 
 
 @lru_cache(maxsize=10_000)
 def plain(sentence: str) -> str:
-    """A sentence without "%": kube-scheduler formats its events with what we say as the format string."""
+    """Return the sentence without "%": kube-scheduler uses our answer as the format string of its events."""
     return sentence.replace("%", " percent")
 
 
 def preempt_result(victims: Mapping[str, Victims]) -> bytes:
-    """ExtenderPreemptionResult."""
+    """Return an ExtenderPreemptionResult."""
     return orjson.dumps(
         {
             "NodeNameToMetaVictims": {
