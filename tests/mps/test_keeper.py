@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import os
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -48,7 +48,8 @@ PID = 2**22 + 9  # of no process
 class Control:
     """A daemon whose only client faults just after the keeper has read the server's log."""
 
-    def __init__(self, directory) -> None:
+    def __init__(self, directory, stamped_early=0.0) -> None:
+        self.stamped_early = stamped_early
         self.program = SimpleNamespace(log=directory)
         self.log = directory / "server.log"
         self.log.write_text("")
@@ -59,7 +60,8 @@ class Control:
         if self.will_fault:
             self.will_fault = False
             self.clients = ()
-            stamp = datetime.now().astimezone().replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
+            moment = datetime.now().astimezone().replace(tzinfo=None) - timedelta(seconds=self.stamped_early)
+            stamp = moment.isoformat(sep=" ", timespec="milliseconds")
             with self.log.open("a") as log:
                 for line in (
                     "Server is handling a fatal GPU error.",
@@ -78,10 +80,12 @@ class Memory:
         return {}
 
 
-async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_names_it(tmp_path):
+@pytest.mark.parametrize("stamped_early", [0.0, 0.4])
+async def test_a_fault_that_is_noticed_when_its_client_has_left_the_list_still_names_it(tmp_path, stamped_early):
+    """Also where the log's stamp is from before the client came, since it is cut to whole seconds."""
     gpu = GpuDirectory.of(tmp_path, "GPU-1")
     gpu.create()
-    control = Control(tmp_path)
+    control = Control(tmp_path, stamped_early)
     keeper = keeping.Keeper(gpu, keeping.Setup(control, Memory(), None, identify=lambda _pid: None))
     ledger = keeper._ledger
     ledger.note_clients(())

@@ -406,6 +406,12 @@ class Keeper:
         now = time.monotonic()
         earliest, latest = fault.span(now=now, unix_now=time.time(), read_before=self._log_read_at)
         clients = self._ledger.connected(earliest, latest)
+        # Whom the server names was there, even where the line's stamp is too coarse to say so.
+        clients += tuple(
+            each
+            for each in self._ledger.connected(min(earliest, self._log_read_at), now)
+            if each.pid in fault.pids and each not in clients
+        )
         text = told(fault, clients)
         self._faults.skip()
         self._log_read_at = now

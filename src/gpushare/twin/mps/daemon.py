@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -212,9 +212,9 @@ class Daemon:
 
     def _write_log(self, name: str, who: str, text: str) -> None:
         # A full disk must not stop MPS, as it does not stop the real one.
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+        stamp = datetime.now().isoformat(sep=" ", timespec="milliseconds")  # noqa: DTZ005 - local, as the real one's
         with contextlib.suppress(OSError), (self._log_directory / name).open("a") as file:
-            file.write(f"[{stamp}.000 {who}] {text}\n")
+            file.write(f"[{stamp} {who}] {text}\n")
 
 
 def _percentage(text: str) -> float:
