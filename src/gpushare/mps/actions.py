@@ -18,19 +18,18 @@ class Ended:
 
 
 def program_of(gpu: GpuDirectory) -> ControlProgram:
-    """How to reach a directory's daemon: the twin's where a twin writes its state, else the real one."""
+    """Return the control program of a directory: the twin's where a twin writes its state, else the real one."""
     return ControlProgram.of(gpu, TWIN_EXECUTABLE if gpu.twin_state.exists() else REAL_EXECUTABLE)
 
 
 def clients_of_pod(gpu: GpuDirectory, pod_uid: str) -> tuple[int, ...]:
-    """Pids of a pod's MPS clients as the gate last wrote them."""
+    """Return the pids of a pod's MPS clients as the gate last wrote them."""
     status = status_reader(gpu).read()
     return tuple(client.pid for client in status.clients if client.pod_uid == pod_uid) if status else ()
 
 
 async def terminate_pod_clients(gpu: GpuDirectory, pod_uid: str) -> Ended:
-    """End a pod's clients cleanly; killing a busy client is undefined, this is not, and its neighbours go on
-    (docs/facts.md 5).
+    """End a pod's clients cleanly, unlike a kill of a busy client; its neighbours go on (docs/facts.md 5).
 
     Raises:
         MpsError: the daemon does not answer; nothing of the pod runs then, or will once it is back.
@@ -63,5 +62,5 @@ def terminate_client(gpu: GpuDirectory, pid: int) -> None:
 
 
 def sync_control(gpu: GpuDirectory) -> SyncMpsControl:
-    """The synchronous client of a GPU's daemon."""
+    """Return the synchronous client of a GPU's daemon."""
     return SyncMpsControl(program_of(gpu))

@@ -1,7 +1,7 @@
-"""What the agent asks of the throttle of one GPU: throttle.json, beside the decisions.
+"""What the agent asks of one GPU's throttle: throttle.json, beside the decisions.
 
-Times are seconds of CLOCK_BOOTTIME, one clock for the whole node that nobody can set. The agent
-stamps the file anew, at least every second or two; without a stamp for `LEASE_SECONDS` everyone runs.
+Times are seconds of CLOCK_BOOTTIME, one clock for the whole node that nobody can set. The agent renews the
+time stamp at least every second or two; when it is older than `LEASE_SECONDS`, every pod runs.
 """
 
 import math
@@ -12,21 +12,21 @@ from typing import Any, Final
 
 ASKS_VERSION: Final = 1
 LEASE_SECONDS: Final = 5.0
-MAX_AHEAD_SECONDS: Final = 1.0  # a stamp further ahead is of another boot
+MAX_AHEAD_SECONDS: Final = 1.0  # a stamp further ahead is from another boot
 
 
 def boottime() -> float:
-    """Seconds since the node booted; the same in every container."""
+    """Return the seconds since the node booted; the same in every container."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)
 class ThrottleAsk:
-    """What one pod is held to.
+    """The throttle that the agent asks for one pod.
 
     Attributes:
         duty_ratio: share of time that it runs, 0 to 1.
-        stopped_until: it stands still until then, for a reading of its neighbours (seconds of CLOCK_BOOTTIME).
+        stopped_until: it is frozen until then, for a reading of its neighbours (seconds of CLOCK_BOOTTIME).
     """
 
     duty_ratio: float = 1.0
@@ -42,15 +42,15 @@ class ThrottleAsks:
 
     @property
     def lease_ends_at(self) -> float:
-        """From then on everyone runs."""
+        """Return when the lease ends; every pod runs from then on."""
         return self.beat + LEASE_SECONDS
 
     def live(self, now: float) -> Mapping[str, ThrottleAsk]:
-        """The asks that hold now: none when the agent has been silent for too long."""
+        """Return the asks in force: none when the agent has been silent for too long."""
         return self.pods if self.beat - MAX_AHEAD_SECONDS <= now < self.lease_ends_at else {}
 
     def to_json(self) -> dict[str, Any]:
-        """The file's object."""
+        """Return the file's JSON object."""
         return {
             "version": ASKS_VERSION,
             "beat": self.beat,

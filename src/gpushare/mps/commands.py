@@ -1,4 +1,4 @@
-"""The commands of nvidia-cuda-mps-control as values: what is sent, how the answer reads (facts.md 5, 10, 11)."""
+"""The commands of nvidia-cuda-mps-control as values: its text, its answer's parser (docs/facts.md 5, 10, 11)."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from gpushare.mps.errors import CommandRefusedError, DaemonDownError, MpsError, 
 T = TypeVar("T")
 
 NO_DAEMON: Final = "Cannot find MPS control daemon process"
-NOT_SENT: Final = "Cannot send command to MPS control daemon process"  # seen on an H200, one call in some hundred
+NOT_SENT: Final = "Cannot send command to MPS control daemon process"  # seen on an H200, one call in a hundred
 _REFUSALS: Final = re.compile(
     r"insufficient privileges|invalid|not found|no such|unknown|unrecogni[sz]ed|cannot|failed|error|usage",
     re.IGNORECASE,
@@ -47,7 +47,7 @@ class Command(Generic[T]):
 
 
 def check(answer: str) -> str:
-    """The answer, unless it is a refusal.
+    """Return the answer, unless it is a refusal.
 
     Raises:
         DaemonDownError: the program found no daemon.
@@ -109,12 +109,12 @@ def _number(value: int, low: int, high: int, what: str) -> int:
 
 
 def server_list() -> Command[tuple[int, ...]]:
-    """Pids of the running servers."""
+    """List the pids of the running servers."""
     return Command("get_server_list", _pids)
 
 
 def server_status(server_pid: int) -> Command[ServerState]:
-    """State of one server."""
+    """Get the state of one server."""
     return Command(f"get_server_status {server_pid:d}", _state)
 
 
@@ -129,12 +129,12 @@ def shutdown_server(server_pid: int, *, force: bool = False) -> Command[None]:
 
 
 def client_list(server_pid: int) -> Command[tuple[int, ...]]:
-    """Pids of a server's clients."""
+    """List the pids of a server's clients."""
     return Command(f"get_client_list {server_pid:d}", _pids)
 
 
 def ps() -> Command[tuple[PsEntry, ...]]:
-    """All clients with their servers."""
+    """List all clients with their servers."""
     return Command("ps", _ps)
 
 
@@ -144,19 +144,19 @@ def terminate_client(server_pid: int, client_pid: int) -> Command[None]:
 
 
 def get_default_active_thread_percentage() -> Command[float]:
-    """What a client gets that asks for nothing, percent."""
+    """Get the percentage of a client that asks for none."""
     return Command("get_default_active_thread_percentage", _percentage)
 
 
 def set_default_active_thread_percentage(percentage: int) -> Command[None]:
-    """Change what a client gets that asks for nothing; not a ceiling (docs/facts.md 11)."""
+    """Change the percentage of a client that asks for none; not a ceiling (docs/facts.md 11)."""
     return Command(
         f"set_default_active_thread_percentage {_number(percentage, 1, 100, 'thread percentage')}", _done
     )
 
 
 def get_active_thread_percentage(server_pid: int) -> Command[float]:
-    """A server's ceiling, percent."""
+    """Get a server's ceiling, percent."""
     return Command(f"get_active_thread_percentage {server_pid:d}", _percentage)
 
 
@@ -165,7 +165,8 @@ def set_active_thread_percentage(server_pid: int, percentage: int) -> Command[No
     value = _number(percentage, 1, 100, "thread percentage")
 
     def confirmed(answer: str) -> None:
-        # The daemon prints what is in force afterwards; a value that it does not take changes nothing, in silence.
+        # The daemon prints the value in force afterwards; a value that it does not accept changes nothing, without
+        # an error.
         if f"{value}.0" not in check(answer).split():
             raise CommandRefusedError(f"asked for {value}%, in force is {answer.strip()}")
 
@@ -185,20 +186,20 @@ def set_device_pinned_mem_limit(server_pid: int, device: int, limit_mib: int) ->
 
 
 def get_device_pinned_mem_limit(server_pid: int, device: int) -> Command[str]:
-    """A server's memory ceiling as the daemon prints it."""
+    """Get a server's memory ceiling as the daemon prints it."""
     return Command(f"get_device_pinned_mem_limit {server_pid:d} {device:d}", check)
 
 
 def set_default_client_priority(priority: int) -> Command[None]:
-    """Priority of clients that connect from now on: 0 normal, 1 below; a help, not a limit (docs/facts.md 18)."""
+    """Set the priority of new clients: 0 normal, 1 below; best effort, not a limit (docs/facts.md 18)."""
     return Command(f"set_default_client_priority {_number(priority, 0, 1, 'client priority')}", _done)
 
 
 def device_query() -> Command[str]:
-    """What the daemon says of its devices, as printed."""
+    """Get the daemon's description of its devices, as printed."""
     return Command("device_query", str.strip)
 
 
 def quit_daemon(timeout_seconds: int | None = None) -> Command[None]:
-    """End the daemon; with a timeout it does not wait longer for clients."""
+    """End the daemon; with a timeout it waits no longer than that for clients."""
     return Command("quit" if timeout_seconds is None else f"quit -t {timeout_seconds:d}", _done)

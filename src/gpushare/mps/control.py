@@ -1,5 +1,4 @@
-"""Python interface to nvidia-cuda-mps-control: typed, with timeouts, sync and async, no shell, no global
-environment.
+"""Python interface to nvidia-cuda-mps-control: typed, with timeouts, sync and async, without a shell.
 
 The same two client classes drive the real program and the twin's; only `ControlProgram.executable` differs.
 """
@@ -33,16 +32,16 @@ TWIN_EXECUTABLE: Final = (
     "-S",
     str(Path(__file__).parents[1] / "twin" / "mps" / "control.py"),
 )
-# A silent connection blocks the daemon for 10 s (facts.md 14), so a command may wait for that long and then be
+# A silent connection blocks the daemon for 10 s (docs/facts.md 14), so a command may wait that long and then be
 # served.
 COMMAND_TIMEOUT_SECONDS: Final = 15.0
 START_TIMEOUT_SECONDS: Final = 20.0
-KILLED_SECONDS: Final = 5.0  # a killed program that waits for the driver may take longer; nobody waits for it
-# A busy daemon now and then takes a connection and no command (NotSentError): so often it is asked again.
+KILLED_SECONDS: Final = 5.0  # a killed program that waits for the driver may take longer; we do not wait for it
+# A busy daemon sometimes accepts a connection and no command (NotSentError): retry this often.
 ATTEMPTS: Final = 4
 PAUSE_SECONDS: Final = 0.02
 PID_FILE: Final = "nvidia-cuda-mps-control.pid"
-# Names passed on from our own environment: finding programs and libraries, nothing of CUDA's.
+# Names passed on from our own environment: what finds programs and libraries, nothing of CUDA's.
 _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "GPUSHARE_TWIN_GPU")
 
 
@@ -70,16 +69,16 @@ class ControlProgram:
         executable: tuple[str, ...] = REAL_EXECUTABLE,
         environment: Mapping[str, str] | None = None,
     ) -> "ControlProgram":
-        """The daemon of one GPU directory."""
+        """Return the control program for the daemon of one GPU directory."""
         return cls(gpu.pipe, gpu.log, gpu.uuid, executable, environment or {})
 
     @property
     def socket(self) -> Path:
-        """The daemon's `control` socket."""
+        """Return the path of the daemon's `control` socket."""
         return self.pipe / "control"
 
     def env(self) -> dict[str, str]:
-        """The environment of one call: nothing of ours leaks in, nothing of the call's leaks out."""
+        """Return the environment of one call: it contains none of our own variables but the listed ones."""
         values = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
         values.update(CUDA_MPS_PIPE_DIRECTORY=str(self.pipe), CUDA_MPS_LOG_DIRECTORY=str(self.log))
         if self.gpu_uuid is not None:
@@ -88,7 +87,7 @@ class ControlProgram:
         return values
 
     def daemon_pid(self) -> int | None:
-        """Pid of the running daemon, from its pid file or else from its socket; None when it is not there."""
+        """Return the running daemon's pid, from its pid file or else its socket; None when it does not run."""
         try:
             pid = int((self.pipe / PID_FILE).read_text().strip())
         except (OSError, ValueError):
@@ -96,7 +95,7 @@ class ControlProgram:
         return pid if pid > 0 and is_alive(pid) and self.is_listening() else None
 
     def is_listening(self) -> bool:
-        """Whether somebody accepts on the daemon's socket; costs the daemon one empty connection."""
+        """Return whether somebody accepts on the daemon's socket; costs the daemon one empty connection."""
         return self._listener_pid() is not None
 
     def _listener_pid(self) -> int | None:
@@ -109,7 +108,7 @@ class ControlProgram:
                 return None
 
     def log_tail(self, name: str = "server.log", lines: int = 50) -> tuple[str, ...]:
-        """The last lines of the daemon's control.log or server.log; empty when there is none."""
+        """Return the last lines of the daemon's control.log or server.log; empty when there is none."""
         try:
             with (self.log / name).open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -120,10 +119,10 @@ class ControlProgram:
 
 
 class MpsControl(Protocol):
-    """One GPU's MPS daemon; the real side and the twin are held to one contract test.
+    """One GPU's MPS daemon; the real program and the twin pass the same contract test.
 
     Every method raises MpsError: DaemonDownError without a daemon, ControlTimeoutError when it does not answer,
-    CommandRefusedError when it says no.
+    CommandRefusedError when it refuses.
     """
 
     program: ControlProgram
@@ -133,15 +132,15 @@ class MpsControl(Protocol):
         ...
 
     def apply(self, changes: Sequence[Command[None]]) -> None:
-        """Run several commands that change settings in one go, in their order."""
+        """Run several commands that change settings in one call, in their order."""
         ...
 
     def start(self) -> int:
-        """Start the daemon in multi-user mode, or adopt the one that runs; returns its pid."""
+        """Start the daemon in multi-user mode, or adopt the one that runs; return its pid."""
         ...
 
     def stop(self, timeout_seconds: float = 10.0) -> None:
-        """End the daemon and with it every client; returns when it is gone."""
+        """End the daemon and with it every client; return when it is gone."""
         ...
 
 
@@ -178,11 +177,11 @@ class SyncMpsControl:
         return _answer(command, done.stdout, done.stderr)
 
     def apply(self, changes: Sequence[Command[None]]) -> None:
-        """Run several commands that change settings in one go, in their order."""
+        """Run several commands that change settings in one call, in their order."""
         self.run(_together(changes))
 
     def start(self) -> int:
-        """Start the daemon in multi-user mode, or adopt the one that runs; returns its pid."""
+        """Start the daemon in multi-user mode, or adopt the one that runs; return its pid."""
         if (pid := self.program.daemon_pid()) is not None:
             return pid
         _prepare(self.program)
@@ -211,7 +210,7 @@ class SyncMpsControl:
         return pid
 
     def stop(self, timeout_seconds: float = 10.0) -> None:
-        """End the daemon and with it every client; returns when it is gone."""
+        """End the daemon and with it every client; return when it is gone."""
         pid = self.program.daemon_pid()
         if pid is None:
             return
@@ -227,20 +226,20 @@ class SyncMpsControl:
                 os.kill(pid, number)
 
     def servers(self) -> tuple[int, ...]:
-        """Pids of the running servers."""
+        """Return the pids of the running servers."""
         return self.run(commands.server_list())
 
     def clients(self) -> tuple[PsEntry, ...]:
-        """All clients of all servers."""
+        """Return all clients of all servers."""
         return self.run(commands.ps())
 
     def server_state(self, server_pid: int) -> ServerState:
-        """State of one server."""
+        """Return the state of one server."""
         return self.run(commands.server_status(server_pid))
 
 
 class AsyncMpsControl:
-    """The same for asyncio: nothing blocks the loop."""
+    """MpsControl for asyncio: nothing blocks the loop."""
 
     def __init__(self, program: ControlProgram) -> None:
         self.program = program
@@ -280,33 +279,33 @@ class AsyncMpsControl:
         return _answer(command, out.decode(errors="replace"), err.decode(errors="replace"))
 
     async def apply(self, changes: Sequence[Command[None]]) -> None:
-        """Run several commands that change settings in one go, in their order."""
+        """Run several commands that change settings in one call, in their order."""
         await self.run(_together(changes))
 
     async def start(self) -> int:
-        """Start the daemon in multi-user mode, or adopt the one that runs; returns its pid."""
+        """Start the daemon in multi-user mode, or adopt the one that runs; return its pid."""
         return await asyncio.to_thread(self._sync.start)
 
     async def stop(self, timeout_seconds: float = 10.0) -> None:
-        """End the daemon and with it every client; returns when it is gone."""
+        """End the daemon and with it every client; return when it is gone."""
         await asyncio.to_thread(self._sync.stop, timeout_seconds)
 
     async def servers(self) -> tuple[int, ...]:
-        """Pids of the running servers."""
+        """Return the pids of the running servers."""
         return await self.run(commands.server_list())
 
     async def clients(self) -> tuple[PsEntry, ...]:
-        """All clients of all servers."""
+        """Return all clients of all servers."""
         return await self.run(commands.ps())
 
     async def server_state(self, server_pid: int) -> ServerState:
-        """State of one server."""
+        """Return the state of one server."""
         return await self.run(commands.server_status(server_pid))
 
 
 def _together(changes: Sequence[Command[None]]) -> Command[None]:
     def parse(answer: str) -> None:
-        # Answers come without a mark between them; each command finds in all of them what it needs to see.
+        # Answers have no separator between them; each command searches all of them for what it needs.
         for change in changes:
             change.parse(answer)
 
@@ -314,7 +313,7 @@ def _together(changes: Sequence[Command[None]]) -> Command[None]:
 
 
 def _answer(command: Command[T], out: str, err: str) -> T:
-    # The program's exit status says nothing of the command; what it could not do it prints, on either stream.
+    # The exit status does not tell whether the command worked; the program prints failures, on either stream.
     text = out if out.strip() else err
     try:
         return command.parse(text)
@@ -328,7 +327,7 @@ def _not_runnable(program: ControlProgram, error: OSError) -> MpsError:
 
 
 def _prepare(program: ControlProgram) -> None:
-    """Make the directories and clear what a killed daemon left in them, which would stop a new one."""
+    """Make the directories and remove a killed daemon's files in them, which would stop a new one."""
     for directory in (program.pipe, program.log):
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)

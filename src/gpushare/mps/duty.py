@@ -1,8 +1,9 @@
-"""When a throttled pod runs and when it stands still: pure, time is an argument.
+"""When a throttled pod runs and when it is frozen: pure, time is an argument.
 
-The cycle is closed on time: a pod is owed the frozen time that its duty asks for, what it had is taken off, and a
-look that came late is made up for by the next run. The limits come from probes on a real kubelet (docs/facts.md
-27): freezes of 0.5 s failed none with a time-out of 1 s, 0.8 s of each second once one, 0.9 s restarted the pod.
+The cycle is corrected over time: a pod is owed the frozen time that its duty asks for, less what it had, and the
+next run makes up for a look that came late. The limits come from probes on a real kubelet (docs/facts.md 27):
+freezes of 0.5 s failed no probe with a time-out of 1 s, 0.8 s of each second failed one once, 0.9 s restarted the
+pod.
 """
 
 import math
@@ -12,11 +13,11 @@ from typing import Final
 
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks
 
-PERIOD_SECONDS: Final = 1.0  # what is queued on the GPU runs on for 0.2 to 0.4 s (docs/facts.md 25)
+PERIOD_SECONDS: Final = 1.0  # work queued on the GPU runs on for 0.2 to 0.4 s (docs/facts.md 25)
 MAX_FREEZE_SECONDS: Final = 0.5
-MAX_STOP_SECONDS: Final = 1.2  # for a reading: half a second until the counters tell the truth, and a window
+MAX_STOP_SECONDS: Final = 1.2  # for a reading: half a second until the counters are right, and a window
 MIN_FREEZE_SECONDS: Final = 0.02
-MIN_DUTY_RATIO: Final = 0.1  # the least that was measured (docs/facts.md 24); less is taken for this
+MIN_DUTY_RATIO: Final = 0.1  # the least that was measured (docs/facts.md 24); a lower duty counts as this
 MEMORY_SECONDS: Final = 2 * MAX_STOP_SECONDS
 _EPSILON: Final = 1e-6
 
@@ -26,7 +27,7 @@ class Cycle:
     """Where one pod is in its cycle.
 
     Attributes:
-        since: when it was frozen or thawed last.
+        since: when it was last frozen or thawed.
         owed_seconds: frozen time that its duty asks for and that it has not had; below 0 it had too much.
         rest_seconds: how long it has to run before it may be frozen again.
         is_stopped: whether a reading froze it, or kept it frozen.
@@ -43,14 +44,14 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What holds from now on: who is frozen, and when to look next (infinity: when the asks change)."""
+    """The current schedule: which pods are frozen, and when to look next (infinity: when the asks change)."""
 
     cycles: Mapping[str, Cycle]
     look_at: float
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Uids of the pods that stand still now."""
+        """Return the uids of the pods that are frozen now."""
         return frozenset(uid for uid, cycle in self.cycles.items() if cycle.is_frozen)
 
 
@@ -58,18 +59,18 @@ NOBODY: Final = Schedule({}, math.inf)
 
 
 def duty_in_force(ask: ThrottleAsk) -> float:
-    """The duty that an ask is taken for."""
+    """Return the duty in force for an ask, at least the lowest that was measured."""
     return max(MIN_DUTY_RATIO, ask.duty_ratio)
 
 
 def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
-    """Who is frozen from now on, and when to look next.
+    """Return which pods are frozen from now on, and when to look next.
 
-    1. Asks without a live lease count for nothing.
-    2. Who is not asked for runs; his last freeze is remembered for a while, so that an ask that comes and goes
-       freezes nobody for longer than one that stays.
-    3. Who is frozen is thawed once he had what he is owed, or the longest freeze is over.
-    4. Who runs is frozen once he has run long enough since, and a whole freeze is owed.
+    1. Asks without a live lease are ignored.
+    2. A pod without an ask runs; its last freeze is remembered for a while, so that an ask that comes and goes
+       freezes a pod no longer than one that stays.
+    3. A frozen pod is thawed once it had what it is owed, or after the longest freeze.
+    4. A running pod is frozen once it has run long enough since its last freeze, and a whole freeze is owed.
     """
     live = asks.live(now)
     cycles: dict[str, Cycle] = {}
@@ -86,12 +87,12 @@ def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
 
 
 def _freeze_seconds(duty: float) -> float:
-    """Length of one freeze: a small duty shortens the run between freezes, not lengthens them."""
+    """Return the length of one freeze: a small duty shortens the run between freezes, it lengthens no freeze."""
     return max(MIN_FREEZE_SECONDS, min(MAX_FREEZE_SECONDS, (1.0 - duty) * PERIOD_SECONDS))
 
 
 def _due_seconds(duty: float) -> float:
-    """Owed time at which a freeze begins: at its end nothing is owed, as what is owed falls by `duty` a second."""
+    """Return the owed time at which a freeze begins; as it falls by `duty` a second, it ends with nothing owed."""
     return duty * _freeze_seconds(duty)
 
 
@@ -125,7 +126,7 @@ def _next(cycle: Cycle, ask: ThrottleAsk, now: float) -> Cycle:
 
 
 def _thaw(cycle: Cycle, now: float, run_per_freeze: float) -> Cycle:
-    """Let it run: after a duty's freeze at least half of the usual run, after a reading as long as it stood."""
+    """Let the pod run: after a duty's freeze half of the usual run at least, after a reading its length."""
     spent = now - cycle.since
     rest = spent if cycle.is_stopped else spent * min(1.0, run_per_freeze / 2)
     return replace(cycle, is_frozen=False, since=now, rest_seconds=rest, is_stopped=False)

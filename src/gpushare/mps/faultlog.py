@@ -1,4 +1,4 @@
-"""Faults from the MPS server's log: it is back in ACTIVE before a poll of its state sees them (facts.md 4)."""
+"""Faults from the MPS server's log: it is ACTIVE again before a poll of its state sees them (docs/facts.md 4)."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ _REACHED: Final = b"sticky error set:"
 _ONE_PID: Final = re.compile(rb"\] (\d+)\s*$")
 _TIME: Final = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) ")
 _MAX_READ: Final = 2**20
-_STAMP_SECONDS: Final = 0.01  # stamps are cut to milliseconds; nobody becomes a client in so short a time
+_STAMP_SECONDS: Final = 0.01  # stamps are cut to milliseconds; a process takes longer to become a client
 _CLOCK_ERROR_SECONDS: Final = 0.5  # the wall clock may be slewed between two reads
 
 
@@ -22,9 +22,9 @@ class Fault:
     """A fault as the server logged it.
 
     Attributes:
-        line: the server's words.
-        pids: the processes that it reached, empty where the log does not say. Whose fault it was is not known: the
-            server lists who has the error in an order of its own, and a process that was killed is not among them.
+        line: the server's own line.
+        pids: the affected processes, empty where the log does not list them. Which one caused the fault is not
+            known: the server lists the affected clients in no particular order, without a process that was killed.
         began_at: Unix time of its first line, None where the line carries none.
     """
 
@@ -46,7 +46,7 @@ class Fault:
 
 
 class FaultLog:
-    """Follows server.log: `read` returns the first fault since the last call, `complete` its whole report."""
+    """A reader of server.log: `read` returns the first fault since the last call, `complete` its whole report."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,7 +55,7 @@ class FaultLog:
         self.skip()
 
     def skip(self) -> None:
-        """Leave what is written so far behind."""
+        """Skip what is written so far."""
         self._report = []
         try:
             self._offset = self._path.stat().st_size
@@ -63,17 +63,17 @@ class FaultLog:
             self._offset = 0
 
     def read(self) -> Fault | None:
-        """Return the fault in the new lines, None without one; a rotated log is read from its start."""
+        """Return the first fault in the new lines, None without one; a rotated log is read from its start."""
         self._report = self._new_lines()
         return _fault_in(self._report)
 
     def complete(self) -> Fault | None:
-        """Return the fault of the last `read` with what the server wrote of it since."""
+        """Return the fault of the last `read` with the lines that the server has added since."""
         self._report += self._new_lines()
         return _fault_in(self._report)
 
     def _new_lines(self) -> list[bytes]:
-        """Whole lines only: the server may be in the middle of one."""
+        """Return whole lines only: the server may be writing one."""
         try:
             size = self._path.stat().st_size
             if size < self._offset:
@@ -95,13 +95,13 @@ def _fault_in(lines: Sequence[bytes]) -> Fault | None:
     fatal = [line for line in lines if _FATAL.search(line)]
     if not fatal:
         return None
-    # A line that names one client says less than it seems to: it was a bystander each time this was tried.
+    # A line that names one client is misleading: in each experiment it named a bystander.
     shown = next((line for line in fatal if not _CLIENT.search(line)), fatal[0])
     return Fault(shown.decode(errors="replace").strip()[:300], _reached(lines), _time_of(fatal[0]))
 
 
 def _time_of(line: bytes) -> float | None:
-    """Unix time of a line; the server stamps local time, which is ours: both run in one container."""
+    """Return the Unix time of a line; server and reader share a container, and so the server's local time."""
     found = _TIME.match(line)
     if found is None:
         return None
@@ -112,7 +112,7 @@ def _time_of(line: bytes) -> float | None:
 
 
 def _reached(lines: Sequence[bytes]) -> tuple[int, ...]:
-    """The pids that follow the first announcement of such a list."""
+    """Return the pids that follow the first announcement of such a list."""
     start = next((number for number, line in enumerate(lines) if _REACHED in line), len(lines))
     pids: list[int] = []
     for line in lines[start + 1 :]:

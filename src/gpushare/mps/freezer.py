@@ -1,7 +1,7 @@
 """Freezing a pod's cgroup: the port, its real side for cgroup v1 and v2, and a simulated one for tests.
 
-The pod's own cgroup is used, above its containers: the pod cannot thaw itself, and a container that somebody
-paused stays as it is (docs/facts.md 27).
+The pod's own cgroup is used, above its containers: the pod cannot thaw itself, and a container that somebody else
+paused stays paused (docs/facts.md 27).
 """
 
 import os
@@ -21,7 +21,7 @@ _ANY_POD: Final = re.compile(r"(?:^|-)pod(?:[0-9a-f]{8}[-_][0-9a-f]{4}[-_]|[0-9a
 
 
 class FreezeState(StrEnum):
-    """What a cgroup's processes do; FREEZING on its way, and in v1 it may stick there."""
+    """State of a cgroup's processes; FREEZING is in between, and in v1 a cgroup may stick there."""
 
     THAWED = "Thawed"
     FREEZING = "Freezing"
@@ -33,14 +33,14 @@ class FreezerError(Exception):
 
 
 class Freezer(Protocol):
-    """Freezes and thaws whole pods. No call waits for the kernel for longer than some milliseconds."""
+    """A port that freezes and thaws whole pods. No call waits for the kernel for longer than some milliseconds."""
 
     def problem(self) -> str:
-        """Why nothing can be frozen on this node; empty when it can."""
+        """Return why nothing can be frozen on this node; empty when it can."""
         ...
 
     def find(self, pod_uid: str) -> Path | None:
-        """The pod's cgroup; None when it has none (any more, or yet).
+        """Return the pod's cgroup; None when it has none (any more, or yet).
 
         Raises:
             FreezerError: it has one that freezing would not reach.
@@ -48,7 +48,7 @@ class Freezer(Protocol):
         ...
 
     def state(self, cgroup: Path) -> FreezeState:
-        """What it does now, whoever asked for it.
+        """Return its present state, whoever caused it.
 
         Raises:
             FileNotFoundError: it is gone; OSError: it cannot be read.
@@ -56,7 +56,7 @@ class Freezer(Protocol):
         ...
 
     def freeze(self, cgroup: Path) -> None:
-        """Ask for it; done when `state` says FROZEN.
+        """Ask the kernel to freeze it; finished when `state` is FROZEN.
 
         Raises:
             FileNotFoundError: it is gone; OSError: it cannot be written.
@@ -64,7 +64,7 @@ class Freezer(Protocol):
         ...
 
     def thaw(self, cgroup: Path) -> None:
-        """Let it run; at once.
+        """Thaw it; takes effect at once.
 
         Raises:
             FileNotFoundError: it is gone; OSError: it cannot be written.
@@ -72,33 +72,33 @@ class Freezer(Protocol):
         ...
 
     def nudge(self, cgroup: Path) -> None:
-        """Try again what sticks in FREEZING: in v1 thaw for a moment and freeze again, as runc does."""
+        """Retry a freeze that sticks in FREEZING: in v1 thaw for a moment and freeze again, as runc does."""
         ...
 
 
 def _names_of(pod_uid: str) -> tuple[str, ...]:
-    """How a pod's cgroup is called: by the cgroupfs driver, and at the end of a slice by systemd's."""
+    """Return the names of a pod's cgroup: by the cgroupfs driver, and by systemd's at the end of a slice."""
     return f"pod{pod_uid}", f"-pod{pod_uid.replace('-', '_')}.slice"
 
 
 class CgroupFreezer:
-    """The kernel's freezer, v1 where its hierarchy is mounted (there kubelet makes pods' cgroups), else v2."""
+    """The kernel's freezer: v1 where its hierarchy is mounted (kubelet puts the pods' cgroups in it), else v2."""
 
     def __init__(self, root: Path = CGROUP_ROOT) -> None:
         self._is_v1 = not (root / "cgroup.controllers").exists() and (root / "freezer").is_dir()
         self._hierarchy = root / "freezer" if self._is_v1 else root
         if not self._is_v1 and not (root / "cgroup.controllers").exists() and (root / "unified").is_dir():
-            self._hierarchy = root / "unified"  # hybrid, without the freezer of v1
+            self._hierarchy = root / "unified"  # hybrid mode, without the v1 freezer
         self._file = "freezer.state" if self._is_v1 else "cgroup.freeze"
         self._found: dict[str, Path] = {}
 
     @property
     def hierarchy(self) -> Path:
-        """Where pods are looked for."""
+        """Return the directory below which pods' cgroups are searched."""
         return self._hierarchy
 
     def problem(self) -> str:
-        """No hierarchy, or one that is mounted read-only."""
+        """Return a problem when the hierarchy is missing or mounted read-only."""
         sign = self._hierarchy / ("tasks" if self._is_v1 else "cgroup.controllers")
         if not sign.exists():
             return f"no cgroup file system with a freezer at {self._hierarchy}"
@@ -109,7 +109,7 @@ class CgroupFreezer:
         return "" if os.access(processes, os.W_OK) else f"{self._hierarchy} may not be written"
 
     def find(self, pod_uid: str) -> Path | None:
-        """Look it up among the directories above the pods'; what a pod makes below its own is never looked at."""
+        """Search the directories above the pods'; what a pod creates below its own cgroup is never read."""
         known = self._found.get(pod_uid)
         if known is not None and known.is_dir():
             return known
@@ -129,7 +129,7 @@ class CgroupFreezer:
         return self._found.get(pod_uid)
 
     def state(self, cgroup: Path) -> FreezeState:
-        """From `freezer.state` (v1), or `cgroup.events` and `cgroup.freeze` (v2), ancestors' freezes included."""
+        """Read `freezer.state` (v1), or `cgroup.events` and `cgroup.freeze` (v2), ancestors' freezes included."""
         if self._is_v1:
             return FreezeState((cgroup / self._file).read_text().strip().capitalize())
         if "frozen 1" in (cgroup / "cgroup.events").read_text().splitlines():
@@ -138,22 +138,22 @@ class CgroupFreezer:
         return FreezeState.FREEZING if asked else FreezeState.THAWED
 
     def freeze(self, cgroup: Path) -> None:
-        """Write it."""
+        """Write the freeze to the cgroup's file."""
         self._write(cgroup, "FROZEN" if self._is_v1 else "1")
 
     def thaw(self, cgroup: Path) -> None:
-        """Write it."""
+        """Write the thaw to the cgroup's file."""
         self._write(cgroup, "THAWED" if self._is_v1 else "0")
 
     def nudge(self, cgroup: Path) -> None:
-        """In v2 the kernel goes on by itself."""
+        """Retry in v1; in v2 the kernel goes on by itself."""
         if self._is_v1:
             self.thaw(cgroup)
             time.sleep(_NUDGE_SECONDS)
             self.freeze(cgroup)
 
     def _write(self, cgroup: Path, word: str) -> None:
-        # without O_CREAT and O_TRUNC: no file of that name is made where there is no cgroup
+        # without O_CREAT and O_TRUNC: create no file where the cgroup is gone
         descriptor = os.open(cgroup / self._file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, word.encode())
@@ -162,7 +162,7 @@ class CgroupFreezer:
 
 
 def _above_pods(hierarchy: Path) -> Iterator["os.DirEntry[str]"]:
-    """Every directory down to the pods', breadth first, without what lies in pods."""
+    """Return every directory above the pods' own, breadth first."""
     level, seen = [str(hierarchy)], 0
     for _ in range(_MAX_DEPTH):
         below: list[str] = []
@@ -193,37 +193,37 @@ class SimulatedFreezer:
     _left: dict[str, int] = field(default_factory=dict)
 
     def add(self, pod_uid: str) -> None:
-        """A pod's cgroup appears."""
+        """Add a pod's cgroup."""
         self.cgroups[pod_uid] = FreezeState.THAWED
 
     def remove(self, pod_uid: str) -> None:
-        """It is gone, frozen or not."""
+        """Remove a pod's cgroup, frozen or not."""
         del self.cgroups[pod_uid]
 
     def problem(self) -> str:
-        """The error that writing would bring."""
+        """Return the error that writing would raise."""
         return str(self.error or "")
 
     def find(self, pod_uid: str) -> Path | None:
-        """Where it would be."""
+        """Return the path that the pod's cgroup would have."""
         return self.root / pod_uid if pod_uid in self.cgroups else None
 
     def state(self, cgroup: Path) -> FreezeState:
-        """As it was left."""
+        """Return the state that was set last."""
         return self.cgroups[self._known(cgroup)]
 
     def freeze(self, cgroup: Path) -> None:
-        """At once, unless it is to stick."""
+        """Freeze at once, unless it is set to stick."""
         uid = self._written(cgroup)
         self._left[uid] = self.sticks.get(uid, 0)
         self.cgroups[uid] = FreezeState.FREEZING if self._left[uid] else FreezeState.FROZEN
 
     def thaw(self, cgroup: Path) -> None:
-        """At once."""
+        """Thaw at once."""
         self.cgroups[self._written(cgroup)] = FreezeState.THAWED
 
     def nudge(self, cgroup: Path) -> None:
-        """One nudge less is needed."""
+        """Count one nudge down."""
         uid = self._written(cgroup)
         self._left[uid] = max(0, self._left.get(uid, 0) - 1)
         self.cgroups[uid] = FreezeState.FREEZING if self._left[uid] else FreezeState.FROZEN

@@ -1,7 +1,8 @@
-"""Who is frozen by us, on disk before it is so: whoever comes after a crash can thaw exactly these.
+"""A record on disk of the pods that we freeze, written before each freeze: after a crash, a successor thaws these.
 
-One file per frozen pod under `<host directory>/frozen`, named by its uid, holding its cgroup's path. It is written
-before the cgroup and removed after the thaw, so a pod that somebody else froze is never taken for ours.
+One file per frozen pod under `<host directory>/frozen`, named by its uid, containing its cgroup's path. It is
+written before the cgroup is frozen and removed after the thaw, so a pod that somebody else froze is never taken
+for ours.
 """
 
 import logging
@@ -15,27 +16,27 @@ from gpushare.mps.status import ThrottleRefusal
 logger = logging.getLogger(__name__)
 
 NUDGE_EVERY_SECONDS: Final = 0.02
-STUCK_SECONDS: Final = 0.4  # then it is let go; it was never still, so the pod's probes are none the wiser
+STUCK_SECONDS: Final = 0.4  # then we give up; the pod was never fully frozen, so its probes noticed nothing
 
 
 def record_of(base: Path | str) -> Path:
-    """The record's directory under the host directory."""
+    """Return the record's directory under the host directory."""
     return Path(base) / "frozen"
 
 
 def recorded(base: Path | str) -> tuple[Path, ...]:
-    """The record's files; none when nobody is frozen by us."""
+    """Return the record's files; none when we have frozen no pod."""
     record = record_of(base)
     return tuple(sorted(record.iterdir())) if record.is_dir() else ()
 
 
 def thaw_recorded(base: Path | str, freezer: Freezer) -> tuple[str, ...]:
-    """Thaw every pod that the record names; uids of those that were frozen. What cannot be thawed stays in it."""
+    """Thaw every pod in the record and return their uids; a pod that cannot be thawed stays in it."""
     thawed = []
     for mark in recorded(base):
         try:
             path = mark.read_text()
-            if path:  # an empty one: killed before anything was frozen
+            if path:  # empty: the writer was killed before it froze anything
                 was = freezer.state(Path(path))
                 freezer.thaw(Path(path))
                 if was is not FreezeState.THAWED:
@@ -57,7 +58,7 @@ class FreezeRefused:
 
 
 @dataclass(slots=True)
-class _Held:
+class _FrozenPod:
     cgroup: Path
     since: float
     nudged_at: float
@@ -71,21 +72,21 @@ class FrozenPods:
     def __init__(self, base: Path | str, freezer: Freezer) -> None:
         self._record = record_of(base)
         self._freezer = freezer
-        self._held: dict[str, _Held] = {}
+        self._pods: dict[str, _FrozenPod] = {}
 
     @property
     def uids(self) -> frozenset[str]:
-        """Whom we froze and have not thawed."""
-        return frozenset(self._held)
+        """Return the uids of pods that we froze and have not thawed."""
+        return frozenset(self._pods)
 
     @property
     def still(self) -> frozenset[str]:
-        """Those of them that stand still; until all do, `settle` wants to be called."""
-        return frozenset(uid for uid, held in self._held.items() if held.is_still)
+        """Return those that are fully frozen; until all are, call `settle` again."""
+        return frozenset(uid for uid, pod in self._pods.items() if pod.is_still)
 
     def freeze(self, uid: str, now: float) -> FreezeRefused | None:
-        """Freeze a pod, or say why not; nothing is left behind then."""
-        if uid in self._held:
+        """Freeze a pod, or return why not; after a refusal nothing is left behind."""
+        if uid in self._pods:
             return None
         mark = self._record / uid
         try:
@@ -96,9 +97,9 @@ class FrozenPods:
                 return FreezeRefused(ThrottleRefusal.FROZEN_BY_OTHERS, "somebody else froze it: left as it is")
             self._record.mkdir(exist_ok=True, mode=0o700)
             mark.write_text(str(cgroup))
-            self._held[uid] = _Held(cgroup, now, now)
+            self._pods[uid] = _FrozenPod(cgroup, now, now)
             self._freezer.freeze(cgroup)
-            self._held[uid].is_still = self._freezer.state(cgroup) is FreezeState.FROZEN
+            self._pods[uid].is_still = self._freezer.state(cgroup) is FreezeState.FROZEN
         except FreezerError as error:
             return FreezeRefused(ThrottleRefusal.NO_CGROUP, str(error))
         except FileNotFoundError as error:
@@ -111,21 +112,21 @@ class FrozenPods:
         return None
 
     def settle(self, now: float) -> dict[str, FreezeRefused]:
-        """Look after those that are still freezing; who sticks for too long is let go, with the reason."""
+        """Check pods that are still freezing; thaw those that stick for too long, and return why."""
         stuck = {}
-        for uid, held in list(self._held.items()):
-            if held.is_still:
+        for uid, pod in list(self._pods.items()):
+            if pod.is_still:
                 continue
             try:
-                held.is_still = self._freezer.state(held.cgroup) is FreezeState.FROZEN
-                if held.is_still:
+                pod.is_still = self._freezer.state(pod.cgroup) is FreezeState.FROZEN
+                if pod.is_still:
                     continue
-                if now - held.since >= STUCK_SECONDS:
+                if now - pod.since >= STUCK_SECONDS:
                     if self.thaw(uid):
                         stuck[uid] = FreezeRefused(ThrottleRefusal.STUCK, "it sticks in FREEZING")
-                elif now - held.nudged_at >= NUDGE_EVERY_SECONDS:
-                    held.nudged_at = now
-                    self._freezer.nudge(held.cgroup)
+                elif now - pod.nudged_at >= NUDGE_EVERY_SECONDS:
+                    pod.nudged_at = now
+                    self._freezer.nudge(pod.cgroup)
             except FileNotFoundError:
                 self._forget(uid)
             except OSError as error:
@@ -134,28 +135,28 @@ class FrozenPods:
         return stuck
 
     def thaw(self, uid: str) -> bool:
-        """Let a pod run; False when its cgroup did not take it: it is still held, so try again."""
-        held = self._held.get(uid)
-        if held is None:
+        """Thaw a pod; return False when its cgroup refused: it is still frozen, so try again."""
+        pod = self._pods.get(uid)
+        if pod is None:
             return True
         try:
-            self._freezer.thaw(held.cgroup)
+            self._freezer.thaw(pod.cgroup)
         except FileNotFoundError:
             pass
         except OSError as error:
-            if not self._runs(held.cgroup):
-                if not held.is_refused:
+            if not self._runs(pod.cgroup):
+                if not pod.is_refused:
                     logger.error("cannot thaw pod %s, trying on: %s", uid, error)
-                held.is_refused = True
+                pod.is_refused = True
                 return False
         self._forget(uid)
         return True
 
     def thaw_all(self) -> bool:
-        """Let everyone run; False when somebody's cgroup did not take it."""
-        for uid in list(self._held):
+        """Thaw every pod; return False when a cgroup refused."""
+        for uid in list(self._pods):
             self.thaw(uid)
-        return not self._held
+        return not self._pods
 
     def _runs(self, cgroup: Path) -> bool:
         try:
@@ -164,5 +165,5 @@ class FrozenPods:
             return isinstance(error, FileNotFoundError)
 
     def _forget(self, uid: str) -> None:
-        self._held.pop(uid, None)
+        self._pods.pop(uid, None)
         (self._record / uid).unlink(missing_ok=True)

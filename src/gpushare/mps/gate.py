@@ -1,8 +1,9 @@
 """The gate before one GPU's MPS daemon (docs/design.md 2.4, docs/facts.md 11 to 17).
 
-Every CUDA process that shares the GPU connects here first. The gate knows its pod, waits for its decision, gives
-one process at a time its turn with the server's ceilings set to that pod's, and passes its connections on. What it
-cannot serve it holds: a closed connection would let the process run uncapped (docs/facts.md 15).
+Every CUDA process that shares the GPU connects here first. The gate finds its pod, waits for the pod's decision,
+gives one process at a time its turn with the server's ceilings set to that pod's, and passes its connections on.
+Connections that it cannot serve yet are held: a closed connection would let the process run uncapped
+(docs/facts.md 15).
 """
 
 import asyncio
@@ -31,10 +32,10 @@ from gpushare.mps.turns import LEAST_TURN_SECONDS, TurnAccounts
 
 logger = logging.getLogger(__name__)
 
-TURN_SECONDS: Final = 8.0  # without a step forward; a start takes 0.13 to 0.25 s (docs/facts.md 13)
-MAX_TURN_SECONDS: Final = 24.0  # with steps: three connections, each as slow as a turn may be
-TICK_SECONDS: Final = 0.1  # how often held connections are looked at again
-TEND_SECONDS: Final = 1.0  # how often what is remembered of processes and pods that are gone is dropped
+TURN_SECONDS: Final = 8.0  # without progress; a start takes 0.13 to 0.25 s (docs/facts.md 13)
+MAX_TURN_SECONDS: Final = 24.0  # with progress: three connections, each as slow as a turn may be
+TICK_SECONDS: Final = 0.1  # how often held connections are checked again
+TEND_SECONDS: Final = 1.0  # how often records of processes and pods that are gone are dropped
 SHOWN_OF_A_POD: Final = 64  # held processes in the status; a reader refuses a file of more than 4 MiB
 SHOWN_HELD: Final = 1024
 
@@ -43,7 +44,7 @@ Process = tuple[int, int | None]  # pid and start time
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The daemon as its keeper sees it; connections pass while `state` is ACTIVE (SELF_TEST: the probe's)."""
+    """The daemon as its keeper reports it; connections pass while `state` is ACTIVE (SELF_TEST: the probe's)."""
 
     state: GateState = GateState.STARTING
     server_pid: int | None = None
@@ -51,11 +52,12 @@ class Backend:
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn that goes on.
+    """A turn in progress.
 
     Attributes:
-        waits_since: when the gate began to wait for the tenant; served_seconds: what the daemon took of that time.
-        step_at: when it last did something.
+        waits_since: when the gate began to wait for the tenant; served_seconds: how much of that time the daemon
+            took.
+        step_at: when the process last made progress.
     """
 
     process: Process
@@ -67,7 +69,7 @@ class _Turn:
     listed: bool = False
 
     def is_spent(self, now: float, allowance_seconds: float) -> bool:
-        """Whether it has to end when others wait: its time is over, unless the server may list it any moment."""
+        """Return whether it must end if others wait: its time is over, and it made no progress just now."""
         over = now - self.waits_since - self.served_seconds - allowance_seconds
         return over > 2 * LEAST_TURN_SECONDS or (over > 0 and now - self.step_at > LEAST_TURN_SECONDS)
 
@@ -108,7 +110,7 @@ class Gate:
         self.turns = TurnStatistics()
 
     async def serve(self, listener: socket.socket) -> None:
-        """Accept and arbitrate until cancelled; the listener stays open, so that a successor goes on with it."""
+        """Accept and arbitrate until cancelled; the listener stays open, so that a successor can use it."""
         restored = await asyncio.to_thread(self.store.restore)
         self.reception.open(listener)
         try:
@@ -121,14 +123,14 @@ class Gate:
             self.reception.close()
 
     def set_backend(self, backend: Backend) -> None:
-        """The keeper's news of the daemon; what waits is looked at again."""
+        """Record the daemon's state from the keeper; check waiting connections again."""
         if backend.server_pid != self.backend.server_pid:
             self._priority = None
         self.backend = backend
         self._wake.set()
 
     def held(self) -> tuple[HeldStatus, ...]:
-        """Processes whose connections wait, with why; Unix times. Of a pod that has very many, the first."""
+        """Return the processes whose connections wait, with reasons and Unix times; of very many, the first."""
         now, unix = self._clock(), time.time()
         holds = self._holds(now)
         shown: dict[str | None, int] = {}
@@ -151,17 +153,17 @@ class Gate:
 
     @property
     def current_pid(self) -> int | None:
-        """The process whose turn it is now."""
+        """Return the process whose turn it is now."""
         return self._current.process[0] if self._current is not None else None
 
     @property
     def connection_count(self) -> int:
-        """Open sockets, silent ones included."""
+        """Return the number of open sockets, silent ones included."""
         return len(self.reception)
 
     @property
     def refused(self) -> dict[RefuseReason, int]:
-        """Connections that were closed, by reason."""
+        """Return how many connections were closed, by reason."""
         return self.reception.refused
 
     def _on_ready(self, connection: Connection) -> None:
@@ -176,7 +178,7 @@ class Gate:
                 del self._waiting[connection.process]
 
     def _take(self, process: Process) -> Connection | None:
-        """The process's oldest waiting connection, which the caller speaks for from now on."""
+        """Return the process's oldest waiting connection; the caller is responsible for it from now on."""
         waiting = self._waiting.get(process)
         if not waiting:
             return None
@@ -194,7 +196,7 @@ class Gate:
     # Turns
 
     async def _tend(self) -> None:
-        """Small things now and then: the host's copies, processes and pods that are gone."""
+        """Do regular housekeeping: the host's copies, processes and pods that are gone."""
         last = self._clock()
         while True:
             self.store.flush()
@@ -242,7 +244,7 @@ class Gate:
         )
 
     def _next(self) -> Process | None:
-        """The process whose turn it is: of the pod that paid least for its turns, less what it waited."""
+        """Return the process with the next turn: of the pod that paid least for its turns, less what it waited."""
         now = self._clock()
         holds = self._holds(now)
         best: tuple[float, float] | None = None
@@ -255,7 +257,7 @@ class Gate:
         return chosen
 
     def _others_wait(self, turn: _Turn) -> bool:
-        """Whether somebody of another pod could have the turn now."""
+        """Return whether a process of another pod could have the turn now."""
         holds = self._holds(self._clock())
         return any(
             waiting[0].pod_uid != turn.pod_uid and holds.why(waiting[0]) is None
@@ -263,7 +265,7 @@ class Gate:
         )
 
     async def _turn(self, process: Process) -> None:
-        """One process's turn: ceilings first, then its connections, until the server lists it."""
+        """Give one process its turn: set the ceilings, then pass its connections on until the server lists it."""
         first = self._waiting[process][0]
         pid, pod_uid, started = first.pid, first.pod_uid, self._clock()
         server_pid = self.backend.server_pid
@@ -321,7 +323,7 @@ class Gate:
         )
 
     async def _set_priority(self, priority: int) -> None:
-        """Latency clients before the others: a help, not a limit (facts.md 18): a driver without it is fine."""
+        """Give latency clients priority; best effort (docs/facts.md 18), so a driver without it is fine."""
         if priority == self._priority:
             return
         try:
@@ -334,7 +336,7 @@ class Gate:
         return pid in self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)), pid)
 
     async def _pass_on(self, turn: _Turn, server_pid: int) -> bool:
-        """Pass the process's connections on as they come; True once the server lists it."""
+        """Pass the process's connections on as they come; return True once the server lists it."""
         passed, pause = False, 0.005
         turn.waits_since = turn.step_at = self._clock()
         while self._clock() < min(turn.step_at + TURN_SECONDS, turn.started + MAX_TURN_SECONDS):
@@ -396,7 +398,7 @@ class Gate:
         )
 
     async def end_leaving(self) -> None:
-        """End the clients of pods that are about to be killed: a kill within a kernel ends every neighbour."""
+        """End the clients of pods that are about to be killed: a kill during a kernel ends every neighbour."""
         server_pid, ending = self.backend.server_pid, self._policy.ending()
         if server_pid is None or not ending:
             return

@@ -1,24 +1,25 @@
-"""How much memory a pod's next process may have: the rule that makes one limit hold for all of its processes.
+"""How much memory a pod's next process may have: the rule that applies one limit to all of its processes.
 
-A ceiling binds at connect and for life (docs/facts.md 5, 11), so it cannot be shared out later. What a process was
-granted and does not use would starve its siblings if it counted in full; what it uses now, if nothing else
-counted, could grow beyond. Hence three steps, each enforceable (docs/adr/0020):
+A ceiling binds at connect and for life (docs/facts.md 5, 11), so it cannot be divided later. If a process's whole
+grant counted, its unused part would starve its siblings; if only its present use counted, it could later grow
+beyond. Hence three steps, each enforceable (docs/adr/0020):
 
 1. the next process waits until its siblings' use has settled, at most `SETTLE_LIMIT_SECONDS`;
 2. its ceiling is the pod's limit less what its siblings use then;
-3. should an older process grow later so that the pod passes its limit, the pod's newest process is ended.
+3. should an older process grow later so that the pod exceeds its limit, the pod's newest process is ended.
 
-Memory that nobody can tell is never taken for none. Where a process's use is unknown, its grant counts in full;
-where its grant is unknown too, it may hold the whole limit. But nobody is ended over memory that nobody measured.
+Unknown memory never counts as zero. Where a process's use is unknown, its grant counts in full; where its grant is
+unknown too, the whole limit counts. But no process is ended over memory that was not measured.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-SETTLE_SECONDS: Final = 1.0  # a framework's first allocations follow its context within that time
+SETTLE_SECONDS: Final = 1.0  # a framework allocates its first memory within that time of its context
 SETTLE_LIMIT_SECONDS: Final = 5.0
-# The least the daemon takes: no context fits in it, so CUDA itself tells the process that memory is out.
+# The least that the daemon accepts: no context fits in it, so CUDA itself reports to the process that memory is
+# out.
 EXHAUSTED_MIB: Final = 1
 
 
@@ -27,8 +28,8 @@ class ProcessMemory:
     """A live process of a pod.
 
     Attributes:
-        granted_mib: its ceiling, None when it connected before this gate and nobody remembers.
-        used_mib: device memory now, None when nobody can tell.
+        granted_mib: its ceiling, None when it connected before this gate and no record of it remains.
+        used_mib: device memory now, None when it cannot be read.
         granted_at, changed_at: when it connected and when its use last changed, seconds of one clock.
     """
 
@@ -39,34 +40,34 @@ class ProcessMemory:
     changed_at: float
 
     def counted_mib(self, limit_mib: int) -> int:
-        """What of the pod's limit is this process's: its use, else its grant, else all of the limit."""
+        """Return how much of the pod's limit counts as this process's: its use, else its grant, else all of it."""
         if self.used_mib is not None:
             return self.used_mib
         return limit_mib if self.granted_mib is None else self.granted_mib
 
     def is_settled(self, now: float) -> bool:
-        """Whether its use stands for what it will use."""
+        """Return whether its present use can be taken as its final use."""
         if self.used_mib is None:
             return True
         return now - self.changed_at >= SETTLE_SECONDS or now - self.granted_at >= SETTLE_LIMIT_SECONDS
 
 
 def grant_mib(limit_mib: int, siblings: Sequence[ProcessMemory], now: float) -> int | None:
-    """Ceiling of a pod's next process; None while its siblings have not settled."""
+    """Return the ceiling of a pod's next process; None while its siblings have not settled."""
     if not all(process.is_settled(now) for process in siblings):
         return None
     return max(EXHAUSTED_MIB, limit_mib - sum(process.counted_mib(limit_mib) for process in siblings))
 
 
 def known_mib(processes: Sequence[ProcessMemory]) -> int:
-    """What the processes use for certain: the least that they hold together."""
+    """Return the measured use of the processes, the least that they occupy in all."""
     return sum(process.used_mib for process in processes if process.used_mib is not None)
 
 
 def to_end(limit_mib: int, processes: Sequence[ProcessMemory]) -> tuple[int, ...]:
-    """Pids to end, newest first, until what is known of those that stay is within the limit; empty when it is.
+    """Return pids to end, newest first, until the remaining known use is within the limit; empty when it is.
 
-    A process of unknown use stays: ending it would not be shown to help. So does a lone process, which cannot pass
+    A process of unknown use is not ended: that might not help. Nor is a pod's only process, which cannot exceed
     its own ceiling; if it does (the limit was lowered since), a changed decision binds the next process.
     """
     measured = [process for process in processes if process.used_mib is not None]

@@ -2,10 +2,10 @@
 
     python -m gpushare.mps.host --directory /run/gpushare [--simulated H200:2 --node-name NAME]
 
-The listening sockets are this process's, and so is a copy of every held connection (gpushare.mps.store): while a
-killed keeper is replaced, processes wait instead of being turned away, which would let them run uncapped. On
-SIGTERM keepers end and daemons with tenants stay; a container's end takes its daemons along (its processes are
-killed with it), hence the DaemonSet's OnDelete (docs/design.md 2.4).
+This process owns the listening sockets and a copy of every held connection (gpushare.mps.store): while a killed
+keeper is replaced, processes wait instead of being turned away, which would let them run uncapped. On SIGTERM
+keepers end and daemons with tenants stay. The end of the container ends its daemons too, as all of its processes
+are killed, hence the DaemonSet's OnDelete (docs/design.md 2.4).
 """
 
 import argparse
@@ -41,15 +41,15 @@ from gpushare.runtime.http import MetricsServer
 logger = logging.getLogger(__name__)
 
 KEEPER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=10.0)
-GOOD_RUN_SECONDS: Final = 30.0  # a keeper that ran this long has not failed
+GOOD_RUN_SECONDS: Final = 30.0  # a keeper that ran this long has not failed at start
 DRIVER_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BACKLOG: Final = 4096
 DEFAULT_PORT: Final = 9432
-MAX_DESCRIPTORS: Final = 2**20  # programs that close every possible number would take minutes with more
+MAX_DESCRIPTORS: Final = 2**20  # with more, programs that close every possible descriptor would take minutes
 
 
 def listen(gpu: GpuDirectory) -> socket.socket:
-    """The gate's socket in the tenant directory, made anew: mounts of the directory see it (docs/facts.md 17)."""
+    """Create the gate's socket anew in the tenant directory; mounts of the directory see it (docs/facts.md 17)."""
     gpu.create()
     new = gpu.path / ".control.new"
     new.unlink(missing_ok=True)
@@ -75,7 +75,7 @@ class KeeperProcess:
         self.restarts = -1
 
     def keep(self, now: float) -> None:
-        """Start it if it is not there and its back-off is over."""
+        """Start the keeper if it does not run and its back-off is over."""
         if self._process is not None and self._process.poll() is not None:
             logger.error(
                 "keeper of %s ended with status %s; starting another", self.gpu.uuid, self._process.returncode
@@ -105,12 +105,12 @@ class KeeperProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the keeper is there now."""
+        """Return whether the keeper runs now."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def pid(self) -> int | None:
-        """The keeper's pid."""
+        """Return the keeper's pid."""
         return self._process.pid if self._process else None
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
@@ -126,7 +126,7 @@ class KeeperProcess:
 
 
 def real_gpus() -> tuple[str, ...]:
-    """UUIDs of the node's GPUs as nvidia-smi lists them.
+    """Return the UUIDs of the node's GPUs as nvidia-smi lists them.
 
     Raises:
         RuntimeError: no driver, no permission or no GPU; the message says which.
@@ -149,10 +149,10 @@ def real_gpus() -> tuple[str, ...]:
 
 
 def raise_descriptor_limit(nr_open: Path = PROC / "sys/fs/nr_open") -> int:
-    """Allow as many descriptors as the kernel lets us have; keepers inherit it. Returns the limit."""
+    """Raise our limit of descriptors as far as the kernel allows, and return it; keepers inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < MAX_DESCRIPTORS:
-        with contextlib.suppress(OSError, ValueError):  # CAP_SYS_RESOURCE alone may pass the hard limit
+        with contextlib.suppress(OSError, ValueError):  # only CAP_SYS_RESOURCE may raise the hard limit
             more = min(MAX_DESCRIPTORS, int(nr_open.read_text()))
             if more > hard:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (more, more))
@@ -216,7 +216,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Keep every GPU until SIGTERM."""
+    """Keep every GPU's keeper running until SIGTERM."""
     options = _parse(arguments)
     level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    # Before anything that may take long: a host that was killed may have left pods frozen.
+    # Before anything that may take long: a killed host may have left pods frozen.
     thaw_ours(options.directory, options.cgroup_root)
     throttle = None if options.no_throttle else ThrottleProcess(options.directory, options.cgroup_root)
     if throttle is not None:
@@ -240,7 +240,7 @@ def main(arguments: list[str] | None = None) -> int:
                 throttle.stop()
             return 2
         except (RuntimeError, OSError) as error:
-            # A node whose driver is still being installed: keep asking, without a crash loop.
+            # The driver of the node is still being installed: keep asking, without a crash loop.
             failures += 1
             pause = DRIVER_BACKOFF.seconds(failures)
             logger.error("no GPU to keep yet, trying again in %g s: %s", pause, error)

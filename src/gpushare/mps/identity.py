@@ -1,4 +1,4 @@
-"""Which pod a process belongs to: /proc/<pid>/cgroup -> pod uid (cgroup v1 and v2, containerd and CRI-O)."""
+"""Find the pod of a process: /proc/<pid>/cgroup -> pod uid (cgroup v1 and v2, containerd and CRI-O)."""
 
 import re
 import socket
@@ -17,7 +17,7 @@ _POD: Final = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?:[/:]|$)")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A connected process: `start_ticks` tells it from a later process with the same pid."""
+    """A connected process; `start_ticks` distinguishes it from a later process with the same pid."""
 
     pid: int
     uid: int
@@ -25,7 +25,7 @@ class Peer:
 
 
 def pod_uid_of_cgroup(text: str) -> str | None:
-    """Pod uid in the text of a /proc/<pid>/cgroup file, None when it names no pod.
+    """Return the pod uid in the text of a /proc/<pid>/cgroup file; None when it names no pod.
 
     The outermost match of a line counts: what a container creates below its own cgroup cannot rename it.
     """
@@ -38,7 +38,7 @@ def pod_uid_of_cgroup(text: str) -> str | None:
 
 
 def pod_uid_of(pid: int, proc: Path = PROC) -> str | None:
-    """Pod uid of a process; None when it is gone, not ours to read, or in no pod."""
+    """Return the pod uid of a process; None when it is gone, not ours to read, or in no pod."""
     if pid <= 0:
         return None
     try:
@@ -48,27 +48,27 @@ def pod_uid_of(pid: int, proc: Path = PROC) -> str | None:
 
 
 def start_ticks_of(pid: int, proc: Path = PROC) -> int | None:
-    """Start time of a process in clock ticks since boot; None when it is gone."""
+    """Return the start time of a process in clock ticks since boot; None when it is gone."""
     try:
-        # The command name in parentheses may hold anything, so count from the last ")".
+        # The command name in parentheses may contain anything, so count from the last ")".
         return int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return None
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """The pid of who connected, by SO_PEERCRED, as this process's pid namespace sees it (0 when it cannot)."""
+    """Return the connected process's pid by SO_PEERCRED, in this process's pid namespace (0 if outside)."""
     return int(struct.unpack_from("i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0])
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Who connected, with the start time of its process."""
+    """Return the connected process, with its start time."""
     pid, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return Peer(pid, uid, start_ticks_of(pid))
 
 
 def is_alive(pid: int, start_ticks: int | None = None) -> bool:
-    """Whether the process still runs: there, not a zombie, and the same one if its start time is given."""
+    """Return whether the process still runs: not a zombie, and the same one if its start time is given."""
     try:
         fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,7 @@
-"""Keeps one GPU: its MPS daemon and server up, its gate before them, its status file true.
+"""Keeps one GPU: its MPS daemon and server running, its gate before them, its status file current.
 
-Runs as a child of `gpushare.mps.host`. The daemon is nobody's child, so killing this process ends no tenant; its
-successor adopts the daemon and what the status file says of the clients.
+Runs as a child of `gpushare.mps.host`. The daemon is no child of this process, so killing it ends no tenant; its
+successor adopts the daemon and the status file's record of the clients.
 """
 
 import argparse
@@ -50,15 +50,15 @@ from gpushare.mps.store import BEHIND_SECONDS, StoreClient
 logger = logging.getLogger(__name__)
 
 PUBLISH_SECONDS: Final = 1.0
-TRIM_EVERY: Final = 60  # statuses
+TRIM_EVERY: Final = 60  # status writes between two trims of the logs
 SERVER_UP_SECONDS: Final = 20.0
 FAULT_RECOVERY_SECONDS: Final = 15.0  # the server is ACTIVE again once its clients are gone (docs/facts.md 4)
-FAULT_LOG_SECONDS: Final = 2.0  # the server writes its report within milliseconds and is back in some 0.3 s
-DEPARTED_SECONDS: Final = 10.0  # who left is remembered for this long after the log was read
-BUSY_SECONDS: Final = 15.0  # a daemon that takes no command for so long is more than busy with another connection
-RETEST_SECONDS: Final = 5.0  # after a self-test that failed, doubled each time
+FAULT_LOG_SECONDS: Final = 2.0  # the server writes its report within milliseconds and is back in about 0.3 s
+DEPARTED_SECONDS: Final = 10.0  # departed clients are remembered for this long after the log was read
+BUSY_SECONDS: Final = 15.0  # a daemon without an answer for this long is not just busy with another connection
+RETEST_SECONDS: Final = 5.0  # after a failed self-test, doubled each time
 MAX_RETEST_SECONDS: Final = 300.0
-RETRY_SECONDS: Final = 0.05  # a dead daemon is started again at once, the next failures back off
+RETRY_SECONDS: Final = 0.05  # a dead daemon is restarted at once, the next failures back off
 MAX_RETRY_SECONDS: Final = 30.0
 _PR_SET_PDEATHSIG: Final = 1
 SRC: Final = str(Path(__file__).parents[2])
@@ -66,11 +66,11 @@ SRC: Final = str(Path(__file__).parents[2])
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What differs between silicon and the twin, and between nodes.
+    """The differences between silicon and the twin, and between nodes.
 
     Attributes:
         ends_strangers: end clients that connected past the gate or outside their turn.
-        admits_unproven: let tenants in though the self-test did not prove that ceilings bind.
+        admits_unproven: admit tenants though the self-test did not prove that ceilings bind.
     """
 
     control: AsyncMpsControl
@@ -88,12 +88,12 @@ class _ServerGoneError(Exception):
 
 @dataclass(slots=True)
 class _Silence:
-    """How long the daemon has not answered."""
+    """Measures how long the daemon has not answered."""
 
     since: float | None = None
 
     def lasts(self, now: float) -> float:
-        """Seconds since the first answer that did not come."""
+        """Return the seconds since the first missing answer."""
         if self.since is None:
             self.since = now
         return now - self.since
@@ -128,7 +128,7 @@ class Keeper:
         self._is_unwritten = False
 
     async def run(self, listener: socket.socket) -> None:
-        """Keep it all up until cancelled; the daemon stays."""
+        """Keep daemon, server and gate running until cancelled; the daemon stays."""
         self._ledger.restore(self._previous)
         if self._previous is not None:
             p = self._previous
@@ -148,9 +148,9 @@ class Keeper:
             group.create_task(self._supervise())
 
     def publish(self) -> None:
-        """Write the status; a disk that does not take it is said once, and again when it does.
+        """Write the status; log a failing disk once, and its recovery once.
 
-        The agent takes a status that stays the same for a down gate, so nothing wrong is believed meanwhile.
+        The agent treats a status that stays the same as a gate that is down, so a failure misleads nobody.
         """
         self._status = replace(
             self._status,
@@ -177,7 +177,7 @@ class Keeper:
             self._is_unwritten = False
 
     def _shown(self) -> GateStatus:
-        """The status as it is written: DEGRADED where tenants come in but something beside MPS hangs."""
+        """Return the status to write: DEGRADED where tenants are served but something beside MPS hangs."""
         trouble = self._what_hangs() if self._status.state is GateState.ACTIVE else ""
         return replace(self._status, state=GateState.DEGRADED, detail=trouble) if trouble else self._status
 
@@ -215,7 +215,7 @@ class Keeper:
                 retry = min(MAX_RETRY_SECONDS, 2 * retry)
 
     async def _bring_up(self) -> None:
-        """Daemon up or adopted, server up before the first client (facts.md 16), ceilings proven; then ACTIVE."""
+        """Start or adopt the daemon, start the server before clients, prove the ceilings; then become ACTIVE."""
         self.gpu.create()
         program = self._control.program
         adopted = await asyncio.to_thread(program.daemon_pid)
@@ -247,7 +247,7 @@ class Keeper:
         self._set_state(GateState.ACTIVE)
 
     async def _prove(self, server_pid: int) -> None:
-        """Test until ceilings are proven to bind; meanwhile newcomers wait and who runs runs on."""
+        """Test until ceilings are proven to bind; meanwhile newcomers wait and running clients go on."""
         retry = RETEST_SECONDS
         while True:
             why = await self._self_test(server_pid)
@@ -288,7 +288,7 @@ class Keeper:
                 await asyncio.sleep(0.05)
 
     async def _self_test(self, server_pid: int) -> str:
-        """Test once; why ceilings are not proven to bind, empty when they are."""
+        """Test once; return why ceilings are not proven to bind, empty when they are."""
         if self._ledger.client_count >= MAX_CLIENTS_PER_GPU:
             return f"the self-test needs one of the {MAX_CLIENTS_PER_GPU} clients, and all are taken"
         self.gate.set_backend(Backend(GateState.SELF_TEST, server_pid))
@@ -307,7 +307,7 @@ class Keeper:
         return "" if result.result is SelfTestResult.PASSED else f"the self-test failed: {result.detail}"
 
     async def _watch(self) -> None:
-        """Look after daemon, server and clients until one of the first two is gone."""
+        """Watch daemon, server and clients until the daemon or the server is gone."""
         silent = _Silence()
         daemon_pid, server_pid = self._status.daemon_pid or 0, self._status.server_pid or 0
         with _wakes(daemon_pid, self._poke), _wakes(server_pid, self._poke):
@@ -320,13 +320,13 @@ class Keeper:
                 try:
                     await self._look(server_pid)
                 except (ControlTimeoutError, NotSentError) as error:
-                    # Its clients run on, so it is not killed. Once it is more than busy, nobody new gets in and
-                    # the GPU says so.
+                    # Its clients run on, so it is not killed. If it stays silent for longer, newcomers wait and
+                    # the status says so.
                     seconds = silent.lasts(time.monotonic())
                     if isinstance(error, ControlTimeoutError) or seconds >= BUSY_SECONDS:
                         self._set_state(GateState.DOWN, f"no answer for {seconds:.0f} s: {error}")
                 except CommandRefusedError as error:
-                    # The daemon may know that its server has ended before we have looked.
+                    # The daemon may notice before us that its server has ended.
                     self._check_alive()
                     if server_pid not in await self._control.servers():
                         raise _ServerGoneError from error
@@ -338,7 +338,7 @@ class Keeper:
                     await self._test_again(server_pid)
 
     async def _test_again(self, server_pid: int) -> None:
-        """Where tenants are let in though the self-test failed, it is tried again now and then."""
+        """Repeat a failed self-test at intervals where tenants are admitted in spite of it."""
         proven = self._status.self_test.result is SelfTestResult.PASSED
         if not proven and time.monotonic() >= self._test_again_at:
             await self._prove(server_pid)
@@ -360,7 +360,7 @@ class Keeper:
                     await self._control.run(commands.terminate_client(server_pid, stranger.pid))
 
     def _read_faults(self) -> Fault | None:
-        """Read the server's log on; who left before the previous read cannot be in a fault that is found later."""
+        """Read new lines of the server's log; forget clients that left before the previous read."""
         fault = self._faults.read()
         if fault is None:
             self._log_read_at = time.monotonic()
@@ -368,7 +368,7 @@ class Keeper:
         return fault
 
     async def _recover(self, server_pid: int, fault: Fault | None) -> None:
-        """A fault ended every client (facts.md 4): hold who comes, wait for the server, or restart the daemon."""
+        """Recover from a fault, which ended every client (docs/facts.md 4): wait for the server, or restart it."""
         noticed_at = time.time()
         text = fault.line if fault else "server in FAULT"
         self._set_state(GateState.FAULT, text)
@@ -390,7 +390,7 @@ class Keeper:
         raise DaemonDownError("daemon stopped after a fault that did not clear")
 
     async def _is_back(self, server_pid: int, patience_seconds: float) -> bool:
-        """Wait until the server is ACTIVE; False when it is not by then."""
+        """Wait until the server is ACTIVE; return False when it is not in time."""
         deadline = time.monotonic() + patience_seconds
         while time.monotonic() < deadline:
             if not is_alive(server_pid):
@@ -401,7 +401,7 @@ class Keeper:
         return False
 
     def _note_fault(self, noticed_at: float) -> None:
-        """Count a fault and say what the log and the ledger know of it, once the server has written its report."""
+        """Count a fault and publish what log and ledger show of it, once the server has written its report."""
         fault = self._faults.complete() or Fault("server in FAULT")
         now = time.monotonic()
         earliest, latest = fault.span(now=now, unix_now=time.time(), read_before=self._log_read_at)
@@ -441,7 +441,7 @@ class Keeper:
 
 
 def told(fault: Fault, clients: Sequence[Presence]) -> str:
-    """A fault in words for tenants: whom it reached, and no blame that the server's log does not carry.
+    """Describe a fault for tenants: whom it reached, and no blame that the server's log does not support.
 
     Args:
         clients: who was connected when it began, by the ledger.
@@ -481,7 +481,7 @@ def _wakes(pid: int, event: asyncio.Event):  # type: ignore[no-untyped-def]  # g
 
 
 def setup_of(gpu: GpuDirectory, twin: str | None, proc: Path = PROC, *, ends_strangers: bool = True) -> Setup:
-    """The real side, or the twin's when its GPU is given as JSON of a GpuInfo."""
+    """Return the real setup, or the twin's when its GPU is given as JSON of a GpuInfo."""
 
     def identify(pid: int) -> str | None:
         return pod_uid_of(pid, proc)
@@ -504,7 +504,7 @@ async def keep(gpu: GpuDirectory, setup: Setup, listener: socket.socket, store: 
 
 
 def _die_with_parent() -> None:
-    """Two gates before one daemon would take turns with each other's ceilings: none outlives its host."""
+    """Have the kernel end this process with its host: two gates at one daemon would mix up their ceilings."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 

@@ -1,10 +1,10 @@
-"""What lies on the node for each GPU: paths, the agent's decisions file and the gate's status file.
+"""The files on the node for each GPU: paths, the agent's decisions file and the gate's status file.
 
 /run/gpushare/<gpu-uuid>/tenant/control   the gate's socket; the directory is mounted read-only into pods
-                         pipe/, log/      the daemon's own, no tenant ever sees them
+                         pipe/, log/      the daemon's own, invisible to tenants
                          decisions.json   written by the agent, read by the gate
                          gate.json        written by the MPS host, read by the agent
-                         throttle.json    written by the agent: who is held to which share of time (mps.asks)
+                         throttle.json    written by the agent: each throttled pod's share of time (mps.asks)
                          throttled.json   written by the throttle's process, read by the gate for gate.json
 """
 
@@ -37,9 +37,9 @@ class _Dated(Protocol):
 W = TypeVar("W", bound=_Dated)
 
 DECISIONS_VERSION: Final = 1
-TEMPORARY_SECONDS: Final = 60.0  # no write takes as long
+TEMPORARY_SECONDS: Final = 60.0  # far longer than any write takes
 THROTTLED_STALE_SECONDS: Final = 5.0  # it is written every second
-MAX_FILE_BYTES: Final = 4 * 2**20  # thousands of pods fit; anything larger is not ours
+MAX_FILE_BYTES: Final = 4 * 2**20  # thousands of pods fit; we would not write anything larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,61 +50,61 @@ class GpuDirectory:
 
     @classmethod
     def of(cls, base: Path | str, gpu_uuid: str) -> "GpuDirectory":
-        """The directory of a GPU under the host directory."""
+        """Return the directory of a GPU under the host directory."""
         return cls(Path(base) / gpu_uuid)
 
     @property
     def uuid(self) -> str:
-        """The GPU's UUID."""
+        """Return the GPU's UUID."""
         return self.path.name
 
     @property
     def tenant(self) -> Path:
-        """What pods mount, read-only."""
+        """Return the directory that pods mount, read-only."""
         return self.path / "tenant"
 
     @property
     def control(self) -> Path:
-        """The gate's listening socket."""
+        """Return the gate's listening socket."""
         return self.tenant / "control"
 
     @property
     def pipe(self) -> Path:
-        """The daemon's CUDA_MPS_PIPE_DIRECTORY."""
+        """Return the daemon's CUDA_MPS_PIPE_DIRECTORY."""
         return self.path / "pipe"
 
     @property
     def log(self) -> Path:
-        """The daemon's CUDA_MPS_LOG_DIRECTORY."""
+        """Return the daemon's CUDA_MPS_LOG_DIRECTORY."""
         return self.path / "log"
 
     @property
     def decisions(self) -> Path:
-        """The agent's decisions for this GPU."""
+        """Return the agent's decisions file for this GPU."""
         return self.path / "decisions.json"
 
     @property
     def status(self) -> Path:
-        """The gate's word on this GPU."""
+        """Return the gate's status file for this GPU."""
         return self.path / "gate.json"
 
     @property
     def throttle(self) -> Path:
-        """What the agent asks of the throttle."""
+        """Return the file of the agent's asks to the throttle."""
         return self.path / "throttle.json"
 
     @property
     def throttled(self) -> Path:
-        """What the throttle does."""
+        """Return the throttle's status file."""
         return self.path / "throttled.json"
 
     @property
     def twin_state(self) -> Path:
-        """What a simulated GPU's twin writes of itself; real GPUs have no such file."""
+        """Return the twin's state file of a simulated GPU; real GPUs have no such file."""
         return self.path / "twin.json"
 
     def create(self) -> None:
-        """Make the directories: the tenants' one open to all uids, the rest to root alone."""
+        """Create the directories: the tenants' one open to all uids, the rest to root alone."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o755)
         self.tenant.mkdir(exist_ok=True)
         self.tenant.chmod(0o755)
@@ -114,7 +114,7 @@ class GpuDirectory:
         self.remove_left_behind()
 
     def remove_left_behind(self, now: float | None = None) -> None:
-        """Remove what writers that were killed in the middle left of their temporary files; `now` is Unix time."""
+        """Remove temporary files of writers that were killed while writing; `now` is Unix time."""
         before = (time.time() if now is None else now) - TEMPORARY_SECONDS
         for path in self.path.glob(".*.json.*"):
             with contextlib.suppress(OSError):
@@ -123,7 +123,7 @@ class GpuDirectory:
 
 
 def gpu_directories(base: Path | str) -> tuple[GpuDirectory, ...]:
-    """All GPU directories under the host directory, by UUID."""
+    """Return all GPU directories under the host directory, by UUID."""
     try:
         return tuple(GpuDirectory(path) for path in sorted(Path(base).iterdir()) if (path / "tenant").is_dir())
     except OSError:
@@ -159,7 +159,7 @@ class Decisions:
     unknown: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The file's object."""
+        """Return the file's JSON object."""
         return {
             "version": DECISIONS_VERSION,
             "pods": {
@@ -191,7 +191,7 @@ class Decisions:
 
 
 def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
-    """One pod's ceilings, and how much of its object is of a later version."""
+    """Return one pod's ceilings, and how many of its fields and classes are of a later version."""
     if not isinstance(value, dict):
         raise ValueError(f"pod {uid}: not an object")
     threads, memory = value.get("thread_percentage"), value.get("memory_mib")
@@ -207,7 +207,7 @@ def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
     if not isinstance(job_class, str):
         raise ValueError(f"pod {uid}: job_class {job_class!r} is not a string")
     if job_class not in set(JobClass):
-        # The class decides about priority, which is a help, and freezing: the ceilings hold as they are.
+        # The class decides about priority, which is best effort, and freezing: the ceilings bind in any case.
         return PodDecision(threads, memory, is_class_known=False, ends_at=ends_at), unknown + 1
     return PodDecision(threads, memory, JobClass(job_class), ends_at=ends_at), unknown
 
@@ -240,7 +240,7 @@ def write_status(gpu: GpuDirectory, status: GateStatus) -> None:
 
 
 def write_throttle(gpu: GpuDirectory, asks: ThrottleAsks) -> None:
-    """Replace what is asked of a GPU's throttle (the agent's side, every second or two: it is a lease).
+    """Replace the asks to a GPU's throttle (the agent's side, every second or two: it is a lease).
 
     Raises:
         OSError: the disk is full or the directory is gone; then everyone runs once the lease is over.
@@ -249,12 +249,12 @@ def write_throttle(gpu: GpuDirectory, asks: ThrottleAsks) -> None:
 
 
 def write_throttled(gpu: GpuDirectory, status: ThrottleStatus) -> None:
-    """Replace what a GPU's throttle does (its process's side)."""
+    """Replace the status of a GPU's throttle (its process's side)."""
     write_atomically(gpu.throttled, status.to_json())
 
 
 class LastGood(Generic[T]):
-    """A file that somebody else replaces: the last good value stays when a bad one comes, logged once.
+    """A file that another process replaces: a bad value keeps the last good one and is logged once.
 
     `read()` costs one stat while nothing changed.
     """
@@ -267,7 +267,7 @@ class LastGood(Generic[T]):
         self.bad_reads = 0
 
     def read(self) -> T:
-        """The last good value, the default before the first; a removed file keeps the last good value."""
+        """Return the last good value, the default before the first; a removed file keeps the last good value."""
         try:
             stat = self._path.stat()
             key = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
@@ -286,14 +286,14 @@ class LastGood(Generic[T]):
 
 
 class Fresh(Generic[W]):
-    """A file that its writer renews all the time: None when it stays the same for too long.
+    """A file that its writer renews all the time; None when it stays the same for too long.
 
-    Its time stamp is compared with itself alone and its age is counted on our own monotonic clock, so a jump of
-    the wall clock changes nothing.
+    Its time stamp is compared only with its former one, and its age is measured by our own monotonic clock, so a
+    jump of the wall clock changes nothing.
 
     Args:
-        wall: Unix time, to tell at the first look what a writer left behind that is long gone; after a jump of the
-            wall clock just then, the file counts from its next renewal on. None believes what is found.
+        wall: Unix time, used once to ignore a file at the first look that its writer left long ago. If the wall
+            clock jumped just then, the file counts from its next renewal. None accepts any file.
     """
 
     def __init__(
@@ -310,7 +310,7 @@ class Fresh(Generic[W]):
         self._seen: tuple[float, float] | None = None
 
     def read(self) -> W | None:
-        """The last value; None when its writer never spoke or fell silent."""
+        """Return the last value; None when the writer never wrote or fell silent."""
         value = self._file.read()
         if value is None:
             return None
@@ -326,27 +326,27 @@ class Fresh(Generic[W]):
 
 
 def decisions_reader(gpu: GpuDirectory) -> LastGood[Decisions]:
-    """Reader of a GPU's decisions; empty until the agent wrote some."""
+    """Return the reader of a GPU's decisions; empty until the agent wrote some."""
     return LastGood(gpu.decisions, Decisions.from_json, Decisions())
 
 
 def status_reader(gpu: GpuDirectory) -> LastGood[GateStatus | None]:
-    """Reader of a GPU's status; None until the gate wrote one."""
+    """Return the reader of a GPU's status; None until the gate wrote one."""
     return LastGood[GateStatus | None](gpu.status, GateStatus.from_json, None)
 
 
 def throttle_reader(gpu: GpuDirectory) -> LastGood[ThrottleAsks]:
-    """Reader of what the agent asks of a GPU's throttle; nothing until it asked."""
+    """Return the reader of the agent's asks to a GPU's throttle; no asks until it wrote some."""
     return LastGood(gpu.throttle, ThrottleAsks.from_json, ThrottleAsks())
 
 
 def throttled_reader(gpu: GpuDirectory) -> LastGood[ThrottleStatus]:
-    """Reader of what a GPU's throttle does."""
+    """Return the reader of a GPU's throttle status."""
     return LastGood(gpu.throttled, ThrottleStatus.from_json, ThrottleStatus())
 
 
 def throttle_in_force(file: LastGood[ThrottleStatus], now: float) -> ThrottleStatus:
-    """What a GPU's throttle does now, seconds of CLOCK_BOOTTIME; a silent one does nothing."""
+    """Return the present status of a GPU's throttle, by CLOCK_BOOTTIME; a silent one counts as doing nothing."""
     status = file.read()
     if status.beat and -1.0 <= now - status.beat <= THROTTLED_STALE_SECONDS:
         return status

@@ -1,4 +1,4 @@
-"""Who was let in under which ceilings, and who is there: the gate's record of one GPU's clients."""
+"""The gate's record of one GPU's clients: processes admitted, their ceilings, and which are connected."""
 
 import logging
 import time
@@ -15,8 +15,8 @@ from gpushare.mps.status import ClientStatus, GateStatus, Mismatch, MismatchKind
 
 logger = logging.getLogger(__name__)
 
-KEPT_MISMATCHES: Final = 50  # the latest; the agent turns each into an event once
-KEPT_DEPARTED: Final = 1024  # a bound only: the keeper forgets them by time
+KEPT_MISMATCHES: Final = 50  # only the latest; the agent turns each into an event once
+KEPT_DEPARTED: Final = 1024  # a bound only: the keeper forgets departed clients by time
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Admission:
     """A process that had its turn.
 
     Attributes:
-        pod_limit_mib: the pod's limit at that time; granted_mib: what of it was this process's ceiling.
+        pod_limit_mib: the pod's limit at that time; granted_mib: the process's ceiling, its part of it.
         admitted_at: seconds of the gate's clock.
     """
 
@@ -41,7 +41,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """One process's time as a client, from its turn until it was missed in the server's list; None while there."""
+    """One process's time as a client, from its turn until the server stopped listing it; None until then."""
 
     pid: int
     pod_uid: str | None
@@ -72,15 +72,15 @@ class ClientLedger:
 
     @property
     def client_count(self) -> int:
-        """Clients at the last look."""
+        """Return the number of clients at the last look."""
         return len(self._clients)
 
     def is_client(self, pid: int) -> bool:
-        """Whether the server listed it at the last look."""
+        """Return whether the server listed it at the last look."""
         return pid in self._clients
 
     def has_admission(self, pid: int) -> bool:
-        """Whether it had a turn, or has it now."""
+        """Return whether it had a turn, or has it now."""
         return pid in self._admissions
 
     def connected(self, earliest: float, latest: float) -> tuple[Presence, ...]:
@@ -92,7 +92,7 @@ class ClientLedger:
         )
 
     def forget_departed(self, before: float) -> None:
-        """Forget who left before this time."""
+        """Forget clients that left before this time."""
         while self._departed and (self._departed[0].until or 0.0) < before:
             self._departed.popleft()
 
@@ -101,7 +101,7 @@ class ClientLedger:
             self._departed.append(replace(presence, until=self._clock()))
 
     def restore(self, status: GateStatus | None) -> None:
-        """Take over what a gate before this one wrote, for processes that still run."""
+        """Adopt the admissions that the gate before this one wrote, for processes that still run."""
         now, unix = self._clock(), time.time()
         for client in status.clients if status else ():
             if client.start_ticks is not None and is_alive(client.pid, client.start_ticks):
@@ -120,20 +120,20 @@ class ClientLedger:
                 )
 
     def admit(self, admission: Admission) -> None:
-        """A process gets its turn."""
+        """Record that a process gets its turn."""
         self._late = None
         self._present.setdefault(admission.pid, Presence(admission.pid, admission.pod_uid, admission.admitted_at))
         self._admissions[admission.pid] = replace(admission, changed_at=admission.admitted_at)
 
     def end_turn(self, pid: int, *, is_client: bool) -> None:
-        """Its turn is over. Who did not become a client may still, while the ceilings in force are its own."""
+        """Record that its turn is over. It may still become a client while the ceilings in force are its own."""
         if not is_client:
             self._late = self._admissions.pop(pid, None)
             if pid not in self._clients:
                 self._depart(pid)
 
     def note_clients(self, pids: tuple[int, ...], turn_pid: int | None = None) -> tuple[int, ...]:
-        """The server's client list now; whoever is in it without a turn of its own is a stranger."""
+        """Record the server's client list; a listed process without a turn of its own is a stranger."""
         self._clients = pids
         for pid, admission in list(self._admissions.items()):
             gone = pid not in self._clients and pid != turn_pid
@@ -150,7 +150,7 @@ class ClientLedger:
                 continue
             pod_uid = self._identify(pid)
             if self._is_first_list:
-                # Connected through a gate before this one that left no word of it.
+                # Connected through a previous gate that left no record of it.
                 self._admissions[pid] = Admission(
                     pid, start_ticks_of(pid), pod_uid, None, None, None, self._clock(), None, self._clock()
                 )
@@ -171,21 +171,21 @@ class ClientLedger:
         return self._clients
 
     def strangers(self) -> tuple[Mismatch, ...]:
-        """Clients that are connected without a turn of their own."""
+        """Return clients that connected without a turn of their own."""
         return tuple(self._strangers.values())
 
     def note(self, mismatch: Mismatch) -> Mismatch:
-        """Keep a mismatch for the agent."""
+        """Record a mismatch for the agent."""
         self.mismatches = (*self.mismatches, mismatch)[-KEPT_MISMATCHES:]
         return mismatch
 
     def note_overrun(self, pod_uid: str | None, pid: int, used_mib: int, limit_mib: int) -> None:
-        """A pod passed its limit and its newest process is ended for it."""
+        """Record that a pod exceeded its limit and its newest process is ended for it."""
         detail = f"the pod's processes held {used_mib} MiB of its {limit_mib} MiB; ended the newest, process {pid}"
         self.note(Mismatch(MismatchKind.MEMORY_OVERRUN, pod_uid, pid, detail))
 
     async def watch_memory(self) -> None:
-        """Read what each process holds, in a thread; while the driver hangs nobody can tell, and grants count."""
+        """Read each process's memory in a thread; while the driver hangs, memory is unknown and grants count."""
         was_hanging = self._caller.hangs_seconds > 0
         used: Mapping[int, int | None] | None = None
         try:
@@ -197,30 +197,30 @@ class ClientLedger:
 
     @property
     def memory_hangs_seconds(self) -> float:
-        """How long the driver has not answered; 0 when it does."""
+        """Return how long the driver has not answered; 0 when it does."""
         return self._caller.hangs_seconds
 
     def observe_memory(self, now: float) -> None:
-        """Read what each process holds, here and now."""
+        """Read each process's memory, in the calling thread."""
         self.note_memory(self._memory.used_mib(), now)
 
     def note_memory(self, used: Mapping[int, int | None] | None, now: float) -> None:
-        """What each process holds, MiB; None when nobody can tell."""
+        """Record each process's memory, MiB; None when it is unknown."""
         for pid, admission in self._admissions.items():
             value = None if used is None else used.get(pid, 0)
             if value != admission.used_mib:
                 self._admissions[pid] = replace(admission, used_mib=value, changed_at=now)
 
     def clients_by_pod(self) -> Counter[str | None]:
-        """How many clients each pod has."""
+        """Return how many clients each pod has."""
         return Counter(a.pod_uid if (a := self._admissions.get(pid)) else None for pid in self._clients)
 
     def siblings(self, pod_uid: str | None, pid: int) -> tuple[ProcessMemory, ...]:
-        """The pod's other live processes."""
+        """Return the pod's other live processes."""
         return tuple(_memory_of(a) for a in self._admissions.values() if a.pod_uid == pod_uid and a.pid != pid)
 
     def pods(self) -> tuple[tuple[str, int, tuple[ProcessMemory, ...]], ...]:
-        """Pod uid, limit and processes of every pod; the limit is the highest of their admissions."""
+        """Return uid, limit and processes of every pod; the limit is the highest of their admissions."""
         grouped: dict[str, list[Admission]] = {}
         for admission in self._admissions.values():
             if admission.pod_uid is not None and self.is_client(admission.pid):
@@ -236,7 +236,7 @@ class ClientLedger:
         )
 
     def forget_clients(self) -> None:
-        """The server is gone and with it every client."""
+        """Forget every client; the server is gone."""
         self._clients = ()
         for pid in list(self._present):
             self._depart(pid)
@@ -246,7 +246,7 @@ class ClientLedger:
         self._is_first_list = False
 
     def clients(self) -> tuple[ClientStatus, ...]:
-        """The clients at the last look, for the status file."""
+        """Return the clients at the last look, for the status file."""
         now, unix = self._clock(), time.time()
         result = []
         for pid in self._clients:

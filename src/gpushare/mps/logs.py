@@ -1,4 +1,4 @@
-"""The daemon's logs kept short: some lines for every command and client, and they lie in memory (/run)."""
+"""Keep the daemon's logs short: they grow with every command and client, and lie in memory (/run)."""
 
 import contextlib
 import logging
@@ -8,13 +8,13 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-LIMIT_BYTES: Final = 8 * 2**20  # the gate asks twice a second, and each question leaves lines in control.log
+LIMIT_BYTES: Final = 8 * 2**20  # the gate asks twice a second, and each question adds lines to control.log
 KEPT_BYTES: Final = 2**20
 _BLOCK: Final = 512  # of stat's st_blocks
 
 
 def trim(paths: Iterable[Path], limit_bytes: int = LIMIT_BYTES) -> None:
-    """Empty each log that takes more than this; its end stays beside it as `<name>.1` where there is room.
+    """Empty each log that takes more space than this; its end is kept as `<name>.1` where there is room.
 
     The daemon keeps its log open, so the file is emptied in place. One that does not append goes on at its old
     offset; what counts is therefore the space taken, not the length.

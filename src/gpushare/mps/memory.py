@@ -10,10 +10,10 @@ _MIB = 2**20
 
 
 class MemoryReader(Protocol):
-    """Device memory by pid, MiB; None when nobody can tell now (then grants count in full)."""
+    """Device memory by pid, MiB; None while it cannot be read (then grants count in full)."""
 
     def used_mib(self) -> Mapping[int, int | None] | None:
-        """Read it now; None for a process whose memory is not told; who is not listed holds none."""
+        """Read it now; a process with unknown memory maps to None, one that is not listed uses none."""
         ...
 
 
@@ -29,7 +29,7 @@ class NvmlMemory:
         self._problem = ""
 
     def used_mib(self) -> Mapping[int, int | None] | None:
-        """Read it now; None where NVML does not answer. Each problem is logged once until it is over."""
+        """Read it now; return None where NVML does not answer. Each problem is logged once until it is over."""
         import pynvml  # noqa: PLC0415 - a twin's keeper has no use for it
 
         try:
@@ -42,7 +42,7 @@ class NvmlMemory:
             self._tell("this driver is too old: its NVML does not list MPS clients")
             return None
         except pynvml.NVMLError as error:
-            if self._is_open:  # after a reset of the GPU, only NVML opened anew finds it again
+            if self._is_open:  # after a reset of the GPU, NVML finds it only when opened again
                 self._is_open = False
                 with contextlib.suppress(pynvml.NVMLError):
                     pynvml.nvmlShutdown()

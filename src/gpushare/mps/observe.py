@@ -24,7 +24,7 @@ class KeptGpu(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether its keeper runs."""
+        """Return whether its keeper runs."""
         ...
 
 
@@ -43,13 +43,13 @@ class GateCollector(Collector):
             self._kept.append((keeper, file, Fresh(file, clock, STALE_SECONDS, wall)))
 
     def statuses(self) -> Iterator[tuple[KeptGpu, GateStatus | None, GateState | None]]:
-        """Each GPU with its last status, and the state that it speaks of; None when its gate is silent."""
+        """Return each GPU with its last status and that status's state; None when its gate is silent."""
         for keeper, file, fresh in self._kept:
             now = fresh.read()
             yield keeper, file.read(), now.state if now is not None and keeper.is_running else None
 
     def collect(self) -> Iterable[Metric]:
-        """Read the status files anew."""
+        """Read the status files and yield the metrics."""
         state = GaugeMetricFamily(
             "gpushare_gate_state", "1 for the state that a GPU's MPS is in", labels=["gpu_uuid", "state"]
         )
@@ -150,7 +150,7 @@ class GateCollector(Collector):
         )
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing to check beforehand."""
+        """Describe nothing beforehand: the registry need not check."""
         return ()
 
 

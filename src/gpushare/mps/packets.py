@@ -1,4 +1,4 @@
-"""SOCK_SEQPACKET connections with file descriptors in asyncio, and the words of MPS's handshake (facts.md 12)."""
+"""SOCK_SEQPACKET connections with descriptors in asyncio, and the words of MPS's handshake (docs/facts.md 12)."""
 
 import array
 import asyncio
@@ -12,11 +12,11 @@ from typing import Final
 
 HELLO: Final = b"OUTBHELL\0"  # each word ends with a zero byte: recorded on driver 580, tests/gpu/handshake.py
 CREDENTIALS: Final = b"OUTBCRED\0"
-DESCRIPTOR: Final = b"OUTBCUFD\0"  # comes with one descriptor: the server's socket
+DESCRIPTOR: Final = b"OUTBCUFD\0"  # sent with one descriptor: the server's socket
 ACKNOWLEDGED: Final = bytes(4)  # the client's last word; it closes then
 COMPUTE_TYPE: Final = bytes.fromhex("02000000")
 CONTROL_TYPE: Final = bytes.fromhex("04000000")
-MAX_PACKET: Final = 64  # the longest that a compute client or the daemon says to one is 9 bytes
+MAX_PACKET: Final = 64  # the longest word between a compute client and the daemon has 9 bytes
 MAX_DESCRIPTORS: Final = 8
 
 
@@ -25,7 +25,7 @@ class Packet:
     """One packet; an empty one without descriptors is the end of the connection.
 
     Attributes:
-        descriptors: the receiver's to close.
+        descriptors: the receiver has to close them.
         is_whole: False when bytes or descriptors did not fit and were dropped by the kernel.
     """
 
@@ -34,7 +34,7 @@ class Packet:
     is_whole: bool = True
 
     def says(self, word: bytes, descriptors: int = 0) -> bool:
-        """Whether it is exactly this word with so many descriptors."""
+        """Return whether it is exactly this word with this many descriptors."""
         return self.is_whole and self.data == word and len(self.descriptors) == descriptors
 
 
@@ -79,7 +79,7 @@ class Channel:
         return cls(connection)
 
     async def receive(self, max_descriptors: int = 0) -> Packet:
-        """Wait for the next packet; its descriptors are the caller's to close.
+        """Wait for the next packet; the caller closes its descriptors.
 
         Raises:
             OSError: the connection broke.
@@ -92,7 +92,7 @@ class Channel:
                 await self._ready(loop.add_reader, loop.remove_reader)
 
     async def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Send one packet; the descriptors stay the caller's.
+        """Send one packet; the caller keeps the descriptors.
 
         Raises:
             OSError: the connection broke.
@@ -118,12 +118,13 @@ class Channel:
             await future
         finally:
             self._waits.discard(future)
-            # After close() the number may already be another's: a child's pipe, whose end would never be seen.
+            # After close() the number may belong to another file, such as a child's pipe, whose end would never be
+            # seen.
             if self.socket.fileno() == descriptor:
                 remove(descriptor)
 
     def close(self) -> None:
-        """Close; whoever waits on it gets ConnectionResetError."""
+        """Close; a waiting reader or writer gets ConnectionResetError."""
         for future in list(self._waits):
             if not future.done():
                 future.set_exception(ConnectionResetError("closed"))

@@ -1,7 +1,8 @@
-"""Receives one GPU's connections: accepts each at once, greets at its pod's rate, holds it until its turn.
+"""Receives one GPU's connections: accepts each at once, greets it at its pod's rate, holds it until its turn.
 
-A closed connection lets a CUDA process run uncapped (facts.md 15), so a connection that comes too fast is held
-without a greeting, which its process waits for. One epoll instance watches them all: none has a task of its own.
+A closed connection lets a CUDA process run uncapped (docs/facts.md 15), so a connection that comes too fast is
+held without the greeting that its process waits for. One epoll instance watches them all; none has a task of its
+own.
 """
 
 import asyncio
@@ -23,37 +24,35 @@ from gpushare.mps.store import StoreClient
 
 logger = logging.getLogger(__name__)
 
-ACCEPTS_A_ROUND: Final = 64  # then everything else in the process has its turn
+ACCEPTS_A_ROUND: Final = 64  # then the other tasks of the process get their turn
 EVENTS_A_ROUND: Final = 64
 PAUSE_SECONDS: Final = (
     0.002  # after a full round: a flood costs part of one core, its connections wait in the kernel
 )
-RETRY_SECONDS: Final = (
-    0.1  # after an accept that failed, and how often pods that are over their rate are looked at
-)
-IDENTITY_SECONDS: Final = 1.0  # how long a pid's pod is remembered for its rate; what binds is read anew each time
+RETRY_SECONDS: Final = 0.1  # after a failed accept, and between two checks of pods that are over their rate
+IDENTITY_SECONDS: Final = 1.0  # how long a pid's pod is remembered for its rate; ceilings always read it again
 MAX_IDENTITIES: Final = 8192
 MAX_IDLE_BUCKETS: Final = 64
-# A start is three connections. A pod that starts its 16 processes at once stays within the burst.
+# A start takes three connections. A pod that starts its 16 processes at once stays within the burst.
 CONNECTIONS_PER_SECOND: Final = 50.0
 BURST: Final = 100.0
-SPARED: Final = 4  # a CUDA process has one connection open at a time: one with so few never loses any
+SPARED: Final = 4  # a CUDA process has one connection open at a time: one with this many never loses any
 DESCRIPTORS_KEPT_FREE: Final = 256
 MAX_OPEN_PER_GPU: Final = 16384
 MAX_OPEN_PER_POD: Final = 4096
 
 
 class ConnectionPhase(enum.Enum):
-    """How far a connection is."""
+    """The progress of a connection."""
 
     UNREAD = enum.auto()  # beyond its pod's rate: not greeted
     GREETED = enum.auto()
-    INTRODUCED = enum.auto()  # sent its credentials
-    RESUMED = enum.auto()  # greeted by the gate before this one, which may have read its credentials
+    INTRODUCED = enum.auto()  # its process sent its credentials
+    RESUMED = enum.auto()  # greeted by the previous gate, which may have read its credentials
     READY = enum.auto()  # asked for a compute client's place
-    ODD = enum.auto()  # said what no client says: held until it goes away
+    ODD = enum.auto()  # its process sent something unknown: held until it leaves
     PASSING = enum.auto()  # its turn
-    SERVED = enum.auto()  # has its answer; whatever else it says ends it
+    SERVED = enum.auto()  # has its answer; anything more that it sends ends it
     GONE = enum.auto()
 
 
@@ -90,16 +89,16 @@ class Connection:
 
     @property
     def process(self) -> tuple[int, int | None]:
-        """What tells its process from a later one with the same pid."""
+        """Return what distinguishes its process from a later one with the same pid."""
         return self.pid, self.start_ticks
 
 
 @dataclass(frozen=True, slots=True)
 class PodLimits:
-    """How much one pod may ask of the gate.
+    """Limits for one pod at the gate.
 
     Attributes:
-        per_pod, per_gpu: connections open at once; beyond, the process with the most loses its silent ones.
+        per_pod, per_gpu: connections open at once; above, the process with the most loses its silent ones.
     """
 
     per_second: float = CONNECTIONS_PER_SECOND
@@ -109,7 +108,7 @@ class PodLimits:
 
     @classmethod
     def of_process(cls) -> "PodLimits":
-        """What this process's limit of descriptors allows."""
+        """Return the limits that fit this process's limit of descriptors."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         per_gpu = min(MAX_OPEN_PER_GPU, max(64, soft - DESCRIPTORS_KEPT_FREE))
         return cls(per_pod=min(MAX_OPEN_PER_POD, max(16, per_gpu // 4)), per_gpu=per_gpu)
@@ -117,19 +116,19 @@ class PodLimits:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """So many at once, so many a second from then on."""
+    """A rate limit: this many at once, then this many a second."""
 
     tokens: float
     at: float
 
     def refill(self, now: float, limits: PodLimits) -> float:
-        """The tokens now."""
+        """Return the tokens at this moment."""
         self.tokens = min(limits.burst, self.tokens + max(0.0, now - self.at) * limits.per_second)
         self.at = now
         return self.tokens
 
     def take(self, now: float, limits: PodLimits) -> bool:
-        """Take one if there is one."""
+        """Take a token; return False when none is left."""
         if self.refill(now, limits) < 1.0:
             return False
         self.tokens -= 1.0
@@ -177,14 +176,14 @@ class Reception:
         return len(self._by_descriptor)
 
     def open(self, listener: socket.socket) -> None:
-        """Start to accept and to listen; the listener stays the caller's."""
+        """Start to accept and to listen; the caller keeps the listener."""
         listener.setblocking(False)
         self._listener, self._loop = listener, asyncio.get_running_loop()
         self._loop.add_reader(self._epoll.fileno(), self._hear)
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Stop to accept and to listen; what is open stays open, for a successor or the process's end."""
+        """Stop to accept and to listen; open connections stay open, for a successor or the process's end."""
         for timer in (self._accept_timer, self._greet_timer):
             if timer is not None:
                 timer.cancel()
@@ -196,7 +195,7 @@ class Reception:
         self._epoll.close()
 
     def held_unread(self) -> Iterator[Connection]:
-        """The oldest of each process whose connections came too fast."""
+        """Return the oldest connection of each process whose connections came too fast."""
         for waiting in self._unread.values():
             seen: set[int] = set()
             for connection in waiting:
@@ -206,45 +205,45 @@ class Reception:
 
     @property
     def unread_count(self) -> int:
-        """Connections that wait to be greeted."""
+        """Return the number of connections that wait to be greeted."""
         return sum(c.phase is ConnectionPhase.UNREAD for waiting in self._unread.values() for c in waiting)
 
     def odd(self) -> Iterator[Connection]:
-        """Connections that speak a handshake which this gate does not know."""
+        """Return connections whose handshake this gate does not know."""
         return (c for c in self._by_descriptor.values() if c.phase is ConnectionPhase.ODD)
 
     def pods(self) -> frozenset[str | None]:
-        """Pods that have a connection open."""
+        """Return the pods with an open connection."""
         return frozenset(self._open_of_pod)
 
     # A turn
 
     def take(self, connection: Connection) -> None:
-        """A turn speaks for it from now on."""
+        """Mark the connection as in its turn; the caller is responsible for it from now on."""
         self._to(connection, ConnectionPhase.PASSING)
 
     def put_back(self, connection: Connection) -> None:
-        """It waits on as before its turn."""
+        """Let it wait as before its turn."""
         if connection.phase is ConnectionPhase.PASSING:
             self._to(connection, ConnectionPhase.READY)
 
     def served(self, connection: Connection) -> None:
-        """It has its answer and will close; what else it says is none of the protocol."""
+        """Record that it has its answer and will close; the protocol has nothing more for it."""
         if connection.phase is ConnectionPhase.PASSING:
             self._to(connection, ConnectionPhase.SERVED)
 
     def refuse(self, connection: Connection, reason: RefuseReason) -> None:
-        """End it, counted."""
+        """End the connection and count it as refused."""
         self.refused[reason] += 1
         self.forget(connection)
 
     def forget(self, connection: Connection) -> None:
-        """End it."""
+        """End the connection."""
         if connection.phase is ConnectionPhase.GONE:
             return
         descriptor = connection.channel.socket.fileno()
         if connection.phase is not ConnectionPhase.PASSING:
-            # Closing would not do: the host's copy keeps the socket, and with it epoll's interest, alive.
+            # close() is not enough: the host's copy keeps the socket, and with it epoll's interest, alive.
             self._epoll.unregister(descriptor)
         connection.phase = ConnectionPhase.GONE
         self._by_descriptor.pop(descriptor, None)
@@ -256,7 +255,7 @@ class Reception:
     # Coming in
 
     def adopt(self, restored: socket.socket, number: int, *, greeted: bool, spoken: bool) -> Connection:
-        """Take in a connection that waited at the gate before this one."""
+        """Take in a connection that waited at the previous gate."""
         connection = self._enter(restored, number)
         if spoken or greeted:
             self._identify_anew(connection)
@@ -344,7 +343,7 @@ class Reception:
         return bucket.take(now, self.limits)
 
     def _greet_held(self) -> None:
-        """Greet what waits, oldest first, as far as each pod's rate goes."""
+        """Greet held connections, oldest first, as far as each pod's rate allows."""
         self._greet_timer = None
         for pod_uid, waiting in list(self._unread.items()):
             while waiting and (waiting[0].phase is ConnectionPhase.GONE or self._bucket(pod_uid)):
@@ -358,13 +357,13 @@ class Reception:
 
     def _greet(self, connection: Connection) -> None:
         self._identify_anew(connection)
-        with contextlib.suppress(OSError):  # a peer that is gone is heard of by epoll
+        with contextlib.suppress(OSError):  # epoll reports a peer that is gone
             connection.channel.socket.send(HELLO, socket.MSG_NOSIGNAL)
         self._store.greeted(connection.number)
         self._to(connection, ConnectionPhase.GREETED)
 
     def _identify_anew(self, connection: Connection) -> None:
-        """Its ceilings depend on this: nothing remembered is used."""
+        """Identify the process anew without the remembered pod: its ceilings depend on this."""
         peer = peer_of(connection.channel.socket)
         connection.start_ticks = peer.start_ticks
         pod_uid = self._identify(peer.pid)
@@ -472,7 +471,7 @@ class Reception:
 
 
 def _is_closed(accepted: socket.socket) -> bool:
-    """Whether its process has gone away already, as in a loop of connect and close."""
+    """Return whether its process has gone away already, as in a loop of connect and close."""
     accepted.setblocking(False)
     try:
         return not accepted.recv(1, socket.MSG_PEEK)

@@ -1,8 +1,9 @@
-"""Passes one client's connection on to the daemon: the words that the protocol knows, and nothing else.
+"""Passes one client's connection on to the daemon: only the words that the protocol knows.
 
 Recorded on driver 580 (tests/data/mps/handshake-driver-580.txt): the daemon greets, the client sends its
-credentials and its type, the daemon answers with one descriptor, the client says four zero bytes and closes. The
-daemon runs as root and serves one connection at a time, so each word is read whole, compared, and said anew.
+credentials and its type, the daemon answers with one descriptor, the client sends four zero bytes and closes. The
+daemon runs as root and serves one connection at a time, so each word is read whole, compared, and written by us
+again.
 """
 
 import asyncio
@@ -26,28 +27,28 @@ from gpushare.mps.packets import (
 )
 from gpushare.mps.store import PASSING_ERRORS
 
-ANSWER_SECONDS: Final = 12.0  # the daemon itself gives up a silent connection after 10 s (docs/facts.md 14)
+ANSWER_SECONDS: Final = 12.0  # the daemon itself drops a silent connection after 10 s (docs/facts.md 14)
 # A client answers the server's descriptor at once; one that stalls blocks the daemon.
 ACKNOWLEDGE_SECONDS: Final = 2.0
 
 
 class Passed(enum.Enum):
-    """What became of a connection that was passed on."""
+    """The outcome of a connection that was passed on."""
 
-    SERVED = enum.auto()  # it has the server's descriptor, and said so
-    LEFT = enum.auto()  # it went away, or did not say a word
-    BROKE_PROTOCOL = enum.auto()  # it said what no client says, after its answer
+    SERVED = enum.auto()  # it has the server's descriptor, and confirmed it
+    LEFT = enum.auto()  # it closed, or sent no word in time
+    BROKE_PROTOCOL = enum.auto()  # it sent something unknown after its answer
 
 
 class NotDeliveredError(MpsError):
-    """The kernel would not carry the descriptor to the client now: it is held and tried again."""
+    """The kernel could not deliver the descriptor to the client now: hold the connection and retry."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(f"the kernel does not carry the descriptor now: {error}", retryable=True)
 
 
 async def relay(client: Channel, daemon: Path, patience_seconds: float = ACKNOWLEDGE_SECONDS) -> Passed:
-    """Connect one connection through. When this raises, the client has heard nothing and can be held.
+    """Connect one connection through. When this raises, the client has received nothing and can be held.
 
     Args:
         patience_seconds: how long the client may take for its word.
@@ -76,7 +77,7 @@ async def relay(client: Channel, daemon: Path, patience_seconds: float = ACKNOWL
 
 
 async def _ask(upstream: Channel) -> Packet:
-    """The daemon's answer to a compute client: one descriptor, which is the caller's to close."""
+    """Return the daemon's answer to a compute client: one descriptor, which the caller closes."""
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             hello = await upstream.receive()
@@ -105,7 +106,7 @@ async def _deliver(client: Channel, answer: Packet) -> None:
 
 
 async def _acknowledge(client: Channel, upstream: Channel, patience_seconds: float) -> Passed:
-    """Pass the client's one word on; what it says instead goes nowhere."""
+    """Pass the client's one word on; anything else is dropped."""
     try:
         async with asyncio.timeout(patience_seconds):
             word = await client.receive()

@@ -1,4 +1,4 @@
-"""What the MPS host leaves on its node when it ends in order: nothing, for GPUs that no pod was decided for."""
+"""Remove what the MPS host leaves on its node at an orderly end: everything of GPUs without tenants."""
 
 import json
 import logging
@@ -15,7 +15,7 @@ DAEMON_SECONDS: Final = 2.0  # a daemon without clients ends at once
 
 
 def has_tenants(gpu: GpuDirectory) -> bool:
-    """Return whether a pod was decided for the GPU or has clients there, or nobody can tell.
+    """Return whether a pod was decided for the GPU or has clients on it, or neither can be told.
 
     Such a pod mounts the directory. Its next process would find no gate after a removal, and run uncapped.
     """

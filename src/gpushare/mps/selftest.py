@@ -33,8 +33,7 @@ SetGrant = Callable[[int, PodDecision | None], None]
 async def run_self_test(
     gpu: GpuDirectory, probe: Probe, grant: SetGrant, program_environment: Mapping[str, str]
 ) -> SelfTest:
-    """Run the probe through the gate twice, uncapped and under low ceilings; its own environment asks for
-    everything.
+    """Run the probe through the gate twice, uncapped and under low ceilings; its environment asks for everything.
 
     Args:
         grant: tells the gate which ceilings a pid gets; None takes them away again.
@@ -50,7 +49,7 @@ async def run_self_test(
 
 
 class _ProbeError(Exception):
-    """The probe said nothing that could be judged."""
+    """The probe printed nothing that can be judged."""
 
 
 async def _run_probe(
@@ -97,7 +96,7 @@ async def _run_probe(
 
 
 def judge(full: Mapping[str, Any], capped: Mapping[str, Any]) -> SelfTest:
-    """What the probe saw under low ceilings against what it saw without."""
+    """Compare the probe's results under low ceilings with those without; return the verdict."""
     all_sms, sms = int(full["sms"]), int(capped["sms"])
     allowed = int(all_sms * PROBE_PERCENTAGE / 100) + 2  # SMs come in pairs; the driver may round either way
     detail = (

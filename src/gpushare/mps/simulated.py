@@ -6,7 +6,7 @@ from gpushare.mps.memory import MemoryReader
 
 
 def simulated_gpus(text: str, node_name: str) -> tuple[GpuInfo, ...]:
-    """The GPUs that `--simulated` asks for, such as "H200:2".
+    """Return the GPUs that `--simulated` asks for, such as "H200:2".
 
     Raises:
         ValueError: not such a list; the message names what is allowed.
@@ -17,7 +17,7 @@ def simulated_gpus(text: str, node_name: str) -> tuple[GpuInfo, ...]:
 
 
 def simulated_memory(gpu: GpuDirectory) -> MemoryReader:
-    """Device memory by process of a simulated GPU."""
+    """Return a reader of a simulated GPU's memory by process."""
     from gpushare.twin.mps.memory import TwinMemory  # noqa: PLC0415 - a real node never loads the twin
 
     return TwinMemory(gpu)

@@ -1,4 +1,4 @@
-"""What the MPS host says about one GPU: gate.json, read by the agent and by `gpushare mps status`."""
+"""The MPS host's report on one GPU: gate.json, read by the agent and by `gpushare mps status`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ S = TypeVar("S", bound=StrEnum)
 
 
 class GateState(StrEnum):
-    """State of a GPU's MPS as a whole; ACTIVE and DEGRADED take new clients."""
+    """State of a GPU's MPS as a whole; ACTIVE and DEGRADED admit new clients."""
 
     STARTING = "Starting"
     SELF_TEST = "SelfTest"
     ACTIVE = "Active"
-    DEGRADED = "Degraded"  # takes clients; something beside MPS does not answer
+    DEGRADED = "Degraded"  # admits clients; something beside MPS does not answer
     FAULT = "Fault"
     DOWN = "Down"
 
@@ -47,7 +47,7 @@ class HoldReason(StrEnum):
     BACK_OFF = "TurnBackOff"
     PROTOCOL = "UnknownProtocol"
     RATE = "TooManyConnections"
-    OTHER = "Other"  # what a later version's gate says
+    OTHER = "Other"  # a value of a later version's gate
     TURN = "WaitingForTurn"
 
 
@@ -60,7 +60,7 @@ class RefuseReason(StrEnum):
 
 
 class MismatchKind(StrEnum):
-    """What ran otherwise than decided."""
+    """How a pod runs otherwise than decided."""
 
     WRONG_GPU = "WrongGpu"
     UNKNOWN_CLIENT = "UnknownClient"
@@ -154,7 +154,7 @@ class ThrottleRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodThrottle:
-    """A pod that is throttled: the share of time that it runs, and whether a reading has it stopped altogether."""
+    """A throttled pod: the share of time that it runs, and whether a reading has stopped it altogether."""
 
     pod_uid: str
     duty_ratio: float
@@ -190,7 +190,7 @@ class ThrottleStatus:
     freezes: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """The file's object."""
+        """Return the file's JSON object."""
         return {"version": STATUS_VERSION, **dataclasses.asdict(self)}
 
     @classmethod
@@ -257,7 +257,7 @@ class GateStatus:
     throttle: ThrottleStatus = ThrottleStatus()
 
     def to_json(self) -> dict[str, Any]:
-        """The file's object."""
+        """Return the file's JSON object."""
         return {"version": STATUS_VERSION, **dataclasses.asdict(self)}
 
     @classmethod
@@ -271,7 +271,8 @@ class GateStatus:
             raise ValueError(f"not a gate status of version {STATUS_VERSION}")
         known = {f.name for f in dataclasses.fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
-        # A later version's gate may be in states that this one does not know: then it takes nobody, to be safe.
+        # A later version's gate may be in a state that this one does not know: assume, to be safe, that it admits
+        # nobody.
         values["state"] = _known(GateState, values["state"], GateState.DOWN)
         test = _only(SelfTest, values.get("self_test", {}))
         result = _known(SelfTestResult, test.get("result"), SelfTestResult.PENDING)

@@ -1,11 +1,11 @@
 """Connections outlive the gate that accepted them: the host keeps a copy of each until the gate is done with it.
 
-When a gate is killed, the kernel would close the connections that it holds, and a CUDA process whose connection
-closes runs on uncapped (docs/facts.md 15). So the gate hands a copy of every accepted socket to its parent over a
-socket pair, says what has become of it, and a gate's successor gets back those that still wait.
+When a gate is killed, the kernel would close its connections, and a CUDA process whose connection closes runs on
+uncapped (docs/facts.md 15). So the gate sends a copy of every accepted socket to its parent over a socket pair and
+reports what becomes of it; its successor gets back those that still wait.
 
-The kernel may refuse to carry a descriptor: too many are in flight (a tenant can bring that about), or a process
-has no number free. Neither ends anything: the word is said again until it is taken.
+The kernel may refuse to pass a descriptor: too many are in flight (a tenant can cause that), or a process has no
+free number. Neither ends anything: the message is sent again until it is accepted.
 """
 
 import array
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 _MAX_PACKET: Final = 256
 _ANCILLARY: Final = socket.CMSG_SPACE(4)
-# The kernel cannot take it now: worth saying again. Anything else means that the other side is gone.
+# The kernel cannot pass it now: send it again later. Any other error means that the other side is gone.
 PASSING_ERRORS: Final = frozenset(
     {errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EINTR}
 )
 AGAIN_SECONDS: Final = 0.05
-BEHIND_SECONDS: Final = 5.0  # a host that takes nothing for so long: a gate killed now would lose connections
+BEHIND_SECONDS: Final = 5.0  # a host that accepts nothing for this long: a gate killed now would lose connections
 RESTORE_SECONDS: Final = 30.0
 
 
@@ -45,7 +45,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """A connection that waited at the gate before this one."""
+    """A connection that waited at the previous gate."""
 
     number: int
     connection: socket.socket
@@ -72,7 +72,7 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], int | None] | None
 
 
 class ConnectionStore:
-    """The host's side, for one GPU: a thread takes in what the present gate says."""
+    """The host's side, for one GPU: a thread receives the present gate's messages."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}
@@ -82,7 +82,7 @@ class ConnectionStore:
         return len(self._kept)
 
     def attach(self) -> socket.socket:
-        """A socket for a new gate, which first gives back what still waits; the caller closes its copy."""
+        """Return a socket for a new gate, which first gets the waiting connections; the caller closes its copy."""
         if self._thread is not None:
             self._thread.join()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -115,7 +115,7 @@ class ConnectionStore:
             return
         match message.get("what"):
             case "keep" if descriptor is None:
-                # No number was free for it here: the gate shall say it again.
+                # No descriptor number was free for it: the gate must send it again.
                 with contextlib.suppress(BlockingIOError):
                     channel.sendmsg([json.dumps({"id": number}).encode()], (), socket.MSG_DONTWAIT)
             case "keep" | "mark":
@@ -133,7 +133,7 @@ class ConnectionStore:
 
 @dataclass(slots=True)
 class _Handed:
-    """What the host shall know of an open connection; `known` once it has its copy."""
+    """State of an open connection that the host has to know; `known` once it has its copy."""
 
     connection: socket.socket
     greeted: bool = False
@@ -150,11 +150,11 @@ class StoreClient:
             channel.setblocking(False)
         self._next = 0
         self._open: dict[int, _Handed] = {}
-        self._unsaid: dict[int, None] = {}  # numbers that the host has not heard the latest of, oldest first
+        self._unsaid: dict[int, None] = {}  # numbers with news for the host, oldest first
         self._behind_since: float | None = None
 
     def restore(self) -> list[Restored]:
-        """What waited at the gate before this one; waits for the host, so call it once, first, from a thread."""
+        """Return connections from the previous gate; blocking, so call it once, first, in a thread."""
         restored: list[Restored] = []
         channel = self._channel
         if channel is None:
@@ -180,7 +180,7 @@ class StoreClient:
         return restored
 
     def keep(self, connection: socket.socket) -> int:
-        """Hand a copy to the host; the number to name it by."""
+        """Send a copy to the host; return the number that identifies it."""
         self._next += 1
         if self._channel is not None:
             self._open[self._next] = _Handed(connection)
@@ -188,19 +188,19 @@ class StoreClient:
         return self._next
 
     def greeted(self, number: int) -> None:
-        """It got the gate's greeting."""
+        """Record that the connection got the gate's greeting."""
         if handed := self._open.get(number):
             handed.greeted = True
             self._say(number)
 
     def spoken(self, number: int) -> None:
-        """It asked for a client's place and waits for a turn."""
+        """Record that the connection asked for a client's place and waits for a turn."""
         if handed := self._open.get(number):
             handed.greeted = handed.spoken = True
             self._say(number)
 
     def drop(self, number: int) -> None:
-        """It is done with, or its answer is about to be passed on: from now on it ends with the gate."""
+        """Drop the copy: the connection is finished, or is about to get its answer, and now ends with the gate."""
         handed = self._open.pop(number, None)
         if handed is None:
             return
@@ -210,7 +210,7 @@ class StoreClient:
             self._unsaid.pop(number, None)
 
     def flush(self) -> None:
-        """Say what the host could not take before, and again what it had to leave out; call it now and then."""
+        """Send what the host could not take before, and what it asks for again; call it now and then."""
         if self._channel is None:
             return
         try:
@@ -226,7 +226,7 @@ class StoreClient:
         self._flush()
 
     def behind_seconds(self) -> float:
-        """How long the host has not taken what it is told; 0 when it does."""
+        """Return how long the host has not accepted messages; 0 when it does."""
         return 0.0 if self._behind_since is None else self._clock() - self._behind_since
 
     def _say(self, number: int) -> None:
@@ -260,7 +260,7 @@ class StoreClient:
         handed.known = True
 
     def _give_up(self, error: Exception) -> None:
-        # The host is gone, and we soon with it.
+        # The host is gone, and this process soon will be.
         logger.error("cannot hand a connection to the host: %s", error)
         self._channel = None
         self._unsaid.clear()

@@ -1,14 +1,14 @@
-"""The MPS host's care that nobody stays frozen: it starts the throttle's process, watches it, thaws after it.
+"""The MPS host's guard against pods that stay frozen: it starts and watches the throttle, and thaws after it.
 
-Who thaws, whatever is killed with -9:
+What thaws the pods when a process is killed with -9:
 - the agent: the throttle's process. No freeze lasts longer than 0.5 s (1.2 s for a reading), and after 5 s without
-  a word everyone runs.
-- a keeper, a daemon, a server: they have no part in it.
+  a renewal every pod runs.
+- a keeper, a daemon, a server: they take no part in freezing.
 - the MPS host: the throttle's process, whose pipe from the host closes.
 - the throttle's process: the host, within milliseconds by the other pipe; one that hangs is killed after
-  `SILENT_SECONDS`. Who is frozen stands on disk (gpushare.mps.frozen).
-- both at once, or the whole container: the next host, before it does anything else. How soon kubelet starts it is
-  kubelet's (about a second the first time, 10 s and more when it had crashed before); the MPS daemons, and with
+  `SILENT_SECONDS`. The frozen pods are on record (gpushare.mps.frozen).
+- both at once, or the whole container: the next host, before it does anything else. Kubelet decides how soon to
+  start it (about a second the first time, 10 s and more when it had crashed before); the MPS daemons, and with
   them the tenants' CUDA contexts, are gone then in any case.
 """
 
@@ -27,7 +27,7 @@ from gpushare.runtime.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
-SILENT_SECONDS: Final = 1.4  # with the longest wait of a look, well below the 2 s that are promised
+SILENT_SECONDS: Final = 1.4  # with the longest wait of a look, well below the promised 2 s
 THAW_TRIES: Final = 100
 THAW_AGAIN_SECONDS: Final = 0.02
 BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=30.0)
@@ -35,7 +35,7 @@ GOOD_RUN_SECONDS: Final = 60.0
 
 
 def thaw_ours(directory: Path | str, cgroup_root: Path) -> None:
-    """Thaw whoever the record names; tries on for two seconds where a cgroup does not take it."""
+    """Thaw every pod in the record; retry for two seconds where a cgroup refuses."""
     freezer = CgroupFreezer(cgroup_root)
     for _ in range(THAW_TRIES):
         for uid in thaw_recorded(directory, freezer):
@@ -46,7 +46,7 @@ def thaw_ours(directory: Path | str, cgroup_root: Path) -> None:
 
 
 class ThrottleProcess:
-    """Keeps the throttle's process running; a thread of its own waits for its word."""
+    """Keeps the throttle's process running; a thread of its own waits for its messages."""
 
     def __init__(self, directory: Path | str, cgroup_root: Path) -> None:
         self._directory, self._cgroup_root = directory, cgroup_root
@@ -57,15 +57,15 @@ class ThrottleProcess:
 
     @property
     def pid(self) -> int | None:
-        """The throttle's pid."""
+        """Return the throttle's pid."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start it, and again whenever it ends."""
+        """Start the process, and again whenever it ends."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End it; everyone runs afterwards."""
+        """End the process; every pod runs afterwards."""
         self._stop.set()
         process = self._process
         if process is not None and process.stdin is not None:
@@ -110,9 +110,9 @@ class ThrottleProcess:
         )
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Until it ends; a silent one is ended."""
+        """Watch it until it ends; end one that falls silent."""
         assert process.stdout is not None
-        patience = 10 * SILENT_SECONDS  # while it starts nobody is frozen
+        patience = 10 * SILENT_SECONDS  # while it starts no pod is frozen
         while True:
             readable, _, _ = select.select([process.stdout], [], [], patience)
             if not readable:

@@ -1,4 +1,4 @@
-"""The throttle of a node: reads what the agent asks, refuses what may not be, freezes and thaws on time, says so.
+"""The throttle of a node: reads the agent's asks, refuses those not allowed, freezes and thaws on time, reports.
 
 `Throttle.look` is one round with time as argument; `gpushare.mps.throttler` is the process that calls it.
 """
@@ -29,9 +29,9 @@ from gpushare.mps.status import PodThrottle, RefusedThrottle, ThrottleRefusal, T
 
 logger = logging.getLogger(__name__)
 
-READ_EVERY_SECONDS: Final = 0.05  # while somebody is throttled
+READ_EVERY_SECONDS: Final = 0.05  # while a pod is throttled
 IDLE_READ_SECONDS: Final = 0.2
-RESCAN_SECONDS: Final = 1.0  # for GPUs that appear, and the status that says we live
+RESCAN_SECONDS: Final = 1.0  # for GPUs that appear, and for the status that shows that we live
 RETRY_SECONDS: Final = 1.0  # after a refusal by the freezer
 
 
@@ -60,11 +60,11 @@ class Throttle:
 
     @property
     def frozen(self) -> frozenset[str]:
-        """Who is frozen by us now."""
+        """Return the uids of the pods that we have frozen now."""
         return self._pods.uids
 
     def look(self, now: float) -> float:
-        """One round; returns when the next is due."""
+        """Run one round; return when the next is due."""
         if now >= self._rescan_at:
             self._rescan_at = now + RESCAN_SECONDS
             self._rescan()
@@ -77,7 +77,7 @@ class Throttle:
             gpu.schedule = schedule(gpu.schedule, granted, now)
             wanted |= dict.fromkeys(gpu.schedule.frozen, gpu)
             looks.append(gpu.schedule.look_at)
-        # thaw first: whatever a freeze may take, nobody waits for it
+        # thaw first: however long a freeze may take, no pod waits for it
         for uid in self._pods.uids - wanted.keys():
             self._pods.thaw(uid)
         for uid, gpu in wanted.items():
@@ -102,7 +102,7 @@ class Throttle:
         return min(looks)
 
     def thaw_all(self) -> bool:
-        """Let everyone run; False when somebody's cgroup did not take it."""
+        """Thaw every pod; return False when a cgroup refused."""
         for gpu in self._gpus.values():
             gpu.schedule = NOBODY
         return self._pods.thaw_all()
@@ -119,7 +119,7 @@ class Throttle:
         self._problem = problem
 
     def _vet(self, gpu: _Gpu, now: float, elsewhere: set[str]) -> ThrottleAsks:
-        """The asks that may be served; the others are refused, and counted when the reason is new."""
+        """Return the asks that may be served; refuse the others, and count a new reason."""
         asks, decisions = gpu.asks.read(), gpu.decisions.read()
         live = asks.live(now)
         granted: dict[str, ThrottleAsk] = {}
@@ -151,7 +151,7 @@ class Throttle:
         return None
 
     def _refuse(self, gpu: _Gpu, uid: str, refusal: FreezeRefused, now: float | None = None) -> None:
-        """Note it; `now` where the freezer refused: it is tried again a while later."""
+        """Record a refusal; `now` where the freezer refused: it is tried again later."""
         known = gpu.refused.get(uid)
         if known is None or known.reason is not refusal.reason:
             gpu.refusals[str(refusal.reason)] += 1
@@ -163,7 +163,7 @@ class Throttle:
             gpu.retry_at[uid] = now + RETRY_SECONDS
 
     def _say(self, gpu: _Gpu, now: float) -> None:
-        """Write the status when something changed, and every second or so while it does not."""
+        """Write the status when something changed, and every second or so while nothing does."""
         live: Mapping[str, ThrottleAsk] = gpu.asks.read().live(now)
         status = ThrottleStatus(
             beat=now,

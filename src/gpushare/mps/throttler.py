@@ -1,7 +1,8 @@
 """The throttle's process: freezes and thaws pods' cgroups as the agent asks, and thaws them all at its end.
 
-Started by the MPS host (gpushare.mps.thawing). Its standard input is a pipe that the host alone holds: when it
-closes, the host is gone, and everyone is thawed. On its standard output it tells the host that it lives.
+Started by the MPS host (gpushare.mps.thawing). Its standard input is a pipe whose other end only the host has
+open: when it closes, the host is gone, and every pod is thawed. On its standard output it tells the host that it
+lives.
 """
 
 import argparse
@@ -27,7 +28,7 @@ THAW_AGAIN_SECONDS: Final = 0.02
 
 
 def run(throttle: Throttle, parent: int, pulse: int) -> None:
-    """Throttle until the parent's pipe closes; whatever ends it, everyone is thawed.
+    """Throttle until the parent's pipe closes; at any end, every pod is thawed.
 
     Args:
         parent, pulse: descriptors of the pipes from and to the host.
@@ -57,7 +58,7 @@ def _end(*_: object) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the child process."""
+    """Run the child process."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--directory", default=HOST_DIRECTORY)
     parser.add_argument("--cgroup-root", type=Path, default=CGROUP_ROOT)

@@ -1,7 +1,7 @@
-"""Whose turn it is: pods pay for the time that their turns take, and the one that paid least goes first.
+"""Whose turn it is: pods pay for the time of their turns, and the pod that paid least goes first.
 
-A turn that leads to no client costs the daemon's time all the same, and somebody who waits pays for it. So a pod
-may waste a few seconds while others wait; then its turns are cut short and it waits behind them.
+A turn that leads to no client costs the daemon's time all the same, and the waiting pods pay for it. So a pod may
+waste a few seconds while others wait; then its turns are cut short and it waits behind them.
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,11 @@ WASTE_HALF_LIFE_SECONDS: Final = 600.0
 WASTE_SECONDS: Final = (
     3.0  # of turns that led to no client, while others waited; a start takes 0.13 to 0.25 s (docs/facts.md 13)
 )
-LEAST_TURN_SECONDS: Final = 1.0  # what a pod gets that wasted all of it, while others wait
-WASTE_FACTOR: Final = 10.0  # a wasted second is charged like so many
-AGING: Final = 0.1  # a pod that waited a second longer may have paid so many seconds more
+LEAST_TURN_SECONDS: Final = 1.0  # for a pod that wasted all of it, while others wait
+WASTE_FACTOR: Final = 10.0  # charge for a wasted second
+AGING: Final = 0.1  # waiting a second longer outweighs this many seconds paid
 QUICK_SECONDS: Final = (
-    0.5  # a process that only looks and ends in less is no waste: torch.cuda.device_count() does it
+    0.5  # a process that only looks and ends sooner wastes nothing: torch.cuda.device_count() does it
 )
 WASTED_TURN_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BROKEN_OFF_SECONDS: Final = 1.0  # charged for a turn that the daemon did not serve, so that others are tried next
@@ -29,7 +29,7 @@ _NEGLIGIBLE_SECONDS: Final = 0.01
 
 @dataclass(slots=True)
 class Account:
-    """What a pod's turns cost lately, seconds that fade; `failures` since its last client."""
+    """The recent cost of a pod's turns, seconds that fade; `failures` since its last client."""
 
     charged: float = 0.0
     wasted: float = 0.0
@@ -38,14 +38,14 @@ class Account:
     not_before: float = 0.0
 
     def fade(self, now: float) -> None:
-        """Bring it up to now."""
+        """Fade the cost up to now."""
         age = max(0.0, now - self.at)
         self.charged *= 0.5 ** (age / CHARGE_HALF_LIFE_SECONDS)
         self.wasted *= 0.5 ** (age / WASTE_HALF_LIFE_SECONDS)
         self.at = now
 
     def is_idle(self, now: float) -> bool:
-        """Whether forgetting it changes nothing."""
+        """Return whether forgetting it changes nothing."""
         return now >= self.not_before and max(self.charged, self.wasted) < _NEGLIGIBLE_SECONDS
 
 
@@ -59,7 +59,7 @@ class TurnAccounts:
         return len(self._accounts)
 
     def rank(self, pod_uid: str | None, waited_seconds: float, now: float) -> float:
-        """The lower, the sooner its turn: what it paid less what it waited."""
+        """Return its rank, the lower the sooner its turn: what it paid, less what it waited."""
         account = self._accounts.get(pod_uid)
         if account is None:
             return -AGING * waited_seconds
@@ -67,12 +67,12 @@ class TurnAccounts:
         return account.charged - AGING * waited_seconds
 
     def is_backing_off(self, pod_uid: str | None, now: float) -> bool:
-        """Whether its last turns led nowhere and it has to wait a while."""
+        """Return whether its last turns led nowhere and it has to wait a while."""
         account = self._accounts.get(pod_uid)
         return account is not None and now < account.not_before
 
     def allowance_seconds(self, pod_uid: str | None, now: float) -> float:
-        """How long a turn of its may last while others wait."""
+        """Return how long its turn may last while others wait."""
         account = self._accounts.get(pod_uid)
         if account is None:
             return WASTE_SECONDS
@@ -80,13 +80,13 @@ class TurnAccounts:
         return max(LEAST_TURN_SECONDS, WASTE_SECONDS - account.wasted)
 
     def note_client(self, pod_uid: str | None, seconds: float, now: float) -> None:
-        """A turn led to a client: the only good conduct that there is."""
+        """Record a turn that led to a client; nothing else counts in the pod's favour."""
         account = self._account(pod_uid, now)
         account.charged += seconds
         account.failures, account.not_before = 0, 0.0
 
     def note_waste(self, pod_uid: str | None, seconds: float, now: float, *, has_left: bool) -> None:
-        """A turn led to no client; `has_left`: its process ended meanwhile."""
+        """Record a turn that led to no client; `has_left`: its process ended meanwhile."""
         account = self._account(pod_uid, now)
         account.charged += WASTE_FACTOR * seconds
         account.wasted += seconds
@@ -94,17 +94,17 @@ class TurnAccounts:
             self._back_off(account, now)
 
     def note_refusal(self, pod_uid: str | None, seconds: float, now: float) -> None:
-        """The daemon refuses this pod's settings: it waits, ever longer, and others have their turns."""
+        """Record that the daemon refuses this pod's settings: it waits, ever longer, while others have turns."""
         account = self._account(pod_uid, now)
         account.charged += seconds + BROKEN_OFF_SECONDS
         self._back_off(account, now)
 
     def note_broken_off(self, pod_uid: str | None, seconds: float, now: float) -> None:
-        """The daemon did not serve a turn, whosever fault it was: others are tried first."""
+        """Record that the daemon did not serve a turn, whatever the cause: others are tried first."""
         self._account(pod_uid, now).charged += seconds + BROKEN_OFF_SECONDS
 
     def forget_idle(self, pods: Iterable[str | None], now: float) -> None:
-        """Bound what is remembered: accounts that mean nothing any more go, then those that mean least."""
+        """Bound the memory: drop accounts that mean nothing any more, then those that mean least."""
         present = frozenset(pods)
         for pod_uid, account in list(self._accounts.items()):
             account.fade(now)
