@@ -1,4 +1,4 @@
-"""The node agent: its parts joined and run until told to stop."""
+"""The node agent: connects its parts and runs them until told to stop."""
 
 import asyncio
 import logging
@@ -35,11 +35,11 @@ _log = logging.getLogger(__name__)
 EVENT_SECONDS: Final = 1.0
 RESTART_SECONDS: Final = 5.0
 ALLOCATIONS_SECONDS: Final = 5.0  # kubelet answers within milliseconds
-HUNG_SECONDS: Final = 60.0  # without a round of sampling, or without the loop turning at all
+HUNG_SECONDS: Final = 60.0  # without a round of sampling, or without the loop running at all
 
 
 def devices_opener(options: AgentOptions, clock: Callable[[], float] = time.monotonic) -> Callable[[], Devices]:
-    """What makes the device side that the options name; the driver's library is loaded only when it is called."""
+    """Return what opens the devices that the options name; it loads the driver's library only when called."""
     if options.simulated:
         return simulated_opener(options.simulated, options.node_name, options.directory, clock)
 
@@ -96,14 +96,14 @@ class Agent:
         self.status = StatusWriter(self.state, self.build, self.cluster, clock)
 
     def build(self) -> GpuNodeStatus:
-        """The GpuNode's status as of now."""
+        """Return the GpuNode's present status."""
         status = build_status(self.state, self.sampler.gates, self.sampler.measures, self.sampler.driver_version)
         return GpuNodeStatus.of(
             status.gpus, driver_version=status.driver_version, conditions=conditions_of(self.state)
         )
 
     def figures(self) -> NodeFigures:
-        """What the metrics say as of now."""
+        """Return the present figures for the metrics."""
         return node_figures(
             self._node_name,
             self.state,
@@ -120,14 +120,14 @@ class Agent:
         return f"no round of sampling for {age:.0f} s" if age > HUNG_SECONDS + BACKOFF.longest_seconds else ""
 
     async def run(self) -> None:
-        """Run every part for ever; a part that fails is logged and started again."""
-        await self.sampler.step()  # so that the first listing that kubelet sees is a whole one
+        """Run every part until cancelled; a part that fails is logged and started again."""
+        await self.sampler.step()  # so that the first listing that kubelet sees is complete
         async with self.cluster.pods() as pods, self._shares, asyncio.TaskGroup() as tasks:
             self._start(tasks, "sampler", self.sampler.run)
             self._start(tasks, "events", self._tell_events)
             self._start(tasks, "forecasts", self.forecasts.run)
-            # The plugin serves without the API server too; decisions and the GpuNode wait for the pods, since what
-            # is written before would say that nobody runs here.
+            # The plugin serves without the API server too; decisions and the GpuNode wait for the pods, since
+            # before that they would show a node without pods.
             self._start(tasks, "plugin", self.registrar.run)
             await pods.synced.wait()
             self.outside.is_ready = True
@@ -151,7 +151,7 @@ class Agent:
         tasks.create_task(keep(), name=name)
 
     async def _write_status(self) -> None:
-        """Write the GpuNode once kubelet has said who has which ids: before, a pod that starts looks absent."""
+        """Write the GpuNode once kubelet has listed the allocations: before, a starting pod looks absent."""
         changed = self.state.subscribe()
         try:
             async with asyncio.timeout(ALLOCATIONS_SECONDS):
@@ -165,7 +165,7 @@ class Agent:
         await self.status.run()
 
     async def _tell_events(self) -> None:
-        """Compare each GPU's health and its gate's word with those before and tell what is new."""
+        """Compare each GPU's health and its gate's report with the previous ones, and write events for news."""
         before: dict[str, GateStatus | None] = {}
         healths: dict[str, GpuHealth] = {}
         recent = RecentTenants(self._clock)
@@ -186,7 +186,7 @@ class Agent:
             await asyncio.sleep(EVENT_SECONDS)
 
     async def _prune(self, watched: Any) -> None:
-        """Forget pods that a direct list brought and the watch does not know: gone between the two."""
+        """Forget pods that a direct list returned and the watch does not know: deleted between the two."""
         suspects: set[str] = set()
         while True:
             await asyncio.sleep(60.0)

@@ -1,4 +1,4 @@
-"""The agent's few words with the API server: its pods, the GpuNode, corrected annotations, events."""
+"""The agent's calls to the API server: its pods, the GpuNode, corrected annotations, events."""
 
 import logging
 from typing import Any, Final
@@ -28,7 +28,7 @@ CONTROLLER: Final = "gpushare.io/agent"
 
 
 class AgentApi:
-    """What the agent asks of the API; no method but `pods` raises ApiError."""
+    """The agent's API client; no method but `pods` raises ApiError."""
 
     def __init__(self, api: Api, node_name: str, state: NodeState) -> None:
         self._api = api
@@ -38,7 +38,7 @@ class AgentApi:
         self._node: dict[str, Any] = {"kind": "Node", "apiVersion": "v1", "name": node_name}
 
     def pods(self) -> Reflector[ManagedPod]:
-        """This node's managed pods, delivered into the state."""
+        """Return the reflector of this node's managed pods, delivered into the state."""
 
         def on_change(change: Change, key: str, pod: ManagedPod) -> None:  # noqa: ARG001 - the reflector's signature
             if change is Change.DELETED:
@@ -58,11 +58,11 @@ class AgentApi:
         )
 
     def profiles(self) -> Reflector[SharedProfile]:
-        """Every GpuShare's profile."""
+        """Return the reflector of every GpuShare's profile."""
         return Reflector(self._api, GPUSHARES, reduce_gpushare)
 
     async def refresh_pods(self) -> None:
-        """Ask for this node's pods now, for when kubelet was told of one before our watch."""
+        """List this node's pods now, for when kubelet learns of a pod before our watch."""
         try:
             listing = await self._api.list(
                 PODS,
@@ -77,7 +77,7 @@ class AgentApi:
             self._state.put_pod(pod)
 
     async def find_pod(self, uid: str) -> ManagedPod | None:
-        """A pod of this node by its uid, whether or not it asks for a share; None where it cannot be found now."""
+        """Return a pod of this node by its uid, whether or not it asks for a share; None if it cannot be found."""
         if uid in self._state.pods:
             return self._state.pods[uid]
         try:
@@ -88,7 +88,7 @@ class AgentApi:
         return next((pod for pod in listing.items if pod.uid == uid), None)
 
     async def correct(self, pod: ManagedPod, decision: Decision) -> bool:
-        """Write a pod's decision annotations; False when it could not be done now."""
+        """Write a pod's decision annotations; return False when it could not be done now."""
         body = {"metadata": {"uid": pod.uid, "annotations": decision.to_annotations()}}
         try:
             await self._api.patch(PODS, pod.name, body, namespace=pod.namespace)
@@ -99,7 +99,7 @@ class AgentApi:
         return True
 
     async def write(self, status: GpuNodeStatus) -> bool:
-        """Write the GpuNode's status, making the object if it is not there."""
+        """Write the GpuNode's status, creating the object if it is missing."""
         body = {"status": to_json(status, nulls=True)}
         try:
             try:
@@ -153,7 +153,7 @@ class AgentApi:
             return
 
     async def _node_uid(self) -> str | None:
-        """The Node's uid, so that its GpuNode goes with it; None where we may not read nodes."""
+        """Return the Node's uid, so that its GpuNode is deleted with it; None where we may not read nodes."""
         try:
             node = await self._api.get(NODES, self._node_name)
         except ApiError:

@@ -9,11 +9,11 @@ from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, decisions_
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
-RETRY_SECONDS: Final = 5.0  # after a full disk; what is on disk stays in force meanwhile
+RETRY_SECONDS: Final = 5.0  # after a full disk; meanwhile the file on disk stays in force
 
 
 def decide(state: NodeState) -> dict[str, Decisions]:
-    """Each GPU's decisions: every pod of ours that runs, or may start to run, on it."""
+    """Return each GPU's decisions: every pod of ours that runs, or may start to run, on it."""
     by_gpu: dict[str, dict[str, PodDecision]] = {uuid: {} for uuid in state.gpus}
     for pod in sorted(state.pods.values(), key=lambda each: each.uid):
         if pod.is_over or pod.decision is None:
@@ -28,7 +28,7 @@ def decide(state: NodeState) -> dict[str, Decisions]:
 
 
 class DecisionWriter:
-    """Keeps the files as `decide` says. Start it once the pods are known: an empty file would hold them."""
+    """Keeps the files in line with `decide`. Start it once the pods are known: with an empty file they wait."""
 
     def __init__(self, state: NodeState, directory: Path) -> None:
         self._state = state
@@ -37,7 +37,7 @@ class DecisionWriter:
         self._failing = False
 
     async def run(self) -> None:
-        """Write at every change, for ever."""
+        """Write at every change, until cancelled."""
         changed = self._state.subscribe()
         while True:
             changed.clear()
@@ -47,14 +47,15 @@ class DecisionWriter:
                 await asyncio.sleep(RETRY_SECONDS)
 
     def write(self) -> bool:
-        """Write what differs from the disk; False when something could not be written."""
+        """Write the files that differ; return False when something could not be written."""
         whole = True
         for uuid, decisions in decide(self._state).items():
             gpu = GpuDirectory.of(self._directory, uuid)
             if uuid not in self._written and gpu.decisions.exists():
                 self._written[uuid] = decisions_reader(gpu).read()
-            is_there = not decisions.pods or gpu.decisions.exists()  # an ending MPS host removes empty directories
-            if is_there and self._written.get(uuid) == decisions:
+            # an MPS host that ends removes empty directories
+            is_on_disk = not decisions.pods or gpu.decisions.exists()
+            if is_on_disk and self._written.get(uuid) == decisions:
                 continue
             try:
                 gpu.create()

@@ -1,4 +1,4 @@
-"""The agent's state as the exporter's figures."""
+"""The agent's state as figures for the exporter."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ def node_figures(
     ended: Mapping[str, int],
     is_registered: bool,
 ) -> NodeFigures:
-    """Figures of this moment; built from the same status as the GpuNode, so that the two never differ."""
+    """Return the present figures; built from the same status as the GpuNode, so that the two never differ."""
     status = build_status(state, gates, measures)
     return NodeFigures(
         node=node,

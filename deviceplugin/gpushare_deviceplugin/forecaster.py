@@ -1,4 +1,4 @@
-"""`python -m gpushare_deviceplugin.forecaster`: the shipped interference model's word, then the end.
+"""`python -m gpushare_deviceplugin.forecaster`: print the shipped interference model's predictions, then exit.
 
 Standard input: a JSON list of `{"gpu_model": ..., "loads": [Load, ...]}`. Standard output: for each, a list with
 `[mean, error]` or null for each load (`gpushare.core.progress.attribution.Prior`).
@@ -20,7 +20,7 @@ NICENESS: Final = 10  # nobody waits for the answer
 
 
 def answer(raw: bytes) -> bytes:
-    """Answers to the questions."""
+    """Return the answers to the questions."""
     model = default_model()
     answers = []
     for question in orjson.loads(raw):
@@ -41,7 +41,7 @@ def _load(written: Mapping[str, Any]) -> TenantLoad:
 
 
 def main() -> None:
-    """Answer standard input on standard output."""
+    """Read questions from standard input, write the answers to standard output."""
     os.nice(NICENESS)
     sys.stdout.buffer.write(answer(sys.stdin.buffer.read()))
 

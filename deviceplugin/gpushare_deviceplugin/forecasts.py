@@ -1,7 +1,7 @@
-"""What the interference model expects of each GPU's tenants, asked of a process that ends with its answer.
+"""The interference model's predictions for each GPU's tenants, from a process that ends with its answer.
 
 The model needs numpy, 13 MiB that would stay in the agent for an answer that changes with the tenants. So the
-agent asks `gpushare_deviceplugin.forecaster` when they change, all GPUs at once, and keeps the answers.
+agent runs `gpushare_deviceplugin.forecaster` when they change, for all GPUs at once, and keeps the answers.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 PAUSE_SECONDS: Final = 10.0  # between two questions: one costs 0.2 s of a core
 BACKOFF: Final = Backoff(first_seconds=PAUSE_SECONDS, longest_seconds=600.0)
 ANSWER_SECONDS: Final = 60.0
-# A signature that moves by less is the same: it is drawn from windows that differ by as much.
+# A signature that moves by less counts as the same: the windows behind it differ by as much.
 SAME_RATIO: Final = 0.03
 
 Priors = tuple[Prior | None, ...]
@@ -34,10 +34,10 @@ class ForecastError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The tenants of one GPU as the model is to see them.
+    """The tenants of one GPU as input of the model.
 
     Attributes:
-        tenants: who they are, pod uids; loads: aligned, under the caps in force.
+        tenants: pod uids; loads: in the same order, under the caps in force.
     """
 
     gpu_model: str
@@ -45,18 +45,18 @@ class Question:
     loads: tuple[TenantLoad, ...]
 
     def is_about_the_same(self, other: "Question") -> bool:
-        """Whether the other has the same tenants under the same caps."""
+        """Return whether the other has the same tenants under the same caps."""
         return (self.gpu_model, self.tenants, self.caps) == (other.gpu_model, other.tenants, other.caps)
 
     def is_near(self, other: "Question") -> bool:
-        """Whether the answer to the other will do: the same tenants, and no signature moved much."""
+        """Return whether the answer to the other serves: the same tenants, and no signature moved much."""
         return self.is_about_the_same(other) and all(
             _is_near(one, two) for one, two in zip(self.loads, other.loads, strict=True)
         )
 
     @property
     def caps(self) -> tuple[int, ...]:
-        """Thread percentages of the loads."""
+        """Return the thread percentages of the loads."""
         return tuple(load.thread_percentage for load in self.loads)
 
 
@@ -77,7 +77,7 @@ def _figures(load: TenantLoad) -> dict[str, float]:
 
 
 class Forecasts:
-    """The last answer for each GPU, and the questions that are open.
+    """The last answer for each GPU, and the open questions.
 
     Args:
         ask: raises ForecastError.
@@ -92,7 +92,7 @@ class Forecasts:
         self._failures = 0
 
     def expected(self, uuid: str, question: Question) -> Sequence[Prior | None]:
-        """What is expected of a GPU's tenants; silent about each until the model has answered about them."""
+        """Return the predictions for a GPU's tenants; none for a tenant until the model has answered about it."""
         asked, priors = self._known.get(uuid, (None, ()))
         if asked is None or not question.is_near(asked):
             self._open[uuid] = question
@@ -102,13 +102,13 @@ class Forecasts:
         return (None,) * len(question.loads)
 
     async def run(self) -> None:
-        """Answer what is asked, for ever."""
+        """Answer questions until cancelled."""
         while True:
             await self._opened.wait()
             await asyncio.sleep(await self.step())
 
     async def step(self) -> float:
-        """Ask what is open now; returns for how many seconds to leave the model alone."""
+        """Ask the open questions now; return for how many seconds to leave the model alone."""
         self._opened.clear()
         questions, self._open = self._open, {}
         if not questions:
@@ -132,7 +132,7 @@ class Forecasts:
 
 
 async def ask_model(questions: Sequence[Question]) -> Sequence[Priors]:
-    """Ask the shipped model in a process of its own.
+    """Run the shipped model in a process of its own and return its answers.
 
     Raises:
         ForecastError: no process, no answer in time, or none that makes sense.

@@ -1,4 +1,4 @@
-"""Keep the agent small: it runs on every node, beside the work that the node is for."""
+"""Keep the agent small: it runs on every node, beside the node's real work."""
 
 import asyncio
 import ctypes
@@ -15,7 +15,8 @@ _PACKAGES: Final = ("kubernetes", "kubernetes.aio", "kubernetes.aio.client")
 _M_ARENA_MAX: Final = -8  # malloc.h
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
-_LARGE_BYTES: Final = 128 * 1024  # glibc's own first value; set, so that it does not grow with what is freed
+# glibc's initial value; set explicitly, so that it does not grow with freed memory
+_LARGE_BYTES: Final = 128 * 1024
 _PR_SET_THP_DISABLE: Final = 41  # sys/prctl.h
 
 

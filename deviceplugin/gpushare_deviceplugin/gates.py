@@ -1,4 +1,4 @@
-"""What the MPS host says of each GPU, its freshness, and what people should hear of it."""
+"""The MPS host's report on each GPU, its freshness, and the news in it for people."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Gates:
         self._readers: dict[str, Fresh[GateStatus]] = {}
 
     def read(self, uuid: str) -> GateStatus | None:
-        """The gate's word on a GPU; None when it never spoke or fell silent."""
+        """Return the gate's report on a GPU; None when it never wrote one or fell silent."""
         if uuid not in self._readers:
             file = status_reader(GpuDirectory.of(self._directory, uuid))
             self._readers[uuid] = Fresh(file, self._clock, STALE_SECONDS, self._wall)
@@ -54,7 +54,7 @@ class Gates:
 
 
 def mps_status(status: GateStatus | None) -> MpsStatus:
-    """The GpuNode's view of a gate."""
+    """Return a gate's state for the GpuNode."""
     if status is None:
         return MpsStatus(state=MpsState.DOWN, message="the MPS host does not report")
     message = status.detail or None
@@ -70,7 +70,7 @@ def mps_status(status: GateStatus | None) -> MpsStatus:
 
 
 def conclude_health(device: GpuHealth, status: GateStatus | None) -> GpuHealth:
-    """A GPU takes tenants when its device is well and its MPS is up: a client without MPS would run uncapped."""
+    """Return a GPU's health: well if its device is and its MPS is up: a client without MPS would be uncapped."""
     if device.health is Health.UNHEALTHY:
         return device
     if status is None:
@@ -89,7 +89,7 @@ def conclude_health(device: GpuHealth, status: GateStatus | None) -> GpuHealth:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that people should hear of: about a pod by uid, or about the node when None."""
+    """An event for people: about a pod by uid, or about the node when None."""
 
     pod_uid: str | None
     reason: str
@@ -98,7 +98,7 @@ class Notice:
 
 
 def health_notices(uuid: str, old: GpuHealth | None, new: GpuHealth, tenants: Iterable[str]) -> tuple[Notice, ...]:
-    """A GPU fell out or came back, for its tenants and the node; nothing for one that is seen the first time."""
+    """Return notices of a GPU that failed or recovered, for its tenants and the node; none for a new GPU."""
     if old is None or old.health is new.health:
         return ()
     everyone = [*tenants, None]
@@ -110,14 +110,14 @@ def health_notices(uuid: str, old: GpuHealth | None, new: GpuHealth, tenants: It
 
 
 class RecentTenants:
-    """Who shares a GPU, or did until moments ago: a fault ends pods before the gate's word of it is read."""
+    """The pods that share a GPU, or did moments ago: a fault ends pods before the gate's report of it is read."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._seen: dict[str, dict[str, float]] = {}
 
     def of(self, uuid: str, present: Iterable[str]) -> list[str]:
-        """Uids of the pods that share the GPU now (`present`) or did within RECENT_SECONDS."""
+        """Return the uids of the pods that share the GPU now (`present`) or did within RECENT_SECONDS."""
         now = self._clock()
         seen = self._seen.setdefault(uuid, {})
         seen.update((uid, now) for uid in present)
@@ -127,14 +127,14 @@ class RecentTenants:
 
 
 def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> tuple[Notice, ...]:
-    """What is new in a gate's word, as events for the pods concerned.
+    """Return the news in a gate's report, as events for the pods concerned.
 
     Args:
-        tenants: uids of the pods on this GPU, who all hear of a fault of their server. So does every pod that was
-            connected when it began, by the gate's record of it.
+        tenants: uids of the pods on this GPU, which all get an event for a fault of their server. So does every
+            pod that was connected when it began, by the gate's record of it.
 
-    A gate takes its predecessor's counts over, so a count that grew is told though the gate is another one (the
-    whole MPS host restarted). A gate that begins at zero has less than before, and nothing is told.
+    A gate continues its predecessor's counts, so a count that grew is reported even by another gate (the whole MPS
+    host restarted). A gate that begins at zero has less than before, and nothing is reported.
     """
     found: list[Notice] = []
     if old is not None and new.faults > old.faults:

@@ -1,4 +1,4 @@
-"""PodResources, kubelet's account of who has which device ids, and the reconciliation with what was decided."""
+"""PodResources, kubelet's record of allocated device ids, and its reconciliation with the decisions."""
 
 import asyncio
 import logging
@@ -27,10 +27,10 @@ class PodResourcesError(Exception):
 
 
 class PodResourcesSource(Protocol):
-    """Who has which shares: "namespace/name" -> shares by GPU. Raises PodResourcesError."""
+    """Source of allocated shares: "namespace/name" -> shares by GPU. Raises PodResourcesError."""
 
     async def list(self) -> dict[str, dict[str, int]]:
-        """What kubelet says now."""
+        """Return kubelet's present allocations."""
         ...
 
 
@@ -41,7 +41,7 @@ class PodResources:
         self._socket = socket
 
     async def list(self) -> dict[str, dict[str, int]]:
-        """Shares by GPU of every pod that has any."""
+        """Return the shares by GPU of every pod that has any."""
         try:
             async with open_channel(self._socket) as channel:
                 stub = PodResourcesListerStub(channel)
@@ -63,7 +63,7 @@ class PodResources:
 
 
 class AllocationReconciler:
-    """Holds the state to PodResources, and the annotations to the state.
+    """Keeps the state in line with PodResources, and the annotations in line with the state.
 
     Args:
         correct: writes a pod's decision annotations; may raise, then it is tried again at the next round.
@@ -83,11 +83,11 @@ class AllocationReconciler:
         self._failing = False
 
     def poke(self) -> None:
-        """An Allocate was just answered: look soon and often until its pod is known."""
+        """Reconcile soon and often after an Allocate, until its pod is known."""
         self._poked.set()
 
     async def run(self) -> None:
-        """Reconcile for ever, at once after an allocation and every ten seconds."""
+        """Reconcile until cancelled, at once after an allocation and every ten seconds."""
         while True:
             await self.reconcile()
             try:  # not wait_for: before Python 3.12 it can swallow a cancellation
@@ -104,7 +104,7 @@ class AllocationReconciler:
                     break
 
     async def reconcile(self) -> None:
-        """One round; trouble is logged once until it is over, and counted."""
+        """Run one round; log a problem once until it is over, and count it."""
         try:
             by_key = await self._source.list()
         except PodResourcesError as error:

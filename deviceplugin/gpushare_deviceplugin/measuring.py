@@ -1,4 +1,4 @@
-"""From a GPU's window to its tenants: clients and memory by the gate, progress and pipes by attribution."""
+"""From a GPU's window to its tenants: clients and memory from the gate, progress and pipes by attribution."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from gpushare_deviceplugin.status import GpuMeasure, TenantMeasure, tenants_of
 
 
 def merge(samples: Iterable[GpuSample]) -> GpuSample:
-    """Several windows as one: counters averaged, memory as of the last; at least one sample."""
+    """Merge several windows into one: counters averaged, memory as of the last; at least one sample."""
     listed = list(samples)
     busy = [s.gpu_utilization_ratio for s in listed if s.gpu_utilization_ratio is not None]
     return GpuSample(
@@ -25,12 +25,12 @@ def merge(samples: Iterable[GpuSample]) -> GpuSample:
     )
 
 
-# What the interference model expects of the tenants of one GPU (its uuid); None where it is silent.
+# The interference model's predictions for the tenants of one GPU (its uuid); None where it has none.
 Expected = Callable[[str, Question], Sequence[Prior | None]]
 
 
 def nothing_expected(_: str, question: Question) -> Sequence[Prior | None]:
-    """Without an interference model."""
+    """Predict nothing, for use without an interference model."""
     return (None,) * len(question.loads)
 
 
@@ -45,7 +45,7 @@ class Measurer:
     def measure(
         self, uuid: str, gate: GateStatus | None, latest: GpuSample | None, window: GpuSample | None
     ) -> GpuMeasure:
-        """What can be said of a GPU and its tenants.
+        """Return the measures of a GPU and its tenants.
 
         Args:
             latest: the newest sample, to learn from; window: several merged, to conclude from; None: no figures.
@@ -79,7 +79,7 @@ class Measurer:
         latest: GpuSample | None,
         window: GpuSample,
     ) -> dict[str, TenantMeasure]:
-        """The only one with processes: the counters are its own, and at 100% it runs as alone by definition."""
+        """Measure a GPU's only active tenant: the counters are its own; at 100% its progress is 1."""
         model = self._state.gpus[uuid].model
         measured = replace(measured, pipes=window.counters.pipes())
         if threads == 100:
@@ -124,7 +124,7 @@ class Measurer:
     def _expected(
         self, uuid: str, active: Sequence[ManagedPod], signatures: Sequence[SoloSignature], threads: Sequence[int]
     ) -> Sequence[Prior | None]:
-        """The model's word on these tenants."""
+        """Return the model's predictions for these tenants."""
         loads = [_load(s, cap) for s, cap in zip(signatures, threads, strict=True)]
         uids = tuple(pod.uid for pod in active)
         return self._expected_of(uuid, Question(self._state.gpus[uuid].model, uids, tuple(loads)))
@@ -144,7 +144,7 @@ def _load(signature: SoloSignature, threads: int) -> TenantLoad:
 
 
 def _threads(gate: GateStatus, pod: ManagedPod) -> int:
-    """The cap in force: that which the pod's processes connected under, or the lower one that they ask themselves.
+    """Return the cap in force: the one that the pod's processes connected under, or their own lower one.
 
     A new decision does not change it (docs/facts.md 5), and an environment may lower it (docs/facts.md 11).
     """

@@ -39,7 +39,7 @@ class AgentOptions:
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
-    """Read the options; argparse ends the program with code 2 and a sentence on a wrong one."""
+    """Return the options; argparse exits with code 2 and a message on an invalid one."""
     parser = argparse.ArgumentParser(prog="gpushare-agent", description="The gpushare node agent.")
 
     add = options_of(parser, environment)
@@ -48,7 +48,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("kubelet-directory", "/var/lib/kubelet", "kubelet's directory", type=Path)
     simulated = environment.get(
         "GPUSHARE_SIMULATED_GPUS", ""
-    )  # the chart's one name for the agent and the MPS host
+    )  # the chart uses this one name for the agent and the MPS host
     add("simulated", simulated, 'simulated GPUs instead of real ones, such as "H200:2"')
     add("dcgm-url", "", "dcgm-exporter's metrics on this node, for GPUs before Hopper")
     add("device-list-strategy", "envvar", "how containers get GPUs", choices=[s.value for s in DeviceListStrategy])

@@ -1,4 +1,4 @@
-"""Processes outside MPS: told to people by an event on their pod, and counted (gpushare.core.gpu.outside)."""
+"""Processes outside MPS: reported by an event on their pod, and counted (gpushare.core.gpu.outside)."""
 
 import asyncio
 import logging
@@ -18,11 +18,11 @@ from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 REASON: Final = "OutsideMps"
-_MOST_WAITING: Final = 256  # of what is to be told while the API server is slow
+_MOST_WAITING: Final = 256  # reports in the queue while the API server is slow
 _SHOWN_PIDS: Final = 8
-_ASK_SECONDS: Final = 10.0  # between two questions for the same pod: a static pod's uid is not the API server's
-_MOST_KNOWN: Final = 1024  # pods remembered; beyond, all are asked for anew
-# In other states the server that the gate names may not be the one that runs.
+_ASK_SECONDS: Final = 10.0  # between two lookups of one pod: a static pod's uid differs from the API server's
+_MOST_KNOWN: Final = 1024  # pods remembered; with more, all are looked up again
+# In other states the server in the gate's report may not be the one that runs.
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
 
 FindPod = Callable[[str], Awaitable[ManagedPod | None]]
@@ -30,16 +30,16 @@ Tell = Callable[[Notice, ManagedPod | None], Awaitable[None]]
 
 
 class OutsidePolicy(StrEnum):
-    """What becomes of a pod's process outside MPS; one of no pod is told only, whatever the policy."""
+    """What happens to a pod's process outside MPS; one of no pod is only reported, under any policy."""
 
     EVENT = "event"
     END = "end"
 
 
 def end_process(process: OutsideProcess, proc: Path = PROC) -> bool:
-    """Send SIGKILL to this very process, not to a later one with its pid; False when it is gone.
+    """Send SIGKILL to this very process, not to a later one with its pid; return False when it is gone.
 
-    A process outside MPS has a GPU context of its own, so its end is nobody else's.
+    A process outside MPS has a GPU context of its own, so its end affects no other process.
 
     Raises:
         OSError: it may not be ended (the chart adds the capability KILL with the policy `end`).
@@ -94,19 +94,19 @@ class OutsideMps:
         self._policy = policy
         self._proc = proc
         self._end = end
-        self._others: set[str] = set()  # pods of this node without a share, as the API server named them
-        self._asked_at: dict[str, float] = {}  # by uid of a pod that is not known
+        self._others: set[str] = set()  # pods of this node without a share, as the API server listed them
+        self._asked_at: dict[str, float] = {}  # lookups of unknown pods, by uid
         self._refused: set[OutsideProcess] = set()
         self._found: asyncio.Queue[tuple[str, Found]] = asyncio.Queue(_MOST_WAITING)
 
     def take(self, uuid: str, processes: Iterable[GpuProcess] | None, gate: GateStatus | None) -> None:
-        """Look at one GPU's processes; `None`, or a gate that serves nobody, is no look."""
+        """Check one GPU's processes; `None`, or a gate that serves nobody, is ignored."""
         if processes is None or gate is None or gate.state not in _SERVING or not self.is_ready:
             return
         present = [
             OutsideProcess(pid, ticks, pod_uid_of(pid, self._proc))
             for pid in pids_outside(processes, gate.server_pid)
-            if (ticks := start_ticks_of(pid, self._proc)) is not None  # else it ended meanwhile
+            if (ticks := start_ticks_of(pid, self._proc)) is not None  # otherwise it has ended meanwhile
         ]
         exempt = self._exempt(uuid, gate) if present else frozenset()
         self.watches[uuid], found = look(self.watches.get(uuid, OutsideWatch()), present, exempt, self._clock())
@@ -120,7 +120,7 @@ class OutsideMps:
             self._end_all(uuid, self.watches[uuid].present)
 
     def _end_all(self, uuid: str, present: Iterable[OutsideProcess]) -> None:
-        """End those of a pod that is known not to have whole GPUs; ask for the pod of the others first."""
+        """End the processes of pods that surely have no whole GPUs; look up the other pods first."""
         for process in present:
             uid = process.pod_uid
             if uid is None:
@@ -145,7 +145,7 @@ class OutsideMps:
                 _log.error("process %d outside MPS cannot be ended: %s", process.pid, error)
 
     def _exempt(self, uuid: str, gate: GateStatus) -> frozenset[str]:
-        """Pods of several whole GPUs (docs/adr/0030), and the MPS host's own, where the self-test runs."""
+        """Return the exempt pods: those of several whole GPUs (docs/adr/0030), and the MPS host's self-test."""
         host = pod_uid_of(gate.gate_pid, self._proc)
         return frozenset(
             [pod.uid for pod in self._state.pods.values() if _has_whole(self._state.gpus_of(pod), uuid)]
@@ -153,17 +153,17 @@ class OutsideMps:
         )
 
     async def run(self) -> None:
-        """Tell for ever what was found."""
+        """Report findings until cancelled."""
         while True:
             await self.tell_next()
 
     async def tell_next(self) -> None:
-        """Wait for the next find and tell it: on the pod where it is known, else on the node."""
+        """Wait for the next finding and report it: on the pod where it is known, else on the node."""
         uuid, found = await self._found.get()
         pod = await self._find_pod(found.pod_uid) if found.pod_uid is not None else None
         if pod is not None:
             if _has_whole(self._state.gpus_of(pod), uuid):
-                return  # it had not been seen here yet
+                return  # our watch did not have it yet
             if pod.uid not in self._state.pods:
                 if len(self._others) >= _MOST_KNOWN:
                     self._others.clear()

@@ -1,4 +1,4 @@
-"""gRPC over kubelet's unix sockets: channels, servers, and the errors that a call may end with."""
+"""gRPC over kubelet's unix sockets: channels, servers, and the errors of a call."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ MAX_PATH_BYTES: Final = 107
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
 _CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, whatever back-off an older one is in
+    ("grpc.use_local_subchannel_pool", 1),  # a new channel connects at once, whatever the back-off of an older one
 )
 
 # The errors of a call to kubelet. A later call can succeed.

@@ -1,4 +1,4 @@
-"""The sampling loop: device readings in a thread of their own, health concluded, windows and tenants measured."""
+"""The sampling loop: reads devices in a thread of its own, concludes health, measures windows and tenants."""
 
 import asyncio
 import contextlib
@@ -27,12 +27,12 @@ OnProcesses = Callable[[str, tuple[GpuProcess, ...] | None, GateStatus | None], 
 
 
 def _nobody_asks(uuid: str, processes: tuple[GpuProcess, ...] | None, gate: GateStatus | None) -> None:
-    """What becomes of processes where nobody asks for them."""
+    """Ignore processes, for use where nothing consumes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the device side said of one GPU in one round; None for what it does not say now."""
+    """The reading of one GPU in one round; None for values that are not available."""
 
     health: GpuHealth
     sample: GpuSample | None
@@ -41,7 +41,7 @@ class Reading:
 
     @property
     def trouble(self) -> str:
-        """Why there are no counters; empty when there are, or when an unhealthy GPU owes none."""
+        """Return why there are no counters; empty when there are, or when the GPU is unhealthy and needs none."""
         if self.error or self.health.health is Health.UNHEALTHY or self.sample is None:
             return self.error
         return "" if self.sample.counters.as_dict() else NO_COUNTERS
@@ -90,7 +90,7 @@ class Sampler:
         self._failures = 0
 
     async def run(self) -> None:
-        """Sample at the period; without devices, look for them with back-off."""
+        """Sample once a period; without devices, retry to open them with back-off."""
         try:
             while True:
                 started = self._clock()
@@ -101,7 +101,7 @@ class Sampler:
             self._thread.shutdown(wait=False)
 
     async def step(self) -> float:
-        """One round; returns how many seconds after its start the next one is due."""
+        """Run one round; return how many seconds after its start the next one is due."""
         loop = asyncio.get_running_loop()
         work = loop.run_in_executor(self._thread, self._read)
         try:
@@ -123,7 +123,7 @@ class Sampler:
         return self._period
 
     def _read(self) -> list[tuple[GpuInfo, Reading]]:
-        """In the devices' thread: everything of one round."""
+        """Read everything for one round, in the devices' thread."""
         if self._devices is None:
             self._devices = self._open()
             self.driver_version = self._devices.driver_version()
@@ -132,7 +132,7 @@ class Sampler:
             return [(gpu, self._read_gpu(devices, gpu.uuid)) for gpu in devices.list()]
         except DevicesError:
             self._devices = None
-            with contextlib.suppress(Exception):  # of a driver that is gone; what can be freed is
+            with contextlib.suppress(Exception):  # the driver is gone; close whatever can be closed
                 devices.close()
             raise
 
@@ -162,7 +162,7 @@ class Sampler:
         listed = {gpu.uuid for gpu, _ in readings}
         for uuid in self._state.gpus.keys() - listed:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, "the driver does not list this GPU any more"))
-            self._state.set_unmeasured(uuid, "")  # its health says it
+            self._state.set_unmeasured(uuid, "")  # its health reports it
             for kept in (self.measures, self._windows, self._fresh):  # no window across its absence
                 kept.pop(uuid, None)
         for gpu, reading in readings:
@@ -185,7 +185,7 @@ class Sampler:
         gate = self.gates.get(uuid)
         present = (*tenants, *sorted(str(c.pid) for c in gate.clients)) if gate else tenants
         fresh = self._fresh.setdefault(uuid, [])
-        if self._tenants.get(uuid) != present:  # a window across a change says nothing of either side
+        if self._tenants.get(uuid) != present:  # a window across a change describes neither side
             windows.clear()
             fresh.clear()
             self._tenants[uuid] = present
@@ -200,7 +200,7 @@ class Sampler:
         is_first = not windows
         windows.append(reading.sample)
         fresh.append(reading.sample)
-        if is_first or len(fresh) >= WINDOWS:  # telling tenants apart costs more than reading counters
+        if is_first or len(fresh) >= WINDOWS:  # attribution costs more than reading counters
             self.measures[uuid] = self._measurer.measure(uuid, gate, merge(fresh), merge(windows))
             fresh.clear()
 

@@ -1,4 +1,4 @@
-"""What each workload draws from a GPU alone: from its GpuShare's profile, else as seen here while it ran alone."""
+"""Each workload's GPU use alone: from its GpuShare's profile, else as measured on this node while it ran alone."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -8,12 +8,12 @@ from gpushare.core.api import GpuShareStatus, WorkloadSignature, from_json
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare_deviceplugin.pods import ManagedPod
 
-MIN_SECONDS: Final = 5.0  # of running alone, before what was seen counts as a signature
+MIN_SECONDS: Final = 5.0  # of running alone, before the average counts as a signature
 MEMORY_SECONDS: Final = 120.0  # older windows fade, so that a workload's later phases replace its first ones
 DIGITS: Final = 4  # of a counter on the wire
-IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits draws less, and says nothing of its workload
-START_SECONDS: Final = 30.0  # a program's start takes at most so long; PyTorch's client idles for 7 to 9 s
-MAX_WORKLOADS: Final = 1000  # of one node; the one not seen longest is forgotten
+IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits uses less, and tells nothing about its workload
+START_SECONDS: Final = 30.0  # longest start of a program; PyTorch's client idles for 7 to 9 s
+MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class SharedProfile:
 
 
 def reduce_gpushare(obj: Mapping[str, Any]) -> SharedProfile | None:
-    """A raw GpuShare to its profile; None while it has none."""
+    """Return a raw GpuShare's profile; None while it has none."""
     status = from_json(GpuShareStatus, obj.get("status"))
     if status.profile is None or not status.profile.counters:
         return None
@@ -59,11 +59,11 @@ def reduce_gpushare(obj: Mapping[str, Any]) -> SharedProfile | None:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a workload drew alone, averaged.
+    """A workload's average use while alone.
 
     Attributes:
         pod_uid: the pod that was seen last.
-        start_seconds: of this pod, that were left out because they look like its start; None once it works.
+        start_seconds: of this pod, left out because they look like its start; None once it works.
         may_hold_start: whether it is one window, whose first part may be the start.
     """
 
@@ -75,12 +75,12 @@ class _Seen:
 
     @property
     def is_signature(self) -> bool:
-        """Whether it is of a program at work, seen for long enough."""
+        """Return whether it shows a program at work, for long enough."""
         is_idle = self.counters.activity_ratio() < IDLE_RATIO
         return self.seconds >= MIN_SECONDS and not self.may_hold_start and not is_idle
 
     def next(self, pod_uid: str, sample: GpuSample) -> "_Seen":
-        """With one more window."""
+        """Return the average with one more window."""
         skipped = self.start_seconds if pod_uid == self.pod_uid else 0.0
         counters, seconds = sample.counters, sample.window_seconds
         if counters.is_far_more_active(self.counters):
@@ -91,7 +91,7 @@ class _Seen:
             if self.counters.is_far_more_active(counters):
                 return replace(self, pod_uid=pod_uid, start_seconds=skipped + seconds)
             if skipped and counters.activity_ratio() < self.counters.activity_ratio():
-                return replace(self, pod_uid=pod_uid, start_seconds=None)  # it may hold the start's end
+                return replace(self, pod_uid=pod_uid, start_seconds=None)  # it may contain the end of the start
         total = min(MEMORY_SECONDS, self.seconds) + seconds
         weight = seconds / total
         means = {
@@ -114,7 +114,7 @@ class Signatures:
         self._seen: dict[tuple[str, str], _Seen] = {}
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
-        """A pod's signature on a GPU model; None while nobody has seen it alone there."""
+        """Return a pod's signature on a GPU model; None until it was seen alone on one."""
         for profile in self._profiles_of(pod):
             if profile.gpu_model in ("", gpu_model):
                 return profile.signature
@@ -122,7 +122,7 @@ class Signatures:
         return SoloSignature(seen.counters) if seen is not None and seen.is_signature else None
 
     def news(self, pod: ManagedPod, gpu_model: str) -> WorkloadSignature | None:
-        """What this node saw of a pod's workload alone, for its GpuShare to keep; None when that has as good."""
+        """Return the measured signature of a pod's workload, for its GpuShare; None if that has as good."""
         seen = self._seen.get((pod.workload, gpu_model))
         if seen is None or not seen.is_signature:
             return None
@@ -132,7 +132,7 @@ class Signatures:
         return found if kept is None or kept.gives_way(found) else None
 
     def _profiles_of(self, pod: ManagedPod) -> Iterator[SharedProfile]:
-        """The profiles of GpuShares that speak for a pod: in its own namespace, whatever others say of its uid."""
+        """Return the profiles of a pod's GpuShares: only those in its own namespace."""
         for key, profile in self._profiles.items():
             if pod.uid in profile.pod_uids and key.startswith(f"{pod.namespace}/"):
                 yield profile

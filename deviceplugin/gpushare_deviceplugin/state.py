@@ -1,4 +1,4 @@
-"""What the agent knows of its node: GPUs and health, pods, and who was allocated what. One event loop owns it."""
+"""The agent's view of its node: GPUs and health, pods, and their allocations. One event loop owns it."""
 
 import asyncio
 import logging
@@ -11,12 +11,12 @@ from gpushare_deviceplugin.pods import ManagedPod
 
 _log = logging.getLogger(__name__)
 _WAITING: Final = frozenset({"", "Pending"})
-PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation within its sync; far longer means the pod was refused
+PRESUMED_SECONDS: Final = 30.0  # kubelet lists an allocation within its sync; after far longer the pod was refused
 
 
 @dataclass(slots=True)
 class Counts:
-    """How often the agent met trouble since it started; counters of docs/metrics.md."""
+    """Counts of errors since the agent started; counters of docs/metrics.md."""
 
     mismatches: int = 0
     refused_allocations: int = 0
@@ -53,7 +53,7 @@ class NodeState:
         self._waiters: set[asyncio.Event] = set()
 
     def subscribe(self) -> asyncio.Event:
-        """An event that every change sets; the subscriber clears it."""
+        """Return an event that every change sets; the subscriber clears it."""
         event = asyncio.Event()
         self._waiters.add(event)
         return event
@@ -63,12 +63,12 @@ class NodeState:
         self._waiters.discard(event)
 
     def touch(self) -> None:
-        """Tell every subscriber that something changed."""
+        """Notify every subscriber of a change."""
         for event in self._waiters:
             event.set()
 
     def set_gpus(self, gpus: tuple[GpuInfo, ...]) -> None:
-        """GPUs that the driver lists now; those seen before and missing now stay known."""
+        """Record the GPUs that the driver lists now; those missing now stay known."""
         new = {gpu.uuid: gpu for gpu in gpus}
         if any(self.gpus.get(uuid) != gpu for uuid, gpu in new.items()):
             self.gpus |= new
@@ -77,7 +77,7 @@ class NodeState:
             self.touch()
 
     def set_health(self, uuid: str, health: GpuHealth) -> None:
-        """A GPU's health as concluded from the device and its MPS."""
+        """Record a GPU's health as concluded from the device and its MPS."""
         old = self.health.get(uuid)
         if old == health:
             return
@@ -88,7 +88,7 @@ class NodeState:
         self.touch()
 
     def set_unmeasured(self, uuid: str, why: str) -> None:
-        """Why a GPU gives no figures; empty when it does."""
+        """Record why a GPU gives no figures; empty when it does."""
         if self.unmeasured.get(uuid, "") == why:
             return
         if why:
@@ -107,7 +107,7 @@ class NodeState:
             _log.warning("pod %s is left without a decision: %s", pod.key, pod.problem, extra={"pod": pod.uid})
         old = self.pods.get(pod.uid)
         if pod.problem and old is not None and old.decision is not None:
-            return  # what runs keeps the last valid decision
+            return  # a running pod keeps its last valid decision
         if old != pod:
             self.pods[pod.uid] = pod
             self.touch()
@@ -135,18 +135,18 @@ class NodeState:
         return None
 
     def gpus_of(self, pod: ManagedPod) -> tuple[str, ...]:
-        """Where the pod's processes may run: where it was allocated, else where it was decided."""
+        """Return the GPUs on which the pod's processes may run: the allocated ones, else the decided ones."""
         allocated = self.allocated(pod)
         if allocated:
             return tuple(allocated)
         return pod.decision.gpu_uuids if pod.decision else ()
 
     def pending(self) -> list[ManagedPod]:
-        """Pods that are bound here and have no device ids yet; one that runs has them, whatever is known here."""
+        """Return the pods that are bound to this node without device ids yet; a running pod always has some."""
         return [pod for pod in self.pods.values() if pod.phase in _WAITING and self.allocated(pod) is None]
 
     def presume(self, shares: Mapping[str, int]) -> ManagedPod | None:
-        """An Allocate was answered: the pod decided first among those it fits is taken to be the one meant.
+        """Presume whose Allocate was answered: of the pods that it fits, the one decided first.
 
         kubelet does not name the pod; PodResources does, moments later, and then replaces this.
         """
@@ -164,7 +164,7 @@ class NodeState:
         return pod
 
     def set_allocations(self, allocations: dict[str, dict[str, int]]) -> None:
-        """What PodResources says, by pod uid."""
+        """Record PodResources' allocations, by pod uid."""
         for uid in allocations:
             self._presumed.pop(uid, None)
         if allocations != self.allocations:

@@ -1,4 +1,4 @@
-"""The GpuNode of this node: built from what the agent knows, written seldom, but at once when it matters."""
+"""The GpuNode of this node: built from the agent's state, written rarely, but at once when it matters."""
 
 import asyncio
 import logging
@@ -32,7 +32,7 @@ DIGITS: Final = 3  # of ratios on the wire
 
 @dataclass(frozen=True, slots=True)
 class TenantMeasure:
-    """What is known of one pod on one GPU; None where it cannot be told.
+    """The measures of one pod on one GPU; None where unknown.
 
     Attributes:
         progress_ratio: relative to running alone at 100% threads; progress_error_ratio: one standard deviation.
@@ -49,7 +49,7 @@ class TenantMeasure:
 
     @property
     def slowdown_ratio(self) -> float | None:
-        """How much longer it takes than alone; None when unknown or standing still."""
+        """Return how many times longer it takes than alone; None when unknown or without progress."""
         return 1.0 / self.progress_ratio if self.progress_ratio else None
 
 
@@ -67,7 +67,7 @@ def build_status(
     measures: Mapping[str, GpuMeasure],
     driver_version: str | None = None,
 ) -> GpuNodeStatus:
-    """Everything of this node, without a time of observation."""
+    """Return the whole status of this node, without a time of observation."""
     gpus = []
     for gpu in sorted(state.gpus.values(), key=lambda each: (each.index, each.uuid)):
         health = state.health.get(gpu.uuid, GpuHealth(Health.UNHEALTHY, "not looked at yet"))
@@ -92,7 +92,7 @@ def build_status(
 
 
 def tenants_of(state: NodeState, uuid: str) -> list[tuple[ManagedPod, int]]:
-    """Pods with device ids of a GPU, with their percent of it."""
+    """Return the pods with device ids of a GPU, with their percent of it."""
     found = []
     for pod in sorted(state.pods.values(), key=lambda each: each.uid):
         share = (state.allocated(pod) or {}).get(uuid)
@@ -140,7 +140,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def conditions_of(state: NodeState) -> tuple[Condition, ...]:
-    """Whether the driver answers, and whether every GPU gives counters."""
+    """Return the conditions: whether the driver answers, and whether every GPU gives counters."""
     unmeasured = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(state.unmeasured.items()))
     return (
         _condition("DevicesReady", state.problem, good="Sampled", bad="DriverError"),
@@ -158,7 +158,7 @@ def _condition(kind: str, problem: str, *, good: str, bad: str) -> Condition:
 
 
 def urgent_part(status: GpuNodeStatus) -> object:
-    """What must be written at once when it differs: which GPUs, their health, and who is on them."""
+    """Return the part whose change must be written at once: the GPUs, their health, and their tenants."""
     return tuple(
         (gpu.uuid, gpu.health, gpu.mps.state, tuple((t.pod_uid, t.share_percent) for t in gpu.tenants))
         for gpu in status.gpus
@@ -166,7 +166,7 @@ def urgent_part(status: GpuNodeStatus) -> object:
 
 
 class StatusSink(Protocol):
-    """Where a GpuNode's status goes; False when it could not be written now."""
+    """Destination of a GpuNode's status; False when it could not be written now."""
 
     async def write(self, status: GpuNodeStatus) -> bool:
         """Write the whole status."""
@@ -187,14 +187,14 @@ class StatusWriter:
         self._last_at = float("-inf")
 
     def due(self, status: GpuNodeStatus) -> bool:
-        """Whether this status should be written now."""
+        """Return whether this status should be written now."""
         if self._last is None or urgent_part(status) != urgent_part(self._last):
             return True
         age = self._clock() - self._last_at
         return age >= HEARTBEAT_SECONDS or (age >= QUIET_SECONDS and status != self._last)
 
     async def step(self) -> bool:
-        """Write if due; False when it was due and failed."""
+        """Write if due; return False when it was due and failed."""
         status = self._build()
         if not self.due(status):
             return True
@@ -206,7 +206,7 @@ class StatusWriter:
         return True
 
     async def run(self) -> None:
-        """For ever: at every change of the state and every second, write what is due."""
+        """Write what is due at every change of the state and every second, until cancelled."""
         changed = self._state.subscribe()
         while True:
             changed.clear()

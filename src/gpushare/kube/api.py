@@ -20,7 +20,7 @@ from kubernetes.aio.client.rest import RESTClientObject
 from gpushare.kube.errors import DEFAULT_RETRY_AFTER_SECONDS, ApiError, Gone, Retryable, from_status
 from gpushare.kube.resources import PODS, Resource
 
-kube_config: Any = kubernetes.aio.config  # its loaders carry no types
+kube_config: Any = kubernetes.aio.config  # its loaders have no type hints
 Json = dict[str, Any]
 Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class PatchType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """A whole list as of `resource_version`."""
+    """A complete list as of `resource_version`."""
 
     items: list[T]
     resource_version: str
@@ -78,7 +78,7 @@ class Api:
         await self._rest.close()
 
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Json:
-        """One object."""
+        """Return one object."""
         return await self._call("GET", resource.path(namespace=namespace, name=name))
 
     async def pages(
@@ -90,7 +90,7 @@ class Api:
         field_selector: str | None = None,
         limit: int = PAGE_LIMIT,
     ) -> AsyncIterator[Page]:
-        """A list page by page, so that only one page of raw JSON is in memory; `limit` 0: one page."""
+        """Yield a list page by page, so that only one page of raw JSON is in memory; `limit` 0: one page."""
         query = _query(labelSelector=label_selector, fieldSelector=field_selector, limit=limit or None)
         path = resource.path(namespace=namespace)
         token: str | None = None
@@ -129,7 +129,7 @@ class Api:
             except Gone:
                 if not limit:
                     raise
-                limit = 0  # too many changes between pages: take it in one piece, as client-go does
+                limit = 0  # too many changes between pages: read it in one piece, as client-go does
             else:
                 return Listing(items, version)
 
@@ -143,7 +143,7 @@ class Api:
         field_selector: str | None = None,
         timeout_seconds: int = 290,
     ) -> AsyncIterator[WatchEvent]:
-        """Events after `resource_version` until the server ends the watch; an ERROR event is raised."""
+        """Yield events after `resource_version` until the server ends the watch; raise an ERROR event."""
         query = _query(
             watch="true",
             allowWatchBookmarks="true",
@@ -190,7 +190,7 @@ class Api:
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> Json:
-        """Put a whole object; its resourceVersion makes it fail with Conflict when somebody was faster."""
+        """Replace a whole object; fails with Conflict when somebody changed its resourceVersion first."""
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
         return await self._call("PUT", path, _query(fieldManager=self._field_manager), body)
 
@@ -225,7 +225,7 @@ class Api:
         subresource: str | None = None,
         force: bool = True,
     ) -> Json:
-        """Server-side apply of an object that names itself (metadata.name, metadata.namespace)."""
+        """Apply an object server-side; it contains its own metadata.name and metadata.namespace."""
         metadata = body["metadata"]
         whole = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
         return await self.patch(
@@ -247,7 +247,7 @@ class Api:
         uid: str | None = None,
         grace_seconds: int | None = None,
     ) -> None:
-        """Delete an object; with `uid`, only that very one (Conflict otherwise)."""
+        """Delete an object; with `uid`, only the one with this uid (Conflict otherwise)."""
         await self._call("DELETE", resource.path(namespace=namespace, name=name), {}, _options(uid, grace_seconds))
 
     async def evict(
@@ -304,7 +304,7 @@ class Api:
         body: Body | None = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """Send; the response's head has arrived and is a success."""
+        """Send a request and yield its response once the head has arrived and is a success."""
         url = self._configuration.host + path + ("?" + urlencode(query) if query else "")
         headers = {"Accept": "application/json", "Content-Type": content_type}
         auth: Any = await self._configuration.auth_settings()
@@ -322,7 +322,7 @@ class Api:
 
 
 def _check_exists(kubeconfig: str | None) -> None:
-    """The library prints a line of its own for a file that is not there, and raises about its content."""
+    """Raise ApiError for a missing file: the library prints a line of its own and raises about its content."""
     looked_for = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     paths = looked_for.split(os.pathsep)
     if not any(Path(one).exists() for one in paths):
@@ -348,9 +348,9 @@ async def connect(
             await kube_config.load_kube_config(path, context=context, client_configuration=configuration)
     except (kube_config.ConfigException, OSError) as error:
         raise ApiError(f"no usable cluster configuration: {error}") from error
-    # Looking for a proxy and a netrc file takes aiohttp two thread hops a request: only where there is a proxy.
+    # aiohttp's search for a proxy and a netrc file takes two thread hops a request: only where there is a proxy.
     configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
-    configuration.retries = None  # callers decide; a Reflector has its own back-off
+    configuration.retries = None  # callers decide about retries; a Reflector has its own back-off
     api = Api(configuration, field_manager=field_manager)
     try:
         yield api
@@ -393,7 +393,7 @@ def _status_object(raw: bytes) -> Json:
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Lines of any length (aiohttp's own reader refuses long ones); an object may be 1.5 MB."""
+    """Yield lines of any length (aiohttp's own reader refuses long ones); an object may be 1.5 MB."""
     rest: list[bytes] = []
     async for chunk in response.content.iter_any():
         *whole, tail = chunk.split(b"\n")

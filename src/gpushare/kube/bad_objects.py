@@ -1,4 +1,4 @@
-"""Objects that could not be understood: counted all, logged a few."""
+"""Objects that could not be understood: all are counted, a few are logged."""
 
 import logging
 from typing import Final
@@ -11,7 +11,7 @@ class BadObjects:
     """Count of one kind's objects that could not be understood.
 
     Attributes:
-        count: every time that one was met.
+        count: how many times such an object was met, repetitions included.
     """
 
     def __init__(self, kind: str) -> None:
@@ -20,7 +20,7 @@ class BadObjects:
         self._logged: set[tuple[str, str]] = set()
 
     def add(self, key: str, error: Exception) -> None:
-        """Count one; log it the first time that it fails in this way."""
+        """Count an object; log it the first time that it fails in this way."""
         self.count += 1
         seen = (key, type(error).__name__)
         if seen in self._logged or len(self._logged) >= MAX_LOGGED_BAD_OBJECTS:

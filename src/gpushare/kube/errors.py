@@ -1,4 +1,4 @@
-"""What can go wrong at the Kubernetes API, mapped once at the edge; the type says whether a retry helps."""
+"""Errors of the Kubernetes API, mapped once at the edge; the type says whether a retry helps."""
 
 from collections.abc import Mapping
 from typing import Any, Final

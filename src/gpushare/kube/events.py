@@ -1,4 +1,4 @@
-"""Events that people read with `kubectl describe`, in events.k8s.io/v1."""
+"""Events for people who run `kubectl describe`, in events.k8s.io/v1."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ MAX_NOTE_CHARACTERS: Final = 1000  # the API's limit is 1 kB
 
 
 class EventType(StrEnum):
-    """How loud an event is."""
+    """Severity of an event."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
@@ -70,7 +70,7 @@ async def record_event(
 
 
 def object_reference(obj: Json) -> Json:
-    """The ObjectReference of an object, or of something that is one already."""
+    """Return the ObjectReference of an object, or of something that already is one."""
     metadata = obj.get("metadata", obj)
     reference = {key: metadata.get(key) for key in ("name", "namespace", "uid", "resourceVersion")}
     reference |= {key: obj.get(key) for key in ("apiVersion", "kind")}

@@ -26,7 +26,7 @@ Selector = Callable[[Json], bool]
 
 
 class Refusal(Exception):  # noqa: N818 - the API's answer, not a defect
-    """What the API server answers instead of an object."""
+    """An API server's answer in place of an object."""
 
     def __init__(self, status: HTTPStatus, reason: str, message: str = "") -> None:
         super().__init__(message or reason)
@@ -34,7 +34,7 @@ class Refusal(Exception):  # noqa: N818 - the API's answer, not a defect
 
     @property
     def body(self) -> Json:
-        """The Status object."""
+        """Return the Status object."""
         return {"kind": "Status", "code": int(self.status), "reason": self.reason, "message": str(self)}
 
 
@@ -48,7 +48,7 @@ class _Change:
     after: Json | None
 
     def seen_by(self, selector: Selector, namespace: str | None) -> Json | None:
-        """The watch event for one watcher: what no longer matches its selector is deleted to it."""
+        """Return the event for one watcher: an object that no longer matches its selector is deleted to it."""
         either = self.after or self.before or {}
         if namespace is not None and either["metadata"].get("namespace") != namespace:
             return None
@@ -64,7 +64,7 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A URL path of the API taken apart."""
+    """A URL path of the API, parsed."""
 
     kind: str
     namespace: str | None
@@ -87,7 +87,7 @@ class _Path:
 
 
 class ObjectStore:
-    """Objects by resource and key, their history, and who watches it.
+    """Objects by resource and key, their history and their watchers.
 
     Attributes:
         version: of the last write.
@@ -98,7 +98,8 @@ class ObjectStore:
         self.version = 1
         self.requests: list[tuple[str, str]] = []
         self._objects: dict[str, dict[str, Json]] = {}
-        self._told: dict[tuple[str, str], Json] = {}  # as of the last write, whatever is done to an object since
+        # copies as of the last write, unaffected by later changes to the objects
+        self._as_written: dict[tuple[str, str], Json] = {}
         self._history: deque[_Change] = deque(maxlen=HISTORY)
         self._forgotten = 0
         self._watches: list[tuple[_Path, Selector, asyncio.Queue[Json | None]]] = []
@@ -107,11 +108,11 @@ class ObjectStore:
     # -- the test's side
 
     def objects(self, resource: Resource) -> dict[str, Json]:
-        """Every object of a resource by key, live; write by `put` and `remove`, which tell the watches."""
+        """Return every object of a resource by key, live; use `put` and `remove` to write, they notify watches."""
         return self._objects.setdefault(_kind(resource), {})
 
     def put(self, resource: Resource, obj: Json) -> Json:
-        """Write an object as it is, status too, whatever was there."""
+        """Write an object as it is, including its status, over any former one."""
         return self._write(_kind(resource), obj)
 
     def remove(self, resource: Resource, key: str) -> None:
@@ -119,18 +120,18 @@ class ObjectStore:
         self._delete(_kind(resource), key)
 
     def break_watches(self) -> None:
-        """End every watch, as a server does that restarts."""
+        """End every watch, as a server does at a restart."""
         for *_, queue in self._watches:
             queue.put_nowait(None)
 
     def forget_history(self) -> None:
-        """Watches and lists cannot be continued from any version so far: 410 Gone."""
+        """Answer 410 Gone to watches and lists that continue from any version so far."""
         self._history.clear()
         self._forgotten = self.version = self.version + 1
 
     @property
     def is_settled(self) -> bool:
-        """Whether every watch has taken what there is."""
+        """Return whether every watch has delivered all events so far."""
         return all(queue.empty() for *_, queue in self._watches)
 
     # -- the client's side
@@ -181,7 +182,7 @@ class ObjectStore:
         raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, "MethodNotAllowed")
 
     async def watch(self, path: str, query: Mapping[str, Any]) -> AsyncIterator[Json]:
-        """Events after the query's resourceVersion, until `break_watches`; ERROR where that is forgotten."""
+        """Yield events after the query's resourceVersion, until `break_watches`; ERROR if it is forgotten."""
         self.requests.append(("WATCH", path))
         at, selector, since = _Path.parse(path), _selector(query), int(query["resourceVersion"])
         if since < self._forgotten:
@@ -237,7 +238,7 @@ class ObjectStore:
         return copy.deepcopy(self._write(at.kind, obj))
 
     def _update(self, at: _Path, old: Json, new: Json) -> Json:
-        """Write what a main resource, or its status, may change."""
+        """Write the changes that a main resource, or its status, allows."""
         if at.subresource == "status":
             new = {**old, "status": new.get("status") or {}}
         else:
@@ -269,18 +270,18 @@ class ObjectStore:
 
     def _write(self, kind: str, obj: Json) -> Json:
         objects, key = self._objects.setdefault(kind, {}), _key(obj)
-        before = self._told.get((kind, key))
+        before = self._as_written.get((kind, key))
         self.version += 1
         obj["metadata"]["resourceVersion"] = str(self.version)
         objects[key] = obj
-        self._told[kind, key] = copy.deepcopy(obj)
-        self._tell(_Change(self.version, kind, before, self._told[kind, key]))
+        self._as_written[kind, key] = copy.deepcopy(obj)
+        self._tell(_Change(self.version, kind, before, self._as_written[kind, key]))
         return obj
 
     def _delete(self, kind: str, key: str) -> None:
         self.version += 1
         del self._objects[kind][key]
-        self._tell(_Change(self.version, kind, self._told.pop((kind, key)), None))
+        self._tell(_Change(self.version, kind, self._as_written.pop((kind, key)), None))
 
     def _tell(self, change: _Change) -> None:
         self._history.append(change)
@@ -293,14 +294,14 @@ _NOTHING: Final[Json] = {}
 
 
 class FakeApi(Api):
-    """The client, its requests answered by a store in this process."""
+    """A client whose requests are answered by a store in this process."""
 
     def __init__(self, store: ObjectStore | None = None) -> None:
         self.store = store or ObjectStore()
         self._field_manager = "fake"
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: no connection is open."""
 
     async def _call(
         self,
@@ -326,7 +327,7 @@ class FakeApi(Api):
         field_selector: str | None = None,
         timeout_seconds: int = 290,
     ) -> AsyncIterator[WatchEvent]:
-        """Events of the store; `timeout_seconds` has no meaning without a clock."""
+        """Yield events of the store; `timeout_seconds` has no effect without a clock."""
         del timeout_seconds
         query = {
             "resourceVersion": resource_version,
@@ -376,14 +377,14 @@ def _key(obj: Json) -> str:
 
 
 def _check_same(old: Json, wanted: Mapping[str, Any]) -> None:
-    """Preconditions of a deletion: uid and resourceVersion have to be the object's."""
+    """Check a deletion's preconditions: uid and resourceVersion must be the object's."""
     for name in ("uid", "resourceVersion"):
         if wanted.get(name) not in {None, old["metadata"].get(name)}:
             raise Refusal(HTTPStatus.CONFLICT, "Conflict", f"the {name} in the precondition is another")
 
 
 def _check_unchanged(old: Json, wanted: Mapping[str, Any]) -> None:
-    """A write with another resourceVersion is a conflict; one with another uid is invalid, since uids stay."""
+    """Refuse a write with another resourceVersion as a conflict, and one with another uid as invalid."""
     if wanted.get("resourceVersion") not in {None, old["metadata"].get("resourceVersion")}:
         raise Refusal(HTTPStatus.CONFLICT, "Conflict", "the object has been modified")
     if wanted.get("uid") not in {None, old["metadata"].get("uid")}:
@@ -391,7 +392,7 @@ def _check_unchanged(old: Json, wanted: Mapping[str, Any]) -> None:
 
 
 def _selector(query: Mapping[str, Any]) -> Selector:
-    """Label and field selectors, as far as they are made of `=`, `!=` and names that have to be there."""
+    """Return the predicate of label and field selectors; supports `=`, `!=` and names that must exist."""
     labels = [_term(one) for one in str(query.get("labelSelector") or "").split(",") if one]
     fields = [_term(one) for one in str(query.get("fieldSelector") or "").split(",") if one]
 
@@ -419,7 +420,7 @@ def _field(obj: Any, path: str) -> str:
 
 
 def _merged(old: Any, patch: Any) -> Any:
-    """RFC 7386; a strategic patch of maps is the same."""
+    """Return the merged object by RFC 7386; a strategic patch of maps is the same."""
     if not isinstance(patch, Mapping):
         return patch
     found = dict(old) if isinstance(old, Mapping) else {}
@@ -432,7 +433,7 @@ def _merged(old: Any, patch: Any) -> Any:
 
 
 def _json_patched(old: Json, operations: Any) -> Json:
-    """RFC 6902 on maps and list indices."""
+    """Return the patched object by RFC 6902, on maps and list indices."""
     new = copy.deepcopy(old)
     for one in operations:
         *parents, last = [part.replace("~1", "/").replace("~0", "~") for part in one["path"].split("/")[1:]]

@@ -1,4 +1,4 @@
-"""List and watch one resource type, reduced to what the caller needs, for ever."""
+"""List and watch one resource type, reduced to what the caller needs, until cancelled."""
 
 import asyncio
 import logging
@@ -83,19 +83,19 @@ class Reflector(Generic[T]):
 
     @property
     def bad_objects(self) -> int:
-        """How many objects could not be understood."""
+        """Return how many objects could not be understood."""
         return self._bad.count
 
     @property
     def trouble(self) -> str:
-        """Why it watches no longer, a sentence; empty while it does, or has not begun."""
+        """Return why it no longer watches, as a sentence; empty while it does, or has not begun."""
         if self._task is None or not self._task.done() or self._task.cancelled():
             return ""
         return f"the watch of {self.name} ended: {self._task.exception()!r}"
 
     @property
     def items(self) -> Mapping[str, T]:
-        """What is there now, by key; a live view."""
+        """Return the present objects by key; a live view."""
         return MappingProxyType(self._items)
 
     async def __aenter__(self) -> Self:
@@ -110,11 +110,11 @@ class Reflector(Generic[T]):
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def run(self) -> None:
-        """List and watch until cancelled; every failure is logged and tried again after a back-off."""
+        """List and watch until cancelled; log every failure and retry after a back-off."""
         while True:
             try:
                 await self._watch(self._version or await self._list())
-                delay = self._backoff(0)  # the server's ordinary time-out; never a tight loop, though
+                delay = self._backoff(0)  # the server's ordinary time-out; still never a tight loop
             except Gone:
                 self._version = None
                 self.restarts += 1
@@ -173,7 +173,7 @@ class Reflector(Generic[T]):
             self._failures = 0
 
     def _understand(self, obj: Json) -> tuple[str, T | None]:
-        """Key and reduced object; an object that cannot be understood stays as it was last known."""
+        """Return key and reduced object; an object that cannot be understood keeps its last known state."""
         metadata = obj.get("metadata") or {}
         name, namespace = metadata.get("name", ""), metadata.get("namespace")
         key = f"{namespace}/{name}" if namespace else name

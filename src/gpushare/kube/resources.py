@@ -19,13 +19,13 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """What an object's apiVersion says."""
+        """Return the apiVersion of such an object."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(
         self, *, namespace: str | None = None, name: str | None = None, subresource: str | None = None
     ) -> str:
-        """The URL path; without a namespace, a namespaced type's path spans all of them (lists only)."""
+        """Return the URL path; without a namespace, a namespaced type's path spans all of them (lists only)."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if self.namespaced and namespace is not None:

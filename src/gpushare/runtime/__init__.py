@@ -1,1 +1,1 @@
-"""What every process at the edge needs once."""
+"""What every process needs for its edges: options, back-off, and the server of metrics and probes."""

@@ -1,19 +1,20 @@
-"""How long to wait before the next try of something that failed."""
+"""How long to wait before a retry."""
 
 from dataclasses import dataclass
 from typing import Final
 
-_MOST_DOUBLINGS: Final = 30  # beyond any limit in use, and far below what a float holds
+_MOST_DOUBLINGS: Final = 30  # beyond any limit in use, and far below a float's range
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits that double with each failure in a row; a value, so whoever uses it counts the failures.
+    """Waits that double with each failure in a row; a value: the caller counts the failures.
 
     Attributes:
         first_seconds: wait after the first failure.
         longest_seconds: no wait is longer.
-        jitter_ratio: part of a wait that is left to chance, so that many who failed together return apart.
+        jitter_ratio: random part of a wait, so that processes that failed at the same time retry at different
+            times.
     """
 
     first_seconds: float

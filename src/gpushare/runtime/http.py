@@ -1,9 +1,8 @@
 """The one server of metrics and probes, in a thread of its own: no client can keep a probe from its answer.
 
-Each connection carries one request. A request has to arrive within seconds, and its answer has to be taken within
+Each connection carries one request. A request has to arrive within seconds, and its answer has to be read within
 seconds. Connections are bounded: when there are too many, the one that has been silent for longest is closed. So
-kubelet is answered while others hold connections open without a word, and while the loop that a probe asks about
-is stuck.
+kubelet is answered even while others hold silent connections open, and while the event loop under probe is stuck.
 """
 
 import asyncio
@@ -26,13 +25,13 @@ _STOP_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """What a server bears of clients.
+    """Limits for clients of a server.
 
     Attributes:
         connections: open at once.
         head_bytes: of a request; a body is not read.
-        request_seconds: until a request has to be here, from the connection's first moment.
-        answer_seconds: until its answer has to be taken.
+        request_seconds: from the connection's start until its request must have arrived.
+        answer_seconds: until its answer must have been read.
     """
 
     connections: int = 64
@@ -43,7 +42,7 @@ class HttpLimits:
 
 @dataclass(frozen=True, slots=True)
 class HttpAnswer:
-    """What a route says."""
+    """A route's answer."""
 
     body: bytes
     content_type: str = TEXT
@@ -55,7 +54,7 @@ Route = Callable[[], HttpAnswer]
 
 
 def registry_of(*collectors: Collector) -> CollectorRegistry:
-    """Return a registry of collectors that are asked at each scrape and not before."""
+    """Return a registry whose collectors are called at each scrape only."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)
@@ -68,7 +67,7 @@ def metrics_route(registry: CollectorRegistry) -> Route:
 
 
 def probe_route(trouble: Callable[[], str]) -> Route:
-    """Return a route for a probe; `trouble` says in a sentence why the probe fails, nothing when it succeeds."""
+    """Return a route for a probe; `trouble` returns why the probe fails, as a sentence, or "" when it succeeds."""
 
     def answer() -> HttpAnswer:
         why = trouble()
@@ -82,7 +81,7 @@ class MetricsServer:
     """Serves routes by path; bound at once, serves from `start` to `close`.
 
     Args:
-        port: 0 lets the system choose; the attribute `port` says which.
+        port: 0 lets the system choose; the attribute `port` has its choice.
     """
 
     def __init__(
@@ -92,14 +91,16 @@ class MetricsServer:
         self._limits = limits or HttpLimits()
         self._socket = _listen(address, port, backlog=self._limits.connections)
         self.port: int = self._socket.getsockname()[1]
-        self._waiting: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}  # for a request, the oldest first
+        self._waiting: dict[
+            asyncio.StreamWriter, asyncio.Task[None]
+        ] = {}  # waiting for a request, the oldest first
         self._answering: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
 
     def start(self) -> None:
-        """Serve from now on."""
+        """Start serving."""
         self._thread.start()
 
     def close(self) -> None:
@@ -117,7 +118,7 @@ class MetricsServer:
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._socket, limit=self._limits.head_bytes)
         await self._stop.wait()
-        # What was accepted a moment ago is with us some steps later; a server closed before then would leak it.
+        # An accepted connection takes some steps to reach us; a server closed before then would leak it.
         asyncio.get_running_loop().remove_reader(self._socket)
         for _ in range(4):
             await asyncio.sleep(0)
@@ -130,12 +131,12 @@ class MetricsServer:
         self._waiting[writer] = asyncio.create_task(self._converse(reader, writer))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Take one request and answer it."""
+        """Read one request and answer it."""
         try:
             async with asyncio.timeout(self._limits.request_seconds):
                 head = await reader.readuntil(b"\r\n\r\n")
             if writer not in self._waiting:
-                return  # it made room for another
+                return  # closed to make room for another
             self._answering[writer] = self._waiting.pop(writer)
             writer.write(self._answer(head))
             async with asyncio.timeout(self._limits.answer_seconds):
@@ -143,14 +144,14 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            pass  # silent, slow, too long or gone
+            pass  # silent, slow, too long or closed
         finally:
             self._waiting.pop(writer, None)
             self._answering.pop(writer, None)
             writer.transport.abort()
 
     def _make_room(self) -> None:
-        """Close the connection that has been silent for longest if this one is one too many."""
+        """Close the connection that has been silent for longest if this one exceeds the limit."""
         if len(self._waiting) + len(self._answering) < self._limits.connections:
             return
         oldest = next(iter(self._waiting), None) or next(iter(self._answering))
@@ -182,7 +183,7 @@ class MetricsServer:
 
 
 def _listen(address: str, port: int, backlog: int) -> socket.socket:
-    """A listening socket; without an address on all of them, IPv6 too where there is any."""
+    """Return a listening socket; without an address on all addresses, IPv6 too where there is any."""
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=backlog)

@@ -28,7 +28,7 @@ class Decision:
     decided_at: str
 
     def to_annotations(self) -> dict[str, str]:
-        """The four decision annotations."""
+        """Return the four decision annotations."""
         limits = ",".join(f"{index}={self.memory_limit_mib}M" for index in range(len(self.gpu_uuids)))
         return {
             names.GPU: ",".join(self.gpu_uuids),

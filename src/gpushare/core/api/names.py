@@ -14,7 +14,7 @@ WORKLOAD: Final = f"{GROUP}/workload"
 CONTAINER: Final = f"{GROUP}/container"
 USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER)
 
-# What gpushare decides; only its own service accounts may write these.
+# The decision; only gpushare's own service accounts may write these.
 GPU: Final = f"{GROUP}/gpu"
 THREAD_PERCENTAGE: Final = f"{GROUP}/thread-percentage"
 MEMORY_LIMIT: Final = f"{GROUP}/memory-limit"

@@ -1,4 +1,4 @@
-"""A pod as every part of gpushare sees it: the API's object reduced to the few fields that anybody uses."""
+"""A pod as gpushare sees it: the API's object reduced to the fields that are used."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -99,17 +99,17 @@ class PodView:
 
     @property
     def key(self) -> str:
-        """Namespace and name."""
+        """Return namespace and name."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def finished(self) -> bool:
-        """Whether its containers have ended for good, so that it holds no share any more."""
+        """Return whether its containers have ended for good, so that it holds no share any more."""
         return self.phase in _TERMINAL_PHASES
 
     @property
     def fraction(self) -> str | None:
-        """The annotation that makes it gpushare's; None on a pod that carries only the label."""
+        """Return the annotation that makes it gpushare's; None on a pod that has only the label."""
         return self.annotations.get(names.FRACTION)
 
 

@@ -8,11 +8,11 @@ from gpushare.core.api import names
 from gpushare.core.api.quantity import parse_count, parse_quantity
 
 _BYTES_PER_MIB: Final = 2**20
-_DISTINCT_QUANTITIES: Final = 4096  # a cluster writes the same few hundred again and again
+_DISTINCT_QUANTITIES: Final = 4096  # a cluster uses the same few hundred again and again
 
 
 def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """CPU (thousandths) and memory (MiB) that a pod takes of its node, as kube-scheduler counts it.
+    """Return a pod's CPU (thousandths) and memory (MiB) on its node, as kube-scheduler counts it.
 
     The sum over containers and sidecars, or more where an init container asks more; then the pod's overhead.
 
@@ -29,12 +29,12 @@ def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def share_limit_of(spec: Mapping[str, Any]) -> int:
-    """The limit `gpushare.io/share` of a pod, 100 a GPU; 0 without a whole number ("1k" is how 1000 is stored)."""
+    """Return a pod's limit `gpushare.io/share`, 100 a GPU; 0 unless a whole number (1000 is stored as "1k")."""
     return _effective(spec, lambda one: _count(_asked(one, "limits").get(names.SHARE_RESOURCE, 0)))
 
 
 def _effective(spec: Mapping[str, Any], amount: Callable[[Mapping[str, Any]], int]) -> int:
-    """An amount by container, joined to the pod's as KEP-753 says."""
+    """Return the pod's amount, given that of each container, by the rule of KEP-753."""
     containers = sum(map(amount, spec.get("containers") or ()))
     init: Iterable[Mapping[str, Any]] = spec.get("initContainers") or ()
     if not init:

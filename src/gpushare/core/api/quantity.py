@@ -30,7 +30,7 @@ _SUFFIXES: Final[Mapping[str, Decimal]] = {
 
 
 def parse_quantity(text: str | int) -> Decimal:
-    """A Kubernetes quantity in base units ("250m" is 0.25, "1Ki" is 1024).
+    """Return a Kubernetes quantity in base units ("250m" is 0.25, "1Ki" is 1024).
 
     Raises:
         ValueError: it is not a quantity.
@@ -43,7 +43,7 @@ def parse_quantity(text: str | int) -> Decimal:
 
 
 def parse_count(text: str | int) -> int:
-    """An amount of an extended resource; the API server stores 1000 as "1k".
+    """Return an amount of an extended resource; the API server stores 1000 as "1k".
 
     Raises:
         ValueError: it is not a whole number from 0.

@@ -40,7 +40,7 @@ class Rejection:
 
 
 def shown(value: object, most: int = 64) -> str:
-    """A value from outside as a sentence shows it: quoted, on one line, at most `most` characters of it."""
+    """Return a value from outside for use in a sentence: quoted, on one line, at most `most` characters of it."""
     if value is None:
         return "nothing"
     text = str(value)

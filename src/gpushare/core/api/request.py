@@ -72,7 +72,7 @@ class ShareRequest:
 
     @property
     def is_auto(self) -> bool:
-        """Whether the profile decides the share."""
+        """Return whether the profile decides the share."""
         return self.share_percent is None
 
 
@@ -121,7 +121,7 @@ def parse_memory_mib(text: str) -> int | Rejection:
 
 
 def refuse_memory(text: str, why: str, allowed: str = 'a quantity such as "8Gi" or "500Mi"') -> Rejection:
-    """The refusal of a memory annotation; `allowed` completes "allowed is"."""
+    """Return the refusal of a memory annotation; `allowed` completes "allowed is"."""
     return _invalid(names.MEMORY, text, why, f"allowed is {allowed}")
 
 
@@ -134,7 +134,7 @@ def parse_class(text: str) -> JobClass | Rejection:
 
 
 def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
-    """Parse a pod's annotations; the first thing wrong becomes a sentence that says what to change."""
+    """Parse a pod's annotations; return the first error as a sentence that says what to change."""
     fraction = annotations.get(names.FRACTION)
     if fraction is None:
         return Rejection(Reason.INVALID_ANNOTATION, f"annotation {names.FRACTION} is missing")

@@ -31,7 +31,7 @@ class CelRule:
     field_path: str | None = None
 
     def to_json(self) -> Json:
-        """The entry as it stands in a schema."""
+        """Return the entry as written in a schema."""
         entry: Json = {"rule": self.rule, "message": self.message}
         if self.field_path:
             entry["fieldPath"] = self.field_path
@@ -40,11 +40,11 @@ class CelRule:
 
 @dataclass(frozen=True, slots=True)
 class WireField:
-    """How one dataclass field stands on the wire.
+    """The wire format of one dataclass field.
 
     Attributes:
         name: its JSON name; None means the camelCase of the Python name.
-        description: what `kubectl explain` says.
+        description: what `kubectl explain` shows.
         keywords: further OpenAPI keywords of the value (minimum, pattern, x-kubernetes-list-type, ...).
         items: further keywords of a list's or map's elements.
         rules: CEL rules on the value.
@@ -70,7 +70,7 @@ def described(
     required: bool = False,
     **keywords: Any,
 ) -> Any:
-    """A dataclass field with its wire name, its schema and its `kubectl explain` text."""
+    """Return a dataclass field with its wire name, its schema and its `kubectl explain` text."""
     wire = WireField(description, name, keywords, items or {}, tuple(rules), required)
     metadata = {_METADATA: wire}
     if default_factory is not MISSING:
@@ -81,12 +81,12 @@ def described(
 
 
 def list_map(*keys: str) -> Json:
-    """Keywords of a list that server-side apply merges by these keys."""
+    """Return the keywords of a list that server-side apply merges by these keys."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 def to_json(value: Any, *, nulls: bool = False) -> Any:
-    """A dataclass as JSON values; absent (None) fields are left out.
+    """Return a dataclass as JSON values; absent (None) fields are left out.
 
     Args:
         value: a dataclass, enum, mapping, tuple or scalar.
@@ -112,7 +112,7 @@ def to_json(value: Any, *, nulls: bool = False) -> Any:
 
 
 def from_json(cls: type[T], data: object) -> T:
-    """Read a dataclass from JSON values; what is missing, unknown or of another type gets the field's default."""
+    """Read a dataclass from JSON values; a missing field, or one of another type, gets its default."""
     known: dict[str, Any] = {}
     if isinstance(data, Mapping):
         for wire_name, attribute, hint in _wire(cast("Any", cls)):
@@ -123,7 +123,7 @@ def from_json(cls: type[T], data: object) -> T:
 
 
 def openapi(cls: type) -> Json:
-    """The structural schema of a dataclass whose fields were made by `described`."""
+    """Return the structural schema of a dataclass whose fields were made by `described`."""
     properties: Json = {}
     required: list[str] = []
     for item in fields(cls):
@@ -142,7 +142,7 @@ def openapi(cls: type) -> Json:
 
 
 def camel_case(name: str) -> str:
-    """`thread_percentage` as `threadPercentage`."""
+    """Return `thread_percentage` as `threadPercentage`."""
     head, *rest = name.split("_")
     return head + "".join(part.title() for part in rest)
 
@@ -157,7 +157,7 @@ def _wire(cls: Any) -> tuple[tuple[str, str, Any], ...]:
 
 
 def _bare(hint: Any) -> Any:
-    """The hint without None."""
+    """Return the type hint without None."""
     if get_origin(hint) in (Union, types.UnionType):
         (bare,) = (part for part in get_args(hint) if part is not type(None))
         return bare
