@@ -219,7 +219,8 @@ def silent(b: Bench) -> dict[str, Any]:
     connections, refused = b.status().connections, dict(b.status().refused)
     for s in sockets:
         s.close()
-    must(connections <= 70, f"{connections} connections are held of one peer")
+    must(connections <= 150, f"{connections} connections are held of the 150 that one peer made")
+    must(max(starts) <= quiet + 3.0, f"neighbours start in {starts} s, alone in {quiet} s")
     must(b.state() is GateState.ACTIVE, "the daemon was touched")
     return {"alone_start_s": quiet, "beside_start_s": starts, "connections": connections, "refused": refused}
 
