@@ -109,7 +109,7 @@ class AgentApi:
                 await self._api.patch(GPUNODES, self._node_name, body, subresource="status")
         except ApiError as error:
             if not self._failing:
-                _log.warning("GpuNode %s not written, trying on: %s", self._node_name, error)
+                _log.warning("GpuNode %s not written, retrying: %s", self._node_name, error)
             self._failing = True
             return False
         if self._failing:

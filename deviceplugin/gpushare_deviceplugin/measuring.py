@@ -107,10 +107,10 @@ class Measurer:
         priors: Sequence[Prior | None] = [None] * len(active)
         if len(known) == len(active) and not has_strangers:
             priors = self._expected(uuid, active, known, threads)
-        told = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
+        evidence = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
         if has_strangers:
-            told.append(TenantEvidence(None))
-        found = attribute(window.counters, told)
+            evidence.append(TenantEvidence(None))
+        found = attribute(window.counters, evidence)
         return {
             pod.uid: replace(
                 tenants[pod.uid],

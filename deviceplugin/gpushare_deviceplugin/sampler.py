@@ -207,7 +207,7 @@ class Sampler:
     def _without_devices(self, problem: str) -> None:
         self._state.counts.error("devices")
         if self._state.problem != problem:
-            _log.error("no devices: %s; trying on", problem)
+            _log.error("no devices: %s; retrying", problem)
             self._state.problem = problem
             self._state.touch()
         self._devices_lost(problem)

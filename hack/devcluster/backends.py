@@ -160,16 +160,19 @@ def pick() -> Cluster:
 def push_images(cluster: Cluster) -> dict[str, str]:
     """Build gpushare's image (and the scheduler's, where none can be pulled) and put them on the node."""
     if isinstance(cluster, ExistingCluster):  # its nodes pull the images; unset names stay at the chart's
-        told = {"image": os.environ.get("IMAGE") or f"{IMAGE}:dev", "scheduler": os.environ.get("SCHEDULER_IMAGE")}
-        return {part: name for part, name in told.items() if name}
+        named = {
+            "image": os.environ.get("IMAGE") or f"{IMAGE}:dev",
+            "scheduler": os.environ.get("SCHEDULER_IMAGE"),
+        }
+        return {part: name for part, name in named.items() if name}
     name, tar = image.build(docker=docker_answers())
     images = {"image": name}
     archives = [(name, tar)]
     if isinstance(cluster, LocalCluster):
         images["scheduler"], scheduler_tar = image.scheduler()
         archives.append((images["scheduler"], scheduler_tar))
-    for one, where in archives:
-        if not cluster.has_image(one):
-            with progress.step(f"putting {one} on the node"):
-                cluster.load(where)
+    for tagged, tar_path in archives:
+        if not cluster.has_image(tagged):
+            with progress.step(f"putting {tagged} on the node"):
+                cluster.load(tar_path)
     return images

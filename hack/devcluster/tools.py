@@ -136,8 +136,8 @@ def kwok() -> Path:
 
 
 def kind() -> Path:
-    if there := shutil.which("kind"):
-        return Path(there)
+    if found := shutil.which("kind"):
+        return Path(found)
     return _install("kind", KIND, "kind (first time only; about a minute on 2 cores)")
 
 
@@ -146,7 +146,7 @@ def kubectl() -> Path:
     own = cache_dir() / "bin" / "kubectl"
     if own.exists():
         return own
-    if there := shutil.which("kubectl"):
-        return Path(there)
+    if found := shutil.which("kubectl"):
+        return Path(found)
     kubernetes()
     return own

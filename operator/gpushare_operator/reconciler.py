@@ -144,7 +144,7 @@ class ShareReconciler:
             _log.info("%s", error)
         except Invalid as error:  # a retry cannot help; the next change of the object is another attempt
             result = "refused"
-            _log.error("the API server refuses what was made of %s: %s", key, error)
+            _log.error("the API server refuses the object for %s: %s", key, error)
         except ApiError as error:
             result = "failed"
             after = error.retry_after_seconds if isinstance(error, Retryable) else 0.0

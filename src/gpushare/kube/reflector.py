@@ -119,7 +119,7 @@ class Reflector(Generic[T]):
                 self._version = None
                 self.restarts += 1
                 delay = self._backoff(self._failures)
-                _log.info("watch history of %s lapsed, listing anew", self.name)
+                _log.info("watch history of %s has expired, listing again", self.name)
             except ApiError as error:
                 self.restarts += 1
                 delay = self._backoff(self._failures)

@@ -146,7 +146,7 @@ class FrozenPods:
         except OSError as error:
             if not self._runs(pod.cgroup):
                 if not pod.is_refused:
-                    logger.error("cannot thaw pod %s, trying on: %s", uid, error)
+                    logger.error("cannot thaw pod %s, retrying: %s", uid, error)
                 pod.is_refused = True
                 return False
         self._forget(uid)

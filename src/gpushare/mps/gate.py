@@ -376,7 +376,9 @@ class Gate:
         if outcome is Passed.SERVED:
             turn.served_seconds += self._clock() - began
         if outcome is Passed.BROKE_PROTOCOL:
-            logger.warning("pid %d of pod %s says more than a client does, ended", connection.pid, turn.pod_uid)
+            logger.warning(
+                "ended the connection of pid %d of pod %s: unknown message", connection.pid, turn.pod_uid
+            )
             self.reception.refuse(connection, RefuseReason.PROTOCOL)
         else:
             self.reception.served(connection)

@@ -169,7 +169,7 @@ class Keeper:
             write_status(self.gpu, self._shown())
         except OSError as error:
             if not self._is_unwritten:
-                logger.error("cannot write %s, trying on: %s", self.gpu.status, error)
+                logger.error("cannot write %s, retrying: %s", self.gpu.status, error)
             self._is_unwritten = True
         else:
             if self._is_unwritten:

@@ -192,7 +192,7 @@ class ClientLedger:
             used = await self._caller.call(self._memory.used_mib)
         except HangingError as error:
             if not was_hanging:
-                logger.error("the driver does not say what processes hold, grants count in full: %s", error)
+                logger.error("the driver does not report the memory of processes, grants count in full: %s", error)
         self.note_memory(used, self._clock())
 
     @property

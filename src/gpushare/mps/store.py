@@ -168,7 +168,7 @@ class StoreClient:
                     break
                 self._next = max(self._next, number + 1)
                 if descriptor is None:
-                    logger.error("no descriptor is free for a connection that waited: it stays with the host")
+                    logger.error("no descriptor is free for a waiting connection: it stays with the host")
                     continue
                 connection = socket.socket(fileno=descriptor)
                 greeted, spoken = bool(message["greeted"]), bool(message["spoken"])
@@ -243,7 +243,7 @@ class StoreClient:
                     self._give_up(error)
                 elif self._behind_since is None:
                     self._behind_since = self._clock()
-                    logger.warning("the host cannot take a connection now, trying on: %s", error)
+                    logger.warning("the host cannot take a connection now, retrying: %s", error)
                 return
             del self._unsaid[number]
         self._behind_since = None

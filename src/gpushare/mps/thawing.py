@@ -123,4 +123,4 @@ class ThrottleProcess:
                 break
             patience = SILENT_SECONDS
         if not self._stop.is_set():
-            logger.error("the throttle's process ended; thawing whom it froze and starting another")
+            logger.error("the throttle's process ended; thawing the pods that it froze and starting another")

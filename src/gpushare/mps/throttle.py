@@ -45,7 +45,7 @@ class _Gpu:
     retry_at: dict[str, float] = field(default_factory=dict)  # after the freezer refused
     refusals: Counter[str] = field(default_factory=Counter)
     freezes: int = 0
-    said: ThrottleStatus | None = None
+    written: ThrottleStatus | None = None
 
 
 class Throttle:
@@ -177,13 +177,13 @@ class Throttle:
             refusals=dict(gpu.refusals),
             freezes=gpu.freezes,
         )
-        said = gpu.said
-        is_news = said is None or replace(status, beat=0.0, freezes=0) != replace(said, beat=0.0, freezes=0)
-        if not is_news and said is not None and now - said.beat < RESCAN_SECONDS:
+        written = gpu.written
+        is_news = written is None or replace(status, beat=0.0, freezes=0) != replace(written, beat=0.0, freezes=0)
+        if not is_news and written is not None and now - written.beat < RESCAN_SECONDS:
             return
-        gpu.said = status
+        gpu.written = status
         try:
             write_throttled(gpu.directory, status)
         except OSError as error:
             if is_news:
-                logger.error("cannot write %s, throttling on: %s", gpu.directory.throttled, error)
+                logger.error("cannot write %s, throttling goes on without it: %s", gpu.directory.throttled, error)
