@@ -1,14 +1,27 @@
-"""`helm upgrade` with a changed value rolls our parts and leaves tenants alone."""
+"""`helm upgrade`, with a changed value and from the former release, rolls our parts and leaves tenants alone."""
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from livecluster import RELEASE, RELEASE_NAMESPACE, ROOT, Cluster, Namespace, processes_of, wait_for
+from livecluster import (
+    RELEASE,
+    RELEASE_NAMESPACE,
+    ROOT,
+    Cluster,
+    Namespace,
+    decided,
+    driver,
+    processes_of,
+    wait_for,
+)
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+FORMER = "fe3ce761d7c965329e5784bf574b4b1d259e3ba7"  # the release that users upgrade from
 
 
 def helm(cluster: Cluster, *arguments: str) -> str:
@@ -69,3 +82,99 @@ def secret(cluster: Cluster) -> str:
     found = cluster.get("-n", RELEASE_NAMESPACE, "secrets", "-l", "app.kubernetes.io/component=admission")
     assert found["items"], "no certificate of the chart's"
     return json.dumps([item["data"] for item in found["items"]], sort_keys=True)
+
+
+@pytest.fixture
+def former(tmp_path: Path) -> Path:
+    """The former release's sources, with today's tools to build and install them."""
+    git = ["git", "-C", str(ROOT)]
+    if subprocess.run(
+        [*git, "cat-file", "-e", f"{FORMER}^{{commit}}"], capture_output=True, check=False
+    ).returncode:
+        pytest.skip("a shallow clone: the former release is not in its history")
+    archive = subprocess.run([*git, "archive", FORMER], capture_output=True, check=True).stdout
+    subprocess.run(["tar", "-x", "-C", str(tmp_path)], input=archive, check=True)
+    shutil.copytree(ROOT / "hack", tmp_path / "hack", dirs_exist_ok=True)
+    return tmp_path
+
+
+def replace_hosts(cluster: Cluster) -> None:
+    """The MPS host's pods are replaced only when somebody deletes them."""
+    cluster.kubectl(
+        "-n", RELEASE_NAMESPACE, "delete", "pods", "-l", "app.kubernetes.io/component=mps", "--timeout=120s"
+    )
+
+    def healthy() -> bool:
+        gpus = cluster.gpus()
+        return len(gpus) == 2 and all(
+            gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in gpus
+        )
+
+    wait_for("two healthy GPUs behind new hosts", healthy, seconds=180)
+
+
+def picture(cluster: Cluster, space: Namespace) -> dict[str, object]:
+    """What an upgrade must not change of a running pod and its node."""
+    pod = space.get("runs")
+    uid = pod["metadata"]["uid"]
+    (node,) = cluster.get("gpunodes")["items"]
+    return {
+        "pod": uid,
+        "containers": [(one["containerID"], one["restartCount"]) for one in pod["status"]["containerStatuses"]],
+        "pids": processes_of(uid, saying="tenant"),
+        "decision": decided(pod),
+        "node": (node["metadata"]["uid"], [gpu["uuid"] for gpu in node["status"]["gpus"]]),
+    }
+
+
+def shares_on(cluster: Cluster) -> list[int]:
+    return sorted(tenant["share"] for gpu in cluster.gpus() for tenant in gpu.get("tenants", []))
+
+
+def test_an_upgrade_from_the_former_release_keeps_pods_gpushares_and_gpunodes(
+    former: Path,
+    spaces: Callable[[], Namespace],
+    cluster: Cluster,
+    part: Callable[[str], list[dict]],
+    image: str,
+):
+    if cluster.backend != "local":
+        pytest.skip("builds and loads the former image, which only the local backend is sure to take")
+    try:
+        subprocess.run([str(former / "hack" / "cluster"), "install"], capture_output=True, timeout=600, check=True)
+        replace_hosts(cluster)
+        space = spaces()
+        space.create(space.tenant("runs", "0.3"))
+        space.running("runs")
+        space.connected("runs")
+        wait_for("its share on the GpuNode", lambda: shares_on(cluster) == [30])
+        wait_for(
+            "the GpuShare's phase", lambda: [phase for _, _, phase in shares_of(cluster, space)] == ["Sharing"]
+        )
+        before, shares = picture(cluster, space), shares_of(cluster, space)
+        hosts = [pod["metadata"]["uid"] for pod in part("mps")]
+
+        driver("install", timeout_seconds=600)
+
+        def rolled() -> bool:
+            return [pod["spec"]["containers"][0]["image"] for pod in part("agent")] == [image]
+
+        wait_for("the new agent", rolled, seconds=90)
+        assert [pod["metadata"]["uid"] for pod in part("mps")] == hosts  # OnDelete: its end would end the tenants
+        # The former host's gate serves a newcomer by the decisions that the new agent writes.
+        space.create(space.tenant("new", "0.2"))
+        space.running("new")
+        space.connected("new")
+        wait_for("both shares on the GpuNode", lambda: shares_on(cluster) == [20, 30])
+        assert picture(cluster, space) == before
+        assert shares[0] in shares_of(cluster, space)
+        assert "error" not in space.log("runs")
+    finally:
+        driver("install", timeout_seconds=600)
+        replace_hosts(cluster)
+
+
+def shares_of(cluster: Cluster, space: Namespace) -> list[tuple[str, object, str | None]]:
+    """Uid, spec and phase of each GpuShare."""
+    found = cluster.get("-n", space.name, "gpushares")["items"]
+    return [(one["metadata"]["uid"], one["spec"], one.get("status", {}).get("phase")) for one in found]
