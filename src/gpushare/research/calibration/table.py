@@ -1,4 +1,4 @@
-"""`python -m gpushare.research.calibration.table OUTPUT`: measure the complete table, resuming what OUTPUT holds."""
+"""`python -m gpushare.research.calibration.table OUTPUT`: measure the complete table; resumes OUTPUT."""
 
 import argparse
 import sys
