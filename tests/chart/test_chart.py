@@ -375,7 +375,7 @@ def test_the_alert_has_the_slowdown_that_set_gave(helm: Any) -> None:
     settings = ("--set", "policy.maxSlowdown=1.3", "--set", "prometheusRule.enabled=true")
     done = helm("template", "gpushare", str(CHART), "--kube-version", "1.35.4", *settings)
     assert done.returncode == 0, done.stderr
-    assert "MAX_SLOWDOWN" not in done.stdout.replace("GPUSHARE_MAX_SLOWDOWN", "")
+    assert "MAX_SLOWDOWN" not in re.sub(r"GPUSHARE_(LATENCY_)?MAX_SLOWDOWN", "", done.stdout)
     assert "gpushare_pod_slowdown_ratio) > 1.3\n" in done.stdout
 
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharerule import share_of
 
+from gpushare.core.admission import Defaults
 from gpushare.core.api import GpuShare, PodView, Reason
 from gpushare.core.placement import GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.core.placement.policies import BestFit
@@ -46,7 +47,7 @@ def pod(uid="p", owner=None, **labels):
     st.none() | NAMES,
 )
 def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
-    known = KnownWorkloads(1.5, lambda: None)
+    known = KnownWorkloads(Defaults(), lambda: None)
     shares = {}
     asked = pod(owner=owner, **({"app": label} if label else {}))
     for name, share_owner, selected, profiled, deleted in changes:
@@ -66,7 +67,7 @@ def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
 
 def test_only_a_new_profile_or_tolerance_is_news():
     news = []
-    known = KnownWorkloads(1.5, lambda: news.append(1))
+    known = KnownWorkloads(Defaults(), lambda: news.append(1))
     share = GpuShare.from_object(gpushare("s", owner="o"))
     known.put(dataclasses.replace(share, status=dataclasses.replace(share.status, profile=None)))
     assert news == []

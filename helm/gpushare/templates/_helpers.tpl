@@ -156,5 +156,6 @@ GPUSHARE_POLICY: {{ .Values.policy.placement | quote }}
 GPUSHARE_DEFAULT_CLASS: {{ .Values.defaults.class | quote }}
 GPUSHARE_DEFAULT_FRACTION: {{ .Values.defaults.fraction | quote }}
 GPUSHARE_MAX_SLOWDOWN: {{ .Values.policy.maxSlowdown | quote }}
+GPUSHARE_LATENCY_MAX_SLOWDOWN: {{ .Values.policy.latencyMaxSlowdown | quote }}
 GPUSHARE_GPU_MEMORY_RESERVE: {{ .Values.policy.gpuMemoryReserveMiB | quote }}
 {{- end }}

@@ -209,7 +209,7 @@ def request_of(pod: PodView, shares: ShareIndex, defaults: Defaults) -> Placemen
         job_class=needs.job_class,
         workload=needs.workload,
         fault_domain=needs.fault_domain,
-        known=known_of(share, defaults.max_slowdown_ratio) if share is not None else None,
+        known=known_of(share, defaults) if share is not None else None,
     )
 
 

@@ -63,7 +63,7 @@ class ShareLedger:
         """Uids whose bind is in progress."""
         self._defaults = defaults or Defaults()
         self.context = DecisionContext(self.state, policy, Judge(model, self._known))
-        self._workloads = KnownWorkloads(self._defaults.max_slowdown_ratio, self.context.judge.forget)
+        self._workloads = KnownWorkloads(self._defaults, self.context.judge.forget)
         self._uids: dict[str, str] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self._nodes: dict[str, NodeView] = {}

@@ -57,7 +57,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("best-nodes", str(DEFAULT_BEST_NODES), "nodes answered for a pod with preferences; 0: all", type=int)
     add("default-class", JobClass.THROUGHPUT.value, "class of pods that name none")
     add("default-fraction", AUTO_FRACTION, 'what fraction "auto" stands for without a profile')
-    add("max-slowdown", "1.5", "tolerated slowdown where nobody says otherwise")
+    add("max-slowdown", "1.5", "tolerated slowdown of class throughput where nobody says otherwise")
+    add("latency-max-slowdown", "1.1", "tolerated slowdown of class latency where nobody says otherwise")
     add(
         "gpu-memory-reserve", str(installation.DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants"
     )
@@ -77,6 +78,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
                 installation.DEFAULT_CLASS: read.default_class,
                 installation.DEFAULT_FRACTION: read.default_fraction,
                 installation.MAX_SLOWDOWN: read.max_slowdown,
+                installation.LATENCY_MAX_SLOWDOWN: read.latency_max_slowdown,
                 installation.GPU_MEMORY_RESERVE: read.gpu_memory_reserve,
             }
         )

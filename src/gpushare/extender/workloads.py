@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gpushare.core.admission import ShareIndex
+from gpushare.core.admission import Defaults, ShareIndex
 from gpushare.core.api import GpuShare, PodView
 from gpushare.core.placement import KnownWorkload, known_of
 
@@ -11,15 +11,15 @@ class KnownWorkloads:
     """What the profiles of GpuShares say of pods, remembered by pod.
 
     Args:
-        max_slowdown: tolerated where a GpuShare does not say.
+        defaults: for what a GpuShare does not say.
         on_change: called when what is known of some pods may have changed.
 
     Attributes:
         shares: every GpuShare.
     """
 
-    def __init__(self, max_slowdown: float, on_change: Callable[[], None]) -> None:
-        self._max_slowdown, self._on_change = max_slowdown, on_change
+    def __init__(self, defaults: Defaults, on_change: Callable[[], None]) -> None:
+        self._defaults, self._on_change = defaults, on_change
         self.shares = ShareIndex()
         self._known: dict[tuple[str, str], KnownWorkload] = {}
         self._of_pod: dict[str, KnownWorkload | None] = {}
@@ -27,7 +27,7 @@ class KnownWorkloads:
     def put(self, share: GpuShare) -> None:
         """A GpuShare came or changed."""
         at = (share.namespace, share.name)
-        before, known = self.shares.put(share), known_of(share, self._max_slowdown)
+        before, known = self.shares.put(share), known_of(share, self._defaults)
         speaks_for_the_same = before is not None and (before.owners, before.spec.selector) == (
             share.owners,
             share.spec.selector,

@@ -34,7 +34,7 @@ def test_the_pod_beats_the_share_which_beats_the_defaults():
     assert (needs.max_slowdown_ratio, needs.fault_domain) == (2.0, FaultDomain.ISOLATED)
     needs = resolve({FRACTION: "0.25"}, full)
     assert (needs.memory_mib, needs.job_class) == (4096, JobClass.LATENCY)
-    needs = resolve({FRACTION: "0.25"}, None, Defaults(job_class=JobClass.LATENCY, max_slowdown_ratio=3))
+    needs = resolve({FRACTION: "0.25"}, None, Defaults(job_class=JobClass.LATENCY, latency_max_slowdown_ratio=3))
     assert (needs.memory_mib, needs.job_class, needs.max_slowdown_ratio) == (None, JobClass.LATENCY, 3)
 
 

@@ -30,13 +30,19 @@ class Defaults:
 
     Attributes:
         auto_fraction: what "auto" stands for while there is no profile.
-        max_slowdown_ratio: tolerated slowdown, 1 is undisturbed.
+        max_slowdown_ratio: tolerated slowdown of class throughput, 1 is undisturbed.
+        latency_max_slowdown_ratio: of class latency.
     """
 
     auto_fraction: str = AUTO_FRACTION
     job_class: JobClass = JobClass.THROUGHPUT
     max_slowdown_ratio: float = 1.5
     fault_domain: FaultDomain = FaultDomain.SHARED
+    latency_max_slowdown_ratio: float = 1.1
+
+    def max_slowdown_of(self, job_class: JobClass) -> float:
+        """Return the tolerated slowdown of a class."""
+        return self.latency_max_slowdown_ratio if job_class is JobClass.LATENCY else self.max_slowdown_ratio
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +112,13 @@ def resolve(
                 Reason.INVALID_ANNOTATION, f"GpuShare {name}: memory {shown(spec.memory)} is not an amount"
             )
         memory_mib = memory
+    job_class = _first(asked.job_class, spec.job_class, default=defaults.job_class)
     return Needs(
         share_percent=share_percent,
         gpu_count=gpu_count,
         memory_mib=memory_mib,
-        job_class=_first(asked.job_class, spec.job_class, default=defaults.job_class),
-        max_slowdown_ratio=_first(spec.max_slowdown, default=defaults.max_slowdown_ratio),
+        job_class=job_class,
+        max_slowdown_ratio=_first(spec.max_slowdown, default=defaults.max_slowdown_of(job_class)),
         fault_domain=_first(spec.fault_domain, default=defaults.fault_domain),
         workload=asked.workload,
         container=asked.container,

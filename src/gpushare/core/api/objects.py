@@ -33,6 +33,7 @@ LONGER_WINDOW: Final = 4.0
 _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
 _MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those become GPUs of their own (design.md 7)
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
+_MOST_RETRACTIONS: Final = 32
 _MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the count beyond is in the condition
 
 
@@ -201,7 +202,7 @@ class GpuShareSpec:
     )
     max_slowdown: float | None = described(
         "Tolerated slowdown beside neighbours as a ratio to running alone: 1.25 means at most 25% longer. "
-        "Default: the chart's value policy.maxSlowdown.",
+        "Default: the chart's values policy.maxSlowdown and, for class latency, policy.latencyMaxSlowdown.",
         default=None,
         minimum=1,
         maximum=1000,
@@ -327,6 +328,54 @@ class PodPlacement:
     slowdown_ratio: float | None = described(
         "How much longer it takes than alone.", default=None, name="slowdown", minimum=0
     )
+    promise_ratio: float | None = described(
+        "What it may count on: progress relative to running alone.", default=None, name="promise", **_RATIO
+    )
+    throttle_ratio: float | None = described(
+        "Part of the time that it is kept stopped for a neighbour's promise; absent while it runs freely.",
+        default=None,
+        name="throttle",
+        **_RATIO,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedEffect:
+    """What was seen of the workload beside others on one GPU model, beyond what the model predicts."""
+
+    gpu_model: str = described("GPU model it was seen on.", default="", required=True, maxLength=128)
+    sensitivity: float = described(
+        "Logarithm of its progress beside others over the predicted one; below 0 it suffers more than predicted.",
+        default=0.0,
+        required=True,
+    )
+    pressure: float = described(
+        "Logarithm of its neighbours' progress over the predicted one; below 0 it hurts more than predicted.",
+        default=0.0,
+        required=True,
+    )
+    windows: int = described("Windows that it was learnt from.", default=0, required=True, minimum=0)
+    deviation: float | None = described(
+        "Standard deviation of what the effects leave unexplained, of the logarithm.", default=None, minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Retraction:
+    """A pod of the group was moved away from these neighbours, and none is put beside them for a while."""
+
+    neighbours: tuple[str, ...] = described(
+        "GpuShares of the tenants that it left, as namespace/name; the first names it among the retractions.",
+        default=(),
+        items={"maxLength": 317},
+        maxItems=_MAX_TENANTS_PER_GPU,
+        **ATOMIC_LIST,
+    )
+    at: str | None = described("When.", default=None, format="date-time")
+    until: str | None = described(
+        "Until when none of the group is put beside them.", default=None, format="date-time"
+    )
+    count: int = described("How often it came to this.", default=1, minimum=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +399,21 @@ class GpuShareStatus:
         rules=(_FRACTION_RULE,),
     )
     observed: Observed | None = described("How the workload fares now.", default=None)
+    promise_ratio: float | None = described(
+        "What each of its pods may count on, the least of them: progress relative to running alone.",
+        default=None,
+        name="promise",
+        **_RATIO,
+    )
+    learned: tuple[LearnedEffect, ...] = described(
+        "What was seen of it beside others, by GPU model.", default=(), maxItems=16, **list_map("gpuModel")
+    )
+    retractions: tuple[Retraction, ...] = described(
+        "Pods of it that were moved away for a neighbour's promise, the newest of each neighbour.",
+        default=(),
+        maxItems=_MOST_RETRACTIONS,
+        **ATOMIC_LIST,
+    )
     placements: tuple[PodPlacement, ...] = described(
         "The group's pods and where they run.", default=(), maxItems=_MAX_PLACEMENTS, **list_map("podUid")
     )
@@ -422,6 +486,20 @@ class TenantStatus:
     )
     slowdown_ratio: float | None = described(
         "How much longer it takes than alone.", default=None, name="slowdown", minimum=0
+    )
+    promise_ratio: float | None = described(
+        "What it may count on: progress relative to running alone.", default=None, name="promise", **_RATIO
+    )
+    throttle_ratio: float | None = described(
+        "Part of the time that it is kept stopped for a neighbour's promise; absent while it runs freely.",
+        default=None,
+        name="throttle",
+        **_RATIO,
+    )
+    retract: str | None = described(
+        "Why the node asks that this pod be moved away, with its figures; absent while it may stay.",
+        default=None,
+        maxLength=1024,
     )
     profile: WorkloadSignature | None = described(
         "Its workload's signature as this node saw it alone on a GPU with all threads; absent once its GpuShare "

@@ -128,7 +128,7 @@ def status_of(
     conditions = (
         _ready(situation, wrong),
         _profiled(share.spec, profile),
-        _within_tolerance(observed, share.spec, settings.defaults),
+        _within_tolerance(observed, _tolerated(share.spec, job_class, settings.defaults)),
     )
     return GpuShareStatus(
         phase=next_phase(share.status.phase, situation),
@@ -227,7 +227,7 @@ def _recommended(
     before = share.status.recommended_fraction
     if before is not None and none_live and profile == share.status.profile:
         return before
-    tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else defaults.max_slowdown_ratio
+    tolerated = _tolerated(share.spec, job_class, defaults)
     recommended = recommended_fraction(profile, max_slowdown=tolerated, job_class=job_class)
     return recommended if recommended is not None else before
 
@@ -243,8 +243,11 @@ def _profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Conditio
     return Condition(PROFILED, ConditionStatus.FALSE, "NotYet", message)
 
 
-def _within_tolerance(observed: Observed | None, spec: GpuShareSpec, defaults: Defaults) -> Condition:
-    tolerated = spec.max_slowdown if spec.max_slowdown is not None else defaults.max_slowdown_ratio
+def _tolerated(spec: GpuShareSpec, job_class: JobClass, defaults: Defaults) -> float:
+    return spec.max_slowdown if spec.max_slowdown is not None else defaults.max_slowdown_of(job_class)
+
+
+def _within_tolerance(observed: Observed | None, tolerated: float) -> Condition:
     slowdown = observed.slowdown_ratio if observed is not None else None
     if slowdown is None:
         return Condition(WITHIN_TOLERANCE, ConditionStatus.UNKNOWN, "NotMeasured", "no slowdown is known")

@@ -11,6 +11,7 @@ from gpushare.core.interference.model import (
 )
 from gpushare.core.interference.prior import expectation
 from gpushare.core.interference.profile import Profile, ProfileError, cap_progress
+from gpushare.core.interference.promise import promised_progress
 from gpushare.core.interference.signature import as_profile, recommended_fraction
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "cap_progress",
     "expectation",
     "model_from_json",
+    "promised_progress",
     "recommended_fraction",
     "recommended_number",
 ]

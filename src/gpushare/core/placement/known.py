@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from gpushare.core.admission import Defaults
 from gpushare.core.api import GpuShare
 from gpushare.core.interference import Profile, as_profile
 
@@ -22,16 +23,15 @@ class KnownWorkload:
     profile: Profile = field(compare=False, repr=False)
 
 
-def known_of(share: GpuShare, max_slowdown: float) -> KnownWorkload | None:
-    """What a GpuShare says of its workload; None without a profile that the model can use.
-
-    Args:
-        max_slowdown: tolerated where the GpuShare does not say.
-    """
+def known_of(share: GpuShare, defaults: Defaults) -> KnownWorkload | None:
+    """What a GpuShare says of its workload; None without a profile that the model can use."""
     signature = share.status.profile
     profile = as_profile(signature) if signature is not None else None
     if signature is None or profile is None:
         return None
-    tolerated = share.spec.max_slowdown if share.spec.max_slowdown is not None else max_slowdown
+    job_class = share.status.job_class or share.spec.job_class or defaults.job_class
+    tolerated = share.spec.max_slowdown
+    if tolerated is None:
+        tolerated = defaults.max_slowdown_of(job_class)
     key = f"{share.namespace}/{share.name}@{signature.taken_at}:{signature.window_seconds}"
     return KnownWorkload(key, signature.gpu_model, tolerated, profile)

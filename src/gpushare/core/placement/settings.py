@@ -15,6 +15,7 @@ POLICY: Final = "GPUSHARE_POLICY"
 DEFAULT_CLASS: Final = "GPUSHARE_DEFAULT_CLASS"
 DEFAULT_FRACTION: Final = "GPUSHARE_DEFAULT_FRACTION"
 MAX_SLOWDOWN: Final = "GPUSHARE_MAX_SLOWDOWN"
+LATENCY_MAX_SLOWDOWN: Final = "GPUSHARE_LATENCY_MAX_SLOWDOWN"
 GPU_MEMORY_RESERVE: Final = "GPUSHARE_GPU_MEMORY_RESERVE"
 
 
@@ -43,6 +44,7 @@ class Settings:
             DEFAULT_CLASS: self.defaults.job_class.value,
             DEFAULT_FRACTION: self.defaults.auto_fraction,
             MAX_SLOWDOWN: f"{self.defaults.max_slowdown_ratio:g}",
+            LATENCY_MAX_SLOWDOWN: f"{self.defaults.latency_max_slowdown_ratio:g}",
             GPU_MEMORY_RESERVE: str(self.gpu_memory_reserve_mib),
         }
 
@@ -67,16 +69,25 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
     fraction = parse_fraction(read[DEFAULT_FRACTION])
     if isinstance(fraction, Rejection) or fraction[0] is None:
         raise refused(DEFAULT_FRACTION, f"a fraction such as {AUTO_FRACTION}")
-    try:
-        max_slowdown = float(read[MAX_SLOWDOWN])
-    except ValueError:
-        raise refused(MAX_SLOWDOWN, "a number") from None
-    if not 1 <= max_slowdown < float("inf"):
-        raise refused(MAX_SLOWDOWN, "1 or more")
+
+    def slowdown(name: str) -> float:
+        try:
+            ratio = float(read[name])
+        except ValueError:
+            raise refused(name, "a number") from None
+        if not 1 <= ratio < float("inf"):
+            raise refused(name, "1 or more")
+        return ratio
+
     if not read[GPU_MEMORY_RESERVE].isdecimal():
         raise refused(GPU_MEMORY_RESERVE, "a number of MiB")
     return Settings(
         read[POLICY],
-        Defaults(read[DEFAULT_FRACTION], job_class, max_slowdown),
+        Defaults(
+            read[DEFAULT_FRACTION],
+            job_class,
+            slowdown(MAX_SLOWDOWN),
+            latency_max_slowdown_ratio=slowdown(LATENCY_MAX_SLOWDOWN),
+        ),
         int(read[GPU_MEMORY_RESERVE]),
     )
