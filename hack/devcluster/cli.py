@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from devcluster import backends, demo, image, tools
+from devcluster import backends, debian, demo, image, tools
 from devcluster.local import COMPONENTS, LocalCluster
 from devcluster.progress import Failed, say
 from devcluster.settings import state_dir
@@ -30,6 +30,7 @@ def main() -> int:
     )
     commands.add_parser("push-images", help="build the images and put them on the node, print their names as JSON")
     commands.add_parser("tools", help="build Kubernetes, kubectl and helm into the cache")
+    commands.add_parser("test-programs", help="fetch Debian's Prometheus and Chromium, which tests run")
     commands.add_parser("install", help="build and load the images, helm install gpushare with simulated GPUs")
     commands.add_parser("demo", help="cluster, gpushare, sample pods, and a table of who shares what")
     commands.add_parser("demo-down", help="remove every trace of the demo")
@@ -53,6 +54,8 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "test-programs":
+        return _test_programs()
     cluster = backends.pick()
     match arguments.command:
         case "up":
@@ -91,6 +94,16 @@ def _run(arguments: argparse.Namespace) -> int:
             say("nothing of the demo is left")
         case verb:
             _component(cluster, verb, arguments.component)
+    return 0
+
+
+def _test_programs() -> int:
+    """Fetch what can be had; tests of the rest skip, and say why."""
+    for fetch in (debian.prometheus, debian.chromium):
+        try:
+            print(fetch())
+        except Failed as failed:
+            say(f"tests will skip what needs it: {failed}")
     return 0
 
 

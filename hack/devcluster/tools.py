@@ -5,8 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
-from devcluster import cache, progress
-from devcluster.progress import Failed
+from devcluster import cache, debian, progress
 from devcluster.settings import HACK, KUBERNETES_VERSION, cache_dir
 from devcluster.toolchain import fetch_go
 
@@ -38,25 +37,7 @@ def install_packages() -> None:
     missing = {package for program, package in LOCAL_PROGRAMS.items() if shutil.which(program) is None}
     if not (CNI_DIRECTORY / "bridge").exists():
         missing.add("containernetworking-plugins")
-    if not missing:
-        return
-    if shutil.which("apt-get") is None:
-        raise Failed(f"missing: {', '.join(sorted(missing))} (Debian package names); install them and try again")
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    with progress.step(f"installing Debian packages: {' '.join(sorted(missing))}"):
-        progress.run(["apt-get", "-qq", "update"], env=env)
-        # policy-rc.d keeps Debian from starting its own etcd and containerd: we run them with our own state
-        policy = Path("/usr/sbin/policy-rc.d")
-        ours = not policy.exists()
-        if ours:
-            policy.write_text("#!/bin/sh\nexit 101\n")
-            policy.chmod(0o755)
-        try:
-            install = ["apt-get", "-qq", "install", "--no-install-recommends", "-y", *sorted(missing)]
-            progress.run(install, env=env)
-        finally:
-            if ours:
-                policy.unlink()
+    debian.install(missing)
 
 
 def _go() -> str:

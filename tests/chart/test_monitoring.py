@@ -3,70 +3,20 @@
 import importlib.util
 import json
 import re
-import shutil
-import subprocess
-from collections.abc import Iterable
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from prometheus_client.core import Metric
+from exposed import series
+from realprometheus import promtool
 
-from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
-from gpushare.extender.metrics import ExtenderMetrics
-from gpushare_operator.admission.server import AdmissionMetrics
-
+Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "gpushare"
-PROMTOOL = shutil.which("promtool")
-_SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
-
-
-def _served() -> dict[str, set[str]]:
-    """Series name -> its labels, from the parts' own collectors with every figure present."""
-    pipes = {"fp32": 0.5}
-    device = DeviceFigures(
-        "GPU-1",
-        0,
-        "H200",
-        1,
-        True,
-        pipes,
-        0.1,
-        0.1,
-        0.1,
-        1,
-        0.5,
-        "Active",
-        True,
-        1,
-        {"clients": 1},
-        {"x": 1},
-        {"x": 1},
-        0,
-        0,
-        1,
-        1.0,
-    )
-    tenant = TenantFigures("GPU-1", "ns", "p", "uid", 0.5, 50, 1, 1, 1, 0.9, 0.1, 1.1, pipes)
-    node = NodeCollector(lambda: NodeFigures("n", (device,), (tenant,), {"x": 1}, is_registered=True))
-    extender, admission = ExtenderMetrics(), AdmissionMetrics()
-    extender.requests.labels("filter")
-    extender.rejections.labels("x")
-    extender.bind_failures.labels("x")
-    admission.rejections.labels("x")
-    admission.seconds.labels("x")
-    families: Iterable[Metric] = [*node.collect(), *extender.registry.collect(), *admission.registry.collect()]
-    series: dict[str, set[str]] = {}
-    for family in families:
-        labels = {label for sample in family.samples for label in sample.labels}
-        for suffix in _SUFFIXES.get(family.type, ("",)):
-            series[family.name + suffix] = labels
-    return series
-
-
-SERVED = _served()
+with tempfile.TemporaryDirectory() as _folder:
+    SERVED = series(Path(_folder))
 
 
 def _expressions() -> list[str]:
@@ -141,42 +91,86 @@ def test_alerts_reach_prometheus_with_the_clusters_tolerance(render: Any) -> Non
         assert set(alert["annotations"]) == {"summary", "description"}
 
 
+# Alert -> the series that it is about: healthy values, values in trouble (promtool's notation, one each 30 s).
 TROUBLE = {
-    "GpushareGpuUnhealthy": ('gpushare_gpu_healthy{node="n",gpu_uuid="G",gpu_index="0"}', 0),
-    "GpushareMpsDown": ('gpushare_mps_state{node="n",gpu_uuid="G",state="Fault"}', 1),
-    "GpushareCeilingsNotEnforced": ('gpushare_mps_ceilings_enforced{node="n",gpu_uuid="G"}', 0),
+    "GpushareGpuUnhealthy": ('gpushare_gpu_healthy{node="n",gpu_uuid="G",gpu_index="0"}', "1+0x40", "0+0x40"),
+    "GpushareMpsDown": ('gpushare_mps_state{node="n",gpu_uuid="G",state="Fault"}', "0+0x40", "1+0x40"),
+    "GpushareCeilingsNotEnforced": ('gpushare_mps_ceilings_enforced{node="n",gpu_uuid="G"}', "1+0x40", "0+0x40"),
     "GpushareSlowdownBeyondTolerance": (
         'gpushare_pod_slowdown_ratio{node="n",gpu_uuid="G",namespace="ns",pod="p"}',
-        2,
+        "1.4+0x40",
+        "2+0x40",
     ),
-    "GpushareConnectionsHeld": ('gpushare_mps_held_connections{node="n",gpu_uuid="G",reason="x"}', 1),
-    "GpushareMismatch": ('gpushare_mps_mismatches{node="n",gpu_uuid="G",kind="x"}', 1),
-    "GpushareOutsideMps": ('gpushare_mps_outside_processes{node="n",gpu_uuid="G"}', 1),
-    "GpushareAgentNotRegistered": ('gpushare_agent_registered{node="n"}', 0),
-    "GpushareExtenderAway": ('gpushare_extender_ready{pod="e"}', 0),
+    "GpushareConnectionsHeld": (
+        'gpushare_mps_held_connections{node="n",gpu_uuid="G",reason="x"}',
+        "0+0x40",
+        "1+0x40",
+    ),
+    "GpushareMismatch": ('gpushare_mps_mismatches{node="n",gpu_uuid="G",kind="x"}', "0+0x40", "1+0x40"),
+    "GpushareOutsideMps": ('gpushare_mps_outside_processes{node="n",gpu_uuid="G"}', "0+0x40", "1+0x40"),
+    "GpushareAllocationMismatch": (
+        'gpushare_agent_allocation_mismatches_total{node="n"}',
+        "3+0x40",
+        "3+1x40",
+    ),
+    "GpushareAgentNotRegistered": ('gpushare_agent_registered{node="n"}', "1+0x40", "0+0x40"),
+    "GpushareExtenderAway": ('gpushare_extender_ready{pod="e"}', "1+0x40", "0+0x40"),
+    "GpushareBindFailures": ('gpushare_extender_bind_failures_total{reason="x"}', "9+0x40", "9+1x40"),
+    "GpushareExtenderSlow": (
+        'gpushare_extender_request_duration_seconds_bucket{verb="filter",le="0.005"}',
+        "0+100x40",
+        "0+0x40",
+    ),
+}
+# The extender answers 100 times a step: within 5 ms when healthy, within half a second in trouble.
+ALWAYS = {
+    'gpushare_extender_request_duration_seconds_bucket{verb="filter",le="0.5"}': "0+100x40",
+    'gpushare_extender_request_duration_seconds_bucket{verb="filter",le="+Inf"}': "0+100x40",
 }
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="no promtool (Debian's prometheus package)")
-def test_promtool_accepts_the_rules_and_they_fire(tmp_path: Path) -> None:
-    """Each alert is silent on a healthy series and fires, of all, alone on its own trouble."""
-    assert PROMTOOL is not None
+def _alerts() -> set[str]:
+    groups = yaml.safe_load((CHART / "alerts.yaml").read_text())["groups"]
+    return {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+
+
+def test_every_alert_is_put_to_the_test() -> None:
+    assert _alerts() == set(TROUBLE), "give the new alert its trouble above"
+
+
+def test_each_alert_fires_on_its_own_trouble_and_is_silent_else(tmp_path: Path) -> None:
+    """promtool plays twenty minutes: all healthy, then each trouble alone."""
     rules = tmp_path / "rules.yaml"
     rules.write_text((CHART / "alerts.yaml").read_text().replace("MAX_SLOWDOWN", "1.5"))
-    checked = subprocess.run([PROMTOOL, "check", "rules", str(rules)], capture_output=True, text=True, check=False)
+    checked = promtool("check", "rules", str(rules))
     assert checked.returncode == 0, checked.stderr
-    healthy = {series: 1 - bad if bad < 2 else 1 for series, bad in TROUBLE.values()}
-    tests = []
-    for alert, (series, bad) in TROUBLE.items():
-        values = {**healthy, series: bad}
-        firing = [{"alertname": name, "eval_time": "15m", "exp_alerts": []} for name in TROUBLE if name != alert]
-        inputs = [{"series": one, "values": f"{value}+0x30"} for one, value in values.items()]
-        expression = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
-        fired = [{"expr": expression, "eval_time": "15m", "exp_samples": [{"labels": "{}", "value": 1}]}]
-        tests.append(
-            {"interval": "30s", "input_series": inputs, "alert_rule_test": firing, "promql_expr_test": fired}
-        )
     suite = tmp_path / "tests.yaml"
-    suite.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": tests}))
-    done = subprocess.run([PROMTOOL, "test", "rules", str(suite)], capture_output=True, text=True, check=False)
+    cases = [_case(None), *map(_case, TROUBLE)]
+    suite.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": cases}))
+    done = promtool("test", "rules", str(suite))
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _case(trouble: str | None) -> Json:
+    inputs = {
+        **ALWAYS,
+        **{name: (bad if alert == trouble else good) for alert, (name, good, bad) in TROUBLE.items()},
+    }
+    firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    expected = [{"labels": f'{{alertname="{trouble}"}}', "value": 1}] if trouble else []
+    return {
+        "interval": "30s",
+        "input_series": [{"series": name, "values": values} for name, values in inputs.items()],
+        "promql_expr_test": [{"expr": firing, "eval_time": "20m", "exp_samples": expected}],
+    }
+
+
+def test_promtool_would_see_a_silent_alert(tmp_path: Path) -> None:
+    """Else the test above would prove nothing: the same suite fails on rules that never fire."""
+    rules = tmp_path / "rules.yaml"
+    text = (CHART / "alerts.yaml").read_text().replace("MAX_SLOWDOWN", "1.5")
+    rules.write_text(text.replace("gpushare_gpu_healthy == 0", "gpushare_gpu_healthy == 7"))
+    suite = tmp_path / "tests.yaml"
+    case = _case("GpushareGpuUnhealthy")
+    suite.write_text(yaml.safe_dump({"rule_files": [str(rules)], "evaluation_interval": "30s", "tests": [case]}))
+    assert promtool("test", "rules", str(suite)).returncode != 0

@@ -1,0 +1,97 @@
+"""What each part serves at /metrics, with every figure present, from the parts' own collectors."""
+
+import time
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+
+from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
+from gpushare.extender.metrics import ExtenderMetrics
+from gpushare.mps.layout import GpuDirectory, write_status
+from gpushare.mps.observe import GateCollector
+from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, ThrottleStatus
+from gpushare.runtime.http import registry_of
+from gpushare_operator.admission.server import AdmissionMetrics
+from gpushare_operator.metrics import OperatorMetrics
+
+T = TypeVar("T")
+_SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+
+
+def full(kind: type[T], **chosen: Any) -> T:
+    """A dataclass with every field filled, so that no figure is absent; `chosen` gives those that matter."""
+    hints = typing.get_type_hints(kind)
+    return kind(**{one.name: chosen.get(one.name, _filled(hints[one.name], one.name)) for one in fields(kind)})  # type: ignore[arg-type]
+
+
+def _filled(hint: Any, name: str) -> Any:
+    options = [one for one in typing.get_args(hint) if one is not type(None)]
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        return _filled(options[0], name)
+    origin = typing.get_origin(hint) or hint
+    if isinstance(origin, type) and issubclass(origin, Enum):
+        return next(iter(origin))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return {"x": _filled(options[1], name)}
+    if origin is tuple:
+        return ()
+    return {str: name, bool: True, int: 1, float: 0.5}[origin]
+
+
+@dataclass
+class _Keeper:
+    gpu: GpuDirectory
+    restarts: int = 1
+    is_running: bool = True
+
+
+def registries(folder: Path) -> dict[str, CollectorRegistry]:
+    """The registry of each part by its name; `folder` is for the gate's status file."""
+    device = full(DeviceFigures, uuid="GPU-1", mps_state="Active", pipes={"fp32": 0.5})
+    tenant = full(TenantFigures, gpu_uuid="GPU-1", pipes={"fp32": 0.5})
+    node = replace(full(NodeFigures), devices=(device,), tenants=(tenant,))
+    gpu = GpuDirectory.of(folder, "GPU-1")
+    gpu.create()
+    held = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
+    throttle = ThrottleStatus(refusals={"x": 1})
+    status = GateStatus("GPU-1", GateState.ACTIVE, time.time(), held=held, refused={"x": 1}, throttle=throttle)
+    write_status(gpu, status)
+    own = {"extender": ExtenderMetrics(), "admission": AdmissionMetrics(), "operator": OperatorMetrics()}
+    for metrics in own.values():
+        _give_every_family_a_child(metrics)
+    own["extender"].watch(())
+    return {
+        "agent": registry_of(NodeCollector(lambda: node)),
+        "gate": registry_of(GateCollector([_Keeper(gpu)])),
+        **{name: metrics.registry for name, metrics in own.items()},
+    }
+
+
+def _give_every_family_a_child(metrics: Any) -> None:
+    for family in vars(metrics).values():
+        if names := getattr(family, "_labelnames", ()):
+            family.labels(*("x" for _ in names))
+
+
+def expositions(folder: Path) -> dict[str, str]:
+    """The text that each part serves."""
+    return {name: generate_latest(registry).decode() for name, registry in registries(folder).items()}
+
+
+def series(folder: Path) -> dict[str, set[str]]:
+    """Series name -> its labels, over all parts."""
+    found: dict[str, set[str]] = {}
+    for registry in registries(folder).values():
+        families: Iterable[Metric] = registry.collect()
+        for family in families:
+            labels = {label for sample in family.samples for label in sample.labels}
+            for suffix in _SUFFIXES.get(family.type, ("",)):
+                found[family.name + suffix] = labels
+    return found
