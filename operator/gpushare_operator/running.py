@@ -18,6 +18,7 @@ from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import ShareReconciler
 from gpushare_operator.relist import Relist, WatchedResource
+from gpushare_operator.workloads import WorkloadCollector
 
 _log = logging.getLogger(__name__)
 # Far above one round with an API server that never answers (30 s a call).
@@ -142,6 +143,8 @@ class Operator:
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
         assert self._nodes is not None
+        assert self._reconciler is not None
+        self._metrics.registry.register(WorkloadCollector(self._reconciler.world))
         bad = self._metrics.bad_objects
         bad.labels(GPUNODES.kind).set_function(partial(getattr, self._nodes, "bad_objects"))
         for kind, objects in self.intake.bad_objects.items():

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
+from gpushare.core.api import GpuShare, PodView, names
 from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.mps.layout import GpuDirectory, write_status
@@ -20,6 +21,8 @@ from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, T
 from gpushare.runtime.http import registry_of
 from gpushare_operator.admission.server import AdmissionMetrics
 from gpushare_operator.metrics import OperatorMetrics
+from gpushare_operator.workloads import WorkloadCollector
+from gpushare_operator.world import World
 
 T = TypeVar("T")
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
@@ -67,11 +70,24 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     for metrics in own.values():
         _give_every_family_a_child(metrics)
     own["extender"].watch(())
+    own["operator"].registry.register(WorkloadCollector(_world()))
     return {
         "agent": registry_of(NodeCollector(lambda: node)),
         "gate": registry_of(GateCollector([_Keeper(gpu)])),
         **{name: metrics.registry for name, metrics in own.items()},
     }
+
+
+def _world() -> World:
+    """One profiled workload with one pod."""
+    world = World(lambda _: None)
+    owners = [{"uid": "u"}]
+    share = {"namespace": "shop", "name": "web", "ownerReferences": owners}
+    world.put_share(GpuShare.from_object({"metadata": share, "status": {"recommendedFraction": "0.25"}}))
+    annotations = {names.FRACTION: "0.5"}
+    pod = {"namespace": "shop", "name": "web-0", "uid": "p", "ownerReferences": owners, "annotations": annotations}
+    world.put_pod(PodView.from_object({"metadata": pod}))
+    return world
 
 
 def _give_every_family_a_child(metrics: Any) -> None:

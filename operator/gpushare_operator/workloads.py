@@ -1,0 +1,87 @@
+"""Each workload as metrics: its pods by name, what they ask for, and the share that its profile recommends."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from gpushare.core.admission import ShareKey
+from gpushare.core.api import GpuShare, JobClass, PodView, Rejection, names, parse_fraction
+from gpushare_operator.world import World
+
+_WORKLOAD: Final = ("namespace", "gpushare")
+
+
+class WorkloadCollector(Collector):
+    """Reads the operator's view of the cluster at each scrape, in the metrics server's thread."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def collect(self) -> Iterator[Metric]:
+        """Return all families."""
+        listed = list(self._world.shares.values())  # in one step: the event loop's thread goes on writing
+        shares = {ShareKey(share.namespace, share.name): share for share in listed}
+        live = [pod for pod in list(self._world.pods.values()) if not pod.finished]
+        info = GaugeMetricFamily(
+            "gpushare_workload_pod_info",
+            "1 for each pod that has not ended, with the GpuShare that it belongs to.",
+            labels=(*_WORKLOAD, "pod", "pod_uid", "class"),
+        )
+        asked: Counter[tuple[str, str]] = Counter()
+        states: Counter[tuple[str, str, str]] = Counter()
+        for pod in live:
+            key = self._world.share_of_pod(pod.uid)
+            share = shares.get(key) if key is not None else None
+            if share is None:
+                continue
+            of = (share.namespace, share.name)
+            info.add_metric((*of, pod.name, pod.uid, _class_of(pod, share)), 1.0)
+            asked[of] += pod.limit_percent
+            states[*of, "Waiting" if pod.decision is None else "Placed"] += 1
+        yield info
+        yield _family(
+            "requested_gpus",
+            "GPUs that the workload's pods ask for, waiting ones included.",
+            {of: percent / 100 for of, percent in asked.items()},
+        )
+        pods = GaugeMetricFamily(
+            "gpushare_workload_pods", "Pods of the workload, by state.", labels=(*_WORKLOAD, "state")
+        )
+        for at, count in states.items():
+            pods.add_metric(at, count)
+        yield pods
+        recommended = {
+            (share.namespace, share.name): each
+            for share in shares.values()
+            if (each := _recommended(share)) is not None
+        }
+        yield _family(
+            "recommended_share_ratio",
+            "Share of a GPU that the workload's profile recommends for each pod; above 1: whole GPUs.",
+            recommended,
+        )
+
+
+def _family(name: str, text: str, values: dict[tuple[str, str], float]) -> Metric:
+    family = GaugeMetricFamily(f"gpushare_workload_{name}", text, labels=_WORKLOAD)
+    for of, value in values.items():
+        family.add_metric(of, value)
+    return family
+
+
+def _class_of(pod: PodView, share: GpuShare) -> str:
+    asked = pod.annotations.get(names.CLASS)
+    return asked or (share.status.job_class or share.spec.job_class or JobClass.THROUGHPUT).value
+
+
+def _recommended(share: GpuShare) -> float | None:
+    if share.status.recommended_fraction is None:
+        return None
+    parsed = parse_fraction(share.status.recommended_fraction)
+    if isinstance(parsed, Rejection):
+        return None
+    percent, gpus = parsed
+    return None if percent is None else percent * gpus / 100
