@@ -47,7 +47,7 @@ def test_fours_come_after_all_pairs_and_triples() -> None:
 
 
 def test_the_measured_table_lacks_no_planned_set_and_shares_no_program_with_what_was_fitted() -> None:
-    table = parse((ROOT / "tests/data/colocation/h200-table.jsonl").read_bytes().splitlines())
+    table = parse((ROOT / "src/gpushare/data/h200-table.jsonl").read_bytes().splitlines())
     fitted = parse((ROOT / "src/gpushare/data/h200-colocation.jsonl").read_bytes().splitlines())
     assert not table.skipped
     assert len(table.solo) == 10

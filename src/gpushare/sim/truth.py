@@ -43,6 +43,14 @@ class Truth(Protocol):
         """Return every workload that it knows."""
         ...
 
+    def offers(self, workloads: Sequence[str]) -> bool:
+        """Return whether these tenants may share a GPU at all; memory is asked for apart."""
+        ...
+
+    def alone(self, workload: str, thread_percentage: int) -> float:
+        """Return the progress alone under a cap, 1 on the whole GPU."""
+        ...
+
     def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
         """Return the progress of each tenant of the set relative to alone at 100%, in order."""
         ...
@@ -105,6 +113,10 @@ class DatasetTruth:
         """Every workload with a usable solo profile."""
         return sorted(self.profiles)
 
+    def offers(self, workloads: Sequence[str]) -> bool:
+        """Whether MPS takes so many."""
+        return len(workloads) <= self.max_tenants
+
     def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
         """Mean of the runs that measured just this set, else the cap curve (one tenant) or the model (several)."""
         ordered = tuple(sorted(kinds))
@@ -112,7 +124,7 @@ class DatasetTruth:
         if runs:
             by_kind = iter(np.maximum(np.mean(runs, axis=0), LEAST_PROGRESS).tolist())
         elif mechanism is Mechanism.TIME_SLICING:
-            by_kind = iter(self._time_sliced(ordered))
+            by_kind = iter(taking_turns([self.busy_ratio(kind.workload) for kind in ordered]))
         elif len(ordered) == 1:
             by_kind = iter([self.alone(*ordered[0])])
         else:
@@ -164,16 +176,21 @@ class DatasetTruth:
         forecasts = self._forecaster([(self.profiles[kind.workload], kind.thread_percentage) for kind in kinds])
         return draw(forecasts, [self.alone(*kind) for kind in kinds], repr(kinds), seed=self._seed)
 
-    def _time_sliced(self, kinds: tuple[TenantKind, ...]) -> tuple[float, ...]:
-        """Taking turns: idle gaps of one serve another, so each gets what it needs until the GPU's time is out."""
-        needs = [max(0.01, self.busy_ratio(kind.workload)) for kind in kinds]
-        left, progress = 1.0, [0.0] * len(kinds)
-        order = sorted(range(len(kinds)), key=lambda index: needs[index])
-        for position, index in enumerate(order):
-            turn = min(needs[index], left / (len(order) - position))
-            progress[index] = max(LEAST_PROGRESS, turn / needs[index])
-            left -= turn
-        return tuple(progress)
+
+def taking_turns(busy: Sequence[float]) -> tuple[float, ...]:
+    """Progress under time slicing: idle gaps of one serve another, so each gets what it needs until time is out.
+
+    Args:
+        busy: the part of its time alone in which each uses the GPU, 0 to 1.
+    """
+    needs = [max(0.01, each) for each in busy]
+    left, progress = 1.0, [0.0] * len(needs)
+    order = sorted(range(len(needs)), key=lambda index: needs[index])
+    for position, index in enumerate(order):
+        turn = min(needs[index], left / (len(order) - position))
+        progress[index] = max(LEAST_PROGRESS, turn / needs[index])
+        left -= turn
+    return tuple(progress)
 
 
 class PairsTruth:
@@ -196,6 +213,14 @@ class PairsTruth:
     def workloads(self) -> Sequence[str]:
         """Every workload of the table."""
         return self._table.workloads
+
+    def offers(self, workloads: Sequence[str]) -> bool:
+        """Whether it is no more than a pair."""
+        return len(workloads) <= self.max_tenants
+
+    def alone(self, workload: str, thread_percentage: int) -> float:  # noqa: ARG002 - no caps were measured
+        """1: the table knows no caps."""
+        return 1.0
 
     def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
         """The measured pair; taking turns, or a pair never measured or that did not fit, is half each."""
