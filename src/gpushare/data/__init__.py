@@ -1,5 +1,6 @@
-"""Data shipped with the package: the H200's colocation datasets, the interference model fitted to them, and a table
-of ten other programs to which nothing was fitted.
+"""Data shipped with the package: the H200's colocation datasets and the interference model fitted to them.
+
+And a table of ten other programs, to which nothing was fitted.
 
 All of it was measured by this project and stands under its licence.
 """

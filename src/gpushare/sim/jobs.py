@@ -7,6 +7,7 @@ whole GPU.
 """
 
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ class Job:
 
     Attributes:
         solo_seconds: how long it takes alone; max_slowdown: what it tolerates.
-        fraction, job_class: what its pod asks for; only our own policy reads them.
+        fraction, job_class: what its pod asks for; only policies that count shares read them.
+        promise: the least progress that its pod may count on; None: 1 / max_slowdown.
     """
 
     name: str
@@ -41,16 +43,35 @@ class Job:
     max_slowdown: float
     fraction: str = "auto"
     job_class: JobClass = JobClass.THROUGHPUT
+    promise: float | None = None
+
+    @property
+    def least_progress(self) -> float:
+        """Return the progress below which a second on a GPU counts as late."""
+        return self.promise if self.promise is not None else 1.0 / self.max_slowdown
 
 
 @dataclass(slots=True)
 class JobTenant:
-    """A job on a GPU: its cap in percent, since when, and when it is ready to progress (restarts take time)."""
+    """A job on a GPU: its cap in percent, since when, and when it is ready to progress (restarts take time).
+
+    `duty_ratio`: the part of the time in which it is not frozen, 0 to 1.
+    """
 
     job: int
     thread_percentage: int
     since_seconds: float
     ready_seconds: float
+    duty_ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobRetraction:
+    """One job taken back: when, and who was on the GPU with it, itself included, under which caps."""
+
+    seconds: float
+    job: int
+    tenants: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +118,18 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One simulation: every job's result in trace order, and the cluster over time."""
+    """One simulation: every job's result in trace order, and the cluster over time.
+
+    Attributes:
+        latency_seconds: progress of latency jobs -> seconds that any of them spent at it.
+    """
 
     policy: str
     gpus: int
     jobs: tuple[JobResult, ...]
     spans: tuple[Span, ...]
+    latency_seconds: Mapping[float, float] = field(default_factory=dict)
+    retractions: tuple[JobRetraction, ...] = ()
 
 
 class JobPolicy(Protocol):
@@ -142,21 +169,44 @@ class JobCluster:
     now_seconds: float = 0.0
     remaining_seconds: dict[int, float] = field(default_factory=dict)
     retractions: dict[int, int] = field(default_factory=dict)
+    retracted: list[JobRetraction] = field(default_factory=list)
     wake_seconds: float = math.inf
     _known: dict[tuple[TenantKind, ...], tuple[float, ...]] = field(default_factory=dict)
+    _seen: dict[int, "_GpuRates"] = field(default_factory=dict)
 
     def start(self, job: int, gpu: int, thread_percentage: int = 100) -> None:
         """Start a waiting job on a GPU; one that was retracted before needs RESTART_SECONDS to be ready."""
         self.queue.remove(job)
         ready = self.now_seconds + (RESTART_SECONDS if self.retractions.get(job) else 0.0)
         self.gpus[gpu].append(JobTenant(job, thread_percentage, self.now_seconds, ready))
+        self._seen.pop(gpu, None)
 
     def retract(self, job: int, gpu: int) -> None:
         """Move a running job to the head of the queue; it keeps the work done."""
         tenants = self.gpus[gpu]
+        self.retracted.append(
+            JobRetraction(self.now_seconds, job, tuple((t.job, t.thread_percentage) for t in tenants))
+        )
         tenants.remove(next(tenant for tenant in tenants if tenant.job == job))
+        self._seen.pop(gpu, None)
         self.retractions[job] = self.retractions.get(job, 0) + 1
         self.queue.insert(0, job)
+
+    def throttle(self, gpu: int, duties: Mapping[int, float]) -> None:
+        """Freeze tenants for a part of the time from now on; those whose job is not named run free."""
+        for tenant in self.gpus[gpu]:
+            tenant.duty_ratio = duties.get(tenant.job, 1.0)
+        self._seen.pop(gpu, None)
+
+    def end(self, job: int) -> None:
+        """Take a job that has ended off its GPU and out of the queue."""
+        del self.remaining_seconds[job]
+        if job in self.queue:
+            self.queue.remove(job)
+        for gpu, tenants in enumerate(self.gpus):
+            if any(tenant.job == job for tenant in tenants):
+                tenants[:] = [tenant for tenant in tenants if tenant.job != job]
+                self._seen.pop(gpu, None)
 
     def wake_at(self, seconds: float) -> None:
         """Ask to be called again at this time at the latest."""
@@ -175,18 +225,37 @@ class JobCluster:
         needs = [self.truth.memory_mib(self.jobs[t.job].workload) for t in self.gpus[gpu]]
         return sum(needs) + self.truth.memory_mib(self.jobs[job].workload) <= self.truth.gpu_memory_mib
 
+    def takes(self, gpu: int, job: int) -> bool:
+        """Return whether the job may join the GPU's tenants: the truth offers that set, and the memory fits."""
+        names = [self.jobs[tenant.job].workload for tenant in self.gpus[gpu]]
+        return self.truth.offers([*names, self.jobs[job].workload]) and self.memory_fits(gpu, job)
+
     def progress(self, gpu: int) -> tuple[float, ...]:
         """Return the tenants' true progress, oldest first; one that is not ready has 0 and affects nobody."""
+        return self.look(gpu).progress
+
+    def look(self, gpu: int) -> "_GpuRates":
+        """Return the GPU's rates as they are now."""
+        known = self._seen.get(gpu)
+        if known is None or known.until_seconds <= self.now_seconds + _EPSILON:
+            self._seen[gpu] = known = self._look(gpu)
+        return known
+
+    def _look(self, gpu: int) -> "_GpuRates":
         tenants = self.gpus[gpu]
-        ready = [tenant.ready_seconds <= self.now_seconds + _EPSILON for tenant in tenants]
-        kinds = tuple(kind for kind, is_ready in zip(self.kinds(gpu), ready, strict=True) if is_ready)
-        rates = iter(self.rates_of(kinds))
-        return tuple(next(rates) if is_ready else 0.0 for is_ready in ready)
+        waits = [t.ready_seconds for t in tenants if t.ready_seconds > self.now_seconds + _EPSILON]
+        ready = [t for t in tenants if t.ready_seconds <= self.now_seconds + _EPSILON]
+        kinds = tuple(TenantKind(self.jobs[t.job].workload, t.thread_percentage) for t in ready)
+        rates = iter(mixture(self.rates_of, kinds, [t.duty_ratio for t in ready]))
+        found = tuple(next(rates) if t.ready_seconds <= self.now_seconds + _EPSILON else 0.0 for t in tenants)
+        is_shared = len(tenants) > 1
+        is_measured = is_shared and self.truth.is_measured(self.kinds(gpu), self.mechanism)
+        return _GpuRates(found, min(waits, default=math.inf), is_shared, is_measured)
 
     def shared_gpus(self) -> tuple[int, int]:
         """Count the GPUs with two or more tenants, and those of them whose rates were not measured."""
-        shared = [gpu for gpu, tenants in enumerate(self.gpus) if len(tenants) > 1]
-        return len(shared), sum(not self.truth.is_measured(self.kinds(gpu), self.mechanism) for gpu in shared)
+        shared = [each for gpu in range(len(self.gpus)) if (each := self.look(gpu)).is_shared]
+        return len(shared), sum(not each.is_measured for each in shared)
 
     def rates_of(self, kinds: tuple[TenantKind, ...]) -> tuple[float, ...]:
         """Return the true rates of a set, cached by its sorted form."""
@@ -198,6 +267,45 @@ class JobCluster:
         for position, rate in zip(order, self._known[key], strict=True):
             result[position] = rate
         return tuple(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuRates:
+    """The tenants' progress, oldest first, which stays so until somebody comes, leaves, is throttled or ready."""
+
+    progress: tuple[float, ...]
+    until_seconds: float
+    is_shared: bool
+    is_measured: bool
+
+
+def mixture(
+    rates_of: Callable[[tuple[TenantKind, ...]], tuple[float, ...]],
+    kinds: tuple[TenantKind, ...],
+    duties: Sequence[float],
+) -> tuple[float, ...]:
+    """Return the progress of tenants of which some are frozen for a part of the time, each in a cycle of its own.
+
+    Exact for cycles that do not know of each other, as the freezer's: the sets that run, each for the part of the
+    time in which just these are not frozen.
+
+    Args:
+        rates_of: progress of a set that runs.
+        duties: the part of the time in which each runs, 0 to 1.
+    """
+    throttled = [index for index, duty in enumerate(duties) if duty < 1.0]
+    if not throttled:
+        return rates_of(kinds) if kinds else ()
+    total = [0.0] * len(kinds)
+    for runs in itertools.product((True, False), repeat=len(throttled)):
+        weight = math.prod(duties[at] if on else 1.0 - duties[at] for at, on in zip(throttled, runs, strict=True))
+        frozen = {at for at, on in zip(throttled, runs, strict=True) if not on}
+        running = [index for index in range(len(kinds)) if index not in frozen]
+        if weight > 0 and running:
+            rates = rates_of(tuple(kinds[index] for index in running))
+            for index, rate in zip(running, rates, strict=True):
+                total[index] += weight * rate
+    return tuple(total)
 
 
 def simulate(
@@ -219,10 +327,8 @@ def simulate(
     arrivals = [(job.submit_seconds, index) for index, job in enumerate(jobs)]
     heapq.heapify(arrivals)
     fluid: Callable[[JobCluster], Mapping[int, float]] | None = getattr(policy, "rates", None)
-    run_seconds: dict[int, float] = dict.fromkeys(range(len(jobs)), 0.0)
-    late_seconds: dict[int, float] = dict.fromkeys(range(len(jobs)), 0.0)
+    account = _Account(jobs)
     ended: dict[int, float] = {}
-    spans: list[Span] = []
     cluster.now_seconds = arrivals[0][0] if arrivals else 0.0
 
     while len(ended) < len(jobs):
@@ -234,6 +340,7 @@ def simulate(
         policy.schedule(cluster)
 
         rates = dict(fluid(cluster)) if fluid else _placed_rates(cluster)
+        active = {index: rate for index, rate in rates.items() if index in cluster.remaining_seconds}
         until = min(arrivals[0][0] if arrivals else math.inf, cluster.wake_seconds, _next_ready(cluster))
         for index, rate in rates.items():
             if rate > 0:
@@ -244,40 +351,63 @@ def simulate(
                 f'the first is "{jobs[cluster.queue[0]].name}"'
             )
         elapsed = max(0.0, until - cluster.now_seconds)
-        active = [index for index in rates if index in cluster.remaining_seconds]
-        for index in active:
-            cluster.remaining_seconds[index] -= rates[index] * elapsed
-            run_seconds[index] += elapsed
-            if rates[index] * jobs[index].max_slowdown < 1 - 1e-6:
-                late_seconds[index] += elapsed
         if elapsed > 0:
-            placed = gpus - len(cluster.free_gpus())
-            in_use = placed or min(gpus, len(active))
-            shared, modelled = cluster.shared_gpus()
-            spans.append(
-                Span(cluster.now_seconds, until, in_use, sum(rates.values()), len(cluster.queue), shared, modelled)
-            )
+            for index, rate in active.items():
+                cluster.remaining_seconds[index] -= rate * elapsed
+            account.add(cluster, active, sum(rates.values()), until)
         cluster.now_seconds = until
         for index in active:
             if cluster.remaining_seconds[index] <= _EPSILON * max(1.0, jobs[index].solo_seconds):
-                _end(cluster, index)
+                cluster.end(index)
                 ended[index] = until
                 on_end()
+    return account.outcome(policy.name, cluster, ended)
 
-    results = tuple(
-        JobResult(
-            job.name,
-            job.workload,
-            job.submit_seconds,
-            ended[index],
-            job.solo_seconds,
-            run_seconds[index],
-            late_seconds[index],
-            cluster.retractions.get(index, 0),
+
+class _Account:
+    """What every job had, and the cluster over time."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = jobs
+        self._run = [0.0] * len(jobs)
+        self._late = [0.0] * len(jobs)
+        self._least = [job.least_progress * (1 - 1e-6) for job in jobs]
+        self._is_latency = [job.job_class is JobClass.LATENCY for job in jobs]
+        self._latency: dict[float, float] = {}
+        self._spans: list[Span] = []
+
+    def add(self, cluster: JobCluster, rates: Mapping[int, float], summed: float, until: float) -> None:
+        """Count a stretch of constant rates from now on."""
+        begin = cluster.now_seconds
+        elapsed = until - begin
+        for index, rate in rates.items():
+            self._run[index] += elapsed
+            if rate < self._least[index]:
+                self._late[index] += elapsed
+            if self._is_latency[index]:
+                self._latency[rate] = self._latency.get(rate, 0.0) + elapsed
+        placed = len(cluster.gpus) - len(cluster.free_gpus())
+        in_use = placed or min(len(cluster.gpus), len(rates))
+        self._spans.append(Span(begin, until, in_use, summed, len(cluster.queue), *cluster.shared_gpus()))
+
+    def outcome(self, policy: str, cluster: JobCluster, ended: Mapping[int, float]) -> Outcome:
+        """Return the whole simulation."""
+        results = tuple(
+            JobResult(
+                job.name,
+                job.workload,
+                job.submit_seconds,
+                ended[index],
+                job.solo_seconds,
+                self._run[index],
+                self._late[index],
+                cluster.retractions.get(index, 0),
+            )
+            for index, job in enumerate(self._jobs)
         )
-        for index, job in enumerate(jobs)
-    )
-    return Outcome(policy.name, gpus, results, tuple(spans))
+        return Outcome(
+            policy, len(cluster.gpus), results, tuple(self._spans), self._latency, tuple(cluster.retracted)
+        )
 
 
 def _check(jobs: Sequence[Job], gpus: int, truth: Truth) -> None:
@@ -304,15 +434,4 @@ def _placed_rates(cluster: JobCluster) -> dict[int, float]:
 
 
 def _next_ready(cluster: JobCluster) -> float:
-    waits = [
-        t.ready_seconds for ts in cluster.gpus for t in ts if t.ready_seconds > cluster.now_seconds + _EPSILON
-    ]
-    return min(waits, default=math.inf)
-
-
-def _end(cluster: JobCluster, job: int) -> None:
-    del cluster.remaining_seconds[job]
-    if job in cluster.queue:
-        cluster.queue.remove(job)
-    for tenants in cluster.gpus:
-        tenants[:] = [tenant for tenant in tenants if tenant.job != job]
+    return min((cluster.look(gpu).until_seconds for gpu in range(len(cluster.gpus))), default=math.inf)

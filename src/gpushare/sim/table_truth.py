@@ -4,12 +4,12 @@ The table (docs/measurements/table.md) holds ten programs alone under five caps,
 different ones under some. A set is offered only if it was measured: at most four tenants, no program twice.
 
 - Alone: the mean window under each cap, made to rise with the cap (a cap never speeds a program up; where it seems
-  to, the windows of both caps are pooled). Below the lowest measured cap progress falls by a power of the cap whose
-  exponent lies halfway between what was last measured and 1, in proportion.
+  to, the windows of both caps are pooled). Below the lowest measured cap progress falls by a power of the cap with
+  an exponent halfway between what was last measured and 1, in proportion.
 - A measured set under measured caps: its window's rates relative to alone on the whole GPU, at most 1.
-- Other caps of a measured set: each tenant keeps of its progress alone under its cap the mean of what it kept under
-  the measured caps of that same set, weighted by the inverse square of the distance in the caps' logarithms. Above
-  the highest cap that was measured of a set nothing is known: a higher cap counts as that one.
+- Other caps of a measured set: each tenant keeps of its progress alone under its cap the mean of what it kept
+  under the measured caps of that same set, weighted by the inverse square of the distance in the caps' logarithms.
+  Above the highest cap that was measured of a set nothing is known: a higher cap counts as that one.
 - Time slicing was not measured with these programs: each gets what it needs until the GPU's time is out.
 """
 
@@ -66,6 +66,10 @@ class TableTruth:
     def offers(self, workloads: Sequence[str]) -> bool:
         """Whether these tenants may share a GPU: the table holds them together, under whatever caps."""
         return len(workloads) < 2 or tuple(sorted(workloads)) in self._sets
+
+    def rate_alone(self, workload: str) -> float:
+        """Iterations/s alone on the whole GPU."""
+        return self._rates[workload]
 
     def alone(self, workload: str, thread_percentage: int) -> float:
         """Progress alone under a cap, 1 on the whole GPU."""
@@ -141,7 +145,9 @@ class TableTruth:
     def true_profiles(self) -> Mapping[str, Profile]:
         """What each workload makes alone under caps, for promises: no counter of them is read."""
         return {
-            name: Profile(self.profiles[name].counters, cap_curve={cap: self.alone(name, cap) for cap in range(1, 101)})
+            name: Profile(
+                self.profiles[name].counters, cap_curve={cap: self.alone(name, cap) for cap in range(1, 101)}
+            )
             for name in self.workloads
         }
 
@@ -160,7 +166,8 @@ class TableTruth:
             squares = [math.log(a / b) ** 2 for a, b in zip(clipped, measured, strict=True)]
             weights.append(1.0 / sum(squares))
             kept.append(rates / [self.alone(name, cap) for name, cap in zip(names, measured, strict=True)])
-        return np.minimum(1.0, np.average(kept, axis=0, weights=weights) * alone)
+        found: Floats = np.minimum(1.0, np.average(kept, axis=0, weights=weights) * alone)
+        return found
 
     def _measured_sets(self, dataset: Dataset) -> dict[tuple[str, ...], dict[Caps, Floats]]:
         """Sorted programs -> sorted caps -> mean progress over the windows that measured them."""
@@ -182,7 +189,7 @@ class TableTruth:
 
 
 def _rising(caps: Mapping[int, Sequence[Run]]) -> tuple[float, dict[int, float]]:
-    """Rate alone on the whole GPU, and progress by cap: the mean window, pooled where it falls as the cap rises."""
+    """Rate alone on the whole GPU, and progress by cap: the mean window, pooled where it falls as caps rise."""
     points = sorted(caps)
     pools: list[tuple[float, int, int]] = []  # mean, windows, caps
     for cap in points:

@@ -1,0 +1,158 @@
+"""The truth of measured sets: measured points come out exactly, others lie between what was measured."""
+
+import itertools
+import json
+from collections import Counter
+from importlib.resources import files
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare.data import H200_TABLE
+from gpushare.research.dataset import Mechanism, parse
+from gpushare.sim.jobs import SimulationError, mixture
+from gpushare.sim.table_truth import TableTruth
+from gpushare.sim.truth import TenantKind
+
+MPS = Mechanism.MPS
+
+
+def line(tenants, rates):
+    return json.dumps(
+        {
+            "tenants": [{"workload": w, "thread_percentage": p} for w, p in tenants],
+            "iterations_per_s": rates,
+            "device": {"sm_util": 0.5, "graphics_util": 0.6},
+            "window_s": 0.4,
+            "memory_mib": [100] * len(tenants),
+        }
+    )
+
+
+LINES = [
+    '{"schema": "gpushare.io/colocation/v1", "gpu_model": "X", "driver": "1", "mechanism": "mps"}',
+    line([("a", 100)], [10.0]),
+    line([("a", 50)], [8.0]),
+    line([("a", 25)], [4.0]),
+    line([("b", 100)], [100.0]),
+    line([("b", 100)], [80.0]),
+    line([("b", 50)], [96.0]),  # above the mean of 90 at 100%: noise, pooled with it to 92
+    line([("b", 25)], [46.0]),
+    line([("a", 100), ("b", 100)], [6.0, 69.0]),
+    line([("a", 50), ("b", 50)], [6.0, 46.0]),
+    line([("b", 25), ("a", 25)], [23.0, 4.0]),
+]
+
+
+@pytest.fixture(scope="module")
+def small() -> TableTruth:
+    return TableTruth(parse(LINES), gpu_memory_mib=1000)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    dataset = parse((files("gpushare.data") / H200_TABLE).read_bytes().splitlines())
+    return dataset, TableTruth(dataset, gpu_memory_mib=143771)
+
+
+def kinds(*tenants):
+    return tuple(TenantKind(name, cap) for name, cap in tenants)
+
+
+def test_alone_is_the_mean_window_and_never_falls_as_the_cap_rises(small):
+    assert [small.alone("a", cap) for cap in (25, 50, 75, 100)] == pytest.approx([0.4, 0.8, 0.9, 1.0])
+    assert [small.alone("b", cap) for cap in (25, 50, 75, 100)] == pytest.approx([0.5, 1.0, 1.0, 1.0])
+
+
+def test_below_the_lowest_cap_progress_falls_between_what_was_last_measured_and_in_proportion(small):
+    assert 0.4 * 10 / 25 <= small.alone("a", 10) < 0.4
+    assert small.alone("a", 12.5) == pytest.approx(0.2)  # measured in proportion from 50 to 25, so below it too
+    assert small.alone("b", 10) < small.alone("b", 20) < 0.5
+
+
+def test_measured_sets_come_out_as_measured_in_any_order(small):
+    assert small.progress(kinds(("a", 50), ("b", 50)), MPS) == pytest.approx((0.6, 0.5))
+    assert small.progress(kinds(("b", 50), ("a", 50)), MPS) == pytest.approx((0.5, 0.6))
+    assert small.progress(kinds(("b", 25), ("a", 25)), MPS) == pytest.approx((0.25, 0.4))
+    assert small.is_measured(kinds(("b", 50), ("a", 50)), MPS)
+    assert not small.is_measured(kinds(("b", 50), ("a", 25)), MPS)
+
+
+def test_other_caps_of_a_measured_set_keep_the_mean_of_what_was_kept_nearby(small):
+    # (50, 25) is as far from (50, 50) as from (25, 25), ln 2, and ln 8 / ln 2 squared = 5 times as far from
+    # (100, 100): a keeps 0.75 and 1 and 0.6 there, of 0.8 alone; b keeps 0.5 and 0.5 and 0.75, of 0.5 alone.
+    a, b = small.progress(kinds(("a", 50), ("b", 25)), MPS)
+    assert a == pytest.approx(0.8 * (0.75 + 1.0 + 0.6 / 5) / 2.2)
+    assert b == pytest.approx(0.5 * (0.5 + 0.5 + 0.75 / 5) / 2.2)
+
+
+def test_a_program_beside_itself_and_an_unknown_set_are_not_offered(small):
+    assert small.offers(["a", "b"])
+    assert small.offers(["a"])
+    assert not small.offers(["a", "a"])
+    with pytest.raises(SimulationError, match="no set of a, a"):
+        small.progress(kinds(("a", 50), ("a", 50)), MPS)
+
+
+def test_a_table_without_a_program_alone_is_refused():
+    with pytest.raises(SimulationError, match="lacks b alone"):
+        TableTruth(parse([*LINES[:4], LINES[6]]), gpu_memory_mib=1000)
+
+
+def test_the_shipped_table_offers_every_set_of_up_to_four_different_programs(shipped):
+    _, truth = shipped
+    for size, count in ((1, 10), (2, 45), (3, 120), (4, 210)):
+        assert sum(truth.offers(names) for names in itertools.combinations(truth.workloads, size)) == count
+    assert not truth.offers(truth.workloads[:5])
+
+
+def test_every_window_of_the_shipped_table_comes_out(shipped):
+    dataset, truth = shipped
+    whole = {name: max(truth.alone(name, cap) for cap in (25, 50, 100)) for name in truth.workloads}
+    assert set(whole.values()) == {1.0}
+    seen = 0
+    windows = Counter(tuple(sorted(run.tenants, key=repr)) for run in dataset.runs)
+    for run in dataset.runs:
+        if run.is_solo or windows[tuple(sorted(run.tenants, key=repr))] > 1:
+            continue
+        found = truth.progress(kinds(*((t.workload, t.thread_percentage) for t in run.tenants)), MPS)
+        ratios = [
+            rate / each / truth.rate_alone(tenant.workload)
+            for rate, each, tenant in zip(run.iterations_per_s, found, run.tenants, strict=True)
+            if each < 1.0
+        ]
+        assert ratios == pytest.approx([1.0] * len(ratios))
+        seen += 1
+    assert seen > 1000
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=60)
+def test_interpolated_progress_stays_within_what_the_set_kept(shipped, data):
+    _, truth = shipped
+    names = data.draw(st.lists(st.sampled_from(truth.workloads), min_size=2, max_size=4, unique=True))
+    caps = [data.draw(st.integers(10, 100)) for _ in names]
+    measured = truth.caps_of(names)
+    found = truth.progress(kinds(*zip(names, caps, strict=True)), MPS)
+    for at, name in enumerate(names):
+        clipped = min(caps[at], max(each[at] for each in measured))
+        kept = [
+            truth.progress(kinds(*zip(names, each, strict=True)), MPS)[at] / truth.alone(name, each[at])
+            for each in measured
+        ]
+        lower, upper = min(kept) * truth.alone(name, clipped), max(kept) * truth.alone(name, clipped)
+        assert min(1.0, lower) - 1e-9 <= found[at] <= upper + 1e-9
+
+
+def test_freezing_is_the_mixture_of_the_sets_with_and_without_the_frozen(small):
+    def rates(of):
+        return small.progress(of, MPS)
+
+    pair = kinds(("a", 50), ("b", 50))
+    assert mixture(rates, pair, (1.0, 1.0)) == pytest.approx((0.6, 0.5))
+    # b runs a quarter of the time: a makes 0.6 beside it and 0.8 alone under its cap
+    assert mixture(rates, pair, (1.0, 0.25)) == pytest.approx((0.25 * 0.6 + 0.75 * 0.8, 0.25 * 0.5))
+    # both half of the time, in cycles of their own: together a quarter, each alone a quarter, nobody a quarter
+    assert mixture(rates, pair, (0.5, 0.5)) == pytest.approx((0.25 * 0.6 + 0.25 * 0.8, 0.25 * 0.5 + 0.25 * 1.0))
+    assert mixture(rates, pair, (1.0, 0.0)) == pytest.approx((0.8, 0.0))
