@@ -83,9 +83,15 @@ def gpu_share() -> dict[str, Any]:
         column("Phase", "string", ".status.phase", "Where the group stands."),
         column("Fraction", "string", ".spec.fraction", "Share of one GPU, or whole GPUs."),
         column("Class", "string", ".status.class", "What the pods care about."),
+        column("Promise", "number", ".status.promise", "Progress that a pod may count on, relative to alone."),
         column("Progress", "number", ".status.observed.progress", "Relative to running alone, worst pod."),
-        column("Slowdown", "number", ".status.observed.slowdown", "Relative to running alone, worst pod."),
+        column(
+            "Kept", "string", ".status.conditions[?(@.type=='PromiseKept')].status", "Whether all promises hold."
+        ),
         age,
+        column(
+            "Slowdown", "number", ".status.observed.slowdown", "Relative to running alone, worst pod.", wide=True
+        ),
         column("Recommended", "string", ".status.recommendedFraction", "What the profile recommends.", wide=True),
         column("Memory", "string", ".spec.memory", "GPU memory of a pod.", wide=True),
     ]

@@ -252,7 +252,7 @@ class ShareReconciler:
             await self._tell(changed, reason, note)
 
     async def _tell(self, share: dict[str, Any], reason: str, note: str) -> None:
-        warning = reason in ("Retracted", "SlowdownBeyondTolerance")
+        warning = reason in ("Retracted", "PromiseBroken")
         await record_event(
             self._api,
             share,

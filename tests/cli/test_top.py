@@ -23,6 +23,8 @@ NODE = GpuNode(
                         memory_used_mib=900,
                         progress_ratio=0.8,
                         slowdown_ratio=1.25,
+                        promise_ratio=0.3,
+                        throttle_ratio=0.4,
                     ),
                 ),
             ),
@@ -47,6 +49,20 @@ def test_a_running_pod_shows_its_decision_and_what_its_agent_measured():
     assert (row.gpu, row.share_percent, row.thread_percentage, row.memory_limit_mib) == ("node-a/0", 25, 50, 8192)
     assert (row.memory_used_mib, row.progress_ratio, row.slowdown_ratio) == (900, 0.8, 1.25)
     assert (row.workload, row.job_class) == ("resnet50", "latency")
+    assert (row.promise_ratio, row.throttle_ratio) == (0.3, 0.4)
+    out = io.StringIO()
+    Console(file=out, width=200).print(render([row]))
+    assert out.getvalue().splitlines()[1].split()[-4:] == ["0.30", "0.80", "40%", "1.25x"]
+
+
+def test_the_promise_is_the_gpushares_before_the_agents():
+    share = GpuShare.from_object(
+        {
+            "metadata": {"name": "web", "namespace": "shop", "ownerReferences": [{"kind": "Pod", "uid": "u1"}]},
+            "status": {"placements": [{"podUid": "u1", "pod": "web-0", "promise": 0.44}]},
+        }
+    )
+    assert rows([pod("web-0", "u1")], [NODE], [share])[0].promise_ratio == 0.44
 
 
 def test_the_class_is_the_annotations_else_the_gpushares():
@@ -68,7 +84,7 @@ def test_what_is_not_known_is_a_dash_and_not_a_number():
     assert (row.state, row.gpu, row.progress_ratio, row.share_percent) == ("Unschedulable", None, None, 40)
     out = io.StringIO()
     Console(file=out, width=200).print(render([row]))
-    assert out.getvalue().splitlines()[1].split()[-3:] == ["-", "-", "-"]
+    assert out.getvalue().splitlines()[1].split()[-5:] == ["-"] * 5
 
 
 def test_waiting_pods_come_last_and_ended_ones_not_at_all():

@@ -85,7 +85,7 @@ async def test_the_life_of_a_deployments_gpushare(
         real_api,
         "n1",
         TenantStatus(first["metadata"]["uid"], progress_ratio=0.9, slowdown_ratio=1.11),
-        TenantStatus(second["metadata"]["uid"], progress_ratio=0.4, slowdown_ratio=2.5),
+        TenantStatus(second["metadata"]["uid"], progress_ratio=0.1, slowdown_ratio=10.0),
     )
 
     def observed() -> bool:
@@ -97,13 +97,14 @@ async def test_the_life_of_a_deployments_gpushare(
     assert share is not None
     assert share.status.phase is Phase.SHARING
     assert share.status.observed is not None
-    assert (share.status.observed.progress_ratio, share.status.observed.slowdown_ratio) == (0.4, 2.5)
+    assert (share.status.observed.progress_ratio, share.status.observed.slowdown_ratio) == (0.1, 10.0)
     assert [(p.pod, p.node, p.gpu_uuids, p.share_percent) for p in share.status.placements] == [
         ("web-abc-1", "n1", ("GPU-1",), 25),
         ("web-abc-2", "n1", ("GPU-1",), 25),
     ]
-    tolerance = next(one for one in share.status.conditions if one.type == "WithinTolerance")
-    assert (tolerance.status.value, tolerance.reason) == ("False", "SlowdownBeyondTolerance")
+    promise = next(one for one in share.status.conditions if one.type == "PromiseKept")
+    assert (promise.status.value, promise.reason) == ("False", "PromiseBroken")
+    assert share.status.promise_ratio == 0.167
 
     # a roll-out: another ReplicaSet of the same Deployment
     newer = await deployment(real_api, namespace, "web", "def")
@@ -120,7 +121,7 @@ async def test_the_life_of_a_deployments_gpushare(
 
     events = (await real_api.list(EVENTS, lambda obj: obj, namespace=namespace)).items
     told = {(event["regarding"]["name"], event["reason"]) for event in events}
-    assert {("deployment-web", "Sharing"), ("deployment-web", "SlowdownBeyondTolerance")} <= told
+    assert {("deployment-web", "Sharing"), ("deployment-web", "PromiseBroken")} <= told
 
 
 async def test_a_restart_rebuilds_everything_and_writes_nothing_twice(

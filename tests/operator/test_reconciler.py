@@ -150,7 +150,7 @@ async def test_figures_wait_for_their_time_and_what_matters_does_not(bench: Benc
     for slowdown in (1.1, 1.2, 1.3):
         bench.world.put_node("n1", {"uid-p": Fares(1 / slowdown, slowdown)})
         await bench.settle(1)
-    # Unknown to Within is a change of condition and goes out at once; then the figures wait.
+    # Unknown to kept is a change of condition and goes out at once; then the figures wait.
     assert bench.api.count("patch") == 2
     await bench.settle(FIGURES_SECONDS)
     assert bench.api.count("patch") == 3
@@ -159,8 +159,8 @@ async def test_figures_wait_for_their_time_and_what_matters_does_not(bench: Benc
     assert observed.slowdown_ratio == 1.3
     bench.world.put_node("n1", {"uid-p": Fares(0.1, 10.0)})
     await bench.settle(1)
-    assert bench.api.count("patch") == 4, "a broken tolerance is told at once"
-    assert [event["reason"] for event in bench.api.events] == ["Sharing", "SlowdownBeyondTolerance"]
+    assert bench.api.count("patch") == 4, "a broken promise is told at once"
+    assert [event["reason"] for event in bench.api.events] == ["Sharing", "PromiseBroken"]
 
 
 async def test_figures_of_a_large_cluster_are_written_at_a_bounded_rate(

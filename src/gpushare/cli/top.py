@@ -1,4 +1,4 @@
-"""`gpushare top`: who shares which GPU, at what cap, and how much slower each one runs than alone."""
+"""`gpushare top`: who shares which GPU, at what cap, what each may count on, and how it fares."""
 
 import asyncio
 import json
@@ -29,7 +29,9 @@ class TopRow:
         gpu: node and index of its GPU, several joined by a comma.
         share_percent: of each of its GPUs, guaranteed.
         thread_percentage: its cap.
+        promise_ratio: progress that it may count on.
         progress_ratio: relative to running alone, the worst of its GPUs.
+        throttle_ratio: part of the time that it is kept stopped for a neighbour's promise.
     """
 
     namespace: str
@@ -42,7 +44,9 @@ class TopRow:
     thread_percentage: int | None
     memory_limit_mib: int | None
     memory_used_mib: int | None
+    promise_ratio: float | None
     progress_ratio: float | None
+    throttle_ratio: float | None
     slowdown_ratio: float | None
 
 
@@ -75,28 +79,40 @@ def _row(
     uuids = decision.gpu_uuids if decision else tuple(gpu.uuid for _, gpu, _ in seen)
     progress = [t.progress_ratio for _, _, t in seen if t.progress_ratio is not None]
     slowdown = [t.slowdown_ratio for _, _, t in seen if t.slowdown_ratio is not None]
+    throttle = [t.throttle_ratio for _, _, t in seen if t.throttle_ratio]
     used = [t.memory_used_mib for _, _, t in seen if t.memory_used_mib is not None]
     limits = [t.memory_limit_mib for _, _, t in seen if t.memory_limit_mib is not None]
+    share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
     return TopRow(
         namespace=pod.namespace,
         pod=pod.name,
         workload=pod.annotations.get(names.WORKLOAD) or (pod.controller[1] if pod.controller else pod.name),
-        job_class=pod.annotations.get(names.CLASS) or _class_of(pod, shares) or JobClass.THROUGHPUT.value,
+        job_class=pod.annotations.get(names.CLASS) or _class_of(share) or JobClass.THROUGHPUT.value,
         state=state,
         gpu=", ".join(gpu_names.get(uuid, uuid) for uuid in uuids) or None,
         share_percent=seen[0][2].share_percent if seen else (pod.limit_percent // max(len(uuids), 1) or None),
         thread_percentage=decision.thread_percentage if decision else None,
         memory_limit_mib=decision.memory_limit_mib if decision else min(limits, default=None),
         memory_used_mib=sum(used) if seen and len(used) == len(seen) else None,  # a part is no sum
+        promise_ratio=_promise_of(pod, share, [t for _, _, t in seen]),
         progress_ratio=min(progress, default=None),
+        throttle_ratio=max(throttle, default=None),
         slowdown_ratio=max(slowdown, default=None),
     )
 
 
-def _class_of(pod: PodView, shares: ShareIndex) -> str | None:
+def _class_of(share: GpuShare | None) -> str | None:
     """What the pod's GpuShare says; its status knows the chart's default too."""
-    share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
     return (share.spec.job_class or share.status.job_class) if share is not None else None
+
+
+def _promise_of(pod: PodView, share: GpuShare | None, seen: Iterable[TenantStatus]) -> float | None:
+    """What its GpuShare says it may count on, else its agent."""
+    placements = share.status.placements if share is not None else ()
+    promised = [placement.promise_ratio for placement in placements if placement.pod_uid == pod.uid]
+    if not any(promised):
+        promised = [tenant.promise_ratio for tenant in seen]
+    return min((each for each in promised if each is not None), default=None)
 
 
 def _state(pod: Json) -> str:
@@ -135,7 +151,9 @@ def render(found: Iterable[TopRow]) -> Table:
         ("CAP", "right"),
         ("MEM LIMIT", "right"),
         ("MEM USED", "right"),
+        ("PROMISE", "right"),
         ("PROGRESS", "right"),
+        ("STOPPED", "right"),
         ("SLOWDOWN", "right"),
     ):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]  # a Literal, as above
@@ -150,7 +168,9 @@ def render(found: Iterable[TopRow]) -> Table:
             _shown(row.thread_percentage, "{}%"),
             _shown(row.memory_limit_mib, "{} MiB"),
             _shown(row.memory_used_mib, "{} MiB"),
+            _shown(row.promise_ratio, "{:.2f}"),
             _shown(row.progress_ratio, "{:.2f}"),
+            _shown(row.throttle_ratio, "{:.0%}"),
             _shown(row.slowdown_ratio, "{:.2f}x"),
         )
     return table
@@ -168,7 +188,7 @@ def top(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="print anew every 2 s")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Show who shares which GPU, at what cap, and how much slower each one runs than alone."""
+    """Show who shares which GPU, at what cap, what each one may count on, and how it fares beside the others."""
     try:
         asyncio.run(_top(namespace, kubeconfig, context, watch=watch, as_json=as_json))
     except ApiError as error:

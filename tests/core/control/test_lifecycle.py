@@ -18,19 +18,19 @@ from gpushare.core.api.objects import (
     GpuShare,
     GpuShareStatus,
     GpuStatus,
+    LearnedEffect,
     Observed,
     Phase,
     PodPlacement,
+    Retraction,
     TenantStatus,
     WorkloadSignature,
 )
 from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass
 from gpushare.core.api.schema import from_json, to_json
+from gpushare.core.control.conditions import BROKEN, PROFILED, PROMISE_KEPT, READY
 from gpushare.core.control.lifecycle import (
-    PROFILED,
-    READY,
-    WITHIN_TOLERANCE,
     Fares,
     OperatorSettings,
     Situation,
@@ -90,20 +90,23 @@ def pod_metadata() -> Json:
 
 def test_a_placed_group() -> None:
     pods = [facts("b"), facts("a"), facts("c", placed=False), facts("d", phase="Succeeded")]
-    fares = {"uid-a": Fares(0.8, 1.25), "uid-b": Fares(0.5, 2.0), "uid-elsewhere": Fares(0.1, 10.0)}
+    fares = {"uid-a": Fares(0.8, 1.25), "uid-b": Fares(0.15, 6.7), "uid-elsewhere": Fares(0.1, 10.0)}
     status = status_of(SHARE, pods, fares, SETTINGS, NOW)
     assert status.phase is Phase.SHARING
     assert status.observed_generation == 3
-    assert status.observed == Observed(0.5, 2.0)
+    assert status.observed == Observed(0.15, 6.7)
+    promise = 0.167  # a quarter of a GPU, unknown, over the tolerated 1.5
     assert status.placements == (
-        PodPlacement("uid-a", "a", "n1", ("GPU-1",), 25, 25, 8192, 0.8, 1.25),
-        PodPlacement("uid-b", "b", "n1", ("GPU-1",), 25, 25, 8192, 0.5, 2.0),
+        PodPlacement("uid-a", "a", "n1", ("GPU-1",), 25, 25, 8192, 0.8, 1.25, promise),
+        PodPlacement("uid-b", "b", "n1", ("GPU-1",), 25, 25, 8192, 0.15, 6.7, promise),
     )
+    assert status.promise_ratio == promise
     ready = condition(status, READY)
     assert (ready.status, ready.reason) == (ConditionStatus.FALSE, "WaitingForRoom")
     assert ready.message.startswith("2 of 3 pods are placed")
-    broken = condition(status, WITHIN_TOLERANCE)
-    assert (broken.status, broken.reason) == (ConditionStatus.FALSE, "SlowdownBeyondTolerance")
+    broken = condition(status, PROMISE_KEPT)
+    assert (broken.status, broken.reason) == (ConditionStatus.FALSE, BROKEN)
+    assert broken.message == "b makes less than the 0.17 of running alone that it may count on"
     assert from_json(GpuShareStatus, to_json(status)) == status, "what is written is what is read back"
 
 
@@ -116,7 +119,7 @@ def test_an_empty_group() -> None:
     status = status_of(SHARE, [], {}, SETTINGS, NOW)
     assert (status.phase, status.observed, status.placements) == (Phase.PENDING, None, ())
     assert condition(status, READY).reason == "NoPods"
-    assert condition(status, WITHIN_TOLERANCE).status is ConditionStatus.UNKNOWN
+    assert (condition(status, PROMISE_KEPT).status, status.promise_ratio) == (ConditionStatus.UNKNOWN, None)
     assert condition(status, PROFILED).reason == "NotYet"
 
 
@@ -142,7 +145,55 @@ def test_the_profile_is_kept_and_the_tolerance_is_the_specs() -> None:
     assert status.profile == WorkloadSignature(gpu_model="NVIDIA H200")
     assert status.recommended_fraction == "0.2"
     assert condition(status, PROFILED).status is ConditionStatus.TRUE
-    assert condition(status, WITHIN_TOLERANCE).status is ConditionStatus.TRUE
+    assert condition(status, PROMISE_KEPT).status is ConditionStatus.TRUE
+
+
+def test_a_promise_is_what_the_profile_and_the_tolerance_of_the_class_say() -> None:
+    counters = {"sm_util": 0.9, "sm_occupancy": 0.5, "dram_bw_util": 0.1, "graphics_util": 1.0}
+    curve = [{"threadPercentage": 25, "progress": 0.6}]
+    profile = {"gpuModel": "NVIDIA H200", "counters": counters, "capCurve": curve, "windowSeconds": 60}
+    known = GpuShare.from_object({"metadata": {"name": "s"}, "status": {"profile": profile}})
+    usual, protected = facts("a"), facts("b", **{names.CLASS: "latency"})
+    [of_known, of_latency] = [status_of(known, [pod], {}, SETTINGS, NOW) for pod in (usual, protected)]
+    assert of_known.promise_ratio == 0.4, "0.6 under a cap of its share, over 1.5"
+    assert of_latency.promise_ratio == 0.545, "0.6 over 1.1"
+    assert status_of(known, [usual, protected], {}, SETTINGS, NOW).promise_ratio == 0.4, "the least"
+
+
+def test_a_promise_is_broken_beyond_the_error_and_kept_again_once_reached() -> None:
+    status = GpuShareStatus()
+    told = []
+    for progress, throttle in [(0.2, None), (0.15, None), (0.1, None), (0.15, None), (0.17, 0.4), (0.15, 0.4)]:
+        fares = {"uid-a": Fares(progress, 1 / progress, None, 0.03, throttle)}
+        new = status_of(replace(SHARE, status=status), [facts("a")], fares, SETTINGS, NOW)
+        told += [reason for reason, _ in transitions(status, new) if reason != "Sharing"]
+        told.append(condition(new, PROMISE_KEPT).status.value)
+        status = new
+    assert told == ["True", "True", BROKEN, "False", "False", "PromiseKept", "True", "True"]
+    assert condition(status, PROMISE_KEPT).message == (
+        "every pod whose progress is known makes what it may count on; kept stopped for a part of the time, "
+        "for a neighbour's promise: a"
+    )
+    assert status.placements[0].throttle_ratio == 0.4
+
+
+def test_many_broken_promises_name_the_first() -> None:
+    pods = [facts(name) for name in "abcde"]
+    fares = {pod.uid: Fares(0.01, 100.0, throttle_ratio=0.5) for pod in pods}
+    message = condition(status_of(SHARE, pods, fares, SETTINGS, NOW), PROMISE_KEPT).message
+    assert message.count("makes less") == 3
+    assert message.count("and 2 more") == 2
+    unknown = {pod.uid: Fares(throttle_ratio=0.5) for pod in pods}
+    found = condition(status_of(SHARE, pods, unknown, SETTINGS, NOW), PROMISE_KEPT)
+    assert (found.status, "kept stopped" in found.message) == (ConditionStatus.UNKNOWN, True)
+
+
+def test_what_was_learnt_and_done_stays() -> None:
+    effects = (LearnedEffect("NVIDIA H200", -0.1, -0.2, 5, 0.08),)
+    done = (Retraction(("shop/other",), NOW, LATER),)
+    share = replace(SHARE, status=GpuShareStatus(learned=effects, retractions=done))
+    status = status_of(share, [facts("a")], {}, SETTINGS, NOW)
+    assert (status.learned, status.retractions) == (effects, done)
 
 
 def test_a_condition_keeps_its_time_until_its_status_changes() -> None:
@@ -160,16 +211,16 @@ def test_figures_alone_can_wait() -> None:
     assert one != other
     assert differs_only_in_figures(one, other)
     broken = status_of(replace(SHARE, status=one), [facts("a")], {"uid-a": Fares(0.1, 9.0)}, SETTINGS, NOW)
-    assert not differs_only_in_figures(one, broken), "a tolerance broken is told at once"
+    assert not differs_only_in_figures(one, broken), "a promise broken is told at once"
 
 
 def test_events_are_told_once() -> None:
     empty = GpuShareStatus()
     placed = status_of(SHARE, [facts("a")], {}, SETTINGS, NOW)
     assert transitions(empty, placed) == (("Sharing", "phase was Pending, is Sharing"),)
-    slow = status_of(replace(SHARE, status=placed), [facts("a")], {"uid-a": Fares(0.4, 2.5)}, SETTINGS, NOW)
+    slow = status_of(replace(SHARE, status=placed), [facts("a")], {"uid-a": Fares(0.1, 10.0)}, SETTINGS, NOW)
     assert transitions(placed, slow) == (
-        ("SlowdownBeyondTolerance", "a pod is slowed down more than the tolerated 1.5 times"),
+        (BROKEN, "a makes less than the 0.17 of running alone that it may count on"),
     )
     assert transitions(slow, slow) == ()
 
@@ -178,11 +229,14 @@ def test_fares_are_the_worst_over_a_pods_gpus() -> None:
     def gpu(*tenants: TenantStatus) -> GpuStatus:
         return GpuStatus(uuid="g", tenants=tenants)
 
+    worse = TenantStatus(
+        "p", progress_ratio=0.77777, slowdown_ratio=1.3, progress_error_ratio=0.05, throttle_ratio=0.25
+    )
     nodes = [
         GpuNodeStatus(gpus=(gpu(TenantStatus("p", progress_ratio=0.9, slowdown_ratio=1.1), TenantStatus("q")),)),
-        GpuNodeStatus(gpus=(gpu(TenantStatus("p", progress_ratio=0.77777, slowdown_ratio=1.3)), gpu())),
+        GpuNodeStatus(gpus=(gpu(worse), gpu())),
     ]
-    assert fares_of(nodes) == {"p": Fares(0.778, 1.3), "q": Fares(None, None)}
+    assert fares_of(nodes) == {"p": Fares(0.778, 1.3, None, 0.05, 0.25), "q": Fares(None, None)}
 
 
 SITUATIONS = st.builds(

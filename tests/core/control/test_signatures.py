@@ -13,7 +13,8 @@ from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus, Phase,
 from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass, parse_fraction
 from gpushare.core.api.schema import from_json, to_json
-from gpushare.core.control.lifecycle import PROFILED, OperatorSettings, fares_of, status_of, transitions
+from gpushare.core.control.conditions import PROFILED
+from gpushare.core.control.lifecycle import OperatorSettings, fares_of, status_of, transitions
 from gpushare.core.control.signatures import is_one_kind
 from gpushare.core.interference import as_profile, recommended_fraction
 from gpushare.twin.contention import WORKLOADS

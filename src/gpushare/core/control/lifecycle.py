@@ -21,17 +21,13 @@ from gpushare.core.api import (
     Phase,
     PodPlacement,
     PodView,
-    ProfileMode,
     Rejection,
     TenantStatus,
     WorkloadSignature,
 )
 from gpushare.core.control import signatures
-from gpushare.core.interference import recommended_fraction
-
-READY: Final = "Ready"
-PROFILED: Final = "Profiled"
-WITHIN_TOLERANCE: Final = "WithinTolerance"
+from gpushare.core.control.conditions import PROMISE_KEPT, dated, profiled, promise_kept, ready, wants_profile
+from gpushare.core.interference import as_profile, promised_progress, recommended_fraction
 
 MOST_PLACEMENTS: Final = 1000  # as in the schema; the Ready condition counts them all
 _DIGITS: Final = 3  # digits of progress and slowdown; more would only cause more writes
@@ -39,15 +35,19 @@ _DIGITS: Final = 3  # digits of progress and slowdown; more would only cause mor
 
 @dataclass(frozen=True, slots=True)
 class Fares:
-    """Progress and slowdown of one pod, the worst over its GPUs; None where not measured.
+    """What agents report of one pod, the worst over its GPUs; None where not measured.
 
     Attributes:
+        error_ratio: of the progress, one standard deviation.
+        throttle_ratio: part of the time that it is kept stopped; None: it runs freely.
         profile: its workload's signature, where a node has measured it alone.
     """
 
     progress_ratio: float | None = None
     slowdown_ratio: float | None = None
     profile: WorkloadSignature | None = None
+    error_ratio: float | None = None
+    throttle_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +111,26 @@ def status_of(
     """
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
     wrong: list[str] = []
-    placements = [p for pod in live if (p := _placement(pod, share, fares, settings.defaults, wrong)) is not None]
     profile = share.status.profile
-    if _wants_profile(share.spec):
+    if wants_profile(share.spec):
         seen = [fare.profile for pod in live if (fare := fares.get(pod.uid)) and fare.profile is not None]
         one_kind = signatures.is_one_kind(share.spec, [pod.annotations for pod in live])
         profile = signatures.taken(profile, seen, share.spec, is_one_kind=one_kind, now=now)
+    known = replace(share, status=replace(share.status, profile=profile))
+    placements = [p for pod in live if (p := _placement(pod, known, fares, settings.defaults, wrong)) is not None]
     situation = Situation(
         live=len(live),
         placed=len(placements),
-        profiling=settings.probation and _wants_profile(share.spec),
+        profiling=settings.probation and wants_profile(share.spec),
         profiled=profile is not None,
     )
     observed = _worst(placements)
     job_class = _class_of(share, live, settings.defaults)
+    errors = {uid: fare.error_ratio for uid, fare in fares.items() if fare.error_ratio is not None}
     conditions = (
-        _ready(situation, wrong),
-        _profiled(share.spec, profile),
-        _within_tolerance(observed, _tolerated(share.spec, job_class, settings.defaults)),
+        ready(situation.live, situation.placed, wrong),
+        profiled(share.spec, profile),
+        promise_kept(placements, errors, share.status.conditions),
     )
     return GpuShareStatus(
         phase=next_phase(share.status.phase, situation),
@@ -137,8 +139,11 @@ def status_of(
         job_class=job_class,
         recommended_fraction=_recommended(share, profile, job_class, settings.defaults, none_live=not live),
         observed=observed,
+        promise_ratio=min((p.promise_ratio for p in placements if p.promise_ratio is not None), default=None),
+        learned=share.status.learned,
+        retractions=share.status.retractions,
         placements=tuple(placements[:MOST_PLACEMENTS]),
-        conditions=_dated(conditions, share.status.conditions, share.generation, now),
+        conditions=dated(conditions, share.status.conditions, share.generation, now),
     )
 
 
@@ -153,24 +158,27 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
 
 
 def differs_only_in_figures(one: GpuShareStatus, other: GpuShareStatus) -> bool:
-    """Return whether two statuses differ at most in measured progress and slowdown, which may be written later."""
+    """Return whether two statuses differ at most in what is measured and may be written later."""
     return _without_figures(one) == _without_figures(other)
 
 
 def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[str, str], ...]:
-    """Return the events due, as (reason, message): a new phase, or a tolerance newly broken."""
+    """Return the events due, as (reason, message): a new phase, a promise newly broken or kept again."""
     found = []
     if before.profile is None and after.profile is not None:
         auto = f"; auto stands for {after.recommended_fraction}" if after.recommended_fraction else ""
         found.append(("ProfileTaken", f"signature taken on {after.profile.gpu_model or 'a GPU'}{auto}"))
     if before.phase is not after.phase:
         found.append((after.phase.value, f"phase was {before.phase}, is {after.phase}"))
-    was = {condition.type: condition.status for condition in before.conditions}
-    for condition in after.conditions:
-        broken = condition.type == WITHIN_TOLERANCE and condition.status is ConditionStatus.FALSE
-        if broken and was.get(condition.type) is not ConditionStatus.FALSE:
-            found.append((condition.reason, condition.message))
+    was_broken = _promise(before).status is ConditionStatus.FALSE
+    promise = _promise(after)
+    if promise.status is (ConditionStatus.TRUE if was_broken else ConditionStatus.FALSE):
+        found.append((promise.reason, promise.message))
     return tuple(found)
+
+
+def _promise(status: GpuShareStatus) -> Condition:
+    return next((one for one in status.conditions if one.type == PROMISE_KEPT), Condition())
 
 
 def _placement(
@@ -197,18 +205,14 @@ def _placement(
         memory_limit_mib=decision.memory_limit_mib,
         progress_ratio=fare.progress_ratio,
         slowdown_ratio=fare.slowdown_ratio,
+        promise_ratio=_promised(needs, share.status.profile) if isinstance(needs, Needs) else None,
+        throttle_ratio=fare.throttle_ratio,
     )
 
 
-def _ready(situation: Situation, wrong: Sequence[str]) -> Condition:
-    if wrong:
-        return Condition(READY, ConditionStatus.FALSE, "Malformed", "; ".join(wrong[:3])[:1000])
-    if situation.live == 0:
-        return Condition(READY, ConditionStatus.TRUE, "NoPods", "no pod asks for a share now")
-    placed = f"{situation.placed} of {situation.live} pods are placed"
-    if situation.placed < situation.live:
-        return Condition(READY, ConditionStatus.FALSE, "WaitingForRoom", f"{placed}; see the events of the others")
-    return Condition(READY, ConditionStatus.TRUE, "Placed", placed)
+def _promised(needs: Needs, signature: WorkloadSignature | None) -> float:
+    profile = as_profile(signature) if signature is not None else None
+    return round(promised_progress(profile, needs.share_percent, needs.max_slowdown_ratio), _DIGITS)
 
 
 def _class_of(share: GpuShare, live: Sequence[PodView], defaults: Defaults) -> JobClass:
@@ -232,59 +236,27 @@ def _recommended(
     return recommended if recommended is not None else before
 
 
-def _profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition:
-    if profile is not None:
-        return Condition(
-            PROFILED, ConditionStatus.TRUE, "Taken", f"signature taken on {profile.gpu_model or 'a GPU'}"
-        )
-    if not _wants_profile(spec):
-        return Condition(PROFILED, ConditionStatus.FALSE, "Off", "profile.mode is Off")
-    message = "taken once a pod of it runs alone on a GPU with all its threads (fraction 1, or class latency)"
-    return Condition(PROFILED, ConditionStatus.FALSE, "NotYet", message)
-
-
 def _tolerated(spec: GpuShareSpec, job_class: JobClass, defaults: Defaults) -> float:
     return spec.max_slowdown if spec.max_slowdown is not None else defaults.max_slowdown_of(job_class)
 
 
-def _within_tolerance(observed: Observed | None, tolerated: float) -> Condition:
-    slowdown = observed.slowdown_ratio if observed is not None else None
-    if slowdown is None:
-        return Condition(WITHIN_TOLERANCE, ConditionStatus.UNKNOWN, "NotMeasured", "no slowdown is known")
-    if slowdown <= tolerated:
-        message = f"no pod is slowed down more than the tolerated {tolerated:g} times"
-        return Condition(WITHIN_TOLERANCE, ConditionStatus.TRUE, "WithinTolerance", message)
-    # The figure itself is in `observed`: a message that contained it would cause a write each time.
-    message = f"a pod is slowed down more than the tolerated {tolerated:g} times"
-    return Condition(WITHIN_TOLERANCE, ConditionStatus.FALSE, "SlowdownBeyondTolerance", message)
-
-
-def _dated(
-    conditions: Iterable[Condition], before: Iterable[Condition], generation: int, now: str
-) -> tuple[Condition, ...]:
-    """Set the time of each condition's last change of status."""
-    old = {condition.type: condition for condition in before}
-    dated = []
-    for new in conditions:
-        previous = old.get(new.type)
-        same = previous is not None and previous.status is new.status and previous.last_transition_time
-        since = previous.last_transition_time if previous is not None and same else now
-        dated.append(Condition(new.type, new.status, new.reason, new.message, since, generation))
-    return tuple(dated)
-
-
-def _wants_profile(spec: GpuShareSpec) -> bool:
-    return spec.profile is None or spec.profile.mode is not ProfileMode.OFF
-
-
 def _fares(tenants: Sequence[TenantStatus]) -> Fares:
-    progress = [tenant.progress_ratio for tenant in tenants if tenant.progress_ratio is not None]
-    slowdown = [tenant.slowdown_ratio for tenant in tenants if tenant.slowdown_ratio is not None]
-    return Fares(
-        round(min(progress), _DIGITS) if progress else None,
-        round(max(slowdown), _DIGITS) if slowdown else None,
-        next((tenant.profile for tenant in tenants if tenant.profile is not None), None),
+    slowest = min(
+        ((t.progress_ratio, t.progress_error_ratio) for t in tenants if t.progress_ratio is not None),
+        key=lambda each: each[0],
+        default=(None, None),
     )
+    return Fares(
+        _rounded(slowest[0]),
+        _rounded(max((t.slowdown_ratio for t in tenants if t.slowdown_ratio is not None), default=None)),
+        next((tenant.profile for tenant in tenants if tenant.profile is not None), None),
+        _rounded(slowest[1]),
+        _rounded(max((t.throttle_ratio for t in tenants if t.throttle_ratio), default=None)),
+    )
+
+
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, _DIGITS)
 
 
 def _worst(placements: Iterable[PodPlacement]) -> Observed | None:
@@ -297,5 +269,7 @@ def _worst(placements: Iterable[PodPlacement]) -> Observed | None:
 
 
 def _without_figures(status: GpuShareStatus) -> GpuShareStatus:
-    placements = tuple(replace(p, progress_ratio=None, slowdown_ratio=None) for p in status.placements)
+    placements = tuple(
+        replace(p, progress_ratio=None, slowdown_ratio=None, throttle_ratio=None) for p in status.placements
+    )
     return replace(status, observed=None, placements=placements)

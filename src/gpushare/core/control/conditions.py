@@ -1,0 +1,110 @@
+"""The conditions of a GpuShare, in words."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from gpushare.core.api import (
+    Condition,
+    ConditionStatus,
+    GpuShareSpec,
+    PodPlacement,
+    ProfileMode,
+    WorkloadSignature,
+)
+
+READY: Final = "Ready"
+PROFILED: Final = "Profiled"
+PROMISE_KEPT: Final = "PromiseKept"
+
+BROKEN: Final = "PromiseBroken"
+_MOST_NAMED: Final = 3  # pods that a message names
+
+
+def ready(live: int, placed: int, wrong: Sequence[str]) -> Condition:
+    """Return whether every live pod is placed; `wrong` names what is malformed."""
+    if wrong:
+        return Condition(READY, ConditionStatus.FALSE, "Malformed", "; ".join(wrong[:3])[:1000])
+    if live == 0:
+        return Condition(READY, ConditionStatus.TRUE, "NoPods", "no pod asks for a share now")
+    message = f"{placed} of {live} pods are placed"
+    if placed < live:
+        return Condition(
+            READY, ConditionStatus.FALSE, "WaitingForRoom", f"{message}; see the events of the others"
+        )
+    return Condition(READY, ConditionStatus.TRUE, "Placed", message)
+
+
+def profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition:
+    """Return whether the workload's signature is known."""
+    if profile is not None:
+        return Condition(
+            PROFILED, ConditionStatus.TRUE, "Taken", f"signature taken on {profile.gpu_model or 'a GPU'}"
+        )
+    if not wants_profile(spec):
+        return Condition(PROFILED, ConditionStatus.FALSE, "Off", "profile.mode is Off")
+    message = "taken once a pod of it runs alone on a GPU with all its threads (fraction 1, or class latency)"
+    return Condition(PROFILED, ConditionStatus.FALSE, "NotYet", message)
+
+
+def promise_kept(
+    placements: Iterable[PodPlacement], errors: Mapping[str, float], before: Iterable[Condition]
+) -> Condition:
+    """Return whether every pod makes what it may count on.
+
+    A promise counts as broken once the inferred progress is below it by more than its error, and as kept again
+    once the progress itself reaches it; in between, the condition stays as it was. No figure that changes with
+    every window is in the messages, since each would cost a write.
+
+    Args:
+        errors: of the inferred progress, one standard deviation, by pod uid.
+        before: the conditions so far.
+    """
+    listed = list(placements)
+    known = [(p, p.progress_ratio, p.promise_ratio) for p in listed]
+    measured = [
+        (p.pod, progress, promise, errors.get(p.pod_uid, 0.0))
+        for p, progress, promise in known
+        if progress is not None and promise is not None
+    ]
+    throttled = [p.pod for p in listed if p.throttle_ratio]
+    slowed = ""
+    if throttled:
+        slowed = f"; kept stopped for a part of the time, for a neighbour's promise: {_named(throttled)}"
+    if not measured:
+        return Condition(
+            PROMISE_KEPT, ConditionStatus.UNKNOWN, "NotMeasured", f"no pod's progress is known{slowed}"
+        )
+    was_broken = any(one.type == PROMISE_KEPT and one.status is ConditionStatus.FALSE for one in before)
+    below = [
+        f"{pod} makes less than the {promise:.2f} of running alone that it may count on"
+        for pod, progress, promise, error in measured
+        if progress + (0.0 if was_broken else error) < promise
+    ]
+    if below:
+        return Condition(PROMISE_KEPT, ConditionStatus.FALSE, BROKEN, f"{_named(below, '; ')}{slowed}")
+    message = f"every pod whose progress is known makes what it may count on{slowed}"
+    return Condition(PROMISE_KEPT, ConditionStatus.TRUE, "PromiseKept", message)
+
+
+def dated(
+    conditions: Iterable[Condition], before: Iterable[Condition], generation: int, now: str
+) -> tuple[Condition, ...]:
+    """Set the time of each condition's last change of status."""
+    old = {condition.type: condition for condition in before}
+    found = []
+    for new in conditions:
+        previous = old.get(new.type)
+        same = previous is not None and previous.status is new.status and previous.last_transition_time
+        since = previous.last_transition_time if previous is not None and same else now
+        found.append(Condition(new.type, new.status, new.reason, new.message, since, generation))
+    return tuple(found)
+
+
+def wants_profile(spec: GpuShareSpec) -> bool:
+    """Return whether the user lets the workload be profiled."""
+    return spec.profile is None or spec.profile.mode is not ProfileMode.OFF
+
+
+def _named(texts: Sequence[str], mark: str = ", ") -> str:
+    more = f"{mark}and {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return mark.join(texts[:_MOST_NAMED]) + more
