@@ -1,9 +1,12 @@
+import os
 import time
+import uuid
 
 import pytest
 
 from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
+from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.twin.contention import WORKLOADS
 from gpushare.twin.mps.client import (
     CONTROL_TYPE,
@@ -17,6 +20,7 @@ from gpushare.twin.mps.client import (
 from gpushare.twin.mps.server import CONTEXT_MIB, visible_sms
 from gpushare.twin.mps.state import state_reader
 
+from .cgroups import RealPods
 from .conftest import PATIENCE, raw_connection, until
 
 pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
@@ -158,3 +162,31 @@ def test_a_neighbours_arrival_lowers_the_rate_and_the_state_shows_it(twin, twin_
     assert state.server_pid == server
     assert state.counters.dram_bw_util > 0.8
     assert state.counters.hmma_tensor_util == 0.0
+
+
+def test_a_frozen_tenant_stands_still_and_its_neighbour_runs_as_alone(twin, twin_gpu, server, tenants):
+    pods = RealPods("v1" if (CGROUP_ROOT / "freezer" / "tasks").exists() else "v2")
+    try:
+        uid = str(uuid.uuid4())
+        cgroup = pods.add(uid)
+        frozen = tenants(twin_gpu.pipe, "--workload", "stream")
+        (pods.make(cgroup / "container") / "cgroup.procs").write_text(str(frozen.pid))
+        until(frozen.is_connected, "connected")
+        neighbour, state = context(twin_gpu), state_reader(twin_gpu)
+
+        def progress() -> dict[int, float]:
+            now = state.read()
+            return {each.pid: each.progress for each in now.clients} if now else {}
+
+        until(lambda: len(progress()) == 2, "two clients")
+        beside = progress()[os.getpid()]
+        assert beside < 0.95
+        pods.freezer.freeze(cgroup)
+        until(lambda: progress()[frozen.pid] == 0.0, "the frozen tenant without progress")
+        assert progress()[os.getpid()] == 1.0
+        pods.freezer.thaw(cgroup)
+        until(lambda: progress()[frozen.pid] > 0.0, "the thawed tenant at work")
+        assert progress()[os.getpid()] == beside
+        neighbour.close()
+    finally:
+        pods.close()

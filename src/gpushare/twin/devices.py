@@ -1,10 +1,10 @@
 """The simulated side: reads the state file of each GPU's twin instead of NVML and GPM."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.gpu import DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.mps.layout import Fresh, GpuDirectory
 from gpushare.twin.mps.state import TwinState, state_reader
 
@@ -29,6 +29,7 @@ class SimulatedDevices:
             for gpu in gpus
         }
         self._sampled_at: dict[str, float] = {}
+        self._counted: dict[str, tuple[int, Mapping[str, float]]] = {}
 
     def list(self) -> tuple[GpuInfo, ...]:
         """The simulated GPUs."""
@@ -45,17 +46,25 @@ class SimulatedDevices:
         return GpuHealth(Health.HEALTHY)
 
     def sample(self, uuid: str) -> GpuSample | None:
-        """The twin's counters; None at the first call, as with a real counter."""
+        """The twin's counters, averaged since the last call; None at the first one, as with a real counter."""
         state = self._state(uuid)
         now = self._clock()
         before = self._sampled_at.get(uuid)
         if before is not None and now - before < MIN_WINDOW_SECONDS:
             return None
         self._sampled_at[uuid] = now
-        if before is None or state is None:
+        old = self._counted.pop(uuid, None)
+        if state is None:
             return None
-        busy = state.counters.graphics_util
-        return GpuSample(state.counters, now - before, state.memory_used_mib, busy)
+        counted = state.counted_until(now)
+        if counted is not None:
+            self._counted[uuid] = (state.daemon_pid, counted)
+        if before is None:
+            return None
+        counters = state.counters
+        if counted is not None and old is not None and old[0] == state.daemon_pid:
+            counters = _mean(old[1], counted, now - before)
+        return GpuSample(counters, now - before, state.memory_used_mib, counters.graphics_util)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """The twin's clients, and those that run outside MPS."""
@@ -72,3 +81,10 @@ class SimulatedDevices:
         if reader is None:
             raise DevicesError(f"GPU {uuid} is not on this node", retryable=False)
         return reader.read()
+
+
+def _mean(old: Mapping[str, float], new: Mapping[str, float], seconds: float) -> Counters:
+    """Return the counters' mean between two sums; looks at the state file are late by moments, so it is bounded."""
+    return Counters(
+        **{name: min(1.0, max(0.0, (value - old.get(name, 0.0)) / seconds)) for name, value in new.items()}
+    )

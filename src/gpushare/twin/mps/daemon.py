@@ -25,6 +25,7 @@ from gpushare.mps.control import PID_FILE
 from gpushare.twin.contention import ProgressModel
 from gpushare.twin.drawn import DrawnProgress
 from gpushare.twin.mps.server import Grant, TwinServer
+from gpushare.twin.mps.stopped import StoppedTenants
 
 HELLO: Final = b"OUTBHELL\0"
 CREDENTIALS: Final = b"OUTBCRED\0"
@@ -44,7 +45,8 @@ class Daemon:
 
     def __init__(self, gpu: GpuInfo, pipe: Path, log: Path, model: ProgressModel) -> None:
         self._pipe, self._log_directory = pipe, log
-        self._server = TwinServer(gpu, model, pipe.parent / "twin.json", self._log_server)
+        stopped = StoppedTenants()
+        self._server = TwinServer(gpu, model, pipe.parent / "twin.json", self._log_server, stopped.is_stopped)
         self._child: subprocess.Popen[bytes] | None = None
         self._default_percentage = 100.0
         self._running = True

@@ -25,6 +25,7 @@ from gpushare.twin.contention import ProgressModel, TwinLoad
 from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
 
 TICK_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 0.05  # between two looks at whom the throttle has frozen
 # What a CUDA context takes of a client's limit: 4,096 MiB read as 3,971 free (recipe gpu-cluster.md).
 CONTEXT_MIB: Final = 125
 FAULT_LINGER_SECONDS: Final = 10.0  # a client that does not go away after a fault is ended by then
@@ -57,6 +58,14 @@ class _Client:
     limit_mib: int = 0
     used_mib: int = 0
     progress: float = 0.0
+    is_stopped: bool = False
+    progressed: float = 0.0  # since its last tick: seconds of running alone
+    ticked_at: float = 0.0
+
+
+def nobody_stops(pid: int) -> bool:  # noqa: ARG001 - stands in for StoppedTenants.is_stopped
+    """Return False: no process is ever frozen."""
+    return False
 
 
 def visible_sms(sm_count: int, percentage: float) -> int:
@@ -65,10 +74,28 @@ def visible_sms(sm_count: int, percentage: float) -> int:
 
 
 class TwinServer:
-    """Clients of one simulated GPU; thread-safe, its own thread runs `run`."""
+    """Clients of one simulated GPU; thread-safe, its own thread runs `run`.
 
-    def __init__(self, gpu: GpuInfo, model: ProgressModel, state_file: Path, log: Callable[[str], None]) -> None:
+    A client whose pod is frozen makes no progress, and the others run as the model has it without that client. What
+    was queued on the GPU before (docs/facts.md 25) is not simulated: it evens out over a cycle.
+
+    Args:
+        is_stopped: whether a process is frozen now, by pid.
+    """
+
+    def __init__(
+        self,
+        gpu: GpuInfo,
+        model: ProgressModel,
+        state_file: Path,
+        log: Callable[[str], None],
+        is_stopped: Callable[[int], bool] = nobody_stops,
+    ) -> None:
         self.gpu, self._model, self._state_file, self._log = gpu, model, state_file, log
+        self._is_stopped = is_stopped
+        self._counters = Counters()
+        self._counted: dict[str, float] = {}
+        self._counted_at = time.monotonic()
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._clients: list[_Client] = []
@@ -176,14 +203,17 @@ class TwinServer:
 
     def run(self) -> None:
         """Serve clients until closed; a tick a second."""
-        next_tick = time.monotonic()
+        next_tick = next_look = time.monotonic()
         while not self._closed:
-            for key, _ in self._selector.select(0.1):
+            for key, _ in self._selector.select(LOOK_SECONDS):
                 with self._lock:
                     if key.data in self._clients:
                         self._receive(key.data)
             with self._lock:
                 self._settle_fault()
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + LOOK_SECONDS
+                    self._look_who_stopped()
                 if time.monotonic() >= next_tick:
                     next_tick = time.monotonic() + TICK_SECONDS
                     self._outside = self._processes_outside()
@@ -245,6 +275,7 @@ class TwinServer:
         client.solo = Counters(**message["counters"])
         client.solo_rate, client.workload = float(message["iterations_per_s"]), str(message["workload"])[:64]
         client.used_mib, client.pid = CONTEXT_MIB, sender
+        client.ticked_at = time.monotonic()
         self._log(f"Client {{PID: {sender}, Context ID: 0}} connected")
         return {
             "event": "attached",
@@ -287,21 +318,45 @@ class TwinServer:
             self.state = "ACTIVE"
             self._update()
 
+    def _look_who_stopped(self) -> None:
+        changed = False
+        for client in self._clients:
+            if client.pid and (stopped := self._is_stopped(client.pid)) != client.is_stopped:
+                client.is_stopped, changed = stopped, True
+        if changed:
+            self._update()
+
     def _update(self) -> None:
         attached = [client for client in self._clients if client.pid]
+        self._count(attached)
+        running = [client for client in attached if not client.is_stopped]
         progress = self._model(
-            [TwinLoad(c.solo, max(1, round(c.percentage)), c.solo_rate or None) for c in attached]
+            [TwinLoad(c.solo, max(1, round(c.percentage)), c.solo_rate or None) for c in running]
         )
-        for client, ratio in zip(attached, progress, strict=True):
+        for client in attached:
+            client.progress = 0.0
+        for client, ratio in zip(running, progress, strict=True):
             client.progress = ratio
+        self._counters = _device_counters(attached)
         self._write_state(attached)
+
+    def _count(self, attached: list[_Client]) -> None:
+        """Add up what the device's counters read, and each client's progress, since the last change."""
+        now = time.monotonic()
+        seconds, self._counted_at = now - self._counted_at, now
+        for name, value in self._counters.as_dict().items():
+            self._counted[name] = self._counted.get(name, 0.0) + value * seconds
+        for client in attached:
+            client.progressed += client.progress * seconds
 
     def _tick(self) -> None:
         self._update()
         for client in list(self._clients):
             if client.pid:
-                rate = client.solo_rate * client.progress
-                _tell(client.socket, {"event": "tick", "progress": client.progress, "iterations_per_s": rate})
+                seconds, client.ticked_at = self._counted_at - client.ticked_at, self._counted_at
+                progress, client.progressed = client.progressed / max(seconds, 1e-3), 0.0
+                rate = client.solo_rate * progress
+                _tell(client.socket, {"event": "tick", "progress": progress, "iterations_per_s": rate})
 
     def _processes_outside(self) -> tuple[int, ...]:
         """Processes that use this GPU without MPS: a driver knows; here they carry a name and the GPU's UUID."""
@@ -344,9 +399,11 @@ class TwinServer:
             os.getpid(),
             self.pid,
             self.state,
-            _device_counters(attached),
+            self._counters,
             sum(c.memory_used_mib for c in clients),
             tuple(clients),
+            dict(self._counted),
+            self._counted_at,
         )
         with contextlib.suppress(OSError):
             write_atomically(self._state_file, state.to_json())

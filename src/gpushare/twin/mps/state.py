@@ -1,7 +1,8 @@
 """What the twin of one GPU shows to the simulated Devices: counters, processes and memory, in one file."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,8 @@ class TwinState:
         written_at: Unix time; a file older than some seconds means that the daemon is not running.
         server_state: as get_server_status prints it (ACTIVE, FAULT), "" without a server.
         counters: the device's ratios under its present tenants.
+        counted: each counter added up since the daemon started, in seconds; counted_at: until when, in seconds of
+            CLOCK_MONOTONIC. From then on `counters` holds.
     """
 
     gpu_uuid: str
@@ -52,6 +55,17 @@ class TwinState:
     counters: Counters
     memory_used_mib: int
     clients: tuple[TwinClient, ...] = ()
+    counted: Mapping[str, float] = field(default_factory=dict)
+    counted_at: float | None = None
+
+    def counted_until(self, now: float) -> Mapping[str, float] | None:
+        """Return each counter added up until now, seconds; None where the twin's state does not say."""
+        if self.counted_at is None:
+            return None
+        more = max(0.0, now - self.counted_at)
+        return {
+            name: self.counted.get(name, 0.0) + value * more for name, value in self.counters.as_dict().items()
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The file's object."""
