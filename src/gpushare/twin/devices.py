@@ -84,7 +84,7 @@ class SimulatedDevices:
 
 
 def _mean(old: Mapping[str, float], new: Mapping[str, float], seconds: float) -> Counters:
-    """Return the counters' mean between two sums; looks at the state file are late by moments, so it is bounded."""
+    """Return the mean between two sums, bounded: looks at the state file are late by moments."""
     return Counters(
         **{name: min(1.0, max(0.0, (value - old.get(name, 0.0)) / seconds)) for name, value in new.items()}
     )

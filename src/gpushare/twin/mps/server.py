@@ -76,8 +76,8 @@ def visible_sms(sm_count: int, percentage: float) -> int:
 class TwinServer:
     """Clients of one simulated GPU; thread-safe, its own thread runs `run`.
 
-    A client whose pod is frozen makes no progress, and the others run as the model has it without that client. What
-    was queued on the GPU before (docs/facts.md 25) is not simulated: it evens out over a cycle.
+    A client whose pod is frozen makes no progress, and the others run as the model has it without that client.
+    What was queued on the GPU before (docs/facts.md 25) is not simulated: it evens out over a cycle.
 
     Args:
         is_stopped: whether a process is frozen now, by pid.

@@ -10,7 +10,7 @@ from typing import Final
 from gpushare.mps.freezer import CgroupFreezer, Freezer, FreezerError, FreezeState
 from gpushare.mps.identity import pod_uid_of
 
-SEARCH_SECONDS: Final = 5.0  # between two searches for a cgroup that was not found: one walks a tree of directories
+SEARCH_SECONDS: Final = 5.0  # between two searches for a missing cgroup: one walks a tree of directories
 
 
 class StoppedTenants:
