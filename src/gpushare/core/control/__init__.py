@@ -1,13 +1,7 @@
 """Profiles, the life of a GpuShare, and the loop that keeps promises."""
 
-from gpushare.core.control.lifecycle import (
-    Fares,
-    OperatorSettings,
-    differs_only_in_figures,
-    fares_of,
-    status_of,
-    transitions,
-)
+from typing import TYPE_CHECKING, Any
+
 from gpushare.core.control.watch import GpuWatch, watch
 from gpushare.core.control.window import (
     FREE,
@@ -18,6 +12,16 @@ from gpushare.core.control.window import (
     WatchSettings,
     Window,
 )
+
+if TYPE_CHECKING:
+    from gpushare.core.control.lifecycle import (
+        Fares,
+        OperatorSettings,
+        differs_only_in_figures,
+        fares_of,
+        status_of,
+        transitions,
+    )
 
 __all__ = [
     "FREE",
@@ -36,3 +40,12 @@ __all__ = [
     "transitions",
     "watch",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the life of a GpuShare at its first use: it loads numpy, and the node agent needs only the loop."""
+    from gpushare.core.control import lifecycle  # noqa: PLC0415
+
+    if name in __all__ and hasattr(lifecycle, name):
+        return getattr(lifecycle, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

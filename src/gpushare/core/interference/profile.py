@@ -9,17 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from gpushare.core.gpu import COUNTERS, Counters
+from gpushare.core.progress import MAX_CAPPED_PROGRESS, busy_ratio, progress_alone
 
 Array = npt.NDArray[np.float64]
 
 # The standard programs that a workload may be measured beside, both uncapped (docs/interference.md).
 PROBES: Final = ("probe-compute", "probe-memory", "probe-short")
-_CAP_EXPONENT: Final = 1.01
-_CAP_EXPONENT_DRAM: Final = 0.63
-_REACH_SLOPE: Final = 1.32
-_REACH_EXPONENT: Final = 0.68
-_HOST_SHARE: Final = 0.46  # of the time without a kernel: launches overlap with what runs
-_MAX_CAPPED_PROGRESS: Final = 1.1  # a cap never speeds a program up; more is noise
 
 
 class ProfileError(Exception):
@@ -102,30 +97,9 @@ def _poorer(counters: Counters) -> Counters:
     return replace(counters, any_tensor_util=None, imma_tensor_util=None, integer_util=None, graphics_util=None)
 
 
-def predicted_cap_progress(counters: Counters, cap: Array) -> Array:
-    """Predict progress alone under a cap (0 to 1) for a program whose cap curve was not measured.
-
-    A program keeps its speed until the cap cuts into the SMs it covers while a kernel runs, loses less where
-    it waits for memory, and the part of its time that waits for the host does not stretch. Constants fitted to
-    120 capped solo runs of 44 programs (docs/interference.md gives the error on other programs).
-    """
-    busy = float(vector(counters)[_GRAPHICS])
-    covered = max(0.0, min(1.0, (counters.sm_util or 0.0) / max(busy, 0.05)))
-    reach = max(0.05, 1.0 - _REACH_SLOPE * (1.0 - covered**_REACH_EXPONENT))
-    exponent = _CAP_EXPONENT - _CAP_EXPONENT_DRAM * min(1.0, counters.dram_bw_util or 0.0)
-    stretch = np.maximum(1.0, (reach / np.maximum(cap, 0.01)) ** exponent)
-    return np.asarray(np.minimum(1.0, 1.0 / ((1.0 - busy) * _HOST_SHARE + busy * stretch)))
-
-
 def cap_progress(profile: Profile, cap: float) -> float:
     """Return progress alone under a cap (0 to 1): interpolated where it was measured, else predicted."""
-    known = {100: 1.0, **profile.cap_curve}
-    if len(known) > 1:
-        points = [0, *sorted(known)]
-        return float(
-            np.interp(100 * cap, points, [0.0, *(min(_MAX_CAPPED_PROGRESS, known[p]) for p in points[1:])])
-        )
-    return float(predicted_cap_progress(profile.counters, np.asarray(cap)))
+    return progress_alone(profile.counters, profile.cap_curve, cap)
 
 
 def vector(counters: Counters) -> Array:
@@ -135,7 +109,7 @@ def vector(counters: Counters) -> Array:
         tensor = [values[name] or 0.0 for name in ("dfma_tensor_util", "hmma_tensor_util", "imma_tensor_util")]
         values["any_tensor_util"] = min(1.0, sum(tensor))
     if values["graphics_util"] is None:
-        values["graphics_util"] = min(1.0, 0.9 * (values["sm_util"] or 0.0) + 0.35)
+        values["graphics_util"] = busy_ratio(counters)
     if values["sm_occupancy"] is None:
         values["sm_occupancy"] = 0.35 * (values["sm_util"] or 0.0)
     if values["integer_util"] is None:
@@ -208,7 +182,7 @@ def _beside_probes(profile: Profile) -> list[float]:
     if not knows_probes(profile):
         return [0.0] * PROBE_FEATURES
     both = [
-        min(max(each, _LEAST_BESIDE), _MAX_CAPPED_PROGRESS) for probe in PROBES for each in profile.probes[probe]
+        min(max(each, _LEAST_BESIDE), MAX_CAPPED_PROGRESS) for probe in PROBES for each in profile.probes[probe]
     ]
     return [*np.log(both).tolist(), *both]
 

@@ -1,5 +1,12 @@
 """The device's counters attributed to tenants: how fast each of them runs."""
 
+from gpushare.core.progress.alone import (
+    MAX_CAPPED_PROGRESS,
+    busy_ratio,
+    predicted_cap_progress,
+    progress_alone,
+    promise_of,
+)
 from gpushare.core.progress.attribution import (
     Predict,
     Prior,
@@ -11,11 +18,16 @@ from gpushare.core.progress.attribution import (
 )
 
 __all__ = [
+    "MAX_CAPPED_PROGRESS",
     "Predict",
     "Prior",
     "TenantEvidence",
     "TenantLoad",
     "attribute",
+    "busy_ratio",
     "evidence",
     "no_prediction",
+    "predicted_cap_progress",
+    "progress_alone",
+    "promise_of",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpushare.core.interference.profile import predicted_cap_progress
+from gpushare.core.progress import predicted_cap_progress
 from gpushare.research.dataset import Dataset, parse
 from gpushare.research.interference.fit import sets_of
 
@@ -43,7 +43,7 @@ def capped(data: Dataset) -> None:
         for cap, measured in profile.cap_curve.items():
             if cap == 100:
                 continue
-            error = abs(float(predicted_cap_progress(profile.counters, np.asarray(cap / 100))) - measured)
+            error = abs(predicted_cap_progress(profile.counters, cap / 100) - measured)
             errors["first session" if workload in early else "later sessions only"].append(error)
     for session, values in sorted(errors.items()):
         print(f"cap curves of programs of the {session}: {np.mean(values):.3f} over {len(values)} points")

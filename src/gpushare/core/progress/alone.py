@@ -1,0 +1,80 @@
+"""A workload alone under a cap: how fast it is, and what its counters there say of it with all threads.
+
+Plain floats, as in `attribution`: the agent, which loads no numpy, and the interference model use the same law.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from gpushare.core.gpu import Counters
+
+_CAP_EXPONENT: Final = 1.01
+_CAP_EXPONENT_DRAM: Final = 0.63
+_REACH_SLOPE: Final = 1.32
+_REACH_EXPONENT: Final = 0.68
+_HOST_SHARE: Final = 0.46  # of the time without a kernel: launches overlap with what runs
+MAX_CAPPED_PROGRESS: Final = 1.1  # a cap never speeds a program up; more is noise
+
+
+def busy_ratio(counters: Counters) -> float:
+    """Return the part of the time in which a kernel runs; estimated from the SMs' activity where not measured."""
+    if counters.graphics_util is not None:
+        return counters.graphics_util
+    return min(1.0, 0.9 * (counters.sm_util or 0.0) + 0.35)
+
+
+def predicted_cap_progress(counters: Counters, cap: float) -> float:
+    """Predict progress alone under a cap (0 to 1) for a program whose cap curve was not measured.
+
+    A program keeps its speed until the cap cuts into the SMs it covers while a kernel runs, loses less where
+    it waits for memory, and the part of its time that waits for the host does not stretch. Constants fitted to
+    120 capped solo runs of 44 programs (docs/interference.md gives the error on other programs).
+
+    Args:
+        counters: alone with all threads.
+    """
+    busy = busy_ratio(counters)
+    covered = max(0.0, min(1.0, (counters.sm_util or 0.0) / max(busy, 0.05)))
+    reach = max(0.05, 1.0 - _REACH_SLOPE * (1.0 - covered**_REACH_EXPONENT))
+    exponent = _CAP_EXPONENT - _CAP_EXPONENT_DRAM * min(1.0, counters.dram_bw_util or 0.0)
+    stretch = max(1.0, (reach / max(cap, 0.01)) ** exponent)
+    return min(1.0, 1.0 / ((1.0 - busy) * _HOST_SHARE + busy * stretch))
+
+
+def progress_alone(counters: Counters, cap_curve: Mapping[int, float], cap: float) -> float:
+    """Return progress alone under a cap (0 to 1): interpolated where it was measured, else predicted.
+
+    Args:
+        counters: alone with all threads; cap_curve: progress by thread percentage, relative to all threads.
+    """
+    known = {100: 1.0, **cap_curve}
+    if len(known) == 1:
+        return predicted_cap_progress(counters, cap)
+    points = [(0, 0.0), *((at, min(MAX_CAPPED_PROGRESS, known[at])) for at in sorted(known))]
+    percent = 100 * cap
+    for (low, slow), (high, fast) in zip(points, points[1:], strict=False):
+        if percent <= high:
+            return slow + (fast - slow) * max(0.0, percent - low) / (high - low)
+    return points[-1][1]
+
+
+def promise_of(alone: float | None, share_percent: int, max_slowdown: float) -> float:
+    """Return the progress that a pod is promised on each of its GPUs, relative to running alone, 0 to 1.
+
+    It is what its workload makes alone under a cap of its share, divided by the tolerated slowdown; where that cap
+    costs it less than the tolerated slowdown, 1 / max_slowdown (docs/adr/0091). A workload that is not known is
+    bounded by its share: a cap of a quarter of the threads never leaves less than a quarter of the progress.
+
+    Args:
+        alone: progress alone under a cap of its share; None for a workload that is not known.
+        share_percent: of each of its GPUs, 1 to 100.
+        max_slowdown: tolerated, 1 or more.
+
+    Raises:
+        ValueError: a share or a slowdown out of range.
+    """
+    if not 1 <= share_percent <= 100 or not max_slowdown >= 1:
+        raise ValueError(f"no promise for {share_percent}% and a slowdown of {max_slowdown}")
+    if alone is not None and alone >= 1.0 / max_slowdown:
+        return 1.0 / max_slowdown
+    return (share_percent / 100 if alone is None else alone) / max_slowdown
