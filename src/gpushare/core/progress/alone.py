@@ -3,6 +3,7 @@
 Plain floats, as in `attribution`: the agent, which loads no numpy, and the interference model use the same law.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Final
 
@@ -52,7 +53,7 @@ def progress_alone(counters: Counters, cap_curve: Mapping[int, float], cap: floa
         return predicted_cap_progress(counters, cap)
     points = [(0, 0.0), *((at, min(MAX_CAPPED_PROGRESS, known[at])) for at in sorted(known))]
     percent = 100 * cap
-    for (low, slow), (high, fast) in zip(points, points[1:], strict=False):
+    for (low, slow), (high, fast) in itertools.pairwise(points):
         if percent <= high:
             return slow + (fast - slow) * max(0.0, percent - low) / (high - low)
     return points[-1][1]
