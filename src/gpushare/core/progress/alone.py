@@ -36,9 +36,9 @@ def predicted_cap_progress(counters: Counters, cap: float) -> float:
     """
     busy = busy_ratio(counters)
     covered = max(0.0, min(1.0, (counters.sm_util or 0.0) / max(busy, 0.05)))
-    reach = max(0.05, 1.0 - _REACH_SLOPE * (1.0 - covered**_REACH_EXPONENT))
+    reach: float = max(0.05, 1.0 - _REACH_SLOPE * (1.0 - covered**_REACH_EXPONENT))
     exponent = _CAP_EXPONENT - _CAP_EXPONENT_DRAM * min(1.0, counters.dram_bw_util or 0.0)
-    stretch = max(1.0, (reach / max(cap, 0.01)) ** exponent)
+    stretch: float = max(1.0, (reach / max(cap, 0.01)) ** exponent)
     return min(1.0, 1.0 / ((1.0 - busy) * _HOST_SHARE + busy * stretch))
 
 
