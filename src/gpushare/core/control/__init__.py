@@ -1,5 +1,6 @@
 """Profiles, the life of a GpuShare, and the loop that keeps promises."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from gpushare.core.control.watch import GpuWatch, watch
@@ -44,8 +45,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import the life of a GpuShare at its first use: it loads numpy, and the node agent needs only the loop."""
-    from gpushare.core.control import lifecycle  # noqa: PLC0415
-
-    if name in __all__ and hasattr(lifecycle, name):
-        return getattr(lifecycle, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.lifecycle"), name)
