@@ -1,11 +1,12 @@
 """Small real programs for one GPU: `python tests/gpu/programs.py NAME SECONDS [--rate-file F]`.
 
-Prints the number of iterations and their rate at the end; with --rate-file, writes the count once a second. With
---serve it says "ready" when warm, runs for as long as each number on standard input says, answers with
-`COUNT SECONDS`, and ends with its input.
+Prints the number of iterations and their rate at the end, or at SIGTERM; with --rate-file, writes time and count
+four times a second. With --serve it says "ready" when warm, runs for as long as each number on standard input
+says, answers with `COUNT SECONDS`, and ends with its input.
 """
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -156,6 +157,8 @@ def main() -> None:
     parser.add_argument("--rate-file", type=Path)
     parser.add_argument("--serve", action="store_true")
     read = parser.parse_args()
+    if not read.serve:
+        signal.signal(signal.SIGTERM, lambda number, _: _ending.append(number))
     step = PROGRAMS[read.name]()
     for _ in range(3):
         step()
@@ -169,16 +172,19 @@ def main() -> None:
     print(f"{read.name}: {count} iterations, {count / seconds:.2f}/s", flush=True)
 
 
+_ending: list[int] = []  # the signal that asked for the end
+
+
 def run(step: Step, duration: float, rate_file: Path | None = None) -> tuple[int, float]:
     """Iterations and the seconds that they took."""
     started = said = time.monotonic()
     count = 0
-    while (now := time.monotonic()) - started < duration:
+    while (now := time.monotonic()) - started < duration and not _ending:
         step()
         count += 1
         if count % 20 == 0:  # a full launch queue would hide the rate
             torch.cuda.synchronize()
-        if rate_file and now - said >= 1:
+        if rate_file and now - said >= 0.25:
             rate_file.write_text(f"{now} {count}\n")
             said = now
     torch.cuda.synchronize()

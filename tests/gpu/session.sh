@@ -1,11 +1,11 @@
 #!/bin/bash
 # One part of what only a GPU can show, within ten minutes, with a limit on every step and results as they come:
-#     OUT=DIR bash tests/gpu/session.sh gate|cost|progress [--simulated]
+#     OUT=DIR bash tests/gpu/session.sh gate|cost|progress|loop [--simulated]
 # README.md beside this says what each part shows, and how the wheels in .gpu-wheels come about. --simulated runs the
 # same scripts without a GPU and with less of everything.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-part=${1:?gate, cost or progress}
+part=${1:?gate, cost, progress or loop}
 simulated=${2:-}
 OUT=${OUT:-.}
 mkdir -p "$OUT"
@@ -50,8 +50,10 @@ case "$part${simulated:+ simulated}" in
 "progress simulated")
     step progress 300 python3 tests/gpu/agent_suite.py --out "$OUT" --only progress --sets 2=2 3=2 4=2 --simulated
     ;;
+"loop") step loop 575 python3 tests/gpu/loop_suite.py --out "$OUT" ;;
+"loop simulated") step loop 300 python3 tests/gpu/loop_suite.py --out "$OUT" --seconds 30 --simulated ;;
 *)
-    echo "no part $part: gate, cost or progress" >&2
+    echo "no part $part: gate, cost, progress or loop" >&2
     exit 2
     ;;
 esac
