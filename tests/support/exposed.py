@@ -6,11 +6,15 @@ import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import Metric
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 from gpushare.core.api import GpuShare, PodView, names
 from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
@@ -57,9 +61,13 @@ class _Keeper:
 
 def registries(folder: Path) -> dict[str, CollectorRegistry]:
     """The registry of each part by its name; `folder` is for the gate's status file."""
-    device = full(DeviceFigures, uuid="GPU-1", mps_state="Active", pipes={"fp32": 0.5})
-    tenant = full(TenantFigures, gpu_uuid="GPU-1", pipes={"fp32": 0.5})
-    node = replace(full(NodeFigures), devices=(device,), tenants=(tenant,))
+    tenant = full(TenantFigures, gpu_uuid="GPU-1", namespace="shop", pod="web-0", pod_uid="p", pipes={"fp32": 0.5})
+    scrapes = count(1)
+
+    def node() -> NodeFigures:
+        device = full(DeviceFigures, uuid="GPU-1", mps_state="Active", pipes={"fp32": 0.5}, turns=next(scrapes))
+        return replace(full(NodeFigures), devices=(device,), tenants=(tenant,))
+
     gpu = GpuDirectory.of(folder, "GPU-1")
     gpu.create()
     held = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
@@ -67,12 +75,12 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     status = GateStatus("GPU-1", GateState.ACTIVE, time.time(), held=held, refused={"x": 1}, throttle=throttle)
     write_status(gpu, status)
     own = {"extender": ExtenderMetrics(), "admission": AdmissionMetrics(), "operator": OperatorMetrics()}
-    for metrics in own.values():
-        _give_every_family_a_child(metrics)
-    own["extender"].watch(())
+    own["extender"].watch([SimpleNamespace(name="pods", restarts=0, bad_objects=0)])  # type: ignore[list-item]
     own["operator"].registry.register(WorkloadCollector(_world()))
+    for metrics in own.values():
+        metrics.registry.register(_Busy(metrics))
     return {
-        "agent": registry_of(NodeCollector(lambda: node)),
+        "agent": registry_of(NodeCollector(node)),
         "gate": registry_of(GateCollector([_Keeper(gpu)])),
         **{name: metrics.registry for name, metrics in own.items()},
     }
@@ -90,10 +98,27 @@ def _world() -> World:
     return world
 
 
-def _give_every_family_a_child(metrics: Any) -> None:
-    for family in vars(metrics).values():
-        if names := getattr(family, "_labelnames", ()):
-            family.labels(*("x" for _ in names))
+class _Busy(Collector):
+    """Gives every family a child, and lets every counter and histogram grow with each scrape."""
+
+    def __init__(self, metrics: Any) -> None:
+        self._families = [one for one in vars(metrics).values() if isinstance(one, MetricWrapperBase)]
+        self.collect()  # so that the first scrape has every child
+
+    def collect(self) -> Iterable[Metric]:
+        """Return nothing of its own."""
+        for family in self._families:
+            names = family._labelnames
+            child: Any = family.labels(*("x" for _ in names)) if names else family
+            if isinstance(child, Histogram):
+                child.observe(0.01)
+            elif isinstance(child, Counter):
+                child.inc()
+        return ()
+
+    def describe(self) -> Iterable[Metric]:
+        """Describe nothing beforehand."""
+        return ()
 
 
 def expositions(folder: Path) -> dict[str, str]:

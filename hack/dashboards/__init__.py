@@ -1,0 +1,1 @@
+"""Grafana's dashboards as code; generate.py writes them into the chart."""

@@ -1,0 +1,191 @@
+"""The cluster: what GPUs there are, what sharing gains, whether promises are kept, who waits."""
+
+from typing import Any
+
+from grafana_foundation_sdk.builders import dashboard
+
+from dashboards.panels import Column, answer, board, graph, query, rows, stacked, variable
+
+PODS = '{namespace=~"$namespace"}'
+IN_USE = "count(count by (gpu_uuid) (gpushare_pod_share_ratio))"
+PROGRESS = "sum(gpushare_pod_progress_ratio)"
+# As the node's loop sees it: below the promise by more than one standard error.
+BROKEN = "(gpushare_pod_progress_ratio + gpushare_pod_progress_error_ratio) < gpushare_pod_promise_ratio"
+NONE_YET = "0 * count(gpushare_gpu_healthy)"  # 0 where agents report, nothing where none does
+
+
+def build() -> dashboard.Dashboard:
+    return board(
+        "gpushare",
+        "What the cluster's GPUs do, what sharing them gains, and whether every promise is kept.",
+        [variable("namespace", "Namespace", "label_values(gpushare_pod_share_ratio, namespace)")],
+        [
+            ("In short", in_short()),
+            ("What sharing gains", gains()),
+            ("Promises", promises()),
+            ("Who has what", who()),
+        ],
+    )
+
+
+def in_short() -> list[Any]:
+    return [
+        answer(
+            "How many GPUs are there?",
+            "All GPUs that an agent reports.",
+            "suffix: GPUs",
+            "count(gpushare_gpu_healthy)",
+        ),
+        answer("How many are in use?", "GPUs with at least one pod.", "suffix: in use", f"{IN_USE} or {NONE_YET}"),
+        answer(
+            "What does a used GPU do?",
+            "Summed progress of the pods over the GPUs in use. 1 is what one pod alone on each GPU would do.",
+            "suffix: × one pod alone",
+            f"{PROGRESS} / {IN_USE}",
+        ),
+        answer(
+            "How many GPUs does sharing spare?",
+            "GPUs that the same work would need at one pod for each GPU, less those in use.",
+            "suffix: GPUs spared",
+            f"clamp_min({PROGRESS} - {IN_USE}, 0)",
+        ),
+        answer(
+            "Is every promise kept?",
+            "Pods that make less progress than they were promised, by more than the figure's error.",
+            "suffix: pods below their promise",
+            f"count({BROKEN}) or {NONE_YET}",
+            words={"0": ("Yes", "green")},
+            bad_from=1,
+            link=("gpushare-workload", ""),
+        ),
+        answer(
+            "Is anyone held back?",
+            "Pods that are stopped for part of the time, so that a neighbour's promise is kept.",
+            "suffix: pods throttled",
+            f"count(gpushare_pod_throttle_ratio > 0) or {NONE_YET}",
+            words={"0": ("No", "green")},
+        ),
+        answer(
+            "Does anyone wait for a GPU?",
+            "Annotated pods without a decision.",
+            "suffix: pods wait",
+            'sum(gpushare_workload_pods{state="Waiting"}) or 0 * count(gpushare_operator_pods)',
+            words={"0": ("No", "green")},
+            link=("gpushare-control", ""),
+        ),
+        answer(
+            "Is every GPU healthy?",
+            "GPUs that take no new tenants.",
+            "suffix: GPUs unhealthy",
+            f"count(gpushare_gpu_healthy == 0) or {NONE_YET}",
+            words={"0": ("Yes", "green")},
+            bad_from=1,
+            link=("gpushare-node", ""),
+        ),
+    ]
+
+
+def gains() -> list[Any]:
+    return [
+        graph(
+            "Work done against GPUs in use",
+            "Summed progress above the GPUs in use is what sharing gained.",
+            "none",
+            query(PROGRESS, "summed progress"),
+            query(f"{IN_USE} or {NONE_YET}", "GPUs in use"),
+            query("count(gpushare_gpu_healthy)", "GPUs"),
+        ),
+        graph(
+            "Shares given against used",
+            "Given: what pods are guaranteed. Used: the time that the SMs of all GPUs had work.",
+            "percentunit",
+            query("avg(gpushare_gpu_share_used_ratio)", "given"),
+            query("avg(gpushare_gpu_sm_activity_ratio)", "used: SM activity"),
+            query("sum(gpushare_gpu_memory_used_bytes) / sum(gpushare_gpu_memory_total_bytes)", "used: memory"),
+        ),
+        stacked(
+            graph(
+                "Progress by namespace",
+                "GPUs' worth of work that each namespace gets done.",
+                "none",
+                query(f"sum by (namespace) (gpushare_pod_progress_ratio{PODS})", "{{namespace}}"),
+            )
+        ),
+        graph(
+            "Asked, given, done",
+            "GPUs that pods ask for, waiting ones included; that they hold; and the work that they do.",
+            "none",
+            query(f"sum(gpushare_workload_requested_gpus{PODS})", "asked"),
+            query(f"sum(gpushare_pod_share_ratio{PODS})", "given"),
+            query(f"sum(gpushare_pod_progress_ratio{PODS})", "done"),
+        ),
+    ]
+
+
+def promises() -> list[Any]:
+    return [
+        graph(
+            "Promises broken, pods throttled",
+            "What the nodes do about it: throttle first, then retract.",
+            "none",
+            query(f"count({BROKEN}) or {NONE_YET}", "below their promise"),
+            query(f"count(gpushare_pod_throttle_ratio > 0) or {NONE_YET}", "throttled"),
+        ),
+        graph(
+            "Pods retracted",
+            "Pods moved away for a neighbour's promise, in the last hour.",
+            "none",
+            query("sum(increase(gpushare_retractions_total[1h]))", "in the last hour"),
+        ),
+        graph(
+            "Worst slowdown",
+            "The pods that suffer most, relative to running alone.",
+            "none",
+            query(f"topk(5, gpushare_pod_slowdown_ratio{PODS})", "{{namespace}}/{{pod}}"),
+        ),
+        graph(
+            "Progress of its promise",
+            "1 is the promise; the five lowest.",
+            "percentunit",
+            query(
+                f"bottomk(5, gpushare_pod_progress_ratio{PODS} / gpushare_pod_promise_ratio{PODS})",
+                "{{namespace}}/{{pod}}",
+            ),
+        ),
+    ]
+
+
+def who() -> list[Any]:
+    by_space = "by (namespace)"
+    by_gpu = "by (node, gpu_index, gpu_uuid)"
+    return [
+        rows(
+            "Namespaces",
+            "GPUs asked for, given, and really used; a showback for a span of time is `gpushare report`.",
+            [
+                Column("Asked, GPUs", "none", f"sum {by_space} (gpushare_workload_requested_gpus{PODS})"),
+                Column("Given, GPUs", "none", f"sum {by_space} (gpushare_pod_share_ratio{PODS})"),
+                Column("Done, GPUs' work", "none", f"sum {by_space} (gpushare_pod_progress_ratio{PODS})"),
+                Column("Worst slowdown", "none", f"max {by_space} (gpushare_pod_slowdown_ratio{PODS})"),
+            ],
+            links={"namespace": ("gpushare-workload", "Its workloads", "&var-namespace=${__value.raw}")},
+            sort="Given, GPUs",
+            span=12,
+        ),
+        rows(
+            "GPUs",
+            "One row a GPU.",
+            [
+                Column("Healthy", "bool_yes_no", f"max {by_gpu} (gpushare_gpu_healthy)"),
+                Column("Given", "percentunit", f"max {by_gpu} (gpushare_gpu_share_used_ratio)"),
+                Column("SM activity", "percentunit", f"max {by_gpu} (gpushare_gpu_sm_activity_ratio)"),
+                Column("Memory used", "bytes", f"max {by_gpu} (gpushare_gpu_memory_used_bytes)"),
+            ],
+            links={
+                "gpu_uuid": ("gpushare-node", "This GPU", "&var-gpu=${__value.raw}"),
+                "node": ("gpushare-node", "This node", "&var-node=${__value.raw}"),
+            },
+            sort="Given",
+            span=12,
+        ),
+    ]

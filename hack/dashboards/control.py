@@ -1,0 +1,196 @@
+"""The control plane: whether annotated pods are admitted, placed and started, and how fast."""
+
+from typing import Any
+
+from grafana_foundation_sdk.builders import dashboard
+
+from dashboards.panels import Column, answer, board, graph, query, rows, stacked
+
+BUCKETS = "sum by (le, verb) (rate(gpushare_extender_request_duration_seconds_bucket[5m]))"
+FENCE = "sum by (le) (rate(gpushare_extender_bind_fence_wait_seconds_bucket[5m]))"
+REVIEWS = "sum by (le) (rate(gpushare_admission_review_duration_seconds_bucket[5m]))"
+WORK = "sum by (le, kind) (rate(gpushare_operator_reconciliation_duration_seconds_bucket[5m]))"
+
+
+def build() -> dashboard.Dashboard:
+    return board(
+        "gpushare-control",
+        "Whether annotated pods are admitted, placed and started, how fast, and what stands in their way.",
+        [],
+        [
+            ("In short", in_short()),
+            ("Scheduling", scheduling()),
+            ("Admission and operator", operator()),
+            ("Nodes' agents", agents()),
+        ],
+    )
+
+
+def in_short() -> list[Any]:
+    return [
+        answer(
+            "Are annotated pods scheduled?",
+            "Extenders that are ready. kube-scheduler's leader asks its own one.",
+            "suffix: extenders ready",
+            "sum(gpushare_extender_ready)",
+            words={"0": ("No: no extender is ready", "red")},
+        ),
+        answer(
+            "How many pods wait?",
+            "Annotated pods without a decision.",
+            "suffix: pods wait",
+            'sum(gpushare_workload_pods{state="Waiting"}) or 0 * sum(gpushare_operator_pods)',
+            words={"0": ("None", "green")},
+        ),
+        answer(
+            "Can new pods start on every node?",
+            "Agents that are not registered with kubelet.",
+            "suffix: nodes cannot",
+            "count(gpushare_agent_registered == 0) or 0 * count(gpushare_agent_registered)",
+            words={"0": ("Yes", "green")},
+            bad_from=1,
+        ),
+        answer(
+            "Does every driver answer?",
+            "Nodes whose GPU driver does not.",
+            "suffix: nodes without",
+            "count(gpushare_agent_driver_ready == 0) or 0 * count(gpushare_agent_driver_ready)",
+            words={"0": ("Yes", "green")},
+            bad_from=1,
+        ),
+        answer(
+            "Is anything broken seen?",
+            "Objects that could not be understood, by the operator and the extender.",
+            "suffix: objects",
+            "sum(gpushare_operator_bad_objects) + sum(gpushare_extender_bad_objects_total)",
+            words={"0": ("No", "green")},
+            bad_from=1,
+        ),
+        answer(
+            "Does the operator keep up?",
+            "Keys that wait for work or are in work.",
+            "suffix: keys wait",
+            "sum(gpushare_operator_queue_length)",
+            words={"0": ("Yes", "green")},
+            bad_from=1000,
+        ),
+        answer(
+            "How many pods does it know?",
+            "Managed pods.",
+            "suffix: pods",
+            "sum(gpushare_operator_pods)",
+        ),
+        answer(
+            "How many hold room on a GPU?",
+            "Reservations of the extender that is live.",
+            "suffix: pods",
+            "max(gpushare_extender_reservations)",
+        ),
+    ]
+
+
+def scheduling() -> list[Any]:
+    return [
+        graph(
+            "The extender's answers",
+            "Time to answer kube-scheduler, by verb.",
+            "s",
+            query(f"histogram_quantile(0.5, {BUCKETS})", "{{verb}} p50"),
+            query(f"histogram_quantile(0.99, {BUCKETS})", "{{verb}} p99"),
+        ),
+        stacked(
+            graph(
+                "Pods that fitted nowhere",
+                "Rejections a second, by reason.",
+                "ops",
+                query("sum by (reason) (rate(gpushare_extender_rejections_total[5m]))", "{{reason}}"),
+            )
+        ),
+        graph(
+            "Wait for an earlier allocation",
+            "Time that bindings wait, p99.",
+            "s",
+            query(f"histogram_quantile(0.99, {FENCE})", "p99"),
+        ),
+        graph(
+            "Bindings that failed, pods woken",
+            "A second. A woken pod is tried again because room appeared.",
+            "ops",
+            query("sum by (reason) (rate(gpushare_extender_bind_failures_total[5m]))", "failed: {{reason}}"),
+            query("sum(rate(gpushare_extender_pods_woken_total[5m]))", "woken"),
+            query("sum by (resource) (rate(gpushare_extender_watch_restarts_total[5m]))", "watch: {{resource}}"),
+        ),
+    ]
+
+
+def operator() -> list[Any]:
+    return [
+        graph(
+            "Admission",
+            "Time to answer the API server.",
+            "s",
+            query(f"histogram_quantile(0.5, {REVIEWS})", "p50"),
+            query(f"histogram_quantile(0.99, {REVIEWS})", "p99"),
+        ),
+        stacked(
+            graph(
+                "Refusals",
+                "Reviews refused a second, by reason.",
+                "ops",
+                query("sum by (reason) (rate(gpushare_admission_rejections_total[5m]))", "{{reason}}"),
+                query("sum by (result) (rate(gpushare_admission_reviews_total[5m]))", "all reviews: {{result}}"),
+            )
+        ),
+        graph(
+            "Reconciliations",
+            "Time of one, p99, by kind.",
+            "s",
+            query(f"histogram_quantile(0.99, {WORK})", "{{kind}}"),
+        ),
+        graph(
+            "Work of the operator",
+            "A second: reconciliations by result, and statuses written.",
+            "ops",
+            query("sum by (result) (rate(gpushare_operator_reconciliations_total[5m]))", "{{result}}"),
+            query("sum(rate(gpushare_operator_status_writes_total[5m]))", "statuses written"),
+        ),
+        stacked(
+            graph(
+                "GpuShares",
+                "By phase.",
+                "none",
+                query("sum by (phase) (gpushare_operator_gpushares)", "{{phase}}"),
+            )
+        ),
+        graph(
+            "Deletions that no watch brought",
+            "Found when Kopf listed anew, by kind.",
+            "none",
+            query("sum by (kind) (gpushare_operator_missed_deletions)", "{{kind}}"),
+        ),
+    ]
+
+
+def agents() -> list[Any]:
+    return [
+        rows(
+            "Agents",
+            "One row a node.",
+            [
+                Column("Registered", "bool_yes_no", "max by (node) (gpushare_agent_registered)"),
+                Column("Driver answers", "bool_yes_no", "max by (node) (gpushare_agent_driver_ready)"),
+                Column("Wrong GPUs", "none", "sum by (node) (gpushare_agent_allocation_mismatches_total)"),
+                Column("Refused", "none", "sum by (node) (gpushare_agent_refused_allocations_total)"),
+                Column("Broken decisions", "none", "sum by (node) (gpushare_agent_bad_pods_total)"),
+            ],
+            links={"node": ("gpushare-node", "This node", "&var-node=${__value.raw}")},
+            span=12,
+            height=8,
+        ),
+        graph(
+            "Trouble of the agents",
+            "Errors a second, by what they hit; the agent goes on after each.",
+            "ops",
+            query("sum by (part) (rate(gpushare_agent_errors_total[5m]))", "{{part}}"),
+        ),
+    ]

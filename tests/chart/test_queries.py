@@ -1,0 +1,89 @@
+"""A real Prometheus scrapes what every part serves, and answers every query of every panel with data."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from boards import Asked, asked, lists, rules
+from exposed import registries, series
+from livecluster import wait_for
+from realprometheus import Prometheus
+
+from gpushare.runtime.http import HttpAnswer, MetricsServer, metrics_route
+
+# Served by a part that is not there yet; one that serves it already is asked instead.
+_POD = 'node="node",gpu_uuid="GPU-1",namespace="shop",pod="web-0",pod_uid="p"'
+AWAITED = {
+    "gpushare_pod_promise_ratio": f"{{{_POD}}} 0.9",
+    "gpushare_pod_throttle_ratio": f"{{{_POD}}} 0.1",
+    "gpushare_pod_predicted_progress_ratio": f"{{{_POD}}} 0.8",
+    "gpushare_retractions_total": '{namespace="shop"} 1',
+}
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Scrapes all parts twice a second, with every figure present and every counter growing."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    served = series(folder)
+    routes = {f"/{part}": metrics_route(registry) for part, registry in registries(folder).items()}
+    absent = "".join(f"{name}{rest}\n" for name, rest in AWAITED.items() if name not in served)
+    agent = routes["/agent"]
+
+    def with_awaited() -> HttpAnswer:
+        answer = agent()
+        return HttpAnswer(answer.body + absent.encode(), answer.content_type)
+
+    server = MetricsServer({**routes, "/agent": with_awaited}, 0, "127.0.0.1")
+    server.start()
+    (folder / "rules.yml").write_text(json.dumps(rules()))
+    jobs = [
+        {
+            "job_name": path.strip("/"),
+            "metrics_path": path,
+            "honor_labels": True,
+            "scrape_interval": "500ms",
+            "scrape_timeout": "500ms",
+            "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}],
+        }
+        for path in routes
+    ]
+    config = {
+        "global": {"evaluation_interval": "500ms"},
+        "rule_files": [str(folder / "rules.yml")],
+        "scrape_configs": jobs,
+    }
+    running = Prometheus(folder / "own", config)
+    grown = "min(count_over_time(up[1m]))"
+    wait_for(
+        "three scrapes of each part",
+        lambda: any(float(one["value"][1]) >= 3 for one in running.query(grown)),
+        seconds=60,
+    )
+    yield running
+    running.stop()
+    server.close()
+
+
+@pytest.mark.parametrize("one", asked(), ids=lambda one: f"{one.board}: {one.panel}")
+def test_every_query_of_every_panel_returns_data(prometheus: Prometheus, one: Asked) -> None:
+    found = prometheus.query(one.plain)
+    assert found, one.plain
+    assert all(sample["value"][1] not in ("NaN", "+Inf") for sample in found), found
+
+
+@pytest.mark.parametrize("selector", lists())
+def test_every_drop_down_list_has_entries(prometheus: Prometheus, selector: str) -> None:
+    assert prometheus.query(selector)
+
+
+def test_prometheus_evaluates_every_alert(prometheus: Prometheus) -> None:
+    expected = {rule["alert"] for group in rules()["groups"] for rule in group["rules"]}
+
+    def evaluated() -> dict[str, str]:
+        found = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+        health = {rule["name"]: rule["health"] for rule in found}
+        return health if "unknown" not in health.values() and health.keys() == expected else {}
+
+    health = wait_for("every alert evaluated", evaluated, seconds=60)
+    assert set(health.values()) == {"ok"}
