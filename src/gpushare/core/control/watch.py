@@ -6,8 +6,17 @@ Pure: windows and time are arguments, the state is a value.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gpushare.core.api import JobClass
+from gpushare.core.control.effects import LEAST_ERROR, Response
+from gpushare.core.control.relief import (
+    LEAST_EFFECT,
+    KnownTenants,
+    given_back,
+    let_go,
+    relieved,
+)
 from gpushare.core.control.window import (
     FREE,
     WatchActions,
@@ -18,97 +27,369 @@ from gpushare.core.control.window import (
     Window,
 )
 
+# Neighbours slow a tenant down, they do not stop it: no progress at all is its own doing.
+ASLEEP_PROGRESS: Final = 0.02
+_AVERAGED_WINDOWS: Final = 4  # from so many windows on, their average counts too
+_LONGEST_GAP_SECONDS: Final = 5.0  # a gap between windows longer than this counts as this long
+
+
+@dataclass(frozen=True, slots=True)
+class TenantWatch:
+    """What the loop remembers of one tenant.
+
+    Attributes:
+        duty: in force; 1: it runs free.
+        below: windows in a row that showed it below its promise.
+        kept: windows in a row that showed a broken promise kept again.
+        is_broken: whether its promise is broken.
+        broken_seconds: for how long, in windows that showed its progress.
+        hopeless_seconds: for how long no throttle was found that keeps it.
+        throttled_seconds: for how long its duty has been below `WatchSettings.lasting_duty`.
+        unknown_seconds: since its progress was last known, while it worked.
+        response: how it answers to its neighbours' duties; None: never seen.
+    """
+
+    duty: float = FREE
+    below: int = 0
+    kept: int = 0
+    is_broken: bool = False
+    broken_seconds: float = 0.0
+    hopeless_seconds: float = 0.0
+    throttled_seconds: float = 0.0
+    unknown_seconds: float = 0.0
+    response: Response | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class GpuWatch:
-    """What the loop remembers of one GPU; keep it as it is between calls, start with `GpuWatch()`.
+    """What the loop remembers of one GPU; start with `GpuWatch()`, and hand it back as it came.
 
     Attributes:
-        duties: in force, by uid; only of tenants that are throttled.
-        below: windows in a row that showed a tenant below its promise, by uid.
-        broken: tenants whose promise is broken, with the time since when.
-        changed_at: when duties last changed.
+        tenants: by uid.
+        changed_at: when duties last changed, or who is there.
         last_ends_at: end of the last window that was looked at.
+        seen_at: when a usable window last came.
+        retract: the tenant that should leave.
+        retract_why: why.
+        calm_seconds: for how long nothing has called for the retraction any more.
+        retracted_at: when the last such tenant had left.
     """
 
-    duties: Mapping[str, float] = field(default_factory=dict)
-    below: Mapping[str, int] = field(default_factory=dict)
-    broken: Mapping[str, float] = field(default_factory=dict)
+    tenants: Mapping[str, TenantWatch] = field(default_factory=dict)
     changed_at: float = -math.inf
     last_ends_at: float = -math.inf
+    seen_at: float = -math.inf
+    retract: str | None = None
+    retract_why: str = ""
+    calm_seconds: float = 0.0
+    retracted_at: float = -math.inf
+
+    @property
+    def duties(self) -> dict[str, float]:
+        """Return the duties in force of the tenants that are throttled."""
+        return {uid: tenant.duty for uid, tenant in self.tenants.items() if tenant.duty < FREE}
 
 
 def watch(
     state: GpuWatch, window: Window | None, now: float, settings: WatchSettings
 ) -> tuple[GpuWatch, WatchActions]:
-    """Return the state after a window and what is in force from now on.
+    """Return the state after a window, and what is in force from now on.
+
+    1. Who is there: tenants come and go at any time; who is alone runs free.
+    2. A window that cannot be used, that came before, or that began before the last change had its effect changes
+       nothing. When none could be used for long, everyone runs free.
+    3. What the window shows corrects what is believed of the tenants' effects on each other.
+    4. A promise is broken when windows in a row show it with confidence, and kept again when windows in a row do.
+    5. Duties change: back up where a throttled tenant fell below its own promise, down for a broken promise, and
+       slowly up where there is room.
+    6. Where no duty helps, or a throttle lasts, one tenant is asked to leave.
 
     Args:
         window: the newest window of the GPU; None: none came, only time passed.
         now: seconds of the windows' clock.
     """
+    state = _in_time(state, now)
     if window is None or not window.usable or window.ends_at <= state.last_ends_at:
-        return state, _actions(state, ())
-    present = {tenant.uid: tenant for tenant in window.tenants}
-    state = replace(
-        state,
-        duties={uid: duty for uid, duty in state.duties.items() if uid in present},
-        below={uid: _below(state, tenant, settings) for uid, tenant in present.items()},
-        last_ends_at=window.ends_at,
-    )
+        return _without_window(state, window, now, settings)
+    elapsed = min(_LONGEST_GAP_SECONDS, max(window.seconds, window.ends_at - state.last_ends_at))
+    state = _with_present(state, window, now)
+    state = replace(state, last_ends_at=window.ends_at, seen_at=now)
     if window.ends_at - window.seconds < state.changed_at + settings.delay_seconds:
-        return state, _actions(state, ())
-    broken = {
-        uid: state.broken.get(uid, now) for uid, count in state.below.items() if count >= settings.windows_to_act
-    }
-    notes = [
+        return state, _actions(state)
+    state = _observed(state, window, elapsed)
+    known = _known(state, window)
+    state, judged = _judged(state, known, elapsed, settings)
+    state, moved = _with_duties(state, known, now, settings)
+    state = _with_throttled_seconds(state, known, elapsed, settings)
+    state, asked = _retraction(state, known, now, elapsed, settings)
+    return state, _actions(state, (*judged, *moved, *asked))
+
+
+def _actions(state: GpuWatch, notes: tuple[WatchNote, ...] = ()) -> WatchActions:
+    broken = tuple(sorted(uid for uid, tenant in state.tenants.items() if tenant.is_broken))
+    return WatchActions(state.duties, state.retract, state.retract_why, broken, notes)
+
+
+def _in_time(state: GpuWatch, now: float) -> GpuWatch:
+    """Return the state with no time stamp later than now: a clock that went back starts anew from here."""
+    if max(state.changed_at, state.last_ends_at, state.seen_at, state.retracted_at) <= now:
+        return state
+    return replace(
+        state,
+        changed_at=now,
+        last_ends_at=min(now, state.last_ends_at),
+        seen_at=min(now, state.seen_at),
+        retracted_at=min(now, state.retracted_at),
+    )
+
+
+def _without_window(
+    state: GpuWatch, window: Window | None, now: float, settings: WatchSettings
+) -> tuple[GpuWatch, WatchActions]:
+    """Let everyone run free when nothing could be seen for long; else change nothing."""
+    if state.seen_at == -math.inf:
+        state = replace(state, seen_at=now)
+    blind = now - state.seen_at
+    if not state.duties or blind < settings.blind_seconds:
+        return state, _actions(state)
+    why = f": {window.why_not}" if window is not None and window.why_not else ""
+    notes = tuple(
         WatchNote(
             uid,
-            WatchReason.PROMISE_BROKEN,
-            f"makes {present[uid].progress:.2f} of what it makes alone, promised are {present[uid].promise:.2f}",
+            WatchReason.LET_GO,
+            f"runs free from {duty:.0%} of the time: nothing was seen for {blind:.0f} s{why}",
         )
-        for uid in broken
-        if uid not in state.broken
-    ]
-    state = replace(state, broken=broken)
-    donor = _furthest_above(present, broken, state.duties, settings)
-    if broken and donor is not None:
-        duty = max(settings.min_duty, round(state.duties.get(donor.uid, FREE) - settings.max_step_up, 2))
-        notes.append(WatchNote(donor.uid, WatchReason.THROTTLED, f"may run {duty:.0%} of the time"))
-        state = replace(state, duties={**state.duties, donor.uid: duty}, changed_at=now)
-    return state, _actions(state, tuple(notes))
+        for uid, duty in sorted(state.duties.items())
+    )
+    tenants = {uid: replace(tenant, duty=FREE, throttled_seconds=0.0) for uid, tenant in state.tenants.items()}
+    state = replace(state, tenants=tenants, changed_at=now)
+    return state, _actions(state, notes)
 
 
-def _below(state: GpuWatch, tenant: WatchedTenant, settings: WatchSettings) -> int:
-    if not tenant.active or tenant.progress is None or tenant.error is None:
-        return 0
-    is_below = tenant.progress + settings.confidence * tenant.error < tenant.promise
-    return state.below.get(tenant.uid, 0) + 1 if is_below else 0
+def _with_present(state: GpuWatch, window: Window, now: float) -> GpuWatch:
+    """Keep records of the tenants that are there; those that left take what they caused with them."""
+    present = {tenant.uid for tenant in window.tenants}
+    if present == state.tenants.keys():
+        return state
+    left = state.tenants.keys() - present
+    tenants = {uid: state.tenants.get(uid, TenantWatch()) for uid in sorted(present)}
+    if left:
+        tenants = {
+            uid: replace(tenant, hopeless_seconds=0.0, throttled_seconds=0.0, broken_seconds=0.0)
+            for uid, tenant in tenants.items()
+        }
+    if len(tenants) == 1:
+        tenants = {uid: replace(tenant, duty=FREE) for uid, tenant in tenants.items()}
+    state = replace(state, tenants=tenants, changed_at=now if state.tenants else state.changed_at)
+    if state.retract is not None and state.retract in left:
+        state = replace(state, retract=None, retract_why="", calm_seconds=0.0, retracted_at=now)
+    return state
 
 
-def _furthest_above(
-    present: Mapping[str, WatchedTenant],
-    broken: Mapping[str, float],
-    duties: Mapping[str, float],
+def _works(tenant: WatchedTenant) -> bool:
+    """Return whether the tenant worked during the window, as far as is known."""
+    return tenant.active and not (tenant.progress is not None and tenant.progress <= ASLEEP_PROGRESS)
+
+
+def _is_known(tenant: WatchedTenant) -> bool:
+    figures = (tenant.progress, tenant.error, tenant.promise)
+    return _works(tenant) and all(figure is not None and math.isfinite(figure) for figure in figures)
+
+
+def _observed(state: GpuWatch, window: Window, elapsed: float) -> GpuWatch:
+    """Correct the belief about every tenant whose progress the window shows."""
+    ran = {each.uid: state.tenants[each.uid].duty if _works(each) else 0.0 for each in window.tenants}
+    tenants = dict(state.tenants)
+    for each in window.tenants:
+        record = tenants[each.uid]
+        if not _is_known(each) or each.progress is None or each.error is None:
+            unknown = record.unknown_seconds + elapsed if _works(each) else 0.0
+            tenants[each.uid] = replace(record, unknown_seconds=unknown)
+            continue
+        response = (record.response or Response.unseen(each.alone)).beside(uid for uid in ran if uid != each.uid)
+        others = {uid: duty for uid, duty in ran.items() if uid != each.uid}
+        response = response.after(others, each.progress / record.duty, each.error / record.duty)
+        tenants[each.uid] = replace(record, response=response, unknown_seconds=0.0)
+    return replace(state, tenants=tenants)
+
+
+def _known(state: GpuWatch, window: Window) -> KnownTenants:
+    known = {each.uid: each for each in window.tenants if _is_known(each)}
+    responses = {uid: response for uid in known if (response := state.tenants[uid].response) is not None}
+    working = {each.uid: each for each in window.tenants if _works(each)}
+    return KnownTenants(working, known, responses, {uid: state.tenants[uid].duty for uid in working})
+
+
+def _judged(
+    state: GpuWatch, known: KnownTenants, elapsed: float, settings: WatchSettings
+) -> tuple[GpuWatch, list[WatchNote]]:
+    """Judge every promise; one that nothing is known of is neither broken nor kept."""
+    tenants, notes = dict(state.tenants), []
+    for uid, record in state.tenants.items():
+        if uid not in known.tenants:
+            still = record.is_broken and 0.0 < record.unknown_seconds < settings.blind_seconds
+            tenants[uid] = replace(record, below=0, kept=0, is_broken=still)
+            continue
+        is_below = _is_below(known, uid, settings)
+        is_kept = not is_below and known.room(uid, known.duties) >= 0
+        below, kept = (record.below + 1 if is_below else 0), (record.kept + 1 if is_kept else 0)
+        is_broken = below >= settings.windows_to_act or (record.is_broken and kept < settings.windows_to_act)
+        tenants[uid] = replace(
+            record,
+            below=below,
+            kept=kept,
+            is_broken=is_broken,
+            broken_seconds=record.broken_seconds + elapsed if is_broken else 0.0,
+            hopeless_seconds=_hopeless(known, uid, record, elapsed, settings) if is_broken else 0.0,
+        )
+        if is_broken != record.is_broken:
+            reason = WatchReason.PROMISE_BROKEN if is_broken else WatchReason.PROMISE_KEPT
+            notes.append(WatchNote(uid, reason, _figures(known, uid)))
+    return replace(state, tenants=tenants), notes
+
+
+def _is_below(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
+    """Return whether the window, or the average with those before, shows the promise broken with confidence.
+
+    The average counts where this window agrees with it. It takes noise away, and no constant error: half of a window's error always counts. A tenant beside
+    which nobody works is slowed down by nobody.
+    """
+    tenant, response = known.tenants[uid], known.responses[uid]
+    if len(known.duties) < 2 or tenant.progress is None or tenant.error is None:
+        return False
+    error = max(tenant.error, LEAST_ERROR)
+    if tenant.progress + settings.confidence * error < tenant.promise:
+        return True
+    doubt = settings.confidence * max(error / 2, known.error(uid, known.duties))
+    is_average_below = known.room(uid, known.duties) + doubt < 0
+    return response.windows >= _AVERAGED_WINDOWS and is_average_below and tenant.progress < tenant.promise
+
+
+def _hopeless(
+    known: KnownTenants, uid: str, record: TenantWatch, elapsed: float, settings: WatchSettings
+) -> float:
+    """Return for how long no throttle has been known that could keep this tenant's promise."""
+    best = relieved(known, known.duties, [uid], settings, margin=0.0, max_step=FREE)
+    error = max(known.tenants[uid].error or 0.0, LEAST_ERROR)
+    doubt = settings.confidence * max(error / 2, known.error(uid, best))
+    is_hopeless = known.room(uid, best) + doubt < 0
+    return max(0.0, record.hopeless_seconds + (elapsed if is_hopeless else -elapsed))
+
+
+def _figures(known: KnownTenants, uid: str) -> str:
+    tenant = known.tenants[uid]
+    made = f"makes {tenant.progress:.2f} +- {tenant.error:.2f} of its progress alone"
+    return f"{made}, {tenant.promise:.2f} are promised"
+
+
+def _with_duties(
+    state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings
+) -> tuple[GpuWatch, list[WatchNote]]:
+    """Change the duties, if anything calls for it."""
+    before = known.duties
+    broken = [uid for uid in known.tenants if state.tenants[uid].is_broken]
+    unseen = {uid for uid, each in state.tenants.items() if each.unknown_seconds >= settings.blind_seconds}
+    duties = {uid: FREE if uid in unseen else duty for uid, duty in before.items()}
+    duties = given_back(known, duties, margin=settings.margin)
+    if any(known.room(uid, duties) < settings.margin / 2 for uid in broken):
+        duties = _throttled(known, duties, broken, settings)
+    elif not broken and duties == before and now - state.changed_at >= settings.let_go_seconds:
+        duties = let_go(known, duties, settings, margin=settings.margin + settings.room)
+    changed = {uid: duty for uid, duty in duties.items() if duty != before[uid]}
+    if not changed:
+        return state, []
+    lacking = min(broken, key=lambda uid: known.height(uid, before), default=None)
+    notes = [_change_note(known, uid, before[uid], duty, lacking) for uid, duty in sorted(changed.items())]
+    tenants = {uid: replace(tenant, duty=changed.get(uid, tenant.duty)) for uid, tenant in state.tenants.items()}
+    return replace(state, tenants=tenants, changed_at=now), notes
+
+
+def _throttled(
+    known: KnownTenants, duties: Mapping[str, float], broken: list[str], settings: WatchSettings
+) -> dict[str, float]:
+    """Return duties for the broken promises, with the whole margin for everyone where there is so much room."""
+    found = dict(duties)
+    for margin in (settings.margin, settings.margin / 3):
+        found = relieved(known, duties, broken, settings, margin=margin, max_step=settings.max_step_down)
+        if all(known.room(uid, found) >= margin for uid in broken):
+            break
+    return found
+
+
+def _change_note(known: KnownTenants, uid: str, before: float, after: float, lacking: str | None) -> WatchNote:
+    change = f"runs {after:.0%} of the time, before {before:.0%}"
+    own = _figures(known, uid) if uid in known.tenants else "its progress is unknown"
+    if after > before:
+        return WatchNote(uid, WatchReason.LET_GO, f"{change}; it {own}")
+    why = f"; {lacking} {_figures(known, lacking)}" if lacking is not None else ""
+    return WatchNote(uid, WatchReason.THROTTLED, f"{change}{why}; it {own}")
+
+
+def _retraction(
+    state: GpuWatch,
+    known: KnownTenants,
+    now: float,
+    elapsed: float,
     settings: WatchSettings,
-) -> WatchedTenant | None:
-    """Return the throughput tenant furthest above its own promise, or None where none has something to give."""
-    if not settings.can_throttle:
+) -> tuple[GpuWatch, list[WatchNote]]:
+    """Ask for one tenant to leave where no duty helps, or drop that when nothing calls for it any more."""
+    cause = _cause(state, known, settings)
+    if state.retract is not None:
+        calm = 0.0 if cause is not None else state.calm_seconds + elapsed
+        if calm < settings.hopeless_seconds:
+            return replace(state, calm_seconds=calm), []
+        note = WatchNote(state.retract, WatchReason.RETRACTION_DROPPED, f"may stay: calm for {calm:.0f} s")
+        return replace(state, retract=None, retract_why="", calm_seconds=0.0), [note]
+    if cause is None or len(known.duties) < 2 or now - state.retracted_at < settings.settle_seconds:
+        return state, []
+    victim, why = cause
+    leaving = _newest(known, victim)
+    if leaving is None:
+        return state, []
+    state = replace(state, retract=leaving, retract_why=why, calm_seconds=0.0)
+    return state, [WatchNote(leaving, WatchReason.RETRACTION_ASKED, f"is the newest tenant that can leave: {why}")]
+
+
+def _with_throttled_seconds(
+    state: GpuWatch, known: KnownTenants, elapsed: float, settings: WatchSettings
+) -> GpuWatch:
+    tenants = {}
+    for uid, tenant in state.tenants.items():
+        seconds = tenant.throttled_seconds + (elapsed if uid in known.duties else 0.0)
+        tenants[uid] = replace(tenant, throttled_seconds=seconds if tenant.duty < settings.lasting_duty else 0.0)
+    return replace(state, tenants=tenants)
+
+
+def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tuple[str, str] | None:
+    """Return whose promise calls for a retraction, and the sentence; None: nobody's does."""
+    limit = settings.retract_after_seconds
+    for uid, tenant in state.tenants.items():
+        if uid not in known.tenants or not tenant.is_broken:
+            continue
+        if tenant.hopeless_seconds >= settings.hopeless_seconds:
+            return uid, f"{uid} {_figures(known, uid)}, and no throttle would keep the promise"
+        if tenant.broken_seconds >= limit:
+            return uid, f"{uid} {_figures(known, uid)}, for {tenant.broken_seconds:.0f} s"
+    lasting = {uid: each for uid, each in state.tenants.items() if each.throttled_seconds >= limit}
+    if not lasting or not known.tenants:
         return None
-    able = [
-        (tenant.progress / max(tenant.promise, 1e-6), tenant.uid)
-        for tenant in present.values()
+    longest = max(lasting, key=lambda uid: (lasting[uid].throttled_seconds, uid))
+    free = {**known.duties, **dict.fromkeys(lasting, FREE)}
+    victim = min(known.tenants, key=lambda uid: (known.room(uid, free), uid))
+    duty, seconds = lasting[longest].duty, lasting[longest].throttled_seconds
+    return (
+        victim,
+        f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} keeps its promise",
+    )
+
+
+def _newest(known: KnownTenants, victim: str) -> str | None:
+    """Return the newest throughput tenant whose leaving may help the victim; that may be the victim itself."""
+    response = known.responses[victim]
+    may_leave = [
+        (tenant.order, uid)
+        for uid, tenant in known.working.items()
         if tenant.job_class is JobClass.THROUGHPUT
-        and tenant.active
-        and tenant.can_throttle
-        and tenant.uid not in broken
-        and tenant.progress is not None
-        and tenant.error is not None
-        and tenant.progress * (1 - settings.max_step_up) > tenant.promise + settings.margin
-        and duties.get(tenant.uid, FREE) > settings.min_duty
+        and (uid == victim or response.effect(uid) + response.effect_error(uid) >= LEAST_EFFECT)
     ]
-    return present[max(able)[1]] if able else None
-
-
-def _actions(state: GpuWatch, notes: tuple[WatchNote, ...]) -> WatchActions:
-    return WatchActions(duties=dict(state.duties), broken=tuple(sorted(state.broken)), notes=notes)
+    return max(may_leave)[1] if may_leave else None

@@ -61,9 +61,10 @@ class WatchSettings:
         windows_to_act: windows in a row that have to show a broken promise before anything is done.
         confidence: errors that a window's progress has to be below the promise to count as broken.
         margin: progress above a promise that a throttle aims at, and that a throttled tenant keeps.
+        room: progress above the margin that has to be left when a throttle is let go.
         min_duty: least duty that is asked for.
-        max_step_down, max_step_up: most that a duty changes at once.
-        let_go_seconds: least time between two steps up, and between a step down and a step up.
+        max_step_down, max_step_up: most that a duty falls at once, or is let go at once.
+        let_go_seconds: least time between any change and letting go.
         delay_seconds: how long queued work runs on after a freeze (docs/facts.md 25); a window that begins earlier
             after a change of duties says nothing.
         retract_after_seconds: how long a promise may be broken, or a throttle last, before a tenant is retracted.
@@ -77,9 +78,10 @@ class WatchSettings:
     windows_to_act: int = 2
     confidence: float = 1.0
     margin: float = 0.03
+    room: float = 0.02
     min_duty: float = 0.1
     max_step_down: float = 0.5
-    max_step_up: float = 0.1
+    max_step_up: float = 0.2
     let_go_seconds: float = 10.0
     delay_seconds: float = 0.4
     retract_after_seconds: float = 300.0

@@ -1,0 +1,160 @@
+"""How the loop keeps promises on the H200's table: every measured pair, triple and four with a broken promise.
+
+The plant is the table (bench/table_plant.py); windows carry noise, and a change of duties shows after a delay.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from bench.table_plant import MeasuredSet, measured_sets, read_table
+from gpushare.core.api import JobClass
+from gpushare.core.control import FREE, GpuWatch, WatchActions, WatchedTenant, WatchSettings, Window, watch
+
+TOLERANCE = 0.01  # what a promise may be missed by and still count as kept
+ROOM = 0.05  # sets whose promises can all be kept by so much have room for the noise
+SIZES = {2: "pairs", 3: "triples", 4: "fours"}
+
+
+@dataclass
+class Trace:
+    """One run: everyone's true progress, the duties in force and the actions, window by window."""
+
+    true: list[list[float]] = field(default_factory=list)
+    duties: list[list[float]] = field(default_factory=list)
+    actions: list[WatchActions] = field(default_factory=list)
+
+
+def uid_of(position: int) -> str:
+    return "abcdefgh"[position]
+
+
+def run(
+    programs: MeasuredSet,
+    windows: int,
+    rng: np.random.Generator,
+    *,
+    noise: float = 0.05,
+    constant_noise: float = 0.0,
+    delay: float = 0.4,
+    latency: frozenset[int] = frozenset(),
+    settings: WatchSettings | None = None,
+) -> Trace:
+    """Run the loop on one set for some windows of one second; no retraction that it asks for is carried out."""
+    settings = settings or WatchSettings()
+    state, trace = GpuWatch(), Trace()
+    size = len(programs.members)
+    alone = [programs.progress[frozenset([position])][position] for position in range(size)]
+    offset = rng.normal(0.0, constant_noise, size)
+    before = duties = [FREE] * size
+    for number in range(1, windows + 1):
+        old, new = programs.at(before), programs.at(duties)
+        true = [delay * one + (1 - delay) * other for one, other in zip(old, new, strict=True)]
+        seen = [max(0.0, rate) for rate in np.array(true) + offset + rng.normal(0.0, noise, size)]
+        tenants = tuple(
+            WatchedTenant(
+                uid_of(position),
+                JobClass.LATENCY if position in latency else JobClass.THROUGHPUT,
+                programs.promises[position],
+                seen[position],
+                max(0.02, (noise**2 + constant_noise**2) ** 0.5),
+                order=float(position),
+                alone=min(1.0, alone[position]),
+            )
+            for position in range(size)
+        )
+        state, actions = watch(state, Window(float(number), tenants), float(number), settings)
+        trace.true.append(true)
+        trace.duties.append(duties)
+        trace.actions.append(actions)
+        before, duties = duties, [actions.duties.get(uid_of(position), FREE) for position in range(size)]
+    return trace
+
+
+def is_kept(programs: MeasuredSet, true: Sequence[float], tolerance: float = TOLERANCE) -> bool:
+    return all(rate >= promise - tolerance for rate, promise in zip(true, programs.promises, strict=True))
+
+
+def first_kept(programs: MeasuredSet, trace: Trace) -> int | None:
+    """Return the number of the first window in which every promise was kept, from 1; None: never."""
+    return next((n for n, true in enumerate(trace.true, start=1) if is_kept(programs, true)), None)
+
+
+def direction_changes(trace: Trace, position: int, after: int = 0) -> int:
+    """Return how often a tenant's duty went the other way than the time before."""
+    duties = [each[position] for each in trace.duties[after:]]
+    steps = [b - a for a, b in itertools.pairwise(duties) if a != b]
+    return sum((a > 0) != (b > 0) for a, b in itertools.pairwise(steps))
+
+
+def measure(windows: int, seed: int, noise: float, sizes: Sequence[int]) -> list[dict[str, object]]:
+    table, rows = read_table(), []
+    for size in sizes:
+        sets = [each for each in measured_sets(table, size) if each.broken]
+        rooms = [each.best_room(step=0.05 if size < 4 else 0.15) for each in sets]
+        for name, least, most in (
+            ("with room", ROOM, np.inf),
+            ("just", 0.0, ROOM),
+            ("not", -np.inf, 0.0),
+        ):
+            chosen = [each for each, room in zip(sets, rooms, strict=True) if least <= room < most]
+            rows.append({"sets": SIZES[size], "can_be_kept": name, **_summary(chosen, windows, seed, noise)})
+    return rows
+
+
+def _summary(sets: Sequence[MeasuredSet], windows: int, seed: int, noise: float) -> dict[str, object]:
+    traces = [
+        run(each, windows, np.random.default_rng([seed, number]), noise=noise) for number, each in enumerate(sets)
+    ]
+    firsts = [first_kept(each, trace) for each, trace in zip(sets, traces, strict=True)]
+    restored = [first for first in firsts if first is not None]
+    later = [
+        is_kept(each, true)
+        for each, trace, first in zip(sets, traces, firsts, strict=True)
+        if first is not None
+        for true in trace.true[first:]
+    ]
+    return {
+        "number": len(sets),
+        "restored": len(restored),
+        "windows_median": statistics.median(restored) if restored else None,
+        "windows_p90": float(np.quantile(restored, 0.9)) if restored else None,
+        "kept_afterwards": sum(later) / len(later) if later else None,
+        "turns_per_100_s": _turns(traces, windows),
+        "retraction_asked": sum(any(a.retract for a in trace.actions) for trace in traces),
+    }
+
+
+def _turns(traces: Sequence[Trace], windows: int) -> float | None:
+    if not traces:
+        return None
+    half = windows // 2
+    return float(
+        np.mean(
+            [
+                sum(direction_changes(trace, p, half) for p in range(len(trace.true[0]))) * 100 / (windows - half)
+                for trace in traces
+            ]
+        )
+    )
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="bench loop", description=__doc__)
+    parser.add_argument("--windows", type=int, default=240, help="of one second each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--noise", type=float, default=0.05, help="standard deviation of a window's progress")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 4], choices=SIZES)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    rows = measure(options.windows, options.seed, options.noise, options.sizes)
+    if options.json:
+        print(json.dumps(rows))
+        return
+    for row in rows:
+        print(row)

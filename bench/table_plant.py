@@ -1,0 +1,98 @@
+"""A GPU that runs the measured table: throttling gives the exact mixture of the sets with and without a tenant."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from gpushare.core.gpu import Counters
+from gpushare.core.interference import Profile, promised_progress
+from gpushare.research.dataset import Dataset, parse
+
+TABLE = Path(__file__).parents[1] / "tests/data/colocation/h200-table.jsonl"
+MAX_SLOWDOWN = 1.5
+
+Member = tuple[str, int]  # program, thread percentage
+
+
+@dataclass(frozen=True)
+class MeasuredSet:
+    """Programs under caps, every subset of which was measured.
+
+    Attributes:
+        progress: of each member by position, for each subset that runs.
+        promises: of each member, with an equal share of the GPU (its cap's where caps are unequal and sum to 100).
+    """
+
+    members: tuple[Member, ...]
+    progress: Mapping[frozenset[int], Mapping[int, float]]
+    promises: tuple[float, ...]
+
+    def at(self, duties: Sequence[float]) -> list[float]:
+        """Return everyone's progress while each runs for its duty's part of the time, at random phase."""
+        found = [0.0] * len(self.members)
+        for subset, rates in self.progress.items():
+            weight = 1.0
+            for position, duty in enumerate(duties):
+                weight *= duty if position in subset else 1.0 - duty
+            for position, rate in rates.items():
+                found[position] += weight * rate
+        return found
+
+    @cached_property
+    def broken(self) -> tuple[int, ...]:
+        """Positions whose promise is broken while everyone runs free."""
+        free = self.at([1.0] * len(self.members))
+        return tuple(position for position, rate in enumerate(free) if rate < self.promises[position])
+
+    def best_room(self, fixed: frozenset[int] = frozenset(), step: float = 0.05, least: float = 0.1) -> float:
+        """Return the most that the worst-off member can be above its promise, over every grid of duties."""
+        grid = np.append(np.arange(least, 1.0 - step / 2, step), 1.0)
+        axes = [np.ones(1) if position in fixed else grid for position in range(len(self.members))]
+        duties = np.meshgrid(*axes, indexing="ij")
+        room = [np.zeros(duties[0].shape) - promise for promise in self.promises]
+        for subset, rates in self.progress.items():
+            weight = np.ones(duties[0].shape)
+            for position, duty in enumerate(duties):
+                weight = weight * (duty if position in subset else 1.0 - duty)
+            for position, rate in rates.items():
+                room[position] = room[position] + weight * rate
+        return float(np.minimum.reduce(room).max())
+
+
+def read_table() -> Dataset:
+    """Read the complete table measured on an H200."""
+    with TABLE.open("rb") as lines:
+        return parse(lines)
+
+
+def measured_sets(table: Dataset, size: int) -> Iterator[MeasuredSet]:
+    """Yield every set of that many programs, all of whose subsets were measured under the same caps."""
+    known: dict[tuple[Member, ...], tuple[float, ...]] = {}
+    for run, progress in table.shared_runs():
+        found = [(tenant.workload, tenant.thread_percentage) for tenant in run.tenants]
+        order = sorted(range(len(found)), key=found.__getitem__)
+        known[tuple(found[i] for i in order)] = tuple(progress[i] for i in order)
+    for program in table.solo:
+        known |= {((program, cap),): (rate,) for cap, rate in table.cap_curve(program).items()}
+    for members in sorted(key for key in known if len(key) == size):
+        subsets = [chosen for n in range(1, size + 1) for chosen in itertools.combinations(range(size), n)]
+        keys = [tuple(members[i] for i in subset) for subset in subsets]
+        if any(key not in known for key in keys):
+            continue
+        rates = {
+            frozenset(subset): dict(zip(subset, known[key], strict=True))
+            for subset, key in zip(subsets, keys, strict=True)
+        }
+        yield MeasuredSet(members, rates, tuple(_promise(table, members, member) for member in members))
+
+
+def _promise(table: Dataset, members: tuple[Member, ...], member: Member) -> float:
+    caps = [cap for _, cap in members]
+    share = member[1] if sum(caps) <= 100 else 100 // len(members)
+    curve = table.cap_curve(member[0])
+    counters = table.solo_counters(member[0]) or Counters()
+    return promised_progress(Profile(counters, cap_curve=curve), share, MAX_SLOWDOWN)

@@ -1,0 +1,134 @@
+"""What each tenant's running costs another one: a belief that every window corrects.
+
+A tenant that is frozen for part of the time leaves its neighbours the mixture of the sets with and without it, so
+a neighbour's progress while it runs is close to linear in the duties of the others:
+
+    progress while running = alone - sum over the others of effect * duty
+
+The level and the effects are estimated together by a Kalman filter. Before anything was seen an effect is about
+as likely large as small, so the first windows divide what is missing from `alone` evenly among the neighbours, and
+each change of a duty shows whose effect it is. Plain floats: the agent loads no numpy.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+# Before a window was seen: how wrong the cap curve is about the level, and what a neighbour costs. Over the pairs,
+# triples and fours of the H200's table it costs 0.14, 0.09 and 0.12 +- 0.16, 0.17 and 0.12 (bench/table_plant.py).
+_LEVEL_ERROR: Final = 0.1
+_EFFECT: Final = 0.12
+_EFFECT_ERROR: Final = 0.2
+# Drift from one window to the next, as standard deviations.
+_LEVEL_DRIFT: Final = 0.005
+_EFFECT_DRIFT: Final = 0.003
+# A window that misses the expectation by so many standard deviations is another phase of a program.
+_SURPRISE: Final = 3.0
+_PHASE_CHANGE: Final = 0.1
+LEAST_ERROR: Final = 0.02  # no inference is better than that (core.progress.attribution)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """How one tenant's progress answers to its neighbours' duties.
+
+    Attributes:
+        neighbours: their uids, in the order of `mean[1:]`.
+        mean: the level, then the effect of each neighbour.
+        covariance: of `mean`.
+        windows: number of windows it was seen in since its neighbours last changed.
+    """
+
+    neighbours: tuple[str, ...]
+    mean: tuple[float, ...]
+    covariance: tuple[tuple[float, ...], ...]
+    windows: int = 0
+
+    @classmethod
+    def unseen(cls, alone: float) -> "Response":
+        """Return the belief about a tenant without neighbours that no window showed."""
+        return cls((), (alone,), ((_LEVEL_ERROR**2,),))
+
+    def effect(self, neighbour: str) -> float:
+        """Return what a neighbour that always runs costs this tenant, 0 or more."""
+        return max(0.0, self.mean[1 + self.neighbours.index(neighbour)]) if neighbour in self.neighbours else 0.0
+
+    def effect_error(self, neighbour: str) -> float:
+        """Return the standard error of `effect`."""
+        if neighbour not in self.neighbours:
+            return 0.0
+        index = 1 + self.neighbours.index(neighbour)
+        return math.sqrt(max(0.0, self.covariance[index][index]))
+
+    def beside(self, present: Iterable[str]) -> "Response":
+        """Return the belief for other neighbours; what is known of those who stay is kept."""
+        wanted = tuple(present)
+        if wanted == self.neighbours:
+            return self
+        old = [0] + [1 + self.neighbours.index(uid) if uid in self.neighbours else -1 for uid in wanted]
+        mean = tuple(self.mean[index] if index >= 0 else _EFFECT for index in old)
+        covariance = tuple(
+            tuple(
+                self.covariance[one][other] if min(one, other) >= 0 else _EFFECT_ERROR**2 if row == column else 0.0
+                for column, other in enumerate(old)
+            )
+            for row, one in enumerate(old)
+        )
+        return Response(wanted, mean, covariance, 0)
+
+    def running(self, duties: Mapping[str, float]) -> float:
+        """Return the expected progress while it runs, beside neighbours that run for these parts of the time."""
+        effects = zip(self.neighbours, self.mean[1:], strict=True)
+        lost = sum(max(0.0, effect) * duties.get(uid, 0.0) for uid, effect in effects)
+        return max(0.0, self.mean[0] - lost)
+
+    def running_error(self, duties: Mapping[str, float]) -> float:
+        """Return the standard error of `running`."""
+        row = self._row(duties)
+        return math.sqrt(max(0.0, _dot(row, _spread(self.covariance, row))))
+
+    def after(self, duties: Mapping[str, float], progress: float, error: float) -> "Response":
+        """Return the belief after a window.
+
+        Args:
+            duties: of the neighbours during the window; 0 for one that slept.
+            progress: while it ran.
+            error: standard error of `progress`.
+        """
+        row, noise = self._row(duties), max(LEAST_ERROR, error) ** 2
+        drifted = replace(self, covariance=_widened(self.covariance, _LEVEL_DRIFT, _EFFECT_DRIFT))
+        missed = progress - _dot(row, self.mean)
+        if self.windows and missed**2 > _SURPRISE**2 * (_dot(row, _spread(drifted.covariance, row)) + noise):
+            drifted = replace(drifted, covariance=_widened(drifted.covariance, _PHASE_CHANGE, _PHASE_CHANGE / 2))
+        spread = _spread(drifted.covariance, row)
+        gain = [each / (_dot(row, spread) + noise) for each in spread]
+        mean = tuple(value + part * missed for value, part in zip(self.mean, gain, strict=True))
+        covariance = tuple(
+            tuple(value - part * other for value, other in zip(line, spread, strict=True))
+            for line, part in zip(drifted.covariance, gain, strict=True)
+        )
+        return Response(self.neighbours, mean, covariance, self.windows + 1)
+
+    def _row(self, duties: Mapping[str, float]) -> list[float]:
+        return [1.0, *(-duties.get(uid, 0.0) for uid in self.neighbours)]
+
+
+def _spread(covariance: tuple[tuple[float, ...], ...], row: list[float]) -> list[float]:
+    return [_dot(line, row) for line in covariance]
+
+
+def _dot(one: Iterable[float], other: Iterable[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+def _widened(
+    covariance: tuple[tuple[float, ...], ...], level: float, effect: float
+) -> tuple[tuple[float, ...], ...]:
+    return tuple(
+        tuple(
+            value + ((level if row == 0 else effect) ** 2 if row == column else 0.0)
+            for column, value in enumerate(line)
+        )
+        for row, line in enumerate(covariance)
+    )

@@ -1,0 +1,133 @@
+"""Which duties keep the promises of one GPU, by what is believed of its tenants' effects on each other."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.core.api import JobClass
+from gpushare.core.control.effects import Response
+from gpushare.core.control.window import FREE, WatchedTenant, WatchSettings
+
+_STEP: Final = 0.02
+# Freezing a neighbour whose effect is smaller than this helps nobody; no window can show it either.
+LEAST_EFFECT: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTenants:
+    """Who works on one GPU, whose progress one window shows, and what is believed of them.
+
+    Attributes:
+        working: everyone that works; who sleeps costs nobody anything.
+        tenants: those of them whose progress is known.
+        responses: of the same tenants.
+        duties: in force during the window, of everyone that works.
+    """
+
+    working: Mapping[str, WatchedTenant]
+    tenants: Mapping[str, WatchedTenant]
+    responses: Mapping[str, Response]
+    duties: Mapping[str, float]
+
+    def progress(self, uid: str, duties: Mapping[str, float]) -> float:
+        """Return a tenant's expected progress under these duties."""
+        return duties[uid] * self.responses[uid].running(duties)
+
+    def error(self, uid: str, duties: Mapping[str, float]) -> float:
+        """Return the standard error of `progress`."""
+        return duties[uid] * self.responses[uid].running_error(duties)
+
+    def room(self, uid: str, duties: Mapping[str, float]) -> float:
+        """Return how far the tenant is expected above its promise; negative: below."""
+        return self.progress(uid, duties) - self.tenants[uid].promise
+
+    def height(self, uid: str, duties: Mapping[str, float]) -> float:
+        """Return the expected progress as a multiple of the promise."""
+        return self.progress(uid, duties) / max(_STEP, self.tenants[uid].promise)
+
+
+def may_be_throttled(tenant: WatchedTenant, settings: WatchSettings) -> bool:
+    """Return whether this tenant may ever be frozen."""
+    return settings.can_throttle and tenant.can_throttle and tenant.job_class is JobClass.THROUGHPUT
+
+
+def relieved(
+    known: KnownTenants,
+    duties: Mapping[str, float],
+    broken: Collection[str],
+    settings: WatchSettings,
+    *,
+    margin: float,
+    max_step: float,
+) -> dict[str, float]:
+    """Return duties under which the broken promises are expected to hold by `margin`, or as nearly as they can.
+
+    Greedy in small steps: the tenant that lacks most is relieved by the throughput tenant furthest above its own
+    promise whose running costs it anything, until nobody lacks anything or nobody has more to give. Where several
+    are far above theirs, they end up equally far. Nobody is throttled below its own promise and the margin, or by
+    more than `max_step`, or while its own promise is broken.
+
+    Args:
+        duties: in force, of every tenant that works.
+        broken: the known tenants to relieve.
+    """
+    found = dict(duties)
+    running = {uid: response.running(duties) for uid, response in known.responses.items()}
+    promise = {uid: tenant.promise for uid, tenant in known.tenants.items()}
+    lowest = {
+        uid: max(settings.min_duty, duties[uid] - max_step)
+        for uid, tenant in known.tenants.items()
+        if uid not in broken and may_be_throttled(tenant, settings)
+    }
+
+    def height(uid: str) -> tuple[float, str]:
+        return found[uid] * running[uid] / max(_STEP, promise[uid]), uid
+
+    def can_give(uid: str) -> bool:
+        lower = max(lowest[uid], found[uid] - _STEP)
+        return lower < found[uid] and lower * running[uid] >= promise[uid] + margin
+
+    while lacking := [uid for uid in broken if found[uid] * running[uid] < promise[uid] + margin]:
+        donors = sorted(filter(can_give, lowest), key=height, reverse=True)
+        helping = (
+            donor
+            for victim in sorted(lacking, key=height)
+            for donor in donors
+            if known.responses[victim].effect(donor) >= LEAST_EFFECT
+        )
+        donor = next(helping, None)
+        if donor is None:
+            break
+        lower = max(lowest[donor], found[donor] - _STEP)
+        for uid, response in known.responses.items():
+            running[uid] += response.effect(donor) * (found[donor] - lower)
+        found[donor] = lower
+    return {uid: round(duty, 3) for uid, duty in found.items()}
+
+
+def given_back(known: KnownTenants, duties: Mapping[str, float], *, margin: float) -> dict[str, float]:
+    """Return duties under which every throttled tenant that fell below its own promise has it back."""
+    found = dict(duties)
+    for uid, response in known.responses.items():
+        if duties[uid] < FREE and known.room(uid, duties) < 0:
+            needed = (known.tenants[uid].promise + margin) / max(_STEP, response.running(duties))
+            found[uid] = round(min(FREE, max(duties[uid], needed)), 3)
+    return found
+
+
+def let_go(
+    known: KnownTenants, duties: Mapping[str, float], settings: WatchSettings, *, margin: float
+) -> dict[str, float]:
+    """Return duties with one throttle let go by a step, where the promises still hold by `margin`; else the same.
+
+    The tenant nearest its own promise comes first. A step smaller than half of the largest is not worth it, unless
+    it is the last one.
+    """
+    throttled = [uid for uid in known.responses if duties[uid] < FREE]
+    for uid in sorted(throttled, key=lambda uid: (known.height(uid, duties), uid)):
+        for step in (settings.max_step_up, settings.max_step_up / 2):
+            raised = {**duties, uid: round(min(FREE, duties[uid] + step), 3)}
+            felt = [other for other, response in known.responses.items() if response.effect(uid) >= LEAST_EFFECT]
+            if all(known.room(other, raised) >= margin for other in felt if other != uid):
+                return raised
+    return dict(duties)
