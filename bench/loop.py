@@ -55,7 +55,7 @@ def run(
     for number in range(1, windows + 1):
         old, new = programs.at(before), programs.at(duties)
         true = [delay * one + (1 - delay) * other for one, other in zip(old, new, strict=True)]
-        seen = [max(0.0, rate) for rate in np.array(true) + offset + rng.normal(0.0, noise, size)]
+        seen = [max(0.0, float(rate)) for rate in np.array(true) + offset + rng.normal(0.0, noise, size)]
         tenants = tuple(
             WatchedTenant(
                 uid_of(position),
@@ -98,9 +98,9 @@ def measure(windows: int, seed: int, noise: float, sizes: Sequence[int]) -> list
         sets = [each for each in measured_sets(table, size) if each.broken]
         rooms = [each.best_room(step=0.05 if size < 4 else 0.15) for each in sets]
         for name, least, most in (
-            ("with room", ROOM, np.inf),
-            ("just", 0.0, ROOM),
-            ("not", -np.inf, 0.0),
+            (f"by {ROOM:g} or more", ROOM, np.inf),
+            (f"by less than {ROOM:g}", 0.0, ROOM),
+            ("not at all", -np.inf, 0.0),
         ):
             chosen = [each for each, room in zip(sets, rooms, strict=True) if least <= room < most]
             rows.append({"sets": SIZES[size], "can_be_kept": name, **_summary(chosen, windows, seed, noise)})
@@ -156,5 +156,20 @@ def main(arguments: list[str]) -> None:
     if options.json:
         print(json.dumps(rows))
         return
+    print(
+        f"sets of the H200's table with a broken promise, {options.windows} windows of 1 s, "
+        f"noise {options.noise:g}, seed {options.seed}\n"
+        "sets     promises can be kept  number  restored  windows: median  p90  "
+        "kept after  turns/100 s  retraction"
+    )
     for row in rows:
-        print(row)
+        print(
+            f"{row['sets']:8} {row['can_be_kept']:20} {row['number']:7} {row['restored']:9} "
+            f"{_text(row['windows_median'], '.0f'):>16} {_text(row['windows_p90'], '.0f'):>4} "
+            f"{_text(row['kept_afterwards'], '.1%'):>11} {_text(row['turns_per_100_s'], '.1f'):>12} "
+            f"{row['retraction_asked']:11}"
+        )
+
+
+def _text(figure: object, form: str) -> str:
+    return format(figure, form) if isinstance(figure, int | float) else "-"

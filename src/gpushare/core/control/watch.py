@@ -29,6 +29,7 @@ from gpushare.core.control.window import (
 
 # Neighbours slow a tenant down, they do not stop it: no progress at all is its own doing.
 ASLEEP_PROGRESS: Final = 0.02
+_LEAST_STEP: Final = 0.05  # of a duty, where a step does not suffice anyway
 _AVERAGED_WINDOWS: Final = 4  # from so many windows on, their average counts too
 _LONGEST_GAP_SECONDS: Final = 5.0  # a gap between windows longer than this counts as this long
 
@@ -251,8 +252,8 @@ def _judged(
 def _is_below(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
     """Return whether the window, or the average with those before, shows the promise broken with confidence.
 
-    The average counts where this window agrees with it. It takes noise away, and no constant error: half of a window's error always counts. A tenant beside
-    which nobody works is slowed down by nobody.
+    The average counts where this window agrees with it. It takes noise away, and no constant error: half of a
+    window's error always counts. A tenant beside which nobody works is slowed down by nobody.
     """
     tenant, response = known.tenants[uid], known.responses[uid]
     if len(known.duties) < 2 or tenant.progress is None or tenant.error is None:
@@ -307,13 +308,18 @@ def _with_duties(
 def _throttled(
     known: KnownTenants, duties: Mapping[str, float], broken: list[str], settings: WatchSettings
 ) -> dict[str, float]:
-    """Return duties for the broken promises, with the whole margin for everyone where there is so much room."""
-    found = dict(duties)
+    """Return duties for the broken promises: by the whole margin, else by a third of it, else what comes near.
+
+    The last only for steps worth taking: what helps nobody enough should not follow the noise.
+    """
+    plans = []
     for margin in (settings.margin, settings.margin / 3):
         found = relieved(known, duties, broken, settings, margin=margin, max_step=settings.max_step_down)
         if all(known.room(uid, found) >= margin for uid in broken):
-            break
-    return found
+            return found
+        plans.append(found)
+    whole, _ = plans
+    return whole if any(duties[uid] - whole[uid] >= _LEAST_STEP for uid in duties) else dict(duties)
 
 
 def _change_note(known: KnownTenants, uid: str, before: float, after: float, lacking: str | None) -> WatchNote:
