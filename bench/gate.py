@@ -98,7 +98,7 @@ class Host:
         [self.gpu] = gpu_directories(self._base)
         self._reader = status_reader(self.gpu)
         self.until(lambda: (s := self._reader.read()) is not None and s.state is GateState.ACTIVE, "ACTIVE")
-        pods = {HOSTILE: PodDecision(50, 40000), QUIET: PodDecision(50, 40000)}
+        pods = {uid: PodDecision(50, 40000, processes=8) for uid in (HOSTILE, QUIET)}
         write_decisions(self.gpu, Decisions(pods))
 
     @staticmethod

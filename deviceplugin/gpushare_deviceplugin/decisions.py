@@ -19,7 +19,11 @@ def decide(state: NodeState) -> dict[str, Decisions]:
         if pod.is_over or pod.decision is None:
             continue
         ceilings = PodDecision(
-            pod.decision.thread_percentage, pod.decision.memory_limit_mib, pod.job_class, ends_at=pod.ends_at
+            pod.decision.thread_percentage,
+            pod.decision.memory_limit_mib,
+            pod.job_class,
+            ends_at=pod.ends_at,
+            processes=pod.processes,
         )
         for uuid in state.gpus_of(pod):
             if uuid in by_gpu:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import Ceilings, MpsState, MpsStatus
+from gpushare.core.api import Ceilings, MpsState, MpsStatus, names
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
 from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
@@ -27,11 +27,18 @@ _SHOWN_HOLDS: Final = frozenset(
         HoldReason.CLIENTS,
         HoldReason.POD_CLIENTS,
         HoldReason.CLIENTS_RESERVED,
+        HoldReason.POD_CAP,
         HoldReason.WRONG_GPU,
         HoldReason.PROTOCOL,
         HoldReason.RATE,
     }
 )
+
+
+_ADVICE: Final = {
+    HoldReason.POD_CAP: "; the pod's other processes have all of its thread percentage, so it goes on when one "
+    f"leaves. The annotation {names.PROCESSES} says how many share it",
+}
 
 
 class Gates:
@@ -150,7 +157,9 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
     seen = {(h.pod_uid, h.reason) for h in old.held} if old is not None else set()
     for held in new.held:
         if held.reason in _SHOWN_HOLDS and (held.pod_uid, held.reason) not in seen:
-            note = f"a process waits at the gate of GPU {new.gpu_uuid}: {held.reason}"
+            note = (
+                f"a process waits at the gate of GPU {new.gpu_uuid}: {held.reason}{_ADVICE.get(held.reason, '')}"
+            )
             found.append(Notice(held.pod_uid, f"Held{held.reason}", note))
     known = {(m.kind, m.pod_uid, m.pid) for m in old.mismatches} if old is not None else set()
     found += [

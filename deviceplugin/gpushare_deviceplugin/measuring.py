@@ -144,13 +144,13 @@ def _load(signature: SoloSignature, threads: int) -> TenantLoad:
 
 
 def _threads(gate: GateStatus, pod: ManagedPod) -> int:
-    """Return the cap in force: the one that the pod's processes connected under, or their own lower one.
+    """Return the cap in force: those that the pod's processes connected under, or their own lower ones, together.
 
     A new decision does not change it (docs/facts.md 5), and an environment may lower it (docs/facts.md 11).
     """
     caps = [c.thread_percentage for c in gate.clients if c.pod_uid == pod.uid and c.thread_percentage is not None]
-    ceiling = max(caps, default=pod.decision.thread_percentage if pod.decision else 100)
-    return min(ceiling, pod.own_percentage or 100)
+    ceilings = caps or [pod.decision.thread_percentage if pod.decision else 100]
+    return min(100, sum(min(ceiling, pod.own_percentage or 100) for ceiling in ceilings))
 
 
 def _by_gate(gate: GateStatus | None, uid: str) -> TenantMeasure:

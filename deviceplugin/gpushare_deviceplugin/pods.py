@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from gpushare.core.api import Decision, JobClass, PodView, Rejection, names, parse_class
+from gpushare.core.api import Decision, JobClass, PodView, Rejection, names, parse_class, parse_processes
 
 # kubelet kills what still runs when the grace period is over. By then the gate, which looks once a second, has
 # ended the pod's clients; a program that saves its state on SIGTERM has the rest of the time.
@@ -25,6 +25,7 @@ class ManagedPod:
         problem: what is wrong with its annotations, a sentence; empty when nothing is.
         workload: key that links pods of one kind.
         own_percentage: thread percentage that its containers give themselves, the lowest; None where none does.
+        processes: CUDA processes that share its cap.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
     """
 
@@ -39,6 +40,7 @@ class ManagedPod:
     workload: str
     ends_at: float | None = None
     own_percentage: int | None = None
+    processes: int = 1
 
     @property
     def key(self) -> str:
@@ -59,6 +61,10 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
     if isinstance(job_class, Rejection):
         problem = problem or str(job_class)
         job_class = JobClass.THROUGHPUT
+    processes = parse_processes(pod.annotations.get(names.PROCESSES, "1"))
+    if isinstance(processes, Rejection):
+        problem = problem or str(processes)
+        processes = 1
     return ManagedPod(
         uid=pod.uid,
         namespace=pod.namespace,
@@ -71,6 +77,7 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         workload=_workload(pod),
         ends_at=_ends_at(obj["metadata"]),
         own_percentage=_own_percentage(obj.get("spec") or {}),
+        processes=processes,
     )
 
 

@@ -214,6 +214,12 @@ class TestGates:
         assert shown.ceilings is Ceilings.NOT_ENFORCED
         assert "got 100%" in (shown.message or "")
 
+    def test_a_pod_of_too_many_processes_is_told_how_to_divide_its_cap(self) -> None:
+        (told,) = notices(gate(), gate(held=(HeldStatus(7, "u1", HoldReason.POD_CAP, 2.0),)), ["u1"])
+        assert (told.pod_uid, told.reason) == ("u1", "HeldPodCapInUse")
+        assert "waits at the gate" in told.note
+        assert "gpushare.io/processes" in told.note
+
     def test_what_is_new_is_told_once_to_those_concerned(self) -> None:
         old = gate(gate_started_at=1.0)
         held = HeldStatus(7, "u1", HoldReason.CLIENTS, 2.0)
@@ -372,6 +378,14 @@ class TestMeasuring:
                 found = measurer.measure(GPU_A, alone, half, half).tenants[uid]
             assert found.progress_ratio == progress
             assert found.profile is None
+
+    def test_a_pod_of_several_processes_is_measured_under_their_parts_together(self, state: NodeState) -> None:
+        uid = tenant(state, "a", threads="100")
+        half = window(mix((FP32, 0.5)))
+        profile = SharedProfile(frozenset({uid}), "NVIDIA H200", SoloSignature(FP32, {50: 0.52}))
+        parts = gate(clients=(client(uid, 25), client(uid, 25)))
+        found = self.measurer(state, {"shop/a": profile}).measure(GPU_A, parts, half, half).tenants[uid]
+        assert found.progress_ratio == pytest.approx(0.5, abs=0.05)
 
     @pytest.mark.parametrize(
         ("value", "percentage"),

@@ -39,7 +39,9 @@ def test_a_higher_cap_or_memory_limit_in_the_processs_environment_changes_nothin
 
 
 def test_two_processes_of_one_pod_share_one_memory_limit(space: Namespace):
-    space.create(space.tenant("pair", "0.3", "--processes", "2", "--memory-mib", "3000", memory="4Gi"))
+    space.create(
+        space.tenant("pair", "0.3", "--processes", "2", "--memory-mib", "3000", memory="4Gi", processes=2)
+    )
     wait_for("one process refused", lambda: "error: " in space.log("pair"), seconds=40)
     wait_for("the other at work", lambda: "iterations/s=" in space.log("pair"), seconds=40)
     running = {line.split()[0] for line in space.log("pair").splitlines() if "iterations/s=" in line}
@@ -47,12 +49,27 @@ def test_two_processes_of_one_pod_share_one_memory_limit(space: Namespace):
 
 
 def test_two_processes_that_fit_both_run(space: Namespace):
-    space.create(space.tenant("pair", "0.3", "--processes", "2", "--memory-mib", "1500", memory="4Gi"))
+    space.create(
+        space.tenant("pair", "0.3", "--processes", "2", "--memory-mib", "1500", memory="4Gi", processes=2)
+    )
 
     def both() -> bool:
         return len({line.split()[0] for line in space.log("pair").splitlines() if "iterations/s=" in line}) == 2
 
     wait_for("both processes at work", both, seconds=40)
+
+
+def test_five_processes_of_a_pod_have_its_cap_together(space: Namespace):
+    space.create(space.tenant("five", "0.2", "--processes", "5", "--memory-mib", "64"))
+
+    def told() -> list[str]:
+        return [text for text in space.events("five") if "gpushare.io/processes" in text]
+
+    (text,) = wait_for("an event that some wait", lambda: set(told()), seconds=60)
+    assert "PodCapInUse" in text
+    running = {line.split()[0] for line in space.log("five").splitlines() if "connected after" in line}
+    assert len(running) == 1, running
+    assert space.connected("five")["sms"] == str(sm_count(20))
 
 
 def test_the_mounted_directory_is_read_only_and_holds_control_alone(space: Namespace):

@@ -43,7 +43,12 @@ def test_a_fault_ends_its_server_and_every_tenant_hears_and_the_gpu_comes_back(s
 def test_the_49th_process_waits_its_turn_and_disturbs_nobody(space: Namespace):
     full = ("first", "second", "third")
     for name in full:
-        space.create(space.tenant(name, "0.3", "--processes", str(OF_A_POD), "--memory-mib", "64", memory="16Gi"))
+        # Of class latency, so uncapped: a cap of 30% would be divided among five at most.
+        space.create(
+            space.tenant(
+                name, "0.3", "--processes", str(OF_A_POD), "--memory-mib", "64", memory="16Gi", job_class="latency"
+            )
+        )
         space.running(name)
     gpus = {decided(pod)[0] for pod in space.running(*full)}
     assert len(gpus) == 1, "best fit puts them on one GPU; the test means nothing otherwise"
@@ -73,7 +78,16 @@ def test_the_49th_process_waits_its_turn_and_disturbs_nobody(space: Namespace):
 
 def test_the_17th_process_of_a_pod_waits_though_clients_are_free(space: Namespace):
     space.create(
-        space.tenant("crowd", "0.3", "--processes", str(OF_A_POD + 1), "--memory-mib", "64", memory="16Gi")
+        space.tenant(
+            "crowd",
+            "0.3",
+            "--processes",
+            str(OF_A_POD + 1),
+            "--memory-mib",
+            "64",
+            memory="16Gi",
+            job_class="latency",
+        )
     )
     space.running("crowd")
     (reason,) = wait_for("an event that one waits", lambda: set(told(space, "crowd")), seconds=180)

@@ -197,11 +197,16 @@ class Bench:
     # Tenants
 
     def decide(
-        self, number: int, percentage: int, memory_mib: int, job_class: JobClass = JobClass.THROUGHPUT
+        self,
+        number: int,
+        percentage: int,
+        memory_mib: int,
+        job_class: JobClass = JobClass.THROUGHPUT,
+        processes: int = 1,
     ) -> str:
         uid = pod_uid(number)
         is_new = uid not in self.decisions
-        self.decisions[uid] = PodDecision(percentage, memory_mib, job_class)
+        self.decisions[uid] = PodDecision(percentage, memory_mib, job_class, processes=processes)
         if self.agent is None:
             write_decisions(self.gpu, Decisions(dict(self.decisions)))
             return uid
@@ -216,6 +221,7 @@ class Bench:
             share=1,
             node=self.agent.node,
             CLASS=job_class.value,
+            PROCESSES=str(processes),
         )
         if is_new:
             self.agent.admit(pod, ids_of(self.gpu.uuid, number, 1))

@@ -91,9 +91,9 @@ def raw(b: Bench) -> dict[str, Any]:
 
 
 def burst(b: Bench) -> dict[str, Any]:
-    """24 processes of 8 tenants at once: caps exact, memory of a pod's three processes within its limit."""
-    caps = [(5, 3072), (10, 4096), (15, 5120), (20, 6144), (25, 7168), (30, 8192), (50, 9216), (80, 10240)]
-    uids = [b.decide(10 + i, *cap) for i, cap in enumerate(caps)]
+    """24 processes of 8 tenants at once: a third of its pod's cap each, a pod's memory within its limit."""
+    caps = [(18, 3072), (24, 4096), (30, 5120), (36, 6144), (45, 7168), (60, 8192), (75, 9216), (90, 10240)]
+    uids = [b.decide(10 + i, *cap, processes=3) for i, cap in enumerate(caps)]
     tenants: list[tuple[int, Tenant]] = []
     for round_ in range(3):
         for i, uid in enumerate(uids):
@@ -103,7 +103,7 @@ def burst(b: Bench) -> dict[str, Any]:
     rows, wrong, over = [], [], {}
     for i, tenant in tenants:
         context = tenant.wait("context", 2 * START)
-        low, high = sms_at(b, caps[i][0])
+        low, high = sms_at(b, caps[i][0] // 3)
         if not low <= context["sms"] <= high:
             wrong.append((caps[i], context["sms"]))
         rows.append(
@@ -125,9 +125,39 @@ def burst(b: Bench) -> dict[str, Any]:
     }
 
 
+def cap_of_the_pod(b: Bench) -> dict[str, Any]:
+    """Five processes of one 20% pod: one at a time has its 20%; three that it names have 20% together."""
+    rows: dict[str, Any] = {}
+    for number, named, together in ((40, 1, 1), (41, 3, 3)):
+        uid = b.decide(number, 20, 8192, processes=named)
+        five = [b.spawn(uid, "run", 600, 64, env=ASKS_FOR_ALL if i % 2 else {}) for i in range(5)]
+        b.until(lambda five=five, n=together: len(_contexts(five)) == n, 2 * START, f"{together} in")
+        b.until(lambda n=together: _cap_in_use(b) == 5 - n, START, "the others held, and told why")
+        time.sleep(2)
+        sms = _contexts(five)
+        must(len(sms) == together, f"{len(sms)} contexts of a pod that named {named} processes")
+        must(sum(sms) <= sms_at(b, 20)[1], f"{sms} SMs under a cap of 20%")
+        percent = sum(c.thread_percentage or 0 for c in b.status().clients if c.pod_uid == uid)
+        must(percent == 20, f"ceilings of {percent}% in all")
+        first = next(tenant for tenant in five if tenant.find("context"))
+        os.killpg(first.process.pid, signal.SIGKILL)
+        entered = b.until(lambda five=five, n=together: len(_contexts(five)) == n + 1, START, "the next one in")
+        rows[f"{named} named"] = {"sms": sms, "next_in_s": entered, "its_sms": _contexts(five)}
+        b.clear()
+    return rows
+
+
+def _contexts(tenants: list[Tenant]) -> list[int]:
+    return [context["sms"] for tenant in tenants if (context := tenant.find("context"))]
+
+
+def _cap_in_use(b: Bench) -> int:
+    return sum(held.reason is HoldReason.POD_CAP for held in b.status().held)
+
+
 def two_processes(b: Bench) -> dict[str, Any]:
     """Two processes of one pod start together and want three quarters of the limit each: one gets it."""
-    uid = b.decide(20, 50, 8192)
+    uid = b.decide(20, 50, 8192, processes=2)
     pair = [b.spawn(uid, "run", 60, 6144, env=ASKS_FOR_ALL) for _ in range(2)]
     got = [tenant.wait("alloc", START)["ok"] for tenant in pair]
     used = used_mib_by_pod(b).get(uid, 0)
@@ -138,7 +168,7 @@ def two_processes(b: Bench) -> dict[str, Any]:
 
 def overrun(b: Bench) -> dict[str, Any]:
     """The older process grows later beyond what is left: the newest process of that pod is ended, nobody else."""
-    uid, other = b.decide(21, 30, 8192), b.decide(22, 30, 4096)
+    uid, other = b.decide(21, 30, 8192, processes=2), b.decide(22, 30, 4096)
     neighbour = b.spawn(other, "run", 60, 512)
     neighbour.wait("context", START)
     old = b.spawn(uid, "late", 24, 5000)
@@ -158,7 +188,7 @@ def overrun(b: Bench) -> dict[str, Any]:
 
 def exhausted(b: Bench) -> dict[str, Any]:
     """A process that comes when its pod's memory is used up gets CUDA's out of memory, soon."""
-    uid = b.decide(23, 30, 2048)
+    uid = b.decide(23, 30, 2048, processes=2)
     first = b.spawn(uid, "fill", 60)
     filled = first.wait("filled", START)["mib"]
     second = b.spawn(uid, "run", 5, 256)
@@ -175,7 +205,7 @@ def new_decision(b: Bench) -> dict[str, Any]:
     before = old.wait("context", START)["sms"]
     b.decide(24, 60, 9000)
     after = b.spawn(uid, "run", 20, 128).wait("context", START)
-    low, high = sms_at(b, 60)
+    low, high = sms_at(b, 40)  # of the new 60%, what the running process leaves
     must(low <= after["sms"] <= high, f"{after['sms']} SMs under the new decision")
     must(old.is_running, "the running process ended")
     return {"before_sms": before, "after_sms": after["sms"], "after_free_mib": after["free_mib"]}

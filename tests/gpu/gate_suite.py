@@ -36,6 +36,7 @@ from gate_faults import (
 )
 from gate_promises import (
     burst,
+    cap_of_the_pod,
     clients_49,
     exhausted,
     latency_order,
@@ -83,6 +84,7 @@ def main() -> int:
             raw,
             start_cost,
             burst,
+            cap_of_the_pod,
             two_processes,
             overrun,
             exhausted,

@@ -128,9 +128,10 @@ def tenants():
         tenant.end()
 
 
-def decide(gpu: GpuDirectory, **pods: tuple[int, int]) -> None:
-    """Write decisions: pod uid -> (thread percentage, memory in MiB)."""
-    write_decisions(gpu, Decisions({uid: PodDecision(*ceiling) for uid, ceiling in pods.items()}))
+def decide(gpu: GpuDirectory, *, processes: int = 1, **pods: tuple[int, int]) -> None:
+    """Write decisions: pod uid -> (thread percentage, memory in MiB), for pods of so many processes each."""
+    decisions = {uid: PodDecision(*ceiling, processes=processes) for uid, ceiling in pods.items()}
+    write_decisions(gpu, Decisions(decisions))
 
 
 @contextlib.contextmanager

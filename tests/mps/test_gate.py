@@ -138,6 +138,45 @@ async def test_while_mps_is_not_active_processes_wait_and_then_go_on_under_mps(s
     assert tenant.value("sms") == "26"
 
 
+async def test_five_processes_of_a_pod_never_have_more_than_its_cap(stage, tenants):
+    """Before: each had the pod's 20% for itself, together the whole GPU (docs/facts.md 29)."""
+    decide(stage.gpu, a=(20, 20000))
+    five = [tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100") for _ in range(5)]
+    stage.pods |= {tenant.pid: "a" for tenant in five}
+    await eventually(lambda: any(t.is_connected() for t in five), "one is in")
+    await eventually(
+        lambda: list(stage.reasons().values()) == [HoldReason.POD_CAP] * 4, "the others wait, and it is told why"
+    )
+    (first,) = [tenant for tenant in five if tenant.is_connected()]
+    assert first.value("sms") == "26"
+    first.end()
+    await stage.look()
+    await eventually(lambda: sum(t.is_connected() for t in five) == 2, "the next one is in")
+    (second,) = [t for t in five if t is not first and t.is_connected()]
+    assert second.value("sms") == "26"
+
+
+async def test_a_pod_that_names_its_processes_has_its_cap_divided_among_them(stage, tenants):
+    decide(stage.gpu, processes=4, a=(50, 20000))
+    six = [tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100") for _ in range(6)]
+    stage.pods |= {tenant.pid: "a" for tenant in six}
+    await eventually(lambda: sum(t.is_connected() for t in six) == 4, "four are in", 200)
+    await eventually(lambda: list(stage.reasons().values()) == [HoldReason.POD_CAP] * 2, "two wait")
+    # 13, 13, 12 and 12% of 132 SMs, which MPS rounds down to pairs
+    assert sorted(t.value("sms") for t in six if t.is_connected()) == ["14", "14", "16", "16"]
+    await stage.look()
+    assert sum(client.thread_percentage for client in stage.ledger.clients()) == 50
+
+
+async def test_an_uncapped_pod_may_have_processes_without_naming_them(stage, tenants):
+    decide(stage.gpu, a=(100, 20000))
+    pair = [tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100") for _ in range(2)]
+    stage.pods |= {tenant.pid: "a" for tenant in pair}
+    for tenant in pair:
+        await eventually(tenant.is_connected, "connected")
+        assert tenant.value("sms") == "132"
+
+
 async def test_a_new_decision_binds_the_next_process_and_leaves_the_running_one(stage, tenants):
     decide(stage.gpu, a=(20, 8192))
     first = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "1000")
@@ -147,12 +186,12 @@ async def test_a_new_decision_binds_the_next_process_and_leaves_the_running_one(
     second = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "1000")
     stage.pods[second.pid] = "a"
     await eventually(second.is_connected, "connected")
-    assert (first.value("sms"), second.value("sms")) == ("26", "78")
+    assert (first.value("sms"), second.value("sms")) == ("26", "52"), "the second has what the first one leaves"
     assert first.process.poll() is None
 
 
 async def test_two_processes_of_a_pod_share_its_limit(stage, tenants):
-    decide(stage.gpu, a=(50, 8192))
+    decide(stage.gpu, processes=2, a=(50, 8192))
     pair = [tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "6000") for _ in range(2)]
     stage.pods |= {tenant.pid: "a" for tenant in pair}
     await eventually(lambda: any("out of memory" in t.text() for t in pair), "one refused in CUDA's words")
@@ -161,7 +200,7 @@ async def test_two_processes_of_a_pod_share_its_limit(stage, tenants):
 
 
 async def test_when_an_older_process_grows_beyond_the_limit_the_newest_is_ended(stage, tenants):
-    decide(stage.gpu, a=(50, 4096))
+    decide(stage.gpu, processes=2, a=(50, 4096))
     old = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "500")
     stage.pods[old.pid] = "a"
     await eventually(lambda: "iterations/s" in old.text(), "running")
@@ -308,7 +347,7 @@ async def test_a_descriptor_that_the_kernel_does_not_carry_leaves_the_process_wa
 
 async def test_a_pod_of_many_processes_leaves_each_neighbour_its_client(stage, tenants, monkeypatch):
     monkeypatch.setattr("gpushare.mps.policy.MAX_CLIENTS_PER_GPU", 3)
-    decide(stage.gpu, greedy=(20, 4096), b=(20, 4096), c=(20, 4096))
+    decide(stage.gpu, processes=3, greedy=(20, 4096), b=(20, 4096), c=(20, 4096))
     many = [tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "16") for _ in range(3)]
     stage.pods |= {tenant.pid: "greedy" for tenant in many}
     await eventually(lambda: sum(t.is_connected() for t in many) == 1, "one is in")
@@ -350,9 +389,10 @@ async def test_a_daemon_that_dies_in_a_turn_leaves_the_process_waiting(stage, te
 
 
 async def test_24_processes_of_8_pods_at_once_each_get_exactly_their_own(stage, tenants):
-    caps = {f"p{i}": (percentage, 4096 + 512 * i) for i, percentage in enumerate((5, 10, 15, 20, 25, 30, 50, 80))}
-    sms = dict(zip(caps, ("8", "12", "18", "26", "32", "38", "66", "104"), strict=True))
-    decide(stage.gpu, **caps)
+    parts = (6, 8, 10, 12, 15, 20, 25, 30)
+    caps = {f"p{i}": (3 * part, 4096 + 512 * i) for i, part in enumerate(parts)}
+    sms = dict(zip(caps, ("8", "10", "12", "14", "18", "26", "32", "38"), strict=True))
+    decide(stage.gpu, processes=3, **caps)
     started = []
     for pod in itertools.chain.from_iterable(itertools.repeat(list(caps), 3)):
         tenant = tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "600")

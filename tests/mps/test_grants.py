@@ -1,12 +1,15 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushare.core.api import LEAST_PROCESS_PERCENT
 from gpushare.mps.grants import (
     EXHAUSTED_MIB,
     SETTLE_LIMIT_SECONDS,
     SETTLE_SECONDS,
     ProcessMemory,
     grant_mib,
+    grant_percentage,
     to_end,
 )
 
@@ -105,3 +108,56 @@ def test_processes_that_come_one_after_the_other_never_pass_the_limit(limit, app
             running.append(process(pid, granted, int(granted * appetite)))
         assert sum(p.used_mib or 0 for p in running) <= limit
     assert to_end(limit, running) == ()
+
+
+def percentages(cap: int, processes: int, arrivals: int) -> list[int]:
+    """Start so many processes of a pod, one after the other; who gets nothing waits."""
+    granted: list[int] = []
+    for _ in range(arrivals):
+        if (percentage := grant_percentage(cap, processes, granted)) is not None:
+            granted.append(percentage)
+    return granted
+
+
+@pytest.mark.parametrize(
+    ("cap", "processes", "granted"),
+    [
+        (20, 1, [20]),
+        (20, 3, [7, 7, 6]),
+        (50, 4, [13, 13, 12, 12]),
+        (20, 16, [6, 6, 6]),  # the pod of an "auto" share that became too small for its processes
+        (5, 1, [5]),
+        (1, 4, [1]),
+        (99, 2, [50, 49]),
+        (100, 1, [100] * 20),  # not capped: nothing to divide
+    ],
+)
+def test_a_pods_cap_is_divided_evenly_and_whoever_comes_too_late_waits(cap, processes, granted):
+    assert percentages(cap, processes, 20) == granted
+
+
+def test_who_comes_after_one_has_left_gets_what_is_free():
+    assert grant_percentage(20, 1, [8]) == 12
+    assert grant_percentage(20, 2, [8]) == 12
+    assert grant_percentage(20, 1, [15]) is None  # 5% would be rounded up to 8 SMs, beyond the cap
+
+
+def test_a_client_whose_percentage_nobody_knows_counts_as_the_whole_cap():
+    assert grant_percentage(40, 2, [None]) is None
+
+
+@given(st.integers(1, 99), st.integers(1, 48), st.lists(st.one_of(st.none(), st.integers(1, 100)), max_size=48))
+def test_whatever_runs_the_next_process_stays_within_the_pods_cap(cap, processes, siblings):
+    percentage = grant_percentage(cap, processes, siblings)
+    if percentage is not None:
+        others = sum(cap if p is None else max(p, LEAST_PROCESS_PERCENT) for p in siblings)
+        assert others + percentage <= cap
+        assert percentage >= min(cap, LEAST_PROCESS_PERCENT)
+
+
+@given(st.integers(1, 99), st.data())
+def test_as_many_processes_as_admission_allows_all_get_their_part(cap, data):
+    processes = data.draw(st.integers(1, max(1, cap // LEAST_PROCESS_PERCENT)))
+    assert sum(granted := percentages(cap, processes, processes)) == cap
+    assert len(granted) == processes
+    assert max(granted) - min(granted) <= 1

@@ -94,7 +94,7 @@ def test_the_tenant_directory_holds_control_and_nothing_else_and_the_self_test_p
 
 
 def test_a_killed_gate_ends_no_tenant_and_lets_nobody_escape(host, run):
-    decide(host.gpu, **{POD: (20, 20000)})
+    decide(host.gpu, processes=2, **{POD: (40, 20000)})
     running = run(POD, "--workload", "stream", "--memory-mib", "100")
     until(running.is_connected, "connected")
     held = run(OTHER, "--workload", "stream", "--memory-mib", "100")
@@ -105,7 +105,7 @@ def test_a_killed_gate_ends_no_tenant_and_lets_nobody_escape(host, run):
     until(lambda: host.status().gate_pid != before.gate_pid, "another gate")
     host.until_active()
     until(queued.is_connected, "who came meanwhile is connected")
-    decide(host.gpu, **{POD: (20, 20000), OTHER: (40, 20000)})
+    decide(host.gpu, processes=2, **{POD: (40, 20000), OTHER: (80, 20000)})
     until(held.is_connected, "who was held is connected")
     assert (queued.value("sms"), held.value("sms")) == ("26", "52")
     after = host.status()

@@ -53,7 +53,9 @@ def test_no_directory_holds_no_gpus(tmp_path):
 
 @given(
     st.dictionaries(
-        st.uuids().map(str), st.builds(PodDecision, st.integers(1, 100), st.integers(1, 2**20)), max_size=5
+        st.uuids().map(str),
+        st.builds(PodDecision, st.integers(1, 100), st.integers(1, 2**20), processes=st.integers(1, 48)),
+        max_size=5,
     )
 )
 def test_decisions_read_back_as_written(pods):
@@ -98,6 +100,13 @@ def test_a_bad_file_is_one_logged_error_and_the_last_good_value_stays(gpu, text,
     assert reader.bad_reads == 1
     write_decisions(gpu, Decisions({"new": PodDecision(30, 2)}))
     assert set(reader.read().pods) == {"new"}
+
+
+@pytest.mark.parametrize("processes", [0, -1, 1.5, "4", True, None])
+def test_a_number_of_processes_that_is_none_keeps_the_former_decisions(processes):
+    pod = {"thread_percentage": 25, "memory_mib": 1024, "processes": processes}
+    with pytest.raises(ValueError, match=r"pod a: processes .* is not a positive integer"):
+        Decisions.from_json({"version": 1, "pods": {"a": pod}})
 
 
 def test_a_later_agents_decisions_are_read_without_what_is_new_in_them(gpu):

@@ -1,3 +1,4 @@
+import dataclasses
 import os
 
 import pytest
@@ -158,3 +159,19 @@ def test_a_server_that_ended_had_clients(ledger, clock):
     clock[0] = 102.0
     ledger.forget_clients()
     assert [(each.pid, each.pod_uid, each.until) for each in ledger.connected(101.0, 101.0)] == [(7, "pod", 102.0)]
+
+
+def test_what_a_pods_other_clients_run_under_counts_while_they_are_clients(ledger):
+    ledger.admit(admission())
+    assert ledger.percentages("pod", 7) == (), "not a client yet"
+    ledger.note_clients((ME,), ME)
+    ledger.end_turn(ME, is_client=True)
+    assert ledger.percentages("pod", 7) == (25,)
+    assert ledger.percentages("pod", ME) == ()
+    assert ledger.percentages("another", 7) == ()
+    ledger.admit(dataclasses.replace(admission(), pid=GONE))
+    ledger.note_clients((ME, GONE), GONE)
+    assert ledger.percentages("pod", 7) == (25,), "who has ended just now takes nothing from the next"
+    ledger.note_clients(())  # it lives on without the GPU
+    assert ledger.has_admission(ME)
+    assert ledger.percentages("pod", 7) == ()

@@ -115,6 +115,7 @@ class Namespace:
         workload: str = "montecarlo-fp32",
         memory: str | None = None,
         job_class: str | None = None,
+        processes: int | None = None,
         env: Mapping[str, str] | None = None,
         command: Sequence[str] | None = None,
     ) -> Json:
@@ -124,6 +125,8 @@ class Namespace:
             annotations["gpushare.io/memory"] = memory
         if job_class is not None:
             annotations["gpushare.io/class"] = job_class
+        if processes is not None:
+            annotations["gpushare.io/processes"] = str(processes)
         run = ["python", "-m", "gpushare.twin.mps.tenant", "--workload", workload, *arguments]
         return self.pod(name, list(command) if command else run, annotations=annotations, env=env)
 

@@ -19,7 +19,7 @@ from gpushare.core.api import JobClass
 from gpushare.mps import commands
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.errors import CommandRefusedError, MpsError
-from gpushare.mps.grants import grant_mib, known_mib, to_end
+from gpushare.mps.grants import grant_mib, grant_percentage, known_mib, to_end
 from gpushare.mps.holding import Holds
 from gpushare.mps.identity import is_alive, pod_uid_of
 from gpushare.mps.ledger import Admission, ClientLedger
@@ -278,13 +278,15 @@ class Gate:
         await self._ledger.watch_memory()
         siblings = () if self._policy.is_probe(pid) else self._ledger.siblings(pod_uid, pid)
         granted = grant_mib(ceiling.memory_mib, siblings, self._clock())
-        if granted is None:
+        others = () if self._policy.is_probe(pid) else self._ledger.percentages(pod_uid, pid)
+        percentage = grant_percentage(ceiling.thread_percentage, ceiling.processes, others)
+        if granted is None or percentage is None:
             return
         try:
             await self._set_priority(0 if ceiling.job_class is JobClass.LATENCY else 1)
             await self._control.apply(
                 [
-                    commands.set_active_thread_percentage(server_pid, ceiling.thread_percentage),
+                    commands.set_active_thread_percentage(server_pid, percentage),
                     commands.set_device_pinned_mem_limit(server_pid, 0, granted),
                 ]
             )
@@ -293,7 +295,7 @@ class Gate:
                     pid,
                     first.start_ticks,
                     pod_uid,
-                    ceiling.thread_percentage,
+                    percentage,
                     granted,
                     ceiling.memory_mib,
                     self._clock(),
@@ -311,9 +313,10 @@ class Gate:
             raise
         self._note_turn(turn, first.opened_at)
         logger.info(
-            "passed on pid %d of pod %s: %d%% threads, %d of %d MiB, %s after %.3f s (waited %.3f s)",
+            "passed on pid %d of pod %s: %d of %d%% threads, %d of %d MiB, %s after %.3f s (waited %.3f s)",
             pid,
             pod_uid,
+            percentage,
             ceiling.thread_percentage,
             granted,
             ceiling.memory_mib,

@@ -1,8 +1,8 @@
-"""How much memory a pod's next process may have: the rule that applies one limit to all of its processes.
+"""What a pod's next process may have: the rules that apply one limit to all of its processes.
 
-A ceiling binds at connect and for life (docs/facts.md 5, 11), so it cannot be divided later. If a process's whole
-grant counted, its unused part would starve its siblings; if only its present use counted, it could later grow
-beyond. Hence three steps, each enforceable (docs/adr/0020):
+**Memory.** A ceiling binds at connect and for life (docs/facts.md 5, 11), so it cannot be divided later. If a
+process's whole grant counted, its unused part would starve its siblings; if only its present use counted, it could
+later grow beyond. Hence three steps, each enforceable (docs/adr/0020):
 
 1. the next process waits until its siblings' use has settled, at most `SETTLE_LIMIT_SECONDS`;
 2. its ceiling is the pod's limit less what its siblings use then;
@@ -10,17 +10,24 @@ beyond. Hence three steps, each enforceable (docs/adr/0020):
 
 Unknown memory never counts as zero. Where a process's use is unknown, its grant counts in full; where its grant is
 unknown too, the whole limit counts. But no process is ended over memory that was not measured.
+
+**Threads.** A thread percentage holds for each process (docs/facts.md 29), so a pod's cap is divided as processes
+come: each gets an even part of what is left, for as many as the pod said it has (`gpushare.io/processes`). When
+nothing is left, the next one waits (docs/adr/0115).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gpushare.core.api import LEAST_PROCESS_PERCENT
+
 SETTLE_SECONDS: Final = 1.0  # a framework allocates its first memory within that time of its context
 SETTLE_LIMIT_SECONDS: Final = 5.0
 # The least that the daemon accepts: no context fits in it, so CUDA itself reports to the process that memory is
 # out.
 EXHAUSTED_MIB: Final = 1
+UNCAPPED_PERCENT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,25 @@ def grant_mib(limit_mib: int, siblings: Sequence[ProcessMemory], now: float) -> 
     if not all(process.is_settled(now) for process in siblings):
         return None
     return max(EXHAUSTED_MIB, limit_mib - sum(process.counted_mib(limit_mib) for process in siblings))
+
+
+def grant_percentage(cap_percent: int, processes: int, siblings: Sequence[int | None]) -> int | None:
+    """Return the thread percentage of a pod's next process; None while its siblings leave it nothing.
+
+    A part below `LEAST_PROCESS_PERCENT` would be rounded up by MPS, and the sum would pass the cap; so nobody gets
+    less, but for the only process of a pod whose whole cap is less. A pod that is not capped is not divided.
+
+    Args:
+        cap_percent: the pod's cap; processes: how many the pod says share it.
+        siblings: what its other clients run under; None where that is unknown, which counts as the whole cap.
+    """
+    if cap_percent >= UNCAPPED_PERCENT:
+        return UNCAPPED_PERCENT
+    left = cap_percent - sum(max(LEAST_PROCESS_PERCENT, cap_percent if p is None else p) for p in siblings)
+    least = min(cap_percent, LEAST_PROCESS_PERCENT)
+    if left < least:
+        return None
+    return max(least, -(-left // max(1, processes - len(siblings))))
 
 
 def known_mib(processes: Sequence[ProcessMemory]) -> int:

@@ -3,7 +3,7 @@
 from collections import Counter
 from typing import Final
 
-from gpushare.mps.grants import grant_mib
+from gpushare.mps.grants import grant_mib, grant_percentage
 from gpushare.mps.ledger import ClientLedger
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.reception import Connection
@@ -32,6 +32,7 @@ class Holds:
         self._of_pod: dict[str, HoldReason | None] = {}
         self._no_client: dict[str, HoldReason | None] = {}
         self._settling: dict[str, bool] = {}
+        self._cap_in_use: dict[str, bool] = {}
 
     def why(self, connection: Connection) -> HoldReason | None:
         """Return why it cannot have a turn now; None when it can."""
@@ -46,6 +47,8 @@ class Holds:
             return reason
         if not self._ledger.is_client(pid) and (reason := self._why_no_client(pod_uid)) is not None:
             return reason
+        if self._is_cap_in_use(pid, pod_uid):
+            return HoldReason.POD_CAP
         return HoldReason.MEMORY_SETTLING if self._is_settling(pid, pod_uid) else None
 
     def _why_pod(self, pod_uid: str) -> HoldReason | None:
@@ -64,6 +67,18 @@ class Holds:
                 self._clients = self._ledger.clients_by_pod()
             self._no_client[pod_uid] = self._policy.why_no_client(pod_uid, self._clients)
         return self._no_client[pod_uid]
+
+    def _is_cap_in_use(self, pid: int, pod_uid: str) -> bool:
+        decision = self._policy.ceiling(pid, pod_uid)
+        if decision is None:
+            return False
+        if pod_uid in self._cap_in_use and not self._ledger.has_admission(pid):
+            return self._cap_in_use[pod_uid]
+        others = self._ledger.percentages(pod_uid, pid)
+        in_use = grant_percentage(decision.thread_percentage, decision.processes, others) is None
+        if not self._ledger.has_admission(pid):
+            self._cap_in_use[pod_uid] = in_use
+        return in_use
 
     def _is_settling(self, pid: int, pod_uid: str) -> bool:
         decision = self._policy.ceiling(pid, pod_uid)

@@ -135,9 +135,10 @@ class PodDecision:
     """The ceilings of one pod on one GPU.
 
     Attributes:
-        thread_percentage: 1 to 100; memory_mib: all of its processes together.
+        thread_percentage: 1 to 100; memory_mib: of all of its processes together.
         is_class_known: False where a later agent named a class that is unknown here; such a pod is not frozen.
         ends_at: Unix time from which on its clients are ended and none is let in; None while it is to stay.
+        processes: how many share its thread percentage.
     """
 
     thread_percentage: int
@@ -145,6 +146,7 @@ class PodDecision:
     job_class: JobClass = JobClass.THROUGHPUT
     is_class_known: bool = True
     ends_at: float | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ class Decisions:
                     "job_class": d.job_class,
                 }
                 | ({} if d.ends_at is None else {"ends_at": d.ends_at})
+                | ({} if d.processes == 1 else {"processes": d.processes})
                 for uid, d in self.pods.items()
             },
         }
@@ -202,14 +205,18 @@ def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
     ends_at = value.get("ends_at")
     if ends_at is not None and (type(ends_at) not in {int, float} or not math.isfinite(ends_at)):
         raise ValueError(f"pod {uid}: ends_at {ends_at!r} is not a time")
-    unknown = len(value.keys() - {"thread_percentage", "memory_mib", "job_class", "ends_at"})
+    processes = value.get("processes", 1)
+    if type(processes) is not int or processes <= 0:
+        raise ValueError(f"pod {uid}: processes {processes!r} is not a positive integer")
+    unknown = len(value.keys() - {"thread_percentage", "memory_mib", "job_class", "ends_at", "processes"})
     job_class = value.get("job_class", JobClass.THROUGHPUT)
     if not isinstance(job_class, str):
         raise ValueError(f"pod {uid}: job_class {job_class!r} is not a string")
     if job_class not in set(JobClass):
         # The class decides about priority, which is best effort, and freezing: the ceilings bind in any case.
-        return PodDecision(threads, memory, is_class_known=False, ends_at=ends_at), unknown + 1
-    return PodDecision(threads, memory, JobClass(job_class), ends_at=ends_at), unknown
+        decision = PodDecision(threads, memory, is_class_known=False, ends_at=ends_at, processes=processes)
+        return decision, unknown + 1
+    return PodDecision(threads, memory, JobClass(job_class), ends_at=ends_at, processes=processes), unknown
 
 
 def write_atomically(path: Path, data: Any) -> None:

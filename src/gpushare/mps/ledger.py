@@ -219,6 +219,14 @@ class ClientLedger:
         """Return the pod's other live processes."""
         return tuple(_memory_of(a) for a in self._admissions.values() if a.pod_uid == pod_uid and a.pid != pid)
 
+    def percentages(self, pod_uid: str | None, pid: int) -> tuple[int | None, ...]:
+        """Return the thread percentages of the pod's other clients that still run; None where one is unknown."""
+        return tuple(
+            a.thread_percentage
+            for a in self._admissions.values()
+            if a.pod_uid == pod_uid and a.pid != pid and self.is_client(a.pid) and is_alive(a.pid, a.start_ticks)
+        )
+
     def pods(self) -> tuple[tuple[str, int, tuple[ProcessMemory, ...]], ...]:
         """Return uid, limit and processes of every pod; the limit is the highest of their admissions."""
         grouped: dict[str, list[Admission]] = {}

@@ -43,6 +43,7 @@ class HoldReason(StrEnum):
     CLIENTS = "TooManyClients"
     POD_CLIENTS = "TooManyClientsOfPod"
     CLIENTS_RESERVED = "ClientsReserved"
+    POD_CAP = "PodCapInUse"
     MEMORY_SETTLING = "PodMemorySettling"
     BACK_OFF = "TurnBackOff"
     PROTOCOL = "UnknownProtocol"

@@ -197,10 +197,11 @@ def test_whole_request() -> None:
             names.CLASS: "latency",
             names.WORKLOAD: "resnet50",
             names.CONTAINER: "main",
+            names.PROCESSES: "4",
             "unrelated": "x",
         }
     )
-    assert request == ShareRequest(25, 1, 8192, JobClass.LATENCY, "resnet50", "main")
+    assert request == ShareRequest(25, 1, 8192, JobClass.LATENCY, "resnet50", "main", processes=4)
     assert not request.is_auto
 
 
@@ -226,6 +227,38 @@ def test_the_sentence_names_the_annotation(annotations: dict[str, str], annotati
     refusal = parse_request(annotations)
     assert isinstance(refusal, Rejection)
     assert f"annotation {annotation}" in refusal.detail
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "04", "49", "four", "4\n", "٤", "9" * 5000])
+def test_a_number_of_processes_that_is_none_is_refused(text: str) -> None:
+    refusal = parse_request({names.FRACTION: "0.5", names.PROCESSES: text})
+    assert isinstance(refusal, Rejection)
+    assert refusal.detail.startswith("annotation gpushare.io/processes: ")
+    assert refusal.detail.endswith(" is not a number of processes; allowed are 1 to 48")
+
+
+@pytest.mark.parametrize(
+    ("fraction", "job_class", "most"),
+    [
+        ("0.01", None, 1),
+        ("0.2", None, 3),
+        ("0.3", None, 5),
+        ("0.99", None, 16),
+        ("1", None, 48),
+        ("auto", None, 48),
+        ("0.2", "latency", 48),
+    ],
+)
+def test_a_share_is_divided_among_no_more_processes_than_mps_can_cap(
+    fraction: str, job_class: str | None, most: int
+) -> None:
+    annotations = {names.FRACTION: fraction} | ({names.CLASS: job_class} if job_class else {})
+    assert isinstance(parse_request(annotations | {names.PROCESSES: str(most)}), ShareRequest)
+    refusal = parse_request(annotations | {names.PROCESSES: str(most + 1)})
+    assert isinstance(refusal, Rejection)
+    if most < 48:
+        assert f"is too many for {float(fraction) * 100:.0f}% of a GPU" in refusal.detail
+        assert f"at most {most}, or a larger gpushare.io/fraction" in refusal.detail
 
 
 @given(st.dictionaries(st.sampled_from(names.USER_ANNOTATIONS), st.one_of(st.text(), NUMBERISH)))

@@ -5,6 +5,7 @@ from gpushare.core.api.decision import Decision
 from gpushare.core.api.names import (
     API_VERSION,
     HOST_DIRECTORY,
+    LEAST_PROCESS_PERCENT,
     MANAGED_SELECTOR,
     MAX_CLIENTS_PER_GPU,
     SHARES_PER_GPU,
@@ -46,6 +47,7 @@ from gpushare.core.api.request import (
     parse_class,
     parse_fraction,
     parse_memory_mib,
+    parse_processes,
     parse_request,
     refuse_memory,
 )
@@ -54,6 +56,7 @@ from gpushare.core.api.schema import from_json, openapi, to_json
 __all__ = [
     "API_VERSION",
     "HOST_DIRECTORY",
+    "LEAST_PROCESS_PERCENT",
     "MANAGED_SELECTOR",
     "MAX_CLIENTS_PER_GPU",
     "MAX_GPUS_PER_POD",
@@ -95,6 +98,7 @@ __all__ = [
     "parse_count",
     "parse_fraction",
     "parse_memory_mib",
+    "parse_processes",
     "parse_quantity",
     "parse_request",
     "refuse_memory",

@@ -12,7 +12,8 @@ MEMORY: Final = f"{GROUP}/memory"
 CLASS: Final = f"{GROUP}/class"
 WORKLOAD: Final = f"{GROUP}/workload"
 CONTAINER: Final = f"{GROUP}/container"
-USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER)
+PROCESSES: Final = f"{GROUP}/processes"
+USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER, PROCESSES)
 
 # The decision; only gpushare's own service accounts may write these.
 GPU: Final = f"{GROUP}/gpu"
@@ -37,3 +38,4 @@ HOST_DIRECTORY: Final = "/run/gpushare"
 
 SHARES_PER_GPU: Final = 100
 MAX_CLIENTS_PER_GPU: Final = 48  # docs/facts.md 9: the 49th client of one MPS server is refused by CUDA
+LEAST_PROCESS_PERCENT: Final = 6  # MPS gives a process no less than 8 of an H200's 132 SMs (docs/gate.md)

@@ -33,6 +33,7 @@ _UNIT_BYTES: Final[dict[str, int]] = {
     "Gi": 2**30,
     "Ti": 2**40,
 }
+_PROCESSES: Final = re.compile(r"[1-9][0-9]?")
 _WORKLOAD: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
@@ -61,6 +62,7 @@ class ShareRequest:
         job_class: throughput or latency; None when the pod does not say (the GpuShare or the default does).
         workload: key that links pods of one kind; None means the pod's owner.
         container: name of the container that gets the GPU; None means the first.
+        processes: CUDA processes that share the pod's cap evenly.
     """
 
     share_percent: int | None
@@ -69,6 +71,7 @@ class ShareRequest:
     job_class: JobClass | None
     workload: str | None
     container: str | None
+    processes: int = 1
 
     @property
     def is_auto(self) -> bool:
@@ -133,6 +136,30 @@ def parse_class(text: str) -> JobClass | Rejection:
         return _invalid(names.CLASS, text, "is not a class", 'allowed are "throughput" and "latency"')
 
 
+def parse_processes(text: str) -> int | Rejection:
+    """Parse `gpushare.io/processes`."""
+    if not _PROCESSES.fullmatch(text) or int(text) > names.MAX_CLIENTS_PER_GPU:
+        allowed = f"allowed are 1 to {names.MAX_CLIENTS_PER_GPU}"
+        return _invalid(names.PROCESSES, text, "is not a number of processes", allowed)
+    return int(text)
+
+
+def _check_processes(processes: int, share_percent: int | None, job_class: JobClass | None) -> Rejection | None:
+    """Refuse more processes than the share can be divided among; a latency pod and a whole GPU are not capped."""
+    if share_percent is None or share_percent >= names.SHARES_PER_GPU or job_class is JobClass.LATENCY:
+        return None
+    most = max(1, share_percent // names.LEAST_PROCESS_PERCENT)
+    if processes <= most:
+        return None
+    return _invalid(
+        names.PROCESSES,
+        str(processes),
+        f"is too many for {share_percent}% of a GPU, as each process needs {names.LEAST_PROCESS_PERCENT}%, "
+        "the least that MPS gives",
+        f"at most {most}, or a larger {names.FRACTION}",
+    )
+
+
 def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
     """Parse a pod's annotations; return the first error as a sentence that says what to change."""
     fraction = annotations.get(names.FRACTION)
@@ -166,8 +193,17 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
             "allowed are 1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends",
         )
 
+    processes = 1
+    if (text := annotations.get(names.PROCESSES)) is not None:
+        parsed_processes = parse_processes(text)
+        if isinstance(parsed_processes, Rejection):
+            return parsed_processes
+        processes = parsed_processes
+    if (refusal := _check_processes(processes, share_percent, job_class)) is not None:
+        return refusal
+
     return ShareRequest(
-        share_percent, gpu_count, memory_mib, job_class, workload, annotations.get(names.CONTAINER)
+        share_percent, gpu_count, memory_mib, job_class, workload, annotations.get(names.CONTAINER), processes
     )
 
 
