@@ -11,3 +11,8 @@ def out() -> Console:
     """Standard output, as wide as the terminal; wide enough for every table where there is none."""
     console = Console()
     return console if console.is_terminal else Console(width=max(console.width, _WIDE))
+
+
+def notes() -> Console:
+    """Standard error, for what stands beside the answer."""
+    return Console(stderr=True, highlight=False, soft_wrap=True)

@@ -1,5 +1,57 @@
-"""Errors that the user can fix."""
+"""Errors that the user can fix, each with the exit status of its kind."""
+
+from enum import IntEnum
+from typing import ClassVar
 
 
-class UsageError(Exception):
-    """Bad input: one sentence that names the file, line or option; exit code 2, no traceback."""
+class ExitStatus(IntEnum):
+    """What the exit status says (docs/cli.md)."""
+
+    DONE = 0
+    NO = 1
+    """The question was answered, and the answer is no: a pod fits nowhere."""
+    USAGE = 2
+    NOT_FOUND = 3
+    """No such pod or GpuShare, or the cluster has no gpushare."""
+    FORBIDDEN = 4
+    UNREACHABLE = 5
+    """No cluster is configured, or its API server does not answer."""
+    OTHER_VERSION = 6
+    """The cluster runs a gpushare that this program does not understand."""
+    DEFECT = 70
+
+
+class CommandError(Exception):
+    """One sentence that says what is wrong and what to do; no traceback."""
+
+    status: ClassVar[ExitStatus] = ExitStatus.DEFECT
+
+
+class UsageError(CommandError):
+    """Bad input: the sentence names the file, line or option."""
+
+    status = ExitStatus.USAGE
+
+
+class AbsentError(CommandError):
+    """What was asked for is not there."""
+
+    status = ExitStatus.NOT_FOUND
+
+
+class ForbiddenError(CommandError):
+    """The API does not allow it."""
+
+    status = ExitStatus.FORBIDDEN
+
+
+class UnreachableError(CommandError):
+    """There is no cluster to ask."""
+
+    status = ExitStatus.UNREACHABLE
+
+
+class OtherVersionError(CommandError):
+    """The cluster's gpushare is not one that this program understands."""
+
+    status = ExitStatus.OTHER_VERSION

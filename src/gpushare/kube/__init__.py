@@ -6,7 +6,7 @@ async with connect() as api:
         await pods.synced.wait()
 """
 
-from gpushare.kube.api import Api, Json, Listing, Page, PatchType, WatchEvent, connect
+from gpushare.kube.api import Api, Json, Listing, Page, PatchType, WatchEvent, connect, current_namespace
 from gpushare.kube.bad_objects import BadObjects
 from gpushare.kube.errors import (
     AlreadyExists,
@@ -61,6 +61,7 @@ __all__ = [
     "Retryable",
     "WatchEvent",
     "connect",
+    "current_namespace",
     "object_reference",
     "record_event",
 ]

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 from urllib.request import getproxies
 
 import aiohttp
 import kubernetes.aio.config
 import orjson
+import yaml
 from kubernetes.aio.client import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
-from gpushare.kube.errors import DEFAULT_RETRY_AFTER_SECONDS, ApiError, Gone, Retryable, from_status
+from gpushare.kube.errors import DEFAULT_RETRY_AFTER_SECONDS, ApiError, Gone, NotFound, Retryable, from_status
 from gpushare.kube.resources import PODS, Resource
 
 kube_config: Any = kubernetes.aio.config  # its loaders have no type hints
@@ -30,6 +31,10 @@ REQUEST_TIMEOUT_SECONDS: Final = 30.0
 SILENT_WATCH_SECONDS: Final = (
     90.0  # the API server sends a bookmark about every 60 s; longer silence is a dead link
 )
+
+_POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+# What the library raises about a file that is YAML of another shape, or none.
+_BAD_KUBECONFIG: Final = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError)
 
 
 class PatchType(StrEnum):
@@ -80,6 +85,14 @@ class Api:
     async def get(self, resource: Resource, name: str, *, namespace: str | None = None) -> Json:
         """Return one object."""
         return await self._call("GET", resource.path(namespace=namespace, name=name))
+
+    async def versions_of(self, group: str) -> tuple[str, ...]:
+        """Return the versions that the server serves of an API group; empty where it does not know the group."""
+        try:
+            found = await self._call("GET", f"/apis/{quote(group, safe='')}")
+        except NotFound:
+            return ()
+        return tuple(str(each.get("version")) for each in found.get("versions") or ())
 
     async def pages(
         self,
@@ -348,6 +361,9 @@ async def connect(
             await kube_config.load_kube_config(path, context=context, client_configuration=configuration)
     except (kube_config.ConfigException, OSError) as error:
         raise ApiError(f"no usable cluster configuration: {error}") from error
+    except _BAD_KUBECONFIG as error:
+        where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
+        raise ApiError(f"no usable cluster configuration: {where} is not a kubeconfig") from error
     # aiohttp's search for a proxy and a netrc file takes two thread hops a request: only where there is a proxy.
     configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
     configuration.retries = None  # callers decide about retries; a Reflector has its own back-off
@@ -357,6 +373,21 @@ async def connect(
     finally:
         await api.close()
         await asyncio.sleep(0)  # let aiohttp close its transports
+
+
+def current_namespace(kubeconfig: str | Path | None = None, *, context: str | None = None) -> str:
+    """Return the namespace that kubectl uses where none is given: the context's, in a pod its own, else default."""
+    if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+        try:
+            return _POD_NAMESPACE.read_text().strip() or "default"
+        except OSError:
+            return "default"
+    try:
+        contexts, active = kube_config.list_kube_config_contexts(str(kubeconfig) if kubeconfig else None)
+    except (kube_config.ConfigException, OSError, *_BAD_KUBECONFIG):
+        return "default"
+    chosen = next((each for each in contexts if each["name"] == context), active) if context else active
+    return str(((chosen or {}).get("context") or {}).get("namespace") or "default")
 
 
 def _query(**parameters: Any) -> dict[str, Any]:

@@ -92,9 +92,11 @@ class ObjectStore:
     Attributes:
         version: of the last write.
         requests: (method, path) of every request, in order.
+        served: versions of API groups, for discovery.
     """
 
     def __init__(self) -> None:
+        self.served: dict[str, tuple[str, ...]] = {}
         self.version = 1
         self.requests: list[tuple[str, str]] = []
         self._objects: dict[str, dict[str, Json]] = {}
@@ -145,6 +147,8 @@ class ObjectStore:
             Refusal: as the API server refuses.
         """
         self.requests.append((method, path))
+        if path.count("/") == 2 and path.startswith("/apis/"):
+            return self._discover(path.rpartition("/")[2])
         at = _Path.parse(path)
         if not at.name:
             return self._create(at, body) if method == "POST" else self._list(at, query)
@@ -205,6 +209,11 @@ class ObjectStore:
 
     def _of(self, at: _Path) -> dict[str, Json]:
         return self._objects.setdefault(at.kind, {})
+
+    def _discover(self, group: str) -> Json:
+        if group not in self.served:
+            raise Refusal(HTTPStatus.NOT_FOUND, "NotFound", "the server could not find the requested resource")
+        return {"kind": "APIGroup", "name": group, "versions": [{"version": each} for each in self.served[group]]}
 
     def _list(self, at: _Path, query: Mapping[str, Any]) -> Json:
         version, start = self.version, 0

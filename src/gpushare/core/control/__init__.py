@@ -1,8 +1,9 @@
-"""Profiles, the life of a GpuShare, and the loop that keeps promises."""
+"""Profiles, the life of a GpuShare, the loop that keeps promises, and what sharing gains."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gpushare.core.control.gain import Gain, GpuGain, NamespaceGain, gain_of, is_kept
 from gpushare.core.control.watch import GpuWatch, watch
 from gpushare.core.control.window import (
     FREE,
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FREE",
     "Fares",
+    "Gain",
+    "GpuGain",
     "GpuWatch",
+    "NamespaceGain",
     "OperatorSettings",
     "WatchActions",
     "WatchNote",
@@ -37,6 +41,8 @@ __all__ = [
     "Window",
     "differs_only_in_figures",
     "fares_of",
+    "gain_of",
+    "is_kept",
     "status_of",
     "transitions",
     "watch",

@@ -1,0 +1,101 @@
+"""`gpushare gain`: what sharing gains now, as progress against the GPUs that are used."""
+
+from dataclasses import asdict
+from typing import Any, Final
+
+import typer
+
+from gpushare.cli.access import AllOption, ContextOption, KubeconfigOption, NamespaceOption, Where, ask
+from gpushare.cli.columns import Column, ratio, show, whole_percent
+from gpushare.cli.console import notes, out
+from gpushare.cli.gpus import read_nodes
+from gpushare.cli.records import Format, FormatOption, emit
+from gpushare.core.control import Gain, GpuGain, NamespaceGain, gain_of
+
+app = typer.Typer(help=__doc__)
+
+NAMESPACE_COLUMNS: Final[tuple[Column[NamespaceGain], ...]] = (
+    Column("NAMESPACE", lambda row: row.namespace),
+    Column("PODS", lambda row: str(row.pods), rank=1, is_right=True),
+    Column("ASKED", lambda row: f"{row.asked_gpus:.2f}", is_right=True),
+    Column("PROGRESS", lambda row: f"{row.progress_ratio:.2f}", is_right=True),
+    Column("UNKNOWN", lambda row: str(row.unknown), rank=2, is_right=True),
+)
+GPU_COLUMNS: Final[tuple[Column[GpuGain], ...]] = (
+    Column("GPU", lambda row: f"{row.node}/{row.index}"),
+    Column("MODEL", lambda row: row.model, rank=3),
+    Column("PODS", lambda row: str(row.pods), rank=1, is_right=True),
+    Column("SHARE", lambda row: whole_percent(row.share_percent), rank=2, is_right=True),
+    Column("PROGRESS", lambda row: ratio(row.progress_ratio), is_right=True),
+    Column("UNKNOWN", lambda row: str(row.unknown), rank=4, is_right=True),
+)
+
+
+def sentences(gain: Gain) -> list[str]:
+    """Say what sharing gains, in the words of a person."""
+    if not gain.used_gpus:
+        return [f"No pod shares a GPU now; {_gpus(gain.gpus)} {_are(gain.gpus)} free."]
+    said = [
+        f"{_pods(gain.pods)} {_are(gain.pods)} on {gain.used_gpus} of {_gpus(gain.gpus)}; each alone, they would "
+        f"take {gain.alone_gpus}."
+    ]
+    if gain.per_gpu is None or gain.gained_gpus is None:
+        said.append("How fast they are is not known yet: on every GPU some workload has no profile.")
+    else:
+        on = "them" if gain.known_gpus == gain.used_gpus else f"the {gain.known_gpus} whose pods are all known"
+        more = gain.gained_gpus
+        verdict = f"{more:.2f} GPUs more than without sharing" if more >= 0 else f"sharing costs {-more:.2f} GPUs"
+        said.append(
+            f"On {on} they make the progress of {gain.progress_ratio:.2f} GPUs: {gain.per_gpu:.2f} a GPU, {verdict}."
+        )
+    judged = gain.kept + gain.broken
+    if judged:
+        said.append(f"{gain.kept} of {judged} promises are kept, {gain.broken} broken.")
+    if gain.throttled:
+        said.append(f"{_pods(gain.throttled)} {_are(gain.throttled)} slowed down for a neighbour's promise.")
+    return said
+
+
+def as_record(gain: Gain) -> dict[str, Any]:
+    """One object for programs."""
+    return {**asdict(gain), "per_gpu": gain.per_gpu, "gained_gpus": gain.gained_gpus}
+
+
+def _pods(count: int) -> str:
+    return "1 pod" if count == 1 else f"{count} pods"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+@app.callback(invoke_without_command=True)
+def gain(
+    namespace: NamespaceOption = None,
+    every: AllOption = False,
+    output: FormatOption = Format.TABLE,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Say what sharing gains now: summed progress against the GPUs in use, promises, and each namespace's part."""
+    where = Where(None if every else namespace, kubeconfig, context)
+    nodes, said = ask(where, read_nodes)
+    for note in said:
+        notes().print(note)
+    found = gain_of(nodes, where.namespace)
+    if output.is_data:
+        emit(as_record(found), output)
+        return
+    console = out()
+    for sentence in sentences(found):
+        console.print(sentence, highlight=False)
+    if found.by_namespace:
+        console.print()
+        show(console, NAMESPACE_COLUMNS, found.by_namespace)
+    if output is Format.WIDE and found.by_gpu:
+        console.print()
+        show(console, GPU_COLUMNS, found.by_gpu)

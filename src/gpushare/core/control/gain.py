@@ -1,0 +1,151 @@
+"""What sharing gains: the progress that tenants make together, against the GPUs that they use."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gpushare.core.api import SHARES_PER_GPU, GpuNode, GpuStatus, TenantStatus
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGain:
+    """One GPU with tenants.
+
+    Attributes:
+        progress_ratio: summed over its tenants, each relative to running alone; None while one is not known.
+        unknown: tenants whose progress is not known.
+    """
+
+    node: str
+    index: int
+    model: str
+    pods: int
+    share_percent: int
+    progress_ratio: float | None
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceGain:
+    """The tenants of one namespace.
+
+    Attributes:
+        asked_gpus: the shares that they are guaranteed, in GPUs.
+        progress_ratio: summed over those whose progress is known, in GPUs that each would have had to itself.
+        unknown: tenants whose progress is not known.
+    """
+
+    namespace: str
+    pods: int
+    asked_gpus: float
+    progress_ratio: float
+    unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What sharing gains on a cluster now.
+
+    Attributes:
+        gpus: of all nodes; used_gpus: those with tenants.
+        alone_gpus: how many the pods would take if each had its GPUs to itself.
+        known_gpus: used GPUs of whose tenants every progress is known.
+        progress_ratio: summed over the known GPUs; one GPU without sharing makes 1.
+        kept, broken: tenants above and below their promise; unjudged: those about which one or the other is not known.
+        throttled: tenants that are kept stopped for part of the time.
+    """
+
+    gpus: int
+    used_gpus: int
+    pods: int
+    alone_gpus: int
+    known_gpus: int
+    progress_ratio: float
+    kept: int
+    broken: int
+    unjudged: int
+    throttled: int
+    by_gpu: tuple[GpuGain, ...]
+    by_namespace: tuple[NamespaceGain, ...]
+
+    @property
+    def per_gpu(self) -> float | None:
+        """Return the progress of one GPU, where 1 is what a GPU without sharing makes; None while none is known."""
+        return self.progress_ratio / self.known_gpus if self.known_gpus else None
+
+    @property
+    def gained_gpus(self) -> float | None:
+        """Return how many more GPUs the same progress would take without sharing; below 0 sharing costs."""
+        return self.progress_ratio - self.known_gpus if self.known_gpus else None
+
+
+def gain_of(nodes: Iterable[GpuNode], namespace: str | None = None) -> Gain:
+    """Sum up what the nodes' agents measured.
+
+    Args:
+        namespace: only GPUs on which this namespace has a tenant, and of namespaces only this one.
+    """
+    gpus = [(node.name, gpu) for node in nodes for gpu in node.status.gpus]
+    used = [
+        (name, gpu)
+        for name, gpu in gpus
+        if any(namespace in {None, tenant.namespace} for tenant in gpu.tenants) and gpu.tenants
+    ]
+    tenants = [tenant for _, gpu in used for tenant in gpu.tenants]
+    by_gpu = tuple(_gpu_gain(name, gpu) for name, gpu in used)
+    known = [each.progress_ratio for each in by_gpu if each.progress_ratio is not None]
+    verdicts = [is_kept(tenant) for tenant in tenants]
+    return Gain(
+        gpus=len(gpus),
+        used_gpus=len(used),
+        pods=len({tenant.pod_uid for tenant in tenants}),
+        alone_gpus=len(tenants),
+        known_gpus=len(known),
+        progress_ratio=sum(known),
+        kept=verdicts.count(True),
+        broken=verdicts.count(False),
+        unjudged=verdicts.count(None),
+        throttled=sum(bool(tenant.throttle_ratio) for tenant in tenants),
+        by_gpu=by_gpu,
+        by_namespace=_by_namespace([t for t in tenants if namespace in {None, t.namespace}]),
+    )
+
+
+def is_kept(tenant: TenantStatus) -> bool | None:
+    """Return whether a tenant makes the progress that it was promised; None while one of both is not known.
+
+    A promise is broken only where the measurement's error leaves no doubt: one standard deviation above what was
+    inferred is still below it.
+    """
+    if tenant.promise_ratio is None or tenant.progress_ratio is None:
+        return None
+    return tenant.progress_ratio + (tenant.progress_error_ratio or 0.0) >= tenant.promise_ratio
+
+
+def _gpu_gain(node: str, gpu: GpuStatus) -> GpuGain:
+    progress = [tenant.progress_ratio for tenant in gpu.tenants]
+    known = [each for each in progress if each is not None]
+    return GpuGain(
+        node=node,
+        index=gpu.index,
+        model=gpu.model,
+        pods=len(gpu.tenants),
+        share_percent=sum(tenant.share_percent for tenant in gpu.tenants),
+        progress_ratio=sum(known) if len(known) == len(progress) else None,
+        unknown=len(progress) - len(known),
+    )
+
+
+def _by_namespace(tenants: Iterable[TenantStatus]) -> tuple[NamespaceGain, ...]:
+    groups: dict[str, list[TenantStatus]] = {}
+    for tenant in tenants:
+        groups.setdefault(tenant.namespace or "", []).append(tenant)
+    return tuple(
+        NamespaceGain(
+            namespace=name,
+            pods=len({tenant.pod_uid for tenant in group}),
+            asked_gpus=sum(tenant.share_percent for tenant in group) / SHARES_PER_GPU,
+            progress_ratio=sum(tenant.progress_ratio or 0.0 for tenant in group),
+            unknown=sum(tenant.progress_ratio is None for tenant in group),
+        )
+        for name, group in sorted(groups.items())
+    )
