@@ -109,3 +109,21 @@ def test_the_scheduler_acts_as_kube_scheduler_and_volume_scheduler_and_no_more(r
         if o["kind"] == "ClusterRoleBinding" and o["subjects"][0]["name"] == "gpushare-scheduler"
     }
     assert roles == {"gpushare-scheduler", "system:kube-scheduler", "system:volume-scheduler"}
+
+
+def test_who_may_view_or_edit_pods_may_view_or_edit_gpushares(render: Any) -> None:
+    """The cluster's own roles contain ours; nobody but the agents writes GpuNodes, and no status is for people."""
+    prefix = "rbac.authorization.k8s.io/aggregate-to-"
+    found = {
+        label.removeprefix(prefix): {
+            (resource, verb) for rule in o["rules"] for resource in rule["resources"] for verb in rule["verbs"]
+        }
+        for o in render()
+        if o["kind"] == "ClusterRole"
+        for label in o["metadata"]["labels"]
+        if label.startswith(prefix)
+    }
+    assert set(found) == {"view", "edit", "admin"}
+    assert ("gpunodes", "list") in found["view"]
+    assert {verb for _, verb in found["view"]} == {"get", "list", "watch"}
+    assert {resource for resource, _ in found["edit"] | found["admin"]} == {"gpushares"}

@@ -1,11 +1,9 @@
 """What `gpushare top` makes of pods and GpuNodes."""
 
-import io
-
 import pytest
-from rich.console import Console
 
-from gpushare.cli.top import render, rows
+from gpushare.cli.columns import lay_out
+from gpushare.cli.pod_rows import COLUMNS, rows
 from gpushare.core.api import Decision, GpuNode, GpuNodeStatus, GpuShare, GpuStatus, TenantStatus, names
 
 NODE = GpuNode(
@@ -50,9 +48,7 @@ def test_a_running_pod_shows_its_decision_and_what_its_agent_measured():
     assert (row.memory_used_mib, row.progress_ratio, row.slowdown_ratio) == (900, 0.8, 1.25)
     assert (row.workload, row.job_class) == ("resnet50", "latency")
     assert (row.promise_ratio, row.throttle_ratio) == (0.3, 0.4)
-    out = io.StringIO()
-    Console(file=out, width=200).print(render([row]))
-    assert out.getvalue().splitlines()[1].split()[-4:] == ["0.30", "0.80", "40%", "1.25x"]
+    assert lay_out(COLUMNS, [row], None)[1].split()[-4:] == ["0.30", "0.80", "40%", "1.25x"]
 
 
 def test_the_promise_is_the_gpushares_before_the_agents():
@@ -82,9 +78,7 @@ def test_what_is_not_known_is_a_dash_and_not_a_number():
     waiting["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     (row,) = rows([waiting], [NODE])
     assert (row.state, row.gpu, row.progress_ratio, row.share_percent) == ("Unschedulable", None, None, 40)
-    out = io.StringIO()
-    Console(file=out, width=200).print(render([row]))
-    assert out.getvalue().splitlines()[1].split()[-5:] == ["-"] * 5
+    assert lay_out(COLUMNS, [row], None)[1].split()[-5:] == ["-"] * 5
 
 
 def test_waiting_pods_come_last_and_ended_ones_not_at_all():

@@ -121,7 +121,7 @@ async def see(api: Api, where: Where) -> Seen:
     """Read the pods, GpuNodes and GpuShares that one may read.
 
     Raises:
-        CommandError: the cluster has no gpushare, or another one, or not even the pods of one namespace may be read.
+        CommandError: the cluster has no gpushare, or another one. Forbidden: no namespace's pods may be read.
     """
     notes: list[str] = []
     namespace = where.namespace
@@ -142,7 +142,9 @@ async def see(api: Api, where: Where) -> Seen:
         if namespace is not None:
             raise
         namespace = where.current_namespace()
-        notes.append(f"you may not read the pods of every namespace, so this is {namespace} alone (-n names another)")
+        notes.append(
+            f"you may not read the pods of every namespace, so this is {namespace} alone (-n names another)"
+        )
         pods = (await api.list(PODS, _whole, namespace=namespace, label_selector=MANAGED_SELECTOR)).items
     try:
         nodes = (await api.list(GPUNODES, GpuNode.from_object)).items
@@ -175,9 +177,9 @@ async def version_notes(api: Api) -> tuple[str, ...]:
     others = sorted({version for version in found.items if version and version != __version__})
     if not others:
         return ()
+    running = ", ".join(others)
     return (
-        f"the cluster runs gpushare {', '.join(others)}, this program is {__version__}: what that version does not "
-        "know is shown as a dash",
+        f"the cluster runs gpushare {running}, this program is {__version__}: a dash may be what it cannot tell",
     )
 
 

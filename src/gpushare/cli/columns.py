@@ -34,7 +34,7 @@ class Column(Generic[Row]):
 def lay_out(
     columns: Sequence[Column[Row]], rows: Sequence[Row], width: int | None, *, wide: bool = False
 ) -> list[str]:
-    """Return the title line and one line for each row, at most `width` characters each; None: as wide as need be."""
+    """Return the title line and one line a row, at most `width` characters each; None: as wide as need be."""
     kept = [column for column in columns if wide or not column.wide_only]
     cells = {column.title: [column.shown(row) or UNKNOWN for row in rows] for column in kept}
     needs = {title: max(map(len, (title, *shown))) for title, shown in cells.items()}
@@ -60,7 +60,7 @@ def show(
     rows: Sequence[Row],
     *,
     wide: bool = False,
-    style: Callable[[Row], str] = lambda row: "",
+    style: Callable[[Row], str] | None = None,
 ) -> None:
     """Print a table, as wide as the terminal, whole where there is none.
 
@@ -69,7 +69,7 @@ def show(
     """
     lines = lay_out(columns, rows, console.width if console.is_terminal else None, wide=wide)
     for at, line in enumerate(lines):
-        text = Text(line, "bold" if not at else style(rows[at - 1]))
+        text = Text(line, "bold" if not at else style(rows[at - 1]) if style else "")
         console.print(text, no_wrap=True, overflow="ignore", crop=False)
 
 

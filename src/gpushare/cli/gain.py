@@ -18,7 +18,7 @@ NAMESPACE_COLUMNS: Final[tuple[Column[NamespaceGain], ...]] = (
     Column("NAMESPACE", lambda row: row.namespace),
     Column("PODS", lambda row: str(row.pods), rank=1, is_right=True),
     Column("ASKED", lambda row: f"{row.asked_gpus:.2f}", is_right=True),
-    Column("PROGRESS", lambda row: f"{row.progress_ratio:.2f}", is_right=True),
+    Column("PROGRESS", lambda row: ratio(row.progress_ratio), is_right=True),
     Column("UNKNOWN", lambda row: str(row.unknown), rank=2, is_right=True),
 )
 GPU_COLUMNS: Final[tuple[Column[GpuGain], ...]] = (
@@ -35,19 +35,16 @@ def sentences(gain: Gain) -> list[str]:
     """Say what sharing gains, in the words of a person."""
     if not gain.used_gpus:
         return [f"No pod shares a GPU now; {_gpus(gain.gpus)} {_are(gain.gpus)} free."]
-    said = [
-        f"{_pods(gain.pods)} {_are(gain.pods)} on {gain.used_gpus} of {_gpus(gain.gpus)}; each alone, they would "
-        f"take {gain.alone_gpus}."
-    ]
+    on = f"{gain.used_gpus} of {_gpus(gain.gpus)}"
+    said = [f"{_pods(gain.pods)} {_are(gain.pods)} on {on}; each alone, they would take {gain.alone_gpus}."]
     if gain.per_gpu is None or gain.gained_gpus is None:
         said.append("How fast they are is not known yet: on every GPU some workload has no profile.")
     else:
-        on = "them" if gain.known_gpus == gain.used_gpus else f"the {gain.known_gpus} whose pods are all known"
+        on = "them" if gain.known_gpus == gain.used_gpus else f"{_gpus(gain.known_gpus)} whose pods are all known"
         more = gain.gained_gpus
         verdict = f"{more:.2f} GPUs more than without sharing" if more >= 0 else f"sharing costs {-more:.2f} GPUs"
-        said.append(
-            f"On {on} they make the progress of {gain.progress_ratio:.2f} GPUs: {gain.per_gpu:.2f} a GPU, {verdict}."
-        )
+        progress = f"the progress of {gain.progress_ratio:.2f} GPUs"
+        said.append(f"On {on} they make {progress}: {gain.per_gpu:.2f} a GPU, {verdict}.")
     judged = gain.kept + gain.broken
     if judged:
         said.append(f"{gain.kept} of {judged} promises are kept, {gain.broken} broken.")

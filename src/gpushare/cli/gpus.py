@@ -6,7 +6,15 @@ from typing import Final
 
 import typer
 
-from gpushare.cli.access import ContextOption, KubeconfigOption, Where, ask, cluster_error, no_gpushare, version_notes
+from gpushare.cli.access import (
+    ContextOption,
+    KubeconfigOption,
+    Where,
+    ask,
+    cluster_error,
+    no_gpushare,
+    version_notes,
+)
 from gpushare.cli.columns import Column, gibibytes, percent, ratio, show, whole_percent
 from gpushare.cli.console import notes, out
 from gpushare.cli.records import Format, FormatOption, emit

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gpushare.cli.access import SETTINGS_LABEL
 from gpushare.cli.errors import UsageError
 from gpushare.core.admission import Defaults, ShareIndex, resolve
 from gpushare.core.api import GpuNode, GpuShare, PodView, Rejection, names, parse_quantity
@@ -21,7 +22,6 @@ from gpushare.core.placement import (
 )
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Json
 
-SETTINGS_LABEL: Final = f"{names.GROUP}/settings=true"
 _MIB: Final = 2**20
 
 

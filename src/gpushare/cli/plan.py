@@ -1,6 +1,5 @@
 """`gpushare plan`: where pods would go on a cluster, and why not elsewhere, without touching it."""
 
-import asyncio
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from gpushare.cli.access import Where, ask
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.live import LiveCluster, cluster_of, read_cluster
@@ -34,7 +34,6 @@ from gpushare.core.placement import (
 )
 from gpushare.core.placement.policies import NAMES, make
 from gpushare.data import default_model
-from gpushare.kube import ApiError, connect
 
 app = typer.Typer(help=__doc__)
 
@@ -151,15 +150,7 @@ def _cluster(
             return cluster_of(objects)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UsageError(f"{snapshot}: is not what gpushare snapshot writes: {error!r}") from error
-    try:
-        return asyncio.run(_read(kubeconfig, context))
-    except ApiError as error:
-        raise UsageError(f"cannot read the cluster: {error} (or give --snapshot or --nodes)") from error
-
-
-async def _read(kubeconfig: str | None, context: str | None) -> LiveCluster:
-    async with connect(kubeconfig, context=context) as api:
-        return await read_cluster(api)
+    return ask(Where(None, kubeconfig, context), read_cluster, instead="--snapshot or --nodes")
 
 
 def _refused(found: Candidates) -> tuple[tuple[str, str, int, str], ...]:

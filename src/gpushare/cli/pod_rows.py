@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from gpushare.cli.columns import Column, gibibytes, ratio, whole_percent
+from gpushare.cli.columns import Column, gibibytes, percent, ratio, whole_percent
 from gpushare.core.admission import ShareIndex
 from gpushare.core.api import GpuNode, GpuShare, GpuStatus, JobClass, PodPlacement, PodView, TenantStatus, names
 from gpushare.kube import Json
@@ -61,8 +61,8 @@ COLUMNS: Final[tuple[Column[TopRow], ...]] = (
     Column("MEM USED", lambda row: gibibytes(row.memory_used_mib), rank=6, is_right=True),
     Column("PROMISE", lambda row: ratio(row.promise_ratio), rank=4, is_right=True),
     Column("PROGRESS", lambda row: ratio(row.progress_ratio), is_right=True),
+    Column("STOPPED", lambda row: percent(row.throttle_ratio), rank=5, is_right=True),
     Column("SLOWDOWN", lambda row: _times(row.slowdown_ratio), rank=11, is_right=True),
-    Column("THROTTLE", lambda row: _part(row.throttle_ratio), rank=5, is_right=True),
 )
 
 
@@ -104,7 +104,9 @@ def _row(
         figures = [placement]
     progress = [each.progress_ratio for each in figures if each.progress_ratio is not None]
     slowdown = [each.slowdown_ratio for each in figures if each.slowdown_ratio is not None]
-    promise = [each.promise_ratio for each in figures if each.promise_ratio is not None]
+    # its GpuShare says what it may count on; its agent, while the GpuShare does not yet
+    promised = [placement] if placement is not None and placement.promise_ratio is not None else figures
+    promise = [each.promise_ratio for each in promised if each.promise_ratio is not None]
     throttle = [each.throttle_ratio for each in figures if each.throttle_ratio]
     used = [tenant.memory_used_mib for _, tenant in seen if tenant.memory_used_mib is not None]
     limits = [each.memory_limit_mib for each in figures if each.memory_limit_mib is not None]
@@ -154,10 +156,6 @@ def _state(pod: Json) -> str:
 
 def _times(value: float | None) -> str | None:
     return None if value is None else f"{value:.2f}x"
-
-
-def _part(value: float | None) -> str | None:
-    return None if value is None else f"{value:.0%}"
 
 
 class SortKey(StrEnum):

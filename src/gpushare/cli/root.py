@@ -1,31 +1,41 @@
 """The root command: loads only the command group that is used and prints user errors as one sentence."""
 
 import importlib
+import os
 import sys
-from typing import Final
+from pathlib import Path
+from typing import Final, NoReturn
 
 import typer
 
 from gpushare import __version__
-from gpushare.cli.errors import UsageError
+from gpushare.cli.errors import CommandError, ExitStatus
 
 # Name -> (module with a `typer.Typer` named app, one line of help). Only the group that is used is imported:
 # a help text does not wait for numpy or the Kubernetes client. A group that is one command has a callback
 # with `invoke_without_command=True`.
 GROUPS: Final[dict[str, tuple[str, str]]] = {
-    "top": ("gpushare.cli.top", "Who shares which GPU, at what cap, and how much slower than alone."),
+    "top": ("gpushare.cli.top", "Who shares which GPU, at what cap, what was promised, and how each one fares."),
+    "pods": ("gpushare.cli.pods", "The pods that share GPUs, what they were given, and where they are."),
+    "gpus": ("gpushare.cli.gpus", "The GPUs, what is free on each, and how busy it is."),
+    "gain": ("gpushare.cli.gain", "What sharing gains now: progress against the GPUs in use."),
     "sim": ("gpushare.cli.sim", "Simulate placement on a cluster, or jobs that share GPUs."),
     "snapshot": ("gpushare.cli.snapshot", "Read a live cluster into files that sim and plan take."),
     "plan": ("gpushare.cli.plan", "Where pods would go, and why not elsewhere."),
     "mps": ("gpushare.cli.mps", "Look at and act on the MPS daemons and gates of this node."),
     "model": ("gpushare.cli.model", "The interference model and attribution on measured runs."),
     "calibrate": ("gpushare.cli.calibrate", "Measure programs alone and together on this machine's GPU."),
-    "profile": ("gpushare.cli.profile", "What a program alone draws from a GPU, pipe by pipe."),
+    "profile": ("gpushare.cli.profile", "What a workload or a program draws from a GPU, pipe by pipe."),
     "pairs": ("gpushare.cli.pairs", "Partner choice on a table of measured pairs of jobs."),
 }
 
 # What the extra `fit` installs, by import name: fitting, evaluation and plots need it, nothing on a cluster does.
 FIT_MODULES: Final = frozenset({"matplotlib", "networkx", "scipy", "sklearn"})
+
+
+DEBUG: Final = "GPUSHARE_DEBUG"
+"""Set to anything, a defect is shown with its traceback."""
+_INTERRUPTED: Final = 130  # as a shell says of a program that ctrl-c ended
 
 
 def build(used: str | None) -> typer.Typer:
@@ -54,15 +64,33 @@ def build(used: str | None) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; exit code 2 and one sentence on stderr for any error the user can fix."""
+    """Run the command line; an error the user can mend is one sentence, and an exit status by its kind."""
     used = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     try:
-        build(used)(prog_name="gpushare")
-    except UsageError as error:
-        typer.echo(f"gpushare: {error}", err=True)
-        sys.exit(2)
+        build(used)(prog_name=program())
+    except CommandError as error:
+        _stop(str(error), error.status)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in FIT_MODULES:
             raise
-        typer.echo(f'gpushare: this command needs {error.name}: install "gpushare[fit]"', err=True)
-        sys.exit(2)
+        _stop(f'this command needs {error.name}: install "gpushare[fit]"', ExitStatus.USAGE)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+    except BrokenPipeError:  # the reader, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitStatus.DONE)
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        what = str(error) or type(error).__name__
+        _stop(f"this is a defect: {type(error).__name__}: {what} ({DEBUG}=1 shows where)", ExitStatus.DEFECT)
+
+
+def program() -> str:
+    """Return how the user called this program: kubectl runs plugins by their file's name."""
+    return "kubectl gpushare" if Path(sys.argv[0]).name.startswith("kubectl") else "gpushare"
+
+
+def _stop(sentence: str, status: ExitStatus) -> NoReturn:
+    typer.echo(f"gpushare: {sentence}", err=True)
+    sys.exit(status)

@@ -1,6 +1,5 @@
 """`gpushare snapshot`: save a live cluster in files, for `gpushare plan` and `gpushare sim cluster`."""
 
-import asyncio
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from gpushare.cli.access import Where, ask
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text, write_whole
 from gpushare.cli.live import Objects, cluster_of, read_objects
-from gpushare.kube import ApiError, connect
 from gpushare.sim.openb import format_nodes, format_pods
 
 app = typer.Typer(help=__doc__)
@@ -32,10 +31,7 @@ def snapshot(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Write a live cluster into files: settings, nodes, GPUs, GpuShares and pods, without secrets."""
-    try:
-        objects = asyncio.run(_read(kubeconfig, context))
-    except ApiError as error:
-        raise UsageError(f"cannot read the cluster: {error}") from error
+    objects = ask(Where(None, kubeconfig, context), read_objects)
     cluster = cluster_of(objects)
     save(objects, output)
     waiting = sum(placement is None for _, placement in cluster.pods)
@@ -100,8 +96,3 @@ def read_snapshot(folder: Path) -> Objects:
         return Objects(**json.loads(read_text(path)))
     except (ValueError, TypeError, RecursionError) as error:
         raise UsageError(f"{path}: is not what gpushare snapshot writes: {error}") from error
-
-
-async def _read(kubeconfig: str | None, context: str | None) -> Objects:
-    async with connect(kubeconfig, context=context) as api:
-        return await read_objects(api)

@@ -86,4 +86,3 @@ async def _live(where: Where, view: View, *, wide: bool) -> None:
             await watch(lambda: see(api, where), first, view, wide=wide, every_seconds=REFRESH_SECONDS)
     except ApiError as error:
         raise cluster_error(error) from error
-

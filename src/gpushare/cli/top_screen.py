@@ -33,7 +33,9 @@ _SORTS: Final = {
     "m": SortKey.MEMORY,
     "b": SortKey.BROKEN,
 }
-_HELP: Final = "q quit  sort by g gpu n name p progress s share m memory b broken  r reverse  space hold  j k scroll"
+_HELP: Final = (
+    "q quit  sort by g gpu n name p progress s share m memory b broken  r reverse  space hold  j k scroll"
+)
 _CHROME: Final = 3  # lines besides the pods: the summary, the titles, the last line
 
 

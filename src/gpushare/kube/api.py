@@ -358,7 +358,9 @@ async def connect(
             kube_config.load_incluster_config(configuration)
         else:
             _check_exists(path)
-            await kube_config.load_kube_config(path, context=context, client_configuration=configuration)
+            await kube_config.load_kube_config(
+                path or _named_kubeconfig(), context=context, client_configuration=configuration
+            )
     except (kube_config.ConfigException, OSError) as error:
         raise ApiError(f"no usable cluster configuration: {error}") from error
     except _BAD_KUBECONFIG as error:
@@ -375,15 +377,22 @@ async def connect(
         await asyncio.sleep(0)  # let aiohttp close its transports
 
 
+def _named_kubeconfig() -> str | None:
+    """Return $KUBECONFIG as it is now: the library reads it once, when it is imported."""
+    return os.environ.get("KUBECONFIG") or None
+
+
 def current_namespace(kubeconfig: str | Path | None = None, *, context: str | None = None) -> str:
-    """Return the namespace that kubectl uses where none is given: the context's, in a pod its own, else default."""
+    """Return the namespace that kubectl uses where none is given: the context's, or the pod's own."""
     if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         try:
             return _POD_NAMESPACE.read_text().strip() or "default"
         except OSError:
             return "default"
     try:
-        contexts, active = kube_config.list_kube_config_contexts(str(kubeconfig) if kubeconfig else None)
+        contexts, active = kube_config.list_kube_config_contexts(
+            str(kubeconfig) if kubeconfig else _named_kubeconfig()
+        )
     except (kube_config.ConfigException, OSError, *_BAD_KUBECONFIG):
         return "default"
     chosen = next((each for each in contexts if each["name"] == context), active) if context else active

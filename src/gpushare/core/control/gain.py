@@ -30,14 +30,14 @@ class NamespaceGain:
 
     Attributes:
         asked_gpus: the shares that they are guaranteed, in GPUs.
-        progress_ratio: summed over those whose progress is known, in GPUs that each would have had to itself.
+        progress_ratio: summed over those whose progress is known; None where none is.
         unknown: tenants whose progress is not known.
     """
 
     namespace: str
     pods: int
     asked_gpus: float
-    progress_ratio: float
+    progress_ratio: float | None
     unknown: int
 
 
@@ -50,7 +50,7 @@ class Gain:
         alone_gpus: how many the pods would take if each had its GPUs to itself.
         known_gpus: used GPUs of whose tenants every progress is known.
         progress_ratio: summed over the known GPUs; one GPU without sharing makes 1.
-        kept, broken: tenants above and below their promise; unjudged: those about which one or the other is not known.
+        kept, broken: tenants above and below their promise; unjudged: those of which either is not known.
         throttled: tenants that are kept stopped for part of the time.
     """
 
@@ -69,7 +69,7 @@ class Gain:
 
     @property
     def per_gpu(self) -> float | None:
-        """Return the progress of one GPU, where 1 is what a GPU without sharing makes; None while none is known."""
+        """Return the progress of one GPU; 1 is what a GPU without sharing makes; None while none is known."""
         return self.progress_ratio / self.known_gpus if self.known_gpus else None
 
     @property
@@ -139,13 +139,16 @@ def _by_namespace(tenants: Iterable[TenantStatus]) -> tuple[NamespaceGain, ...]:
     groups: dict[str, list[TenantStatus]] = {}
     for tenant in tenants:
         groups.setdefault(tenant.namespace or "", []).append(tenant)
+    known = {
+        name: [t.progress_ratio for t in group if t.progress_ratio is not None] for name, group in groups.items()
+    }
     return tuple(
         NamespaceGain(
             namespace=name,
             pods=len({tenant.pod_uid for tenant in group}),
             asked_gpus=sum(tenant.share_percent for tenant in group) / SHARES_PER_GPU,
-            progress_ratio=sum(tenant.progress_ratio or 0.0 for tenant in group),
-            unknown=sum(tenant.progress_ratio is None for tenant in group),
+            progress_ratio=sum(known[name]) if known[name] else None,
+            unknown=len(group) - len(known[name]),
         )
         for name, group in sorted(groups.items())
     )

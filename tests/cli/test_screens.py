@@ -1,0 +1,201 @@
+"""What people see of a cluster: each screen as it stands in screens/, wide and on a terminal of 40 columns."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+from fakecluster import FakeCluster, check_screen
+
+from gpushare.cli.access import Seen
+from gpushare.cli.pod_rows import SortKey
+from gpushare.cli.top_screen import Line, Quit, View, pressed, screen
+from gpushare.core.api import GpuNode
+from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, PODS
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def seen_of(cluster: FakeCluster, **more: Any) -> Seen:
+    nodes = tuple(GpuNode.from_object(each) for each in cluster.store.objects(GPUNODES).values())
+    return Seen(tuple(cluster.store.objects(PODS).values()), nodes, (), **more)
+
+
+def text_of(lines: list[Line]) -> str:
+    return "".join(f"{line.text}\n" for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_live_table_fits_every_terminal(busy: FakeCluster, width: int) -> None:
+    lines = screen(seen_of(busy), View(), width, 10)
+    assert len(lines) == 10
+    assert max(len(line.text) for line in lines) <= width
+    check_screen(f"top-{width}", text_of(lines))
+
+
+def test_a_terminal_of_three_lines_still_shows_a_pod(busy: FakeCluster) -> None:
+    lines = screen(seen_of(busy), View(SortKey.BROKEN), 40, 4)
+    assert [line.text.split()[0] for line in lines][:3] == ["4", "POD", "serve-7c9f8d6b5-xk2lp"]
+
+
+def test_keys_sort_scroll_hold_and_leave(busy: FakeCluster) -> None:
+    def first(view: View) -> str:
+        return screen(seen_of(busy), view, 200, 24)[2].text.split()[1]
+
+    view = View()
+    found = {}
+    for key in "gnpsmb":
+        after = pressed(view, key)
+        assert isinstance(after, View)
+        found[key] = first(after)
+    assert found == {
+        "g": "serve-7c9f8d6b5-xk2lp",
+        "n": "lab",
+        "p": "train-5d4c-p9",
+        "s": "late",
+        "m": "train-5d4c-p9",
+        "b": "serve-7c9f8d6b5-xk2lp",
+    }
+    back = pressed(pressed(view, "n"), "r")  # type: ignore[arg-type]
+    assert isinstance(back, View)
+    assert first(back) == "train-5d4c-p9"
+    down = pressed(view, "j")
+    assert isinstance(down, View)
+    assert (down.top, pressed(down, "k")) == (1, view)
+    assert screen(seen_of(busy), down, 200, 5)[2].text.split()[1] == "train-5d4c-p9"
+    held = pressed(view, " ")
+    assert isinstance(held, View)
+    assert screen(seen_of(busy), held, 80, 9)[-1].text == "held: space goes on"
+    assert pressed(view, "q") is Quit.QUIT
+    assert pressed(view, "?") == view
+
+
+def test_trouble_and_notes_take_the_last_line(busy: FakeCluster) -> None:
+    seen = seen_of(busy, notes=("you may not read GpuNodes",))
+    assert screen(seen, View(), 80, 9)[-1].text == "you may not read GpuNodes"
+    assert screen(seen, View(), 20, 9, trouble="8 s old: the API server is in trouble")[-1].text == (
+        "8 s old: the API ser"
+    )
+
+
+def test_an_empty_cluster_says_so(cluster: FakeCluster) -> None:
+    assert screen(seen_of(cluster), View(), 40, 5)[1].text == "no pod shares a GPU yet"
+
+
+@pytest.mark.parametrize("words", ["top", "pods", "pods -o wide", "gpus", "gpus -o wide", "gain", "gain -o wide"])
+def test_each_command_prints_its_table_into_a_pipe_without_colours(
+    busy: FakeCluster, call: Call, words: str
+) -> None:
+    code, out, err = call(*words.split())
+    assert (code, "\x1b" in out + err) == (0, False)
+    check_screen(words.replace(" ", ""), out + "".join(f"stderr: {line}\n" for line in err.splitlines()))
+
+
+@pytest.mark.parametrize("command", ["top", "pods", "gpus", "gain"])
+def test_json_and_yaml_say_the_same(busy: FakeCluster, call: Call, command: str) -> None:
+    _, as_json, _ = call(command, "-o", "json")
+    _, as_yaml, _ = call(command, "-o", "yaml")
+    found = json.loads(as_json)
+    assert found
+    assert yaml.safe_load(as_yaml) == found
+
+
+def test_top_json_is_a_list_of_pods_with_what_was_promised(busy: FakeCluster, call: Call) -> None:
+    _, out, _ = call("top", "--json", "--sort", "broken")
+    first = json.loads(out)[0]
+    assert (first["pod"], first["promise_ratio"], first["progress_ratio"]) == ("serve-7c9f8d6b5-xk2lp", 0.91, 0.72)
+
+
+def test_one_namespace_alone(busy: FakeCluster, call: Call) -> None:
+    assert [row["pod"] for row in json.loads(call("pods", "-n", "research", "-o", "json")[1])] == ["lab"]
+    gain = json.loads(call("gain", "-n", "research", "-o", "json")[1])
+    assert [each["namespace"] for each in gain["by_namespace"]] == ["research"]
+    assert (gain["used_gpus"], gain["per_gpu"]) == (1, None)
+
+
+def test_a_cluster_without_gpushare_is_a_sentence(cluster: FakeCluster, call: Call) -> None:
+    cluster.absent = {"gpushares", "gpunodes"}
+    cluster.store.served.clear()
+    for command in ("top", "pods", "gpus", "gain"):
+        code, out, err = call(command)
+        assert (code, out, err.count("\n")) == (3, "", 1)
+        assert "this cluster has no gpushare" in err
+    cluster.forbidden = {"gpushares"}  # rights are looked at before the type is
+    assert call("top")[0] == 3
+
+
+def test_another_version_of_the_api_is_a_sentence(cluster: FakeCluster, call: Call) -> None:
+    cluster.absent = {"gpushares", "gpunodes"}
+    cluster.store.served["gpushare.io"] = ("v1",)
+    code, _, err = call("gpus")
+    assert code == 6
+    assert "the cluster's gpushare speaks v1 and this program v1alpha1" in err
+
+
+def test_an_older_release_is_noted_and_shown_as_far_as_it_goes(busy: FakeCluster, call: Call) -> None:
+    labels = {"gpushare.io/settings": "true", "app.kubernetes.io/version": "0.0.9"}
+    busy.put(CONFIGMAPS, {"metadata": {"name": "s", "namespace": "gpushare-system", "labels": labels}, "data": {}})
+    code, out, err = call("top")
+    assert code == 0
+    assert "serve-7c9f8d6b5-xk2lp" in out
+    assert "the cluster runs gpushare 0.0.9" in err
+
+
+def test_without_rights_to_gpunodes_the_gpushares_tell(busy: FakeCluster, call: Call) -> None:
+    placement = {"podUid": "u1", "pod": "serve", "node": "node-a", "promise": 0.9, "progress": 0.7}
+    share = {"metadata": {"name": "web", "namespace": "shop", "uid": "s"}, "status": {"placements": [placement]}}
+    busy.put(GPUSHARES, share)
+    busy.forbidden = {"/gpunodes"}
+    code, out, err = call("top", "-o", "json", "--sort", "progress")
+    first = json.loads(out)[0]
+    assert (code, first["gpu"], first["progress_ratio"]) == (0, "node-a/GPU-0", 0.7)
+    assert "ClusterRole gpushare-view" in err
+    code, out, err = call("gpus")
+    assert (code, out) == (4, "")
+    assert "ask for the rights of the ClusterRole gpushare-view" in err
+
+
+def test_without_rights_to_every_namespace_the_contexts_own_is_shown(busy: FakeCluster, call: Call) -> None:
+    busy.forbidden = {"v1/pods"}
+    code, out, err = call("pods", "-o", "json")
+    assert (code, {row["namespace"] for row in json.loads(out)}) == (0, {"shop"})
+    assert "so this is shop alone" in err
+    busy.forbidden = {"/pods"}
+    assert call("pods")[0] == 4
+
+
+def test_no_cluster_is_a_sentence(
+    cluster: FakeCluster, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    cluster.broken = True
+    code, _, err = call("top")
+    assert (code, "the API server is in trouble: etcd is away" in err) == (5, True)
+    code, _, err = call("top", "--context", "nowhere")
+    assert (code, err.count("\n")) == (5, 1)
+    for text, says in (("a: [", "is not a kubeconfig"), ("- 1", "is not a kubeconfig"), (None, "there is no ")):
+        path = tmp_path / "other"
+        path.unlink(missing_ok=True)
+        if text is not None:
+            path.write_text(text)
+        monkeypatch.setenv("KUBECONFIG", str(path))
+        code, out, err = call("top")
+        assert (code, out, err.count("\n")) == (5, "", 1)
+        assert says in err
+
+
+def test_a_server_that_is_not_there_is_a_sentence(cluster: FakeCluster, call: Call, tmp_path: Any) -> None:
+    path = tmp_path / "away"
+    path.write_text(cluster.kubeconfig.read_text().replace("127.0.0.1", "127.0.0.1:1/x"))
+    code, _, err = call("gpus", "--kubeconfig", path)
+    assert (code, err.count("\n")) == (5, 1)
+    assert "is this the right cluster (--context), and is it up?" in err
+
+
+def test_a_defect_is_a_sentence_unless_asked_for(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpushare.cli.root.build", lambda used: 1 / 0)
+    code, _, err = call("top")
+    assert (code, err.startswith("gpushare: this is a defect: ZeroDivisionError")) == (70, True)
+    monkeypatch.setenv("GPUSHARE_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        call("top")
