@@ -10,7 +10,7 @@ from fakecluster import FakeCluster, check_screen
 
 from gpushare.cli.access import Seen
 from gpushare.cli.pod_rows import SortKey
-from gpushare.cli.top_screen import Line, Quit, View, pressed, screen
+from gpushare.cli.top_screen import ScreenLine, Quit, View, pressed, screen
 from gpushare.core.api import GpuNode
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, PODS
 
@@ -22,7 +22,7 @@ def seen_of(cluster: FakeCluster, **more: Any) -> Seen:
     return Seen(tuple(cluster.store.objects(PODS).values()), nodes, (), **more)
 
 
-def text_of(lines: list[Line]) -> str:
+def text_of(lines: list[ScreenLine]) -> str:
     return "".join(f"{line.text}\n" for line in lines)
 
 

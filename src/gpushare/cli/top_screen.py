@@ -61,7 +61,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ScreenLine:
     """One line of the screen with its style."""
 
     text: str
@@ -88,7 +88,7 @@ def pressed(view: View, key: str) -> View | Quit:
 
 def screen(
     seen: Seen, view: View, width: int, height: int, *, trouble: str = "", wide: bool = False
-) -> list[Line]:
+) -> list[ScreenLine]:
     """Return the lines of the whole screen: at most `height` of at most `width` characters.
 
     Args:
@@ -98,13 +98,13 @@ def screen(
     lines = lay_out(COLUMNS, found, width, wide=wide)
     room = max(height - _CHROME, 1)
     first = min(view.top, max(len(found) - room, 0))
-    shown = [Line(lines[0][:width], "bold")] if found else [Line("no pod shares a GPU yet"[:width])]
+    shown = [ScreenLine(lines[0][:width], "bold")] if found else [ScreenLine("no pod shares a GPU yet"[:width])]
     shown += [
-        Line(line, style_of(row))
+        ScreenLine(line, style_of(row))
         for line, row in zip(lines[1 + first :], found[first : first + room], strict=False)
     ]
-    summary = Line(_summary(gain_of(seen.nodes), found, width))
-    blanks = [Line("")] * max(height - 2 - len(shown), 0)
+    summary = ScreenLine(_summary(gain_of(seen.nodes), found, width))
+    blanks = [ScreenLine("")] * max(height - 2 - len(shown), 0)
     return [summary, *shown, *blanks, _last(seen, view, len(found), room, trouble, width)]
 
 
@@ -128,15 +128,15 @@ def _summary(gain: Gain, found: Sequence[TopRow], width: int) -> str:
     return text
 
 
-def _last(seen: Seen, view: View, count: int, room: int, trouble: str, width: int) -> Line:
+def _last(seen: Seen, view: View, count: int, room: int, trouble: str, width: int) -> ScreenLine:
     if trouble:
-        return Line(trouble[:width], "red")
+        return ScreenLine(trouble[:width], "red")
     if view.is_held:
-        return Line("held: space goes on"[:width], "yellow")
+        return ScreenLine("held: space goes on"[:width], "yellow")
     if seen.notes:
-        return Line(seen.notes[0][:width], "yellow")
+        return ScreenLine(seen.notes[0][:width], "yellow")
     more = f"{count - room} more  " if count > room else ""
-    return Line((more + _HELP)[:width].rstrip(), "dim")
+    return ScreenLine((more + _HELP)[:width].rstrip(), "dim")
 
 
 async def watch(
@@ -170,7 +170,7 @@ async def watch(
             due = time.monotonic() + every_seconds
 
 
-def draw(console: Console, lines: Sequence[Line]) -> None:
+def draw(console: Console, lines: Sequence[ScreenLine]) -> None:
     """Put lines on the screen, from its first line on, over whatever is there."""
     console.control(Control.home())
     for at, line in enumerate(lines):
