@@ -10,7 +10,7 @@ from fakecluster import FakeCluster, check_screen
 
 from gpushare.cli.access import Seen
 from gpushare.cli.pod_rows import SortKey
-from gpushare.cli.top_screen import ScreenLine, Quit, View, pressed, screen
+from gpushare.cli.top_screen import Quit, ScreenLine, View, pressed, screen
 from gpushare.core.api import GpuNode
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, PODS
 
