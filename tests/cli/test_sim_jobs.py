@@ -74,3 +74,38 @@ def test_an_output_that_cannot_be_written_leaves_nothing(monkeypatch, gavel, tmp
     assert gpushare(monkeypatch, "sim", "trace", *gavel, "-o", target) == 2
     assert "cannot be written" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_table_is_judged_on_every_load_and_seed(monkeypatch, capsys):
+    small = (
+        "--truth",
+        "table",
+        "--jobs",
+        12,
+        "--gpus",
+        2,
+        "--load",
+        1,
+        "--load",
+        2,
+        "--seeds",
+        2,
+        "--processes",
+        1,
+    )
+    assert gpushare(monkeypatch, "sim", "jobs", *small, "--policy", "exclusive, hard-caps", "--json") == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["load"], row["seed"], row["policy"]) for row in rows] == [
+        (load, seed, policy) for load in (1, 2) for seed in (0, 1) for policy in ("exclusive", "hard-caps")
+    ]
+    assert all(row["late_ratio"] == 0.0 for row in rows if row["policy"] == "exclusive")
+    assert gpushare(monkeypatch, "sim", "jobs", *small, "--policy", "exclusive") == 0
+    assert "load 2, 2 seeds" in capsys.readouterr().out
+
+
+def test_the_table_takes_no_trace_and_knows_its_policies(monkeypatch, trace, capsys):
+    assert gpushare(monkeypatch, "sim", "jobs", "--truth", "table", "--trace", trace) == 2
+    assert "give no trace" in capsys.readouterr().err
+    assert gpushare(monkeypatch, "sim", "jobs", "--truth", "table", "--policy", "gavel") == 2
+    assert 'policy "gavel" is not known' in " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert gpushare(monkeypatch, "sim", "jobs") == 2

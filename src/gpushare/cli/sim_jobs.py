@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,6 +14,7 @@ from rich.table import Table
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines, write_whole
+from gpushare.cli.sim_table import processes_by_default, table_jobs
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.research.pairs.table import TableError, parse_pair_table
@@ -20,24 +22,24 @@ from gpushare.sim.job_catalog import POLICIES
 from gpushare.sim.job_report import Report, report
 from gpushare.sim.job_trace import JobTraceError, draw_jobs, format_jobs, parse_jobs
 from gpushare.sim.jobs import Job, Outcome, SimulationError, simulate
+from gpushare.sim.table_catalog import TABLE_POLICIES
 from gpushare.sim.truth import DatasetTruth, PairsTruth, Truth
 
 # Device memory by a substring of the dataset's gpu_model (vendors' data sheets, as NVML reports it).
 GPU_MEMORY_MIB: Final = {"H200": 143771, "H100": 81559, "A100": 40960, "L40": 46068, "V100": 16384, "T4": 15360}
 DEFAULT_GPU_MEMORY_MIB: Final = 81559
 
-TraceFile = Annotated[
-    Path,
-    typer.Option(
-        "--trace", help="CSV: job, workload, submit_seconds, solo_seconds[, max_slowdown][, fraction][, class]"
-    ),
-]
-ColocationFile = Annotated[
-    Path,
-    typer.Option(
-        "--colocation", help="colocation dataset v1 (JSON Lines), or a CSV of measured pairs with --solo"
-    ),
-]
+TABLE_GPUS: Final = 16
+TABLE_LOADS: Final = (0.8, 1.2, 2.0)
+
+_TRACE = typer.Option(
+    "--trace", help="CSV: job, workload, submit_seconds, solo_seconds[, max_slowdown][, fraction][, class]"
+)
+_COLOCATION = typer.Option(
+    "--colocation", help="colocation dataset v1 (JSON Lines), or a CSV of measured pairs with --solo"
+)
+TraceFile = Annotated[Path, _TRACE]
+ColocationFile = Annotated[Path, _COLOCATION]
 SoloFile = Annotated[
     Path | None, typer.Option("--solo", help="CSV of solo rates, where --colocation is a CSV of pairs")
 ]
@@ -55,18 +57,86 @@ def register(app: typer.Typer) -> None:
     app.command("trace")(trace_command)
 
 
+class TruthSource(StrEnum):
+    """Where the true rates come from."""
+
+    TRACE = "colocation"
+    TABLE = "table"
+
+
 def jobs_command(
-    trace: TraceFile,
-    colocation: ColocationFile,
-    gpus: GpuCount,
-    policy: Annotated[str, typer.Option(help="one of " + ", ".join(POLICIES))],
+    trace: Annotated[Path | None, _TRACE] = None,
+    colocation: Annotated[Path | None, _COLOCATION] = None,
+    gpus: GpuCount = TABLE_GPUS,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help=f"one of {', '.join(POLICIES)}; with --truth table any of {', '.join(TABLE_POLICIES)}, "
+            "separated by commas (default: all)"
+        ),
+    ] = "",
     solo: SoloFile = None,
     gpu: GpuName = None,
     time_slicing: SlicingFile = None,
     seed: Seed = 0,
     as_json: AsJson = False,
+    truth_from: Annotated[
+        TruthSource,
+        typer.Option(
+            "--truth",
+            help="colocation: a trace on --colocation; table: drawn jobs of ten programs, every set measured",
+        ),
+    ] = TruthSource.TRACE,
+    table: Annotated[
+        Path | None, typer.Option(help="with --truth table: another complete table, a colocation dataset v1")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="with --truth table: how many jobs")] = 500,
+    load: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0.01, help="with --truth table: work offered, relative to what exclusive GPUs do; repeatable"
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="with --truth table: how many seeds, from --seed on")] = 10,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="with --truth table: how many processes; default: one for each CPU")
+    ] = None,
 ) -> None:
-    """Run a trace of jobs under one policy."""
+    """Run a trace of jobs under one policy, or with --truth table jobs of ten measured programs under many."""
+    if truth_from is TruthSource.TABLE:
+        if trace or colocation or solo or time_slicing:
+            raise UsageError(
+                "--truth table draws its jobs and has its own data: give no trace and no colocation data"
+            )
+        table_jobs(
+            table=table,
+            policies=[name.strip() for name in policy.split(",") if name.strip()],
+            jobs=jobs,
+            gpus=gpus,
+            loads=load or TABLE_LOADS,
+            seeds=seeds,
+            first_seed=seed,
+            processes=processes or processes_by_default(),
+            as_json=as_json,
+        )
+        return
+    if trace is None or colocation is None:
+        raise UsageError("give --trace and --colocation, or --truth table")
+    _one_policy(trace, colocation, gpus, policy, solo, gpu, time_slicing, seed, as_json=as_json)
+
+
+def _one_policy(
+    trace: Path,
+    colocation: Path,
+    gpus: int,
+    policy: str,
+    solo: Path | None,
+    gpu: str | None,
+    time_slicing: Path | None,
+    seed: int,
+    *,
+    as_json: bool,
+) -> None:
     if policy not in POLICIES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(POLICIES)}')
     jobs = _read_jobs(trace)

@@ -121,14 +121,14 @@ class Outcome:
     """One simulation: every job's result in trace order, and the cluster over time.
 
     Attributes:
-        latency_seconds: progress of latency jobs -> seconds that any of them spent at it.
+        latency_seconds: (progress, promise) of latency jobs -> seconds that they spent so on GPUs.
     """
 
     policy: str
     gpus: int
     jobs: tuple[JobResult, ...]
     spans: tuple[Span, ...]
-    latency_seconds: Mapping[float, float] = field(default_factory=dict)
+    latency_seconds: Mapping[tuple[float, float], float] = field(default_factory=dict)
     retractions: tuple[JobRetraction, ...] = ()
 
 
@@ -196,6 +196,12 @@ class JobCluster:
         """Freeze tenants for a part of the time from now on; those whose job is not named run free."""
         for tenant in self.gpus[gpu]:
             tenant.duty_ratio = duties.get(tenant.job, 1.0)
+        self._seen.pop(gpu, None)
+
+    def cap(self, gpu: int, thread_percentages: Mapping[int, int]) -> None:
+        """Give running jobs other caps at once, which no real system can; those not named keep theirs."""
+        for tenant in self.gpus[gpu]:
+            tenant.thread_percentage = thread_percentages.get(tenant.job, tenant.thread_percentage)
         self._seen.pop(gpu, None)
 
     def end(self, job: int) -> None:
@@ -373,7 +379,7 @@ class _Account:
         self._late = [0.0] * len(jobs)
         self._least = [job.least_progress * (1 - 1e-6) for job in jobs]
         self._is_latency = [job.job_class is JobClass.LATENCY for job in jobs]
-        self._latency: dict[float, float] = {}
+        self._latency: dict[tuple[float, float], float] = {}
         self._spans: list[Span] = []
 
     def add(self, cluster: JobCluster, rates: Mapping[int, float], summed: float, until: float) -> None:
@@ -385,7 +391,8 @@ class _Account:
             if rate < self._least[index]:
                 self._late[index] += elapsed
             if self._is_latency[index]:
-                self._latency[rate] = self._latency.get(rate, 0.0) + elapsed
+                key = (rate, self._jobs[index].least_progress)
+                self._latency[key] = self._latency.get(key, 0.0) + elapsed
         placed = len(cluster.gpus) - len(cluster.free_gpus())
         in_use = placed or min(len(cluster.gpus), len(rates))
         self._spans.append(Span(begin, until, in_use, summed, len(cluster.queue), *cluster.shared_gpus()))

@@ -32,6 +32,8 @@ MOST_TENANTS: Final = 4
 _WHOLE: Final = 100
 _LEAST: Final = 1e-3  # a tenant that stood still for its whole window gets on a little, or its job would never end
 
+_SAME: Final = 1e-12  # square of a distance in the caps' logarithms that is rounding
+
 Caps = tuple[int, ...]
 
 
@@ -71,7 +73,7 @@ class TableTruth:
         """Iterations/s alone on the whole GPU."""
         return self._rates[workload]
 
-    def alone(self, workload: str, thread_percentage: int) -> float:
+    def alone(self, workload: str, thread_percentage: float) -> float:
         """Progress alone under a cap, 1 on the whole GPU."""
         curve = self._alone[workload]
         low, second = sorted(curve)[:2]
@@ -95,11 +97,18 @@ class TableTruth:
             raise SimulationError(f"the table holds no set of {', '.join(names)}")
         if mechanism is Mechanism.TIME_SLICING:
             return taking_turns([self.busy_ratio(kind.workload) for kind in kinds])
-        found = self._under(names, tuple(kinds[index].thread_percentage for index in order))
-        result = [0.0] * len(kinds)
-        for index, each in zip(order, found.tolist(), strict=True):
-            result[index] = max(_LEAST, each)
-        return tuple(result)
+        return tuple(self.progress_under([k.workload for k in kinds], [[k.thread_percentage for k in kinds]])[0])
+
+    def progress_under(self, workloads: Sequence[str], caps: Sequence[Sequence[float]] | Floats) -> Floats:
+        """Progress of one set under MPS and many caps: choices x tenants, as `caps`."""
+        asked = np.asarray(caps, float)
+        if len(workloads) == 1:
+            return np.array([[self.alone(workloads[0], cap)] for (cap,) in asked.tolist()])
+        order = sorted(range(len(workloads)), key=lambda index: workloads[index])
+        found = np.empty_like(asked)
+        found[:, order] = self._under(tuple(workloads[index] for index in order), asked[:, order])
+        bounded: Floats = np.maximum(_LEAST, found)
+        return bounded
 
     def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
         """Whether a window of the table holds just this set under just these caps."""
@@ -151,22 +160,26 @@ class TableTruth:
             for name in self.workloads
         }
 
-    def _under(self, names: tuple[str, ...], caps: Caps) -> Floats:
-        """Progress of a sorted set under any caps."""
+    def _under(self, names: tuple[str, ...], caps: Floats) -> Floats:
+        """Progress of a sorted set under any caps: choices x tenants."""
         known = self._sets[names]
-        if caps in known:
-            return known[caps]
-        most = [max(each[at] for each in known) for at in range(len(names))]
-        clipped = tuple(min(cap, top) for cap, top in zip(caps, most, strict=True))
-        if clipped in known:
-            return known[clipped]
-        alone = np.array([self.alone(name, cap) for name, cap in zip(names, clipped, strict=True)])
-        weights, kept = [], []
-        for measured, rates in known.items():
-            squares = [math.log(a / b) ** 2 for a, b in zip(clipped, measured, strict=True)]
-            weights.append(1.0 / sum(squares))
-            kept.append(rates / [self.alone(name, cap) for name, cap in zip(names, measured, strict=True)])
-        found: Floats = np.minimum(1.0, np.average(kept, axis=0, weights=weights) * alone)
+        measured = np.array(list(known), float)
+        rates = np.array(list(known.values()))
+        kept = rates / self._alone_under(names, measured)
+        clipped = np.minimum(caps, measured.max(axis=0))
+        squares = (np.log(clipped[:, None, :] / measured[None]) ** 2).sum(axis=2)
+        is_there = squares < _SAME
+        weights = 1.0 / np.where(is_there, 1.0, squares)
+        weights = np.where(is_there.any(axis=1, keepdims=True), is_there, weights)
+        mean = weights @ kept / weights.sum(axis=1, keepdims=True)
+        return np.asarray(np.minimum(1.0, mean * self._alone_under(names, clipped)))
+
+    def _alone_under(self, names: Sequence[str], caps: Floats) -> Floats:
+        """Progress alone of each under its cap: choices x tenants."""
+        found = np.empty_like(caps)
+        for at, name in enumerate(names):
+            distinct, inverse = np.unique(caps[:, at], return_inverse=True)
+            found[:, at] = np.array([self.alone(name, cap) for cap in distinct.tolist()])[inverse.reshape(-1)]
         return found
 
     def _measured_sets(self, dataset: Dataset) -> dict[tuple[str, ...], dict[Caps, Floats]]:

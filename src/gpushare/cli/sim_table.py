@@ -1,0 +1,147 @@
+"""`gpushare sim jobs --truth table`: jobs of ten measured programs under every policy, judged by measurements."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from gpushare.cli.console import out
+from gpushare.cli.errors import UsageError
+from gpushare.cli.files import read_lines
+from gpushare.data import H200_TABLE, default_model
+from gpushare.research.dataset import DatasetError, parse
+from gpushare.sim.jobs import SimulationError
+from gpushare.sim.table_catalog import TABLE_POLICIES, TableWorld, run_on_table
+from gpushare.sim.table_report import TableFigures, mean_with_interval, pooled_throughput, throughput_ratio
+from gpushare.sim.table_truth import TableTruth
+
+_GPU_MEMORY_MIB = 143771  # of an H200, as NVML reports it
+_OURS, _HINDSIGHT = "gpushare", "hindsight"
+
+Run = tuple[float, int, dict[str, TableFigures]]
+
+
+def table_jobs(
+    *,
+    table: Path | None,
+    policies: Sequence[str],
+    jobs: int,
+    gpus: int,
+    loads: Sequence[float],
+    seeds: int,
+    first_seed: int,
+    processes: int,
+    as_json: bool,
+) -> None:
+    """Run every policy on every load and seed, and print their means with 95% intervals over the seeds."""
+    for name in policies:
+        if name not in TABLE_POLICIES:
+            raise UsageError(
+                f'policy "{name}" is not known; with --truth table there are {", ".join(TABLE_POLICIES)}'
+            )
+    names = list(policies) or list(TABLE_POLICIES)
+    _world(table)  # a table that cannot be used is told here and not in a process
+    tasks = [(table, names, jobs, gpus, load, first_seed + seed) for load in loads for seed in range(seeds)]
+    runs: list[Run] = []
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        running = bar.add_task("simulating", total=len(tasks))
+        try:
+            if processes > 1:
+                with ProcessPoolExecutor(processes) as pool:
+                    for run in pool.map(_run, tasks):
+                        runs.append(run)
+                        bar.advance(running)
+            else:
+                for task in tasks:
+                    runs.append(_run(task))
+                    bar.advance(running)
+        except SimulationError as error:
+            raise UsageError(str(error)) from error
+    if as_json:
+        for load, seed, found in runs:
+            for name, figures in found.items():
+                typer.echo(json.dumps({"load": load, "seed": seed, "policy": name, **asdict(figures)}))
+        return
+    for load in loads:
+        _print(load, [found for each, _, found in runs if each == load], names, jobs=jobs, gpus=gpus)
+
+
+def processes_by_default() -> int:
+    """Return how many processes to run: one for each CPU."""
+    return os.cpu_count() or 1
+
+
+def _run(task: tuple[Path | None, list[str], int, int, float, int]) -> Run:
+    table, names, jobs, gpus, load, seed = task
+    return load, seed, run_on_table(_world(table), names, jobs=jobs, gpus=gpus, load=load, seed=seed)
+
+
+@cache
+def _world(table: Path | None) -> TableWorld:
+    source = str(table or H200_TABLE)
+    try:
+        lines = read_lines(table) if table else (files("gpushare.data") / H200_TABLE).read_bytes().splitlines()
+        dataset = parse(lines)
+        truth = TableTruth(dataset, gpu_memory_mib=_GPU_MEMORY_MIB)
+    except (DatasetError, SimulationError) as error:
+        raise UsageError(f"{source}: {error}") from error
+    return TableWorld(truth, default_model().for_gpu(dataset.gpu_model))
+
+
+def _print(
+    load: float, runs: Sequence[dict[str, TableFigures]], names: Sequence[str], *, jobs: int, gpus: int
+) -> None:
+    table = Table(title=f"{jobs} jobs on {gpus} GPUs, load {load:g}, {len(runs)} seeds (mean ± 95%)")
+    table.add_column("policy", no_wrap=True)
+    columns = (
+        "throughput",
+        f"of {_HINDSIGHT}",
+        "waiting",
+        "mean s",
+        "below promise",
+        "latency p99",
+        "whole",
+        "retracted",
+        "needless",
+        "between",
+    )
+    for name in columns:
+        table.add_column(name, justify="right")
+    for name in names:
+        seeds = [run[name] for run in runs]
+        others = [run[_HINDSIGHT] for run in runs] if _HINDSIGHT in names else []
+        table.add_row(
+            name,
+            _figure(*pooled_throughput(seeds), ".3f"),
+            _figure(*throughput_ratio(seeds, others), ".3f") if others else "",
+            _figure(*mean_with_interval([each.waiting_ratio for each in seeds]), ".0%"),
+            _figure(*mean_with_interval([each.mean_completion_seconds for each in seeds]), ".0f"),
+            _figure(*mean_with_interval([each.late_ratio for each in seeds]), ".2%"),
+            _figure(*mean_with_interval([each.latency_p99 for each in seeds if each.latency_p99]), ".2f"),
+            _figure(
+                *mean_with_interval([each.latency_p99_whole for each in seeds if each.latency_p99_whole]), ".2f"
+            ),
+            _figure(*mean_with_interval([float(each.retractions) for each in seeds]), ".1f"),
+            _figure(*mean_with_interval([float(each.needless) for each in seeds]), ".1f"),
+            _figure(
+                *mean_with_interval([v for each in seeds if (v := each.interpolated_ratio) is not None]), ".0%"
+            ),
+        )
+    out().print(table)
+
+
+def _figure(mean: float, half: float, how: str) -> str:
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:{how}}" if math.isnan(half) else f"{mean:{how}} ± {half:{how}}"

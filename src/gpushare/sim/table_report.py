@@ -1,0 +1,159 @@
+"""Figures of one simulation on the table, and their means over seeds."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+
+from gpushare.core.api import JobClass
+from gpushare.sim.jobs import Job, JobRetraction, Outcome
+
+NEEDLESS_SECONDS: Final = 600.0
+# Student's t at 97.5% by degrees of freedom, 1 to 30; 1.96 beyond.
+_STUDENT: Final = (
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13,
+    2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04,
+)  # fmt: skip
+
+Keeps = Callable[[Sequence[tuple[int, int]]], bool]
+"""(job, thread percentage) of each tenant -> whether every promise of them could be kept by throttling."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFigures:
+    """Figures of one policy on one trace.
+
+    Attributes:
+        waited_gpu_seconds, waited_work: seconds of GPUs in which a job waits, and summed progress over them.
+        waiting_ratio: part of the time until the last arrival in which a job waits.
+        mean_completion_seconds: submission to end.
+        late_ratio: part of all jobs' seconds on GPUs below their promise.
+        latency_p99: slowdown of latency jobs beyond what their share makes alone (1.1 is what is promised), 99th
+            percentile over time; latency_p99_whole: against alone on the whole GPU. None without such jobs.
+        retractions, needless: jobs taken back, and those of them that the next ten minutes proved needless.
+        interpolated_ratio: part of the shared time whose very caps were not measured; None where none is shared.
+    """
+
+    waited_gpu_seconds: float
+    waited_work: float
+    waiting_ratio: float
+    mean_completion_seconds: float
+    late_ratio: float
+    latency_p99: float | None
+    latency_p99_whole: float | None
+    retractions: int
+    needless: int
+    interpolated_ratio: float | None
+
+    @property
+    def throughput(self) -> float:
+        """Return the summed progress of a GPU while a job waits; nan where none ever waits."""
+        return self.waited_work / self.waited_gpu_seconds if self.waited_gpu_seconds else math.nan
+
+
+def table_figures(outcome: Outcome, jobs: Sequence[Job], keeps: Keeps) -> TableFigures:
+    """Summarise an outcome.
+
+    Args:
+        keeps: whether a set could have kept every promise, by throttling if need be.
+    """
+    waited = [span for span in outcome.spans if span.waiting]
+    seconds = sum(span.end_seconds - span.begin_seconds for span in waited)
+    work = sum((span.end_seconds - span.begin_seconds) * span.summed_progress for span in waited)
+    shared = sum((span.end_seconds - span.begin_seconds) * span.gpus_shared for span in outcome.spans)
+    between = sum((span.end_seconds - span.begin_seconds) * span.gpus_modelled for span in outcome.spans)
+    run = sum(job.run_seconds for job in outcome.jobs)
+    ends = {index: job.end_seconds for index, job in enumerate(outcome.jobs)}
+    # A promise is alone under the share over the tolerated slowdown: their product is what the share makes.
+    latency = [job for job in jobs if job.job_class is JobClass.LATENCY]
+    tolerated = {job.least_progress: job.max_slowdown for job in latency}
+    beyond = [
+        (least * tolerated[least] / max(progress, 1e-3), spent)
+        for (progress, least), spent in outcome.latency_seconds.items()
+    ]
+    whole = [(1.0 / max(progress, 1e-3), spent) for (progress, _), spent in outcome.latency_seconds.items()]
+    last_arrival = max(job.submit_seconds for job in jobs)
+    until_last = sum(
+        min(span.end_seconds, last_arrival) - span.begin_seconds
+        for span in waited
+        if span.begin_seconds < last_arrival
+    )
+    return TableFigures(
+        waited_gpu_seconds=seconds * outcome.gpus,
+        waited_work=work,
+        waiting_ratio=until_last / (last_arrival - min(job.submit_seconds for job in jobs) or math.inf),
+        mean_completion_seconds=float(np.mean([job.completion_seconds for job in outcome.jobs])),
+        late_ratio=sum(job.late_seconds for job in outcome.jobs) / run,
+        latency_p99=_percentile(beyond, 0.99),
+        latency_p99_whole=_percentile(whole, 0.99),
+        retractions=len(outcome.retractions),
+        needless=sum(is_needless(each, ends, keeps) for each in outcome.retractions),
+        interpolated_ratio=between / shared if shared else None,
+    )
+
+
+def is_needless(retraction: JobRetraction, ends: Mapping[int, float], keeps: Keeps) -> bool:
+    """Return whether the promises could have been kept with the retracted job still there.
+
+    By throttling at once, or after tenants whose jobs ended within the next ten minutes anyway.
+    """
+    soon = retraction.seconds + NEEDLESS_SECONDS
+    left = [(job, cap) for job, cap in retraction.tenants if ends[job] > soon or job == retraction.job]
+    return keeps(retraction.tenants) or keeps(left)
+
+
+def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean over seeds and half of its 95% interval; nan for what cannot be computed."""
+    count = len(values)
+    if count < 2:
+        return (values[0] if values else math.nan), math.nan
+    return float(np.mean(values)), _student(count) * float(np.std(values, ddof=1)) / math.sqrt(count)
+
+
+def pooled_throughput(seeds: Sequence[TableFigures]) -> tuple[float, float]:
+    """Return the throughput while a job waits over all seeds, and half of its 95% interval (jackknife)."""
+    return _jackknife([(each,) for each in seeds], lambda rows: _throughput([each for (each,) in rows]))
+
+
+def throughput_ratio(ours: Sequence[TableFigures], others: Sequence[TableFigures]) -> tuple[float, float]:
+    """Return one policy's pooled throughput over another's on the same seeds, and half of its 95% interval."""
+    return _jackknife(
+        list(zip(ours, others, strict=True)),
+        lambda rows: (
+            _throughput([one for one, _ in rows]) / (_throughput([other for _, other in rows]) or math.nan)
+        ),
+    )
+
+
+def _throughput(seeds: Sequence[TableFigures]) -> float:
+    seconds = sum(each.waited_gpu_seconds for each in seeds)
+    return sum(each.waited_work for each in seeds) / seconds if seconds else math.nan
+
+
+_Row = TypeVar("_Row")
+
+
+def _jackknife(rows: Sequence[_Row], figure: Callable[[Sequence[_Row]], float]) -> tuple[float, float]:
+    """A figure of all rows, and half of its 95% interval from what it is without each of them."""
+    count = len(rows)
+    whole = figure(rows)
+    if count < 2:
+        return whole, math.nan
+    without = [figure([*rows[:at], *rows[at + 1 :]]) for at in range(count)]
+    spread = math.sqrt((count - 1) / count * sum((each - sum(without) / count) ** 2 for each in without))
+    return whole, _student(count) * spread
+
+
+def _student(count: int) -> float:
+    return _STUDENT[count - 2] if count - 2 < len(_STUDENT) else 1.96
+
+
+def _percentile(weighted: Sequence[tuple[float, float]], at: float) -> float | None:
+    """The least value below or at which a part of the weight lies."""
+    if not weighted:
+        return None
+    rising = sorted(weighted)
+    total = np.cumsum([weight for _, weight in rising])
+    return rising[min(len(rising) - 1, int(np.searchsorted(total, at * total[-1])))][0]

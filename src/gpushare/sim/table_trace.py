@@ -1,0 +1,73 @@
+"""Jobs of the table's programs: what they ask for, what they are promised, and how much work they offer."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.admission import Defaults
+from gpushare.core.api import JobClass
+from gpushare.core.interference import auto_share, promised_progress
+from gpushare.sim.jobs import Job
+from gpushare.sim.table_truth import TableTruth
+
+# The programs that answer requests; of all jobs a fifth is of class latency, and every one of these is of them.
+SERVING: Final = ("chat-app-bf16-b8", "convnext-infer-bf16-b48", "retrieval-app-fp16-bursts")
+FRACTIONS: Final = ("0.1", "0.2", "0.3", "0.4", "0.5", "auto")
+LATENCY_RATIO: Final = 0.2
+MEAN_SOLO_SECONDS: Final = 1800.0
+_LEAST_SOLO_SECONDS: Final = 60.0
+
+
+def draw_table_jobs(
+    truth: TableTruth,
+    count: int,
+    *,
+    gpus: int,
+    load: float,
+    seed: int,
+    latency_workloads: Sequence[str] = SERVING,
+    defaults: Defaults | None = None,
+) -> list[Job]:
+    """Draw jobs of all programs alike, with Poisson arrivals and log-normal lengths (sigma 1).
+
+    Their work, alone on whole GPUs, is `load` times what the GPUs could do one job at a time until the last
+    arrival. `auto` is resolved by the true cap curve: a job asks for, and is promised, the same under each policy.
+
+    Args:
+        latency_workloads: of whose jobs so many are of class latency that these are a fifth of all.
+        defaults: tolerated slowdown by class.
+    """
+    defaults = defaults or Defaults()
+    rng = np.random.default_rng([seed, count])
+    workloads = truth.workloads
+    serving = [name for name in workloads if name in latency_workloads]
+    often = min(1.0, LATENCY_RATIO * len(workloads) / len(serving)) if serving else 0.0
+    lengths = np.maximum(_LEAST_SOLO_SECONDS, rng.lognormal(np.log(MEAN_SOLO_SECONDS) - 0.5, 1.0, count)).round(3)
+    gaps = rng.exponential(1.0, count)
+    arrivals = (np.cumsum(gaps) / gaps.sum() * lengths.sum() / (gpus * load)).round(3)
+    jobs = []
+    for index in range(count):
+        workload = workloads[int(rng.integers(len(workloads)))]
+        is_latency = workload in serving and rng.random() < often
+        fraction = FRACTIONS[int(rng.integers(len(FRACTIONS)))]
+        job_class = JobClass.LATENCY if is_latency else JobClass.THROUGHPUT
+        most = defaults.max_slowdown_of(job_class)
+        profile = truth.true_profiles[workload]
+        if fraction == "auto":
+            share = auto_share(profile, max_slowdown=most, job_class=job_class)
+            fraction = f"{share / 100:g}"
+        promise = promised_progress(profile, round(100 * float(fraction)), most)
+        jobs.append(
+            Job(
+                f"job-{index:05d}",
+                workload,
+                float(arrivals[index]),
+                float(lengths[index]),
+                most,
+                fraction,
+                job_class,
+                promise,
+            )
+        )
+    return jobs
