@@ -28,7 +28,7 @@ from gpushare.sim.table_truth import TableTruth
 _GPU_MEMORY_MIB = 143771  # of an H200, as NVML reports it
 _OURS, _HINDSIGHT = "gpushare", "hindsight"
 
-Run = tuple[float, int, dict[str, TableFigures]]
+TableRun = tuple[float, int, dict[str, TableFigures]]
 
 
 def table_jobs(
@@ -52,7 +52,7 @@ def table_jobs(
     names = list(policies) or list(TABLE_POLICIES)
     _world(table)  # a table that cannot be used is told here and not in a process
     tasks = [(table, names, jobs, gpus, load, first_seed + seed) for load in loads for seed in range(seeds)]
-    runs: list[Run] = []
+    runs: list[TableRun] = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         running = bar.add_task("simulating", total=len(tasks))
@@ -82,7 +82,7 @@ def processes_by_default() -> int:
     return os.cpu_count() or 1
 
 
-def _run(task: tuple[Path | None, list[str], int, int, float, int]) -> Run:
+def _run(task: tuple[Path | None, list[str], int, int, float, int]) -> TableRun:
     table, names, jobs, gpus, load, seed = task
     return load, seed, run_on_table(_world(table), names, jobs=jobs, gpus=gpus, load=load, seed=seed)
 
