@@ -12,7 +12,7 @@ from gpushare.core.gpu import Counters
 from gpushare.core.interference import Profile, promised_progress
 from gpushare.research.dataset import Dataset, parse
 
-TABLE = Path(__file__).parents[1] / "tests/data/colocation/h200-table.jsonl"
+TABLE = Path(__file__).parents[1] / "src/gpushare/data/h200-table.jsonl"
 MAX_SLOWDOWN = 1.5
 
 Member = tuple[str, int]  # program, thread percentage
