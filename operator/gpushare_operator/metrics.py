@@ -29,6 +29,22 @@ class OperatorMetrics:
         self.status_writes = Counter(
             "gpushare_operator_status_writes_total", "Statuses of GpuShares written.", registry=self.registry
         )
+        self.retractions = Counter(
+            "gpushare_retractions_total",
+            "Pods that were moved away for a neighbour's promise.",
+            registry=self.registry,
+        )
+        self.retractions_refused = Counter(
+            "gpushare_retractions_refused_total",
+            "Evictions that the API server refused, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.retractions_waiting = Gauge(
+            "gpushare_retractions_waiting",
+            "Pods that an agent wants moved away and that are still there.",
+            registry=self.registry,
+        )
         self.bad_objects = Gauge(
             "gpushare_operator_bad_objects",
             "Objects since the start that could not be understood, by kind.",

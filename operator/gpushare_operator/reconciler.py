@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 
 from gpushare.core import admission, control
 from gpushare.core.admission import ShareKey
-from gpushare.core.api import GpuShare, GpuShareStatus, OwnerReference, PodView, to_json
+from gpushare.core.api import GpuShare, GpuShareStatus, OwnerReference, Phase, PodView, to_json
 from gpushare.kube import (
     GPUSHARES,
     PODS,
@@ -40,6 +40,7 @@ FIGURES_SECONDS: Final = 10.0
 FIGURE_WRITES_PER_SECOND: Final = 20.0
 # Pods arrive by the dozen; one write covers twelve changes.
 _SETTLE_SECONDS: Final = 0.1
+_BACKOFF_LOOK_SECONDS: Final = 60.0
 _AT_ONCE: Final = 16
 _IDLE_SECONDS: Final = 30.0
 
@@ -228,8 +229,15 @@ class ShareReconciler:
         before = written.status if written is not None and written.uid == share.uid else share.status
         now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
         status = control.status_of(
-            replace(share, status=before), self.world.pods_of(key), self.world.fares_of(key), self._settings, now
+            replace(share, status=before),
+            self.world.pods_of(key),
+            self.world.fares_of(key),
+            self._settings,
+            now,
+            standing=self.world.standing_of(key),
         )
+        if status.phase is Phase.RETRACTED:  # it ends with the back-off, which no event tells
+            self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
         if status == share.status:
             return
         pause = max(FIGURES_SECONDS, len(self.world.shares) / FIGURE_WRITES_PER_SECOND)

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gpushare.core.api import MANAGED_SELECTOR, GpuNode
-from gpushare.core.control import Fares, OperatorSettings, fares_of
+from gpushare.core.api import MANAGED_SELECTOR
+from gpushare.core.control import OperatorSettings, RetractionSettings
 from gpushare.core.placement import parse_settings
-from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Json, Reflector, connect
+from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
 from gpushare.runtime.http import MetricsServer, metrics_route
 from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics
-from gpushare_operator.reconciler import ShareReconciler
+from gpushare_operator.reconciler import CONTROLLER, ShareReconciler
 from gpushare_operator.relist import Relist, WatchedResource
+from gpushare_operator.reports import NodeReport
+from gpushare_operator.retractor import Retractor
 from gpushare_operator.workloads import WorkloadCollector
 
 _log = logging.getLogger(__name__)
@@ -49,9 +51,20 @@ class Environment:
         defaults = parse_settings(variables).defaults
         listed = (variables.get("GPUSHARE_NAMESPACES") or "").split(",")
         namespaces = tuple(name.strip() for name in listed if name.strip())
-        return cls(
-            OperatorSettings(defaults), namespaces, int(variables.get("GPUSHARE_METRICS_PORT") or _METRICS_PORT)
-        )
+        settings = OperatorSettings(defaults, retraction=_retraction(variables))
+        return cls(settings, namespaces, int(variables.get("GPUSHARE_METRICS_PORT") or _METRICS_PORT))
+
+
+def _retraction(variables: Mapping[str, str]) -> RetractionSettings:
+    """Read whether pods are evicted for a neighbour's promise, and how many a minute."""
+    standard = RetractionSettings()
+    mode = variables.get("GPUSHARE_RETRACTION") or "evict"
+    if mode not in ("evict", "none"):
+        raise ValueError(f'GPUSHARE_RETRACTION: "{mode}" is neither evict nor none')
+    rate = variables.get("GPUSHARE_RETRACTIONS_PER_MINUTE") or str(standard.per_minute)
+    if not rate.isdecimal() or int(rate) < 1:
+        raise ValueError(f'GPUSHARE_RETRACTIONS_PER_MINUTE: "{rate}" is not a whole number from 1')
+    return RetractionSettings(evicts=mode == "evict", per_minute=int(rate))
 
 
 class Operator:
@@ -69,7 +82,8 @@ class Operator:
         self._tasks: list[asyncio.Task[None]] = []
         self._synced = False
         self._reconciler: ShareReconciler | None = None
-        self._nodes: Reflector[dict[str, Fares]] | None = None
+        self._retractor: Retractor | None = None
+        self._nodes: Reflector[NodeReport] | None = None
 
     @property
     def intake(self) -> Intake:
@@ -88,12 +102,19 @@ class Operator:
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(connect(field_manager="gpushare-operator"))
             self._reconciler = ShareReconciler(api, self._environment.settings, self._metrics)
+            self._retractor = Retractor(
+                api,
+                self._reconciler.world,
+                self._environment.settings,
+                self._metrics,
+                controller=CONTROLLER,
+            )
             self._relists = [
                 Relist(api, watched, namespace)
                 for watched in _watched(self.intake)
                 for namespace in self._environment.namespaces or (None,)
             ]
-            self._nodes = Reflector(api, GPUNODES, _fares, on_change=self._on_node)
+            self._nodes = Reflector(api, GPUNODES, NodeReport.of, on_change=self._on_node)
             await stack.enter_async_context(self._nodes)
             self._tasks = [asyncio.create_task(one.run(), name=f"relist-{one.path}") for one in self._relists]
             self._tasks.append(asyncio.create_task(self._work(), name="reconciler"))
@@ -113,13 +134,16 @@ class Operator:
     async def _work(self) -> None:
         """Start working once every object is known: before that, each GpuShare would seem to have no pods."""
         assert self._reconciler is not None
+        assert self._retractor is not None
         assert self._nodes is not None
         for event in (*(relist.done for relist in self._relists), self._nodes.synced):
             await event.wait()
         self._synced = True
         world = self._reconciler.world
         _log.info("knows %d pods and %d GpuShares", len(world.pods), len(world.shares))
-        await self._reconciler.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reconciler.run())
+            tasks.create_task(self._retractor.run())
 
     def health(self) -> str:
         """Return "syncing" or "running" while all tasks make progress.
@@ -137,9 +161,12 @@ class Operator:
             raise RuntimeError(f"the reconciler is stuck since {silent:.0f} s")
         return "running"
 
-    def _on_node(self, change: Change, key: str, fares: dict[str, Fares]) -> None:
+    def _on_node(self, change: Change, key: str, report: NodeReport) -> None:
         assert self._reconciler is not None
-        self._reconciler.world.put_node(key, {} if change is Change.DELETED else fares)
+        assert self._retractor is not None
+        gone = change is Change.DELETED
+        self._reconciler.world.put_node(key, {} if gone else report.fares)
+        self._retractor.node_changed(key, None if gone else report)
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
         assert self._nodes is not None
@@ -173,7 +200,3 @@ async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _fares(obj: Json) -> dict[str, Fares]:
-    return fares_of([GpuNode.from_object(obj).status])

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
-from gpushare.core.api import GpuShare, PodView
-from gpushare.core.control import Fares
+from gpushare.core.api import GpuShare, PodView, Retraction
+from gpushare.core.control import Fares, Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,9 @@ class World:
         self._pods_of_share: dict[ShareKey, set[str]] = {}
         self._fares: dict[str, dict[str, Fares]] = {}  # by node and pod uid
         self._node_of_pod: dict[str, dict[str, Fares]] = {}
+        self._retracted: set[ShareKey] = set()  # with retractions in their status
+        self._wanted: dict[ShareKey, tuple[Retraction, ...]] = {}  # not written yet
+        self._refusals: dict[ShareKey, tuple[str, str]] = {}
 
     @property
     def shares(self) -> Mapping[ShareKey, GpuShare]:
@@ -68,6 +71,30 @@ class World:
         """Return the GpuShare without a selector that one of these owners has; the first by name."""
         return self._shares.of_owners(namespace, uids)
 
+    def standing_of(self, key: ShareKey) -> Standing:
+        """Return what was decided about a GpuShare, written yet or not."""
+        share = self.shares.get(key)
+        written = share.status.retractions if share is not None else ()
+        return Standing(self._wanted.get(key, written), self._refusals.get(key))
+
+    def retractions(self) -> dict[ShareKey, tuple[Retraction, ...]]:
+        """Return the retractions of every GpuShare that has any, written yet or not."""
+        keys = [key for key in self._retracted | self._wanted.keys() if key in self.shares]
+        return {key: self.standing_of(key).retractions for key in keys}
+
+    def retract(self, key: ShareKey, retractions: tuple[Retraction, ...]) -> None:
+        """Let a GpuShare's status hold these retractions."""
+        if key in self.shares and self.standing_of(key).retractions != retractions:
+            self._wanted[key] = retractions
+            self._touched(key)
+
+    def refuse(self, refusals: Mapping[ShareKey, tuple[str, str]]) -> None:
+        """Record why pods that should leave their GPUs stay, one (reason, sentence) for a GpuShare."""
+        before, self._refusals = self._refusals, dict(refusals)
+        for key in before.keys() | refusals.keys():
+            if before.get(key) != refusals.get(key) and key in self.shares:
+                self._touched(key)
+
     def put_pod(self, pod: PodView) -> None:
         """Record a new or changed pod; one without our annotation is not ours, whatever its labels are."""
         if pod.fraction is None:
@@ -97,6 +124,9 @@ class World:
         """Record a new or changed GpuShare; pods may join it, or move from it to another."""
         key = ShareKey(share.namespace, share.name)
         before = self._shares.put(share)
+        if self._wanted.get(key) == share.status.retractions or (before is not None and before.uid != share.uid):
+            self._wanted.pop(key, None)
+        (self._retracted.add if share.status.retractions else self._retracted.discard)(key)
         if before == share:
             return
         if before is None or (before.spec.selector, before.owners) != (share.spec.selector, share.owners):
@@ -108,6 +138,8 @@ class World:
     def drop_share(self, namespace: str, name: str) -> None:
         """Forget a GpuShare that is gone; its pods look for another, and the listener can forget it too."""
         key = ShareKey(namespace, name)
+        self._wanted.pop(key, None)
+        self._retracted.discard(key)
         if self._shares.drop(namespace, name) is not None:
             self._let_go(key)
             self._pods_of_share.pop(key, None)

@@ -17,6 +17,9 @@ class ShareKey:
     namespace: str
     name: str
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
 
 class ShareIndex:
     """GpuShares by whom they speak for.

@@ -34,6 +34,7 @@ _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
 _MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those become GPUs of their own (design.md 7)
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
 _MOST_RETRACTIONS: Final = 32
+_RETRACTED_OFTEN: Final = 2
 _MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the count beyond is in the condition
 
 
@@ -371,11 +372,15 @@ class Retraction:
         maxItems=_MAX_TENANTS_PER_GPU,
         **ATOMIC_LIST,
     )
-    at: str | None = described("When.", default=None, format="date-time")
+    at: str | None = described("When the pod left; before, when it was decided.", default=None, format="date-time")
     until: str | None = described(
-        "Until when none of the group is put beside them.", default=None, format="date-time"
+        "Until when none of the group is put beside them; absent until the pod leaves.",
+        default=None,
+        format="date-time",
     )
     count: int = described("How often it came to this.", default=1, minimum=1)
+    pod_uid: str | None = described("The pod's uid.", default=None, maxLength=64)
+    gpu: str | None = described("The GPU that it leaves, by UUID.", default=None, maxLength=96)
 
 
 @dataclass(frozen=True, slots=True)
@@ -420,6 +425,19 @@ class GpuShareStatus:
     conditions: tuple[Condition, ...] = described(
         "Conditions in the usual form.", default=(), maxItems=32, **list_map("type")
     )
+
+    def kept_from(self, now: str) -> frozenset[str]:
+        """Return the GpuShares, as namespace/name, that no pod of this one is put beside now (RFC 3339, UTC)."""
+        live = [one for one in self.retractions if one.until is not None and one.until > now]
+        return frozenset(name for one in live for name in one.neighbours)
+
+    @property
+    def needs_own_gpu(self) -> bool:
+        """Return whether its pods were retracted twice, so that the next one gets a GPU of its own.
+
+        The operator forgets a retraction a day after its back-off has ended.
+        """
+        return sum(one.count for one in self.retractions if one.until is not None) >= _RETRACTED_OFTEN
 
 
 @dataclass(frozen=True, slots=True)

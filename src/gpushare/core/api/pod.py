@@ -30,6 +30,7 @@ class PodView:
         decision_problem: what is wrong with its decision annotations, a sentence; empty when nothing is.
         has_preferences: it says which of the nodes it may run on it would rather have, in affinity or spreading.
         short_of_shares: kube-scheduler's own count found too few shares on some node and left it waiting.
+        leaving: it is being deleted.
     """
 
     uid: str
@@ -51,6 +52,7 @@ class PodView:
     decision_problem: str = ""
     has_preferences: bool = False
     short_of_shares: bool = False
+    leaving: bool = False
 
     @classmethod
     def from_object(cls, obj: Mapping[str, Any]) -> Self:
@@ -95,6 +97,7 @@ class PodView:
             decision_problem=problem,
             has_preferences=_has_preferences(spec),
             short_of_shares=_is_short_of_shares(status),
+            leaving="deletionTimestamp" in metadata,
         )
 
     @property

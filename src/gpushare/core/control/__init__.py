@@ -4,6 +4,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from gpushare.core.control.gain import Gain, GpuGain, NamespaceGain, gain_of, is_kept
+from gpushare.core.control.retraction import (
+    Resident,
+    RetractionAsk,
+    RetractionPlan,
+    RetractionRecord,
+    RetractionSettings,
+    RetractionSituation,
+    plan_retractions,
+)
 from gpushare.core.control.watch import GpuWatch, watch
 from gpushare.core.control.window import (
     FREE,
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
     from gpushare.core.control.lifecycle import (
         Fares,
         OperatorSettings,
+        Standing,
         differs_only_in_figures,
         fares_of,
         status_of,
@@ -33,6 +43,13 @@ __all__ = [
     "GpuWatch",
     "NamespaceGain",
     "OperatorSettings",
+    "Resident",
+    "RetractionAsk",
+    "RetractionPlan",
+    "RetractionRecord",
+    "RetractionSettings",
+    "RetractionSituation",
+    "Standing",
     "WatchActions",
     "WatchNote",
     "WatchReason",
@@ -43,6 +60,7 @@ __all__ = [
     "fares_of",
     "gain_of",
     "is_kept",
+    "plan_retractions",
     "status_of",
     "transitions",
     "watch",

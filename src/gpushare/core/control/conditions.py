@@ -15,6 +15,7 @@ from gpushare.core.api import (
 READY: Final = "Ready"
 PROFILED: Final = "Profiled"
 PROMISE_KEPT: Final = "PromiseKept"
+RETRACTION_REFUSED: Final = "RetractionRefused"
 
 BROKEN: Final = "PromiseBroken"
 _MOST_NAMED: Final = 3  # pods that a message names
@@ -84,6 +85,11 @@ def promise_kept(
         return Condition(PROMISE_KEPT, ConditionStatus.FALSE, BROKEN, f"{_named(below, '; ')}{slowed}")
     message = f"every pod whose progress is known makes what it may count on{slowed}"
     return Condition(PROMISE_KEPT, ConditionStatus.TRUE, "PromiseKept", message)
+
+
+def retraction_refused(reason: str, message: str) -> Condition:
+    """Return that a pod which should leave its GPU stays; there is no such condition otherwise."""
+    return Condition(RETRACTION_REFUSED, ConditionStatus.TRUE, reason, message)
 
 
 def dated(

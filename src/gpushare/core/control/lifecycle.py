@@ -5,7 +5,7 @@ pods and the GpuNodes each time, so a restarted operator writes the same status 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpushare.core.admission import Defaults, Needs, resolve
@@ -22,11 +22,21 @@ from gpushare.core.api import (
     PodPlacement,
     PodView,
     Rejection,
+    Retraction,
     TenantStatus,
     WorkloadSignature,
 )
 from gpushare.core.control import signatures
-from gpushare.core.control.conditions import PROMISE_KEPT, dated, profiled, promise_kept, ready, wants_profile
+from gpushare.core.control.conditions import (
+    PROMISE_KEPT,
+    dated,
+    profiled,
+    promise_kept,
+    ready,
+    retraction_refused,
+    wants_profile,
+)
+from gpushare.core.control.retraction import RetractionSettings
 from gpushare.core.interference import as_profile, promised_progress, recommended_fraction
 
 MOST_PLACEMENTS: Final = 1000  # as in the schema; the Ready condition counts them all
@@ -58,7 +68,7 @@ class Situation:
         live: pods that are not finished; placed: live pods with a decision.
         profiling: whether the workload is kept alone until it is profiled (by spec and cluster settings).
         profiled: whether its signature is known.
-        retracting: whether it was moved away and its back-off has not ended.
+        retracting: whether a pod of it is moved away, or was, and nothing was placed since.
     """
 
     live: int
@@ -75,10 +85,25 @@ class OperatorSettings:
     Attributes:
         defaults: for what neither pod nor GpuShare specifies.
         probation: whether the cluster keeps a workload without a profile alone on its GPU.
+        retraction: whom it may evict, and how often.
     """
 
     defaults: Defaults
     probation: bool = False
+    retraction: RetractionSettings = field(default_factory=RetractionSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the operator decided about a GpuShare beside its status.
+
+    Attributes:
+        retractions: intended and done.
+        refusal: why a pod that should leave its GPU stays, as (reason, sentence).
+    """
+
+    retractions: tuple[Retraction, ...] = ()
+    refusal: tuple[str, str] | None = None
 
 
 def next_phase(current: Phase, situation: Situation) -> Phase:
@@ -99,7 +124,13 @@ def next_phase(current: Phase, situation: Situation) -> Phase:
 
 
 def status_of(
-    share: GpuShare, pods: Iterable[PodView], fares: Mapping[str, Fares], settings: OperatorSettings, now: str
+    share: GpuShare,
+    pods: Iterable[PodView],
+    fares: Mapping[str, Fares],
+    settings: OperatorSettings,
+    now: str,
+    *,
+    standing: Standing | None = None,
 ) -> GpuShareStatus:
     """Compute the status of a GpuShare.
 
@@ -108,7 +139,9 @@ def status_of(
         pods: its pods, in any order.
         fares: progress and slowdown of each pod, by uid.
         now: RFC 3339, UTC, for conditions that change.
+        standing: default: as in its status.
     """
+    standing = standing or Standing(share.status.retractions)
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
     wrong: list[str] = []
     profile = share.status.profile
@@ -123,15 +156,18 @@ def status_of(
         placed=len(placements),
         profiling=settings.probation and wants_profile(share.spec),
         profiled=profile is not None,
+        retracting=_is_retracting(standing.retractions, live, placed=bool(placements), now=now),
     )
     observed = _worst(placements)
     job_class = _class_of(share, live, settings.defaults)
     errors = {uid: fare.error_ratio for uid, fare in fares.items() if fare.error_ratio is not None}
-    conditions = (
+    conditions = [
         ready(situation.live, situation.placed, wrong),
         profiled(share.spec, profile),
         promise_kept(placements, errors, share.status.conditions),
-    )
+    ]
+    if standing.refusal is not None:
+        conditions.append(retraction_refused(*standing.refusal))
     return GpuShareStatus(
         phase=next_phase(share.status.phase, situation),
         observed_generation=share.generation,
@@ -141,7 +177,7 @@ def status_of(
         observed=observed,
         promise_ratio=min((p.promise_ratio for p in placements if p.promise_ratio is not None), default=None),
         learned=share.status.learned,
-        retractions=share.status.retractions,
+        retractions=standing.retractions,
         placements=tuple(placements[:MOST_PLACEMENTS]),
         conditions=dated(conditions, share.status.conditions, share.generation, now),
     )
@@ -168,13 +204,20 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
     if before.profile is None and after.profile is not None:
         auto = f"; auto stands for {after.recommended_fraction}" if after.recommended_fraction else ""
         found.append(("ProfileTaken", f"signature taken on {after.profile.gpu_model or 'a GPU'}{auto}"))
-    if before.phase is not after.phase:
+    if before.phase is not after.phase and after.phase is not Phase.RETRACTED:  # told with its figures
         found.append((after.phase.value, f"phase was {before.phase}, is {after.phase}"))
     was_broken = _promise(before).status is ConditionStatus.FALSE
     promise = _promise(after)
     if promise.status is (ConditionStatus.TRUE if was_broken else ConditionStatus.FALSE):
         found.append((promise.reason, promise.message))
     return tuple(found)
+
+
+def _is_retracting(retractions: Iterable[Retraction], live: Iterable[PodView], *, placed: bool, now: str) -> bool:
+    leaving = {pod.uid for pod in live if pod.leaving}
+    return any(
+        one.pod_uid in leaving or (not placed and one.until is not None and one.until > now) for one in retractions
+    )
 
 
 def _promise(status: GpuShareStatus) -> Condition:

@@ -1,0 +1,81 @@
+"""What agents write in their GpuNodes, as the operator uses it, and whether each agent is still alive."""
+
+from dataclasses import dataclass
+from typing import Self
+
+from gpushare.core.api import GpuNode
+from gpushare.core.control import Fares, RetractionAsk, fares_of
+from gpushare.kube import Json
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """One GpuNode.
+
+    Attributes:
+        fares: of each pod, by uid.
+        asks: pod, GPU and reason of each pod that the agent wants moved away.
+        observed_at: when the agent looked, by its own clock; compared with itself only.
+    """
+
+    fares: dict[str, Fares]
+    asks: tuple[tuple[str, str, str], ...] = ()
+    observed_at: str = ""
+
+    @classmethod
+    def of(cls, obj: Json) -> Self:
+        """Reduce the API's JSON object."""
+        status = GpuNode.from_object(obj).status
+        asks = tuple(
+            (tenant.pod_uid, gpu.uuid, tenant.retract)
+            for gpu in status.gpus
+            for tenant in gpu.tenants
+            if tenant.retract
+        )
+        return cls(fares_of([status]), asks, status.observed_at or "")
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """A node's last report.
+
+    Attributes:
+        at: when the agent was last seen to write, by our clock.
+        is_alive: it has written since we first saw its GpuNode.
+    """
+
+    report: NodeReport
+    at: float
+    is_alive: bool
+
+
+class Reports:
+    """The last report of each node; clocks of nodes are never compared with ours."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, _Heard] = {}
+        self._asking: set[str] = set()
+
+    def put(self, node: str, report: NodeReport | None, now: float) -> None:
+        """Record a GpuNode that came or changed; None: it is gone."""
+        if report is None:
+            self._heard.pop(node, None)
+            self._asking.discard(node)
+            return
+        before = self._heard.get(node)
+        if before is None:
+            self._heard[node] = _Heard(report, now, is_alive=False)
+        elif before.report.observed_at == report.observed_at:  # the same report once more, or another writer's
+            self._heard[node] = _Heard(report, before.at, before.is_alive)
+        else:
+            self._heard[node] = _Heard(report, now, is_alive=True)
+        (self._asking.add if report.asks else self._asking.discard)(node)
+
+    def asks(self, now: float) -> tuple[RetractionAsk, ...]:
+        """Return every wish that a pod be moved away."""
+        return tuple(
+            RetractionAsk(uid, gpu, reason, max(0.0, now - heard.at), heard.is_alive)
+            for node in sorted(self._asking)
+            for heard in (self._heard[node],)
+            for uid, gpu, reason in heard.report.asks
+        )

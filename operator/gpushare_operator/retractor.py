@@ -1,0 +1,283 @@
+"""Carries retraction out: core plans each step, this writes it in the GpuShare, evicts the pod, and tells.
+
+The intent is in the GpuShare before the pod is evicted, so a retraction is neither lost nor done twice when the
+operator is killed in between (docs/adr/0124).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Final
+
+from gpushare.core import control
+from gpushare.core.admission import Needs, ShareKey, resolve
+from gpushare.core.api import JobClass, PodView, Retraction
+from gpushare.core.control import (
+    Resident,
+    RetractionPlan,
+    RetractionRecord,
+    RetractionSituation,
+)
+from gpushare.kube import GPUSHARES, Api, ApiError, EventType, Json, NotFound, Retryable, record_event
+from gpushare.runtime.backoff import Backoff
+from gpushare_operator.metrics import OperatorMetrics
+from gpushare_operator.reports import NodeReport, Reports
+from gpushare_operator.world import World
+
+_log = logging.getLogger(__name__)
+
+STEP_SECONDS: Final = 1.0
+# An eviction that a budget refuses is tried again after these waits, for as long as the agent asks for it.
+REFUSED: Final = Backoff(first_seconds=5.0, longest_seconds=60.0)
+TOLD_AFTER_SECONDS: Final = 60.0  # from when a refused eviction is said in the GpuShare
+# An accepted eviction marks the pod as leaving at once; if it still seems to stay then, it is tried again.
+_ACCEPTED_SECONDS: Final = 60.0
+_TOO_MANY_REQUESTS: Final = 429
+
+
+class Refusals:
+    """Evictions that the API server did not accept, by pod."""
+
+    def __init__(self) -> None:
+        self._of_pod: dict[str, tuple[int, float, str, str]] = {}  # how many, when to try again, reason, answer
+
+    def add(self, uid: str, now: float, error: ApiError) -> str:
+        """Record one; return its reason in one word."""
+        count = self._of_pod.get(uid, (0, 0.0, "", ""))[0] + 1
+        least = error.retry_after_seconds if isinstance(error, Retryable) else 0.0
+        reason = "DisruptionBudget" if error.status == _TOO_MANY_REQUESTS else "EvictionFailed"
+        self._of_pod[uid] = (count, now + max(least, REFUSED.seconds(count)), reason, str(error))
+        return reason
+
+    def is_waiting(self, uid: str, now: float) -> bool:
+        """Return whether it is too early to try again."""
+        return uid in self._of_pod and now < self._of_pod[uid][1]
+
+    def answer(self, uid: str) -> tuple[str, str] | None:
+        """Return the last one's reason and the API server's answer."""
+        known = self._of_pod.get(uid)
+        return None if known is None else known[2:]
+
+    def keep(self, uids: Iterable[str]) -> None:
+        """Forget every other pod."""
+        wanted = set(uids)
+        self._of_pod = {uid: known for uid, known in self._of_pod.items() if uid in wanted}
+
+
+class Retractor:
+    """Steps that bring the cluster to what `control.plan_retractions` wants.
+
+    Args:
+        clock: seconds of the wall clock, which outlives a restart.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        world: World,
+        settings: control.OperatorSettings,
+        metrics: OperatorMetrics,
+        *,
+        controller: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.reports = Reports()
+        self._api, self._world, self._settings, self._metrics = api, world, settings, metrics
+        self._controller, self._clock = controller, clock
+        self._accepted: dict[str, float] = {}
+        self._last_left: dict[str, float] = {}
+        self._refusals = Refusals()
+        self._reasons: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            try:
+                await self.step()
+            except Exception:  # noqa: BLE001 - one bad step must not end retraction for good
+                _log.exception("retraction: a step failed")
+            await asyncio.sleep(STEP_SECONDS)
+
+    def node_changed(self, node: str, report: NodeReport | None) -> None:
+        """Record what a node's agent wrote; None: its GpuNode is gone."""
+        self.reports.put(node, report, self._clock())
+
+    async def step(self) -> None:
+        """Do what is due now."""
+        now = self._clock()
+        situation = self._situation(now)
+        plan = control.plan_retractions(situation, self._settings.retraction, now)
+        for share, records in plan.records.items():
+            self._world.retract(_key(share), tuple(map(_written, records)))
+        for share, record in plan.done:
+            await self._done(_key(share), record)
+        self._world.refuse(self._said(plan, situation, now))
+        self._metrics.retractions_waiting.set(len(situation.asks))
+        if plan.evict is not None:
+            await self._evict(plan.evict, now)
+
+    def _situation(self, now: float) -> RetractionSituation:
+        """Return what is known; nearly no work while nobody asks and nothing is intended."""
+        asks = self.reports.asks(now)
+        self._reasons = {ask.pod_uid: ask.reason for ask in asks} | {
+            uid: why for uid, why in self._reasons.items() if uid in self._accepted
+        }
+        records = {str(key): tuple(map(_read, held)) for key, held in self._world.retractions().items()}
+        intents = {one.pod_uid: one for held in records.values() for one in held if one.is_intent}
+        self._refusals.keep(intents)
+        self._accepted = {
+            uid: at for uid, at in self._accepted.items() if uid in intents and 0.0 <= now - at < _ACCEPTED_SECONDS
+        }
+        residents = self._residents({ask.gpu for ask in asks} | {one.gpu for one in intents.values()})
+        for gpu, pods in residents.items():
+            if any(pod.leaving for pod in pods):
+                self._last_left[gpu] = now
+        calm = self._settings.retraction.calm_seconds
+        self._last_left = {gpu: at for gpu, at in self._last_left.items() if now - at < calm}
+        return RetractionSituation(
+            asks=asks,
+            residents=residents,
+            records=records,
+            written=frozenset(uid for uid in self._written_intents() if not self._refusals.is_waiting(uid, now)),
+            evicted=self._accepted,
+            last_left=self._last_left,
+        )
+
+    def _residents(self, gpus: set[str]) -> dict[str, tuple[Resident, ...]]:
+        """Return the pods placed on these GPUs."""
+        found: dict[str, list[Resident]] = {gpu: [] for gpu in gpus}
+        for pod in self._world.pods.values() if gpus else ():
+            for gpu in pod.decision.gpu_uuids if pod.decision is not None else ():
+                if gpu in gpus:
+                    found[gpu].append(self._resident(pod))
+        return {gpu: tuple(pods) for gpu, pods in found.items()}
+
+    def _resident(self, pod: PodView) -> Resident:
+        key = self._world.share_of_pod(pod.uid)
+        share = self._world.shares.get(key) if key is not None else None
+        needs = resolve(pod.annotations, share, self._settings.defaults, limit_percent=pod.limit_percent)
+        # What cannot be read is not evicted, as a latency pod is not.
+        job_class = needs.job_class if isinstance(needs, Needs) else JobClass.LATENCY
+        return Resident(
+            pod.uid,
+            str(key) if share is not None else "",
+            job_class,
+            leaving=pod.leaving,
+            ended=pod.finished,
+            replaceable=pod.controller is not None,
+        )
+
+    def _written_intents(self) -> set[str]:
+        """Return the pods whose intent the API server has accepted."""
+        shares = (self._world.shares[key] for key in self._world.retractions())
+        return {
+            one.pod_uid
+            for share in shares
+            for one in share.status.retractions
+            if one.until is None and one.pod_uid is not None
+        }
+
+    async def _evict(self, uid: str, now: float) -> None:
+        pod = self._world.pods.get(uid)
+        if pod is None:
+            return
+        try:
+            await self._api.evict(pod.name, namespace=pod.namespace, uid=uid)
+        except NotFound:
+            return  # the watch is about to say so
+        except ApiError as error:
+            reason = self._refusals.add(uid, now, error)
+            self._metrics.retractions_refused.labels(reason).inc()
+            _log.warning("pod %s not evicted for a neighbour's promise, tried again: %s", pod.key, error)
+            return
+        self._accepted[uid] = now
+        why = self._reasons.get(uid, "")
+        _log.info("evicted pod %s for a neighbour's promise: %s", pod.key, why)
+        note = f"evicted so that its neighbours keep their promises: {why}"
+        reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
+        await self._tell(reference, "Retracted", note)
+
+    async def _done(self, key: ShareKey, record: RetractionRecord) -> None:
+        self._metrics.retractions.inc()
+        share = self._world.shares.get(key)
+        if share is None:
+            return
+        pod, why = self._world.pods.get(record.pod_uid), self._reasons.get(record.pod_uid, "")
+        name = pod.name if pod is not None else f"the pod with uid {record.pod_uid}"
+        because = f": {why}" if why else ""
+        note = (
+            f"{name} left {record.gpu} so that its neighbours keep their promises{because}; until "
+            f"{_text(record.until or record.at)} none of these pods is put beside {', '.join(record.neighbours)}"
+        )
+        metadata = _metadata(key.namespace, key.name, share.uid)
+        await self._tell(
+            {"apiVersion": GPUSHARES.api_version, "kind": GPUSHARES.kind, "metadata": metadata}, "Retracted", note
+        )
+
+    def _said(
+        self, plan: RetractionPlan, situation: RetractionSituation, now: float
+    ) -> dict[ShareKey, tuple[str, str]]:
+        """Return what is said in the GpuShares of pods that should leave and cannot; one pod for each."""
+        said: dict[ShareKey, tuple[str, str]] = {}
+        for uid, why in plan.never.items():
+            if (key := self._world.share_of_pod(uid)) is not None:
+                said[key] = ("NotRetractable", f"{self._name(uid)} should leave its GPU and stays: {why}")
+        for share, held in situation.records.items():
+            for intent in held:
+                answer = self._refusals.answer(intent.pod_uid)
+                if intent.is_intent and answer is not None and now - intent.at >= TOLD_AFTER_SECONDS:
+                    sentence = (
+                        f"{self._name(intent.pod_uid)} should leave its GPU since {_text(intent.at)} so that its "
+                        "neighbours keep their promises, and its eviction is refused; it is tried again every "
+                        f"minute while the node asks for it: {answer[1]}"
+                    )
+                    said[_key(share)] = (answer[0], sentence)
+        return said
+
+    def _name(self, uid: str) -> str:
+        pod = self._world.pods.get(uid)
+        return pod.name if pod is not None else uid
+
+    async def _tell(self, regarding: Json, reason: str, note: str) -> None:
+        await record_event(
+            self._api,
+            regarding,
+            reason=reason,
+            note=note,
+            action="Retract",
+            controller=self._controller,
+            event_type=EventType.WARNING,
+        )
+
+
+def _metadata(namespace: str, name: str, uid: str) -> Json:
+    return {"namespace": namespace, "name": name, "uid": uid}
+
+
+def _key(share: str) -> ShareKey:
+    namespace, _, name = share.partition("/")
+    return ShareKey(namespace, name)
+
+
+def _text(seconds: float) -> str:
+    moment = datetime.fromtimestamp(seconds, UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _seconds(text: str | None) -> float:
+    try:
+        return datetime.fromisoformat(text).timestamp() if text else 0.0
+    except ValueError:  # the schema lets no such text in; another writer's might have no zone
+        return 0.0
+
+
+def _written(record: RetractionRecord) -> Retraction:
+    until = _text(record.until) if record.until is not None else None
+    return Retraction(record.neighbours, _text(record.at), until, record.count, record.pod_uid, record.gpu)
+
+
+def _read(one: Retraction) -> RetractionRecord:
+    until = _seconds(one.until) if one.until is not None else None
+    return RetractionRecord(one.neighbours, _seconds(one.at), one.pod_uid or "", one.gpu or "", until, one.count)

@@ -1,0 +1,294 @@
+"""Which pod is retracted when, and what is remembered of it; time is an argument."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare.core.api import GpuShareStatus, JobClass, Retraction
+from gpushare.core.control.retraction import (
+    FIRST_BACKOFF_SECONDS,
+    LONGEST_BACKOFF_SECONDS,
+    MOST_RECORDS,
+    REMEMBERED_SECONDS,
+    SILENT_SECONDS,
+    Resident,
+    RetractionAsk,
+    RetractionPlan,
+    RetractionRecord,
+    RetractionSettings,
+    RetractionSituation,
+    backoff_seconds,
+    plan_retractions,
+)
+
+SETTINGS = RetractionSettings(per_minute=2, calm_seconds=60.0)
+NEWCOMER = Resident("new", "shop/new", JobClass.THROUGHPUT)
+VICTIM = Resident("old", "shop/old", JobClass.LATENCY)
+ASK = RetractionAsk("new", "GPU-1", "old makes 0.52, promised are 0.60")
+
+
+def situation(*residents: Resident, asks: Iterable[RetractionAsk] = (ASK,), **more: object) -> RetractionSituation:
+    none_yet = {resident.share: () for resident in residents if resident.share}
+    known = RetractionSituation(asks=tuple(asks), residents={"GPU-1": residents}, records=none_yet)
+    return replace(known, **more)  # type: ignore[arg-type]
+
+
+def plan(known: RetractionSituation, now: float = 1000.0, wish: RetractionSettings = SETTINGS) -> RetractionPlan:
+    return plan_retractions(known, wish, now)
+
+
+def test_an_intent_is_written_before_the_pod_is_evicted_and_becomes_a_record_once_it_leaves() -> None:
+    first = plan(situation(NEWCOMER, VICTIM))
+    intent = RetractionRecord(("shop/old",), 1000.0, "new", "GPU-1")
+    assert (first.records, first.evict) == ({"shop/new": (intent,)}, None)
+
+    records = {"shop/new": (intent,), "shop/old": ()}
+    unwritten = plan(situation(NEWCOMER, VICTIM, records=records), 1001.0)
+    assert (unwritten.records, unwritten.evict) == ({}, None)
+    written = plan(situation(NEWCOMER, VICTIM, records=records, written=frozenset({"new"})), 1001.0)
+    assert (written.records, written.evict) == ({}, "new")
+
+    accepted = situation(
+        NEWCOMER, VICTIM, records=records, written=frozenset({"new"}), evicted={"new": 1001.0}, asks=()
+    )
+    assert plan(accepted, 1002.0) == RetractionPlan({}), "the watch is about to say that it leaves"
+    for gone in [(replace(NEWCOMER, leaving=True), VICTIM), (VICTIM,)]:
+        left = plan(situation(*gone, records=records, asks=()), 1003.0)
+        record = RetractionRecord(("shop/old",), 1003.0, "new", "GPU-1", 1003.0 + FIRST_BACKOFF_SECONDS, 1)
+        assert left.records == {"shop/new": (record,)}
+        assert left.done == (("shop/new", record),)
+        assert left.evict is None
+
+
+@pytest.mark.parametrize(
+    ("residents", "wish", "why"),
+    [
+        ((replace(NEWCOMER, job_class=JobClass.LATENCY), VICTIM), SETTINGS, "pods of class latency"),
+        ((replace(NEWCOMER, replaceable=False), VICTIM), SETTINGS, "no controller"),
+        ((NEWCOMER, VICTIM), replace(SETTINGS, evicts=False), "policy.retraction is none"),
+    ],
+)
+def test_some_are_never_retracted_and_it_is_said_why(
+    residents: tuple[Resident, ...], wish: RetractionSettings, why: str
+) -> None:
+    found = plan(situation(*residents), wish=wish)
+    assert (found.records, found.evict) == ({}, None)
+    assert why in found.never["new"]
+    intent = RetractionRecord(("shop/old",), 900.0, "new", "GPU-1")
+    held = situation(*residents, records={"shop/new": (intent,)}, written=frozenset({"new"}))
+    assert plan(held, wish=wish).records == {"shop/new": ()}, "an intent from before is dropped"
+
+
+@pytest.mark.parametrize(
+    ("residents", "asks"),
+    [
+        ((NEWCOMER,), (ASK,)),  # nobody else is there
+        ((NEWCOMER, replace(VICTIM, ended=True)), (ASK,)),
+        ((replace(NEWCOMER, leaving=True), VICTIM), (ASK,)),
+        ((replace(NEWCOMER, ended=True), VICTIM), (ASK,)),
+        ((VICTIM,), (ASK,)),
+        ((NEWCOMER, replace(VICTIM, leaving=True)), (ASK,)),
+        ((NEWCOMER, VICTIM), (replace(ASK, silent_seconds=SILENT_SECONDS + 1),)),
+        ((NEWCOMER, VICTIM), (replace(ASK, is_confirmed=False),)),
+        ((NEWCOMER, VICTIM), ()),
+    ],
+)
+def test_nothing_is_intended_without_need(
+    residents: tuple[Resident, ...], asks: tuple[RetractionAsk, ...]
+) -> None:
+    assert plan(situation(*residents, asks=asks)).records == {}
+
+
+def test_an_intent_is_dropped_when_nobody_asks_any_more_and_kept_until_its_agent_is_heard() -> None:
+    intent = RetractionRecord(("shop/old",), 900.0, "new", "GPU-1")
+    earlier = RetractionRecord(("shop/b",), 10.0, "x", "GPU-7", 310.0)
+    records = {"shop/new": (earlier, intent), "shop/old": ()}
+    written = frozenset({"new"})
+    assert plan(situation(NEWCOMER, VICTIM, asks=(), records=records)).records == {"shop/new": (earlier,)}
+    stale = replace(ASK, silent_seconds=SILENT_SECONDS + 1)
+    silent = situation(NEWCOMER, VICTIM, asks=(stale,), records=records, written=written)
+    assert plan(silent).records == {"shop/new": (earlier,)}
+    restarted = replace(ASK, is_confirmed=False)
+    waits = plan(situation(NEWCOMER, VICTIM, asks=(restarted,), records=records, written=written))
+    assert (waits.records, waits.evict) == ({}, None)
+    ended = situation(replace(NEWCOMER, ended=True), VICTIM, records=records, written=written)
+    assert plan(ended).records == {"shop/new": (earlier,)}, "it has finished by itself"
+
+
+def test_never_two_at_a_time_on_a_gpu_nor_before_it_is_calm() -> None:
+    second = Resident("second", "shop/second", JobClass.THROUGHPUT)
+    asks = (ASK, RetractionAsk("second", "GPU-1", "too"))
+    both = plan(situation(NEWCOMER, second, VICTIM, asks=asks))
+    assert list(both.records) == ["shop/new"]
+    assert both.waiting == {"second": "another pod of its GPU is being retracted"}
+
+    leaving = replace(NEWCOMER, leaving=True)
+    known = situation(leaving, second, VICTIM, asks=asks, written=frozenset({"second"}))
+    assert plan(known).records == {}, "it leaves for another reason"
+    intent = RetractionRecord(("shop/old",), 990.0, "second", "GPU-1")
+    assert plan(replace(known, records={"shop/second": (intent,)})).evict is None
+
+    done = {"shop/new": (RetractionRecord(("shop/old",), 950.0, "new", "GPU-1", 1250.0),), "shop/second": ()}
+    rest = situation(second, VICTIM, asks=asks[1:], records=done)
+    assert plan(rest, 1009.0).records == {}
+    assert list(plan(rest, 1011.0).records) == ["shop/second"]
+    lately = replace(rest, last_left={"GPU-1": 1000.0})
+    assert plan(lately, 1059.0).records == {}, "its containers took their time to end"
+    assert list(plan(lately, 1061.0).records) == ["shop/second"]
+
+
+def test_the_clusters_rate_holds_and_who_waits_longest_comes_first() -> None:
+    residents, asks, records = {}, [], {}
+    for number in range(4):
+        pod, gpu = f"p{number}", f"GPU-{number}"
+        residents[gpu] = (Resident(pod, f"shop/{pod}", JobClass.THROUGHPUT), VICTIM)
+        asks.append(RetractionAsk(pod, gpu, ""))
+        records[f"shop/{pod}"] = (RetractionRecord(("shop/old",), 990.0 - number, pod, gpu),)
+    known = RetractionSituation(tuple(asks), residents, records, frozenset(residents_of(residents)))
+    assert plan(known).evict == "p3", "who waits longest"
+    one = replace(known, evicted={"p3": 1000.0})
+    assert plan(one, 1001.0).evict == "p2"
+    full = replace(known, evicted={"p3": 1000.0, "p2": 1001.0})
+    assert plan(full, 1002.0).evict is None
+    assert set(plan(full, 1002.0).waiting) == {"p0", "p1"}
+    left = {**records, "shop/p3": (RetractionRecord(("shop/old",), 1000.0, "p3", "GPU-3", 1300.0),)}
+    left["shop/p2"] = (RetractionRecord(("shop/old",), 1001.0, "p2", "GPU-2", 1300.0),)
+    after_restart = replace(known, records=left)
+    assert plan(after_restart, 1059.0).evict is None, "what the API holds counts, so a restart forgets nothing"
+    assert plan(after_restart, 1060.5).evict == "p1"
+
+
+def residents_of(by_gpu: dict[str, tuple[Resident, ...]]) -> set[str]:
+    return {resident.uid for held in by_gpu.values() for resident in held}
+
+
+def test_the_backoff_of_two_workloads_doubles_up_to_a_day_and_is_forgotten_a_day_later() -> None:
+    assert [backoff_seconds(count) for count in (1, 2, 3, 9, 10_000)] == [300, 600, 1200, 76_800, 86_400]
+    assert max(backoff_seconds(count) for count in range(1, 100)) == LONGEST_BACKOFF_SECONDS
+    before = RetractionRecord(("shop/a", "shop/old"), 100.0, "x", "GPU-9", 700.0, 2)
+    intent = RetractionRecord(("shop/old",), 990.0, "new", "GPU-1")
+    found = plan(situation(VICTIM, asks=(), records={"shop/new": (before, intent)}))
+    kept, new = found.records["shop/new"]
+    assert kept == replace(before, neighbours=("shop/a",)), "each neighbour is named by its newest record"
+    assert (new.neighbours, new.count, new.until) == (("shop/old",), 3, 1000.0 + 1200.0)
+    other = RetractionRecord(("shop/b",), 100.0, "x", "GPU-9", 700.0, 2)
+    found = plan(situation(VICTIM, asks=(), records={"shop/new": (other, intent)}))
+    assert found.records["shop/new"][-1].count == 1, "another pair of workloads"
+
+    long_ago = 700.0 + REMEMBERED_SECONDS + 1
+    assert plan(situation(VICTIM, asks=(), records={"shop/new": (before,)}), long_ago).records == {"shop/new": ()}
+
+
+def test_a_gpushare_holds_no_more_than_its_schema_allows() -> None:
+    many = tuple(
+        RetractionRecord((f"shop/n{at}",), 900.0 + at, "x", "GPU-9", 5000.0) for at in range(MOST_RECORDS)
+    )
+    found = plan(situation(NEWCOMER, VICTIM, records={"shop/new": many, "shop/old": ()}))
+    held = found.records["shop/new"]
+    assert (len(held), held[-1].is_intent, held[0]) == (MOST_RECORDS, True, many[1])
+
+
+def test_the_status_says_whom_to_keep_away_and_who_needs_a_gpu_of_its_own() -> None:
+    now = "2026-11-22T12:00:00Z"
+    live = Retraction(("shop/a", "shop/b"), "2026-11-22T11:58:00Z", "2026-11-22T12:03:00Z")
+    ended = Retraction(("shop/c",), "2026-11-22T11:00:00Z", "2026-11-22T11:05:00Z")
+    intent = Retraction(("shop/d",), now, count=7)
+    once = GpuShareStatus(retractions=(live, intent))
+    assert (once.kept_from(now), once.needs_own_gpu) == ({"shop/a", "shop/b"}, False)
+    twice = GpuShareStatus(retractions=(live, ended))
+    assert (twice.kept_from(now), twice.needs_own_gpu) == ({"shop/a", "shop/b"}, True)
+    assert GpuShareStatus(retractions=(replace(live, count=2),)).needs_own_gpu
+
+
+# -- a whole cluster, step by step
+
+
+@dataclass
+class Cluster:
+    """Pods on two GPUs whose agents ask at random; an operator that may be killed at any step."""
+
+    now: float = 1000.0
+    records: dict[str, tuple[RetractionRecord, ...]] = field(default_factory=dict)
+    wanted: dict[str, tuple[RetractionRecord, ...]] = field(default_factory=dict)
+    pods: dict[str, tuple[str, Resident]] = field(default_factory=dict)
+    evicted: dict[str, float] = field(default_factory=dict)
+    evictions: list[tuple[float, str, str]] = field(default_factory=list)
+    left: dict[str, float] = field(default_factory=dict)
+    asks: set[str] = field(default_factory=set)
+
+    def step(self, *, writes: bool, refuses: bool) -> None:
+        residents: dict[str, tuple[Resident, ...]] = {"A": (), "B": ()}
+        for gpu, resident in self.pods.values():
+            residents[gpu] += (resident,)
+        for gpu, held in residents.items():
+            if any(resident.leaving for resident in held):
+                self.left[gpu] = self.now
+        asks = [RetractionAsk(uid, self.pods[uid][0], "") for uid in sorted(self.asks & self.pods.keys())]
+        held = {**{resident.share: () for _, resident in self.pods.values()}, **self.records, **self.wanted}
+        written = {one.pod_uid for each in self.records.values() for one in each if one.is_intent}
+        known = RetractionSituation(
+            tuple(asks), residents, held, frozenset(written), dict(self.evicted), dict(self.left)
+        )
+        found = plan_retractions(known, SETTINGS, self.now)
+        self.wanted |= found.records
+        for _, record in found.done:
+            self.evicted.pop(record.pod_uid, None)
+        if found.evict is not None and not refuses:
+            gpu, resident = self.pods[found.evict]
+            assert found.evict in written
+            assert not any(other.leaving for other in residents[gpu])
+            self.evictions.append((self.now, gpu, found.evict))
+            self.evicted[found.evict] = self.now
+            self.pods[found.evict] = gpu, replace(resident, leaving=True)
+        if writes:
+            self.records |= self.wanted
+            self.wanted = {}
+
+    def kill(self) -> None:
+        """Kill the operator: what the API does not hold is lost."""
+        self.wanted, self.evicted, self.left = {}, {}, {}
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["step", "step", "step", "unwritten", "refused", "kill", "gone", "ask", "drop", "wait"]),
+        st.integers(0, 5),
+    ),
+    max_size=80,
+)
+
+
+@given(EVENTS)
+@settings(deadline=None)
+def test_whatever_happens_one_pod_leaves_a_gpu_at_a_time_at_most_two_a_minute_and_once(
+    events: list[tuple[str, int]],
+) -> None:
+    cluster = Cluster()
+    for number in range(6):
+        pod = Resident(f"p{number}", f"shop/s{number % 3}", JobClass.THROUGHPUT)
+        cluster.pods[pod.uid] = ("AB"[number % 2], pod)
+    for event, number in events:
+        uid = f"p{number}"
+        match event:
+            case "kill":
+                cluster.kill()
+            case "gone":
+                cluster.pods = {u: each for u, each in cluster.pods.items() if not each[1].leaving}
+            case "ask":
+                cluster.asks.add(uid)
+            case "drop":
+                cluster.asks.discard(uid)
+            case "wait":
+                cluster.now += 10.0 * number
+            case _:
+                cluster.now += 1.0
+                cluster.step(writes=event != "unwritten", refuses=event == "refused")
+    uids = [uid for _, _, uid in cluster.evictions]
+    assert len(uids) == len(set(uids)), "nobody is evicted twice"
+    for at, gpu, uid in cluster.evictions:
+        others = [(t, g, u) for t, g, u in cluster.evictions if u != uid]
+        assert sum(0 <= at - t < 60 for t, _, _ in others) < SETTINGS.per_minute
+        assert not any(g == gpu and abs(at - t) < SETTINGS.calm_seconds for t, g, _ in others)

@@ -1,0 +1,296 @@
+"""The retractor and the reconciler against an API server in memory: steps, refusals, a kill between any two."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpushare.core.admission import Defaults, ShareKey
+from gpushare.core.api import (
+    Decision,
+    GpuNodeStatus,
+    GpuShare,
+    GpuStatus,
+    Phase,
+    PodView,
+    TenantStatus,
+    names,
+    to_json,
+)
+from gpushare.core.control import OperatorSettings, RetractionSettings
+from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Retryable
+from gpushare.kube.fake import FakeApi
+from gpushare_operator.metrics import OperatorMetrics
+from gpushare_operator.reconciler import ShareReconciler
+from gpushare_operator.reports import NodeReport, Reports
+from gpushare_operator.retractor import TOLD_AFTER_SECONDS, Retractor
+
+Json = dict[str, Any]
+START = 1_795_000_000.0  # 2026-11-18
+BUDGET = "Cannot evict pod as it would violate the pod's disruption budget."
+WHY = "old makes 0.52 of what it makes alone, promised are 0.60"
+
+
+class EvictingApi(FakeApi):
+    """The fake API server, on which an evicted pod stays for its grace period; `errors` come first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[ApiError] = []
+        self.evicted: list[str] = []
+        self.tried = 0
+
+    async def evict(self, name: str, *, namespace: str, uid: str | None = None, **_: Any) -> None:
+        self.tried += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        pod = self.store.objects(PODS)[f"{namespace}/{name}"]
+        assert pod["metadata"]["uid"] == uid
+        self.evicted.append(name)
+        pod["metadata"]["deletionTimestamp"] = "2026-11-22T12:00:00Z"
+        self.store.put(PODS, pod)
+
+
+class Bench:
+    """An operator on the fake, with a clock that the test turns."""
+
+    def __init__(self, settings: RetractionSettings | None = None) -> None:
+        self.api, self.time = EvictingApi(), START
+        self.settings = OperatorSettings(Defaults(), retraction=settings or RetractionSettings())
+        self.metrics = OperatorMetrics()
+        self.asks: dict[str, str] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Start an operator that knows nothing, as after kill -9."""
+        self.metrics = OperatorMetrics()
+        self.reconciler = ShareReconciler(
+            self.api,
+            self.settings,
+            self.metrics,
+            clock=lambda: self.time,
+            now=lambda: datetime.fromtimestamp(self.time, UTC),
+        )
+        self.world = self.reconciler.world
+        self.retractor = Retractor(
+            self.api, self.world, self.settings, self.metrics, controller="test", clock=lambda: self.time
+        )
+        self.deliver()
+
+    def pod(self, name: str, gpu: str = "GPU-1", **annotations: str) -> None:
+        owner = {
+            "apiVersion": "apps/v1",
+            "kind": "StatefulSet",
+            "name": name,
+            "uid": f"s-{name}",
+            "controller": True,
+        }
+        decision = Decision((gpu,), 25, 8192, "2026-11-22T11:00:00Z").to_annotations()
+        metadata: Json = {"namespace": "shop", "name": name, "uid": f"uid-{name}", "ownerReferences": [owner]}
+        metadata["annotations"] = {names.FRACTION: "0.25", **decision, **annotations}
+        self.api.store.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+
+    def deliver(self) -> None:
+        """Bring what the API server holds to the operator, as its watches do, and a new report of the agent."""
+        pods = {key: PodView.from_object(raw) for key, raw in self.api.store.objects(PODS).items()}
+        for uid in set(self.world.pods) - {pod.uid for pod in pods.values()}:
+            self.world.drop_pod(uid)
+        for pod in pods.values():
+            self.world.put_pod(pod)
+        for raw in self.api.store.objects(GPUSHARES).values():
+            self.reconciler.intake.share(raw)
+        by_gpu: dict[str, list[TenantStatus]] = {}
+        for pod in pods.values():
+            assert pod.decision is not None
+            tenant = TenantStatus(pod.uid, share_percent=25, retract=self.asks.get(pod.uid))
+            by_gpu.setdefault(pod.decision.gpu_uuids[0], []).append(tenant)
+        gpus = tuple(GpuStatus(uuid=gpu, tenants=tuple(tenants)) for gpu, tenants in by_gpu.items())
+        status = GpuNodeStatus.of(gpus, observed_at=f"T{self.time}")
+        report = NodeReport.of({"metadata": {"name": "n1"}, "status": to_json(status)})
+        self.retractor.node_changed("n1", report)
+
+    async def settle(self, seconds: int = 5) -> None:
+        for _ in range(seconds):
+            self.time += 1.0
+            self.deliver()
+            await self.retractor.step()
+            while await self.reconciler.step():
+                pass
+
+    def share(self, name: str) -> GpuShare:
+        return GpuShare.from_object(self.api.store.objects(GPUSHARES)[f"shop/statefulset-{name}"])
+
+    def condition(self, name: str, kind: str) -> tuple[str, str] | None:
+        found = [(one.reason, one.message) for one in self.share(name).status.conditions if one.type == kind]
+        return found[0] if found else None
+
+    def told(self, reason: str) -> list[tuple[str, str]]:
+        events = self.api.store.objects(EVENTS).values()
+        return [(one["regarding"]["kind"], one["note"]) for one in events if one["reason"] == reason]
+
+    def value(self, name: str, labels: Mapping[str, str] | None = None) -> float:
+        return self.metrics.registry.get_sample_value(name, dict(labels or {})) or 0.0
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    made = Bench()
+    made.pod("old")
+    made.pod("new")
+    await made.settle(3)
+    return made
+
+
+async def test_one_retraction_from_the_ask_to_the_record(bench: Bench) -> None:
+    bench.asks["uid-new"] = WHY
+    await bench.settle()
+    assert bench.api.evicted == ["new"]
+    share = bench.share("new")
+    (record,) = share.status.retractions
+    assert (record.neighbours, record.pod_uid, record.gpu, record.count) == (
+        ("shop/statefulset-old",),
+        "uid-new",
+        "GPU-1",
+        1,
+    )
+    assert record.at is not None
+    assert record.until is not None
+    assert share.status.kept_from(record.at) == {"shop/statefulset-old"}
+    assert share.status.phase is Phase.RETRACTED, "while its pod leaves"
+    bench.api.store.remove(PODS, "shop/new")
+    await bench.settle(3)
+    assert bench.share("new").status.phase is Phase.RETRACTED, "and until another pod of it is placed"
+    bench.pod("new", "GPU-2")
+    bench.asks.clear()
+    await bench.settle()
+    assert bench.share("new").status.phase is Phase.SHARING
+    assert bench.share("new").status.retractions == (record,)
+    assert bench.api.evicted == ["new"]
+    assert bench.value("gpushare_retractions_total") == 1
+    [(of_pod, note), (of_share, record_note)] = sorted(bench.told("Retracted"), reverse=True)
+    assert (of_pod, of_share) == ("Pod", "GpuShare")
+    assert WHY in note
+    assert WHY in record_note
+    assert "none of these pods is put beside shop/statefulset-old" in record_note
+
+
+@pytest.mark.parametrize("killed_after", range(6))
+async def test_a_kill_between_any_two_steps_ends_in_the_same_state(bench: Bench, killed_after: int) -> None:
+    bench.asks["uid-new"] = WHY
+    for _ in range(killed_after):
+        bench.time += 1.0
+        bench.deliver()
+        await bench.retractor.step()
+        if killed_after % 2:  # killed before the status is written, or after
+            await bench.reconciler.step()
+    bench.start()
+    await bench.settle(8)
+    assert bench.api.evicted == ["new"]
+    (record,) = bench.share("new").status.retractions
+    assert (record.count, record.pod_uid, record.until is not None) == (1, "uid-new", True)
+
+
+async def test_a_budget_holds_the_pod_and_it_is_said_and_tried_again_until_it_may_leave(bench: Bench) -> None:
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=10)] * 8
+    await bench.settle(30)
+    assert (bench.api.evicted, bench.condition("new", "RetractionRefused")) == ([], None)
+    assert bench.api.tried < 4, "not every second"
+    await bench.settle(int(TOLD_AFTER_SECONDS))
+    found = bench.condition("new", "RetractionRefused")
+    assert found is not None
+    assert found[0] == "DisruptionBudget"
+    assert found[1].startswith("new should leave its GPU since 2026-11-18T")
+    assert found[1].endswith(BUDGET)
+    before = bench.share("new").status
+    bench.start()  # what was intended outlives a restart
+    await bench.settle(20)
+    assert bench.share("new").status.retractions == before.retractions
+    await bench.settle(120)
+    assert bench.api.evicted == ["new"]
+    await bench.settle(3)
+    assert bench.condition("new", "RetractionRefused") is None
+    assert bench.share("new").status.retractions[0].count == 1
+
+
+async def test_an_ask_that_ends_while_the_budget_holds_leaves_no_trace(bench: Bench) -> None:
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [Retryable(BUDGET, status=429, retry_after_seconds=1)] * 100
+    await bench.settle(70)
+    assert bench.condition("new", "RetractionRefused") is not None
+    assert bench.value("gpushare_retractions_refused_total", {"reason": "DisruptionBudget"}) >= 2
+    assert bench.value("gpushare_retractions_waiting") == 1
+    bench.asks.clear()
+    await bench.settle()
+    assert bench.share("new").status.retractions == ()
+    assert bench.condition("new", "RetractionRefused") is None
+    assert (bench.api.evicted, bench.value("gpushare_retractions_total")) == ([], 0)
+
+
+async def test_without_the_right_to_evict_it_says_so(bench: Bench) -> None:
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [Forbidden("may not create pods/eviction", status=403)] * 100
+    await bench.settle(70)
+    assert bench.condition("new", "RetractionRefused") is not None
+    assert "may not create pods/eviction" in bench.condition("new", "RetractionRefused")[1]  # type: ignore[index]
+
+
+async def test_evictions_can_be_switched_off_and_latency_pods_stay() -> None:
+    off = Bench(RetractionSettings(evicts=False))
+    off.pod("old")
+    off.pod("new")
+    off.asks["uid-new"] = WHY
+    await off.settle(10)
+    assert off.api.tried == 0
+    assert off.condition("new", "RetractionRefused") == (
+        "NotRetractable",
+        "new should leave its GPU and stays: policy.retraction is none",
+    )
+    bench = Bench()
+    bench.pod("old")
+    bench.pod("new", **{names.CLASS: "latency"})
+    bench.asks["uid-new"] = WHY
+    await bench.settle(10)
+    assert bench.api.tried == 0
+
+
+async def test_two_gpus_at_the_clusters_rate() -> None:
+    bench = Bench(RetractionSettings(per_minute=1))
+    for number in (1, 2):
+        bench.pod(f"old{number}", f"GPU-{number}")
+        bench.pod(f"new{number}", f"GPU-{number}")
+        bench.asks[f"uid-new{number}"] = WHY
+    await bench.settle(30)
+    assert len(bench.api.evicted) == 1
+    await bench.settle(60)
+    assert sorted(bench.api.evicted) == ["new1", "new2"]
+
+
+async def test_a_gpushare_that_goes_takes_its_intent_along(bench: Bench) -> None:
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [Retryable(BUDGET, status=429, retry_after_seconds=1)] * 100
+    await bench.settle()
+    bench.api.store.remove(GPUSHARES, "shop/statefulset-new")
+    bench.world.drop_share("shop", "statefulset-new")
+    assert bench.world.retractions() == {}
+    assert bench.world.standing_of(ShareKey("shop", "statefulset-new")).retractions == ()
+
+
+def test_an_agent_counts_as_alive_once_it_writes_again_whatever_its_clock_says() -> None:
+    asks = (("uid", "GPU-1", "why"),)
+    reports = Reports()
+    reports.put("n1", NodeReport({}, asks, "2020-01-01T00:00:00Z"), 100.0)
+    (ask,) = reports.asks(105.0)
+    assert (ask.is_confirmed, ask.silent_seconds) == (False, 5.0)
+    reports.put("n1", NodeReport({}, asks, "2020-01-01T00:00:00Z"), 110.0)
+    assert not reports.asks(111.0)[0].is_confirmed, "the same report once more, as after a new list"
+    reports.put("n1", NodeReport({}, asks, "2019-01-01T00:00:00Z"), 120.0)
+    (ask,) = reports.asks(125.0)
+    assert (ask.is_confirmed, ask.silent_seconds) == (True, 5.0)
+    reports.put("n1", NodeReport({}, asks, "2019-01-01T00:00:00Z"), 130.0)
+    assert reports.asks(500.0)[0].silent_seconds == 380.0
+    reports.put("n1", NodeReport({}, (), "2019-01-02T00:00:00Z"), 131.0)
+    assert reports.asks(132.0) == ()
+    reports.put("n1", None, 133.0)
+    assert reports.asks(134.0) == ()
