@@ -8,11 +8,13 @@ import pytest
 
 from gpushare.core.admission import Defaults, ShareKey
 from gpushare.core.api import JobClass, names
-from gpushare.core.control import Fares, OperatorSettings
+from gpushare.core.control import Fares, OperatorSettings, RetractionSettings
 from gpushare.kube import Api, Change
 from gpushare_operator import handlers
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import ShareReconciler
+from gpushare_operator.reports import NodeReport
+from gpushare_operator.retractor import Retractor
 from gpushare_operator.running import Environment, Operator
 
 
@@ -23,9 +25,12 @@ def test_the_charts_values_arrive() -> None:
         "GPUSHARE_MAX_SLOWDOWN": "2.5",
         "GPUSHARE_NAMESPACES": "a, b,",
         "GPUSHARE_METRICS_PORT": "9191",
+        "GPUSHARE_RETRACTION": "none",
+        "GPUSHARE_RETRACTIONS_PER_MINUTE": "7",
     }
     defaults = Defaults(auto_fraction="0.2", job_class=JobClass.LATENCY, max_slowdown_ratio=2.5)
-    assert Environment.read(variables) == Environment(OperatorSettings(defaults), ("a", "b"), 9191)
+    settings = OperatorSettings(defaults, retraction=RetractionSettings(evicts=False, per_minute=7))
+    assert Environment.read(variables) == Environment(settings, ("a", "b"), 9191)
 
 
 def test_nothing_set_means_the_documented_defaults() -> None:
@@ -36,7 +41,13 @@ def test_nothing_set_means_the_documented_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"), [("GPUSHARE_DEFAULT_CLASS", "fast"), ("GPUSHARE_MAX_SLOWDOWN", "little")]
+    ("variable", "value"),
+    [
+        ("GPUSHARE_DEFAULT_CLASS", "fast"),
+        ("GPUSHARE_MAX_SLOWDOWN", "little"),
+        ("GPUSHARE_RETRACTION", "delete"),
+        ("GPUSHARE_RETRACTIONS_PER_MINUTE", "0"),
+    ],
 )
 def test_a_senseless_value_is_named(variable: str, value: str) -> None:
     with pytest.raises(ValueError, match=value):
@@ -59,10 +70,16 @@ def test_a_node_arrives_and_goes() -> None:
     metadata = {"namespace": "shop", "name": "p", "uid": "u", "annotations": {names.FRACTION: "0.5"}}
     running.intake.pod({"metadata": metadata})
     world = running._reconciler.world
-    running._on_node(Change.ADDED, "n1", {"u": Fares(0.5, 2.0)})
+    running._retractor = retractor = Retractor(
+        cast("Api", None), world, OperatorSettings(Defaults()), OperatorMetrics(), controller="test"
+    )
+    report = NodeReport({"u": Fares(0.5, 2.0)}, (("u", "GPU-1", "why"),))
+    running._on_node(Change.ADDED, "n1", report)
     assert world.fares_of(ShareKey("shop", "s")) == {"u": Fares(0.5, 2.0)}
-    running._on_node(Change.DELETED, "n1", {"u": Fares(0.5, 2.0)})
+    assert [ask.pod_uid for ask in retractor.reports.asks(0.0)] == ["u"]
+    running._on_node(Change.DELETED, "n1", report)
     assert world.fares_of(ShareKey("shop", "s")) == {}
+    assert retractor.reports.asks(0.0) == ()
 
 
 def test_an_operator_that_does_not_run_is_not_healthy() -> None:
