@@ -23,7 +23,7 @@ SIZES = {2: "pairs", 3: "triples", 4: "fours"}
 
 @dataclass
 class Trace:
-    """One run: everyone's true progress, the duties in force and the actions, window by window."""
+    """One run, window by window: true progress and duties in force (0 of who is not there), and the actions."""
 
     true: list[list[float]] = field(default_factory=list)
     duties: list[list[float]] = field(default_factory=list)
@@ -42,16 +42,26 @@ def run(
     noise: float = 0.05,
     constant_noise: float = 0.0,
     delay: float = 0.4,
-    latency: frozenset[int] = frozenset(),
+    arrivals: Sequence[int] = (),
+    leaves_after: int | None = None,
     settings: WatchSettings | None = None,
 ) -> Trace:
-    """Run the loop on one set for some windows of one second; no retraction that it asks for is carried out."""
+    """Run the loop on one set for some windows of one second.
+
+    Args:
+        noise, constant_noise: standard deviations of what a window says, drawn anew each time and once.
+        delay: seconds until a change of duties shows.
+        arrivals: the window before which each member comes; everyone is there from the start where none is given.
+        leaves_after: windows until a tenant leaves that is asked to; None: it stays.
+    """
     settings = settings or WatchSettings()
     state, trace = GpuWatch(), Trace()
     size = len(programs.members)
     alone = [programs.progress[frozenset([position])][position] for position in range(size)]
     offset = rng.normal(0.0, constant_noise, size)
-    before = duties = [FREE] * size
+    comes = list(arrivals) or [0] * size
+    asked: dict[int, int] = {}
+    before = duties = [FREE if window <= 1 else 0.0 for window in comes]
     for number in range(1, windows + 1):
         old, new = programs.at(before), programs.at(duties)
         true = [delay * one + (1 - delay) * other for one, other in zip(old, new, strict=True)]
@@ -59,30 +69,52 @@ def run(
         tenants = tuple(
             WatchedTenant(
                 uid_of(position),
-                JobClass.LATENCY if position in latency else JobClass.THROUGHPUT,
+                JobClass.LATENCY if position in programs.latency else JobClass.THROUGHPUT,
                 programs.promises[position],
                 seen[position],
                 max(0.02, (noise**2 + constant_noise**2) ** 0.5),
-                order=float(position),
+                order=float(comes[position]) + position / size,
                 alone=min(1.0, alone[position]),
             )
             for position in range(size)
+            if duties[position] > 0
         )
         state, actions = watch(state, Window(float(number), tenants), float(number), settings)
         trace.true.append(true)
         trace.duties.append(duties)
         trace.actions.append(actions)
-        before, duties = duties, [actions.duties.get(uid_of(position), FREE) for position in range(size)]
+        left = {
+            position
+            for position, when in asked.items()
+            if leaves_after is not None and number >= when + leaves_after
+        }
+        asked |= {p: number for p in range(size) if uid_of(p) == actions.retract and p not in asked}
+        before, duties = (
+            duties,
+            [
+                0.0
+                if comes[position] > number + 1 or position in left
+                else actions.duties.get(uid_of(position), FREE)
+                for position in range(size)
+            ],
+        )
     return trace
 
 
-def is_kept(programs: MeasuredSet, true: Sequence[float], tolerance: float = TOLERANCE) -> bool:
-    return all(rate >= promise - tolerance for rate, promise in zip(true, programs.promises, strict=True))
+def kept(programs: MeasuredSet, trace: Trace, tolerance: float = TOLERANCE) -> list[bool]:
+    """Return for every window whether the promise of everyone who was there was kept."""
+    return [
+        all(
+            rate >= promise - tolerance or duty == 0
+            for rate, promise, duty in zip(true, programs.promises, duties, strict=True)
+        )
+        for true, duties in zip(trace.true, trace.duties, strict=True)
+    ]
 
 
 def first_kept(programs: MeasuredSet, trace: Trace) -> int | None:
     """Return the number of the first window in which every promise was kept, from 1; None: never."""
-    return next((n for n, true in enumerate(trace.true, start=1) if is_kept(programs, true)), None)
+    return next((number for number, is_kept in enumerate(kept(programs, trace), start=1) if is_kept), None)
 
 
 def direction_changes(trace: Trace, position: int, after: int = 0) -> int:
@@ -114,10 +146,10 @@ def _summary(sets: Sequence[MeasuredSet], windows: int, seed: int, noise: float)
     firsts = [first_kept(each, trace) for each, trace in zip(sets, traces, strict=True)]
     restored = [first for first in firsts if first is not None]
     later = [
-        is_kept(each, true)
+        is_kept
         for each, trace, first in zip(sets, traces, firsts, strict=True)
         if first is not None
-        for true in trace.true[first:]
+        for is_kept in kept(each, trace)[first:]
     ]
     return {
         "number": len(sets),

@@ -2,18 +2,18 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
+from importlib.resources import files
 
 import numpy as np
 
+from gpushare import data
+from gpushare.core.admission import Defaults
+from gpushare.core.api import JobClass
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import Profile, promised_progress
 from gpushare.research.dataset import Dataset, parse
-
-TABLE = Path(__file__).parents[1] / "src/gpushare/data/h200-table.jsonl"
-MAX_SLOWDOWN = 1.5
 
 Member = tuple[str, int]  # program, thread percentage
 
@@ -25,11 +25,21 @@ class MeasuredSet:
     Attributes:
         progress: of each member by position, for each subset that runs.
         promises: of each member, with an equal share of the GPU (its cap's where caps are unequal and sum to 100).
+        strict_promises: what each would be promised if it were of class latency.
+        latency: positions of members of class latency, which are never throttled.
     """
 
     members: tuple[Member, ...]
     progress: Mapping[frozenset[int], Mapping[int, float]]
     promises: tuple[float, ...]
+    strict_promises: tuple[float, ...]
+    latency: frozenset[int] = frozenset()
+
+    def with_latency(self, position: int) -> "MeasuredSet":
+        """Return the same set with one member of class latency."""
+        promises = list(self.promises)
+        promises[position] = self.strict_promises[position]
+        return replace(self, promises=tuple(promises), latency=self.latency | {position})
 
     def at(self, duties: Sequence[float]) -> list[float]:
         """Return everyone's progress while each runs for its duty's part of the time, at random phase."""
@@ -48,10 +58,10 @@ class MeasuredSet:
         free = self.at([1.0] * len(self.members))
         return tuple(position for position, rate in enumerate(free) if rate < self.promises[position])
 
-    def best_room(self, fixed: frozenset[int] = frozenset(), step: float = 0.05, least: float = 0.1) -> float:
-        """Return the most that the worst-off member can be above its promise, over every grid of duties."""
+    def best_room(self, step: float = 0.05, least: float = 0.1) -> float:
+        """Return the most that the worst-off member can be above its promise, over a whole grid of duties."""
         grid = np.append(np.arange(least, 1.0 - step / 2, step), 1.0)
-        axes = [np.ones(1) if position in fixed else grid for position in range(len(self.members))]
+        axes = [np.ones(1) if position in self.latency else grid for position in range(len(self.members))]
         duties = np.meshgrid(*axes, indexing="ij")
         room = [np.zeros(duties[0].shape) - promise for promise in self.promises]
         for subset, rates in self.progress.items():
@@ -65,7 +75,7 @@ class MeasuredSet:
 
 def read_table() -> Dataset:
     """Read the complete table measured on an H200."""
-    with TABLE.open("rb") as lines:
+    with (files(data) / data.H200_TABLE).open("rb") as lines:
         return parse(lines)
 
 
@@ -87,12 +97,23 @@ def measured_sets(table: Dataset, size: int) -> Iterator[MeasuredSet]:
             frozenset(subset): dict(zip(subset, known[key], strict=True))
             for subset, key in zip(subsets, keys, strict=True)
         }
-        yield MeasuredSet(members, rates, tuple(_promise(table, members, member) for member in members))
+        yield MeasuredSet(
+            members,
+            rates,
+            tuple(
+                _promise(table, members, member, Defaults().max_slowdown_of(JobClass.THROUGHPUT))
+                for member in members
+            ),
+            tuple(
+                _promise(table, members, member, Defaults().max_slowdown_of(JobClass.LATENCY))
+                for member in members
+            ),
+        )
 
 
-def _promise(table: Dataset, members: tuple[Member, ...], member: Member) -> float:
+def _promise(table: Dataset, members: tuple[Member, ...], member: Member, max_slowdown: float) -> float:
     caps = [cap for _, cap in members]
     share = member[1] if sum(caps) <= 100 else 100 // len(members)
     curve = table.cap_curve(member[0])
     counters = table.solo_counters(member[0]) or Counters()
-    return promised_progress(Profile(counters, cap_curve=curve), share, MAX_SLOWDOWN)
+    return promised_progress(Profile(counters, cap_curve=curve), share, max_slowdown)

@@ -105,11 +105,16 @@ def relieved(
     return {uid: round(duty, 3) for uid, duty in found.items()}
 
 
-def given_back(known: KnownTenants, duties: Mapping[str, float], *, margin: float) -> dict[str, float]:
-    """Return duties under which every throttled tenant that fell below its own promise has it back."""
+def given_back(
+    known: KnownTenants, duties: Mapping[str, float], broken: Collection[str], *, margin: float
+) -> dict[str, float]:
+    """Return duties under which every throttled tenant that fell below its own promise has it back.
+
+    One whose promise is broken gets more already when it is barely above it.
+    """
     found = dict(duties)
     for uid, response in known.responses.items():
-        if duties[uid] < FREE and known.room(uid, duties) < 0:
+        if duties[uid] < FREE and known.room(uid, duties) < (margin / 2 if uid in broken else 0.0):
             needed = (known.tenants[uid].promise + margin) / max(_STEP, response.running(duties))
             found[uid] = round(min(FREE, max(duties[uid], needed)), 3)
     return found

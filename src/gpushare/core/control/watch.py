@@ -110,12 +110,13 @@ def watch(
         now: seconds of the windows' clock.
     """
     state = _in_time(state, now)
-    if window is None or not window.usable or window.ends_at <= state.last_ends_at:
+    ends_at = min(window.ends_at, now) if window is not None else now
+    if window is None or not window.usable or ends_at <= state.last_ends_at:
         return _without_window(state, window, now, settings)
-    elapsed = min(_LONGEST_GAP_SECONDS, max(window.seconds, window.ends_at - state.last_ends_at))
-    state = _with_present(state, window, now)
-    state = replace(state, last_ends_at=window.ends_at, seen_at=now)
-    if window.ends_at - window.seconds < state.changed_at + settings.delay_seconds:
+    elapsed = max(window.seconds, min(_LONGEST_GAP_SECONDS, ends_at - state.last_ends_at))
+    state = _with_present(state, window, now, settings)
+    state = replace(state, last_ends_at=ends_at, seen_at=now)
+    if ends_at - window.seconds < state.changed_at + settings.delay_seconds:
         return state, _actions(state)
     state = _observed(state, window, elapsed)
     known = _known(state, window)
@@ -167,8 +168,11 @@ def _without_window(
     return state, _actions(state, notes)
 
 
-def _with_present(state: GpuWatch, window: Window, now: float) -> GpuWatch:
-    """Keep records of the tenants that are there; those that left take what they caused with them."""
+def _with_present(state: GpuWatch, window: Window, now: float, settings: WatchSettings) -> GpuWatch:
+    """Keep records of the tenants that are there; those that left take what they caused with them.
+
+    The window in which somebody came or left is a mixture, the next one is not.
+    """
     present = {tenant.uid for tenant in window.tenants}
     if present == state.tenants.keys():
         return state
@@ -181,30 +185,32 @@ def _with_present(state: GpuWatch, window: Window, now: float) -> GpuWatch:
         }
     if len(tenants) == 1:
         tenants = {uid: replace(tenant, duty=FREE) for uid, tenant in tenants.items()}
-    state = replace(state, tenants=tenants, changed_at=now if state.tenants else state.changed_at)
+    changed_at = max(state.changed_at, now - settings.delay_seconds) if state.tenants else state.changed_at
+    state = replace(state, tenants=tenants, changed_at=changed_at)
     if state.retract is not None and state.retract in left:
         state = replace(state, retract=None, retract_why="", calm_seconds=0.0, retracted_at=now)
     return state
 
 
-def _works(tenant: WatchedTenant) -> bool:
-    """Return whether the tenant worked during the window, as far as is known."""
-    return tenant.active and not (tenant.progress is not None and tenant.progress <= ASLEEP_PROGRESS)
+def _works(state: GpuWatch, tenant: WatchedTenant) -> bool:
+    """Return whether the tenant worked during the window, as far as is known; a throttled one makes little."""
+    is_asleep = tenant.progress is not None and tenant.progress <= ASLEEP_PROGRESS
+    return tenant.active and not (is_asleep and state.tenants[tenant.uid].duty >= FREE)
 
 
-def _is_known(tenant: WatchedTenant) -> bool:
+def _is_known(state: GpuWatch, tenant: WatchedTenant) -> bool:
     figures = (tenant.progress, tenant.error, tenant.promise)
-    return _works(tenant) and all(figure is not None and math.isfinite(figure) for figure in figures)
+    return _works(state, tenant) and all(figure is not None and 0 <= figure < math.inf for figure in figures)
 
 
 def _observed(state: GpuWatch, window: Window, elapsed: float) -> GpuWatch:
     """Correct the belief about every tenant whose progress the window shows."""
-    ran = {each.uid: state.tenants[each.uid].duty if _works(each) else 0.0 for each in window.tenants}
+    ran = {each.uid: state.tenants[each.uid].duty if _works(state, each) else 0.0 for each in window.tenants}
     tenants = dict(state.tenants)
     for each in window.tenants:
         record = tenants[each.uid]
-        if not _is_known(each) or each.progress is None or each.error is None:
-            unknown = record.unknown_seconds + elapsed if _works(each) else 0.0
+        if not _is_known(state, each) or each.progress is None or each.error is None:
+            unknown = record.unknown_seconds + elapsed if _works(state, each) else 0.0
             tenants[each.uid] = replace(record, unknown_seconds=unknown)
             continue
         response = (record.response or Response.unseen(each.alone)).beside(uid for uid in ran if uid != each.uid)
@@ -215,9 +221,9 @@ def _observed(state: GpuWatch, window: Window, elapsed: float) -> GpuWatch:
 
 
 def _known(state: GpuWatch, window: Window) -> KnownTenants:
-    known = {each.uid: each for each in window.tenants if _is_known(each)}
+    known = {each.uid: each for each in window.tenants if _is_known(state, each)}
     responses = {uid: response for uid in known if (response := state.tenants[uid].response) is not None}
-    working = {each.uid: each for each in window.tenants if _works(each)}
+    working = {each.uid: each for each in window.tenants if _works(state, each)}
     return KnownTenants(working, known, responses, {uid: state.tenants[uid].duty for uid in working})
 
 
@@ -270,7 +276,7 @@ def _hopeless(
     known: KnownTenants, uid: str, record: TenantWatch, elapsed: float, settings: WatchSettings
 ) -> float:
     """Return for how long no throttle has been known that could keep this tenant's promise."""
-    best = relieved(known, known.duties, [uid], settings, margin=0.0, max_step=FREE)
+    best = relieved(known, {**known.duties, uid: FREE}, [uid], settings, margin=0.0, max_step=FREE)
     error = max(known.tenants[uid].error or 0.0, LEAST_ERROR)
     doubt = settings.confidence * max(error / 2, known.error(uid, best))
     is_hopeless = known.room(uid, best) + doubt < 0
@@ -291,10 +297,11 @@ def _with_duties(
     broken = [uid for uid in known.tenants if state.tenants[uid].is_broken]
     unseen = {uid for uid, each in state.tenants.items() if each.unknown_seconds >= settings.blind_seconds}
     duties = {uid: FREE if uid in unseen else duty for uid, duty in before.items()}
-    duties = given_back(known, duties, margin=settings.margin)
+    duties = given_back(known, duties, broken, margin=settings.margin)
+    waits = any(0 < state.tenants[uid].unknown_seconds < settings.blind_seconds for uid in before)
     if any(known.room(uid, duties) < settings.margin / 2 for uid in broken):
         duties = _throttled(known, duties, broken, settings)
-    elif not broken and duties == before and now - state.changed_at >= settings.let_go_seconds:
+    elif not broken and not waits and duties == before and now - state.changed_at >= settings.let_go_seconds:
         duties = let_go(known, duties, settings, margin=settings.margin + settings.room)
     changed = {uid: duty for uid, duty in duties.items() if duty != before[uid]}
     if not changed:
@@ -390,12 +397,19 @@ def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tup
 
 
 def _newest(known: KnownTenants, victim: str) -> str | None:
-    """Return the newest throughput tenant whose leaving may help the victim; that may be the victim itself."""
+    """Return the newest throughput tenant whose leaving may suffice for the victim, or else may help it.
+
+    That may be the victim itself.
+    """
     response = known.responses[victim]
-    may_leave = [
-        (tenant.order, uid)
-        for uid, tenant in known.working.items()
-        if tenant.job_class is JobClass.THROUGHPUT
-        and (uid == victim or response.effect(uid) + response.effect_error(uid) >= LEAST_EFFECT)
-    ]
+    helps, suffices = [], []
+    for uid, tenant in known.working.items():
+        if tenant.job_class is not JobClass.THROUGHPUT:
+            continue
+        without = {**known.duties, uid: 0.0}
+        if uid == victim or response.effect(uid) + response.effect_error(uid) >= LEAST_EFFECT:
+            helps.append((tenant.order, uid))
+        if uid == victim or known.room(victim, without) + known.error(victim, without) >= 0:
+            suffices.append((tenant.order, uid))
+    may_leave = [each for each in suffices if each in helps] or helps
     return max(may_leave)[1] if may_leave else None
