@@ -42,6 +42,7 @@ VALUE_SETS: dict[str, Json] = {
         },
         "operator": {"podAnnotations": {"a": "b"}},
         "envCapsFallback": True,
+        "policy": {"chargeMemory": False, "restricted": ["latency", "isolated"]},
     },
     "bare": {
         "crds": {"install": False},

@@ -228,6 +228,58 @@ def test_shares_are_not_to_be_had_behind_the_extenders_back(
     assert 'annotate the pod instead, such as gpushare.io/fraction: "0.25"' in answer.message
 
 
+@pytest.fixture
+def restricted(installed: ApiServer, render: Any) -> Iterator[ApiServer]:
+    """The API server with the policies of `policy.restricted` too."""
+    kinds = {"ValidatingAdmissionPolicy": "validatingadmissionpolicies"}
+    kinds |= {"ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings"}
+    made = []
+    for item in render({"policy": {"restricted": ["latency", "isolated"]}}):
+        if item["kind"] in kinds and item["metadata"]["name"].endswith(("-latency", "-restricted")):
+            path = f"/apis/admissionregistration.k8s.io/v1/{kinds[item['kind']]}"
+            answer = installed.call("POST", path, item)
+            assert answer.code == 201, answer.message
+            made.append(f"{path}/{item['metadata']['name']}")
+    try:
+        probes = [{"class": "latency"}, {"faultDomain": "isolated"}]
+        for _ in range(600):
+            if all(installed.call("POST", SHARES, share(spec), dry_run=True).code == 403 for spec in probes):
+                break
+        else:
+            raise AssertionError("the policies are not enforced")
+        yield installed
+    finally:
+        for path in made:
+            installed.call("DELETE", path)
+
+
+def test_latency_and_isolation_need_a_namespace_that_allows_them(
+    restricted: ApiServer, pod_object: PodObject
+) -> None:
+    name = f"ns-{uuid.uuid4().hex[:8]}"
+    labels = {"gpushare.io/allow-latency": "true"}
+    allowed = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    assert restricted.call("POST", "/api/v1/namespaces", allowed).code == 201
+    try:
+        pod = pod_object("p", {names.CLASS: "latency"})
+        refused = restricted.call("POST", PODS, pod, dry_run=True)
+        assert refused.code == 403
+        assert "gpushare.io/allow-latency=true" in refused.message
+        there = PODS.replace("default", name)
+        answer = restricted.call("POST", there, pod, dry_run=True)
+        assert answer.code == 201 or "serviceaccount" in answer.message, answer.message
+        plain = restricted.call("POST", PODS, pod_object("p", {names.CLASS: "throughput"}), dry_run=True)
+        assert plain.code == 201, plain.message
+        shares = SHARES.replace("default", name)
+        assert restricted.call("POST", shares, share({"class": "latency"}), dry_run=True).code == 201
+        isolated = restricted.call("POST", shares, share({"faultDomain": "isolated"}), dry_run=True)
+        assert isolated.code == 403
+        assert "gpushare.io/allow-isolated=true" in isolated.message
+        assert restricted.call("POST", SHARES, share({"class": "throughput"}), dry_run=True).code == 201
+    finally:
+        restricted.call("DELETE", f"/api/v1/namespaces/{name}")
+
+
 def test_a_gpunode_is_written_by_its_own_nodes_agent(installed: ApiServer, accounts: Accounts) -> None:
     name = f"n-{uuid.uuid4().hex[:8]}"
     node = {"apiVersion": names.API_VERSION, "kind": "GpuNode", "metadata": {"name": name}}

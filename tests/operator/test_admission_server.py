@@ -368,9 +368,9 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
 def test_what_is_watched_sharpens_the_answer() -> None:
     watched = Watched()
     unknown = watched.know(pod(fraction="auto"), "shop")
-    assert (unknown.largest_gpu_memory_mib, unknown.share) == (None, None)
-    watched.on_node(Change.ADDED, "n1", 81559)
-    watched.on_node(Change.ADDED, "n2", 143771)
+    assert (unknown.gpu_memories_mib, unknown.share) == (frozenset(), None)
+    watched.on_node(Change.ADDED, "n1", frozenset({81559}))
+    watched.on_node(Change.ADDED, "n2", frozenset({143771, 81559}))
     share = GpuShare.from_object({"metadata": {"name": "deployment-web", "namespace": "shop"}})
     watched.on_share(Change.ADDED, "shop/deployment-web", share)
 
@@ -380,12 +380,12 @@ def test_what_is_watched_sharpens_the_answer() -> None:
         {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-abc", "uid": "new", "controller": True}
     ]
     known = watched.know(first_of_a_rollout, "shop")
-    assert (known.largest_gpu_memory_mib, known.share) == (143771, share)
+    assert (known.gpu_memories_mib, known.share) == ({81559, 143771}, share)
     assert watched.know(first_of_a_rollout, "elsewhere").share is None
-    watched.on_node(Change.DELETED, "n2", 143771)
+    watched.on_node(Change.DELETED, "n2", frozenset({143771, 81559}))
     watched.on_share(Change.DELETED, "shop/deployment-web", share)
     forgotten = watched.know(first_of_a_rollout, "shop")
-    assert (forgotten.largest_gpu_memory_mib, forgotten.share) == (81559, None)
+    assert (forgotten.gpu_memories_mib, forgotten.share) == ({81559}, None)
     assert names.FRACTION in first_of_a_rollout["metadata"]["annotations"]
 
 

@@ -158,4 +158,5 @@ GPUSHARE_DEFAULT_FRACTION: {{ .Values.defaults.fraction | quote }}
 GPUSHARE_MAX_SLOWDOWN: {{ .Values.policy.maxSlowdown | quote }}
 GPUSHARE_LATENCY_MAX_SLOWDOWN: {{ .Values.policy.latencyMaxSlowdown | quote }}
 GPUSHARE_GPU_MEMORY_RESERVE: {{ .Values.policy.gpuMemoryReserveMiB | quote }}
+GPUSHARE_CHARGE_MEMORY: {{ .Values.policy.chargeMemory | quote }}
 {{- end }}

@@ -1,4 +1,4 @@
-"""The admission server's view of the cluster: the largest GPU, and the GpuShares. It serves without either."""
+"""The admission server's view of the cluster: the GPUs' memory, and the GpuShares. It serves without either."""
 
 import asyncio
 import logging
@@ -19,14 +19,14 @@ class Watched:
     """GpuNodes and GpuShares as last seen; empty until the watches run."""
 
     def __init__(self) -> None:
-        self._memory_mib: dict[str, int] = {}
+        self._memories_mib: dict[str, frozenset[int]] = {}
         self._shares = ShareIndex()
 
     def know(self, obj: Mapping[str, Any], namespace: str) -> admission.Knowledge:
         """Return the known facts that matter for a pod, a pod template or a GpuShare of a namespace."""
         name = (obj.get("metadata") or {}).get("name")
         return admission.Knowledge(
-            max(self._memory_mib.values(), default=None),
+            frozenset[int]().union(*self._memories_mib.values()),
             self._share(obj, namespace),
             self._shares.selecting(namespace, besides=name if isinstance(name, str) else None),
         )
@@ -38,12 +38,12 @@ class Watched:
         made = admission.guess_top_owner(pod)  # the first pod of a new ReplicaSet: no GpuShare lists its uid yet
         return found or (self._shares.get(namespace, admission.share_name(made)) if made else None)
 
-    def on_node(self, change: Change, name: str, largest_mib: int) -> None:
-        """Record a GpuNode."""
+    def on_node(self, change: Change, name: str, memories_mib: frozenset[int]) -> None:
+        """Record the memory sizes of a GpuNode's GPUs."""
         if change is Change.DELETED:
-            self._memory_mib.pop(name, None)
+            self._memories_mib.pop(name, None)
         else:
-            self._memory_mib[name] = largest_mib
+            self._memories_mib[name] = memories_mib
 
     def on_share(self, change: Change, _key: str, share: GpuShare) -> None:
         """Record a GpuShare."""
@@ -66,13 +66,13 @@ class Watched:
     async def _watches(self) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             api = await stack.enter_async_context(connect(field_manager="gpushare-admission"))
-            await stack.enter_async_context(Reflector(api, GPUNODES, _largest, on_change=self.on_node))
+            await stack.enter_async_context(Reflector(api, GPUNODES, _memories, on_change=self.on_node))
             await stack.enter_async_context(
                 Reflector(api, GPUSHARES, GpuShare.from_object, on_change=self.on_share)
             )
             yield
 
 
-def _largest(obj: Mapping[str, Any]) -> int | None:
+def _memories(obj: Mapping[str, Any]) -> frozenset[int]:
     status: GpuNodeStatus = GpuNode.from_object(obj).status
-    return admission.largest_gpu_memory_mib([status])
+    return admission.gpu_memories_mib([status])

@@ -1,6 +1,6 @@
 """A live cluster as the packing engine sees it: nodes, what is left on them, and where pods run or wait."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -64,7 +64,8 @@ class LiveCluster:
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """What a pod asks here: merged with the GpuShare that speaks for it and the release's defaults."""
         view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}})
-        return request_of(view, self.shares, self.settings.defaults)
+        memories = {gpu.memory_mib for node in self.nodes for gpu in node.gpus if gpu.memory_mib}
+        return request_of(view, self.shares, self.settings.defaults, memories)
 
 
 async def read_cluster(api: Api) -> LiveCluster:
@@ -193,10 +194,13 @@ def cluster_of(objects: Objects) -> LiveCluster:
     return LiveCluster(tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, shares)
 
 
-def request_of(pod: PodView, shares: ShareIndex, defaults: Defaults) -> PlacementRequest | Rejection:
+def request_of(
+    pod: PodView, shares: ShareIndex, defaults: Defaults, gpu_memories_mib: Collection[int] = ()
+) -> PlacementRequest | Rejection:
     """What a pod asks, merged with the GpuShare that speaks for it and the defaults."""
     share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
-    needs = resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent or None)
+    limit = pod.limit_percent or None
+    needs = resolve(pod.annotations, share, defaults, limit_percent=limit, gpu_memories_mib=gpu_memories_mib)
     if isinstance(needs, Rejection):
         return needs
     return PlacementRequest(

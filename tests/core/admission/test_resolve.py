@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpushare.core.admission.resolve import Defaults, resolve
 from gpushare.core.api.objects import (
@@ -29,7 +31,7 @@ def test_the_pod_beats_the_share_which_beats_the_defaults():
     needs = resolve(
         {FRACTION: "0.25", "gpushare.io/memory": "8Gi", "gpushare.io/class": "throughput"}, full, Defaults()
     )
-    assert (needs.share_percent, needs.gpu_count, needs.limit_percent) == (25, 1, 25)
+    assert (needs.share_percent, needs.gpu_count, needs.limit_percent) == (100, 1, 100)
     assert (needs.memory_mib, needs.job_class) == (8192, JobClass.THROUGHPUT)
     assert (needs.max_slowdown_ratio, needs.fault_domain) == (2.0, FaultDomain.ISOLATED)
     needs = resolve({FRACTION: "0.25"}, full)
@@ -53,6 +55,64 @@ def test_the_pod_beats_the_share_which_beats_the_defaults():
 def test_auto_is_the_limit_then_the_profile_then_the_spec_then_the_default(gpushare, limit, percent):
     needs = resolve({FRACTION: "auto"}, gpushare, Defaults(auto_fraction="0.4"), limit_percent=limit)
     assert (needs.share_percent, needs.gpu_count) == (percent, 1)
+
+
+def test_who_is_alone_on_a_gpu_is_charged_for_all_of_it():
+    """Before: 1% of quota for a whole GPU."""
+    alone = share(fault_domain=FaultDomain.ISOLATED)
+    for fraction in ("0.01", "auto"):
+        needs = resolve({FRACTION: fraction}, alone)
+        assert (needs.limit_percent, needs.fault_domain) == (100, FaultDomain.ISOLATED)
+    assert resolve({FRACTION: "2"}, alone).limit_percent == 200
+
+
+def test_a_gpushare_that_becomes_isolated_later_gives_no_gpu_to_pods_that_were_not_charged_for_it():
+    alone = share(fault_domain=FaultDomain.ISOLATED)
+    needs = resolve({FRACTION: "0.25"}, alone, limit_percent=25)
+    assert (needs.share_percent, needs.fault_domain) == (25, FaultDomain.SHARED)
+    needs = resolve({FRACTION: "0.25"}, alone, limit_percent=100)
+    assert (needs.share_percent, needs.fault_domain) == (100, FaultDomain.ISOLATED)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "memory", "percent"),
+    [
+        ("0.01", "143771Mi", 100),
+        ("0.25", "35Gi", 25),  # a quarter of an H200, as people say it
+        ("0.25", "36Gi", 26),
+        ("0.5", "1Gi", 50),
+        ("auto", "100Gi", 72),
+        ("0.1", "200Gi", 10),  # no GPU has it: refused elsewhere
+        ("2", "1Gi", 100),
+    ],
+)
+def test_memory_counts_towards_the_share_that_is_charged(fraction, memory, percent):
+    annotations = {FRACTION: fraction, "gpushare.io/memory": memory}
+    assert resolve(annotations, gpu_memories_mib={143771}).share_percent == percent
+    asked = resolve(annotations, None, Defaults(charge_memory=False), gpu_memories_mib={143771})
+    assert asked.share_percent == resolve(annotations).share_percent
+
+
+def test_memory_is_charged_by_the_smallest_gpu_that_has_it():
+    def charged(memory):
+        annotations = {FRACTION: "0.01", "gpushare.io/memory": memory}
+        return resolve(annotations, gpu_memories_mib={81559, 143771}).share_percent
+
+    assert (charged("40Gi"), charged("79Gi"), charged("100Gi")) == (51, 100, 72)
+
+
+@given(st.integers(1, 100), st.integers(1, 300_000), st.sets(st.integers(1, 300_000), max_size=4))
+def test_whatever_the_gpus_a_pod_is_charged_its_part_of_the_one_it_runs_on(fraction, memory, gpus):
+    annotations = {FRACTION: f"{fraction / 100:.2f}", "gpushare.io/memory": f"{memory}Mi"}
+    percent = resolve(annotations, gpu_memories_mib=gpus).share_percent
+    assert fraction <= percent <= 100
+    assert all(percent * gpu >= 100 * memory for gpu in gpus if gpu >= memory)
+
+
+def test_the_limit_of_an_admitted_pod_is_its_share():
+    annotations = {FRACTION: "0.25", "gpushare.io/memory": "100Gi"}
+    assert resolve(annotations, limit_percent=72, gpu_memories_mib={143771}).share_percent == 72
+    assert resolve(annotations, limit_percent=25, gpu_memories_mib={143771}).share_percent == 25
 
 
 def test_whole_gpus():

@@ -17,7 +17,7 @@ from gpushare.core.admission.review import (
     check_gpushare,
     check_pod,
     check_workload,
-    largest_gpu_memory_mib,
+    gpu_memories_mib,
     mutate,
     warnings,
 )
@@ -28,6 +28,7 @@ from gpushare.core.api.request import parse_request
 
 Json = dict[str, Any]
 POLICY = AdmissionPolicy()
+H200 = Knowledge(frozenset({143771}))
 LABEL = {"op": "add", "path": "/metadata/labels/gpushare.io~1managed", "value": "true"}
 SCHEDULER = {"op": "add", "path": "/spec/schedulerName", "value": "gpushare-scheduler"}
 
@@ -168,19 +169,61 @@ def test_refused_with_a_sentence(annotation: str, value: str) -> None:
 
 def test_more_memory_than_any_gpu_has() -> None:
     document = pod({names.FRACTION: "0.5", names.MEMORY: "200Gi"})
-    assert refused(document, Knowledge(largest_gpu_memory_mib=143771)) == (
+    assert refused(document, Knowledge(frozenset({81559, 143771}))) == (
         'annotation gpushare.io/memory: "200Gi" is more memory than any GPU of this cluster has; allowed is at '
         "most 143771Mi, what the largest one has"
     )
     assert patched(document)  # nothing known of the GPUs: the scheduler will say where it fits
-    assert patched(pod({names.FRACTION: "0.5", names.MEMORY: "143771Mi"}), POLICY, Knowledge(143771))
+    assert patched(pod({names.FRACTION: "0.5", names.MEMORY: "143771Mi"}), POLICY, H200)
 
 
-def test_largest_gpu() -> None:
+def test_sizes_of_the_gpus() -> None:
     small, large = (GpuStatus(uuid=str(mib), memory_mib=mib) for mib in (81559, 143771))
-    assert largest_gpu_memory_mib([GpuNodeStatus(gpus=(small,)), GpuNodeStatus(gpus=(large, small))]) == 143771
-    assert largest_gpu_memory_mib([]) is None
-    assert largest_gpu_memory_mib([GpuNodeStatus(gpus=(GpuStatus(uuid="starting"),))]) is None
+    assert gpu_memories_mib([GpuNodeStatus(gpus=(small,)), GpuNodeStatus(gpus=(large, small))]) == {81559, 143771}
+    assert not gpu_memories_mib([])
+    assert not gpu_memories_mib([GpuNodeStatus(gpus=(GpuStatus(uuid="starting"),))])
+
+
+def test_memory_is_part_of_the_share_that_is_charged() -> None:
+    """Before: all memory of a GPU for 1% of it."""
+    document = pod({names.FRACTION: "0.01", names.MEMORY: "143771Mi"})
+    charged = apply(document, patched(document, POLICY, H200))
+    assert charged["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "100"}
+    assert patched(charged, POLICY, H200) == []
+    assert check_pod(charged, H200) is None
+    assert check_pod(charged, Knowledge()) is None  # by a replica that knows no GPU yet
+    unaware = apply(document, patched(document))
+    assert "makes it 100" in str(check_pod(unaware, H200))
+    free = AdmissionPolicy(Defaults(charge_memory=False))
+    assert apply(document, patched(document, free, H200)) == unaware
+
+
+def test_a_share_by_hand_below_what_the_memory_is_charged_is_refused() -> None:
+    for fraction in ("0.01", "auto"):
+        document = pod({names.FRACTION: fraction, names.MEMORY: "143771Mi"})
+        document["spec"]["containers"][0]["resources"] = {"limits": {names.SHARE_RESOURCE: "1"}}
+        assert "makes it 100" in refused(document, H200)
+
+
+def test_the_gpushares_memory_is_charged_and_stays_what_it_was_at_admission() -> None:
+    big = GpuShare.from_object({"metadata": {"name": "s", "namespace": "shop"}, "spec": {"memory": "100Gi"}})
+    document = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, knows(big)))
+    assert document["metadata"]["annotations"] == {names.FRACTION: "0.1", names.MEMORY: "100Gi"}
+    assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "72"}
+    assert patched(document, POLICY, knows(big)) == []
+
+
+def test_an_isolated_pod_is_charged_for_the_whole_gpu() -> None:
+    alone = GpuShare.from_object(
+        {"metadata": {"name": "s", "namespace": "n"}, "spec": {"faultDomain": "isolated"}}
+    )
+    document = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, knows(alone)))
+    assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "100"}
+    assert check_pod(document) is None  # by a replica that does not know the GpuShare yet
+
+
+def knows(share: GpuShare) -> Knowledge:
+    return Knowledge(H200.gpu_memories_mib, share)
 
 
 @pytest.mark.parametrize("kind", ["limits", "requests"])
@@ -192,10 +235,13 @@ def test_a_share_set_by_hand(kind: str) -> None:
         )
 
     assert check_pod(apply(with_share("25"), patched(with_share("25")))) is None
-    assert refused(with_share("50")) == (
+    answer = mutate(with_share("50"), POLICY)
+    assert isinstance(answer, Rejection)
+    assert answer.detail == (
         f'container "main": resources.{kind} gpushare.io/share: "50" contradicts annotation gpushare.io/fraction, '
         "which makes it 25; leave it out, gpushare sets it"
     )
+    assert "which makes it 25" in refused(with_share("5"))
     for hostile in ("-1", "1e9", "9" * 5000, "0", "25m", ""):
         assert len(refused(with_share(hostile))) < 400
     assert "1 to 100" in refused(with_share("150", "auto"))

@@ -1,7 +1,7 @@
 """Merge a pod's annotations, its GpuShare and the defaults; every process uses this merge (docs/design.md 1)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from gpushare.core.api import (
@@ -32,6 +32,7 @@ class Defaults:
         auto_fraction: what "auto" stands for while there is no profile.
         max_slowdown_ratio: tolerated slowdown of class throughput, 1 is undisturbed.
         latency_max_slowdown_ratio: of class latency.
+        charge_memory: whether a pod's share is at least its part of the GPU's memory.
     """
 
     auto_fraction: str = AUTO_FRACTION
@@ -39,6 +40,7 @@ class Defaults:
     max_slowdown_ratio: float = 1.5
     fault_domain: FaultDomain = FaultDomain.SHARED
     latency_max_slowdown_ratio: float = 1.1
+    charge_memory: bool = True
 
     def max_slowdown_of(self, job_class: JobClass) -> float:
         """Return the tolerated slowdown of a class."""
@@ -77,12 +79,14 @@ def resolve(
     defaults: Defaults | None = None,
     *,
     limit_percent: int | None = None,
+    gpu_memories_mib: Collection[int] = (),
 ) -> Needs | Rejection:
     """Merge a request: the pod's annotation beats its GpuShare's spec, which beats the defaults.
 
     Args:
-        limit_percent: the pod's limit `gpushare.io/share`, if any: fixed at admission, so for "auto" it is
-            the recommendation of that time.
+        limit_percent: the pod's limit `gpushare.io/share`, if any: what it is charged, fixed at admission. For
+            "auto" it is the recommendation of that time, for an isolated pod the whole GPU.
+        gpu_memories_mib: memory of the cluster's GPUs, by which a pod without a limit is charged for its memory.
     """
     asked = parse_request(annotations)
     if isinstance(asked, Rejection):
@@ -91,7 +95,8 @@ def resolve(
     defaults = defaults or Defaults()
 
     share_percent, gpu_count = asked.share_percent, asked.gpu_count
-    if share_percent is None and limit_percent is not None and limit_percent > 0:
+    is_charged = limit_percent is not None and limit_percent > 0
+    if limit_percent is not None and is_charged:
         share_percent, gpu_count = _spread(limit_percent)
     if share_percent is None:
         recommended = share.status.recommended_fraction if share is not None else None
@@ -113,16 +118,40 @@ def resolve(
             )
         memory_mib = memory
     job_class = _first(asked.job_class, spec.job_class, default=defaults.job_class)
-    return Needs(
+    fault_domain = _first(spec.fault_domain, default=defaults.fault_domain)
+    if is_charged and share_percent < names.SHARES_PER_GPU:
+        fault_domain = FaultDomain.SHARED  # who is alone on a GPU is charged all of it; this one was not
+    needs = Needs(
         share_percent=share_percent,
         gpu_count=gpu_count,
         memory_mib=memory_mib,
         job_class=job_class,
         max_slowdown_ratio=_first(spec.max_slowdown, default=defaults.max_slowdown_of(job_class)),
-        fault_domain=_first(spec.fault_domain, default=defaults.fault_domain),
+        fault_domain=fault_domain,
         workload=asked.workload,
         container=asked.container,
     )
+    if is_charged:
+        return needs
+    return replace(needs, share_percent=max(share_percent, least_percent(needs, defaults, gpu_memories_mib)))
+
+
+def least_percent(needs: Needs, defaults: Defaults, gpu_memories_mib: Collection[int]) -> int:
+    """Return the least that a pod is charged, whatever its fraction: for being alone on a GPU, for its memory."""
+    if needs.fault_domain is FaultDomain.ISOLATED:
+        return names.SHARES_PER_GPU
+    if not defaults.charge_memory or needs.memory_mib is None:
+        return 0
+    return memory_percent(needs.memory_mib, gpu_memories_mib)
+
+
+def memory_percent(memory_mib: int, gpu_memories_mib: Collection[int]) -> int:
+    """Return the part of a GPU's memory in percent, rounded up; 0 while no GPU is known that has so much.
+
+    Of the smallest that has: where the pod will run is not known yet, and on a larger GPU its part is smaller.
+    """
+    smallest = min((gpu for gpu in gpu_memories_mib if gpu >= memory_mib), default=None)
+    return 0 if smallest is None else -(-names.SHARES_PER_GPU * memory_mib // smallest)
 
 
 def _spread(limit_percent: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gpushare.core.admission.resolve import Defaults, resolve
+from gpushare.core.admission.resolve import Defaults, Needs, least_percent, resolve
 from gpushare.core.api import (
     MAX_GPUS_PER_POD,
     GpuNodeStatus,
@@ -78,12 +78,12 @@ class Knowledge:
     """What is known of the cluster at the time of the request; all of it may be unknown.
 
     Attributes:
-        largest_gpu_memory_mib: of the cluster's largest GPU; None accepts any amount.
+        gpu_memories_mib: memory of the cluster's GPUs, each size once; without any, any amount is accepted.
         share: the pod's GpuShare.
         other_selectors: GpuShares of the namespace with a selector, besides the object's own.
     """
 
-    largest_gpu_memory_mib: int | None = None
+    gpu_memories_mib: frozenset[int] = frozenset()
     share: GpuShare | None = None
     other_selectors: int = 0
 
@@ -126,7 +126,7 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
         return []
     if (refusal := _check_request(pod, policy, knowledge)) is not None:
         return refusal
-    needs = resolve(annotations_of(pod), knowledge.share, policy.defaults)
+    needs = _needs(pod, policy, knowledge)
     if isinstance(needs, Rejection):
         return needs
     spec: Object = pod["spec"]
@@ -136,6 +136,7 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
         *_set_share(spec["containers"][index], f"/spec/containers/{index}", shares),
         *_set(spec, "/spec", "schedulerName", names.SCHEDULER_NAME),
         *_set_label(pod),
+        *_set_memory(pod, knowledge.share),
     ]
     if policy.runtime_class and not spec.get("runtimeClassName"):
         patch += _set(spec, "/spec", "runtimeClassName", policy.runtime_class)
@@ -150,7 +151,7 @@ def check_pod(
     """Check that a new pod, after every webhook's changes, is as `mutate` makes it."""
     if not is_ours(pod):
         return None
-    if (refusal := _check_request(pod, policy, knowledge)) is not None:
+    if (refusal := _check_request(pod, policy, knowledge, takes_more=True)) is not None:
         return refusal
     chosen = annotations_of(pod).get(names.CONTAINER)
     container = pod["spec"]["containers"][_container_index(pod["spec"], chosen)]
@@ -233,27 +234,45 @@ def _named(container: Object) -> str:
     return f"container {shown(container.get('name'))}"
 
 
-def largest_gpu_memory_mib(nodes: Iterable[GpuNodeStatus]) -> int | None:
-    """Return the memory of the largest GPU, MiB, unhealthy ones included; None while no GPU is known."""
-    return max((gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0), default=None)
+def gpu_memories_mib(nodes: Iterable[GpuNodeStatus]) -> frozenset[int]:
+    """Return the memory sizes of the GPUs, MiB, unhealthy ones included; none while no GPU is known."""
+    return frozenset(gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0)
 
 
-def _check_request(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> Rejection | None:
+def _needs(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> Needs | Rejection:
+    """Return what a pod needs; its share is what it is charged."""
+    memories = knowledge.gpu_memories_mib
+    return resolve(annotations_of(pod), knowledge.share, policy.defaults, gpu_memories_mib=memories)
+
+
+def _check_request(
+    pod: Object, policy: AdmissionPolicy, knowledge: Knowledge, *, takes_more: bool = False
+) -> Rejection | None:
+    """Return the first reason to refuse a pod or template.
+
+    Args:
+        takes_more: accept a larger share than its request makes here: another replica may have known another GPU
+            or GpuShare when it set it, and who is charged more takes nothing from anybody.
+    """
     request = parse_request(annotations_of(pod))
     if isinstance(request, Rejection):
         return request
+    needs = _needs(pod, policy, knowledge)
+    if isinstance(needs, Rejection):
+        return needs
     spec = pod.get("spec") or {}
+    least = least_percent(needs, policy.defaults, knowledge.gpu_memories_mib) if request.is_auto else None
     return (
         _check_memory(pod, request, knowledge)
         or _check_container(spec, request)
-        or _check_shares(spec, request)
+        or _check_shares(spec, request, _Expected(needs.limit_percent, least, takes_more))
         or _check_environment(spec, policy)
         or _check_scheduling(spec)
     )
 
 
 def _check_memory(pod: Object, request: ShareRequest, knowledge: Knowledge) -> Rejection | None:
-    largest = knowledge.largest_gpu_memory_mib
+    largest = max(knowledge.gpu_memories_mib, default=None)
     if largest is None or request.memory_mib is None or request.memory_mib <= largest:
         return None
     return refuse_memory(
@@ -276,10 +295,39 @@ def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:
     )
 
 
-def _check_shares(spec: Object, request: ShareRequest) -> Rejection | None:
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """The share that a container may have.
+
+    Attributes:
+        percent: what its request makes here; takes_more: a share above that is accepted too.
+        least_of_auto: for "auto", which may stand for any share from this on; None for a fraction.
+    """
+
+    percent: int
+    least_of_auto: int | None = None
+    takes_more: bool = False
+
+    def accepts(self, amount: str) -> bool:
+        try:
+            count = parse_count(amount)
+        except ValueError:
+            return False
+        if self.least_of_auto is not None:
+            return count >= self.least_of_auto and _is_any_share(*divmod(count, names.SHARES_PER_GPU))
+        if self.takes_more and self.percent < count <= names.SHARES_PER_GPU:
+            return True
+        return count == self.percent
+
+    def __str__(self) -> str:
+        if self.least_of_auto is None:
+            return str(self.percent)
+        return f"{max(1, self.least_of_auto)} to 100, or 100 for each whole GPU"
+
+
+def _check_shares(spec: Object, request: ShareRequest, expected: _Expected) -> Rejection | None:
     """Refuse `gpushare.io/share` set by hand on another container or to another amount."""
     chosen = _container_index(spec, request.container)
-    expected = None if request.share_percent is None else request.share_percent * request.gpu_count
     for index, container in enumerate(_all_containers(spec)):
         for kind in ("limits", "requests"):
             amount = ((container.get("resources") or {}).get(kind) or {}).get(names.SHARE_RESOURCE)
@@ -291,22 +339,14 @@ def _check_shares(spec: Object, request: ShareRequest) -> Rejection | None:
                     f"{where} is not on the container that gets the GPU; leave it out, gpushare sets it on "
                     f"the first container or the one that annotation {names.CONTAINER} names"
                 )
-            if not _is_share(str(amount), expected):
-                allowed = expected if expected is not None else "1 to 100, or 100 for each whole GPU"
+            if not expected.accepts(str(amount)):
+                is_raised = request.share_percent is not None and expected.percent > request.share_percent
+                with_what = ", which with the pod's GPU memory or isolation" if is_raised else ", which"
                 return _conflict(
-                    f"{where} contradicts annotation {names.FRACTION}, which makes it {allowed}; leave it out, "
-                    "gpushare sets it"
+                    f"{where} contradicts annotation {names.FRACTION}{with_what} makes it {expected}; leave it "
+                    "out, gpushare sets it"
                 )
     return None
-
-
-def _is_share(amount: str, expected: int | None) -> bool:
-    """Return whether an amount is the expected one; for "auto" (None), whether a fraction could yield it."""
-    try:
-        count = parse_count(amount)
-    except ValueError:
-        return False
-    return count == expected if expected is not None else _is_any_share(*divmod(count, names.SHARES_PER_GPU))
 
 
 def _is_any_share(gpus: int, rest_percent: int) -> bool:
@@ -392,6 +432,14 @@ def _set_label(pod: Object) -> list[Json]:
     if not labels:
         return [{"op": "add", "path": "/metadata/labels", "value": {names.MANAGED_LABEL: "true"}}]
     return _set(labels, "/metadata/labels", names.MANAGED_LABEL, "true")
+
+
+def _set_memory(pod: Object, share: GpuShare | None) -> list[Json]:
+    """Patch the GpuShare's memory in as the pod's own: so much is charged, whatever the GpuShare says later."""
+    memory = share.spec.memory if share is not None else None
+    if memory is None or names.MEMORY in annotations_of(pod):
+        return []
+    return _set(annotations_of(pod), "/metadata/annotations", names.MEMORY, memory)
 
 
 def _set(parent: Object, path: str, key: str, value: str) -> list[Json]:

@@ -210,7 +210,7 @@ class GpuShareSpec:
     )
     fault_domain: FaultDomain | None = described(
         "shared accepts neighbours on the GPU, whose illegal memory access ends every tenant of it (a property of "
-        "MPS); isolated is placed alone on its GPU. Default: shared.",
+        "MPS); isolated gets a whole GPU, and is charged for it. Default: shared.",
         default=None,
     )
     profile: ProfileSpec | None = described("How the workload is profiled.", default=None)

@@ -17,6 +17,7 @@ DEFAULT_FRACTION: Final = "GPUSHARE_DEFAULT_FRACTION"
 MAX_SLOWDOWN: Final = "GPUSHARE_MAX_SLOWDOWN"
 LATENCY_MAX_SLOWDOWN: Final = "GPUSHARE_LATENCY_MAX_SLOWDOWN"
 GPU_MEMORY_RESERVE: Final = "GPUSHARE_GPU_MEMORY_RESERVE"
+CHARGE_MEMORY: Final = "GPUSHARE_CHARGE_MEMORY"
 
 
 class SettingsError(ValueError):
@@ -46,6 +47,7 @@ class Settings:
             MAX_SLOWDOWN: f"{self.defaults.max_slowdown_ratio:g}",
             LATENCY_MAX_SLOWDOWN: f"{self.defaults.latency_max_slowdown_ratio:g}",
             GPU_MEMORY_RESERVE: str(self.gpu_memory_reserve_mib),
+            CHARGE_MEMORY: "true" if self.defaults.charge_memory else "false",
         }
 
 
@@ -81,6 +83,8 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
 
     if not read[GPU_MEMORY_RESERVE].isdecimal():
         raise refused(GPU_MEMORY_RESERVE, "a number of MiB")
+    if read[CHARGE_MEMORY] not in ("true", "false"):
+        raise refused(CHARGE_MEMORY, "true or false")
     return Settings(
         read[POLICY],
         Defaults(
@@ -88,6 +92,7 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
             job_class,
             slowdown(MAX_SLOWDOWN),
             latency_max_slowdown_ratio=slowdown(LATENCY_MAX_SLOWDOWN),
+            charge_memory=read[CHARGE_MEMORY] == "true",
         ),
         int(read[GPU_MEMORY_RESERVE]),
     )
