@@ -30,6 +30,7 @@ from gpushare.core.placement import (
     Placement,
     PlacementRequest,
     decide,
+    elsewhere_of,
     survey,
 )
 from gpushare.core.placement.policies import NAMES, make
@@ -155,13 +156,10 @@ def _cluster(
 
 def _refused(found: Candidates) -> tuple[tuple[str, str, int, str], ...]:
     """Refusals grouped by sentence, most frequent first."""
-    groups: dict[tuple[str, str], tuple[int, str]] = {}
-    for node, rejection in found.rejections().items():
-        key = (str(rejection.reason), rejection.detail)
-        count, example = groups.get(key, (0, node))
-        groups[key] = (count + 1, example)
-    ordered = sorted(groups.items(), key=lambda item: (-item[1][0], item[0]))
-    return tuple((reason, detail, count, example) for (reason, detail), (count, example) in ordered)
+    return tuple(
+        (str(each.rejection.reason), each.rejection.detail, each.nodes, each.example)
+        for each in elsewhere_of(found)
+    )
 
 
 def _table(lines: list[Line]) -> Table:

@@ -18,6 +18,7 @@ GROUPS: Final[dict[str, tuple[str, str]]] = {
     "top": ("gpushare.cli.top", "Who shares which GPU, at what cap, what was promised, and how each one fares."),
     "pods": ("gpushare.cli.pods", "The pods that share GPUs, what they were given, and where they are."),
     "gpus": ("gpushare.cli.gpus", "The GPUs, what is free on each, and how busy it is."),
+    "explain": ("gpushare.cli.explain", "Why a pod is where it is, or waits; what was promised, seen and done."),
     "gain": ("gpushare.cli.gain", "What sharing gains now: progress against the GPUs in use."),
     "sim": ("gpushare.cli.sim", "Simulate placement on a cluster, or jobs that share GPUs."),
     "snapshot": ("gpushare.cli.snapshot", "Read a live cluster into files that sim and plan take."),

@@ -3,6 +3,16 @@
 from gpushare.core.placement import settings
 from gpushare.core.placement.caution import Judge
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
+from gpushare.core.placement.explanation import (
+    Elsewhere,
+    ExplainedGpu,
+    ExplainedTenant,
+    Explanation,
+    Happening,
+    Standing,
+    elsewhere_of,
+    explain,
+)
 from gpushare.core.placement.fitting import summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.known import KnownWorkload, known_of
@@ -34,9 +44,14 @@ __all__ = [
     "Candidates",
     "ClusterState",
     "DecisionContext",
+    "Elsewhere",
     "Evictable",
+    "ExplainedGpu",
+    "ExplainedTenant",
+    "Explanation",
     "FloatArray",
     "GpuSpec",
+    "Happening",
     "IntArray",
     "Judge",
     "KnownWorkload",
@@ -50,9 +65,12 @@ __all__ = [
     "Settings",
     "SettingsError",
     "Shape",
+    "Standing",
     "cap_of",
     "choose_victims",
     "decide",
+    "elsewhere_of",
+    "explain",
     "fragmented_milli",
     "known_of",
     "parse_settings",

@@ -1,0 +1,177 @@
+"""The words of `gpushare explain`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
+
+from gpushare.cli.columns import Column, percent, ratio, show, whole_percent
+from gpushare.cli.console import out
+from gpushare.core.api import PodView
+from gpushare.core.control import is_kept
+from gpushare.core.placement import (
+    GPU_MILLI,
+    ExplainedGpu,
+    ExplainedTenant,
+    Explanation,
+    Happening,
+    Placement,
+    PlacementRequest,
+    Standing,
+)
+
+SHOWN_REASONS: Final = 5  # -o json has all
+SHOWN_EVENTS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PodFacts:
+    """What the API says of one pod besides what decisions depend on.
+
+    Attributes:
+        waits_for: why it is not bound yet, in kube-scheduler's or its gates' words; empty once it is.
+    """
+
+    view: PodView
+    gpu_names: Mapping[str, str]
+    waits_for: str
+
+
+def headline(found: Explanation, facts: PodFacts) -> str:
+    """Say what the pod asks and where it is."""
+    request, pod = found.request, f"Pod {found.request.pod_uid}"
+    asks = f"{pod} asks for {_asked(request)}, class {request.job_class}"
+    placed = found.placed
+    if placed is None:
+        return f"{asks}. It waits."
+    cap = f", at most {placed.thread_percentage}% of the threads" if placed.thread_percentage else ""
+    since = f" since {facts.view.decision.decided_at}" if facts.view.decision is not None else ""
+    return f"{asks}. It is on {_gpu_list(placed, facts)}{since}, with {placed.memory_mib} MiB{cap}."
+
+
+def why_there(found: Explanation, facts: PodFacts) -> list[str]:
+    """Say how its place compares with what would be decided now."""
+    fits = f"Of {_nodes(found.nodes)} {found.fits_on} {'fits' if found.fits_on == 1 else 'fit'}"
+    how = f'(room, and every promise kept as far as it is known; policy "{found.policy}")'
+    again = f"on {_gpu_list(found.now, facts)}" if isinstance(found.now, Placement) else str(found.now)
+    match found.standing:
+        case Standing.BEST:
+            return [f"{fits} {how}, and none ranks above its own."]
+        case Standing.BETTER_ELSEWHERE:
+            return [f"{fits} {how}; {found.better} would rank higher now. Nobody is moved only for that."]
+        case Standing.NOT_NOW:
+            return [f"{fits} {how}, its own is not among them: asked again now, it would be {again}."]
+        case Standing.FITS:
+            said = [f"{fits} {how}: asked now, it would be {again}."]
+        case Standing.WAITS:
+            said = [f"{again[:1].upper()}{again[1:]}."]
+    return [*said, f"Kubernetes says: {facts.waits_for}"] if facts.waits_for else said
+
+
+def verdicts(gpu: ExplainedGpu) -> list[str]:
+    """Say of one GPU's tenants what the table cannot."""
+    said = []
+    unknown = [each.pod for each in gpu.tenants if not each.is_known]
+    if unknown:
+        said.append(f"No profile yet: {', '.join(unknown)}; nothing is predicted, shares alone are counted.")
+    for each in gpu.tenants:
+        if each.seen is not None and is_kept(each.seen) is False:
+            said.append(f"{each.pod} makes {each.seen.progress_ratio:.2f}, promised are {each.promise_ratio:.2f}.")
+        if each.seen is not None and each.seen.throttle_ratio:
+            part = f"{each.seen.throttle_ratio:.0%} of the time"
+            said.append(f"{each.pod} is kept stopped {part}, for a neighbour's promise.")
+        if each.seen is not None and each.seen.retract:
+            said.append(f"{each.pod} is to be moved away: {each.seen.retract}")
+    return said
+
+
+def elsewhere(found: Explanation) -> list[str]:
+    """Say why it is not on the other nodes."""
+    said = []
+    for each in found.elsewhere[:SHOWN_REASONS]:
+        who = each.example if each.nodes == 1 else f"{each.nodes} nodes such as {each.example}"
+        said.append(f"{who}: {each.rejection}")
+    if len(found.elsewhere) > SHOWN_REASONS:
+        said.append(f"and {len(found.elsewhere) - SHOWN_REASONS} more reasons (-o json has them)")
+    return said or ["every node that gpushare knows has room for it"]
+
+
+def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
+    """One object for programs."""
+    record = asdict(replace(found, request=replace(found.request, known=None)))
+    record["request"] = {
+        "pod": found.request.pod_uid,
+        "share_percent": found.request.share_milli / GPU_MILLI * 100,
+        "gpu_count": found.request.gpu_count,
+        "memory_mib": found.request.memory_mib,
+        "class": str(found.request.job_class),
+        "workload": found.request.workload,
+    }
+    return {**record, "waits_for": facts.waits_for}
+
+
+def _asked(request: PlacementRequest) -> str:
+    if request.share_milli >= GPU_MILLI:
+        return "1 GPU" if request.gpu_count == 1 else f"{request.gpu_count} GPUs"
+    return f"{request.share_milli / GPU_MILLI:.0%} of a GPU"
+
+
+def _gpu_list(placement: Placement, facts: PodFacts) -> str:
+    return ", ".join(facts.gpu_names.get(uuid, f"{placement.node}/{uuid}") for uuid in placement.gpu_uuids)
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _interval(tenant: ExplainedTenant) -> str | None:
+    forecast = tenant.predicted
+    return None if forecast is None else f"{forecast.progress:.2f} ({forecast.lower:.2f} to {forecast.upper:.2f})"
+
+
+def _seen_progress(tenant: ExplainedTenant) -> str | None:
+    if tenant.seen is None or tenant.seen.progress_ratio is None:
+        return None
+    error = tenant.seen.progress_error_ratio
+    return f"{tenant.seen.progress_ratio:.2f}" + (f" +-{error:.2f}" if error is not None else "")
+
+
+TENANT_COLUMNS: Final[tuple[Column[ExplainedTenant], ...]] = (
+    Column("POD", lambda each: f"{each.pod}{' *' if each.is_subject else ''}"),
+    Column("SHARE", lambda each: whole_percent(each.share_percent), rank=3, is_right=True),
+    Column("CAP", lambda each: whole_percent(each.thread_percentage), rank=4, is_right=True),
+    Column("PROMISED", lambda each: ratio(each.promise_ratio), is_right=True),
+    Column("PREDICTED", _interval, rank=1, is_right=True),
+    Column("SEEN", _seen_progress, is_right=True),
+    Column(
+        "STOPPED", lambda each: percent(each.seen.throttle_ratio if each.seen else None), rank=2, is_right=True
+    ),
+)
+
+
+def print_explanation(found: Explanation, facts: PodFacts) -> None:
+    """Print an explanation for people, section by section."""
+    console = out()
+
+    def said(lines: Sequence[str], title: str = "") -> None:
+        if title:
+            console.print(f"\n{title}", style="bold", highlight=False)
+        for line in lines:
+            console.print(line, highlight=False, markup=False)
+
+    said([headline(found, facts)])
+    said(why_there(found, facts), "Why there" if found.placed is not None else "Why it waits")
+    for gpu in found.gpus:
+        name = facts.gpu_names.get(gpu.uuid, gpu.uuid)
+        said([], f"On {name} ({gpu.model or 'model unknown'})" + ("" if found.placed else ", where it would go"))
+        show(console, TENANT_COLUMNS, gpu.tenants)
+        said(verdicts(gpu))
+    said(_story(found.done), "What was done")
+    said(elsewhere(found), "Why not elsewhere")
+
+
+def _story(done: Sequence[Happening]) -> list[str]:
+    said = [
+        f"{each.at or '-'}  {each.reason}{f' ({each.count} times)' if each.count > 1 else ''}: {each.note}"
+        for each in done[-SHOWN_EVENTS:]
+    ]
+    return said or ["Nothing was told of it (events are kept for an hour)."]

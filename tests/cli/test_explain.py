@@ -1,0 +1,102 @@
+"""`gpushare explain`: its screens, its JSON, and the sentence where there is nothing to explain."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fakecluster import FakeCluster, check_screen
+
+from gpushare.core.api import names
+from gpushare.kube import EVENTS, GPUSHARES, NODES, PODS
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def event(about: str, reason: str, note: str, at: str, controller: str = "gpushare.io/agent") -> dict[str, Any]:
+    return {
+        "metadata": {"name": f"{about}.{reason}", "namespace": "shop"},
+        "regarding": {"kind": "Pod", "name": about, "namespace": "shop"},
+        "reportingController": controller,
+        "eventTime": at,
+        "reason": reason,
+        "note": note,
+    }
+
+
+@pytest.fixture
+def told(busy: FakeCluster) -> FakeCluster:
+    """The busy cluster with its node, its GpuShares and events."""
+    busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
+    busy.put(
+        GPUSHARES,
+        {
+            "metadata": {
+                "name": "web",
+                "namespace": "shop",
+                "uid": "s1",
+                "ownerReferences": [{"kind": "Pod", "uid": "u1"}],
+            },
+            "status": {"placements": [{"podUid": "u1", "pod": "serve-7c9f8d6b5-xk2lp"}]},
+        },
+    )
+    busy.put(
+        EVENTS,
+        event("serve-7c9f8d6b5-xk2lp", "PromiseBroken", "makes 0.72 of 0.91", "2026-11-22T12:03:00.1Z"),
+        event("serve-7c9f8d6b5-xk2lp", "Pulled", "an image", "2026-11-22T12:01:00Z", controller="kubelet"),
+        event("web", "Throttled", "train-5d4c-p9 is slowed down to keep it", "2026-11-22T12:03:04.2Z"),
+        event("late", "NoRoom", "0/1 GPU nodes fit", "2026-11-22T12:04:00Z"),
+    )
+    return busy
+
+
+@pytest.mark.parametrize("pod", ["serve-7c9f8d6b5-xk2lp", "late"])
+def test_screens(told: FakeCluster, call: Call, pod: str) -> None:
+    code, out, err = call("explain", pod)
+    assert code == 0
+    check_screen(
+        f"explain-{pod.partition('-')[0]}", out + "".join(f"stderr: {line}\n" for line in err.splitlines())
+    )
+
+
+def test_it_is_data_too(told: FakeCluster, call: Call) -> None:
+    found = json.loads(call("explain", "pod/shop/late", "-o", "json")[1])
+    assert (found["placed"], found["standing"], found["waits_for"]) == (None, "Waits", "0/1 nodes are available")
+    assert found["elsewhere"][0]["rejection"]["reason"] == "NotEnoughShare"
+    assert found["request"]["share_percent"] == 60
+    there = json.loads(call("explain", "-n", "shop", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
+    assert [each["reason"] for each in there["done"]] == ["PromiseBroken", "Throttled"]
+    (gpu,) = there["gpus"]
+    assert [each["pod"] for each in gpu["tenants"]] == ["shop/serve-7c9f8d6b5-xk2lp", "shop/train-5d4c-p9"]
+    assert gpu["tenants"][0]["seen"]["progress_ratio"] == 0.72
+
+
+def test_a_pod_that_a_gate_holds_back_is_told(told: FakeCluster, call: Call) -> None:
+    pod = told.store.objects(PODS)["shop/late"]
+    told.put(PODS, {**pod, "spec": {**pod["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}})
+    _, out, _ = call("explain", "late")
+    assert "it may not be scheduled yet: kueue.x-k8s.io/admission holds it back" in out
+
+
+def test_where_there_is_nothing_to_explain_a_sentence_says_why(told: FakeCluster, call: Call) -> None:
+    code, out, err = call("explain", "nobody")
+    assert (code, out, err.count("\n")) == (3, "", 1)
+    assert "there is no pod nobody in namespace shop" in err
+    plain = {"metadata": {"name": "plain", "namespace": "shop", "uid": "p"}, "spec": {"containers": []}}
+    told.put(PODS, plain)
+    code, _, err = call("explain", "plain")
+    assert (code, f"has no annotation {names.FRACTION}" in err) == (3, True)
+    ended = told.store.objects(PODS)["shop/late"]
+    told.put(PODS, {**ended, "status": {"phase": "Succeeded"}})
+    code, _, err = call("explain", "late")
+    assert (code, "has ended (Succeeded)" in err) == (3, True)
+    told.forbidden = {"/nodes"}
+    code, _, err = call("explain", "serve-7c9f8d6b5-xk2lp")
+    assert (code, err.count("\n")) == (4, 1)
+
+
+def test_a_cluster_without_gpushare(told: FakeCluster, call: Call) -> None:
+    told.absent = {"gpunodes"}
+    told.store.served.clear()
+    code, _, err = call("explain", "late")
+    assert (code, "this cluster has no gpushare" in err) == (3, True)
