@@ -16,7 +16,7 @@ from gpushare.core.placement import (
     Happening,
     Placement,
     PlacementRequest,
-    Standing,
+    PlaceStanding,
 )
 
 SHOWN_REASONS: Final = 5  # -o json has all
@@ -54,15 +54,15 @@ def why_there(found: Explanation, facts: PodFacts) -> list[str]:
     how = f'(room, and every promise kept as far as it is known; policy "{found.policy}")'
     again = f"on {_gpu_list(found.now, facts)}" if isinstance(found.now, Placement) else str(found.now)
     match found.standing:
-        case Standing.BEST:
+        case PlaceStanding.BEST:
             return [f"{fits} {how}, and none ranks above its own."]
-        case Standing.BETTER_ELSEWHERE:
+        case PlaceStanding.BETTER_ELSEWHERE:
             return [f"{fits} {how}; {found.better} would rank higher now. Nobody is moved only for that."]
-        case Standing.NOT_NOW:
+        case PlaceStanding.NOT_NOW:
             return [f"{fits} {how}, its own is not among them: asked again now, it would be {again}."]
-        case Standing.FITS:
+        case PlaceStanding.FITS:
             said = [f"{fits} {how}: asked now, it would be {again}."]
-        case Standing.WAITS:
+        case PlaceStanding.WAITS:
             said = [f"{again[:1].upper()}{again[1:]}."]
     return [*said, f"Kubernetes says: {facts.waits_for}"] if facts.waits_for else said
 

@@ -17,7 +17,7 @@ from gpushare.core.placement import (
     NodeSpec,
     Placement,
     PlacementRequest,
-    Standing,
+    PlaceStanding,
     decide,
     explain,
 )
@@ -56,23 +56,23 @@ def test_its_answer_is_the_decisions_own() -> None:
     context = context_of((asked("other", 40), at(1)))
     found = explained(asked("web", 50), context, at(1))
     assert found.now == decide(asked("web", 50), context)
-    assert (found.standing, found.fits_on, found.nodes, found.better) == (Standing.BEST, 2, 2, 0)
+    assert (found.standing, found.fits_on, found.nodes, found.better) == (PlaceStanding.BEST, 2, 2, 0)
 
 
 def test_a_better_node_and_one_where_it_no_longer_fits_are_told() -> None:
     better = explained(asked("web", 50), context_of((asked("other", 40), at(1))), at(0))
-    assert (better.standing, better.better) == (Standing.BETTER_ELSEWHERE, 1)
+    assert (better.standing, better.better) == (PlaceStanding.BETTER_ELSEWHERE, 1)
     gone = explained(asked("web", 50), context_of((asked("other", 60), at(0))), at(0))
-    assert gone.standing is Standing.NOT_NOW
+    assert gone.standing is PlaceStanding.NOT_NOW
     assert [(each.example, each.nodes) for each in gone.elsewhere] == [("n0", 1)]
     assert "needs 50% of one GPU, the freest has 40% free" in gone.elsewhere[0].rejection.detail
 
 
 def test_a_waiting_pod_is_told_where_it_would_go_or_why_nowhere() -> None:
     fits = explained(asked("web", 50), context_of(), None)
-    assert (fits.standing, len(fits.gpus)) == (Standing.FITS, 1)
+    assert (fits.standing, len(fits.gpus)) == (PlaceStanding.FITS, 1)
     full = explained(asked("web", 50), context_of((asked("a", 60), at(0)), (asked("b", 60), at(1))), None)
-    assert (full.standing, full.gpus, full.elsewhere[0].nodes) == (Standing.WAITS, (), 2)
+    assert (full.standing, full.gpus, full.elsewhere[0].nodes) == (PlaceStanding.WAITS, (), 2)
     assert isinstance(full.now, Rejection)
 
 

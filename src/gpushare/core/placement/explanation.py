@@ -16,7 +16,7 @@ from gpushare.core.placement.shapes import MILLI_PER_PERCENT, Placement, Placeme
 _EQUAL: Final = 1e-6  # scores that differ by less are equal
 
 
-class Standing(StrEnum):
+class PlaceStanding(StrEnum):
     """How a pod's place compares with what would be decided now."""
 
     BEST = "Best"
@@ -108,7 +108,7 @@ class Explanation:
     policy: str
     placed: Placement | None
     now: Placement | Rejection
-    standing: Standing
+    standing: PlaceStanding
     nodes: int
     fits_on: int
     better: int
@@ -174,15 +174,17 @@ def elsewhere_of(found: Candidates) -> tuple[Elsewhere, ...]:
     return tuple(Elsewhere(rejection, len(nodes), nodes[0]) for rejection, nodes in ordered)
 
 
-def _standing(found: Candidates, placed: Placement | None, now: Placement | Rejection) -> tuple[Standing, int]:
+def _standing(
+    found: Candidates, placed: Placement | None, now: Placement | Rejection
+) -> tuple[PlaceStanding, int]:
     if placed is None:
-        return (Standing.FITS if isinstance(now, Placement) else Standing.WAITS), 0
+        return (PlaceStanding.FITS if isinstance(now, Placement) else PlaceStanding.WAITS), 0
     scores = dict(zip(found.nodes, found.scores.tolist(), strict=True))
     own = scores.get(placed.node)
     if own is None:
-        return Standing.NOT_NOW, len(scores)
+        return PlaceStanding.NOT_NOW, len(scores)
     better = sum(score > own + _EQUAL for score in scores.values())
-    return (Standing.BETTER_ELSEWHERE if better else Standing.BEST), better
+    return (PlaceStanding.BETTER_ELSEWHERE if better else PlaceStanding.BEST), better
 
 
 def _gpu(
