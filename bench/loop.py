@@ -124,7 +124,24 @@ def direction_changes(trace: Trace, position: int, after: int = 0) -> int:
     return sum((a > 0) != (b > 0) for a, b in itertools.pairwise(steps))
 
 
-def measure(windows: int, seed: int, noise: float, sizes: Sequence[int]) -> list[dict[str, object]]:
+@dataclass(frozen=True)
+class Trial:
+    """What every set is put through.
+
+    Attributes:
+        windows: of one second each.
+        newcomer: the last program comes so many windows after the others, which then count from its arrival.
+        leaves_after: windows until a tenant leaves that is asked to.
+    """
+
+    windows: int = 240
+    seed: int = 0
+    noise: float = 0.05
+    newcomer: int = 0
+    leaves_after: int = 5
+
+
+def measure(trial: Trial, sizes: Sequence[int]) -> list[dict[str, object]]:
     table, rows = read_table(), []
     for size in sizes:
         sets = [each for each in measured_sets(table, size) if each.broken]
@@ -135,14 +152,25 @@ def measure(windows: int, seed: int, noise: float, sizes: Sequence[int]) -> list
             ("not at all", -np.inf, 0.0),
         ):
             chosen = [each for each, room in zip(sets, rooms, strict=True) if least <= room < most]
-            rows.append({"sets": SIZES[size], "can_be_kept": name, **_summary(chosen, windows, seed, noise)})
+            rows.append({"sets": SIZES[size], "can_be_kept": name, **_summary(chosen, trial)})
     return rows
 
 
-def _summary(sets: Sequence[MeasuredSet], windows: int, seed: int, noise: float) -> dict[str, object]:
-    traces = [
-        run(each, windows, np.random.default_rng([seed, number]), noise=noise) for number, each in enumerate(sets)
-    ]
+def _run(programs: MeasuredSet, trial: Trial, number: int) -> Trace:
+    trace = run(
+        programs,
+        trial.windows + trial.newcomer,
+        np.random.default_rng([trial.seed, number]),
+        noise=trial.noise,
+        arrivals=[0] * (len(programs.members) - 1) + [trial.newcomer + 1 if trial.newcomer else 0],
+        leaves_after=trial.leaves_after,
+    )
+    start = trial.newcomer
+    return Trace(trace.true[start:], trace.duties[start:], trace.actions[start:])
+
+
+def _summary(sets: Sequence[MeasuredSet], trial: Trial) -> dict[str, object]:
+    traces = [_run(each, trial, number) for number, each in enumerate(sets)]
     firsts = [first_kept(each, trace) for each, trace in zip(sets, traces, strict=True)]
     restored = [first for first in firsts if first is not None]
     later = [
@@ -157,7 +185,7 @@ def _summary(sets: Sequence[MeasuredSet], windows: int, seed: int, noise: float)
         "windows_median": statistics.median(restored) if restored else None,
         "windows_p90": float(np.quantile(restored, 0.9)) if restored else None,
         "kept_afterwards": sum(later) / len(later) if later else None,
-        "turns_per_100_s": _turns(traces, windows),
+        "turns_per_100_s": _turns(traces, trial.windows),
         "retraction_asked": sum(any(a.retract for a in trace.actions) for trace in traces),
     }
 
@@ -181,10 +209,13 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--windows", type=int, default=240, help="of one second each")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--noise", type=float, default=0.05, help="standard deviation of a window's progress")
+    parser.add_argument("--newcomer", type=int, default=0, help="windows before the last program comes")
+    parser.add_argument("--leaves-after", type=int, default=5, help="windows from a retraction asked to the end")
     parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 4], choices=SIZES)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    rows = measure(options.windows, options.seed, options.noise, options.sizes)
+    trial = Trial(options.windows, options.seed, options.noise, options.newcomer, options.leaves_after)
+    rows = measure(trial, options.sizes)
     if options.json:
         print(json.dumps(rows))
         return

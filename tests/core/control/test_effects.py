@@ -1,0 +1,55 @@
+"""What each tenant's running costs the others, learned from windows."""
+
+import random
+
+import pytest
+
+from gpushare.core.control.effects import Response
+
+
+def test_a_pairs_effect_is_known_after_a_few_windows():
+    response = Response.unseen(1.0).beside(["b"])
+    for _ in range(6):
+        response = response.after({"b": 1.0}, 0.4, 0.05)
+    assert response.running({"b": 1.0}) == pytest.approx(0.4, abs=0.03)
+    assert response.running({"b": 0.5}) == pytest.approx(0.7, abs=0.08)
+    assert response.effect("b") == pytest.approx(0.6, abs=0.12)
+
+
+def test_a_change_of_one_duty_shows_whose_effect_it_is():
+    rng = random.Random(7)
+    response = Response.unseen(1.0).beside(["b", "c"])
+    for number in range(60):
+        duties = {"b": 1.0 if number < 10 else 0.5, "c": 1.0}
+        response = response.after(duties, 1.0 - 0.5 * duties["b"] + rng.gauss(0.0, 0.05), 0.05)
+    assert response.effect("b") > 0.35
+    assert response.effect("c") < 0.15
+    assert response.effect_error("b") < 0.15
+
+
+def test_what_is_known_of_those_who_stay_is_kept():
+    response = Response.unseen(1.0).beside(["b"])
+    for _ in range(10):
+        response = response.after({"b": 1.0}, 0.4, 0.05)
+    wider = response.beside(["b", "c"])
+    assert wider.effect("b") == response.effect("b")
+    assert wider.effect_error("c") > response.effect_error("b")
+    assert wider.beside(["b"]).running({"b": 1.0}) == pytest.approx(response.running({"b": 1.0}))
+    assert wider.beside([]).running({}) == pytest.approx(response.running({"b": 0.0}))
+
+
+def test_a_program_that_enters_another_phase_is_followed_within_a_few_windows():
+    response = Response.unseen(1.0).beside(["b"])
+    for _ in range(100):
+        response = response.after({"b": 1.0}, 0.8, 0.05)
+    for _ in range(4):
+        response = response.after({"b": 1.0}, 0.3, 0.05)
+    assert response.running({"b": 1.0}) == pytest.approx(0.3, abs=0.1)
+
+
+def test_nobody_is_believed_to_speed_a_neighbour_up_or_to_make_less_than_nothing():
+    response = Response.unseen(0.5).beside(["b"])
+    for _ in range(20):
+        response = response.after({"b": 1.0}, 0.9, 0.05)
+    assert response.effect("b") == 0.0
+    assert Response.unseen(0.1).beside(["b", "c"]).running({"b": 1.0, "c": 1.0}) == 0.0

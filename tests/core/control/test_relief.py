@@ -1,0 +1,92 @@
+"""Which duties relieve whom: the one furthest above its own promise gives first, and nobody below its own."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpushare.core.api import JobClass
+from gpushare.core.control import FREE, WatchedTenant, WatchSettings
+from gpushare.core.control.effects import Response
+from gpushare.core.control.relief import KnownTenants, given_back, let_go, relieved
+
+SETTINGS = WatchSettings()
+
+
+def known(promises, alone, effects, latency=(), duties=None):
+    """Tenants by uid, with exact beliefs: what each makes alone, and what its neighbours' running costs it."""
+    tenants = {
+        uid: WatchedTenant(
+            uid, JobClass.LATENCY if uid in latency else JobClass.THROUGHPUT, promise, 0.5, 0.03, order=0.0
+        )
+        for uid, promise in promises.items()
+    }
+    responses = {}
+    for uid in tenants:
+        others = tuple(other for other in tenants if other != uid)
+        mean = (alone[uid], *(effects.get((uid, other), 0.0) for other in others))
+        responses[uid] = Response(others, mean, tuple(tuple([0.0] * len(mean)) for _ in mean))
+    return KnownTenants(tenants, tenants, responses, duties or dict.fromkeys(tenants, FREE))
+
+
+def relief(scene, broken, margin=0.0, max_step=1.0):
+    return relieved(scene, scene.duties, broken, SETTINGS, margin=margin, max_step=max_step)
+
+
+def test_who_is_furthest_above_its_promise_gives_first_and_several_end_equally_far():
+    scene = known(
+        {"a": 0.5, "b": 0.4, "c": 0.3}, {"a": 1.0, "b": 0.8, "c": 0.9}, {("a", "b"): 0.4, ("a", "c"): 0.4}
+    )
+    duties = relief(scene, ["a"])
+    assert scene.progress("a", duties) >= 0.5
+    assert duties["c"] < duties["b"] or duties["b"] == FREE
+    deeper = relief(
+        known({"a": 0.7, "b": 0.4, "c": 0.3}, {"a": 1.0, "b": 0.8, "c": 0.9}, {("a", "b"): 0.4, ("a", "c"): 0.4}),
+        ["a"],
+    )
+    assert scene.height("b", deeper) == pytest.approx(scene.height("c", deeper), abs=0.1)
+
+
+def test_a_neighbour_that_costs_nothing_is_left_alone():
+    scene = known(
+        {"a": 0.5, "b": 0.1, "c": 0.4}, {"a": 0.9, "b": 1.0, "c": 0.8}, {("a", "b"): 0.01, ("a", "c"): 0.6}
+    )
+    duties = relief(scene, ["a"])
+    assert duties["b"] == FREE
+    assert duties["c"] < FREE
+
+
+def test_a_broken_tenant_that_is_throttled_itself_gets_time_back():
+    scene = known({"a": 0.5, "b": 0.3}, {"a": 0.9, "b": 0.9}, {}, duties={"a": 0.4, "b": 1.0})
+    assert given_back(scene, scene.duties, [], margin=0.03)["a"] == pytest.approx(0.53 / 0.9, abs=0.01)
+
+
+def test_a_throttle_is_let_go_where_everyone_who_feels_it_keeps_room():
+    scene = known({"a": 0.5, "b": 0.3}, {"a": 0.95, "b": 0.9}, {("a", "b"): 0.5}, duties={"a": 1.0, "b": 0.5})
+    assert let_go(scene, scene.duties, SETTINGS, margin=0.05)["b"] == pytest.approx(0.7)
+    assert let_go(scene, scene.duties, SETTINGS, margin=0.14)["b"] == pytest.approx(0.6)
+    assert let_go(scene, scene.duties, SETTINGS, margin=0.2)["b"] == pytest.approx(0.5)
+
+
+RATIO = st.floats(0.0, 1.0)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.fixed_dictionaries(dict.fromkeys("abcd", RATIO)),
+    st.fixed_dictionaries(dict.fromkeys("abcd", RATIO)),
+    st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), RATIO),
+    st.sets(st.sampled_from("abcd"), min_size=1),
+    st.floats(0.05, 1.0),
+)
+def test_relief_never_costs_anyone_its_own_promise_and_stops_when_nobody_lacks(
+    promises, alone, effects, broken, max_step
+):
+    scene = known(promises, alone, effects, latency={"d"})
+    duties = relief(scene, sorted(broken), margin=0.02, max_step=max_step)
+    for uid, duty in duties.items():
+        if duty < FREE:
+            assert uid not in broken | {"d"}
+            assert duty >= max(SETTINGS.min_duty, 1 - max_step) - 1e-3
+            assert scene.room(uid, duties) >= 0.02 - 2e-3
+    if all(scene.room(uid, scene.duties) >= 0.02 for uid in broken):
+        assert duties == scene.duties
