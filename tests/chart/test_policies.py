@@ -164,29 +164,176 @@ def test_the_extender_writes_decisions_and_others_cannot_change_or_remove_them(
 def test_an_agent_corrects_decisions_on_its_own_node_only(
     installed: ApiServer, accounts: Accounts, tenant: str
 ) -> None:
-    # The tenant is bound to no node, so an agent whose token names one may not touch it.
+    # The tenant is bound to no node, so no agent may touch it.
     answer = annotate(installed, tenant, names.GPU, "GPU-1", user=accounts["agent"], node="n1")
     assert answer.code == 403
     assert "own node only" in answer.message
-    assert (
-        annotate(installed, tenant, names.GPU, "GPU-1", user=accounts["agent"]).code == 200
-    )  # Kubernetes without the claim
+    answer = annotate(installed, tenant, names.GPU, "GPU-1", user=accounts["agent"])
+    assert answer.code == 403
+    assert "has to name its node" in answer.message
 
 
-def test_an_agent_corrects_decisions_on_its_own_node(
-    installed: ApiServer, accounts: Accounts, pod_object: PodObject
-) -> None:
+@pytest.fixture
+def bound(installed: ApiServer, pod_object: PodObject) -> Iterator[str]:
+    """A pod of somebody's on the node `no-such-node`."""
     name = f"p-{uuid.uuid4().hex[:8]}"
-    pod = pod_object(name)
+    pod = pod_object(name, {"example.com/own": "1"}, {"app": "a"})
     pod["spec"]["nodeName"] = "no-such-node"
     assert installed.call("POST", PODS, pod).code == 201
-    try:
-        assert (
-            annotate(installed, name, names.GPU, "GPU-1", user=accounts["agent"], node="no-such-node").code == 200
+    yield name
+    installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+def test_an_agent_corrects_decisions_on_its_own_node(installed: ApiServer, accounts: Accounts, bound: str) -> None:
+    agent = accounts["agent"]
+    answer = annotate(installed, bound, names.GPU, "GPU-1", user=agent, node="no-such-node")
+    assert answer.code == 200, answer.message
+    assert annotate(installed, bound, names.GPU, "GPU-1", user=agent, node="other").code == 403
+
+
+STOLEN = {
+    "an image": {"spec": {"containers": [{"name": "main", "image": "evil"}]}},
+    "a deadline": {"spec": {"activeDeadlineSeconds": 1}},
+    "a label": {"metadata": {"labels": {"app": "b"}}},
+    "a new label": {"metadata": {"labels": {"more": "b"}}},
+    "an annotation": {"metadata": {"annotations": {"example.com/own": "2"}}},
+    "a new annotation": {"metadata": {"annotations": {"example.com/new": "2"}}},
+    "an annotation removed": {"metadata": {"annotations": {"example.com/own": None}}},
+    "a finalizer": {"metadata": {"finalizers": ["example.com/stay"]}},
+    "an owner": {"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]}},
+}
+
+
+@pytest.mark.parametrize("what", STOLEN)
+def test_a_stolen_agent_token_changes_nothing_but_decisions(
+    installed: ApiServer, accounts: Accounts, bound: str, what: str
+) -> None:
+    """Before: any pod's image, cluster-wide."""
+    strategic = "application/strategic-merge-patch+json"
+    who = {"user": accounts["agent"], "node": "no-such-node"}
+    answer = installed.call("PATCH", f"{PODS}/{bound}", STOLEN[what], dry_run=True, content_type=strategic, **who)
+    assert answer.code == 403, answer.message
+    assert "decision annotations and nothing else" in answer.message
+
+
+@pytest.mark.parametrize("what", STOLEN)
+def test_a_stolen_scheduler_token_changes_nothing_but_decisions(
+    installed: ApiServer, accounts: Accounts, bound: str, what: str
+) -> None:
+    strategic = "application/strategic-merge-patch+json"
+    for part in ("", "/status"):
+        if part and what in ("an image", "a deadline", "an owner"):
+            continue  # the API server itself leaves these alone there
+        answer = installed.call(
+            "PATCH",
+            f"{PODS}/{bound}{part}",
+            STOLEN[what],
+            dry_run=True,
+            content_type=strategic,
+            user=accounts["scheduler"],
         )
-        assert annotate(installed, name, names.GPU, "GPU-1", user=accounts["agent"], node="other").code == 403
-    finally:
-        installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+        assert answer.code == 403, (part, answer.message)
+        assert "and nothing else" in answer.message
+
+
+def test_the_scheduler_does_what_it_has_to(installed: ApiServer, accounts: Accounts, tenant: str) -> None:
+    who = {"user": accounts["scheduler"], "dry_run": True}
+    status = {"status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]}}
+    answer = installed.call("PATCH", f"{PODS}/{tenant}/status", status, content_type=MERGE, **who)
+    assert answer.code == 200, answer.message
+    assert annotate(installed, tenant, names.ROOM_SINCE, "now", user=accounts["scheduler"]).code == 200
+    binding = {
+        "apiVersion": "v1",
+        "kind": "Binding",
+        "metadata": {"name": tenant, "annotations": {names.GPU: "GPU-1"}},
+        "target": {"kind": "Node", "name": "n1"},
+    }
+    answer = installed.call("POST", f"{PODS}/{tenant}/binding", binding, **who)
+    assert answer.code == 201, answer.message
+    binding["metadata"]["annotations"]["example.com/own"] = "2"
+    answer = installed.call("POST", f"{PODS}/{tenant}/binding", binding, **who)
+    assert answer.code == 403
+    assert "and nothing else" in answer.message
+
+
+NEVER = {
+    "get secrets": ("get", "", "secrets"),
+    "list secrets": ("list", "", "secrets"),
+    "create pods": ("create", "", "pods"),
+    "exec": ("create", "", "pods/exec"),
+    "ephemeral containers": ("patch", "", "pods/ephemeralcontainers"),
+    "tokens": ("create", "", "serviceaccounts/token"),
+    "change nodes": ("patch", "", "nodes"),
+    "proxy to nodes": ("get", "", "nodes/proxy"),
+    "impersonate": ("impersonate", "", "users"),
+    "grant": ("create", "rbac.authorization.k8s.io", "clusterrolebindings"),
+    "escalate": ("escalate", "rbac.authorization.k8s.io", "clusterroles"),
+    "policies": ("delete", "admissionregistration.k8s.io", "validatingadmissionpolicies"),
+    "webhooks": ("patch", "admissionregistration.k8s.io", "mutatingwebhookconfigurations"),
+    "change deployments": ("patch", "apps", "deployments"),
+    "delete GpuShares": ("delete", "gpushare.io", "gpushares"),
+    "delete GpuNodes": ("delete", "gpushare.io", "gpunodes"),
+}
+PARTS = ("agent", "scheduler", "operator", "admission", "mps")
+
+
+@pytest.mark.parametrize("what", NEVER)
+@pytest.mark.parametrize("part", PARTS)
+def test_no_account_has_a_right_that_would_give_it_the_cluster(
+    rights: ApiServer, accounts: Accounts, part: str, what: str
+) -> None:
+    verb, group, resource = NEVER[what]
+    assert not may(rights, accounts, part, verb, group, resource)
+
+
+def test_only_the_scheduler_deletes_pods_as_every_scheduler_does(rights: ApiServer, accounts: Accounts) -> None:
+    """What the test of never-granted rights would say if it asked wrongly, too: here somebody may."""
+    able = [part for part in PARTS if may(rights, accounts, part, "delete", "", "pods")]
+    assert able == ["scheduler"]
+    assert may(rights, accounts, "agent", "patch", "", "pods")
+    assert not may(rights, accounts, "mps", "list", "", "pods")
+
+
+def may(api: ApiServer, accounts: Accounts, part: str, verb: str, group: str, resource: str) -> bool:
+    """Whether the API server would let the part's account do it, in any namespace."""
+    user = accounts["agent"].removesuffix("agent") + part
+    namespace = user.split(":")[2]
+    name, _, subresource = resource.partition("/")
+    review = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": user,
+            "groups": ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"],
+            "resourceAttributes": {
+                "verb": verb,
+                "group": group,
+                "resource": name,
+                "subresource": subresource,
+                "namespace": "default",
+            },
+        },
+    }
+    answer = api.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", review)
+    assert answer.code == 201, answer.message
+    return bool(answer.body["status"]["allowed"])
+
+
+@pytest.fixture(scope="module")
+def rights(installed: ApiServer, render: Any) -> Iterator[ApiServer]:
+    """The API server with the chart's cluster roles; those that were not there leave with the tests."""
+    base = "/apis/rbac.authorization.k8s.io/v1"
+    kinds = {"ClusterRole": f"{base}/clusterroles", "ClusterRoleBinding": f"{base}/clusterrolebindings"}
+    made = []
+    for item in render():
+        if path := kinds.get(item["kind"]):
+            answer = installed.call("POST", path, item)
+            assert answer.code in (201, 409), answer.message
+            if answer.code == 201:
+                made.append(f"{path}/{item['metadata']['name']}")
+    yield installed
+    for path in made:
+        installed.call("DELETE", path)
 
 
 @pytest.mark.parametrize("key", names.USER_ANNOTATIONS)
@@ -286,6 +433,9 @@ def test_a_gpunode_is_written_by_its_own_nodes_agent(installed: ApiServer, accou
     refused = installed.call("POST", NODES, node, user=accounts["agent"], node="other", dry_run=True)
     assert refused.code == 403
     assert "another node" in refused.message
+    nameless = installed.call("POST", NODES, node, user=accounts["agent"], dry_run=True)
+    assert nameless.code == 403
+    assert "has to name its node" in nameless.message
     assert installed.call("POST", NODES, node, user=accounts["agent"], node=name).code == 201
     try:
         status = {"status": {"gpus": [{"uuid": "GPU-1", "tenants": [{"podUid": "u", "share": 25}]}]}}
