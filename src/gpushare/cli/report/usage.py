@@ -1,0 +1,283 @@
+"""What happened on a cluster's GPUs over a span of time, and the figures that a report draws from it."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Figures = NDArray[np.float64]
+WorkloadName = tuple[str, str]  # namespace, name
+MOST_GAINING: Final = 10
+# Shares are whole percents: a recommendation nearer than this says nothing.
+_SAME_SHARE: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Tenancy:
+    """One pod on one GPU; each array has a figure for each moment, NaN where it was not there or is not known.
+
+    Attributes:
+        busiest_ratio: use of the pipe that it uses most.
+    """
+
+    namespace: str
+    pod: str
+    workload: str
+    gpu_uuid: str
+    share_ratio: Figures
+    progress_ratio: Figures
+    progress_error_ratio: Figures
+    promise_ratio: Figures
+    throttle_ratio: Figures
+    busiest_ratio: Figures
+
+    @property
+    def name(self) -> WorkloadName:
+        """Return the workload with its namespace."""
+        return self.namespace, self.workload
+
+    @property
+    def present(self) -> NDArray[np.bool_]:
+        """Return at which moments it was on the GPU."""
+        return ~np.isnan(self.share_ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageHistory:
+    """Everything that a report draws from.
+
+    Attributes:
+        source: where it comes from, in words.
+        times: seconds since the epoch, evenly spaced; one moment for a snapshot.
+        step_seconds: between them; 0 for a snapshot.
+        gpus, healthy: GPUs known, and those that took tenants.
+        requested_gpus: that a workload's pods ask for, waiting ones included; absent where nobody told.
+        recommended: share of a GPU that a workload's profile recommends for each pod.
+        retractions: pods moved away in this time; None where nobody counts.
+        notes: sentences on what is missing and why.
+    """
+
+    source: str
+    times: Figures
+    step_seconds: float
+    gpus: Figures
+    healthy: Figures
+    tenancies: tuple[Tenancy, ...]
+    requested_gpus: Mapping[WorkloadName, Figures] = field(default_factory=dict)
+    recommended: Mapping[WorkloadName, float] = field(default_factory=dict)
+    retractions: float | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hours(self) -> float:
+        """Return the weight of one moment: hours, or 1 for a snapshot."""
+        return self.step_seconds / 3600 if self.step_seconds else 1.0
+
+    @property
+    def unit(self) -> str:
+        """Return what sums over moments are called."""
+        return "GPU-hours" if self.step_seconds else "GPUs"
+
+
+@dataclass(frozen=True, slots=True)
+class UsageCourse:
+    """The cluster at each moment; None where nobody told."""
+
+    gpus: Figures
+    in_use: Figures
+    given: Figures
+    progress: Figures
+    requested: Figures | None
+    throttled: Figures
+    broken: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class ShowbackRow:
+    """What one namespace, or one workload, asked for, held and got done, in GPU-hours.
+
+    Attributes:
+        kept_ratio: part of its time with a known promise and progress in which the promise was kept; None: unknown.
+    """
+
+    namespace: str
+    workload: str
+    pods: int
+    asked: float | None
+    given: float
+    progressed: float | None
+    kept_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourRow:
+    """What one workload lost beside another.
+
+    Attributes:
+        alone_ratio: its progress with no neighbour, 1 where that was never seen; beside_ratio: beside this one.
+        lost: GPU-hours of progress lost to it.
+    """
+
+    slowed: WorkloadName
+    by: WorkloadName
+    together: float
+    alone_ratio: float
+    beside_ratio: float
+    lost: float
+
+
+@dataclass(frozen=True, slots=True)
+class FractionRow:
+    """A workload whose profile recommends another share than its pods hold; `gain` in GPU-hours of this span."""
+
+    workload: WorkloadName
+    share_ratio: float
+    recommended_ratio: float
+    given: float
+    gain: float
+
+
+def course(history: UsageHistory) -> UsageCourse:
+    """Return the cluster's figures at each moment."""
+    count = len(history.times)
+    given, progress, throttled, broken = (np.zeros(count) for _ in range(4))
+    by_gpu: dict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(count, dtype=bool))
+    for one in history.tenancies:
+        given += np.nan_to_num(one.share_ratio)
+        progress += np.nan_to_num(one.progress_ratio)
+        throttled += np.nan_to_num(one.throttle_ratio) > 0
+        broken += _is_broken(one)
+        by_gpu[one.gpu_uuid] |= one.present
+    in_use = np.sum(list(by_gpu.values()), axis=0).astype(float) if by_gpu else np.zeros(count)
+    requested = None
+    if history.requested_gpus:
+        requested = np.nan_to_num(np.array(list(history.requested_gpus.values()))).sum(axis=0)
+    return UsageCourse(history.gpus, in_use, given, progress, requested, throttled, broken)
+
+
+def _is_broken(one: Tenancy) -> NDArray[np.bool_]:
+    """As the node's loop sees it: progress is below the promise by more than one standard error."""
+    with np.errstate(invalid="ignore"):
+        return one.progress_ratio + np.nan_to_num(one.progress_error_ratio) < one.promise_ratio
+
+
+def _kept(tenancies: list[Tenancy]) -> float | None:
+    told = broken = 0
+    for one in tenancies:
+        told += int((~np.isnan(one.progress_ratio) & ~np.isnan(one.promise_ratio)).sum())
+        broken += int(_is_broken(one).sum())
+    return 1 - broken / told if told else None
+
+
+def kept_ratio(history: UsageHistory) -> float | None:
+    """Return the part of all pods' time in which their promise was kept; None where no promise is known."""
+    return _kept(list(history.tenancies))
+
+
+def showback(history: UsageHistory, *, by_workload: bool = False) -> tuple[ShowbackRow, ...]:
+    """Return a row for each namespace, or for each workload, those that held most first."""
+    groups: dict[WorkloadName, list[Tenancy]] = defaultdict(list)
+    asked: dict[WorkloadName, float] = defaultdict(float)
+
+    def group(name: WorkloadName) -> WorkloadName:
+        return name if by_workload else (name[0], "")
+
+    for one in history.tenancies:
+        groups[group(one.name)].append(one)
+    for name, figures in history.requested_gpus.items():
+        asked[group(name)] += float(np.nansum(figures)) * history.hours
+    rows = []
+    for name in groups.keys() | asked.keys():
+        members = groups[name]
+        known = any(not np.isnan(one.progress_ratio).all() for one in members)
+        rows.append(
+            ShowbackRow(
+                name[0],
+                name[1],
+                len({(one.namespace, one.pod) for one in members}),
+                asked.get(name) if history.requested_gpus else None,
+                sum(float(np.nansum(one.share_ratio)) for one in members) * history.hours,
+                sum(float(np.nansum(one.progress_ratio)) for one in members) * history.hours if known else None,
+                _kept(members),
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-row.given, -(row.asked or 0.0), row.namespace, row.workload)))
+
+
+def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
+    """Return who lost progress beside whom, the largest loss first.
+
+    What a pod makes less than alone is put to its neighbours of that moment in the proportion of how busy each
+    one's busiest pipe was; in equal parts where that is not known.
+    """
+    on_gpu: dict[str, list[Tenancy]] = defaultdict(list)
+    for one in history.tenancies:
+        on_gpu[one.gpu_uuid].append(one)
+    alone = _alone(on_gpu)
+    together: dict[tuple[WorkloadName, WorkloadName], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for tenancies in on_gpu.values():
+        present = np.array([one.present for one in tenancies])
+        busy = np.array([np.nan_to_num(one.busiest_ratio) for one in tenancies]) * present
+        for at, one in enumerate(tenancies):
+            known = ~np.isnan(one.progress_ratio)
+            level = alone.get(one.name, 1.0)
+            loss = np.where(known, np.clip(level - np.nan_to_num(one.progress_ratio), 0, None), 0.0)
+            others = present.copy()
+            others[at] = False
+            weights = np.where(others, busy, 0.0)
+            silent = weights.sum(axis=0) == 0
+            weights[:, silent] = others[:, silent]
+            total = np.maximum(weights.sum(axis=0), 1e-12)
+            for other, neighbour in enumerate(tenancies):
+                both = others[other] & known
+                if not both.any():
+                    continue
+                sums = together[one.name, neighbour.name]
+                sums[0] += both.sum()
+                sums[1] += float(one.progress_ratio[both].sum())
+                sums[2] += float((loss * weights[other] / total)[both].sum())
+    rows = [
+        NeighbourRow(
+            slowed,
+            by,
+            moments * history.hours,
+            alone.get(slowed, 1.0),
+            progress / moments,
+            lost * history.hours,
+        )
+        for (slowed, by), (moments, progress, lost) in together.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.lost, row.slowed, row.by)))
+
+
+def _alone(on_gpu: Mapping[str, list[Tenancy]]) -> dict[WorkloadName, float]:
+    """Return the mean progress of each workload at moments without a neighbour, where there were any."""
+    seen: dict[WorkloadName, list[float]] = defaultdict(list)
+    for tenancies in on_gpu.values():
+        count = np.sum([one.present for one in tenancies], axis=0)
+        for one in tenancies:
+            figures = one.progress_ratio[(count == 1) & ~np.isnan(one.progress_ratio)]
+            if len(figures):
+                seen[one.name].extend(map(float, figures))
+    return {name: min(float(np.mean(figures)), 1.0) for name, figures in seen.items()}
+
+
+def other_fractions(history: UsageHistory) -> tuple[FractionRow, ...]:
+    """Return the workloads that would gain most from the share that their profile recommends."""
+    rows = []
+    for row in showback(history, by_workload=True):
+        name = (row.namespace, row.workload)
+        recommended = history.recommended.get(name)
+        members = [one for one in history.tenancies if one.name == name]
+        if recommended is None or not members:
+            continue
+        moments = sum(int(one.present.sum()) for one in members)
+        share = row.given / history.hours / moments
+        if abs(recommended - share) < _SAME_SHARE:
+            continue
+        gain = abs(recommended - share) * moments * history.hours
+        rows.append(FractionRow(name, share, recommended, row.given, gain))
+    return tuple(sorted(rows, key=lambda row: (-row.gain, row.workload))[:MOST_GAINING])

@@ -1,0 +1,265 @@
+"""A span of time on a cluster's GPUs as a page (docs/guide/monitoring.md says how to read it)."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import numpy as np
+
+from gpushare.cli.report.page import Answer, Cell, answers, number, page, paragraph, section, table, text
+from gpushare.cli.report.plots import Ink, PlotAxis, PlotLine, line_plot, linear
+from gpushare.cli.report.usage import (
+    Figures,
+    ShowbackRow,
+    UsageCourse,
+    UsageHistory,
+    WorkloadName,
+    course,
+    kept_ratio,
+    neighbours,
+    other_fractions,
+    showback,
+)
+
+_MOST_ROWS: Final = 40  # of a table; the rest is in one line, and all of it in --json
+_DAY_SECONDS: Final = 86400.0
+
+
+def render_usage(history: UsageHistory, title: str = "GPUs shared, and what it gained") -> str:
+    """Render the page of one history."""
+    run = course(history)
+    parts = [
+        answers(_answers(history, run)),
+        *(paragraph(note) for note in history.notes),
+        _over_time(history, run),
+        _showback(history),
+        _promises(history, run),
+        _neighbours(history),
+        _fractions(history),
+    ]
+    footer = (
+        "Progress is relative to running alone on a whole GPU: 1 is undisturbed. A GPU's worth of progress is what "
+        "one pod alone on it would do. Spared GPUs: summed progress above the GPUs in use. Made by gpushare report."
+    )
+    return page(title, _subtitle(history), [part for part in parts if part], footer)
+
+
+def _subtitle(history: UsageHistory) -> str:
+    begin, end = _moment(history.times[0]), _moment(history.times[-1])
+    if not history.step_seconds:
+        return f"At {begin} UTC; from {history.source}."
+    step = history.step_seconds
+    every = f"{step / 60:g} min" if step >= 60 else f"{step:g} s"
+    return f"{begin} to {end} UTC, sampled every {every}; from {history.source}."
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(float(seconds), UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
+    gpus, in_use = float(np.nanmean(run.gpus)), float(np.mean(run.in_use))
+    used, done = float(np.sum(run.in_use)), float(np.sum(run.progress))
+    spared = float(np.sum(np.clip(run.progress - run.in_use, 0, None))) * history.hours
+    kept, held = kept_ratio(history), float(np.sum(run.throttled))
+    over = "on average" if history.step_seconds else "now"
+    found = [
+        Answer("How many GPUs were in use?", f"{in_use:.1f} of {gpus:.1f}", f"GPUs with at least one pod, {over}"),
+        Answer(
+            "What did a used GPU do?",
+            f"{done / used:.2f} × one pod alone" if used else "nothing ran",
+            f"{done * history.hours:.1f} {history.unit} of progress on {used * history.hours:.1f} in use",
+        ),
+        Answer(
+            "What did sharing spare?",
+            f"{spared:.1f} {history.unit}",
+            "that the same progress would have needed more, at one pod for each GPU",
+        ),
+        Answer(
+            "Were promises kept?",
+            "no promise is known" if kept is None else f"{kept:.1%} of the time",
+            "over all pods whose progress is known",
+        ),
+        Answer(
+            "Was anyone held back?",
+            f"{held * history.hours:.1f} pod-hours" if history.step_seconds else f"{held:.0f} pods",
+            "stopped part of the time for a neighbour's promise",
+        ),
+    ]
+    if history.retractions is not None:
+        found.append(
+            Answer("Was anyone moved away?", f"{history.retractions:.0f} times", "retracted for a neighbour's promise")
+        )
+    return found
+
+
+def _axes(history: UsageHistory, figures: Sequence[Figures]) -> tuple[PlotAxis, PlotAxis]:
+    begin, end = float(history.times[0]), float(history.times[-1])
+    form = "%H:%M" if end - begin <= 2 * _DAY_SECONDS else "%m-%d"
+    marks = np.linspace(begin, end, 5)
+    ticks = tuple((float(at), datetime.fromtimestamp(float(at), UTC).strftime(form)) for at in marks)
+    top = max((float(np.nanmax(one)) for one in figures if not np.isnan(one).all()), default=1.0)
+    return PlotAxis(begin, end, ticks), linear(0, max(top, 1e-9))
+
+
+def _plot(history: UsageHistory, title: str, y_label: str, *lines: tuple[str, Figures, Ink]) -> str:
+    x, y = _axes(history, [figures for _, figures, _ in lines])
+    drawn = [PlotLine(name, history.times, figures, ink, is_step=True) for name, figures, ink in lines]
+    return line_plot(title, drawn, x, y, x_label="time, UTC", y_label=y_label)
+
+
+def _over_time(history: UsageHistory, run: UsageCourse) -> str:
+    if not history.step_seconds:
+        return ""
+    asked = [] if run.requested is None else [("asked for", run.requested, Ink.FOUR)]
+    return section(
+        "Over time",
+        "Progress above the GPUs in use is what sharing gained.",
+        _plot(
+            history,
+            "GPUs and the work that they did",
+            "GPUs",
+            ("GPUs there are", run.gpus, Ink.FOUR),
+            ("GPUs in use", run.in_use, Ink.ONE),
+            ("summed progress", run.progress, Ink.TWO),
+        ),
+        _plot(
+            history,
+            "Shares asked for, given, and progress made",
+            "GPUs",
+            *asked,
+            ("given", run.given, Ink.ONE),
+            ("progress", run.progress, Ink.TWO),
+        ),
+    )
+
+
+def _showback(history: UsageHistory) -> str:
+    unit = history.unit
+    spaces, workloads = showback(history), showback(history, by_workload=True)
+    heads = ["pods", f"asked, {unit}", f"given, {unit}", f"progressed, {unit}", "progressed of given", "promise kept"]
+
+    def cells(row: ShowbackRow) -> list[Cell]:
+        ratio = row.progressed / row.given if row.progressed is not None and row.given else None
+        return [
+            number(row.pods, "{:.0f}"),
+            number(row.asked),
+            number(row.given),
+            number(row.progressed),
+            number(ratio),
+            number(row.kept_ratio, "{:.1%}"),
+        ]
+
+    return section(
+        "Who used what",
+        "Asked: what pods requested, waiting ones included. Given: the share that they held. "
+        "Progressed: the work that they did, in GPUs' worth.",
+        table(
+            "Showback by namespace",
+            ["namespace", *heads],
+            [[text(row.namespace), *cells(row)] for row in spaces[:_MOST_ROWS]],
+        ),
+        _more(len(spaces)),
+        table(
+            "Showback by workload",
+            ["workload", *heads],
+            [[text(_name((row.namespace, row.workload))), *cells(row)] for row in workloads[:_MOST_ROWS]],
+        ),
+        _more(len(workloads)),
+    )
+
+
+def _promises(history: UsageHistory, run: UsageCourse) -> str:
+    if kept_ratio(history) is None:
+        return section("Promises", "No promise is known in this time, so nothing can be said of keeping them.")
+    plot = ""
+    if history.step_seconds:
+        plot = _plot(
+            history,
+            "Pods below their promise, and pods throttled",
+            "pods",
+            ("below their promise", run.broken, Ink.THREE),
+            ("throttled", run.throttled, Ink.ONE),
+        )
+    worst = sorted(
+        (row for row in showback(history, by_workload=True) if row.kept_ratio is not None),
+        key=lambda row: row.kept_ratio or 0.0,
+    )
+    return section(
+        "Promises",
+        "A pod is below its promise where its progress is lower by more than the figure's error.",
+        plot,
+        table(
+            "Workloads, the least kept first",
+            ["workload", "promise kept", f"given, {history.unit}"],
+            [
+                [text(_name((r.namespace, r.workload))), number(r.kept_ratio, "{:.1%}"), number(r.given)]
+                for r in worst[:_MOST_ROWS]
+            ],
+        ),
+        _more(len(worst)),
+    )
+
+
+def _neighbours(history: UsageHistory) -> str:
+    found = [row for row in neighbours(history) if row.lost > 0]
+    heading = "Who slowed whom"
+    if not found:
+        return section(heading, "No pod lost progress beside another, or nobody could tell.")
+    time = "hours together" if history.step_seconds else "pairs of pods"
+    return section(
+        heading,
+        "What a workload makes less than alone is put to its neighbours of that moment, in proportion to how busy "
+        "each one's busiest pipe was.",
+        table(
+            "Progress lost to neighbours, the most first",
+            ["slowed", "by", time, "progress alone", "progress beside", f"lost, {history.unit}"],
+            [
+                [
+                    text(_name(row.slowed)),
+                    text(_name(row.by)),
+                    number(row.together, "{:.1f}"),
+                    number(row.alone_ratio),
+                    number(row.beside_ratio),
+                    number(row.lost),
+                ]
+                for row in found[:_MOST_ROWS]
+            ],
+        ),
+        _more(len(found)),
+    )
+
+
+def _fractions(history: UsageHistory) -> str:
+    found, heading = other_fractions(history), "Who would gain most from another fraction"
+    if not found:
+        return section(heading, "No profiled workload holds another share than its profile recommends.")
+    word: Callable[[float, float], str] = lambda share, recommended: (  # noqa: E731 - one cell's words
+        "frees room: it needs less than it holds" if recommended < share else "runs faster: its cap holds it back"
+    )
+    return section(
+        heading,
+        "The share that a workload's profile recommends (its GpuShare's status), against what its pods held.",
+        table(
+            "The workloads that would gain most",
+            ["workload", "held for each pod", "recommended", "what changes", f"difference, {history.unit}"],
+            [
+                [
+                    text(_name(row.workload)),
+                    number(row.share_ratio),
+                    number(row.recommended_ratio),
+                    text(word(row.share_ratio, row.recommended_ratio)),
+                    number(row.gain),
+                ]
+                for row in found
+            ],
+        ),
+    )
+
+
+def _name(workload: WorkloadName) -> str:
+    return "/".join(part for part in workload if part)
+
+
+def _more(count: int) -> str:
+    return paragraph(f"{count - _MOST_ROWS} more are in the output of --json.") if count > _MOST_ROWS else ""
