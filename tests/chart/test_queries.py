@@ -20,6 +20,8 @@ AWAITED = {
     "gpushare_retractions_total": '{namespace="shop"} 1',
 }
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:

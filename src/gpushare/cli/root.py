@@ -20,6 +20,7 @@ GROUPS: Final[dict[str, tuple[str, str]]] = {
     "gpus": ("gpushare.cli.gpus", "The GPUs, what is free on each, and how busy it is."),
     "explain": ("gpushare.cli.explain", "Why a pod is where it is, or waits; what was promised, seen and done."),
     "gain": ("gpushare.cli.gain", "What sharing gains now: progress against the GPUs in use."),
+    "report": ("gpushare.cli.report.command", "What the GPUs did over a span of time, as one HTML page."),
     "sim": ("gpushare.cli.sim", "Simulate placement on a cluster, or jobs that share GPUs."),
     "snapshot": ("gpushare.cli.snapshot", "Read a live cluster into files that sim and plan take."),
     "plan": ("gpushare.cli.plan", "Where pods would go, and why not elsewhere."),

@@ -1,4 +1,4 @@
-"""Plots as SVG within HTML: the drawing stretches with the page, labels stay readable, colours follow its theme."""
+"""Plots as SVG within HTML: drawings stretch with the page, labels stay readable, colours follow its theme."""
 
 import html
 import math
@@ -25,9 +25,13 @@ class Ink(StrEnum):
     OTHER = "other"
 
 
+_BOLD: Final = 2.4
+_WIDTHS: Final = {Ink.OTHER: 1.2}
+
+
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """One line; NaN interrupts it. Lines in `Ink.OTHER` are drawn first, thin, and share one entry of the legend."""
+    """One line; NaN interrupts it. Those in `Ink.OTHER` are thin and share an entry of the legend."""
 
     name: str
     x: NDArray[np.float64]
@@ -83,11 +87,15 @@ def logarithmic(low: float, high: float) -> PlotAxis:
     return PlotAxis(low, high, tuple((t, f"{t:g}") for t in ticks), is_log=True)
 
 
-def line_plot(title: str, lines: Sequence[PlotLine], x: PlotAxis, y: PlotAxis, *, x_label: str, y_label: str) -> str:
+def line_plot(
+    title: str, lines: Sequence[PlotLine], x: PlotAxis, y: PlotAxis, *, x_label: str, y_label: str
+) -> str:
     """Render a figure of lines with its legend."""
-    ordered = [line for line in lines if line.ink is Ink.OTHER] + [line for line in lines if line.ink is not Ink.OTHER]
+    ordered = [line for line in lines if line.ink is Ink.OTHER] + [
+        line for line in lines if line.ink is not Ink.OTHER
+    ]
     paths = "".join(
-        f'<path class="{line.ink}" stroke-width="{1.2 if line.ink is Ink.OTHER else 2.4}" d="{_path(line, x, y)}"/>'
+        f'<path class="{line.ink}" stroke-width="{_WIDTHS.get(line.ink, _BOLD)}" d="{_path(line, x, y)}"/>'
         for line in ordered
     )
     return _figure(title, _drawing(title, paths, x, y), _legend(lines), f"{y_label}; {x_label}")
@@ -100,14 +108,16 @@ def spread_plot(title: str, spreads: Sequence[Spread], x: PlotAxis, *, x_label: 
     for index, spread in enumerate(spreads):
         middle = row * (index + 0.5)
         ends = [_WIDTH * min(max(x.part(value), 0.0), 1.0) for value in spread.quantiles]
-        shapes.append(f'<path class="{spread.ink}" stroke-width="1.5" d="M{ends[0]:.1f} {middle:.1f}H{ends[4]:.1f}"/>')
+        shapes.append(
+            f'<path class="{spread.ink}" stroke-width="1.5" d="M{ends[0]:.1f} {middle:.1f}H{ends[4]:.1f}"/>'
+        )
         width = max(ends[3] - ends[1], 3)
         shapes.append(
             f'<rect class="{spread.ink}" x="{ends[1]:.1f}" y="{middle - row * 0.28:.1f}" width="{width:.1f}" '
             f'height="{row * 0.56:.1f}"/>'
         )
         shapes.append(
-            f'<path stroke="var(--bg)" stroke-width="3" d="M{ends[2]:.1f} {middle - row * 0.28:.1f}v{row * 0.56:.1f}"/>'
+            f'<path class="gap" stroke-width="3" d="M{ends[2]:.1f} {middle - row * 0.28:.1f}v{row * 0.56:.1f}"/>'
         )
     count = len(spreads)
     names = PlotAxis(0, count, tuple((count - index - 0.5, one.name) for index, one in enumerate(spreads)))
@@ -145,7 +155,9 @@ def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.
 
 def _drawing(title: str, shapes: str, x: PlotAxis, y: PlotAxis, rows: int = 0) -> str:
     grid = "".join(
-        f'<path class="grid" d="M0 {_HEIGHT * (1 - y.part(value)):.1f}H{_WIDTH}"/>' for value, _ in y.ticks if not rows
+        f'<path class="grid" d="M0 {_HEIGHT * (1 - y.part(value)):.1f}H{_WIDTH}"/>'
+        for value, _ in y.ticks
+        if not rows
     )
     up = "".join(
         f'<span style="bottom:{100 * y.part(value):.1f}%">{html.escape(label)}</span>' for value, label in y.ticks
@@ -168,7 +180,7 @@ def _edge(part: float) -> str:
 
 
 def _legend(lines: Sequence[PlotLine]) -> str:
-    entries = [(line.ink, line.name) for line in lines if line.ink is not Ink.OTHER]
+    entries: list[tuple[Ink, str]] = [(line.ink, line.name) for line in lines if line.ink is not Ink.OTHER]
     if others := [line.name for line in lines if line.ink is Ink.OTHER]:
         entries.append((Ink.OTHER, f"others: {', '.join(others)}"))
     return (

@@ -100,7 +100,7 @@ class ShowbackRow:
     """What one namespace, or one workload, asked for, held and got done, in GPU-hours.
 
     Attributes:
-        kept_ratio: part of its time with a known promise and progress in which the promise was kept; None: unknown.
+        kept_ratio: part of the time with a known promise and progress in which it was kept; None: unknown.
     """
 
     namespace: str

@@ -22,6 +22,7 @@ from gpushare.cli.report.usage import (
 )
 
 _MOST_ROWS: Final = 40  # of a table; the rest is in one line, and all of it in --json
+_HEADROOM: Final = 1.05  # so that the highest line is not on the frame
 _DAY_SECONDS: Final = 86400.0
 
 
@@ -38,8 +39,9 @@ def render_usage(history: UsageHistory, title: str = "GPUs shared, and what it g
         _fractions(history),
     ]
     footer = (
-        "Progress is relative to running alone on a whole GPU: 1 is undisturbed. A GPU's worth of progress is what "
-        "one pod alone on it would do. Spared GPUs: summed progress above the GPUs in use. Made by gpushare report."
+        "Progress is relative to running alone on a whole GPU: 1 is undisturbed. A GPU's worth of progress is "
+        "what one pod alone on it would do. Spared GPUs: summed progress above the GPUs in use. "
+        "Made by gpushare report."
     )
     return page(title, _subtitle(history), [part for part in parts if part], footer)
 
@@ -88,7 +90,9 @@ def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
     ]
     if history.retractions is not None:
         found.append(
-            Answer("Was anyone moved away?", f"{history.retractions:.0f} times", "retracted for a neighbour's promise")
+            Answer(
+                "Was anyone moved away?", f"{history.retractions:.0f} times", "retracted for a neighbour's promise"
+            )
         )
     return found
 
@@ -99,7 +103,7 @@ def _axes(history: UsageHistory, figures: Sequence[Figures]) -> tuple[PlotAxis, 
     marks = np.linspace(begin, end, 5)
     ticks = tuple((float(at), datetime.fromtimestamp(float(at), UTC).strftime(form)) for at in marks)
     top = max((float(np.nanmax(one)) for one in figures if not np.isnan(one).all()), default=1.0)
-    return PlotAxis(begin, end, ticks), linear(0, max(top, 1e-9))
+    return PlotAxis(begin, end, ticks), linear(0, max(top, 1.0) * _HEADROOM)
 
 
 def _plot(history: UsageHistory, title: str, y_label: str, *lines: tuple[str, Figures, Ink]) -> str:
@@ -137,7 +141,14 @@ def _over_time(history: UsageHistory, run: UsageCourse) -> str:
 def _showback(history: UsageHistory) -> str:
     unit = history.unit
     spaces, workloads = showback(history), showback(history, by_workload=True)
-    heads = ["pods", f"asked, {unit}", f"given, {unit}", f"progressed, {unit}", "progressed of given", "promise kept"]
+    heads = [
+        "pods",
+        f"asked, {unit}",
+        f"given, {unit}",
+        f"progressed, {unit}",
+        "progressed ÷ given",
+        "promise kept",
+    ]
 
     def cells(row: ShowbackRow) -> list[Cell]:
         ratio = row.progressed / row.given if row.progressed is not None and row.given else None

@@ -1,0 +1,124 @@
+"""`gpushare report`: what a cluster's GPUs did over a span of time, as one page to read, send and print."""
+
+import json
+import re
+import time
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console
+
+from gpushare.cli.errors import UsageError
+from gpushare.cli.files import read_text, write_whole
+from gpushare.cli.report.moment import usage_of
+from gpushare.cli.report.prometheus import PrometheusSpan, read_prometheus
+from gpushare.cli.report.usage import UsageHistory, course, kept_ratio, neighbours, other_fractions, showback
+from gpushare.cli.report.usage_page import render_usage
+from gpushare.cli.snapshot import OBJECTS_FILE, read_snapshot
+
+app = typer.Typer(help=__doc__)
+
+_UNITS: Final = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+
+
+@app.callback(invoke_without_command=True)
+def report(
+    prometheus: Annotated[
+        str | None,
+        typer.Option(help="address of the Prometheus that scrapes gpushare", envvar="GPUSHARE_PROMETHEUS"),
+    ] = None,
+    snapshot: Annotated[
+        Path | None, typer.Option(help="a folder that gpushare snapshot wrote, instead of --prometheus")
+    ] = None,
+    since: Annotated[
+        str, typer.Option(help="how far back: minutes, hours, days or weeks, as 90m, 24h, 7d")
+    ] = "24h",
+    until: Annotated[
+        str | None, typer.Option(help="the end, as 2026-11-22T18:00 or with a time zone; default: now, UTC")
+    ] = None,
+    points: Annotated[int, typer.Option(min=12, max=10000, help="samples in that time")] = 288,
+    token_file: Annotated[
+        Path | None, typer.Option(help="file with a bearer token, where Prometheus asks for one")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="the HTML page")] = Path("gpushare-report.html"),
+    as_json: Annotated[bool, typer.Option("--json", help="print the figures as JSON, all rows of them")] = False,
+) -> None:
+    """Write what the GPUs did, what sharing gained, whether promises were kept, and who used what."""
+    if (prometheus is None) == (snapshot is None):
+        raise UsageError(
+            "say where the figures come from: --prometheus http://ADDRESS:9090 (or GPUSHARE_PROMETHEUS), "
+            "or --snapshot FOLDER, one of them"
+        )
+    if snapshot is not None:
+        history = usage_of(read_snapshot(snapshot), snapshot, (snapshot / OBJECTS_FILE).stat().st_mtime)
+    else:
+        assert prometheus is not None
+        end = _moment(until) if until is not None else time.time()
+        history = read_prometheus(
+            PrometheusSpan(
+                _address(prometheus),
+                end - parse_span(since),
+                end,
+                points,
+                read_text(token_file).strip() if token_file is not None else None,
+            )
+        )
+    write_whole(output, render_usage(history))
+    if as_json:
+        typer.echo(json.dumps(as_record(history)))
+    else:
+        Console(stderr=True).print(f"report: {output}", soft_wrap=True)
+
+
+def parse_span(words: str) -> float:
+    """Return the seconds of a span such as 24h.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = re.fullmatch(r"([0-9]{1,6})([mhdw])", words)
+    if found is None or not int(found[1]):
+        raise UsageError(
+            f'--since "{words}" is no span of time; allowed are minutes, hours, days or weeks, as 24h'
+        )
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _moment(words: str) -> float:
+    try:
+        found = datetime.fromisoformat(words)
+    except ValueError:
+        raise UsageError(f'--until "{words}" is no time; write it as 2026-11-22T18:00') from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+
+
+def _address(words: str) -> str:
+    if not re.match(r"https?://[^/]", words):
+        raise UsageError(f'--prometheus "{words}" is no address; write it as http://prometheus.monitoring:9090')
+    return words
+
+
+def as_record(history: UsageHistory) -> dict[str, Any]:
+    """Return every figure of the page, and the rows that it leaves out, as one object for programs."""
+    run = course(history)
+    hours = history.hours
+    return {
+        "source": history.source,
+        "begin": datetime.fromtimestamp(float(history.times[0]), UTC).isoformat(),
+        "end": datetime.fromtimestamp(float(history.times[-1]), UTC).isoformat(),
+        "step_seconds": history.step_seconds,
+        "unit": history.unit,
+        "gpus_in_use": float(run.in_use.sum()) * hours,
+        "given": float(run.given.sum()) * hours,
+        "progressed": float(run.progress.sum()) * hours,
+        "promise_kept_ratio": kept_ratio(history),
+        "retractions": history.retractions,
+        "namespaces": [asdict(row) for row in showback(history)],
+        "workloads": [asdict(row) for row in showback(history, by_workload=True)],
+        "neighbours": [asdict(row) for row in neighbours(history)],
+        "fractions": [asdict(row) for row in other_fractions(history)],
+        "notes": list(history.notes),
+    }

@@ -1,0 +1,202 @@
+"""A span of time from Prometheus' HTTP API; the figures are those that the chart's PodMonitor collects."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import aiohttp
+import numpy as np
+import orjson
+
+from gpushare.cli.errors import AbsentError, ForbiddenError, UnreachableError, UsageError
+from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, WorkloadName
+
+_ANSWER_SECONDS: Final = 120.0
+_TENANT: Final = ("gpu_uuid", "namespace", "pod", "pod_uid")
+# One query each over the span; `max` joins what several replicas of Prometheus or of a pod would say twice.
+_FAMILIES: Final[Mapping[str, str]] = {
+    "share_ratio": "gpushare_pod_share_ratio",
+    "progress_ratio": "gpushare_pod_progress_ratio",
+    "progress_error_ratio": "gpushare_pod_progress_error_ratio",
+    "promise_ratio": "gpushare_pod_promise_ratio",
+    "throttle_ratio": "gpushare_pod_throttle_ratio",
+    "busiest_ratio": "gpushare_pod_pipe_utilization_ratio",
+}
+_Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusSpan:
+    """Which Prometheus to ask for which time.
+
+    Attributes:
+        token: of a bearer, where Prometheus stands behind an authenticating proxy.
+        begin, end: seconds since the epoch; points: samples between them.
+    """
+
+    url: str
+    begin: float
+    end: float
+    points: int
+    token: str | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Return the time between two samples, whole seconds."""
+        return float(max(1, round((self.end - self.begin) / self.points)))
+
+
+def read_prometheus(span: PrometheusSpan) -> UsageHistory:
+    """Read a history.
+
+    Raises:
+        UnreachableError: nothing answers there, or not as Prometheus does. ForbiddenError: it wants a token.
+        AbsentError: it has no figure of gpushare in that time. UsageError: it refuses the question, such as for
+            its size.
+    """
+    return asyncio.run(_read(span))
+
+
+async def _read(span: PrometheusSpan) -> UsageHistory:
+    headers = {"Authorization": f"Bearer {span.token}"} if span.token else {}
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        asked = _Asked(session, span)
+        gpus = await asked.over_time("count(max by (gpu_uuid) (gpushare_gpu_healthy))")
+        if not gpus:
+            raise AbsentError(
+                f"Prometheus at {span.url} has no figure of gpushare in that time: look whether it scrapes the "
+                "release (docs/guide/monitoring.md), or choose another time by --since"
+            )
+        healthy = await asked.over_time("sum(max by (gpu_uuid) (gpushare_gpu_healthy))")
+        tenants = {
+            name: await asked.over_time(f"max by ({', '.join(_TENANT)}) ({family})")
+            for name, family in _FAMILIES.items()
+        }
+        seconds = f"[{max(1, round(span.end - span.begin))}s]"
+        info = await asked.now(
+            f"max by (namespace, gpushare, pod_uid) (max_over_time(gpushare_workload_pod_info{seconds}))"
+        )
+        requested = await asked.over_time("max by (namespace, gpushare) (gpushare_workload_requested_gpus)")
+        recommended = await asked.now(
+            f"max by (namespace, gpushare) (last_over_time(gpushare_workload_recommended_share_ratio{seconds}))"
+        )
+        retractions = await asked.now(f"sum(increase(gpushare_retractions_total{seconds}))")
+    return _history(span, asked.times, gpus, healthy, tenants, info, requested, recommended, retractions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    labels: _Labels
+    figures: Figures
+
+
+class _Asked:
+    def __init__(self, session: aiohttp.ClientSession, span: PrometheusSpan) -> None:
+        self._session = session
+        self._span = span
+        count = int((span.end - span.begin) // span.step_seconds)
+        # Each sample stands for the step before it, so that they add up to the span.
+        self.times: Figures = span.begin + span.step_seconds * np.arange(1, count + 1, dtype=np.float64)
+
+    async def over_time(self, expression: str) -> list[_Series]:
+        span = self._span
+        found = await self._ask(
+            "query_range",
+            query=expression,
+            start=f"{self.times[0]:.3f}",
+            end=f"{self.times[-1]:.3f}",
+            step=f"{span.step_seconds:.0f}",
+        )
+        return [_Series(one["metric"], self._placed(one["values"])) for one in found]
+
+    async def now(self, expression: str) -> dict[tuple[str, ...], tuple[_Labels, float]]:
+        """The value of each series at the span's end."""
+        found = await self._ask("query", query=expression, time=f"{self._span.end:.3f}")
+        return {tuple(one["metric"].values()): (one["metric"], float(one["value"][1])) for one in found}
+
+    def _placed(self, values: Iterable[tuple[float, str]]) -> Figures:
+        figures = np.full(len(self.times), np.nan)
+        for at, value in values:
+            index = round((at - self.times[0]) / self._span.step_seconds)
+            if 0 <= index < len(figures):
+                figures[index] = float(value)
+        return figures
+
+    async def _ask(self, path: str, **parameters: str) -> list[Any]:
+        url = self._span.url
+        try:
+            async with self._session.get(f"{url.rstrip('/')}/api/v1/{path}", params=parameters) as response:
+                status, body = response.status, await response.read()
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+            what = str(error) or f"no answer within {_ANSWER_SECONDS:.0f} s"
+            raise UnreachableError(f"Prometheus at {url} does not answer: {what}") from error
+        if status in (401, 403):
+            raise ForbiddenError(
+                f"Prometheus at {url} refuses (HTTP {status}): give a token that may read it by --token-file"
+            )
+        try:
+            answer = orjson.loads(body)
+            if answer["status"] == "success":
+                return list(answer["data"]["result"])
+            what = str(answer["error"])
+        except (orjson.JSONDecodeError, TypeError, KeyError):
+            raise UnreachableError(
+                f"{url} is no Prometheus: its answer (HTTP {status}) is not one of Prometheus' API"
+            ) from None
+        raise UsageError(
+            f"Prometheus at {url} refuses the question: {what}; a shorter --since or fewer --points ask for less"
+        )
+
+
+def _history(
+    span: PrometheusSpan,
+    times: Figures,
+    gpus: list[_Series],
+    healthy: list[_Series],
+    tenants: Mapping[str, list[_Series]],
+    info: Mapping[tuple[str, ...], tuple[_Labels, float]],
+    requested: list[_Series],
+    recommended: Mapping[tuple[str, ...], tuple[_Labels, float]],
+    retractions: Mapping[tuple[str, ...], tuple[_Labels, float]],
+) -> UsageHistory:
+    workloads = {labels["pod_uid"]: labels["gpushare"] for labels, _ in info.values()}
+    nothing = np.full(len(times), np.nan)
+    figures: dict[tuple[str, ...], dict[str, Figures]] = {}
+    for family, series in tenants.items():
+        for one in series:
+            key = tuple(one.labels.get(label, "") for label in _TENANT)
+            figures.setdefault(key, {})[family] = one.figures
+    tenancies = tuple(
+        Tenancy(
+            namespace=namespace,
+            pod=pod,
+            workload=workloads.get(uid, pod),
+            gpu_uuid=gpu,
+            **{family: known.get(family, nothing) for family in _FAMILIES},
+        )
+        for (gpu, namespace, pod, uid), known in sorted(figures.items())
+        if "share_ratio" in known
+    )
+    notes = []
+    if not workloads and tenancies:
+        notes.append("The operator's metrics are missing here, so pods stand for their workloads.")
+    if not tenants["progress_ratio"] and tenancies:
+        notes.append("No pod's progress is known in this time: no workload was ever seen alone on a GPU.")
+    return UsageHistory(
+        source=f"Prometheus at {span.url}",
+        times=times,
+        step_seconds=span.step_seconds,
+        gpus=gpus[0].figures,
+        healthy=healthy[0].figures if healthy else nothing,
+        tenancies=tenancies,
+        requested_gpus={_workload(one.labels): one.figures for one in requested},
+        recommended={_workload(labels): value for labels, value in recommended.values()},
+        retractions=next((value for _, value in retractions.values()), None),
+        notes=tuple(notes),
+    )
+
+
+def _workload(labels: _Labels) -> WorkloadName:
+    return labels.get("namespace", ""), labels.get("gpushare", "")

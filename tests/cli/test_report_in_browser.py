@@ -1,0 +1,160 @@
+"""What a person sees of a report: Chromium opens it, wide and narrow, light and dark, on screen and on paper."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import DESK, PHONE, chromium, looking_at
+from playwright.sync_api import Browser
+
+from gpushare.cli.report.usage import Tenancy, UsageHistory
+from gpushare.cli.report.usage_page import render_usage
+
+pytestmark = pytest.mark.slow
+MINUTES = 120
+SHOWN = ("light", "dark")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+def _tenancy(team: str, name: str, share: float, progress: float, promise: float, *, since: int) -> Tenancy:
+    there = np.where(np.arange(MINUTES) >= since, 1.0, np.nan)
+    return Tenancy(
+        namespace=team,
+        pod=f"{name}-0",
+        workload=name,
+        gpu_uuid="GPU-a",
+        share_ratio=share * there,
+        progress_ratio=progress * there,
+        progress_error_ratio=0.02 * there,
+        promise_ratio=promise * there,
+        throttle_ratio=np.where(np.arange(MINUTES) > 100, 0.2, np.nan),
+        busiest_ratio=0.5 * there,
+    )
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with every section, and names that try to break out of it."""
+    history = UsageHistory(
+        source="a test",
+        times=1763640000 + 60.0 * np.arange(MINUTES),
+        step_seconds=60.0,
+        gpus=np.full(MINUTES, 4.0),
+        healthy=np.full(MINUTES, 4.0),
+        tenancies=(
+            _tenancy("research", "resnet-train", 0.5, 0.6, 0.7, since=0),
+            _tenancy("shop", "<script>alert(1)</script>", 0.3, 0.9, 0.5, since=30),
+            _tenancy("shop", "recommend", 0.2, 0.3, 0.2, since=60),
+        ),
+        requested_gpus={("research", "resnet-train"): np.full(MINUTES, 1.0)},
+        recommended={("research", "resnet-train"): 0.8, ("shop", "recommend"): 0.1},
+        retractions=2.0,
+        notes=("A note about what is missing.",),
+    )
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    file.write_text(render_usage(history))
+    return file
+
+
+@pytest.mark.parametrize("scheme", SHOWN)
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_the_page_opens_without_trouble_and_fits(
+    browser: Browser, page_file: Path, width: int, scheme: str
+) -> None:
+    with looking_at(browser, page_file, width=width, scheme=scheme) as look:
+        assert look.trouble == []
+        assert [url for url in look.requested if not url.startswith(("file:", "data:"))] == []
+        assert look.width() <= width
+        smallest = look.page.evaluate(
+            "Math.min(...[...document.querySelectorAll('body *')].filter(e => e.childNodes.length &&"
+            " e.innerText && !['SCRIPT', 'STYLE'].includes(e.tagName))"
+            ".map(e => parseFloat(getComputedStyle(e).fontSize)))"
+        )
+        assert smallest >= 12  # pixels; what a phone shows has to be readable
+
+
+@pytest.mark.parametrize("scheme", SHOWN)
+def test_axe_finds_nothing_wrong(browser: Browser, page_file: Path, scheme: str) -> None:
+    with looking_at(browser, page_file, scheme=scheme) as look:
+        assert look.violations() == []
+
+
+def test_axe_would_find_it(browser: Browser, page_file: Path, tmp_path: Path) -> None:
+    """Else the test above would prove nothing."""
+    bad = tmp_path / "bad.html"
+    bad.write_text(page_file.read_text().replace("--soft:#4d5866", "--soft:#d0d0d0"))
+    with looking_at(browser, bad) as look:
+        assert any(found.startswith("color-contrast") for found in look.violations())
+
+
+def test_light_and_dark_are_two_pages(browser: Browser, page_file: Path) -> None:
+    grounds = {}
+    for scheme in SHOWN:
+        with looking_at(browser, page_file, scheme=scheme) as look:
+            grounds[scheme] = look.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert grounds == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 31)"}
+
+
+def test_the_first_screen_answers(browser: Browser, page_file: Path) -> None:
+    with looking_at(browser, page_file) as look:
+        questions = look.page.locator("dl.answers dt").all_inner_texts()
+        found = dict(zip(questions, look.page.locator("dl.answers dd").all_inner_texts(), strict=True))
+        assert found["How many GPUs were in use?"].startswith("1.0 of 4.0")
+        assert found["Was anyone moved away?"].startswith("2 times")
+        first = look.page.locator("dl.answers").bounding_box()
+        assert first is not None
+        assert first["y"] < 300
+
+
+def test_lines_are_drawn_in_colours_of_their_own_and_named(browser: Browser, page_file: Path) -> None:
+    with looking_at(browser, page_file) as look:
+        figure = look.page.locator("figure").first
+        drawn = figure.locator("svg path:not(.grid)")
+        boxes = drawn.evaluate_all("paths => paths.map(p => p.getBoundingClientRect().width)")
+        assert len(boxes) == 3
+        assert min(boxes) > 500  # they reach over the plot
+        strokes = drawn.evaluate_all("paths => paths.map(p => getComputedStyle(p).stroke)")
+        marks = figure.locator(".legend i").evaluate_all("is => is.map(i => getComputedStyle(i).borderTopColor)")
+        assert len(set(strokes)) == 3
+        assert set(strokes) == set(marks)
+        assert figure.locator("svg").get_attribute("aria-label")
+
+
+def test_a_table_sorts_by_the_head_that_is_pressed(browser: Browser, page_file: Path) -> None:
+    with looking_at(browser, page_file) as look:
+        table = look.page.locator("table", has_text="Showback by workload")
+        head = table.locator("th", has_text="given, GPU-hours")
+
+        def given() -> list[float]:
+            at = table.locator("th").all_inner_texts().index(head.inner_text())
+            return [float(row) for row in table.locator(f"tbody td:nth-child({at + 1})").all_inner_texts()]
+
+        head.locator("button").click()
+        assert given() == sorted(given(), reverse=True)
+        assert head.get_attribute("aria-sort") == "descending"
+        head.locator("button").press("Enter")  # by keyboard too
+        assert given() == sorted(given())
+        assert len(given()) == 3
+        assert head.get_attribute("aria-sort") == "ascending"
+
+
+def test_names_are_words_and_no_markup(browser: Browser, page_file: Path) -> None:
+    with looking_at(browser, page_file) as look:
+        assert "shop/<script>alert(1)</script>" in look.page.locator("body").inner_text()
+
+
+def test_it_prints_light_with_its_plots_whole(browser: Browser, page_file: Path, tmp_path: Path) -> None:
+    with looking_at(browser, page_file, scheme="dark") as look:
+        look.page.emulate_media(media="print")
+        assert look.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        breaks = look.page.locator("figure").evaluate_all("fs => fs.map(f => getComputedStyle(f).breakInside)")
+        assert set(breaks) == {"avoid"}
+        printed = look.page.pdf(format="A4")
+    assert printed.startswith(b"%PDF")
+    assert len(printed) > 10_000
