@@ -15,7 +15,7 @@ _HERE: Final = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """One cell of a table: what is shown, and the number that it sorts by; None sorts last."""
 
     text: str
@@ -27,14 +27,14 @@ class Cell:
         return "" if self.value is None else str(self.value)
 
 
-def text(words: str) -> Cell:
+def text(words: str) -> TableCell:
     """Return a cell of words."""
-    return Cell(words, words)
+    return TableCell(words, words)
 
 
-def number(value: float | None, form: str = "{:.2f}") -> Cell:
+def number(value: float | None, form: str = "{:.2f}") -> TableCell:
     """Return a cell of a number; a dash where it is not known."""
-    return Cell("–", None) if value is None or math.isnan(value) else Cell(form.format(value), value)
+    return TableCell("–", None) if value is None or math.isnan(value) else TableCell(form.format(value), value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,11 @@ def paragraph(words: str) -> str:
 
 
 def table(
-    caption: str, heads: Sequence[str], rows: Sequence[Sequence[Cell]], *, marked: frozenset[int] = frozenset()
+    caption: str,
+    heads: Sequence[str],
+    rows: Sequence[Sequence[TableCell]],
+    *,
+    marked: frozenset[int] = frozenset(),
 ) -> str:
     """Render a table that sorts by the column whose head is pressed; columns of numbers stand to the right.
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.cli.report.page import Answer, Cell, answers, number, page, paragraph, section, table, text
+from gpushare.cli.report.page import Answer, TableCell, answers, number, page, paragraph, section, table, text
 from gpushare.cli.report.plots import Ink, PlotAxis, PlotLine, line_plot, linear
 from gpushare.cli.report.usage import (
     Figures,
@@ -150,7 +150,7 @@ def _showback(history: UsageHistory) -> str:
         "promise kept",
     ]
 
-    def cells(row: ShowbackRow) -> list[Cell]:
+    def cells(row: ShowbackRow) -> list[TableCell]:
         ratio = row.progressed / row.given if row.progressed is not None and row.given else None
         return [
             number(row.pods, "{:.0f}"),
