@@ -1,15 +1,16 @@
-"""python -m bench gate|latency|loop|operator|throughput [options]"""
+"""python -m bench gate|latency|learning|loop|operator|throughput [options]"""
 
 import sys
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "hack"))  # devcluster: the tools of a control plane
 
-from bench import gate, latency, loop, operator, throughput
+from bench import gate, latency, learning, loop, operator, throughput
 
 COMMANDS = {
     "gate": gate.main,
     "latency": latency.main,
+    "learning": learning.main,
     "loop": loop.main,
     "operator": operator.main,
     "throughput": throughput.main,

@@ -346,7 +346,8 @@ class LearnedEffect:
 
     gpu_model: str = described("GPU model it was seen on.", default="", required=True, maxLength=128)
     sensitivity: float = described(
-        "Logarithm of its progress beside others over the predicted one; below 0 it suffers more than predicted.",
+        "Logarithm of its progress over the predicted one, under a cap of half the threads (less counts under a "
+        "milder cap, more under a stricter one); below 0 it suffers more than predicted.",
         default=0.0,
         required=True,
     )
@@ -359,6 +360,8 @@ class LearnedEffect:
     deviation: float | None = described(
         "Standard deviation of what the effects leave unexplained, of the logarithm.", default=None, minimum=0
     )
+    sensitivity_error: float | None = described("Standard error of the sensitivity.", default=None, minimum=0)
+    pressure_error: float | None = described("Standard error of the pressure.", default=None, minimum=0)
 
 
 @dataclass(frozen=True, slots=True)

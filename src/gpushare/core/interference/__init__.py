@@ -1,6 +1,7 @@
 """The interference model (docs/design.md 4): predicts from solo profiles how tenants slow each other down."""
 
 from gpushare.core.interference.advice import Advice, Wish, auto_share, best_caps, best_number, recommended_number
+from gpushare.core.interference.effects import NO_EFFECTS, Effects, effects_of, exposure
 from gpushare.core.interference.model import (
     ArtefactError,
     Forecast,
@@ -15,8 +16,10 @@ from gpushare.core.interference.promise import promised_progress
 from gpushare.core.interference.signature import as_profile, recommended_fraction
 
 __all__ = [
+    "NO_EFFECTS",
     "Advice",
     "ArtefactError",
+    "Effects",
     "Forecast",
     "InterferenceModel",
     "Prediction",
@@ -29,7 +32,9 @@ __all__ = [
     "best_caps",
     "best_number",
     "cap_progress",
+    "effects_of",
     "expectation",
+    "exposure",
     "model_from_json",
     "promised_progress",
     "recommended_fraction",

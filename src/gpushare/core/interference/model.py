@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpushare.core.interference import network
+from gpushare.core.interference.effects import NO_EFFECTS, exposure
 from gpushare.core.interference.profile import (
     CAP_FEATURES,
     CONSERVED,
@@ -35,6 +36,7 @@ _MOST_PROGRESS: Final = 1.1
 _HOPPER: Final = ("H100", "GH200", "H800", "H20")
 _WIDEN_HOPPER: Final = 1.25
 _WIDEN_OTHER: Final = 1.75
+_ERRORS_IN_BOUND: Final = 1.645  # a 90% interval of a normal distribution, from its middle
 _FULL: Final = 1.001  # the GPU, and some rounding
 _AT_ONCE: Final = 2048  # sets in one batch; larger ones do not fit a core's cache and take 1.5 times as long
 # Strata of the interval: what profiles lack, whether the caps keep the tenants' SMs apart, how many tenants, and
@@ -78,12 +80,15 @@ class TenantTable:
 
     Attributes:
         alone: progress alone; caps: 0 to 1; lacks: `Lacking` of each profile.
+        learned: sensitivity under the cap, pressure, deviation and trust of each, 4 x tenants; None: nothing
+            was learnt.
     """
 
     pressures: tuple[network.Pressure, ...]
     alone: Array
     caps: Array
     lacks: npt.NDArray[np.int64]
+    learned: Array | None = None
 
     def with_more(self, more: "TenantTable") -> "TenantTable":
         """Append the tenants of another table of the same model."""
@@ -92,6 +97,7 @@ class TenantTable:
             np.concatenate([self.alone, more.alone]),
             np.concatenate([self.caps, more.caps]),
             np.concatenate([self.lacks, more.lacks]),
+            _joined(self, more),
         )
 
 
@@ -156,7 +162,7 @@ class InterferenceModel:
         lacks = np.array([int(lacking(profile)) for profile in profiles], dtype=np.int64)
         drawn = (uses(profiles, caps) / np.array(self.capacity)[:, None]).astype(np.float32)
         pressures = tuple(network.pressure(member, standard, row, drawn) for member in members)
-        return TenantTable(pressures, alone, np.asarray(caps), lacks)
+        return TenantTable(pressures, alone, np.asarray(caps), lacks, _learned(profiles, thread_percentages))
 
     def predict_sets(self, table: TenantTable, index: npt.NDArray[np.int64]) -> Prediction:
         """Predict sets of tenants: index is sets x places, rows of the table, -1 where a place is empty."""
@@ -176,6 +182,8 @@ class InterferenceModel:
         place = np.clip(sizes, SIZES[0], SIZES[-1]) - SIZES[0]
         bounds = self.errors[lacks[:, None], apart[:, None], place[:, None], strata]
         bounds[sizes == 1] = (-_ALONE_ERROR, _ALONE_ERROR)
+        if table.learned is not None:
+            progress, bounds = _moved(progress, bounds, table.learned[:, rows.T], stands)
         lower = np.clip(progress + self.widening * bounds[:, :, 0], 0.0, None) * stands
         upper = np.minimum(progress + self.widening * bounds[:, :, 1], _MOST_PROGRESS) * stands
         return Prediction(progress, np.minimum(lower, progress), np.maximum(upper, progress))
@@ -278,6 +286,37 @@ def model_from_json(text: str) -> InterferenceModel:
             "the model artefact is damaged (members, intervals or capacities are not what they must be)"
         )
     return model
+
+
+def _learned(profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> Array | None:
+    if all(profile.effects == NO_EFFECTS for profile in profiles):
+        return None
+    each = [
+        (each.sensitivity * exposure(cap), each.pressure, each.deviation, each.trust)
+        for each, cap in zip([profile.effects for profile in profiles], thread_percentages, strict=True)
+    ]
+    return np.array(each).T
+
+
+def _joined(one: TenantTable, other: TenantTable) -> Array | None:
+    if one.learned is None and other.learned is None:
+        return None
+    both = [each.learned if each.learned is not None else np.zeros((4, len(each.alone))) for each in (one, other)]
+    return np.concatenate(both, axis=1)
+
+
+def _moved(progress: Array, bounds: Array, learned: Array, stands: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Move predictions (sets x places) and their bounds (sets x places x 2) by what was learnt.
+
+    A tenant alone is moved too: its sensitivity is mostly what its cap costs it.
+    """
+    sensitivity, pressure, deviation, trust = np.where(stands, learned, 0.0)
+    others = pressure.sum(axis=1, keepdims=True) - pressure
+    count = np.maximum(stands.sum(axis=1, keepdims=True) - 1, 1)
+    moved = np.minimum(progress * np.exp(sensitivity + others / count), np.maximum(progress, 1.0))
+    own = _ERRORS_IN_BOUND * deviation * moved
+    both = np.stack([-own, own], axis=2)
+    return moved, bounds + trust[:, :, None] * (both - bounds)
 
 
 def errors_shape() -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpushare.core.gpu import COUNTERS, Counters
+from gpushare.core.interference.effects import NO_EFFECTS, Effects
 from gpushare.core.progress import MAX_CAPPED_PROGRESS, busy_ratio, progress_alone
 
 Array = npt.NDArray[np.float64]
@@ -32,6 +33,7 @@ class Profile:
         cap_curve: thread percentage -> progress relative to 100%; may be empty.
         capped: thread percentage -> counters at that cap; may be empty.
         probes: by name of `PROBES`, the workload's progress beside it and the probe's, both uncapped; or empty.
+        effects: what was learnt of it beside others.
     """
 
     counters: Counters
@@ -40,6 +42,7 @@ class Profile:
     cap_curve: Mapping[int, float] = field(default_factory=dict)
     capped: Mapping[int, Counters] = field(default_factory=dict)
     probes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    effects: Effects = NO_EFFECTS
 
 
 class Lacking(IntFlag):

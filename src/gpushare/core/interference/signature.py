@@ -1,12 +1,19 @@
 """A GpuShare's signature as the interference model takes it, and the fraction that `auto` stands for."""
 
-from gpushare.core.api import JobClass, WorkloadSignature
+from collections.abc import Iterable
+
+from gpushare.core.api import JobClass, LearnedEffect, WorkloadSignature
 from gpushare.core.interference.advice import auto_share
+from gpushare.core.interference.effects import effects_of
 from gpushare.core.interference.profile import Profile
 
 
-def as_profile(signature: WorkloadSignature) -> Profile | None:
-    """A signature as the model takes it; None where it lacks what the model needs."""
+def as_profile(signature: WorkloadSignature, learned: Iterable[LearnedEffect] = ()) -> Profile | None:
+    """A signature as the model takes it; None where it lacks what the model needs.
+
+    Args:
+        learned: what was seen of the workload beside others; that on the signature's GPU model counts.
+    """
     if not signature.is_usable():
         return None
     return Profile(
@@ -14,6 +21,7 @@ def as_profile(signature: WorkloadSignature) -> Profile | None:
         signature.iterations_per_second,
         signature.memory_peak_mib,
         {point.thread_percentage: point.progress_ratio for point in signature.cap_curve},
+        effects=effects_of(learned, signature.gpu_model),
     )
 
 
