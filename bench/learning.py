@@ -16,7 +16,7 @@ from importlib.resources import files
 import numpy as np
 
 from gpushare.core.api import LearnedEffect
-from gpushare.core.control.learning import SeenTenant, learnt
+from gpushare.core.control import SeenTenant, learnt
 from gpushare.core.interference import Forecast, InterferenceModel, Profile, effects_of
 from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import parse

@@ -25,6 +25,7 @@ from gpushare.core.control.window import (
 )
 
 if TYPE_CHECKING:
+    from gpushare.core.control.learning import SeenTenant, is_decided_by_counters, learnt
     from gpushare.core.control.lifecycle import (
         Fares,
         OperatorSettings,
@@ -49,6 +50,7 @@ __all__ = [
     "RetractionRecord",
     "RetractionSettings",
     "RetractionSituation",
+    "SeenTenant",
     "Standing",
     "WatchActions",
     "WatchNote",
@@ -59,7 +61,9 @@ __all__ = [
     "differs_only_in_figures",
     "fares_of",
     "gain_of",
+    "is_decided_by_counters",
     "is_kept",
+    "learnt",
     "plan_retractions",
     "status_of",
     "transitions",
@@ -67,8 +71,12 @@ __all__ = [
 ]
 
 
+_LEARNING = ("SeenTenant", "is_decided_by_counters", "learnt")
+
+
 def __getattr__(name: str) -> Any:
-    """Import the life of a GpuShare at its first use: it loads numpy, and the node agent needs only the loop."""
+    """Import a GpuShare's life and what is learnt at their first use: they load numpy, the agent needs neither."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.lifecycle"), name)
+    module = "learning" if name in _LEARNING else "lifecycle"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

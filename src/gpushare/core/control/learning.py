@@ -11,8 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpushare.core.api import LearnedEffect
-from gpushare.core.interference import NO_EFFECTS, effects_of, exposure
-from gpushare.core.interference.effects import PRESSURE_ERROR, SENSITIVITY_ERROR, UNEXPLAINED
+from gpushare.core.interference import (
+    NO_EFFECTS,
+    PRESSURE_ERROR,
+    SENSITIVITY_ERROR,
+    UNEXPLAINED,
+    effects_of,
+    exposure,
+)
 
 # So many windows' worth of `UNEXPLAINED` is in a workload's own deviation.
 _DEVIATION_WINDOWS: Final = 8

@@ -1,7 +1,15 @@
 """The interference model (docs/design.md 4): predicts from solo profiles how tenants slow each other down."""
 
 from gpushare.core.interference.advice import Advice, Wish, auto_share, best_caps, best_number, recommended_number
-from gpushare.core.interference.effects import NO_EFFECTS, Effects, effects_of, exposure
+from gpushare.core.interference.effects import (
+    NO_EFFECTS,
+    PRESSURE_ERROR,
+    SENSITIVITY_ERROR,
+    UNEXPLAINED,
+    Effects,
+    effects_of,
+    exposure,
+)
 from gpushare.core.interference.model import (
     ArtefactError,
     Forecast,
@@ -17,6 +25,9 @@ from gpushare.core.interference.signature import as_profile, recommended_fractio
 
 __all__ = [
     "NO_EFFECTS",
+    "PRESSURE_ERROR",
+    "SENSITIVITY_ERROR",
+    "UNEXPLAINED",
     "Advice",
     "ArtefactError",
     "Effects",
