@@ -58,6 +58,12 @@ class MeasuredSet:
         free = self.at([1.0] * len(self.members))
         return tuple(position for position, rate in enumerate(free) if rate < self.promises[position])
 
+    @property
+    def depth(self) -> float:
+        """How far the worst-off member is below its promise while everyone runs free."""
+        free = self.at([1.0] * len(self.members))
+        return max(promise - rate for promise, rate in zip(self.promises, free, strict=True))
+
     def best_room(self, step: float = 0.05, least: float = 0.1) -> float:
         """Return the most that the worst-off member can be above its promise, over a whole grid of duties."""
         grid = np.append(np.arange(least, 1.0 - step / 2, step), 1.0)
