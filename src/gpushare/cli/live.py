@@ -213,7 +213,8 @@ def request_of(
         job_class=needs.job_class,
         workload=needs.workload,
         fault_domain=needs.fault_domain,
-        known=known_of(share, defaults) if share is not None else None,
+        known=known_of(share) if share is not None else None,
+        max_slowdown=needs.max_slowdown_ratio,
     )
 
 

@@ -1,6 +1,7 @@
 """`gpushare plan`: where pods would go on a cluster, and why not elsewhere, without touching it."""
 
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +110,7 @@ def plan(
     history = Counter(state.reserved_shapes) + Counter(request.shape for request in asked)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         chooser = make(policy or cluster.settings.policy, history, np.random.default_rng(seed))
-        packing = DecisionContext(state, chooser, Judge(default_model))
+        packing = DecisionContext(state, chooser, Judge(default_model), time.time())
         lines = [plan_one(request, packing) for request in bar.track(asked, description="placing")]
     if as_json:
         typer.echo(json.dumps({"policy": chooser.name, "pods": [line.as_json() for line in lines]}))

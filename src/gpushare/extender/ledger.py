@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 
 from gpushare.core.admission import Defaults, resolve
@@ -53,8 +54,13 @@ class ShareLedger:
         fence: Fence | None = None,
         on_room: Callable[[], None] = lambda: None,
         model: Callable[[], InterferenceModel] = default_model,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """Create it empty; something freed or healthy calls `on_room`, a first profile calls `model`."""
+        """Create it empty; something freed or healthy calls `on_room`, a first profile calls `model`.
+
+        Args:
+            now: Unix time, by which retractions end.
+        """
         self.state = ClusterState(gpu_memory_reserve_mib=gpu_memory_reserve_mib)
         self.pods: dict[str, PodView] = {}
         self.fence = fence or Fence()
@@ -62,8 +68,9 @@ class ShareLedger:
         self.binding: set[str] = set()
         """Uids whose bind is in progress."""
         self._defaults = defaults or Defaults()
-        self.context = DecisionContext(self.state, policy, Judge(model, self._known))
-        self._workloads = KnownWorkloads(self._defaults, self.context.judge.forget)
+        self._context = DecisionContext(self.state, policy, Judge(model, self._known))
+        self._now = now
+        self._workloads = KnownWorkloads(self._context.judge.forget)
         self._uids: dict[str, str] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self._nodes: dict[str, NodeView] = {}
@@ -161,6 +168,11 @@ class ShareLedger:
 
     # -- questions ------------------------------------------------------------------------------------------------
 
+    @property
+    def context(self) -> DecisionContext:
+        """What decisions look at, as things are now."""
+        return self._context.at(self._now())
+
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
         """Return the pod's request, from its annotations, its GpuShare and the defaults."""
         share = self._workloads.share_of(pod)
@@ -178,6 +190,7 @@ class ShareLedger:
             workload=needs.workload,
             fault_domain=needs.fault_domain,
             known=self._workloads.of(pod),
+            max_slowdown=needs.max_slowdown_ratio,
         )
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:

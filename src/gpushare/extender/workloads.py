@@ -2,56 +2,57 @@
 
 from collections.abc import Callable
 
-from gpushare.core.admission import Defaults, ShareIndex
+from gpushare.core.admission import ShareIndex
 from gpushare.core.api import GpuShare, PodView
 from gpushare.core.placement import KnownWorkload, known_of
 
 
 class KnownWorkloads:
-    """What the profiles of GpuShares say of pods, remembered by pod.
+    """What GpuShares say of pods' workloads, remembered by pod.
 
     Args:
-        defaults: for what a GpuShare does not say.
         on_change: called when what is known of some pods may have changed.
 
     Attributes:
         shares: every GpuShare.
     """
 
-    def __init__(self, defaults: Defaults, on_change: Callable[[], None]) -> None:
-        self._defaults, self._on_change = defaults, on_change
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self._on_change = on_change
         self.shares = ShareIndex()
         self._known: dict[tuple[str, str], KnownWorkload] = {}
+        self._mattering = 0
         self._of_pod: dict[str, KnownWorkload | None] = {}
 
     def put(self, share: GpuShare) -> None:
         """A GpuShare came or changed."""
         at = (share.namespace, share.name)
-        before, known = self.shares.put(share), known_of(share, self._defaults)
+        before, known = self.shares.put(share), known_of(share)
         speaks_for_the_same = before is not None and (before.owners, before.spec.selector) == (
             share.owners,
             share.spec.selector,
         )
         if not speaks_for_the_same:
             self._of_pod.clear()
-        if known == self._known.get(at) and (known is None or speaks_for_the_same):
+        was = self._known.get(at)
+        if known == was and speaks_for_the_same:
             return
-        if known is None:
-            del self._known[at]
-        else:
-            self._known[at] = known
-        self._of_pod.clear()
-        self._on_change()
+        self._replace(at, known)
+        changed = [each for each in (was, known) if each is not None and _decides(each)]
+        if changed and self._mattering + any(each.matters for each in changed):
+            self._on_change()
 
     def drop(self, namespace: str, name: str) -> None:
         """A GpuShare is gone."""
-        if self.shares.drop(namespace, name) is not None:
-            self._of_pod.clear()
-        self._known.pop((namespace, name), None)
+        self.shares.drop(namespace, name)
+        was = self._known.get((namespace, name))
+        self._replace((namespace, name), None)
+        if was is not None and _decides(was):
+            self._on_change()
 
     def of(self, pod: PodView) -> KnownWorkload | None:
-        """What is known of a pod's workload; None without a profile."""
-        if not self._known:
+        """What is known of a pod's workload; None while nothing is known of any that could change a decision."""
+        if not self._mattering:
             return None
         if pod.uid not in self._of_pod:
             self._of_pod[pod.uid] = self._find(pod)
@@ -65,6 +66,18 @@ class KnownWorkloads:
         """The GpuShare that speaks for a pod."""
         return self.shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
 
+    def _replace(self, at: tuple[str, str], known: KnownWorkload | None) -> None:
+        was = self._known.pop(at, None)
+        if known is not None:
+            self._known[at] = known
+        self._mattering += int(known is not None and known.matters) - int(was is not None and was.matters)
+        self._of_pod.clear()
+
     def _find(self, pod: PodView) -> KnownWorkload | None:
         share = self.share_of(pod)
         return None if share is None else self._known.get((share.namespace, share.name))
+
+
+def _decides(known: KnownWorkload) -> bool:
+    """Whether decisions about its neighbours look at it."""
+    return known.matters or known.max_slowdown is not None

@@ -49,7 +49,8 @@ class GpuSharePolicy:
 
     def schedule(self, cluster: JobCluster) -> None:
         """Forget the jobs that ended, then decide about those that wait, in order of submission."""
-        context = self._context = self._context or self._new_context(cluster)
+        self._context = self._context or self._new_context(cluster)
+        context = self._context.at(cluster.now_seconds)
         state = context.state
         running = {self._uid(cluster, tenant.job) for tenants in cluster.gpus for tenant in tenants}
         for uid in [uid for uid in state.reservations if uid not in running]:
@@ -95,6 +96,7 @@ class GpuSharePolicy:
             job_class=needs.job_class,
             workload=needs.workload,
             known=known,
+            max_slowdown=job.max_slowdown,
         )
 
     def _new_context(self, cluster: JobCluster) -> DecisionContext:

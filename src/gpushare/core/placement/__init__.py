@@ -1,7 +1,6 @@
 """Where a pod goes: what fits, whom it hurts, what ranks, which GPU, which cap."""
 
 from gpushare.core.placement import settings
-from gpushare.core.placement.caution import Judge
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
 from gpushare.core.placement.explanation import (
     Elsewhere,
@@ -15,7 +14,8 @@ from gpushare.core.placement.explanation import (
 )
 from gpushare.core.placement.fitting import summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
-from gpushare.core.placement.known import KnownWorkload, known_of
+from gpushare.core.placement.judge import Judge
+from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
 from gpushare.core.placement.preemption import Evictable, choose_victims
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
@@ -54,6 +54,7 @@ __all__ = [
     "Happening",
     "IntArray",
     "Judge",
+    "KeptApart",
     "KnownWorkload",
     "LearningPolicy",
     "Mix",

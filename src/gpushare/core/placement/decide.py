@@ -5,7 +5,7 @@ extender, `gpushare plan`, and both simulators. They differ only in where the st
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -13,8 +13,10 @@ import numpy as np
 from gpushare.core.api import Reason, Rejection
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement.caps import thread_percentage
-from gpushare.core.placement.caution import Cautious, Judge, cautious
+from gpushare.core.placement.caution import Cautious, cautious
 from gpushare.core.placement.fitting import refusals, summarize, usable_slots
+from gpushare.core.placement.judge import Judge
+from gpushare.core.placement.outlook import best_cap
 from gpushare.core.placement.policies import make
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, PlacementPolicy, fit, scores
 from gpushare.core.placement.settings import Settings
@@ -24,11 +26,16 @@ from gpushare.core.placement.state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class DecisionContext:
-    """What a decision looks at: who holds what, how nodes are ranked, and what tenants do to each other."""
+    """What a decision looks at: who holds what, how nodes are ranked, and what tenants do to each other.
+
+    Attributes:
+        now: seconds of the clock by which retractions end (Unix time on a live cluster); 0: none has ended yet.
+    """
 
     state: ClusterState
     policy: PlacementPolicy
     judge: Judge
+    now: float = 0.0
 
     @classmethod
     def of(
@@ -49,9 +56,13 @@ class DecisionContext:
         policy = make(settings.policy, history or {}, rng or np.random.default_rng(0))
         return cls(state, policy, Judge(model))
 
+    def at(self, now: float) -> Self:
+        """The same at a time."""
+        return replace(self, now=now)
+
     def policy_for(self, request: PlacementRequest) -> PlacementPolicy:
-        """The placement policy for one request, kept off the GPUs where somebody would be slowed too much."""
-        return cautious(self.policy, self.judge, request.shape, request.known, cap_of(request))
+        """The placement policy for one request, kept off the GPUs where a promise could not be kept."""
+        return cautious(self.policy, self.judge, self.state, request, self.now)
 
 
 def decide(
@@ -65,12 +76,12 @@ def decide(
 
     Args:
         node: where kube-scheduler wants it; None: the best of all nodes.
-        preferred_gpus: taken instead of the policy's choice where they fit and nobody on them is slowed too much.
+        preferred_gpus: taken instead of the policy's choice where they fit and every promise on them can be kept.
     """
     state, shape = context.state, request.shape
     # 1. What fits: health, share, memory, clients, model, fault domain; the node's CPU and memory (fitting.py).
-    # 2. Whom it would hurt: GPUs where a tenant, or the pod, could run slower than tolerated are out (caution.py).
-    # 3. What ranks: the policy scores the nodes that are left (policies/).
+    # 2. Whom it would hurt: GPUs where a promise could not be kept, throttling included, are out (judge.py).
+    # 3. What ranks: the gain in summed progress less the loss by fragmentation (caution.py, policies/).
     policy = context.policy_for(request)
     row = _best_row(state, policy, shape) if node is None else _row_of(state, policy, shape, node)
     if isinstance(row, Rejection):
@@ -82,13 +93,15 @@ def decide(
         slots = _preferred(state, policy, shape, row, preferred_gpus or ()) or policy.pick(
             state, shape, row, usable_slots(state, shape, row)
         )
-    # 5. Which cap: its own share of the threads; a latency pod and a whole GPU have none (caps.py).
+    # 5. Which cap: what the model expects most of, its share where nothing is known; a latency pod and a whole GPU
+    #    have none (outlook.py, caps.py).
+    cap = None
+    if slots:
+        choosy = isinstance(policy, Cautious)
+        cap = best_cap(context.judge, state, policy.newcomer, slots[0], row) if choosy else cap_of(request)
     # 6. The decision.
     return Placement(
-        state.node_name(row),
-        tuple(uuids[slot] for slot in slots),
-        _memory_mib(state, shape, row, slots),
-        cap_of(request) if slots else None,
+        state.node_name(row), tuple(uuids[slot] for slot in slots), _memory_mib(state, shape, row, slots), cap
     )
 
 
@@ -112,7 +125,7 @@ def survey(
 
 
 def cap_of(request: PlacementRequest) -> int:
-    """The thread percentage that a pod runs under, 1 to 100."""
+    """The thread percentage of a pod whose decision names none, 1 to 100."""
     return thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class)
 
 

@@ -1,10 +1,27 @@
 """What is known of a workload when one of its pods is placed."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
 
-from gpushare.core.admission import Defaults
 from gpushare.core.api import GpuShare
 from gpushare.core.interference import Profile, as_profile
+
+OWN_GPU_AFTER: Final = 2
+"""Retractions from the same neighbours after which a workload gets a GPU of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptApart:
+    """A workload's pod was retracted from beside these neighbours, and none is put there again for a while.
+
+    Attributes:
+        neighbours: names of workloads, as `KnownWorkload.name`.
+        until: seconds of the caller's clock (Unix time on a live cluster).
+    """
+
+    neighbours: frozenset[str]
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,26 +29,56 @@ class KnownWorkload:
     """What is known of one workload.
 
     Attributes:
-        key: identifies the profile's version; equal keys mean equal profiles.
-        gpu_model: where it was taken; "" for any.
-        max_slowdown: tolerated slowdown, 1 or more.
+        key: identifies the profile's version; equal keys mean equal profiles; "" without a profile.
+        gpu_model: where the profile was taken; "" for any.
+        max_slowdown: tolerated, 1 or more; None where the workload does not say, and its pod's class decides.
+        profile: None while the workload is not profiled.
+        name: of the workload among its neighbours, as namespace/name of its GpuShare.
+        apart: whom it is kept apart from.
+        wants_own: whether it was retracted so often that it gets a GPU of its own.
     """
 
     key: str
     gpu_model: str
-    max_slowdown: float
-    profile: Profile = field(compare=False, repr=False)
+    max_slowdown: float | None
+    profile: Profile | None = field(compare=False, repr=False)
+    name: str = ""
+    apart: tuple[KeptApart, ...] = ()
+    wants_own: bool = False
+
+    @property
+    def matters(self) -> bool:
+        """Whether a decision could come out otherwise for it than for a workload of which nothing is known."""
+        return self.profile is not None or bool(self.apart) or self.wants_own
+
+    def apart_from(self, now: float) -> frozenset[str]:
+        """The neighbours that it is kept apart from at a time."""
+        return frozenset(name for each in self.apart if each.until > now for name in each.neighbours)
 
 
-def known_of(share: GpuShare, defaults: Defaults) -> KnownWorkload | None:
-    """What a GpuShare says of its workload; None without a profile that the model can use."""
-    signature = share.status.profile
+def known_of(share: GpuShare) -> KnownWorkload:
+    """What a GpuShare says of its workload."""
+    signature, name = share.status.profile, f"{share.namespace}/{share.name}"
     profile = as_profile(signature) if signature is not None else None
-    if signature is None or profile is None:
-        return None
-    job_class = share.status.job_class or share.spec.job_class or defaults.job_class
-    tolerated = share.spec.max_slowdown
-    if tolerated is None:
-        tolerated = defaults.max_slowdown_of(job_class)
-    key = f"{share.namespace}/{share.name}@{signature.taken_at}:{signature.window_seconds}"
-    return KnownWorkload(key, signature.gpu_model, tolerated, profile)
+    key, gpu_model = "", ""
+    if signature is not None and profile is not None:
+        key = f"{name}@{signature.taken_at}:{signature.window_seconds}"
+        gpu_model = signature.gpu_model
+    retractions = share.status.retractions
+    return KnownWorkload(
+        key,
+        gpu_model,
+        share.spec.max_slowdown,
+        profile,
+        name,
+        tuple(KeptApart(frozenset(each.neighbours), _seconds(each.until)) for each in retractions),
+        any(each.count >= OWN_GPU_AFTER for each in retractions),
+    )
+
+
+def _seconds(moment: str | None) -> float:
+    """A moment of the API as Unix time; long ago where it is missing or no moment."""
+    try:
+        return datetime.fromisoformat(moment or "").timestamp()
+    except ValueError:
+        return float("-inf")

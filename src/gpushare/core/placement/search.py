@@ -26,6 +26,7 @@ __all__ = [
     "Lesson",
     "NodeList",
     "PlacementPolicy",
+    "WorthPolicy",
     "fit",
     "scores",
 ]
@@ -62,6 +63,20 @@ class PlacementPolicy(Protocol):
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
         """Return why it takes no GPU of `rows`, on which the tenant fits: the reasons, and each row's index."""
+        ...
+
+
+@runtime_checkable
+class WorthPolicy(Protocol):
+    """A policy that says in thousandths of a GPU what its choice leaves, so that it can be weighed."""
+
+    @property
+    def grain_milli(self) -> int:
+        """Return what a point of its scores stands for; smaller differences are ties."""
+        ...
+
+    def worth_kept(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
+        """Score each GPU of `rows` for a part of one, (width, rows): whole points, and less than half for ties."""
         ...
 
 

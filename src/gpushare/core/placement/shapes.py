@@ -8,6 +8,7 @@ share_percent`.
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from gpushare.core.admission import Defaults
 from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass, names
 from gpushare.core.placement.known import KnownWorkload
 
@@ -46,7 +47,8 @@ class PlacementRequest:
         cpu_milli, node_memory_mib: taken from the node.
         models: GPU models the pod accepts; empty for any.
         clients: MPS clients that it holds on each GPU at least.
-        known: what is known of its workload; None without a profile.
+        known: what is known of its workload; None where nothing is.
+        max_slowdown: that it tolerates, 1 or more, where its workload does not say itself.
     """
 
     pod_uid: str
@@ -61,6 +63,7 @@ class PlacementRequest:
     fault_domain: FaultDomain = FaultDomain.SHARED
     clients: int = 1
     known: KnownWorkload | None = field(default=None, compare=False)
+    max_slowdown: float | None = field(default=None, compare=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
     """The part that decides where it can go: requests of one shape are interchangeable to the engine."""
 
@@ -85,6 +88,15 @@ class PlacementRequest:
             self.clients,
         )
         object.__setattr__(self, "shape", shape)  # frozen, and asked for with every decision
+
+
+def tolerated(request: PlacementRequest, known: KnownWorkload | None) -> float:
+    """The slowdown that a pod tolerates: its workload's own word, else its request's, else its class's default."""
+    if known is not None and known.max_slowdown is not None:
+        return max(1.0, known.max_slowdown)
+    if request.max_slowdown is not None:
+        return max(1.0, request.max_slowdown)
+    return Defaults().max_slowdown_of(request.job_class)
 
 
 def tenancy_kind(share_milli: int, gpu_count: int) -> int:
@@ -137,3 +149,5 @@ class Tenant:
     order: int
     thread_percentage: int
     known: KnownWorkload | None = field(default=None, compare=False)
+    max_slowdown: float = field(default=1.0, compare=False)
+    """That it tolerates where its workload does not say."""

@@ -26,6 +26,7 @@ from gpushare.core.placement.shapes import (
     Shape,
     Tenant,
     tenancy_kind,
+    tolerated,
 )
 
 __all__ = [
@@ -287,6 +288,7 @@ class ClusterState:
                     reservation.placement.thread_percentage
                     or thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class),
                     request.known,
+                    tolerated(request, None),
                 )
             )
         return tuple(sorted(found, key=lambda tenant: tenant.order))

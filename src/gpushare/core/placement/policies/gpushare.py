@@ -48,6 +48,7 @@ class GpuShareFit(Deterministic):
     """Where the expected final fill of the node's free GPUs shrinks least."""
 
     name = "gpushare"
+    grain_milli = GRAIN_MILLI
 
     def __init__(self, history: Mapping[Shape, float] | None = None, *, learns_aside: bool = False) -> None:
         """How it comes to know the mix.
@@ -93,6 +94,10 @@ class GpuShareFit(Deterministic):
         if scores.ndim == 1:
             return super().pick(state, shape, row, slots)
         return (max(slots, key=scores[:, 0].__getitem__),)
+
+    def worth_kept(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
+        """Worth kept, in grains, by GPU for a part of one; (width, rows)."""
+        return self._scores(state, shape, rows)
 
     def _scores(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
         """Worth kept, in grains: (width, rows) by GPU for a part of one, else (rows,)."""

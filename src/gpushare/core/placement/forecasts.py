@@ -1,0 +1,170 @@
+"""What the interference model says of sets of tenants, held against their promises: asked for many at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.api import JobClass
+from gpushare.core.interference import InterferenceModel, Profile, TenantTable, promised_progress
+from gpushare.core.placement.duties import are_kept, with_stops
+from gpushare.core.placement.standin import STAND_IN
+from gpushare.core.placement.state import BoolArray, FloatArray, IntArray
+
+MOST_STOPPING: Final = 8
+"""Tenants of a set in which throttling is worked out; in larger ones promises are to be kept without."""
+_LEAST: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One tenant of a set.
+
+    Attributes:
+        key: of the workload's profile; "" for a workload that is not known on this GPU model.
+        thread_percentage: its cap, 1 to 100.
+        wants_own: whether it needs a GPU of its own (retracted twice).
+    """
+
+    key: str
+    share_percent: int
+    job_class: JobClass
+    max_slowdown: float
+    thread_percentage: int
+    wants_own: bool = False
+    profile: Profile | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def is_known(self) -> bool:
+        """Return whether the model can say something of it."""
+        return self.profile is not None
+
+    def order(self) -> tuple[str, int, int, str, float, bool]:
+        """Return what members of a set are sorted by."""
+        return (
+            self.key,
+            self.thread_percentage,
+            self.share_percent,
+            self.job_class.value,
+            self.max_slowdown,
+            self.wants_own,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Forecasts:
+    """What comes of sets, throttling included.
+
+    Attributes:
+        kept: whether every promise is kept by the bound; sets.
+        summed: expected progress of all; sets.
+        least, promised, at: of the tenant that comes off worst by its promise: the bound of its progress, its
+            promise, and its place; sets.
+    """
+
+    kept: BoolArray
+    summed: FloatArray
+    least: FloatArray
+    promised: FloatArray
+    at: IntArray
+
+
+class ForecastTable:
+    """Every tenant judged on one GPU model so far, prepared for the model once.
+
+    Attributes:
+        floors: by row, one for each member: the least progress that it is to keep.
+    """
+
+    def __init__(self, model: InterferenceModel) -> None:
+        self._model = model
+        self._table: TenantTable | None = None
+        self._row: dict[Member, int] = {}
+        self.floors: FloatArray = np.zeros(0)
+        self._scale: FloatArray = np.zeros(0)
+        self._is_known: BoolArray = np.zeros(0, bool)
+        self._can_stop: BoolArray = np.zeros(0, bool)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def rows(self, members: Sequence[Member]) -> IntArray:
+        """The rows of members, old and new."""
+        new = [member for member in dict.fromkeys(members) if member not in self._row]
+        if new:
+            begin = len(self._row)
+            self._row.update((member, begin + number) for number, member in enumerate(new))
+            caps = [m.thread_percentage if m.is_known else m.share_percent for m in new]
+            more = self._model.table([m.profile or STAND_IN for m in new], caps)
+            self._table = more if self._table is None else self._table.with_more(more)
+            alone = self._model.predict_sets(more, np.arange(len(new))[:, None])
+            expected, lower = alone.progress[:, 0], alone.lower[:, 0]
+            known = np.array([member.is_known for member in new])
+            shares = np.array([member.share_percent / 100 for member in new])
+            self.floors = np.concatenate([self.floors, _floors(new, expected, lower)])
+            scale = np.where(known, 1.0, shares / np.maximum(expected, _LEAST))
+            self._scale = np.concatenate([self._scale, scale])
+            self._is_known = np.concatenate([self._is_known, known])
+            can_stop = np.array([member.job_class is JobClass.THROUGHPUT for member in new])
+            self._can_stop = np.concatenate([self._can_stop, can_stop])
+        return np.array([self._row[member] for member in members], np.int64)
+
+    def forecast(self, index: IntArray) -> Forecasts:
+        """What comes of sets of rows (sets x places, -1 where nobody is)."""
+        assert self._table is not None, "rows come from members"
+        present = index >= 0
+        floors = np.where(present, self.floors[index], 0.0)
+        expected, judged = self._predict(index)
+        broken = np.flatnonzero(~are_kept(judged, floors))
+        if len(broken) and index.shape[1] <= MOST_STOPPING:
+            self._stop(index, broken, floors, expected, judged)
+        ratio = np.where(present, judged / np.maximum(floors, _LEAST), np.inf)
+        worst = ratio.argmin(axis=1)
+        lines = np.arange(len(index))
+        scale = np.where(present, self._scale[index], 0.0)
+        return Forecasts(
+            are_kept(judged, floors),
+            (expected * scale).sum(axis=1),
+            (judged * scale)[lines, worst],
+            (floors * scale)[lines, worst],
+            worst,
+        )
+
+    def _predict(self, index: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Expected progress, and what is held against promises: the lower bound of those known."""
+        assert self._table is not None
+        said = self._model.predict_sets(self._table, index)
+        return said.progress, np.where(self._is_known[index], said.lower, said.progress)
+
+    def _stop(
+        self, index: IntArray, broken: IntArray, floors: FloatArray, expected: FloatArray, judged: FloatArray
+    ) -> None:
+        """Let those above their promise be stopped in the sets where one is broken; changes the last two."""
+        some, places = index[broken], index.shape[1]
+        can_stop = np.where(some >= 0, self._can_stop[some], False)
+        lines, stopped = np.nonzero(can_stop)
+        if not len(lines):
+            return
+        fewer = some[lines]
+        fewer[np.arange(len(lines)), stopped] = -1
+        for of, said in zip((expected, judged), self._predict(fewer), strict=True):
+            without = np.zeros((len(some), places, places))
+            without[lines, stopped] = said
+            of[broken] = with_stops(of[broken], without, floors[broken], can_stop)
+
+
+def _floors(members: Sequence[Member], alone: FloatArray, alone_lower: FloatArray) -> FloatArray:
+    """Least progress that each member must keep: its promise.
+
+    Where its own cap breaks the promise by the bound before anybody comes, neighbours may cost it its tolerated
+    slowdown beyond what the cap costs (docs/adr/0091). One that is not known is held to the stand-in's.
+    """
+    most = np.array([member.max_slowdown for member in members])
+    promised = np.array(
+        [promised_progress(member.profile, member.share_percent, member.max_slowdown) for member in members]
+    )
+    beyond_cap = np.minimum(alone, 1.0) / most
+    known = np.array([member.is_known for member in members])
+    floors: FloatArray = np.where(known & (alone_lower >= promised), promised, beyond_cap)
+    return np.where(known, np.minimum(floors, promised), floors)

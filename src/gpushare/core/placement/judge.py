@@ -1,0 +1,362 @@
+"""What each GPU holds, and what a newcomer would do there, worked out once for each kind of set (docs/adr/0090).
+
+A tenant is what its promise and the model see of it: profile, share, class, tolerated slowdown, cap. GPUs that
+hold the same have one set between them, however many they are.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.api import SHARES_PER_GPU, JobClass
+from gpushare.core.interference import InterferenceModel
+from gpushare.core.placement.caps import cap_choices
+from gpushare.core.placement.forecasts import ForecastTable, Member
+from gpushare.core.placement.known import KeptApart, KnownWorkload
+from gpushare.core.placement.shapes import MILLI_PER_PERCENT, PlacementRequest, Tenant, tolerated
+from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
+
+MOST_SETS: Final = 20_000
+"""Kinds of sets remembered, 1 KB each or so; beyond, all is looked at anew."""
+MOST_NEWCOMERS: Final = 256
+EMPTY: Final = 0
+"""Number of the set without tenants."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSet:
+    """The tenants of a GPU, in a fixed order."""
+
+    gpu_model: str
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A tenant to place, as the judge sees it.
+
+    Attributes:
+        known: None where nothing is known of its workload.
+        share_percent: 1 to 99.
+    """
+
+    known: KnownWorkload | None
+    share_percent: int
+    job_class: JobClass
+    max_slowdown: float
+
+    @classmethod
+    def of(cls, request: PlacementRequest) -> "Newcomer":
+        """The tenant that a request for a part of one GPU would be."""
+        known = request.known if request.known is not None and request.known.matters else None
+        return cls(known, _percent(request.share_milli), request.job_class, tolerated(request, request.known))
+
+    def is_known_on(self, gpu_model: str) -> bool:
+        """Whether the model can say something of it on a GPU model."""
+        return self.known is not None and self.known.profile is not None and _is_of(self.known, gpu_model)
+
+    def caps(self, gpu_model: str) -> tuple[int, ...]:
+        """The caps that it may start under there, the least first."""
+        return cap_choices(self.share_percent, self.job_class, is_known=self.is_known_on(gpu_model))
+
+    def member(self, gpu_model: str, cap: int) -> Member:
+        """It, under a cap."""
+        known = self.known if self.is_known_on(gpu_model) else None
+        return Member(
+            known.key if known is not None else "",
+            self.share_percent,
+            self.job_class,
+            self.max_slowdown,
+            cap,
+            self.known is not None and self.known.wants_own,
+            known.profile if known is not None else None,
+        )
+
+
+@dataclass(slots=True)
+class Verdicts:
+    """By number of set, what a newcomer would do there.
+
+    Attributes:
+        accepts: whether it may join; gains: summed progress that it adds at the cap that is best as things are.
+        least, promised: of the tenant that would come off worst by its promise, under the cap that is best for it:
+            the bound of its progress, and its promise.
+        newcomer_suffers: whether that is the newcomer.
+        crowds: whether it, or a tenant there, needs a GPU of its own.
+    """
+
+    accepts: BoolArray
+    gains: FloatArray
+    least: FloatArray
+    promised: FloatArray
+    newcomer_suffers: BoolArray
+    crowds: BoolArray
+
+    @classmethod
+    def blank(cls, count: int) -> "Verdicts":
+        """Return verdicts that nothing speaks against."""
+        return cls(
+            np.ones(count, bool),
+            np.zeros(count),
+            np.ones(count),
+            np.ones(count),
+            np.zeros(count, bool),
+            np.zeros(count, bool),
+        )
+
+    def with_more(self, more: "Verdicts") -> "Verdicts":
+        """Append those on later sets."""
+        return Verdicts(*(np.concatenate([getattr(self, n), getattr(more, n)]) for n in Verdicts.__slots__))
+
+
+class Judge:
+    """What each GPU holds, and what a newcomer would do there.
+
+    Args:
+        model: where the interference model comes from; called when first needed.
+        known: what is known now of a tenant's workload, by its pod's uid; None: what was known when it was placed.
+
+    Attributes:
+        version: rises when what is known has changed.
+    """
+
+    def __init__(
+        self, model: Callable[[], InterferenceModel], known: Callable[[str], KnownWorkload | None] | None = None
+    ) -> None:
+        self.version = 0
+        self._model, self._known = model, known
+        self._tables: dict[str, ForecastTable] = {}
+        self._sets: list[TenantSet] = []
+        self._ids: dict[TenantSet, int] = {}
+        self._summed: dict[int, float] = {}
+        self._verdicts: dict[Newcomer, Verdicts] = {}
+        self._resident: IntArray = np.zeros((0, 0), np.int64)
+        self._resident_as_of: tuple[int, int] = (-1, -1)
+        self._seen = 0
+        self._places: dict[frozenset[str], list[tuple[int, int]]] = {}
+        self._places_as_of: tuple[int, int, int] = (-1, -1, -1)
+        self._apart: dict[tuple[int, int], tuple[KeptApart, ...]] = {}
+        self._anything_known = False
+        self._clear()
+
+    def forget(self) -> None:
+        """What is known of some workload has changed: look again."""
+        self.version += 1
+        self._clear()
+
+    def _clear(self) -> None:
+        nobody = TenantSet("", ())
+        self._sets, self._ids, self._verdicts, self._summed = [nobody], {nobody: EMPTY}, {}, {}
+        self._resident_as_of = (-1, -1)
+        self._anything_known = False
+        self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
+
+    # -- who is where ---------------------------------------------------------------------------------------------
+
+    def knows_anything(self, state: ClusterState) -> bool:
+        """Whether something is known of any tenant; where not, there is nothing to judge by."""
+        self.resident_sets(state)
+        return self._anything_known or bool(self._apart)
+
+    def resident_sets(self, state: ClusterState) -> IntArray:
+        """Number of the set of tenants on each GPU, (width, rows)."""
+        if len(self._sets) > MOST_SETS:
+            self.forget()
+        changed = state.changed_since(self._seen)
+        if self._resident_as_of != (self.version, state.epoch) or changed is None:
+            self._resident = np.zeros(state.clients.shape, np.int64)
+            self._resident_as_of = (self.version, state.epoch)
+            self._apart = {}
+            changed = np.flatnonzero(state.clients.any(axis=0))
+        self._seen = state.change_count
+        for row in changed.tolist():
+            clients = state.clients[:, row].tolist()
+            for slot, uuid in enumerate(state.uuids(row)):
+                self._apart.pop((slot, row), None)
+                self._resident[slot, row] = self._set_of(state, slot, row, uuid) if clients[slot] else EMPTY
+        return self._resident
+
+    def set_at(self, number: int) -> TenantSet:
+        """A set by its number."""
+        return self._sets[number]
+
+    def kept_apart(self, state: ClusterState, known: KnownWorkload | None, now: float) -> BoolArray | None:
+        """GPUs where a retraction keeps a workload away, or one there from it, (width, rows); None: nowhere."""
+        if known is None or not known.name:
+            return None
+        resident = self.resident_sets(state)
+        theirs = [
+            at
+            for at, wary in self._apart.items()
+            if any(e.until > now and known.name in e.neighbours for e in wary)
+        ]
+        avoided = known.apart_from(now)
+        if avoided:
+            theirs += self._places_of(state, avoided)
+        if not theirs:
+            return None
+        found = np.zeros(resident.shape, bool)
+        found[tuple(np.array(theirs).T)] = True
+        return found
+
+    def _places_of(self, state: ClusterState, names: frozenset[str]) -> list[tuple[int, int]]:
+        """(slot, row) of the GPUs that hold a tenant of these workloads."""
+        as_of = (self.version, state.epoch, state.change_count)
+        if self._places_as_of != as_of:
+            self._places, self._places_as_of = {}, as_of
+        if names not in self._places:
+            found = []
+            for uid, reservation in state.reservations.items():
+                known = reservation.request.known if self._known is None else self._known(uid)
+                if known is not None and known.name in names and reservation.slots is not None:
+                    found += [(slot, reservation.row) for slot in reservation.slots]
+            self._places[names] = found
+        return self._places[names]
+
+    def _set_of(self, state: ClusterState, slot: int, row: int, uuid: str) -> int:
+        gpu_model = state.model_names[int(state.model_ids[slot, row])]
+        members: list[Member] = []
+        apart: list[KeptApart] = []
+        for tenant in state.tenants(uuid):
+            known = tenant.known if self._known is None else self._known(tenant.pod_uid)
+            members.append(_member(tenant, known, gpu_model))
+            if known is not None:
+                apart += known.apart
+        if apart:
+            self._apart[slot, row] = tuple(apart)
+        members.sort(key=Member.order)
+        return self._number(TenantSet(gpu_model, tuple(members)))
+
+    def _number(self, found: TenantSet) -> int:
+        if found not in self._ids:
+            self._ids[found] = len(self._sets)
+            self._sets.append(found)
+            self._anything_known |= any(member.is_known or member.wants_own for member in found.members)
+        return self._ids[found]
+
+    # -- what comes of it -----------------------------------------------------------------------------------------
+
+    def table(self, gpu_model: str) -> ForecastTable:
+        """The tenants judged on one GPU model so far."""
+        if gpu_model not in self._tables:
+            self._tables[gpu_model] = ForecastTable(self._model().for_gpu(gpu_model))
+        return self._tables[gpu_model]
+
+    def summed(self, numbers: Sequence[int]) -> list[float]:
+        """Expected summed progress of the tenants of sets."""
+        by_model: dict[str, list[int]] = {}
+        for number in numbers:
+            if number not in self._summed:
+                by_model.setdefault(self._sets[number].gpu_model, []).append(number)
+        for gpu_model, new in by_model.items():
+            if not gpu_model and new == [EMPTY]:
+                self._summed[EMPTY] = 0.0
+                continue
+            table = self.table(gpu_model)
+            index = rows_of(table, [self._sets[number].members for number in new])
+            self._summed.update(zip(new, table.forecast(index).summed.tolist(), strict=True))
+        return [self._summed[number] for number in numbers]
+
+    def verdicts(self, newcomer: Newcomer) -> Verdicts:
+        """The verdict on every set so far; only sets not judged yet cost anything."""
+        found = self._verdicts.get(newcomer)
+        done = len(found.accepts) if found is not None else 0
+        if found is None or done < len(self._sets):
+            more = self._judge(newcomer, done)
+            found = more if found is None else found.with_more(more)
+            if len(self._verdicts) >= MOST_NEWCOMERS:
+                del self._verdicts[next(iter(self._verdicts))]
+            self._verdicts[newcomer] = found
+        return found
+
+    def _judge(self, newcomer: Newcomer, begin: int) -> Verdicts:
+        """The verdict on the sets from `begin` on."""
+        verdicts = Verdicts.blank(len(self._sets) - begin)
+        wants_own = newcomer.known is not None and newcomer.known.wants_own
+        by_model: dict[str, list[int]] = {}
+        for number, each in enumerate(self._sets[begin:], begin):
+            if not each.members:
+                verdicts.gains[number - begin] = 1.0
+                continue
+            if sum(m.share_percent - 1 for m in each.members) + newcomer.share_percent > SHARES_PER_GPU:
+                continue  # it cannot fit there, however shares were rounded
+            crowds = wants_own or any(member.wants_own for member in each.members)
+            verdicts.crowds[number - begin] = crowds
+            if newcomer.is_known_on(each.gpu_model) or any(member.is_known for member in each.members):
+                by_model.setdefault(each.gpu_model, []).append(number)
+        for gpu_model, numbers in by_model.items():
+            self._judge_on(gpu_model, newcomer, numbers, np.array(numbers) - begin, verdicts)
+        verdicts.accepts &= ~verdicts.crowds
+        return verdicts
+
+    def _judge_on(
+        self, gpu_model: str, newcomer: Newcomer, numbers: Sequence[int], at: IntArray, verdicts: Verdicts
+    ) -> None:
+        """Judge sets on one GPU model in one pass; the newcomer is in the first place of each."""
+        table, sets = self.table(gpu_model), [self._sets[number] for number in numbers]
+        before = np.array(self.summed(numbers))
+        caps = newcomer.caps(gpu_model)
+        own = table.rows([newcomer.member(gpu_model, cap) for cap in caps])
+        resident = rows_of(table, [each.members for each in sets])
+        index = np.empty((len(sets), len(caps), 1 + resident.shape[1]), np.int64)
+        index[:, :, 0] = own
+        index[:, :, 1:] = resident[:, None, :]
+        said = table.forecast(index.reshape(-1, index.shape[2]))
+        shape = (len(sets), len(caps))
+        allowed = np.array([[cap <= most_beside(each, newcomer) for cap in caps] for each in sets])
+        kept = said.kept.reshape(shape) & allowed
+        lines = np.arange(len(sets))
+        verdicts.accepts[at] = kept.any(axis=1)
+        summed = np.where(kept, said.summed.reshape(shape), -np.inf).max(axis=1)
+        verdicts.gains[at] = np.where(kept.any(axis=1), summed - before, -1.0)
+        ratio = np.where(allowed, (said.least / np.maximum(said.promised, 1e-3)).reshape(shape), -np.inf)
+        best = ratio.argmax(axis=1)
+        verdicts.least[at] = said.least.reshape(shape)[lines, best]
+        verdicts.promised[at] = said.promised.reshape(shape)[lines, best]
+        verdicts.newcomer_suffers[at] = said.at.reshape(shape)[lines, best] == 0
+
+
+def most_beside(tenants: TenantSet, newcomer: Newcomer) -> int:
+    """The highest cap that leaves latency tenants their shares of the SMs; never below the newcomer's share."""
+    if newcomer.job_class is JobClass.LATENCY:
+        return SHARES_PER_GPU
+    taken = sum(m.share_percent for m in tenants.members if m.job_class is JobClass.LATENCY)
+    return max(newcomer.share_percent, SHARES_PER_GPU - taken)
+
+
+def rows_of(table: ForecastTable, sets: Sequence[Iterable[Member]]) -> IntArray:
+    """Rows of the members of sets, sets x places, -1 where there is none."""
+    lists = [list(members) for members in sets]
+    rows = iter(table.rows([member for members in lists for member in members]).tolist())
+    index = np.full((len(lists), max(map(len, lists), default=0)), -1, np.int64)
+    for line, members in enumerate(lists):
+        for place in range(len(members)):
+            index[line, place] = next(rows)
+    return index
+
+
+def _member(tenant: Tenant, known: KnownWorkload | None, gpu_model: str) -> Member:
+    """One tenant of a GPU."""
+    is_known = known is not None and known.profile is not None and _is_of(known, gpu_model)
+    tolerates = tenant.max_slowdown
+    if known is not None and known.max_slowdown is not None:
+        tolerates = max(1.0, known.max_slowdown)
+    return Member(
+        known.key if known is not None and is_known else "",
+        _percent(tenant.share_milli),
+        tenant.job_class,
+        tolerates,
+        tenant.thread_percentage,
+        known is not None and known.wants_own,
+        known.profile if known is not None and is_known else None,
+    )
+
+
+def _is_of(known: KnownWorkload, gpu_model: str) -> bool:
+    return known.gpu_model in {"", gpu_model}
+
+
+def _percent(share_milli: int) -> int:
+    return max(1, min(SHARES_PER_GPU, round(share_milli / MILLI_PER_PERCENT)))
