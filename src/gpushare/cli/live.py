@@ -21,6 +21,7 @@ from gpushare.core.placement import (
     parse_settings,
 )
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Json
+from gpushare.runtime.moments import unix_seconds
 
 _MIB: Final = 2**20
 
@@ -213,7 +214,7 @@ def request_of(
         job_class=needs.job_class,
         workload=needs.workload,
         fault_domain=needs.fault_domain,
-        known=known_of(share) if share is not None else None,
+        known=known_of(share, unix_seconds) if share is not None else None,
         max_slowdown=needs.max_slowdown_ratio,
     )
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from gpushare.core.admission import ShareIndex
 from gpushare.core.api import GpuShare, PodView
 from gpushare.core.placement import KnownWorkload, known_of
+from gpushare.runtime.moments import unix_seconds
 
 
 class KnownWorkloads:
@@ -27,7 +28,7 @@ class KnownWorkloads:
     def put(self, share: GpuShare) -> None:
         """A GpuShare came or changed."""
         at = (share.namespace, share.name)
-        before, known = self.shares.put(share), known_of(share)
+        before, known = self.shares.put(share), known_of(share, unix_seconds)
         speaks_for_the_same = before is not None and (before.owners, before.spec.selector) == (
             share.owners,
             share.spec.selector,

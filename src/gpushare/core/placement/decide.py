@@ -97,8 +97,9 @@ def decide(
     #    have none (outlook.py, caps.py).
     cap = None
     if slots:
-        choosy = isinstance(policy, Cautious)
-        cap = best_cap(context.judge, state, policy.newcomer, slots[0], row) if choosy else cap_of(request)
+        cap = cap_of(request)
+        if isinstance(policy, Cautious):
+            cap = best_cap(context.judge, state, policy.newcomer, slots[0], row)
     # 6. The decision.
     return Placement(
         state.node_name(row), tuple(uuids[slot] for slot in slots), _memory_mib(state, shape, row, slots), cap

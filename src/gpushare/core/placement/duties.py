@@ -46,5 +46,4 @@ def with_stops(whole: FloatArray, without: FloatArray, floors: FloatArray, can_s
 
 def are_kept(progress: FloatArray, floors: FloatArray) -> BoolArray:
     """Return which sets keep every floor, sets."""
-    kept: BoolArray = (progress >= floors - _ROUNDING).all(axis=1)
-    return kept
+    return np.asarray((progress >= floors - _ROUNDING).all(axis=1))

@@ -1,7 +1,7 @@
 """What is known of a workload when one of its pods is placed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Final
 
 from gpushare.core.api import GpuShare
@@ -56,8 +56,12 @@ class KnownWorkload:
         return frozenset(name for each in self.apart if each.until > now for name in each.neighbours)
 
 
-def known_of(share: GpuShare) -> KnownWorkload:
-    """What a GpuShare says of its workload."""
+def known_of(share: GpuShare, seconds: Callable[[str | None], float]) -> KnownWorkload:
+    """What a GpuShare says of its workload.
+
+    Args:
+        seconds: reads a moment of the API; long ago where it is none.
+    """
     signature, name = share.status.profile, f"{share.namespace}/{share.name}"
     profile = as_profile(signature) if signature is not None else None
     key, gpu_model = "", ""
@@ -71,14 +75,6 @@ def known_of(share: GpuShare) -> KnownWorkload:
         share.spec.max_slowdown,
         profile,
         name,
-        tuple(KeptApart(frozenset(each.neighbours), _seconds(each.until)) for each in retractions),
+        tuple(KeptApart(frozenset(each.neighbours), seconds(each.until)) for each in retractions),
         any(each.count >= OWN_GPU_AFTER for each in retractions),
     )
-
-
-def _seconds(moment: str | None) -> float:
-    """A moment of the API as Unix time; long ago where it is missing or no moment."""
-    try:
-        return datetime.fromisoformat(moment or "").timestamp()
-    except ValueError:
-        return float("-inf")

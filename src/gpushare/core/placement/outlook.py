@@ -132,12 +132,13 @@ def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, r
         comes = np.isfinite(ends).cumprod(axis=1).sum(axis=1)
         last = np.where(comes > 0, ends[np.arange(len(caps)), np.maximum(comes - 1, 0)], now)
         later += last / len(fillings)
-    expected = now if not fillings else (1.0 - company) * now + company * later
-    kept = np.isfinite(now)
-    if not kept.any():
+    kept = np.flatnonzero(np.isfinite(now))
+    if not len(kept):
         return caps[0]
-    best = np.where(kept, expected, -np.inf)
-    return caps[int((best >= best.max() - _SAME).argmax())]
+    expected = now[kept]
+    if fillings:
+        expected = (1.0 - company) * expected + company * later[kept]
+    return caps[int(kept[(expected >= expected.max() - _SAME).argmax()])]
 
 
 def _under_share(member: Member) -> Member:
@@ -153,7 +154,8 @@ def _fillings(mix: Sequence[MixKind], free: int) -> list[tuple[Member, ...]]:
     found: list[tuple[Member, ...]] = []
     position = 0.5
     for _ in range(FILLINGS):
-        left, chosen = free, []
+        left = free
+        chosen: list[Member] = []
         for _ in range(2 * MOST_IMAGINED):
             position = (position + _GOLDEN) % 1.0
             member = fitting[min(int(np.searchsorted(edges, position, side="right")), len(fitting) - 1)].member
