@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sharerule import share_of
 
-from gpushare.core.admission import Defaults
 from gpushare.core.api import GpuShare, PodView, Reason
 from gpushare.core.placement import GpuSpec, NodeSpec, Placement, PlacementRequest
 from gpushare.core.placement.policies import BestFit
@@ -47,7 +46,7 @@ def pod(uid="p", owner=None, **labels):
     st.none() | NAMES,
 )
 def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
-    known = KnownWorkloads(Defaults(), lambda: None)
+    known = KnownWorkloads(lambda: None)
     shares = {}
     asked = pod(owner=owner, **({"app": label} if label else {}))
     for name, share_owner, selected, profiled, deleted in changes:
@@ -60,14 +59,17 @@ def test_it_finds_the_gpushare_that_core_finds(changes, owner, label):
             shares[name] = GpuShare.from_object(raw)
             known.put(shares[name])
         found = share_of(asked.labels, (*asked.owner_uids, asked.uid), shares.values())
-        expected = found.name if found is not None and found.status.profile is not None else None
+        anything = any(share.status.profile is not None for share in shares.values())
+        expected = f"default/{found.name}" if found is not None and anything else None
         said = known.of(asked)
-        assert (said.key.split("@")[0] if said else None) == (f"default/{expected}" if expected else None)
+        assert (said.name if said else None) == expected
+        if said is not None:
+            assert said.key.split("@")[0] == (expected if found.status.profile is not None else "")
 
 
 def test_only_a_new_profile_or_tolerance_is_news():
     news = []
-    known = KnownWorkloads(Defaults(), lambda: news.append(1))
+    known = KnownWorkloads(lambda: news.append(1))
     share = GpuShare.from_object(gpushare("s", owner="o"))
     known.put(dataclasses.replace(share, status=dataclasses.replace(share.status, profile=None)))
     assert news == []
@@ -78,6 +80,7 @@ def test_only_a_new_profile_or_tolerance_is_news():
     assert news == [1, 1]
     known.drop("default", "s")
     assert known.of(pod(owner="o")) is None
+    assert news == [1, 1, 1], "what is gone is news too"
 
 
 async def test_over_http_a_pod_that_would_hurt_is_sent_elsewhere_and_not_bound(running):
@@ -93,8 +96,8 @@ async def test_over_http_a_pod_that_would_hurt_is_sent_elsewhere_and_not_bound(r
     cluster.allocate("filler")
     await cluster.settle()
     assert (await running.filter("b"))["NodeNames"] == ["n2"]
-    assert "times as long as alone" in (await running.filter("b", ["n1"]))["FailedNodes"]["n1"]
-    assert "times as long as alone" in await running.bind("b", "n1")
+    assert "is promised" in (await running.filter("b", ["n1"]))["FailedNodes"]["n1"]
+    assert "is promised" in await running.bind("b", "n1")
     assert filler["metadata"]["uid"] in running.extender.ledger.state.reservations
     victims = {"n1": {"Pods": [], "NumPDBViolations": 0}}
     asked = {"Pod": cluster.pod("b") | {"spec": cluster.pod("b")["spec"] | {"priority": 5}}}
@@ -105,7 +108,8 @@ async def test_over_http_a_pod_that_would_hurt_is_sent_elsewhere_and_not_bound(r
     cluster.put(GPUSHARES, gpushare("a", owner=cluster.pod("a")["metadata"]["uid"], max_slowdown=900.0))
     cluster.put(GPUSHARES, gpushare("b", owner=cluster.pod("b")["metadata"]["uid"], max_slowdown=900.0))
     await cluster.settle()
-    assert (await running.filter("b"))["NodeNames"] == ["n1"], "as soon as both tolerate it"
+    assert (await running.filter("b", ["n1"]))["NodeNames"] == ["n1"], "as soon as both tolerate it"
+    assert (await running.filter("b"))["NodeNames"] == ["n2"], "a GPU of its own is worth more to it"
 
 
 def test_a_tenant_that_no_watch_has_shown_yet_is_known_by_its_request():

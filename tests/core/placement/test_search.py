@@ -113,7 +113,7 @@ def test_a_refusal_by_caution_names_what_tenants_tolerate() -> None:
     there = PlacementRequest("there", 500, known=stream)
     placed = decide(there, context_of(state, BestFit()))
     assert isinstance(placed, Placement)
-    assert placed.thread_percentage == 50
+    assert placed.thread_percentage == 100, "nobody like it could come, whatever its cap"
     state.reserve("there", placed, there)
     refused = decide(PlacementRequest("new", 500, known=stream), context_of(state, BestFit()))
     assert isinstance(refused, Rejection)

@@ -1,0 +1,12 @@
+"""Moments as the Kubernetes API writes them."""
+
+from datetime import UTC, datetime
+
+
+def unix_seconds(moment: str | None) -> float:
+    """Return a moment of the API (RFC 3339) as Unix time; long ago where it is missing or no moment."""
+    try:
+        found = datetime.fromisoformat(moment or "")
+    except ValueError:
+        return float("-inf")
+    return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
