@@ -1,13 +1,14 @@
 """What the interference model says of sets of tenants, held against their promises: asked for many at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from gpushare.core.api import JobClass
 from gpushare.core.interference import InterferenceModel, Profile, TenantTable, promised_progress
+from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.duties import are_kept, with_stops
 from gpushare.core.placement.standin import STAND_IN
 from gpushare.core.placement.state import BoolArray, FloatArray, IntArray
@@ -39,6 +40,10 @@ class Member:
     def is_known(self) -> bool:
         """Return whether the model can say something of it."""
         return self.profile is not None
+
+    def under_least_cap(self) -> "Member":
+        """Return the same tenant under the least cap that it may have."""
+        return replace(self, thread_percentage=thread_percentage(self.share_percent, self.job_class))
 
     def order(self) -> tuple[str, int, int, str, float, bool]:
         """Return what members of a set are sorted by."""
@@ -110,14 +115,14 @@ class ForecastTable:
             self._can_stop = np.concatenate([self._can_stop, can_stop])
         return np.array([self._row[member] for member in members], np.int64)
 
-    def forecast(self, index: IntArray) -> Forecasts:
-        """What comes of sets of rows (sets x places, -1 where nobody is)."""
+    def forecast(self, index: IntArray, *, stops: bool = True) -> Forecasts:
+        """What comes of sets of rows (sets x places, -1 where nobody is), with tenants stopped or without."""
         assert self._table is not None, "rows come from members"
         present = index >= 0
         floors = np.where(present, self.floors[index], 0.0)
         expected, judged = self._predict(index)
         broken = np.flatnonzero(~are_kept(judged, floors))
-        if len(broken) and index.shape[1] <= MOST_STOPPING:
+        if stops and len(broken) and index.shape[1] <= MOST_STOPPING:
             self._stop(index, broken, floors, expected, judged)
         ratio = np.where(present, judged / np.maximum(floors, _LEAST), np.inf)
         worst = ratio.argmin(axis=1)

@@ -23,6 +23,7 @@ MOST_SETS: Final = 20_000
 MOST_NEWCOMERS: Final = 256
 EMPTY: Final = 0
 """Number of the set without tenants."""
+_LEAST: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,10 @@ class Judge:
         self._sets: list[TenantSet] = []
         self._ids: dict[TenantSet, int] = {}
         self._summed: dict[int, float] = {}
+        self._held: list[int] = [0]
+        self._kinds: dict[tuple[str, Member], int] = {}
+        self._places_of_kind: list[tuple[int, int]] = []
+        self._census: tuple[tuple[int, int, int], IntArray] = ((-1, -1, -1), np.zeros(1, np.int64))
         self._verdicts: dict[Newcomer, Verdicts] = {}
         self._resident: IntArray = np.zeros((0, 0), np.int64)
         self._resident_as_of: tuple[int, int] = (-1, -1)
@@ -149,6 +154,7 @@ class Judge:
     def _clear(self) -> None:
         nobody = TenantSet("", ())
         self._sets, self._ids, self._verdicts, self._summed = [nobody], {nobody: EMPTY}, {}, {}
+        self._kinds, self._places_of_kind, self._held = {}, [], [0]
         self._resident_as_of = (-1, -1)
         self._anything_known = False
         self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
@@ -177,6 +183,28 @@ class Judge:
                 self._apart.pop((slot, row), None)
                 self._resident[slot, row] = self._set_of(state, slot, row, uuid) if clients[slot] else EMPTY
         return self._resident
+
+    def census(self, state: ClusterState) -> IntArray:
+        """How many GPUs hold each set, by number; of the empty set nothing is said."""
+        resident = self.resident_sets(state)
+        as_of = (self.version, state.epoch, state.change_count)
+        if self._census[0] != as_of:
+            counts = np.bincount(resident.ravel(), minlength=len(self._sets))
+            counts[EMPTY] = 0
+            self._census = (as_of, counts)
+        return self._census[1]
+
+    def kinds(self, state: ClusterState, most: int) -> list[tuple[str, Member, int]]:
+        """The commonest kinds of tenants, whatever their caps: GPU model, member, how many there are."""
+        counts = self.census(state)
+        if not self._places_of_kind:
+            return []
+        sets, kinds = np.array(self._places_of_kind).T
+        found = np.bincount(kinds, weights=counts[sets], minlength=len(self._kinds)).astype(np.int64)
+        least = max(1, np.sort(found)[-min(most, len(found))])
+        named = list(self._kinds)
+        chosen = [(*named[kind], int(found[kind])) for kind in np.flatnonzero(found >= least).tolist()]
+        return sorted(chosen, key=lambda each: (-each[2], each[0], each[1].order()))[:most]
 
     def set_at(self, number: int) -> TenantSet:
         """A set by its number."""
@@ -233,7 +261,11 @@ class Judge:
         if found not in self._ids:
             self._ids[found] = len(self._sets)
             self._sets.append(found)
+            self._held.append(sum(member.share_percent for member in found.members))
             self._anything_known |= any(member.is_known or member.wants_own for member in found.members)
+            for member in found.members:
+                kind = self._kinds.setdefault((found.gpu_model, member.under_least_cap()), len(self._kinds))
+                self._places_of_kind.append((self._ids[found], kind))
         return self._ids[found]
 
     # -- what comes of it -----------------------------------------------------------------------------------------
@@ -258,6 +290,10 @@ class Judge:
             index = rows_of(table, [self._sets[number].members for number in new])
             self._summed.update(zip(new, table.forecast(index).summed.tolist(), strict=True))
         return [self._summed[number] for number in numbers]
+
+    def shares(self, numbers: Sequence[int]) -> list[int]:
+        """Percent of a GPU that the tenants of sets hold."""
+        return [self._held[number] for number in numbers]
 
     def verdicts(self, newcomer: Newcomer) -> Verdicts:
         """The verdict on every set so far; only sets not judged yet cost anything."""
@@ -294,28 +330,64 @@ class Judge:
     def _judge_on(
         self, gpu_model: str, newcomer: Newcomer, numbers: Sequence[int], at: IntArray, verdicts: Verdicts
     ) -> None:
-        """Judge sets on one GPU model in one pass; the newcomer is in the first place of each."""
+        """Judge sets on one GPU model in one pass; the newcomer is in the first place of each.
+
+        It is tried under its least cap and under the highest that leaves its neighbours their own; where neither
+        will do, uncapped as well, and with tenants stopped.
+        """
         table, sets = self.table(gpu_model), [self._sets[number] for number in numbers]
-        before = np.array(self.summed(numbers))
         caps = newcomer.caps(gpu_model)
-        own = table.rows([newcomer.member(gpu_model, cap) for cap in caps])
+        own = dict(zip(caps, table.rows([newcomer.member(gpu_model, cap) for cap in caps]).tolist(), strict=True))
+        most = [most_beside(each, newcomer) for each in sets]
+        beside = [SHARES_PER_GPU - sum(m.thread_percentage for m in each.members) for each in sets]
+        tried = np.array(
+            [
+                [own[_highest(caps, limit)] for limit in (0, min(apart, top), top)]
+                for apart, top in zip(beside, most, strict=True)
+            ]
+        )
         resident = rows_of(table, [each.members for each in sets])
-        index = np.empty((len(sets), len(caps), 1 + resident.shape[1]), np.int64)
+        before = np.array(self.summed(numbers))
+        done = self._try(table, tried[:, :2], resident, stops=False)
+        rest = np.flatnonzero(~done.accepts)
+        if len(rest):
+            again = self._try(table, tried[rest], resident[rest], stops=True)
+            for name in Verdicts.__slots__:
+                getattr(done, name)[rest] = getattr(again, name)
+        for name in Verdicts.__slots__:
+            if name != "crowds":
+                getattr(verdicts, name)[at] = getattr(done, name)
+        verdicts.gains[at] -= before
+
+    @staticmethod
+    def _try(table: ForecastTable, own: IntArray, resident: IntArray, *, stops: bool) -> Verdicts:
+        """What comes of a newcomer under several caps (its rows, sets x caps) beside others (sets x places).
+
+        `gains` holds the summed progress of all.
+        """
+        count, choices = own.shape
+        index = np.empty((count, choices, 1 + resident.shape[1]), np.int64)
         index[:, :, 0] = own
         index[:, :, 1:] = resident[:, None, :]
-        said = table.forecast(index.reshape(-1, index.shape[2]))
-        shape = (len(sets), len(caps))
-        allowed = np.array([[cap <= most_beside(each, newcomer) for cap in caps] for each in sets])
-        kept = said.kept.reshape(shape) & allowed
-        lines = np.arange(len(sets))
-        verdicts.accepts[at] = kept.any(axis=1)
-        summed = np.where(kept, said.summed.reshape(shape), -np.inf).max(axis=1)
-        verdicts.gains[at] = np.where(kept.any(axis=1), summed - before, -1.0)
-        ratio = np.where(allowed, (said.least / np.maximum(said.promised, 1e-3)).reshape(shape), -np.inf)
-        best = ratio.argmax(axis=1)
-        verdicts.least[at] = said.least.reshape(shape)[lines, best]
-        verdicts.promised[at] = said.promised.reshape(shape)[lines, best]
-        verdicts.newcomer_suffers[at] = said.at.reshape(shape)[lines, best] == 0
+        said = table.forecast(index.reshape(count * choices, -1), stops=stops)
+        kept = said.kept.reshape(count, choices)
+        summed = said.summed.reshape(count, choices)
+        accepts = kept.any(axis=1)
+        ratio = (said.least / np.maximum(said.promised, _LEAST)).reshape(count, choices)
+        best = np.arange(count) * choices + ratio.argmax(axis=1)
+        return Verdicts(
+            accepts,
+            np.where(accepts, np.where(kept, summed, -np.inf).max(axis=1), 0.0),
+            said.least[best],
+            said.promised[best],
+            np.asarray(said.at[best] == 0),
+            np.zeros(count, bool),
+        )
+
+
+def _highest(caps: Sequence[int], limit: int) -> int:
+    """The highest of rising caps within a limit, at least the first."""
+    return max((cap for cap in caps if cap <= limit), default=caps[0])
 
 
 def most_beside(tenants: TenantSet, newcomer: Newcomer) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.api import SHARES_PER_GPU
-from gpushare.core.placement.caps import UNCAPPED_PERCENT, thread_percentage
+from gpushare.core.placement.caps import UNCAPPED_PERCENT
 from gpushare.core.placement.forecasts import Member
 from gpushare.core.placement.judge import EMPTY, Judge, Newcomer, most_beside, rows_of
 from gpushare.core.placement.state import ClusterState
@@ -53,12 +53,10 @@ class Outlook:
 
 def outlook_of(judge: Judge, state: ClusterState) -> Outlook:
     """What a cluster is like now."""
-    resident = judge.resident_sets(state)
-    numbers, counts = np.unique(resident[state.present & (state.clients > 0)], return_counts=True)
-    summed = shares = 0.0
-    for number, each, count in zip(numbers.tolist(), judge.summed(numbers.tolist()), counts.tolist(), strict=True):
-        summed += count * each
-        shares += count * sum(member.share_percent for member in judge.set_at(number).members)
+    counts = judge.census(state)
+    numbers = np.flatnonzero(counts)
+    summed = float(counts[numbers] @ np.array(judge.summed(numbers.tolist())))
+    shares = float(counts[numbers] @ np.array(judge.shares(numbers.tolist())))
     worth = SHARES_PER_GPU * summed / shares if shares else 1.0
     worth = min(max(worth, _LEAST_WORTH), _MOST_WORTH)
     return Outlook(_steps(company_of(state), _GRAIN), _steps(worth, _WORTH_GRAIN))
@@ -80,20 +78,14 @@ class MixKind:
 
 def mix_of(judge: Judge, state: ClusterState, newcomer: Newcomer, gpu_model: str) -> tuple[MixKind, ...]:
     """The kinds of tenants that are likely to come; where the cluster has none, more of the newcomer's."""
-    resident = judge.resident_sets(state)
-    numbers, counts = np.unique(resident[state.present & (state.clients > 0)], return_counts=True)
     found: Counter[Member] = Counter()
-    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-        tenants = judge.set_at(number)
-        for member in tenants.members:
-            if member.share_percent < SHARES_PER_GPU and not member.wants_own:
-                known = member.is_known and tenants.gpu_model == gpu_model
-                found[_under_share(member if known else replace(member, key="", profile=None))] += count
+    for model, member, count in judge.kinds(state, MOST_KINDS):
+        if member.share_percent < SHARES_PER_GPU and not member.wants_own:
+            found[member if model == gpu_model else replace(member, key="", profile=None)] += count
     if not found:
-        found[_under_share(newcomer.member(gpu_model, newcomer.share_percent))] = 1
-    commonest = sorted(found.items(), key=lambda item: (-item[1], item[0].order()))[:MOST_KINDS]
-    total = sum(count for _, count in commonest)
-    return tuple(MixKind(member, count / total) for member, count in commonest)
+        found[newcomer.member(gpu_model, newcomer.share_percent).under_least_cap()] = 1
+    total = found.total()
+    return tuple(MixKind(member, count / total) for member, count in found.items())
 
 
 def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, row: int) -> int:
@@ -139,10 +131,6 @@ def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, r
     if fillings:
         expected = (1.0 - company) * expected + company * later[kept]
     return caps[int(kept[(expected >= expected.max() - _SAME).argmax()])]
-
-
-def _under_share(member: Member) -> Member:
-    return replace(member, thread_percentage=thread_percentage(member.share_percent, member.job_class))
 
 
 def _fillings(mix: Sequence[MixKind], free: int) -> list[tuple[Member, ...]]:
