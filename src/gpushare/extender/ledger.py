@@ -68,7 +68,7 @@ class ShareLedger:
         self.binding: set[str] = set()
         """Uids whose bind is in progress."""
         self._defaults = defaults or Defaults()
-        self._context = DecisionContext(self.state, policy, Judge(model, self._known))
+        self._context = DecisionContext(self.state, policy, Judge(model, self._known, self._knows_anything))
         self._now = now
         self._workloads = KnownWorkloads(self._context.judge.forget)
         self._uids: dict[str, str] = {}
@@ -221,6 +221,9 @@ class ShareLedger:
         return announced | {
             node for node, gpus in busy.items() if gpus is None or not self._has_room(request, gpus, node)
         }
+
+    def _knows_anything(self) -> bool:
+        return self._workloads.anything or self.state.known_tenants > 0
 
     def _known(self, pod_uid: str) -> KnownWorkload | None:
         pod = self.pods.get(pod_uid)

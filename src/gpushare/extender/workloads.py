@@ -59,6 +59,11 @@ class KnownWorkloads:
             self._of_pod[pod.uid] = self._find(pod)
         return self._of_pod[pod.uid]
 
+    @property
+    def anything(self) -> bool:
+        """Whether something is known of any workload that could change a decision."""
+        return self._mattering > 0
+
     def forget(self, pod_uid: str) -> None:
         """A pod is gone."""
         self._of_pod.pop(pod_uid, None)

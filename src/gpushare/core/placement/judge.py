@@ -19,7 +19,7 @@ from gpushare.core.placement.shapes import MILLI_PER_PERCENT, PlacementRequest, 
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
 MOST_SETS: Final = 20_000
-"""Kinds of sets remembered, 1 KB each or so; beyond, all is looked at anew."""
+"""Kinds of sets remembered beyond one for each GPU, 1 KB each or so; beyond, all is looked at anew."""
 MOST_NEWCOMERS: Final = 256
 EMPTY: Final = 0
 """Number of the set without tenants."""
@@ -118,16 +118,20 @@ class Judge:
     Args:
         model: where the interference model comes from; called when first needed.
         known: what is known now of a tenant's workload, by its pod's uid; None: what was known when it was placed.
+        anything: whether something is known of any, if `known` is given.
 
     Attributes:
         version: rises when what is known has changed.
     """
 
     def __init__(
-        self, model: Callable[[], InterferenceModel], known: Callable[[str], KnownWorkload | None] | None = None
+        self,
+        model: Callable[[], InterferenceModel],
+        known: Callable[[str], KnownWorkload | None] | None = None,
+        anything: Callable[[], bool] = lambda: True,
     ) -> None:
         self.version = 0
-        self._model, self._known = model, known
+        self._model, self._known, self._anything = model, known, anything
         self._tables: dict[str, ForecastTable] = {}
         self._sets: list[TenantSet] = []
         self._ids: dict[TenantSet, int] = {}
@@ -143,7 +147,6 @@ class Judge:
         self._places: dict[frozenset[str], list[tuple[int, int]]] = {}
         self._places_as_of: tuple[int, int, int] = (-1, -1, -1)
         self._apart: dict[tuple[int, int], tuple[KeptApart, ...]] = {}
-        self._anything_known = False
         self._clear()
 
     def forget(self) -> None:
@@ -156,19 +159,17 @@ class Judge:
         self._sets, self._ids, self._verdicts, self._summed = [nobody], {nobody: EMPTY}, {}, {}
         self._kinds, self._places_of_kind, self._held = {}, [], [0]
         self._resident_as_of = (-1, -1)
-        self._anything_known = False
         self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
 
     # -- who is where ---------------------------------------------------------------------------------------------
 
     def knows_anything(self, state: ClusterState) -> bool:
         """Whether something is known of any tenant; where not, there is nothing to judge by."""
-        self.resident_sets(state)
-        return self._anything_known or bool(self._apart)
+        return self._anything() if self._known is not None else state.known_tenants > 0
 
     def resident_sets(self, state: ClusterState) -> IntArray:
         """Number of the set of tenants on each GPU, (width, rows)."""
-        if len(self._sets) > MOST_SETS:
+        if len(self._sets) > MOST_SETS + state.clients.size:
             self.forget()
         changed = state.changed_since(self._seen)
         if self._resident_as_of != (self.version, state.epoch) or changed is None:
@@ -262,7 +263,6 @@ class Judge:
             self._ids[found] = len(self._sets)
             self._sets.append(found)
             self._held.append(sum(member.share_percent for member in found.members))
-            self._anything_known |= any(member.is_known or member.wants_own for member in found.members)
             for member in found.members:
                 kind = self._kinds.setdefault((found.gpu_model, member.under_least_cap()), len(self._kinds))
                 self._places_of_kind.append((self._ids[found], kind))
@@ -380,7 +380,7 @@ class Judge:
             np.where(accepts, np.where(kept, summed, -np.inf).max(axis=1), 0.0),
             said.least[best],
             said.promised[best],
-            np.asarray(said.at[best] == 0),
+            np.equal(said.at[best], 0),
             np.zeros(count, bool),
         )
 

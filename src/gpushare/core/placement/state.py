@@ -125,6 +125,8 @@ class ClusterState:
         self._reservations: dict[str, Reservation] = {}
         self.reserved_shapes: Counter[Shape] = Counter()
         """Number of reserved pods by shape of request."""
+        self.known_tenants = 0
+        """Reserved pods of whose workload something was known when they were placed."""
         self._tenants: dict[tuple[int, int], dict[str, int]] = {}
         self._waiting: dict[str, set[str]] = {}
         self._other_use: dict[str, tuple[int, int]] = {}
@@ -462,12 +464,14 @@ class ClusterState:
     def _restore(self, pod_uid: str, reservation: Reservation) -> None:
         self._reservations[pod_uid] = reservation
         self.reserved_shapes[reservation.request.shape] += 1
+        self.known_tenants += _is_known(reservation)
         self._count(pod_uid, reservation)
 
     def _drop(self, pod_uid: str, reservation: Reservation) -> None:
         self._uncount(pod_uid, reservation)
         del self._reservations[pod_uid]
         self.reserved_shapes[reservation.request.shape] -= 1
+        self.known_tenants -= _is_known(reservation)
         if not self.reserved_shapes[reservation.request.shape]:
             del self.reserved_shapes[reservation.request.shape]
         waiting = self._waiting.get(reservation.placement.node)
@@ -531,3 +535,8 @@ class ClusterState:
             memory_mib > 0
             and memory_mib * GPU_MILLI > int(self.memory_usable_mib[slot, row]) * reservation.request.share_milli
         )
+
+
+def _is_known(reservation: Reservation) -> bool:
+    known = reservation.request.known
+    return known is not None and known.matters
