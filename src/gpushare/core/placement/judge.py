@@ -372,7 +372,7 @@ class Judge:
         said = table.forecast(index.reshape(count * choices, -1), stops=stops)
         kept = said.kept.reshape(count, choices)
         summed = said.summed.reshape(count, choices)
-        accepts = kept.any(axis=1)
+        accepts = np.asarray(kept.any(axis=1))
         ratio = (said.least / np.maximum(said.promised, _LEAST)).reshape(count, choices)
         best = np.arange(count) * choices + ratio.argmax(axis=1)
         return Verdicts(
