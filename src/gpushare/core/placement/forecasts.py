@@ -58,7 +58,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecasts:
+class SetForecasts:
     """What comes of sets, throttling included.
 
     Attributes:
@@ -115,7 +115,7 @@ class ForecastTable:
             self._can_stop = np.concatenate([self._can_stop, can_stop])
         return np.array([self._row[member] for member in members], np.int64)
 
-    def forecast(self, index: IntArray, *, stops: bool = True) -> Forecasts:
+    def forecast(self, index: IntArray, *, stops: bool = True) -> SetForecasts:
         """What comes of sets of rows (sets x places, -1 where nobody is), with tenants stopped or without."""
         assert self._table is not None, "rows come from members"
         present = index >= 0
@@ -128,7 +128,7 @@ class ForecastTable:
         worst = ratio.argmin(axis=1)
         lines = np.arange(len(index))
         scale = np.where(present, self._scale[index], 0.0)
-        return Forecasts(
+        return SetForecasts(
             are_kept(judged, floors),
             (expected * scale).sum(axis=1),
             (judged * scale)[lines, worst],
