@@ -11,7 +11,7 @@ from gpushare.core.interference import Forecast, InterferenceModel, promised_pro
 from gpushare.core.placement.decide import DecisionContext, decide, survey
 from gpushare.core.placement.known import KnownWorkload
 from gpushare.core.placement.search import Candidates
-from gpushare.core.placement.shapes import MILLI_PER_PERCENT, Placement, PlacementRequest
+from gpushare.core.placement.shapes import MILLI_PER_PERCENT, Placement, PlacementRequest, tolerated
 
 _EQUAL: Final = 1e-6  # scores that differ by less are equal
 
@@ -200,23 +200,32 @@ def _gpu(
     state = context.state
     node = state.spec(place.node)
     gpu_model = next((gpu.model for gpu in node.gpus if gpu.uuid == uuid), "") if node else ""
-    subject = (request.pod_uid, request.share_milli, request.job_class, place.thread_percentage, request.known)
-    others = [
-        (each.pod_uid, each.share_milli, each.job_class, each.thread_percentage, each.known)
-        for each in state.tenants(uuid)
-    ]
+    subject = (
+        request.pod_uid,
+        request.share_milli,
+        tolerated(request, request.known, defaults),
+        place.thread_percentage,
+        request.known,
+    )
+    others = []
+    for each in state.tenants(uuid):
+        own = each.known.max_slowdown if each.known is not None else None
+        tolerates = each.max_slowdown if own is None else own
+        others.append((each.pod_uid, each.share_milli, tolerates, each.thread_percentage, each.known))
     members = [subject, *others]
     predicted = _predicted(model, gpu_model, [(known, cap or 100) for *_, cap, known in members])
     tenants = []
-    for (pod, milli, job_class, cap, known), forecast in zip(members, predicted, strict=True):
+    for (pod, milli, tolerates, cap, known), forecast in zip(members, predicted, strict=True):
         seen_of = seen.get(pod)
         share = max(1, milli // MILLI_PER_PERCENT)
-        tolerated = known.max_slowdown if known is not None else defaults.max_slowdown_of(job_class)
-        promise = promised_progress(known.profile if known is not None else None, share, max(1.0, tolerated))
+        profile = known.profile if known is not None else None
+        promise = promised_progress(profile, share, max(1.0, tolerates))
         if seen_of is not None and seen_of.promise_ratio is not None:
             promise = seen_of.promise_ratio  # what is kept there now
         tenants.append(
-            ExplainedTenant(pod, pod == request.pod_uid, share, cap, promise, known is not None, forecast, seen_of)
+            ExplainedTenant(
+                pod, pod == request.pod_uid, share, cap, promise, profile is not None, forecast, seen_of
+            )
         )
     return ExplainedGpu(uuid, place.node, gpu_model, tuple(tenants))
 
@@ -226,7 +235,9 @@ def _predicted(
 ) -> Sequence[Forecast | None]:
     """What the model says of a set; nothing while one of them is not known on this model of GPU."""
     known = [
-        (each.profile, cap) for each, cap in members if each is not None and each.gpu_model in {"", gpu_model}
+        (each.profile, cap)
+        for each, cap in members
+        if each is not None and each.profile is not None and each.gpu_model in {"", gpu_model}
     ]
     if len(known) < len(members):
         return [None] * len(members)

@@ -90,13 +90,13 @@ class PlacementRequest:
         object.__setattr__(self, "shape", shape)  # frozen, and asked for with every decision
 
 
-def tolerated(request: PlacementRequest, known: KnownWorkload | None) -> float:
+def tolerated(request: PlacementRequest, known: KnownWorkload | None, defaults: Defaults | None = None) -> float:
     """The slowdown that a pod tolerates: its workload's own word, else its request's, else its class's default."""
     if known is not None and known.max_slowdown is not None:
         return max(1.0, known.max_slowdown)
     if request.max_slowdown is not None:
         return max(1.0, request.max_slowdown)
-    return Defaults().max_slowdown_of(request.job_class)
+    return (defaults or Defaults()).max_slowdown_of(request.job_class)
 
 
 def tenancy_kind(share_milli: int, gpu_count: int) -> int:
