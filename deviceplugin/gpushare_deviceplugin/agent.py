@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpushare.core.api import GpuNodeStatus
+from gpushare.core.control import WatchSettings
 from gpushare.core.gpu import Devices, GpuHealth
 from gpushare.devices.simulated import simulated_opener
 from gpushare.exporter import NodeCollector, NodeFigures
@@ -21,12 +22,15 @@ from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
 from gpushare_deviceplugin.kubelet import AllocationReconciler, PodResources
+from gpushare_deviceplugin.loop import Loop
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.options import AgentOptions
 from gpushare_deviceplugin.outside import OutsideMps
 from gpushare_deviceplugin.plugin import DevicePlugin
+from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.sampler import BACKOFF, Sampler
+from gpushare_deviceplugin.shares import Terms, terms_of
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import StatusWriter, build_status, conditions_of, tenants_of
@@ -66,8 +70,24 @@ class Agent:
         self.state = NodeState(clock)
         self.cluster = AgentApi(api, options.node_name, self.state)
         self._shares = self.cluster.profiles()
-        self.forecasts = Forecasts(self.state, ask_model)
-        measurer = Measurer(self.state, Signatures(self._shares.items), self.forecasts.expected)
+        self.forecasts = Forecasts(self.state, ask_model, with_parts=options.loop)
+        signatures = Signatures(self._shares.items)
+        measurer = Measurer(self.state, signatures, self.forecasts.expected)
+
+        def terms(pod: ManagedPod) -> Terms:
+            return terms_of(pod, self._shares.items, options.defaults)
+
+        self.loop = Loop(
+            self.state,
+            signatures,
+            terms,
+            options.directory,
+            tell=self.cluster.tell,
+            clock=clock,
+            settings=WatchSettings(retract_after_seconds=options.retract_after_seconds),
+            enabled=options.loop,
+            period_seconds=options.sample_seconds,
+        )
         gates = Gates(options.directory, clock, time.time)
         self.outside = OutsideMps(
             self.state, self.cluster.find_pod, self.cluster.tell, clock, policy=options.outside_mps
@@ -80,6 +100,8 @@ class Agent:
             clock=clock,
             period_seconds=options.sample_seconds,
             on_processes=self.outside.take,
+            is_due=self.loop.is_due,
+            on_measure=self.loop.conclude,
         )
         kubelet: Path = options.kubelet_directory
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
@@ -92,12 +114,18 @@ class Agent:
             on_allocated=self.reconciler.poke,
         )
         self.registrar = Registrar(plugin, self.state, kubelet / "device-plugins")
-        self.decisions = DecisionWriter(self.state, options.directory)
+        self.decisions = DecisionWriter(self.state, options.directory, terms)
         self.status = StatusWriter(self.state, self.build, self.cluster, clock)
 
     def build(self) -> GpuNodeStatus:
         """Return the GpuNode's present status."""
-        status = build_status(self.state, self.sampler.gates, self.sampler.measures, self.sampler.driver_version)
+        status = build_status(
+            self.state,
+            self.sampler.gates,
+            self.sampler.measures,
+            self.sampler.driver_version,
+            self.loop.keeping,
+        )
         return GpuNodeStatus.of(
             status.gpus, driver_version=status.driver_version, conditions=conditions_of(self.state)
         )
@@ -111,6 +139,7 @@ class Agent:
             self.sampler.measures,
             self.outside.watches,
             ended=self.outside.ended,
+            loop=self.loop,
             is_registered=self.registrar.is_registered,
         )
 
@@ -132,6 +161,7 @@ class Agent:
             await pods.synced.wait()
             self.outside.is_ready = True
             self._start(tasks, "outside", self.outside.run)
+            self._start(tasks, "loop", self.loop.run)
             self._start(tasks, "frugal", frugal.keep_small)
             self._start(tasks, "reconciler", self.reconciler.run)
             self._start(tasks, "decisions", self.decisions.run)

@@ -1,5 +1,6 @@
 """The agent's calls to the API server: its pods, the GpuNode, corrected annotations, events."""
 
+import functools
 import logging
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from gpushare.kube import (
 )
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
-from gpushare_deviceplugin.signatures import SharedProfile, reduce_gpushare
+from gpushare_deviceplugin.shares import SharedProfile, reduce_gpushare
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -58,8 +59,13 @@ class AgentApi:
         )
 
     def profiles(self) -> Reflector[SharedProfile]:
-        """Return the reflector of every GpuShare's profile."""
-        return Reflector(self._api, GPUSHARES, reduce_gpushare)
+        """Return the reflector of the GpuShares that have a pod on this node; the state hears of their changes."""
+
+        def on_change(change: Change, key: str, share: SharedProfile) -> None:  # noqa: ARG001 - its signature
+            self._state.touch()
+
+        reduce = functools.partial(reduce_gpushare, node_name=self._node_name)
+        return Reflector(self._api, GPUSHARES, reduce, on_change=on_change)
 
     async def refresh_pods(self) -> None:
         """List this node's pods now, for when kubelet learns of a pod before our watch."""

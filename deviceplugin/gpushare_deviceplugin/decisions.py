@@ -2,17 +2,25 @@
 
 import asyncio
 import logging
+import math
 from pathlib import Path
 from typing import Final
 
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, decisions_reader, write_decisions
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.shares import Terms, TermsOf
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = 5.0  # after a full disk; meanwhile the file on disk stays in force
 
 
-def decide(state: NodeState) -> dict[str, Decisions]:
+def class_of_annotation(pod: ManagedPod) -> Terms:
+    """Return the terms of a pod of which nothing but its own annotations is known."""
+    return Terms(pod.job_class, math.inf)
+
+
+def decide(state: NodeState, terms: TermsOf = class_of_annotation) -> dict[str, Decisions]:
     """Return each GPU's decisions: every pod of ours that runs, or may start to run, on it."""
     by_gpu: dict[str, dict[str, PodDecision]] = {uuid: {} for uuid in state.gpus}
     for pod in sorted(state.pods.values(), key=lambda each: each.uid):
@@ -21,7 +29,7 @@ def decide(state: NodeState) -> dict[str, Decisions]:
         ceilings = PodDecision(
             pod.decision.thread_percentage,
             pod.decision.memory_limit_mib,
-            pod.job_class,
+            terms(pod).job_class,
             ends_at=pod.ends_at,
             processes=pod.processes,
         )
@@ -34,9 +42,10 @@ def decide(state: NodeState) -> dict[str, Decisions]:
 class DecisionWriter:
     """Keeps the files in line with `decide`. Start it once the pods are known: with an empty file they wait."""
 
-    def __init__(self, state: NodeState, directory: Path) -> None:
+    def __init__(self, state: NodeState, directory: Path, terms: TermsOf = class_of_annotation) -> None:
         self._state = state
         self._directory = directory
+        self._terms = terms
         self._written: dict[str, Decisions] = {}
         self._failing = False
 
@@ -53,7 +62,7 @@ class DecisionWriter:
     def write(self) -> bool:
         """Write the files that differ; return False when something could not be written."""
         whole = True
-        for uuid, decisions in decide(self._state).items():
+        for uuid, decisions in decide(self._state, self._terms).items():
             gpu = GpuDirectory.of(self._directory, uuid)
             if uuid not in self._written and gpu.decisions.exists():
                 self._written[uuid] = decisions_reader(gpu).read()

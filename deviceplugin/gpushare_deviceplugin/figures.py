@@ -7,6 +7,7 @@ from gpushare.core.api import Ceilings, GpuStatus
 from gpushare.core.gpu import Health, OutsideWatch
 from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
 from gpushare.mps.status import GateStatus
+from gpushare_deviceplugin.loop import Loop, LoopCounts
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, build_status
 
@@ -21,10 +22,11 @@ def node_figures(
     outside: Mapping[str, OutsideWatch],
     *,
     ended: Mapping[str, int],
+    loop: Loop,
     is_registered: bool,
 ) -> NodeFigures:
     """Return the present figures; built from the same status as the GpuNode, so that the two never differ."""
-    status = build_status(state, gates, measures)
+    status = build_status(state, gates, measures, keeping=loop.keeping)
     return NodeFigures(
         node=node,
         devices=tuple(
@@ -32,13 +34,14 @@ def node_figures(
                 gpu,
                 gates.get(gpu.uuid),
                 measures.get(gpu.uuid, GpuMeasure()),
-                outside.get(gpu.uuid),
-                ended.get(gpu.uuid, 0),
+                outside=outside.get(gpu.uuid),
+                ended=ended.get(gpu.uuid, 0),
+                counts=loop.counts.get(gpu.uuid),
             )
             for gpu in status.gpus
         ),
         tenants=tuple(
-            tenant for gpu in status.gpus for tenant in _tenants(gpu, measures.get(gpu.uuid, GpuMeasure()))
+            tenant for gpu in status.gpus for tenant in _tenants(gpu, measures.get(gpu.uuid, GpuMeasure()), loop)
         ),
         errors=dict(state.counts.errors),
         allocation_mismatches=state.counts.mismatches,
@@ -50,7 +53,13 @@ def node_figures(
 
 
 def _device(
-    gpu: GpuStatus, gate: GateStatus | None, measure: GpuMeasure, outside: OutsideWatch | None, ended: int
+    gpu: GpuStatus,
+    gate: GateStatus | None,
+    measure: GpuMeasure,
+    *,
+    outside: OutsideWatch | None,
+    ended: int,
+    counts: LoopCounts | None,
 ) -> DeviceFigures:
     sample = measure.sample
     return DeviceFigures(
@@ -78,10 +87,13 @@ def _device(
         outside=len(outside.present) if outside else None,
         outside_found=outside.found if outside else None,
         outside_ended=ended if outside else None,
+        promises_broken=counts.broken if counts else None,
+        throttles=counts.throttled if counts else None,
+        retractions_asked=counts.retractions if counts else None,
     )
 
 
-def _tenants(gpu: GpuStatus, measure: GpuMeasure) -> list[TenantFigures]:
+def _tenants(gpu: GpuStatus, measure: GpuMeasure, loop: Loop) -> list[TenantFigures]:
     found = []
     for tenant in gpu.tenants:
         measured = measure.tenants.get(tenant.pod_uid)
@@ -99,6 +111,9 @@ def _tenants(gpu: GpuStatus, measure: GpuMeasure) -> list[TenantFigures]:
                 progress_ratio=tenant.progress_ratio,
                 progress_error_ratio=tenant.progress_error_ratio,
                 slowdown_ratio=tenant.slowdown_ratio,
+                promise_ratio=tenant.promise_ratio,
+                throttle_ratio=tenant.throttle_ratio or 0.0,
+                is_promise_broken=loop.is_broken(gpu.uuid, tenant.pod_uid),
                 pipes=measured.pipes if measured else {},
             )
         )

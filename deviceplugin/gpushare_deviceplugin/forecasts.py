@@ -5,7 +5,9 @@ agent runs `gpushare_deviceplugin.forecaster` when they change, for all GPUs at 
 """
 
 import asyncio
+import itertools
 import logging
+import math
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +26,7 @@ BACKOFF: Final = Backoff(first_seconds=PAUSE_SECONDS, longest_seconds=600.0)
 ANSWER_SECONDS: Final = 60.0
 # A signature that moves by less counts as the same: the windows behind it differ by as much.
 SAME_RATIO: Final = 0.03
+MOST_WHOLE: Final = 5  # tenants of which every set that may run together is asked about: 31 sets
 
 Priors = tuple[Prior | None, ...]
 
@@ -38,11 +41,13 @@ class Question:
 
     Attributes:
         tenants: pod uids; loads: in the same order, under the caps in force.
+        duties: part of the time that each of them may run; empty where nobody is throttled.
     """
 
     gpu_model: str
     tenants: tuple[str, ...]
     loads: tuple[TenantLoad, ...]
+    duties: tuple[float, ...] = ()
 
     def is_about_the_same(self, other: "Question") -> bool:
         """Return whether the other has the same tenants under the same caps."""
@@ -58,6 +63,19 @@ class Question:
     def caps(self) -> tuple[int, ...]:
         """Return the thread percentages of the loads."""
         return tuple(load.thread_percentage for load in self.loads)
+
+    def of(self, running: Sequence[int]) -> "Question":
+        """Return the question about some of the tenants, by their places, while the others are stopped."""
+        return Question(
+            self.gpu_model, tuple(self.tenants[at] for at in running), tuple(self.loads[at] for at in running)
+        )
+
+    def parts(self) -> list[tuple[int, ...]]:
+        """Return the sets that run together while some are stopped: all of them, or all that lack one tenant."""
+        everyone = range(len(self.loads))
+        fewest = 1 if len(everyone) <= MOST_WHOLE else max(1, len(everyone) - 1)
+        sizes = range(fewest, len(everyone))
+        return [running for size in sizes for running in itertools.combinations(everyone, size)]
 
 
 Ask = Callable[[Sequence[Question]], Awaitable[Sequence[Priors]]]
@@ -76,29 +94,89 @@ def _figures(load: TenantLoad) -> dict[str, float]:
     return {**load.signature.as_dict(), **curve, **rate}
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The predictions for a question's tenants, and for those of them that run while others are stopped."""
+
+    question: Question
+    priors: Priors
+    parts: Mapping[tuple[int, ...], Priors]
+
+    def under(self, duties: Sequence[float]) -> Priors:
+        """Return the predictions under these duties: the mixture of the sets with and without each tenant."""
+        throttled = [at for at, duty in enumerate(duties) if duty < 1.0]
+        if not throttled or not self.parts:
+            return self.priors
+        if len(self.priors) <= MOST_WHOLE:
+            weighted = _mixture(duties, throttled)
+            return tuple(self._mixed(at, weighted) for at in range(len(self.priors)))
+        return tuple(self._nearly(at, duties, throttled) for at in range(len(self.priors)))
+
+    def _in(self, running: tuple[int, ...], at: int) -> Prior | None:
+        if at not in running:
+            return _STOPPED
+        priors = self.priors if len(running) == len(self.priors) else self.parts[running]
+        return priors[running.index(at)]
+
+    def _mixed(self, at: int, weighted: Sequence[tuple[float, tuple[int, ...]]]) -> Prior | None:
+        found = [(weight, self._in(running, at)) for weight, running in weighted if running]
+        known = [(weight, prior) for weight, prior in found if prior is not None]
+        if len(known) < len(found):
+            return None
+        return Prior(sum(w * p.mean for w, p in known), sum(w * p.error for w, p in known))
+
+    def _nearly(self, at: int, duties: Sequence[float], throttled: Sequence[int]) -> Prior | None:
+        """Return the mixture as if no two tenants were ever stopped at once; for sets too large to tell all of."""
+        whole = self.priors[at]
+        if whole is None:
+            return None
+        mean = whole.mean
+        for other in throttled:
+            rest = self._in(tuple(each for each in range(len(self.priors)) if each != other), at)
+            if other != at and rest is not None:
+                mean += (1.0 - duties[other]) * (rest.mean - whole.mean)
+        duty = duties[at]
+        return Prior(duty * min(1.0, mean), max(duty, 0.1) * whole.error)
+
+
+_STOPPED: Final = Prior(0.0, 0.0)
+
+
+def _mixture(duties: Sequence[float], throttled: Sequence[int]) -> list[tuple[float, tuple[int, ...]]]:
+    """Return the sets that run together, each with the part of the time in which it does."""
+    found = []
+    for stopped in itertools.product((False, True), repeat=len(throttled)):
+        absent = {at for at, is_stopped in zip(throttled, stopped, strict=True) if is_stopped}
+        weight = math.prod(1.0 - duties[at] if at in absent else duties[at] for at in throttled)
+        found.append((weight, tuple(at for at in range(len(duties)) if at not in absent)))
+    return found
+
+
 class Forecasts:
     """The last answer for each GPU, and the open questions.
 
     Args:
         ask: raises ForecastError.
+        with_parts: ask about those too that run while other tenants of the set are stopped by a throttle.
     """
 
-    def __init__(self, state: NodeState, ask: Ask) -> None:
+    def __init__(self, state: NodeState, ask: Ask, *, with_parts: bool = False) -> None:
         self._state = state
         self._ask = ask
-        self._known: dict[str, tuple[Question, Priors]] = {}
+        self._with_parts = with_parts
+        self._known: dict[str, _Answer] = {}
         self._open: dict[str, Question] = {}
         self._opened = asyncio.Event()
         self._failures = 0
 
     def expected(self, uuid: str, question: Question) -> Sequence[Prior | None]:
         """Return the predictions for a GPU's tenants; none for a tenant until the model has answered about it."""
-        asked, priors = self._known.get(uuid, (None, ()))
-        if asked is None or not question.is_near(asked):
+        answer = self._known.get(uuid)
+        if answer is None or not question.is_near(answer.question):
             self._open[uuid] = question
             self._opened.set()
-        if asked is not None and question.is_about_the_same(asked):
-            return priors
+        if answer is not None and question.is_about_the_same(answer.question):
+            return answer.under(question.duties)
         return (None,) * len(question.loads)
 
     async def run(self) -> None:
@@ -113,8 +191,14 @@ class Forecasts:
         questions, self._open = self._open, {}
         if not questions:
             return 0.0
+        parts = {uuid: question.parts() if self._with_parts else [] for uuid, question in questions.items()}
+        asked = [
+            each
+            for uuid, question in questions.items()
+            for each in (question, *(question.of(running) for running in parts[uuid]))
+        ]
         try:
-            answers = await self._ask(list(questions.values()))
+            answers = iter(await self._ask(asked))
         except ForecastError as error:
             self._open = questions | self._open
             self._opened.set()
@@ -126,8 +210,8 @@ class Forecasts:
         if self._failures:
             _log.info("the interference model answers again")
         self._failures = 0
-        for (uuid, question), priors in zip(questions.items(), answers, strict=True):
-            self._known[uuid] = (question, priors)
+        for uuid, question in questions.items():
+            self._known[uuid] = _Answer(question, next(answers), {each: next(answers) for each in parts[uuid]})
         return PAUSE_SECONDS
 
 

@@ -2,15 +2,31 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from gpushare.core.gpu import GpuSample, mean_counters
-from gpushare.core.progress import Prior, TenantEvidence, TenantLoad, attribute, evidence
+from gpushare.core.progress import (
+    Attribution,
+    Prior,
+    TenantEvidence,
+    TenantLoad,
+    attribute,
+    evidence,
+    progress_alone,
+)
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.signatures import Signatures, SoloSignature
+from gpushare_deviceplugin.shares import SoloSignature
+from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, TenantMeasure, tenants_of
+
+# A tenant that makes less is asleep (it waits for requests or data, or has finished), unless the model expects so
+# little of it. The least of four real programs that shared a GPU without caps made 0.16 (docs/facts.md 30).
+ASLEEP_RATIO: Final = 0.05
+STARVED_RATIO: Final = 0.15
+DUTY_SLACK: Final = 0.1  # a window of a second or two cuts through a throttle's cycle
 
 
 def merge(samples: Iterable[GpuSample]) -> GpuSample:
@@ -42,13 +58,11 @@ class Measurer:
         self._signatures = signatures
         self._expected_of = expected
 
-    def measure(
-        self, uuid: str, gate: GateStatus | None, latest: GpuSample | None, window: GpuSample | None
-    ) -> GpuMeasure:
+    def measure(self, uuid: str, gate: GateStatus | None, window: GpuSample | None) -> GpuMeasure:
         """Return the measures of a GPU and its tenants.
 
         Args:
-            latest: the newest sample, to learn from; window: several merged, to conclude from; None: no figures.
+            window: samples merged, to conclude and to learn from; None: no figures.
         """
         pods = [pod for pod, _ in tenants_of(self._state, uuid)]
         tenants = {pod.uid: _by_gate(gate, pod.uid) for pod in pods}
@@ -58,76 +72,88 @@ class Measurer:
         strangers = any(client.pod_uid not in tenants for client in gate.clients)
         if len(active) == 1 and not strangers:
             [pod] = active
-            tenants |= self._alone(uuid, pod, _threads(gate, pod), tenants[pod.uid], latest=latest, window=window)
+            tenants |= self._alone(uuid, pod, _threads(gate, pod), tenants[pod.uid], window)
         elif len(pods) == 1 and not gate.clients and self._has_whole_gpus(pods[0]):
             # It runs outside MPS (ADR 0030), and the GPU's counters are its own.
             tenants[pods[0].uid] = replace(tenants[pods[0].uid], clients=None, pipes=window.counters.pipes())
         elif active:
-            threads = [_threads(gate, pod) for pod in active]
-            tenants |= self._together(uuid, active, threads, tenants, window, has_strangers=strangers)
+            tenants |= self._together(uuid, gate, active, tenants, window, has_strangers=strangers)
         model = self._state.gpus[uuid].model
         news = {pod.uid: self._signatures.news(pod, model) for pod in pods}
         return GpuMeasure(window, {uid: replace(each, profile=news[uid]) for uid, each in tenants.items()})
 
     def _alone(
-        self,
-        uuid: str,
-        pod: ManagedPod,
-        threads: int,
-        measured: TenantMeasure,
-        *,
-        latest: GpuSample | None,
-        window: GpuSample,
+        self, uuid: str, pod: ManagedPod, threads: int, measured: TenantMeasure, window: GpuSample
     ) -> dict[str, TenantMeasure]:
         """Measure a GPU's only active tenant: the counters are its own; at 100% its progress is 1."""
         model = self._state.gpus[uuid].model
         measured = replace(measured, pipes=window.counters.pipes())
         if threads == 100:
-            if latest is not None:
-                self._signatures.learn(pod, model, latest)
+            self._signatures.learn(pod, model, window)
             return {pod.uid: replace(measured, progress_ratio=1.0, progress_error_ratio=0.0)}
-        [found] = attribute(window.counters, [_evidence(self._signatures.of(pod, model), threads, None)])
+        signature = self._signatures.of(pod, model)
+        [found] = attribute(window.counters, [_evidence(signature, threads, None)])
         return {
-            pod.uid: replace(measured, progress_ratio=found.progress_ratio, progress_error_ratio=found.error_ratio)
+            pod.uid: replace(
+                measured,
+                progress_ratio=found.progress_ratio,
+                progress_error_ratio=found.error_ratio,
+                alone_ratio=_alone_ratio(signature, threads),
+                is_asleep=_is_asleep(found, None),
+            )
         }
 
     def _together(
         self,
         uuid: str,
+        gate: GateStatus,
         active: Sequence[ManagedPod],
-        threads: Sequence[int],
         tenants: dict[str, TenantMeasure],
         window: GpuSample,
         *,
         has_strangers: bool,
     ) -> dict[str, TenantMeasure]:
         model = self._state.gpus[uuid].model
+        threads = [_threads(gate, pod) for pod in active]
+        throttles = {throttle.pod_uid: throttle.duty_ratio for throttle in gate.throttle.pods}
+        duties = tuple(throttles.get(pod.uid, 1.0) for pod in active)
         signatures = [self._signatures.of(pod, model) for pod in active]
         known = [signature for signature in signatures if signature is not None]
         priors: Sequence[Prior | None] = [None] * len(active)
         if len(known) == len(active) and not has_strangers:
-            priors = self._expected(uuid, active, known, threads)
-        evidence = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
-        if has_strangers:
-            evidence.append(TenantEvidence(None))
-        found = attribute(window.counters, evidence)
+            priors = self._expected(uuid, active, known, threads, duties)
+        proofs = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
+        bounded = [
+            replace(proof, bound=proof.bound * min(1.0, duty + DUTY_SLACK)) if duty < 1.0 else proof
+            for proof, duty in zip(proofs, duties, strict=True)
+        ]
+        found = attribute(window.counters, [*bounded, TenantEvidence(None)] if has_strangers else bounded)
         return {
             pod.uid: replace(
                 tenants[pod.uid],
                 progress_ratio=each.progress_ratio,
                 progress_error_ratio=each.error_ratio,
                 pipes=each.pipes,
+                alone_ratio=_alone_ratio(signature, cap),
+                is_asleep=_is_asleep(each, prior),
             )
-            for pod, each in zip(active, found[: len(active)], strict=True)
+            for pod, signature, cap, prior, each in zip(
+                active, signatures, threads, priors, found[: len(active)], strict=True
+            )
         }
 
     def _expected(
-        self, uuid: str, active: Sequence[ManagedPod], signatures: Sequence[SoloSignature], threads: Sequence[int]
+        self,
+        uuid: str,
+        active: Sequence[ManagedPod],
+        signatures: Sequence[SoloSignature],
+        threads: Sequence[int],
+        duties: tuple[float, ...],
     ) -> Sequence[Prior | None]:
-        """Return the model's predictions for these tenants."""
+        """Return the model's predictions for these tenants under the throttles in force."""
         loads = [_load(s, cap) for s, cap in zip(signatures, threads, strict=True)]
         uids = tuple(pod.uid for pod in active)
-        return self._expected_of(uuid, Question(self._state.gpus[uuid].model, uids, tuple(loads)))
+        return self._expected_of(uuid, Question(self._state.gpus[uuid].model, uids, tuple(loads), duties))
 
     def _has_whole_gpus(self, pod: ManagedPod) -> bool:
         return len(self._state.allocated(pod) or {}) > 1
@@ -141,6 +167,18 @@ def _load(signature: SoloSignature, threads: int) -> TenantLoad:
     return TenantLoad(
         signature.counters, threads, signature.cap_curve, iterations_per_s=signature.iterations_per_s
     )
+
+
+def _alone_ratio(signature: SoloSignature | None, threads: int) -> float | None:
+    if signature is None or signature.counters.sm_util is None:
+        return None
+    return min(1.0, progress_alone(signature.counters, signature.cap_curve, threads / 100))
+
+
+def _is_asleep(found: Attribution, prior: Prior | None) -> bool:
+    if found.progress_ratio is None or found.progress_ratio >= ASLEEP_RATIO:
+        return False
+    return prior is None or prior.mean > STARVED_RATIO
 
 
 def _threads(gate: GateStatus, pod: ManagedPod) -> int:

@@ -1,13 +1,15 @@
 """The agent's options: command line first, then environment, then default."""
 
 import argparse
+import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import HOST_DIRECTORY
+from gpushare.core.admission import Defaults
+from gpushare.core.api import HOST_DIRECTORY, JobClass
 from gpushare.runtime.options import options_of
 from gpushare_deviceplugin.allocation import DeviceListStrategy
 from gpushare_deviceplugin.outside import OutsidePolicy
@@ -24,6 +26,8 @@ class AgentOptions:
         simulated: such as "H200:2"; empty for real GPUs.
         dcgm_url: dcgm-exporter's metrics on this node; empty where GPM serves.
         metrics_port: 0 for no metrics.
+        loop: whether broken promises are acted on; retract_after_seconds: of `core.control.WatchSettings`.
+        defaults: what pods are owed where neither they nor a GpuShare says.
     """
 
     node_name: str
@@ -36,6 +40,9 @@ class AgentOptions:
     sample_seconds: float
     log_level: str
     outside_mps: OutsidePolicy = OutsidePolicy.EVENT
+    loop: bool = True
+    retract_after_seconds: float = 300.0
+    defaults: Defaults = field(default_factory=Defaults)
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
@@ -60,12 +67,27 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         "what becomes of pods' processes outside MPS",
         choices=[p.value for p in OutsidePolicy],
     )
+    standard = Defaults()
+    add("loop", "true", "whether broken promises are acted on", choices=["true", "false"])
+    add("retract-after-seconds", "300", "how long a throttle may last before a tenant has to leave", type=float)
+    add(
+        "default-class",
+        standard.job_class.value,
+        "class of pods that say none",
+        choices=[c.value for c in JobClass],
+    )
+    add("max-slowdown", str(standard.max_slowdown_ratio), "tolerated slowdown of class throughput", type=float)
+    add("latency-max-slowdown", str(standard.latency_max_slowdown_ratio), "that of class latency", type=float)
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
     if not read.node_name:
         parser.error("--node-name is missing")
     if read.sample_seconds < 0.2:
         parser.error("--sample-seconds must be 0.2 or more: counters need 0.1 s between readings")
+    if not (1 <= read.max_slowdown < math.inf and 1 <= read.latency_max_slowdown < math.inf):
+        parser.error("--max-slowdown and --latency-max-slowdown are ratios of 1 or more")
+    if not 1 <= read.retract_after_seconds < math.inf:
+        parser.error("--retract-after-seconds must be 1 or more")
     return AgentOptions(
         node_name=read.node_name,
         directory=Path(read.directory),
@@ -77,4 +99,11 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         sample_seconds=float(read.sample_seconds),
         log_level=str(read.log_level).upper(),
         outside_mps=OutsidePolicy(read.outside_mps),
+        loop=read.loop == "true",
+        retract_after_seconds=read.retract_after_seconds,
+        defaults=Defaults(
+            job_class=JobClass(read.default_class),
+            max_slowdown_ratio=read.max_slowdown,
+            latency_max_slowdown_ratio=read.latency_max_slowdown,
+        ),
     )

@@ -26,6 +26,7 @@ class ManagedPod:
         workload: key that links pods of one kind.
         own_percentage: thread percentage that its containers give themselves, the lowest; None where none does.
         processes: CUDA processes that share its cap.
+        has_class: whether its own annotation names its class.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
     """
 
@@ -41,6 +42,7 @@ class ManagedPod:
     ends_at: float | None = None
     own_percentage: int | None = None
     processes: int = 1
+    has_class: bool = False
 
     @property
     def key(self) -> str:
@@ -78,6 +80,7 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         ends_at=_ends_at(obj["metadata"]),
         own_percentage=_own_percentage(obj.get("spec") or {}),
         processes=processes,
+        has_class=names.CLASS in pod.annotations,
     )
 
 

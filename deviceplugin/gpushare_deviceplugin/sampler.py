@@ -3,8 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -22,12 +21,22 @@ _log = logging.getLogger(__name__)
 HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes this long may never return
 BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
 NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
-WINDOWS: Final = 5  # samples averaged into what is reported, and between two conclusions
+WINDOWS: Final = 5  # samples merged into a window, where nobody asks for shorter ones
 OnProcesses = Callable[[str, tuple[GpuProcess, ...] | None, GateStatus | None], None]
+OnMeasure = Callable[[str, GateStatus | None, GpuMeasure], None]
+IsDue = Callable[[str, Sequence[GpuSample]], bool]
 
 
 def _nobody_asks(uuid: str, processes: tuple[GpuProcess, ...] | None, gate: GateStatus | None) -> None:
     """Ignore processes, for use where nothing consumes them."""
+
+
+def _nobody_watches(uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> None:
+    """Ignore measures, for use where nothing consumes them."""
+
+
+def _when_long_enough(_: str, fresh: Sequence[GpuSample]) -> bool:
+    return len(fresh) >= WINDOWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,8 @@ class Sampler:
     Args:
         open_devices: makes the device side; raises DevicesError where there is no driver (yet).
         on_processes: is given the processes of each GPU in each round, with the gate's last word.
+        is_due: whether a GPU's samples since the last conclusion are to be concluded from.
+        on_measure: is given each new measure of a GPU; one without a sample says who is there.
 
     Attributes:
         measures: the last measure of each GPU, by uuid; gates: the last word of each gate.
@@ -69,6 +80,8 @@ class Sampler:
         clock: Callable[[], float],
         period_seconds: float,
         on_processes: OnProcesses = _nobody_asks,
+        is_due: IsDue = _when_long_enough,
+        on_measure: OnMeasure = _nobody_watches,
     ) -> None:
         self.measures: dict[str, GpuMeasure] = {}
         self.gates: dict[str, GateStatus | None] = {}
@@ -81,10 +94,11 @@ class Sampler:
         self._clock = clock
         self._period = period_seconds
         self._on_processes = on_processes
+        self._is_due = is_due
+        self._on_measure = on_measure
         self._unlisted: set[str] = set()
         self._devices: Devices | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
-        self._windows: dict[str, deque[GpuSample]] = {}
         self._fresh: dict[str, list[GpuSample]] = {}
         self._tenants: dict[str, tuple[str, ...]] = {}
         self._failures = 0
@@ -163,8 +177,8 @@ class Sampler:
         for uuid in self._state.gpus.keys() - listed:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, "the driver does not list this GPU any more"))
             self._state.set_unmeasured(uuid, "")  # its health reports it
-            for kept in (self.measures, self._windows, self._fresh):  # no window across its absence
-                kept.pop(uuid, None)
+            self.measures.pop(uuid, None)
+            self._fresh.pop(uuid, None)  # no window across its absence
         for gpu, reading in readings:
             self._conclude(gpu.uuid, reading.health)
             if reading.error:
@@ -180,29 +194,29 @@ class Sampler:
         self._state.set_health(uuid, conclude_health(device, gate))
 
     def _measure(self, uuid: str, reading: Reading) -> None:
-        windows = self._windows.setdefault(uuid, deque(maxlen=WINDOWS))
         tenants = tuple(pod.uid for pod, _ in tenants_of(self._state, uuid))
         gate = self.gates.get(uuid)
         present = (*tenants, *sorted(str(c.pid) for c in gate.clients)) if gate else tenants
         fresh = self._fresh.setdefault(uuid, [])
         if self._tenants.get(uuid) != present:  # a window across a change describes neither side
-            windows.clear()
-            fresh.clear()
             self._tenants[uuid] = present
-            self.measures[uuid] = self._measurer.measure(uuid, gate, None, None)
+            self._conclude_nothing(uuid, gate)
             return
         if reading.sample is None:
             if reading.error or reading.health.health is Health.UNHEALTHY:
-                windows.clear()
-                fresh.clear()
-                self.measures[uuid] = self._measurer.measure(uuid, gate, None, None)
+                self._conclude_nothing(uuid, gate)
             return
-        is_first = not windows
-        windows.append(reading.sample)
         fresh.append(reading.sample)
-        if is_first or len(fresh) >= WINDOWS:  # attribution costs more than reading counters
-            self.measures[uuid] = self._measurer.measure(uuid, gate, merge(fresh), merge(windows))
+        is_first = uuid not in self.measures or self.measures[uuid].sample is None
+        if is_first or self._is_due(uuid, fresh):  # attribution costs more than reading counters
+            self.measures[uuid] = self._measurer.measure(uuid, gate, merge(fresh))
             fresh.clear()
+            self._on_measure(uuid, gate, self.measures[uuid])
+
+    def _conclude_nothing(self, uuid: str, gate: GateStatus | None) -> None:
+        self._fresh[uuid] = []
+        self.measures[uuid] = self._measurer.measure(uuid, gate, None)
+        self._on_measure(uuid, gate, self.measures[uuid])
 
     def _without_devices(self, problem: str) -> None:
         self._state.counts.error("devices")
@@ -216,7 +230,6 @@ class Sampler:
         for uuid in self._state.gpus:
             self._conclude(uuid, GpuHealth(Health.UNHEALTHY, problem))
             self._state.set_unmeasured(uuid, "")
-        self._windows.clear()
         self._fresh.clear()
         self.measures.clear()
         self._devices = None

@@ -1,12 +1,13 @@
 """Each workload's GPU use alone: from its GpuShare's profile, else as measured on this node while it ran alone."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
-from gpushare.core.api import GpuShareStatus, WorkloadSignature, from_json
+from gpushare.core.api import WorkloadSignature
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, shares_of
 
 MIN_SECONDS: Final = 5.0  # of running alone, before the average counts as a signature
 MEMORY_SECONDS: Final = 120.0  # older windows fade, so that a workload's later phases replace its first ones
@@ -14,47 +15,6 @@ DIGITS: Final = 4  # of a counter on the wire
 IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits uses less, and tells nothing about its workload
 START_SECONDS: Final = 30.0  # longest start of a program; PyTorch's client idles for 7 to 9 s
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
-
-
-@dataclass(frozen=True, slots=True)
-class SoloSignature:
-    """A workload alone at 100% threads.
-
-    Attributes:
-        cap_curve: progress alone by thread percentage, where measured.
-        iterations_per_s: rate alone, where the workload reports one.
-    """
-
-    counters: Counters
-    cap_curve: Mapping[int, float] = field(default_factory=dict)
-    iterations_per_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SharedProfile:
-    """A GpuShare's profile and the pods that it is for; `kept` as it is written there."""
-
-    pod_uids: frozenset[str]
-    gpu_model: str
-    signature: SoloSignature
-    kept: WorkloadSignature | None = None
-
-
-def reduce_gpushare(obj: Mapping[str, Any]) -> SharedProfile | None:
-    """Return a raw GpuShare's profile; None while it has none."""
-    status = from_json(GpuShareStatus, obj.get("status"))
-    if status.profile is None or not status.profile.counters:
-        return None
-    return SharedProfile(
-        pod_uids=frozenset(placement.pod_uid for placement in status.placements),
-        gpu_model=status.profile.gpu_model,
-        signature=SoloSignature(
-            status.profile.as_counters(),
-            {point.thread_percentage: point.progress_ratio for point in status.profile.cap_curve},
-            status.profile.iterations_per_second,
-        ),
-        kept=status.profile,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +76,7 @@ class Signatures:
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
         """Return a pod's signature on a GPU model; None until it was seen alone on one."""
         for profile in self._profiles_of(pod):
-            if profile.gpu_model in ("", gpu_model):
+            if profile.signature is not None and profile.gpu_model in ("", gpu_model):
                 return profile.signature
         seen = self._seen.get((pod.workload, gpu_model))
         return SoloSignature(seen.counters) if seen is not None and seen.is_signature else None
@@ -128,14 +88,12 @@ class Signatures:
             return None
         rounded = {name: round(min(1.0, value), DIGITS) for name, value in seen.counters.as_dict().items()}
         found = WorkloadSignature(gpu_model, rounded, window_seconds=float(int(seen.seconds)))
-        kept = next((each.kept for each in self._profiles_of(pod)), None)
+        kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
         return found if kept is None or kept.gives_way(found) else None
 
     def _profiles_of(self, pod: ManagedPod) -> Iterator[SharedProfile]:
         """Return the profiles of a pod's GpuShares: only those in its own namespace."""
-        for key, profile in self._profiles.items():
-            if pod.uid in profile.pod_uids and key.startswith(f"{pod.namespace}/"):
-                yield profile
+        return shares_of(pod, self._profiles)
 
     def learn(self, pod: ManagedPod, gpu_model: str, sample: GpuSample) -> None:
         """Learn from a window in which this pod was alone on a GPU, with 100% of its threads.

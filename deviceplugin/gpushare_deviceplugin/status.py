@@ -37,6 +37,8 @@ class TenantMeasure:
     Attributes:
         progress_ratio: relative to running alone at 100% threads; progress_error_ratio: one standard deviation.
         pipes: its own use of each pipe, 0 to 1.
+        alone_ratio: its progress if every neighbour were stopped, under its cap.
+        is_asleep: it makes no progress, and neighbours are not why.
         profile: its workload's signature, where its GpuShare has none as good.
     """
 
@@ -46,6 +48,8 @@ class TenantMeasure:
     progress_error_ratio: float | None = None
     pipes: Mapping[str, float] = field(default_factory=dict)
     profile: WorkloadSignature | None = None
+    alone_ratio: float | None = None
+    is_asleep: bool = False
 
     @property
     def slowdown_ratio(self) -> float | None:
@@ -61,11 +65,35 @@ class GpuMeasure:
     tenants: Mapping[str, TenantMeasure] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What the loop says of one pod on one GPU.
+
+    Attributes:
+        promise_ratio: progress that it may count on.
+        throttle_ratio: part of the time that it is kept stopped; None while it runs freely.
+        retract: why it should leave; None while it may stay.
+    """
+
+    promise_ratio: float | None = None
+    throttle_ratio: float | None = None
+    retract: str | None = None
+
+
+KeepingOf = Callable[[str, ManagedPod, int], Keeping]  # GPU's uuid, pod, its percent of it
+
+
+def nothing_kept(uuid: str, pod: ManagedPod, share_percent: int) -> Keeping:  # noqa: ARG001 - a KeepingOf
+    """Say nothing, for use without a loop."""
+    return Keeping()
+
+
 def build_status(
     state: NodeState,
     gates: Mapping[str, GateStatus | None],
     measures: Mapping[str, GpuMeasure],
     driver_version: str | None = None,
+    keeping: KeepingOf = nothing_kept,
 ) -> GpuNodeStatus:
     """Return the whole status of this node, without a time of observation."""
     gpus = []
@@ -85,7 +113,7 @@ def build_status(
                 mps=mps_status(gates.get(gpu.uuid)),
                 utilization=_utilization(sample) if sample else None,
                 memory_used_mib=sample.memory_used_mib if sample else None,
-                tenants=tuple(_tenants(state, gpu.uuid, measure)),
+                tenants=tuple(_tenants(state, gpu.uuid, measure, keeping)),
             )
         )
     return GpuNodeStatus.of(tuple(gpus), driver_version=driver_version)
@@ -101,10 +129,11 @@ def tenants_of(state: NodeState, uuid: str) -> list[tuple[ManagedPod, int]]:
     return found
 
 
-def _tenants(state: NodeState, uuid: str, measure: GpuMeasure) -> list[TenantStatus]:
+def _tenants(state: NodeState, uuid: str, measure: GpuMeasure, keeping: KeepingOf) -> list[TenantStatus]:
     made = []
     for pod, share in tenants_of(state, uuid):
         measured = measure.tenants.get(pod.uid, TenantMeasure())
+        kept = keeping(uuid, pod, share)
         made.append(
             TenantStatus(
                 pod_uid=pod.uid,
@@ -118,6 +147,9 @@ def _tenants(state: NodeState, uuid: str, measure: GpuMeasure) -> list[TenantSta
                 progress_ratio=_rounded(measured.progress_ratio),
                 progress_error_ratio=_rounded(measured.progress_error_ratio),
                 slowdown_ratio=_rounded(measured.slowdown_ratio),
+                promise_ratio=_rounded(kept.promise_ratio),
+                throttle_ratio=kept.throttle_ratio,
+                retract=kept.retract,
                 profile=measured.profile,
             )
         )
@@ -158,9 +190,14 @@ def _condition(kind: str, problem: str, *, good: str, bad: str) -> Condition:
 
 
 def urgent_part(status: GpuNodeStatus) -> object:
-    """Return the part whose change must be written at once: the GPUs, their health, and their tenants."""
+    """Return the part whose change must be written at once: GPUs, their health, tenants, and who has to leave."""
     return tuple(
-        (gpu.uuid, gpu.health, gpu.mps.state, tuple((t.pod_uid, t.share_percent) for t in gpu.tenants))
+        (
+            gpu.uuid,
+            gpu.health,
+            gpu.mps.state,
+            tuple((t.pod_uid, t.share_percent, t.retract is not None) for t in gpu.tenants),
+        )
         for gpu in status.gpus
     ), tuple((condition.type, condition.status) for condition in status.conditions)
 

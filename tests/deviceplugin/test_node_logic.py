@@ -35,7 +35,8 @@ from gpushare_deviceplugin.gates import (
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.pods import reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
-from gpushare_deviceplugin.signatures import SharedProfile, Signatures, SoloSignature, reduce_gpushare
+from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, reduce_gpushare
+from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import PRESUMED_SECONDS, NodeState
 from gpushare_deviceplugin.status import StatusWriter, build_status
 
@@ -330,19 +331,19 @@ class TestMeasuring:
         a = tenant(state, "a", threads="100")
         alone = gate(clients=(client(a, 100),))
         for _ in range(10):
-            measured = measurer.measure(GPU_A, alone, window(FP32), window(FP32)).tenants[a]
+            measured = measurer.measure(GPU_A, alone, window(FP32)).tenants[a]
         assert (measured.progress_ratio, measured.pipes["fp32"]) == (1.0, 0.6)
         b = tenant(state, "b", threads="100")
         both = gate(clients=(client(a, 100), client(b, 100)))
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.7)))
-        found = measurer.measure(GPU_A, both, mixed, mixed).tenants
+        found = measurer.measure(GPU_A, both, mixed).tenants
         assert found[a].progress_ratio is None  # b has no signature: nothing can be told apart
         assert found[b].pipes == {}
         state.set_allocations({b: {GPU_A: 25}})
         for _ in range(10):
-            measurer.measure(GPU_A, gate(clients=(client(b, 100),)), window(MEMORY), window(MEMORY))
+            measurer.measure(GPU_A, gate(clients=(client(b, 100),)), window(MEMORY))
         tenant(state, "a", threads="100")
-        found = measurer.measure(GPU_A, both, mixed, mixed).tenants
+        found = measurer.measure(GPU_A, both, mixed).tenants
         assert found[a].progress_ratio == pytest.approx(0.5, abs=0.1)
         assert found[b].progress_ratio == pytest.approx(0.7, abs=0.1)
         assert found[a].slowdown_ratio == pytest.approx(2.0, rel=0.25)
@@ -356,9 +357,9 @@ class TestMeasuring:
         half = window(mix((FP32, 0.5)))
         without = self.measurer(state)
         for _ in range(10):
-            assert without.measure(GPU_A, capped, half, half).tenants[a].progress_ratio is None
+            assert without.measure(GPU_A, capped, half).tenants[a].progress_ratio is None
         profile = SharedProfile(frozenset({a}), "NVIDIA H200", SoloSignature(FP32, {50: 0.52}))
-        known = self.measurer(state, {"shop/a": profile}).measure(GPU_A, capped, half, half).tenants[a]
+        known = self.measurer(state, {"shop/a": profile}).measure(GPU_A, capped, half).tenants[a]
         assert known.progress_ratio == pytest.approx(0.5, abs=0.05)
         assert known.pipes == half.counters.pipes()
 
@@ -375,7 +376,7 @@ class TestMeasuring:
         for profiles, progress in (({}, None), ({"shop/a": profile}, pytest.approx(0.5, abs=0.05))):
             measurer = self.measurer(state, profiles)
             for _ in range(10):
-                found = measurer.measure(GPU_A, alone, half, half).tenants[uid]
+                found = measurer.measure(GPU_A, alone, half).tenants[uid]
             assert found.progress_ratio == progress
             assert found.profile is None
 
@@ -411,7 +412,7 @@ class TestMeasuring:
         alone = gate(clients=(client(a, 100),))
 
         def published() -> WorkloadSignature | None:
-            return measurer.measure(GPU_A, alone, window(FP32), window(FP32)).tenants[a].profile
+            return measurer.measure(GPU_A, alone, window(FP32)).tenants[a].profile
 
         assert published() is None, "one window is too little"
         news = [published() for _ in range(10)][-1]
@@ -443,7 +444,7 @@ class TestMeasuring:
         profile = SharedProfile(frozenset({a}), "", SoloSignature(FP32))
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.5)))
         found = self.measurer(state, {"shop/a": profile}).measure(
-            GPU_A, gate(clients=(client(a, 100), client(None))), mixed, mixed
+            GPU_A, gate(clients=(client(a, 100), client(None))), mixed
         )
         assert found.tenants[a].progress_ratio is None
 
@@ -461,7 +462,7 @@ class TestMeasuring:
         }
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.7)))
         both = gate(clients=(client(a, 30), client(b, None)))
-        Measurer(state, Signatures(profiles), expected).measure(GPU_A, both, mixed, mixed)
+        Measurer(state, Signatures(profiles), expected).measure(GPU_A, both, mixed)
         [question] = asked
         assert (question.gpu_model, question.tenants) == ("NVIDIA H200", (a, b))
         assert [load.thread_percentage for load in question.loads] == [30, 50]  # in force; else as decided
@@ -469,13 +470,13 @@ class TestMeasuring:
     def test_memory_is_the_pods_own_or_absent(self, state: NodeState) -> None:
         a, b = tenant(state, "a"), tenant(state, "b")
         status = gate(clients=(client(a, used=300), client(a, used=200), client(b, used=None)))
-        found = self.measurer(state).measure(GPU_A, status, None, None).tenants
+        found = self.measurer(state).measure(GPU_A, status, None).tenants
         assert (found[a].memory_used_mib, found[a].clients) == (500, 2)
         assert found[b].memory_used_mib is None
 
     def test_a_pod_with_whole_gpus_owns_their_counters(self, state: NodeState) -> None:
         a = tenant(state, "a", gpu=f"{GPU_A},{GPU_B}", share=200, threads="100")
-        found = self.measurer(state).measure(GPU_A, gate(), window(FP32), window(FP32)).tenants[a]
+        found = self.measurer(state).measure(GPU_A, gate(), window(FP32)).tenants[a]
         assert (found.progress_ratio, found.clients, found.pipes["fp32"]) == (None, None, 0.6)
 
     def test_a_gpushare_without_a_profile_is_passed_over(self) -> None:

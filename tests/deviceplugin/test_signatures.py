@@ -9,7 +9,8 @@ from gpushare.core.api import WorkloadSignature
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.measuring import merge
 from gpushare_deviceplugin.sampler import WINDOWS
-from gpushare_deviceplugin.signatures import IDLE_RATIO, MIN_SECONDS, SharedProfile, Signatures, SoloSignature
+from gpushare_deviceplugin.shares import SharedProfile, SoloSignature
+from gpushare_deviceplugin.signatures import IDLE_RATIO, MIN_SECONDS, Signatures
 
 H200 = "NVIDIA H200"
 BUSY = Counters(sm_util=0.55, fp32_util=0.3, dram_bw_util=0.2)

@@ -22,6 +22,7 @@ class DeviceFigures:
         mps_state: one of MPS_STATES; held: connections that wait at the gate, by reason.
         refused, mismatches: since the gate started, and now, by reason or kind.
         outside, outside_found, outside_ended: processes outside MPS, now, and since the agent started.
+        promises_broken, throttles, retractions_asked: what the loop saw and did since the agent started.
     """
 
     uuid: str
@@ -48,6 +49,9 @@ class DeviceFigures:
     outside: int | None = None
     outside_found: int | None = None
     outside_ended: int | None = None
+    promises_broken: int | None = None
+    throttles: int | None = None
+    retractions_asked: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,9 @@ class TenantFigures:
     progress_ratio: float | None = None
     progress_error_ratio: float | None = None
     slowdown_ratio: float | None = None
+    promise_ratio: float | None = None
+    throttle_ratio: float | None = None
+    is_promise_broken: bool | None = None
     pipes: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -159,6 +166,22 @@ _OF_PODS: Final[_Table[TenantFigures]] = (
         lambda t: t.progress_error_ratio,
     ),
     ("pod_slowdown_ratio", "How much longer the pod takes than alone.", lambda t: t.slowdown_ratio),
+    (
+        "pod_promise_ratio",
+        "Progress that the pod may count on, relative to running alone.",
+        lambda t: t.promise_ratio,
+    ),
+    (
+        "pod_promise_broken",
+        "1 while the pod's progress is below its promise.",
+        lambda t: _flag(t.is_promise_broken),
+    ),
+    ("pod_throttle_ratio", "Part of the time that the pod is kept stopped.", lambda t: t.throttle_ratio),
+)
+_OF_LOOP: Final[_Table[DeviceFigures]] = (
+    ("promises_broken", "Times that a pod's promise was found broken.", lambda d: d.promises_broken),
+    ("throttles", "Times that a pod was throttled for another's promise.", lambda d: d.throttles),
+    ("retractions_asked", "Times that the agent asked for a pod to leave.", lambda d: d.retractions_asked),
 )
 
 
@@ -236,7 +259,7 @@ def _mps_families(now: NodeFigures) -> Iterator[Metric]:
     )
     for name, text, figure in _OF_MPS:
         yield _gauge(name, text, labels, ((at, figure(d)) for at, d in gpus))
-    for name, text, figure in _COUNTED_OF_MPS:
+    for name, text, figure in (*_COUNTED_OF_MPS, *_OF_LOOP):
         yield _counter(name, text, labels, ((at, figure(d)) for at, d in gpus))
 
 

@@ -8,6 +8,7 @@ from gpushare.core.progress.alone import (
     promise_of,
 )
 from gpushare.core.progress.attribution import (
+    Attribution,
     Predict,
     Prior,
     TenantEvidence,
@@ -19,6 +20,7 @@ from gpushare.core.progress.attribution import (
 
 __all__ = [
     "MAX_CAPPED_PROGRESS",
+    "Attribution",
     "Predict",
     "Prior",
     "TenantEvidence",

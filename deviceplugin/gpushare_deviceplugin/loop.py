@@ -1,0 +1,302 @@
+"""The loop of this node's GPUs: windows go to `core.control.watch`, its answers to the throttle, events and API.
+
+Nothing here decides: it translates. Its memory is rebuilt from windows: an agent that starts begins with everyone
+free, and so does a GPU whose agent fell silent (`gpushare.mps.asks.LEASE_SECONDS`).
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from gpushare.core.control import (
+    FREE,
+    GpuWatch,
+    WatchActions,
+    WatchedTenant,
+    WatchReason,
+    WatchSettings,
+    Window,
+    watch,
+)
+from gpushare.core.gpu import GpuSample
+from gpushare.core.progress import progress_alone, promise_of
+from gpushare.mps.asks import ThrottleAsk, ThrottleAsks, boottime
+from gpushare.mps.layout import GpuDirectory, write_throttle
+from gpushare.mps.status import GateState, GateStatus
+from gpushare_deviceplugin.gates import Notice
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.shares import TermsOf
+from gpushare_deviceplugin.signatures import Signatures
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure, tenants_of
+
+_log = logging.getLogger(__name__)
+
+BEAT_SECONDS: Final = 1.0  # a fifth of the lease
+CALM_SAMPLES: Final = 5  # a window while every promise is kept and nobody is throttled
+ALERT_SECONDS: Final = 10.0  # short windows after a change of the tenants, or of what they draw
+WATCH_SECONDS: Final = 1.0  # a window while something is wrong: a whole cycle of the throttle (mps.duty)
+UNEVEN_SECONDS: Final = 2.0  # with a duty below a half: its cycle is shorter, and no divisor of a second
+MOVED_RATIO: Final = 0.1  # a counter that differs by more from the last window's: something has changed
+EVENT_SECONDS: Final = 60.0  # between two events of one kind on one pod
+_MOST_WAITING: Final = 256  # events in the queue while the API server is slow
+_WARNINGS: Final = frozenset({WatchReason.PROMISE_BROKEN, WatchReason.RETRACTION_ASKED})
+_SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
+_NOTHING: Final = WatchActions()
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """What the loop keeps of one GPU; `stops` are who is stopped for a reading, until when."""
+
+    watch: GpuWatch = field(default_factory=GpuWatch)
+    actions: WatchActions = _NOTHING
+    concluded_at: float = -math.inf
+    alert_until: float = -math.inf
+    tenants: frozenset[str] = frozenset()
+    known: frozenset[str] = frozenset()
+    counters: Mapping[str, float] = field(default_factory=dict)
+    stops: Mapping[str, float] = field(default_factory=dict)
+    written: Mapping[str, ThrottleAsk] | None = None
+    unusable: str = ""
+
+
+@dataclass(slots=True)
+class LoopCounts:
+    """Counters of one GPU since the agent started."""
+
+    broken: int = 0
+    throttled: int = 0
+    retractions: int = 0
+
+
+class Loop:
+    """Watches and acts.
+
+    Args:
+        directory: the node's gpushare directory.
+        tell: write an event.
+        clock: monotonic seconds; boot: seconds since the node booted, the throttle's clock.
+        enabled: otherwise promises are told, and nothing is done about them.
+        period_seconds: between two samples.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        signatures: Signatures,
+        terms: TermsOf,
+        directory: Path,
+        *,
+        tell: Callable[[Notice], Awaitable[None]],
+        clock: Callable[[], float],
+        settings: WatchSettings,
+        enabled: bool = True,
+        period_seconds: float = 1.0,
+        boot: Callable[[], float] = boottime,
+    ) -> None:
+        self.enabled = enabled
+        self.counts: dict[str, LoopCounts] = {}
+        self._state = state
+        self._signatures = signatures
+        self._terms = terms
+        self._directory = directory
+        self._tell = tell
+        self._clock = clock
+        self._boot = boot
+        self._settings = settings
+        self._period = period_seconds
+        self._gpus: dict[str, _Gpu] = {}
+        self._gates: dict[str, GateStatus] = {}
+        self._told_at: dict[tuple[str, WatchReason], float] = {}
+        self._notices: asyncio.Queue[Notice] = asyncio.Queue(_MOST_WAITING)
+        self._failing = False
+        self._unthrottled = ""
+
+    def is_due(self, uuid: str, fresh: Sequence[GpuSample]) -> bool:
+        """Return whether these samples are to be concluded from now.
+
+        Short windows while something is wrong, changed lately, or changes now; long ones cost less.
+        """
+        gpu = self._gpus.get(uuid)
+        if gpu is None or not self.enabled:
+            return len(fresh) >= CALM_SAMPLES
+        now = self._clock()
+        if _has_moved(gpu.counters, fresh[-1]):
+            gpu.alert_until = now + ALERT_SECONDS
+        duties = gpu.actions.duties.values()
+        if not duties and not gpu.actions.broken and now >= gpu.alert_until:
+            return len(fresh) >= CALM_SAMPLES
+        seconds = UNEVEN_SECONDS if any(duty < 0.5 for duty in duties) else WATCH_SECONDS
+        return len(fresh) >= max(1, round(seconds / self._period))
+
+    def conclude(self, uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> None:
+        """Watch one GPU's window, and act on what it shows.
+
+        Args:
+            measure: of the window; without a sample it only says who is there.
+        """
+        now = self._clock()
+        gpu = self._gpus.setdefault(uuid, _Gpu())
+        if gate is not None:
+            self._gates[uuid] = gate
+        tenants = frozenset(measure.tenants)
+        if tenants != gpu.tenants or measure.sample is None:
+            gpu.tenants, gpu.alert_until = tenants, now + ALERT_SECONDS
+        if measure.sample is None or not self.enabled:
+            return
+        gpu.counters = measure.sample.counters.as_dict()
+        gpu.concluded_at = now
+        window = self._window(uuid, gate, measure, measure.sample, now)
+        if any(t.progress is not None and t.progress < t.promise and t.active for t in window.tenants):
+            gpu.alert_until = max(gpu.alert_until, now + ALERT_SECONDS / 2)
+        gpu.known = frozenset(t.uid for t in window.tenants if t.progress is not None and t.active)
+        self._act(uuid, gpu, window, now)
+
+    def keeping(self, uuid: str, pod: ManagedPod, share_percent: int) -> Keeping:
+        """Return what is promised to a tenant, and what the loop does about its GPU's promises."""
+        gpu = self._gpus.get(uuid, _Gpu())
+        duty = gpu.actions.duties.get(pod.uid, FREE)
+        return Keeping(
+            promise_ratio=self._promise(uuid, pod, share_percent),
+            throttle_ratio=round(1.0 - duty, 2) if duty < FREE else None,
+            retract=gpu.actions.retract_why[:1024] if gpu.actions.retract == pod.uid else None,
+        )
+
+    def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
+        """Return whether a tenant's promise is broken; None while its progress is unknown."""
+        gpu = self._gpus.get(uuid)
+        if gpu is None or pod_uid not in gpu.known:
+            return None
+        return pod_uid in gpu.actions.broken
+
+    def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
+        """Ask that these pods be stopped until then (seconds since boot), for a reading; {} ends it."""
+        gpu = self._gpus.setdefault(uuid, _Gpu())
+        gpu.stops = stops
+        self._write(uuid, gpu)
+
+    async def run(self) -> None:
+        """Renew the asks, and tell what was done, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._tell_all())
+            while True:
+                self.beat()
+                await asyncio.sleep(BEAT_SECONDS)
+
+    def beat(self) -> None:
+        """Renew the asks of every GPU that has some; let time pass where no window comes."""
+        if not self.enabled:
+            return
+        now = self._clock()
+        for uuid in self._state.gpus:
+            gpu = self._gpus.setdefault(uuid, _Gpu())
+            if now - gpu.concluded_at >= 2 * BEAT_SECONDS:
+                self._act(uuid, gpu, None, now)
+            self._write(uuid, gpu)
+
+    def _act(self, uuid: str, gpu: _Gpu, window: Window | None, now: float) -> None:
+        gate = self._gates.get(uuid)
+        problem = gate.throttle.problem if gate is not None else ""
+        if problem and problem != self._unthrottled:
+            _log.warning("nobody can be throttled here, broken promises lead to retractions: %s", problem)
+        self._unthrottled = problem
+        before = gpu.actions
+        settings = replace(self._settings, can_throttle=self._settings.can_throttle and not problem)
+        gpu.watch, gpu.actions = watch(gpu.watch, window, now, settings)
+        counts = self.counts.setdefault(uuid, LoopCounts())
+        counts.broken += len(set(gpu.actions.broken) - set(before.broken))
+        counts.throttled += len(gpu.actions.duties.keys() - before.duties.keys())
+        counts.retractions += gpu.actions.retract is not None and gpu.actions.retract != before.retract
+        for note in gpu.actions.notes:
+            self._note(note.uid, note.reason, note.message, uuid, now)
+        if gpu.actions.duties != before.duties:
+            self._write(uuid, gpu)
+        if (gpu.actions.retract, gpu.actions.broken) != (before.retract, before.broken):
+            self._state.touch()
+
+    def _note(self, uid: str, reason: WatchReason, message: str, uuid: str, now: float) -> None:
+        _log.info("%s: pod %s on GPU %s %s", reason, uid, uuid, message, extra={"pod": uid, "gpu": uuid})
+        if now - self._told_at.get((uid, reason), -math.inf) < EVENT_SECONDS or self._notices.full():
+            return
+        self._told_at = {key: at for key, at in self._told_at.items() if now - at < EVENT_SECONDS}
+        self._told_at[uid, reason] = now
+        self._notices.put_nowait(Notice(uid, str(reason), message, is_warning=reason in _WARNINGS))
+
+    def _window(
+        self, uuid: str, gate: GateStatus | None, measure: GpuMeasure, sample: GpuSample, now: float
+    ) -> Window:
+        refused = {refusal.pod_uid for refusal in gate.throttle.refused} if gate is not None else set()
+        tenants = tuple(
+            self._watched(uuid, pod, share, measure.tenants.get(pod.uid, TenantMeasure()), refused)
+            for pod, share in tenants_of(self._state, uuid)
+        )
+        why_not = "" if gate is not None and gate.state in _SERVING else "MPS does not serve"
+        return Window(now, tenants, usable=not why_not, why_not=why_not, seconds=sample.window_seconds)
+
+    def _watched(
+        self, uuid: str, pod: ManagedPod, share: int, measured: TenantMeasure, refused: set[str]
+    ) -> WatchedTenant:
+        terms = self._terms(pod)
+        return WatchedTenant(
+            uid=pod.uid,
+            job_class=terms.job_class,
+            promise=self._promise(uuid, pod, share),
+            progress=measured.progress_ratio,
+            error=measured.progress_error_ratio,
+            order=_decided_at(pod),
+            active=bool(measured.clients) and not measured.is_asleep,
+            can_throttle=terms.is_certain and pod.uid not in refused and len(self._state.gpus_of(pod)) == 1,
+            alone=1.0 if measured.alone_ratio is None else measured.alone_ratio,
+        )
+
+    def _promise(self, uuid: str, pod: ManagedPod, share_percent: int) -> float:
+        gpu = self._state.gpus.get(uuid)
+        signature = self._signatures.of(pod, gpu.model) if gpu is not None else None
+        share = max(1, min(100, share_percent))
+        alone = None
+        if signature is not None and signature.counters.sm_util is not None:
+            alone = min(1.0, progress_alone(signature.counters, signature.cap_curve, share / 100))
+        return promise_of(alone, share, self._terms(pod).max_slowdown)
+
+    def _write(self, uuid: str, gpu: _Gpu) -> None:
+        """Write the asks of one GPU; nothing where there are none and were none."""
+        if not self.enabled:
+            return
+        asks = {uid: ThrottleAsk(duty) for uid, duty in gpu.actions.duties.items() if duty < FREE}
+        for uid, until in gpu.stops.items():
+            asks[uid] = replace(asks.get(uid, ThrottleAsk()), stopped_until=until)
+        place = GpuDirectory.of(self._directory, uuid)
+        if not asks and not gpu.written and (gpu.written is not None or not place.throttle.exists()):
+            return
+        try:
+            write_throttle(place, ThrottleAsks(asks, self._boot()))
+        except OSError as error:
+            self._state.counts.error("throttle")
+            if not self._failing:
+                _log.error("asks to throttle pods of GPU %s not written, they run free: %s", uuid, error)
+            self._failing = True
+        else:
+            gpu.written, self._failing = asks, False
+
+    async def _tell_all(self) -> None:
+        while True:
+            await self._tell(await self._notices.get())
+
+
+def _has_moved(before: Mapping[str, float], sample: GpuSample) -> bool:
+    now = sample.counters.as_dict()
+    return any(abs(value - before.get(name, value)) > MOVED_RATIO for name, value in now.items())
+
+
+def _decided_at(pod: ManagedPod) -> float:
+    """Return when the pod was placed; 0 where nothing says so: it counts as the oldest."""
+    try:
+        return datetime.fromisoformat(pod.decision.decided_at).timestamp() if pod.decision else 0.0
+    except ValueError:
+        return 0.0

@@ -1,0 +1,132 @@
+"""What GpuShares say of this node's pods: their workload's profile, their class, the slowdown they tolerate."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpushare.core.admission import Defaults
+from gpushare.core.api import (
+    GpuShareSpec,
+    GpuShareStatus,
+    JobClass,
+    PodPlacement,
+    ProfileMode,
+    WorkloadSignature,
+    from_json,
+)
+from gpushare.core.gpu import Counters
+from gpushare_deviceplugin.pods import ManagedPod
+
+
+@dataclass(frozen=True, slots=True)
+class SoloSignature:
+    """A workload alone at 100% threads.
+
+    Attributes:
+        cap_curve: progress alone by thread percentage, where measured.
+        iterations_per_s: rate alone, where the workload reports one.
+    """
+
+    counters: Counters
+    cap_curve: Mapping[int, float] = field(default_factory=dict)
+    iterations_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedProfile:
+    """A GpuShare as this node needs it.
+
+    Attributes:
+        pod_uids: the pods that it is for.
+        signature: the workload's; None while it has no profile. `kept` is the profile as it is written there.
+        job_class, max_slowdown: as its spec says; None where it does not.
+        is_profiled: whether its workload may be profiled at all (`profile.mode` is not Off).
+    """
+
+    pod_uids: frozenset[str]
+    gpu_model: str = ""
+    signature: SoloSignature | None = None
+    kept: WorkloadSignature | None = None
+    job_class: JobClass | None = None
+    max_slowdown: float | None = None
+    is_profiled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a pod is owed.
+
+    Attributes:
+        max_slowdown: tolerated, 1 or more.
+        is_certain: whether its class is known; until its GpuShare is, a pod without the annotation may be of class
+            latency, and is not to be stopped.
+    """
+
+    job_class: JobClass
+    max_slowdown: float
+    is_certain: bool = True
+
+
+TermsOf = Callable[[ManagedPod], Terms]
+
+
+def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> SharedProfile | None:
+    """Reduce the API's JSON object; None for a GpuShare without a pod on this node.
+
+    Args:
+        node_name: None for any node.
+    """
+    status = from_json(GpuShareStatus, obj.get("status"))
+    uids = frozenset(each.pod_uid for each in status.placements if _is_here(each, node_name))
+    if not uids:
+        return None
+    spec = from_json(GpuShareSpec, obj.get("spec"))
+    profile = status.profile if status.profile is not None and status.profile.counters else None
+    return SharedProfile(
+        pod_uids=uids,
+        gpu_model=profile.gpu_model if profile else "",
+        signature=_solo(profile) if profile else None,
+        kept=profile,
+        job_class=spec.job_class,
+        max_slowdown=spec.max_slowdown,
+        is_profiled=spec.profile is None or spec.profile.mode is not ProfileMode.OFF,
+    )
+
+
+def shares_of(pod: ManagedPod, shares: Mapping[str, SharedProfile]) -> Iterator[SharedProfile]:
+    """Return a pod's GpuShares: only those in its own namespace.
+
+    Args:
+        shares: by namespace/name.
+    """
+    for key, share in shares.items():
+        if pod.uid in share.pod_uids and key.startswith(f"{pod.namespace}/"):
+            yield share
+
+
+def terms_of(pod: ManagedPod, shares: Mapping[str, SharedProfile], defaults: Defaults) -> Terms:
+    """Return what a pod is owed: its annotation beats its GpuShare, which beats the chart's defaults.
+
+    Of several GpuShares that have the pod, which lasts for moments only, the first by name counts.
+    """
+    share = next(iter(shares_of(pod, dict(sorted(shares.items())))), None)
+    of_share = share.job_class if share is not None else None
+    job_class = pod.job_class if pod.has_class else of_share or defaults.job_class
+    tolerated = share.max_slowdown if share is not None else None
+    return Terms(
+        job_class,
+        tolerated if tolerated is not None else defaults.max_slowdown_of(job_class),
+        is_certain=pod.has_class or share is not None,
+    )
+
+
+def _solo(profile: WorkloadSignature) -> SoloSignature:
+    return SoloSignature(
+        profile.as_counters(),
+        {point.thread_percentage: point.progress_ratio for point in profile.cap_curve},
+        profile.iterations_per_second,
+    )
+
+
+def _is_here(placement: PodPlacement, node_name: str | None) -> bool:
+    return node_name is None or placement.node in {None, node_name}
