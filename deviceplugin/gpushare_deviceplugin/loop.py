@@ -135,8 +135,8 @@ class Loop:
         seconds = UNEVEN_SECONDS if any(duty < 0.5 for duty in duties) else WATCH_SECONDS
         return len(fresh) >= max(1, round(seconds / self._period))
 
-    def conclude(self, uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> None:
-        """Watch one GPU's window, and act on what it shows.
+    def conclude(self, uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> bool:
+        """Watch one GPU's window, and act on what it shows; return whether something changed on the GPU.
 
         Args:
             measure: of the window; without a sample it only says who is there.
@@ -145,18 +145,24 @@ class Loop:
         gpu = self._gpus.setdefault(uuid, _Gpu())
         if gate is not None:
             self._gates[uuid] = gate
+        if measure.sample is None:
+            gpu.alert_until = now + ALERT_SECONDS
         tenants = frozenset(measure.tenants)
-        if tenants != gpu.tenants or measure.sample is None:
-            gpu.tenants, gpu.alert_until = tenants, now + ALERT_SECONDS
-        if measure.sample is None or not self.enabled:
-            return
+        if not self.enabled or (measure.sample is None and tenants == gpu.tenants):
+            return False
+        gpu.tenants = tenants
+        changed_at = gpu.watch.changed_at
+        if measure.sample is None:
+            self._act(uuid, gpu, self._window(uuid, gate, measure, 0.0, now), now)
+            return gpu.watch.changed_at != changed_at
         gpu.counters = measure.sample.counters.as_dict()
         gpu.concluded_at = now
-        window = self._window(uuid, gate, measure, measure.sample, now)
+        window = self._window(uuid, gate, measure, measure.sample.window_seconds, now)
         if any(t.progress is not None and t.progress < t.promise and t.active for t in window.tenants):
             gpu.alert_until = max(gpu.alert_until, now + ALERT_SECONDS / 2)
         gpu.known = frozenset(t.uid for t in window.tenants if t.progress is not None and t.active)
         self._act(uuid, gpu, window, now)
+        return gpu.watch.changed_at != changed_at
 
     def keeping(self, uuid: str, pod: ManagedPod, share_percent: int) -> Keeping:
         """Return what is promised to a tenant, and what the loop does about its GPU's promises."""
@@ -229,7 +235,7 @@ class Loop:
         self._notices.put_nowait(Notice(uid, str(reason), message, is_warning=reason in _WARNINGS))
 
     def _window(
-        self, uuid: str, gate: GateStatus | None, measure: GpuMeasure, sample: GpuSample, now: float
+        self, uuid: str, gate: GateStatus | None, measure: GpuMeasure, seconds: float, now: float
     ) -> Window:
         refused = {refusal.pod_uid for refusal in gate.throttle.refused} if gate is not None else set()
         tenants = tuple(
@@ -237,7 +243,7 @@ class Loop:
             for pod, share in tenants_of(self._state, uuid)
         )
         why_not = "" if gate is not None and gate.state in _SERVING else "MPS does not serve"
-        return Window(now, tenants, usable=not why_not, why_not=why_not, seconds=sample.window_seconds)
+        return Window(now, tenants, usable=not why_not, why_not=why_not, seconds=seconds)
 
     def _watched(
         self, uuid: str, pod: ManagedPod, share: int, measured: TenantMeasure, refused: set[str]

@@ -30,11 +30,11 @@ DUTY_SLACK: Final = 0.1  # a window of a second or two cuts through a throttle's
 
 
 def merge(samples: Iterable[GpuSample]) -> GpuSample:
-    """Merge several windows into one: counters averaged, memory as of the last; at least one sample."""
+    """Merge several windows into one: counters averaged over time, memory as of the last; at least one sample."""
     listed = list(samples)
     busy = [s.gpu_utilization_ratio for s in listed if s.gpu_utilization_ratio is not None]
     return GpuSample(
-        counters=mean_counters(s.counters for s in listed),
+        counters=mean_counters((s.counters for s in listed), [s.window_seconds for s in listed]),
         window_seconds=sum(s.window_seconds for s in listed),
         memory_used_mib=listed[-1].memory_used_mib,
         gpu_utilization_ratio=sum(busy) / len(busy) if busy else None,

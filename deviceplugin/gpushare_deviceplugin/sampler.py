@@ -21,9 +21,10 @@ _log = logging.getLogger(__name__)
 HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes this long may never return
 BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
 NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
+SETTLE_SECONDS: Final = 0.45  # queued work runs on for 0.2 to 0.4 s after a pod was stopped (docs/facts.md 25)
 WINDOWS: Final = 5  # samples merged into a window, where nobody asks for shorter ones
 OnProcesses = Callable[[str, tuple[GpuProcess, ...] | None, GateStatus | None], None]
-OnMeasure = Callable[[str, GateStatus | None, GpuMeasure], None]
+OnMeasure = Callable[[str, GateStatus | None, GpuMeasure], bool]
 IsDue = Callable[[str, Sequence[GpuSample]], bool]
 
 
@@ -31,8 +32,9 @@ def _nobody_asks(uuid: str, processes: tuple[GpuProcess, ...] | None, gate: Gate
     """Ignore processes, for use where nothing consumes them."""
 
 
-def _nobody_watches(uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> None:
+def _nobody_watches(uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> bool:  # noqa: ARG001 - an OnMeasure
     """Ignore measures, for use where nothing consumes them."""
+    return False
 
 
 def _when_long_enough(_: str, fresh: Sequence[GpuSample]) -> bool:
@@ -63,7 +65,8 @@ class Sampler:
         open_devices: makes the device side; raises DevicesError where there is no driver (yet).
         on_processes: is given the processes of each GPU in each round, with the gate's last word.
         is_due: whether a GPU's samples since the last conclusion are to be concluded from.
-        on_measure: is given each new measure of a GPU; one without a sample says who is there.
+        on_measure: is given each new measure of a GPU; one without a sample says who is there. Returns whether it
+            changed something on the GPU, so that its next moments tell of neither side.
 
     Attributes:
         measures: the last measure of each GPU, by uuid; gates: the last word of each gate.
@@ -102,6 +105,7 @@ class Sampler:
         self._fresh: dict[str, list[GpuSample]] = {}
         self._tenants: dict[str, tuple[str, ...]] = {}
         self._failures = 0
+        self._settling: set[str] = set()
 
     async def run(self) -> None:
         """Sample once a period; without devices, retry to open them with back-off."""
@@ -134,7 +138,7 @@ class Sampler:
             self._state.problem = ""
             self._state.touch()
         self._take(readings)
-        return self._period
+        return min(self._period, SETTLE_SECONDS) if self._settling else self._period
 
     def _read(self) -> list[tuple[GpuInfo, Reading]]:
         """Read everything for one round, in the devices' thread."""
@@ -202,6 +206,9 @@ class Sampler:
             self._tenants[uuid] = present
             self._conclude_nothing(uuid, gate)
             return
+        if uuid in self._settling:
+            self._settling.discard(uuid)
+            return
         if reading.sample is None:
             if reading.error or reading.health.health is Health.UNHEALTHY:
                 self._conclude_nothing(uuid, gate)
@@ -211,12 +218,16 @@ class Sampler:
         if is_first or self._is_due(uuid, fresh):  # attribution costs more than reading counters
             self.measures[uuid] = self._measurer.measure(uuid, gate, merge(fresh))
             fresh.clear()
-            self._on_measure(uuid, gate, self.measures[uuid])
+            self._tell(uuid, gate)
 
     def _conclude_nothing(self, uuid: str, gate: GateStatus | None) -> None:
         self._fresh[uuid] = []
         self.measures[uuid] = self._measurer.measure(uuid, gate, None)
-        self._on_measure(uuid, gate, self.measures[uuid])
+        self._tell(uuid, gate)
+
+    def _tell(self, uuid: str, gate: GateStatus | None) -> None:
+        if self._on_measure(uuid, gate, self.measures[uuid]):
+            self._settling.add(uuid)
 
     def _without_devices(self, problem: str) -> None:
         self._state.counts.error("devices")

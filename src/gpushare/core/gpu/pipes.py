@@ -77,11 +77,17 @@ class Counters:
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
 
 
-def mean_counters(counters: Iterable[Counters]) -> Counters:
-    """Average each field over the windows that measured it; None where none did."""
+def mean_counters(counters: Iterable[Counters], weights: Iterable[float] | None = None) -> Counters:
+    """Average each field over the windows that measured it; None where none did.
+
+    Args:
+        weights: of the windows, such as their lengths; all alike where left out.
+    """
     listed = list(counters)
+    weighted = list(zip(listed, [1.0] * len(listed) if weights is None else weights, strict=True))
     means: dict[str, float | None] = {}
     for name in COUNTERS:
-        values = [value for each in listed if (value := getattr(each, name)) is not None]
-        means[name] = sum(values) / len(values) if values else None
+        values = [(value, weight) for each, weight in weighted if (value := getattr(each, name)) is not None]
+        total = sum(weight for _, weight in values)
+        means[name] = sum(value * weight for value, weight in values) / total if total else None
     return Counters(**means)

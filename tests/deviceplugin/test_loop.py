@@ -1,0 +1,382 @@
+"""The agent's loop: what its windows say to core.control.watch, and what its answers become on the node.
+
+The GPU is a plant: tenants that are stopped for part of the time, and a law for what the others make without them.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
+
+from gpushare.core.admission import Defaults
+from gpushare.core.api import JobClass
+from gpushare.core.control import WatchReason, WatchSettings
+from gpushare.core.gpu import Counters, GpuSample
+from gpushare.core.progress import Prior
+from gpushare.mps.asks import ThrottleAsks
+from gpushare.mps.layout import GpuDirectory, throttle_reader, write_throttle
+from gpushare.mps.status import (
+    ClientStatus,
+    GateState,
+    GateStatus,
+    PodThrottle,
+    RefusedThrottle,
+    ThrottleRefusal,
+    ThrottleStatus,
+)
+from gpushare_deviceplugin.decisions import decide
+from gpushare_deviceplugin.forecasts import Question
+from gpushare_deviceplugin.gates import Notice
+from gpushare_deviceplugin.loop import ALERT_SECONDS, CALM_SAMPLES, EVENT_SECONDS, Loop
+from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, Terms, reduce_gpushare, terms_of
+from gpushare_deviceplugin.signatures import Signatures
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import build_status, tenants_of, urgent_part
+
+H200 = "NVIDIA H200"
+IDLE = Counters(sm_util=0.3, fp32_util=0.0, hmma_tensor_util=0.0, fp64_util=0.0, dram_bw_util=0.1)
+# Each workload draws on one pipe of its own, so that progress can be told from the counters.
+ALONE = {
+    "victim": SoloSignature(replace(IDLE, fp32_util=0.6), {50: 0.9}),
+    "bad": SoloSignature(replace(IDLE, hmma_tensor_util=0.6), {25: 0.45}),
+    "calm": SoloSignature(replace(IDLE, fp64_util=0.6), {25: 0.45}),
+}
+HURT = {("victim", "bad"): 0.45}  # what the first one makes beside the second one; 0.95 beside anybody else
+
+
+def made(name: str, running: Sequence[str]) -> float:
+    """What a tenant makes while these run."""
+    if name not in running:
+        return 0.0
+    kept = 0.95
+    for other in running:
+        kept = min(kept, HURT.get((name, other), kept))
+    return kept if len(running) > 1 else 1.0
+
+
+def mixture(name: str, duties: dict[str, float]) -> float:
+    """What a tenant makes when the others are stopped for part of the time, independently of each other."""
+    sets: list[tuple[float, tuple[str, ...]]] = [(1.0, ())]
+    for each, duty in duties.items():
+        sets = [s for w, there in sets for s in ((w * duty, (*there, each)), (w * (1 - duty), there))]
+    return sum(weight * made(name, there) for weight, there in sets if weight)
+
+
+class Node:
+    """One GPU with its tenants, an agent's loop, and an MPS host that does as it is asked."""
+
+    def __init__(self, state: NodeState, clock: Clock, root: Path, *, enabled: bool = True) -> None:
+        self.state, self.clock, self.root = state, clock, root
+        self.gpu = GpuDirectory.of(root, GPU_A)
+        self.gpu.create()
+        self.reader = throttle_reader(self.gpu)
+        self.profiles: dict[str, SharedProfile] = {}
+        self.signatures = Signatures(self.profiles)
+        self.defaults = Defaults()
+        self.told: list[Notice] = []
+        self.told_two = asyncio.Event()
+        self.seen = Counters()
+        self.asleep: set[str] = set()
+        self.problem = ""
+        self.refused: tuple[RefusedThrottle, ...] = ()
+        self.measurer = Measurer(state, self.signatures, self.expected)
+        self.loop = self.another_loop(enabled=enabled)
+
+    def another_loop(self, *, enabled: bool = True) -> Loop:
+        async def tell(notice: Notice) -> None:
+            self.told.append(notice)
+            if len(self.told) >= 2:
+                self.told_two.set()
+
+        return Loop(
+            self.state,
+            self.signatures,
+            self.terms,
+            self.root,
+            tell=tell,
+            clock=self.clock,
+            settings=WatchSettings(),
+            enabled=enabled,
+            boot=self.clock,
+        )
+
+    def terms(self, pod: ManagedPod) -> Terms:
+        return terms_of(pod, self.profiles, self.defaults)
+
+    def add(self, name: str, share: int, decided_at: str, **annotations: str) -> str:
+        pod = make_pod(name, share=share, threads="100", phase="Running", decided_at=decided_at, **annotations)
+        self.profiles[f"shop/{name}"] = SharedProfile(frozenset({pod.uid}), H200, ALONE[name])
+        self.state.put_pod(pod)
+        self.state.set_allocations({**(self.state.allocations or {}), pod.uid: {GPU_A: share}})
+        return pod.uid
+
+    def names(self) -> list[str]:
+        return [pod.name for pod, _ in tenants_of(self.state, GPU_A)]
+
+    def asked(self) -> dict[str, float]:
+        """The duties that the MPS host reads, by pod's name."""
+        live = self.reader.read().live(self.clock())
+        return {name: live[f"uid-{name}"].duty_ratio if f"uid-{name}" in live else 1.0 for name in self.names()}
+
+    def truth(self, name: str) -> float:
+        duties = {each: duty for each, duty in self.asked().items() if each not in self.asleep}
+        return mixture(name, duties) if name not in self.asleep else 0.0
+
+    def expected(self, _: str, question: Question) -> list[Prior]:
+        duties = dict(zip([uid.removeprefix("uid-") for uid in question.tenants], question.duties, strict=True))
+        return [Prior(mixture(name, duties), 0.05) for name in duties]
+
+    def gate(self) -> GateStatus:
+        throttles = tuple(PodThrottle(f"uid-{name}", duty) for name, duty in self.asked().items() if duty < 1)
+        return GateStatus(
+            GPU_A,
+            GateState.ACTIVE,
+            self.clock(),
+            clients=tuple(ClientStatus(at, f"uid-{name}", 100) for at, name in enumerate(self.names())),
+            throttle=ThrottleStatus(self.clock(), self.problem, throttles, self.refused),
+        )
+
+    def window(self, seconds: float = 1.0) -> bool:
+        """Let a window pass, and conclude from it; True when the loop changed something."""
+        truths = {name: self.truth(name) for name in self.names()}
+        sums = {
+            counter: min(
+                1.0, sum(truth * getattr(ALONE[name].counters, counter) for name, truth in truths.items())
+            )
+            for counter in IDLE.as_dict()
+        }
+        gate = self.gate()
+        self.clock.now += seconds
+        self.seen = Counters(**sums)
+        sample = GpuSample(self.seen, seconds, 900, 0.9)
+        changed = self.loop.conclude(GPU_A, gate, self.measurer.measure(GPU_A, gate, sample))
+        self.loop.beat()
+        return changed
+
+    def windows(self, number: int) -> None:
+        for _ in range(number):
+            if self.window():
+                self.clock.now += 0.45
+
+
+@pytest.fixture
+def node(state: NodeState, clock: Clock, tmp_path: Path) -> Node:
+    made = Node(state, clock, tmp_path)
+    made.add("victim", 50, "2026-11-22T10:00:00Z")
+    made.add("bad", 25, "2026-11-22T11:00:00Z")
+    return made
+
+
+def promise(node: Node, name: str) -> float:
+    [tenant] = [t for t in build_node(node).gpus[0].tenants if t.pod == name]
+    assert tenant.promise_ratio is not None
+    return tenant.promise_ratio
+
+
+def build_node(node: Node):
+    return build_status(node.state, {GPU_A: node.gate()}, {}, keeping=node.loop.keeping)
+
+
+def test_promises_are_published_with_the_class_and_the_slowdown_of_the_gpushare(node: Node) -> None:
+    assert promise(node, "victim") == pytest.approx(1 / 1.5, abs=1e-3), "its cap costs it less than is tolerated"
+    assert promise(node, "bad") == pytest.approx(0.45 / 1.5, abs=1e-3)
+    node.profiles["shop/bad"] = replace(node.profiles["shop/bad"], max_slowdown=3.0)
+    assert promise(node, "bad") == pytest.approx(1 / 3.0, abs=1e-3)
+    node.profiles["shop/victim"] = replace(node.profiles["shop/victim"], job_class=JobClass.LATENCY)
+    assert promise(node, "victim") == pytest.approx(0.9 / 1.1, abs=1e-3)
+    assert decide(node.state, node.terms)[GPU_A].pods["uid-victim"].job_class is JobClass.LATENCY
+    del node.profiles["shop/bad"]
+    assert promise(node, "bad") == pytest.approx(0.25 / 1.5, abs=1e-3), "an unknown workload: its share"
+
+
+def test_a_broken_promise_is_kept_by_throttling_within_seconds_and_it_is_said(node: Node) -> None:
+    began = node.clock.now
+    assert node.truth("victim") < promise(node, "victim")
+    while node.truth("victim") < promise(node, "victim"):
+        if node.window():
+            node.clock.now += 0.45
+        assert node.clock.now - began <= 6.0
+    node.windows(60)
+    assert node.truth("victim") >= promise(node, "victim")
+    assert node.truth("bad") >= promise(node, "bad")
+    tenants = {t.pod: t for t in build_node(node).gpus[0].tenants}
+    assert tenants["bad"].throttle_ratio == pytest.approx(1 - node.asked()["bad"], abs=0.011)
+    assert tenants["victim"].throttle_ratio is None
+    assert node.loop.counts[GPU_A].broken == 1
+    assert node.loop.counts[GPU_A].throttled == 1
+    assert node.loop.is_broken(GPU_A, "uid-victim") is False
+
+
+async def test_events_are_told_with_figures_and_at_most_one_a_minute_of_a_kind(node: Node) -> None:
+    running = asyncio.create_task(node.loop.run())
+    node.windows(10)
+    async with asyncio.timeout(60):
+        await node.told_two.wait()
+    running.cancel()
+    reasons = [(notice.pod_uid, notice.reason, notice.is_warning) for notice in node.told]
+    assert ("uid-victim", WatchReason.PROMISE_BROKEN.value, True) in reasons
+    assert ("uid-bad", WatchReason.THROTTLED.value, False) in reasons
+    assert len(set(reasons)) == len(reasons), "one of a kind in this time"
+    assert node.clock.now - 1000.0 < EVENT_SECONDS
+    assert all(any(figure.isdigit() for figure in notice.note) for notice in node.told)
+
+
+def test_a_silent_agent_leaves_everyone_free_and_a_new_one_starts_from_free(node: Node) -> None:
+    node.windows(10)
+    assert node.asked()["bad"] < 1
+    node.clock.now += 5.0
+    assert node.asked() == {"victim": 1.0, "bad": 1.0}
+    node.clock.now -= 5.0
+    assert node.asked()["bad"] < 1, "within the lease of an agent that was killed"
+    node.loop = node.another_loop()
+    node.loop.beat()
+    assert node.asked() == {"victim": 1.0, "bad": 1.0}
+    node.windows(10)
+    assert node.truth("victim") >= promise(node, "victim")
+
+
+def test_asks_are_renewed_and_nothing_is_written_where_nobody_is_throttled(node: Node) -> None:
+    node.windows(10)
+    for _ in range(20):
+        node.clock.now += 1.0
+        node.loop.beat()
+        assert node.asked()["bad"] < 1
+    calm = node.another_loop()
+    node.gpu.throttle.unlink()
+    calm.beat()
+    assert not node.gpu.throttle.exists()
+
+
+def test_switched_off_it_shows_promises_and_touches_nothing(
+    state: NodeState, clock: Clock, tmp_path: Path
+) -> None:
+    node = Node(state, clock, tmp_path, enabled=False)
+    node.add("victim", 50, "2026-11-22T10:00:00Z")
+    node.add("bad", 25, "2026-11-22T11:00:00Z")
+    node.windows(20)
+    assert not node.gpu.throttle.exists()
+    assert promise(node, "victim") > node.truth("victim")
+    mine = ThrottleAsks({}, clock())
+    write_throttle(node.gpu, mine)
+    node.windows(5)
+    assert node.reader.read() == mine, "somebody else's asks stay"
+
+
+def test_where_nobody_can_be_frozen_the_newest_is_asked_to_leave_and_that_is_written_at_once(node: Node) -> None:
+    node.problem = "/sys/fs/cgroup/freezer is mounted read-only"
+    before = urgent_part(build_node(node))
+    node.windows(60)
+    assert node.asked() == {"victim": 1.0, "bad": 1.0}
+    tenants = {t.pod: t for t in build_node(node).gpus[0].tenants}
+    assert tenants["victim"].retract is None
+    assert tenants["bad"].retract
+    assert urgent_part(build_node(node)) != before
+    assert node.loop.counts[GPU_A].retractions == 1
+    node.state.drop_pod("uid-bad")
+    node.windows(3)
+    assert [t.retract for t in build_node(node).gpus[0].tenants] == [None]
+
+
+def test_whom_the_host_refuses_to_freeze_is_not_counted_on(node: Node) -> None:
+    node.refused = (RefusedThrottle("uid-bad", ThrottleRefusal.NO_CGROUP, "no cgroup"),)
+    node.windows(20)
+    assert node.asked() == {"victim": 1.0, "bad": 1.0}
+
+
+def test_a_pod_whose_class_is_not_known_yet_is_never_stopped(node: Node) -> None:
+    signature = node.profiles.pop("shop/bad")
+    terms = node.terms(node.state.pods["uid-bad"])
+    assert (terms.job_class, terms.is_certain) == (JobClass.THROUGHPUT, False)
+    node.profiles["shop/bad"] = signature
+    node.defaults = Defaults(job_class=JobClass.LATENCY)
+    node.windows(20)
+    assert node.asked() == {"victim": 1.0, "bad": 1.0}, "both are of class latency"
+
+
+def test_a_tenant_that_sleeps_has_no_broken_promise(node: Node) -> None:
+    node.asleep = {"victim"}
+    node.windows(30)
+    assert node.asked() == {"victim": 1.0, "bad": 1.0}
+    assert node.loop.counts[GPU_A].broken == 0
+    node.asleep = set()
+    node.windows(20)
+    assert node.truth("victim") >= promise(node, "victim")
+
+
+def test_counters_that_stand_still_or_are_missing_lead_to_nothing(node: Node) -> None:
+    gate = node.gate()
+    for _ in range(40):
+        node.clock.now += 1.0
+        node.loop.conclude(GPU_A, gate, node.measurer.measure(GPU_A, gate, GpuSample(Counters(), 1.0, 900, None)))
+        zero = GpuSample(Counters(sm_util=0.0, fp32_util=0.0, hmma_tensor_util=0.0), 1.0, 900, 0.0)
+        node.clock.now += 1.0
+        node.loop.conclude(GPU_A, gate, node.measurer.measure(GPU_A, gate, zero))
+    assert node.loop.counts[GPU_A].broken == 0
+    assert node.asked() == {"victim": 1.0, "bad": 1.0}
+
+
+def test_windows_are_short_while_something_is_wrong_and_long_else(node: Node) -> None:
+    def until_due(counters: Counters) -> int:
+        sample = GpuSample(counters, 1.0, 900, 0.9)
+        return next(n for n in range(1, 99) if node.loop.is_due(GPU_A, [sample] * n))
+
+    node.state.drop_pod("uid-bad")
+    node.add("calm", 25, "2026-11-22T12:00:00Z")
+    node.windows(3)
+    node.clock.now += ALERT_SECONDS
+    node.windows(1)
+    seen = node.seen
+    assert until_due(seen) == CALM_SAMPLES
+    assert until_due(replace(seen, fp32_util=(seen.fp32_util or 0) - 0.2)) == 1, "something has changed"
+    node.clock.now += ALERT_SECONDS
+    assert until_due(seen) == CALM_SAMPLES
+    node.state.drop_pod("uid-calm")
+    node.add("bad", 25, "2026-11-22T12:00:00Z")
+    node.windows(1)
+    assert until_due(node.seen) == 1
+
+
+def test_asks_that_cannot_be_written_are_counted_and_said_once(
+    node: Node, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gpushare_deviceplugin.loop.write_throttle", full)
+    node.windows(10)
+    assert node.state.counts.errors["throttle"] > 1
+    assert len([r for r in caplog.records if "No space left" in r.getMessage()]) == 1
+
+
+def test_a_gpushare_is_reduced_to_what_its_pods_on_this_node_are_owed() -> None:
+    share = {
+        "spec": {"class": "latency", "maxSlowdown": 1.2, "profile": {"mode": "Off"}},
+        "status": {
+            "placements": [{"podUid": "u1", "pod": "a", "node": "n1"}, {"podUid": "u2", "pod": "b", "node": "n2"}]
+        },
+    }
+    here = reduce_gpushare(share, "n1")
+    assert here == SharedProfile(
+        frozenset({"u1"}), job_class=JobClass.LATENCY, max_slowdown=1.2, is_profiled=False
+    )
+    assert reduce_gpushare(share, "n3") is None
+
+
+def test_of_two_gpushares_that_have_a_pod_the_first_by_name_counts_and_its_annotation_beats_both(
+    node: Node,
+) -> None:
+    pod = node.state.pods["uid-bad"]
+    node.profiles["shop/zz"] = SharedProfile(frozenset({"uid-bad"}), job_class=JobClass.LATENCY)
+    node.profiles["shop/aa"] = SharedProfile(frozenset({"uid-bad"}), max_slowdown=4.0)
+    assert node.terms(pod) == Terms(JobClass.THROUGHPUT, 4.0)
+    node.profiles["shop/aa"] = SharedProfile(frozenset({"uid-bad"}), job_class=JobClass.LATENCY)
+    assert node.terms(pod) == Terms(JobClass.LATENCY, 1.1)
+    node.profiles["bank/aa"] = SharedProfile(frozenset({"uid-bad"}), max_slowdown=900.0)
+    assert node.terms(pod) == Terms(JobClass.LATENCY, 1.1), "another namespace has no say"
+    annotated = make_pod("bad", **{"gpushare.io/class": "throughput"})
+    assert node.terms(annotated).job_class is JobClass.THROUGHPUT
