@@ -385,7 +385,7 @@ class TestMeasuring:
         half = window(mix((FP32, 0.5)))
         profile = SharedProfile(frozenset({uid}), "NVIDIA H200", SoloSignature(FP32, {50: 0.52}))
         parts = gate(clients=(client(uid, 25), client(uid, 25)))
-        found = self.measurer(state, {"shop/a": profile}).measure(GPU_A, parts, half, half).tenants[uid]
+        found = self.measurer(state, {"shop/a": profile}).measure(GPU_A, parts, half).tenants[uid]
         assert found.progress_ratio == pytest.approx(0.5, abs=0.05)
 
     @pytest.mark.parametrize(
