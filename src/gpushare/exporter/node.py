@@ -70,10 +70,10 @@ class TenantFigures:
     progress_ratio: float | None = None
     progress_error_ratio: float | None = None
     slowdown_ratio: float | None = None
+    pipes: Mapping[str, float] = field(default_factory=dict)
     promise_ratio: float | None = None
     throttle_ratio: float | None = None
     is_promise_broken: bool | None = None
-    pipes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
