@@ -268,6 +268,7 @@ def test_no_webhook_is_asked_about_a_pod_without_an_annotation_of_ours(render: R
     hooks = {hook["name"]: hook for hook in webhooks(render(values))}
     assert set(hooks) == {
         "pods.mutate.gpushare.io",
+        *(f"{kind}.{when}.mutate.gpushare.io" for kind in ("jobs", "jobsets") for when in ("create", "update")),
         "pods.validate.gpushare.io",
         "pods.warn.gpushare.io",
         "workloads.validate.gpushare.io",
@@ -277,11 +278,17 @@ def test_no_webhook_is_asked_about_a_pod_without_an_annotation_of_ours(render: R
     own = hooks.pop("gpushares.validate.gpushare.io")
     assert [rule["resources"] for rule in own["rules"]] == [["gpushares"]], "statuses are not looked at"
     assert own["failurePolicy"] == "Ignore"
-    must = {"pods.mutate.gpushare.io", "pods.validate.gpushare.io"}
+    must = {
+        "pods.mutate.gpushare.io",
+        "pods.validate.gpushare.io",
+        "jobs.create.mutate.gpushare.io",
+        "jobsets.create.mutate.gpushare.io",
+    }
     for name, hook in hooks.items():
         [condition] = hook["matchConditions"]
-        assert f"'{names.FRACTION}' in object." in condition["expression"]
-        assert ("startsWith('gpushare.io/')" in condition["expression"]) == (name not in must)
+        assert re.search(f"'{names.FRACTION}' in (object|job)\\.", condition["expression"])
+        also_warns = ".validate." in name or ".warn." in name
+        assert ("startsWith('gpushare.io/')" in condition["expression"]) == (also_warns and name not in must)
         assert hook["timeoutSeconds"] <= 5
         assert hook["failurePolicy"] == ("Fail" if name in must else "Ignore")
 

@@ -14,6 +14,7 @@ Json = dict[str, Any]
 # From the pod (or a workload's pod template) and its namespace to the known facts that matter for its review.
 Know = Callable[[Mapping[str, Any], str], admission.Knowledge]
 
+_WITH_TEMPLATES: Final = (("batch", "Job"), ("jobset.x-k8s.io", "JobSet"))
 _REFUSED: Final = 422  # as for any field that the API server itself finds invalid
 
 
@@ -71,9 +72,16 @@ def _check_shape(obj: object, where: str) -> None:
     if "jobTemplate" in spec:
         job = _mapping(spec["jobTemplate"], f"{where}.spec.jobTemplate")
         spec = _mapping(job.get("spec"), f"{where}.spec.jobTemplate.spec")
+    for replicated in _objects(spec.get("replicatedJobs"), f"{where}.spec.replicatedJobs"):
+        job = _mapping(replicated.get("template"), f"{where}.spec.replicatedJobs.template")
+        if "replicatedJobs" in _mapping(job.get("spec"), f"{where}.spec.replicatedJobs.template.spec"):
+            raise BadReviewError(f"{where}.spec.replicatedJobs.template.spec has Jobs of its own")
+        _check_shape({"spec": job.get("spec")}, f"{where}.spec.replicatedJobs.template")
     if "template" in spec:
         template = _mapping(spec["template"], f"{where}.spec.template")
-        if {"template", "jobTemplate"} & _mapping(template.get("spec"), f"{where}.spec.template.spec").keys():
+        if {"template", "jobTemplate", "replicatedJobs"} & _mapping(
+            template.get("spec"), f"{where}.spec.template.spec"
+        ).keys():
             raise BadReviewError(f"{where}.spec.template.spec has a template of its own")
         _check_shape(
             {"metadata": template.get("metadata"), "spec": template.get("spec")}, f"{where}.spec.template"
@@ -113,15 +121,33 @@ def refusal_of(answer: Json) -> str | None:
 
 def _mutate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> Json:
     pod = request.get("object")
+    if _kind(request) in _WITH_TEMPLATES and isinstance(pod, dict):
+        return _mutate_templates(request, pod, policy, know)
     if request.get("operation") != "CREATE" or not _is_pod(request) or not isinstance(pod, dict):
         return {"allowed": True}
     patch = admission.mutate(pod, policy, know(pod, request.get("namespace") or ""))
     if isinstance(patch, Rejection):
         return _refuse(patch)
-    answer = _allow(pod)
-    if patch:
-        answer |= {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
-    return answer
+    return _patched(_allow(pod), patch)
+
+
+def _mutate_templates(request: Json, obj: Json, policy: admission.AdmissionPolicy, know: Know) -> Json:
+    old = request.get("oldObject") if request.get("operation") == "UPDATE" else None
+    owners = (obj.get("metadata") or {}).get("ownerReferences") or ()
+
+    def know_of(template: Mapping[str, Any]) -> admission.Knowledge:
+        """As for a pod of the template: its labels, and the owners of what holds it, such as a CronJob."""
+        metadata = {"labels": (template.get("metadata") or {}).get("labels"), "ownerReferences": owners}
+        return know({"metadata": metadata}, request.get("namespace") or "")
+
+    patch = admission.mutate_templates(obj, old, policy, know_of)
+    return _refuse(patch) if isinstance(patch, Rejection) else _patched({"allowed": True}, patch)
+
+
+def _patched(answer: Json, patch: list[Json]) -> Json:
+    if not patch:
+        return answer
+    return answer | {"patchType": "JSONPatch", "patch": base64.b64encode(orjson.dumps(patch)).decode()}
 
 
 def _validate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> Json:

@@ -5,7 +5,7 @@ the share, our scheduler and our label, and nothing else; `check_*` answer None 
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -143,6 +143,75 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
     if policy.env_caps:
         patch += _set_caps(spec["containers"][index], f"/spec/containers/{index}")
     return patch
+
+
+def mutate_templates(
+    obj: Object, old: Object | None, policy: AdmissionPolicy, know: Callable[[Object], Knowledge]
+) -> list[Json] | Rejection:
+    """Return the JSON patch that puts the share into the templates of a Job or JobSet (docs/adr/0133).
+
+    A queue such as Kueue admits by what the template asks, before any pod is made. A template cannot change once
+    it is there, so on an update the former amounts are put back where the request left them out, and nothing is
+    refused.
+
+    Args:
+        old: the object before an update.
+        know: what is known that matters for a template.
+    """
+    before = dict(job_templates(old)) if old is not None else {}
+    patch: list[Json] = []
+    for path, template in job_templates(obj):
+        if not is_ours(template):
+            continue
+        if old is not None:
+            needed: list[Json] | Rejection = _restored(template, before.get(path) or {}, know(template).share)
+        else:
+            needed = _template_patch(template, policy, know(template))
+        if isinstance(needed, Rejection):
+            return needed
+        patch += ({**operation, "path": path + operation["path"]} for operation in needed)
+    return patch
+
+
+def _template_patch(template: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> list[Json] | Rejection:
+    """The share and the memory that it is charged for, as for a pod of this template."""
+    if (refusal := _check_request(template, policy, knowledge)) is not None:
+        return refusal
+    needs = _needs(template, policy, knowledge)
+    if isinstance(needs, Rejection):
+        return needs
+    index = _container_index(template["spec"], needs.container)
+    container = template["spec"]["containers"][index]
+    return [
+        *_set_share(container, f"/spec/containers/{index}", str(needs.limit_percent)),
+        *_set_memory(template, knowledge.share),
+    ]
+
+
+def _restored(template: Object, former: Object, share: GpuShare | None) -> list[Json]:
+    """What was put into the former template, where this one lacks it; what it says itself is left to the API."""
+    index = _container_index(template.get("spec") or {}, annotations_of(template).get(names.CONTAINER))
+    containers = (template.get("spec") or {}).get("containers") or ()
+    formers = (former.get("spec") or {}).get("containers") or ()
+    if index >= len(containers):
+        return []
+    own = next((each for each in formers if each.get("name") == containers[index].get("name")), {})
+    amount = ((own.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE)
+    patch = _set_share(containers[index], f"/spec/containers/{index}", str(amount)) if amount is not None else []
+    memory = annotations_of(former).get(names.MEMORY)
+    if memory is not None and names.MEMORY not in annotations_of(template) and share and share.spec.memory:
+        patch += _set(annotations_of(template), "/metadata/annotations", names.MEMORY, memory)
+    return patch
+
+
+def job_templates(obj: Object | None) -> list[tuple[str, Object]]:
+    """Return the pod templates of a Job or of a JobSet's Jobs, each with its path."""
+    spec = (obj or {}).get("spec") or {}
+    found = [("/spec/template", spec.get("template"))]
+    for index, replicated in enumerate(spec.get("replicatedJobs") or ()):
+        job = ((replicated.get("template") or {}).get("spec") or {}).get("template")
+        found.append((f"/spec/replicatedJobs/{index}/template/spec/template", job))
+    return [(path, template) for path, template in found if template]
 
 
 def check_pod(

@@ -1,0 +1,132 @@
+"""The share in the templates of Jobs and JobSets on a real API server: set once, and no tool sees a drift."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixtures
+    CACHE,
+    WORKLOADS,
+    Server,
+    namespace,
+    refusal,
+    webhooks,
+    workload,
+)
+
+from gpushare.core.api import names
+from gpushare.kube import Api, Resource
+
+pytestmark = pytest.mark.integration
+
+Json = dict[str, Any]
+JOBS = WORKLOADS["Job"]
+JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", namespaced=True)
+DEFINITIONS = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
+)
+SHARE = {"limits": {names.SHARE_RESOURCE: "25"}, "requests": {names.SHARE_RESOURCE: "25"}}
+
+
+def job(name: str, **annotations: str) -> Json:
+    made = workload("Job", **annotations)
+    return {**made, "metadata": {"name": name}}
+
+
+def resources_of(obj: Json) -> Json:
+    found: Json = obj["spec"]["template"]["spec"]["containers"][0]["resources"]
+    return found
+
+
+async def test_applied_twice_server_side_nothing_changes(real_api: Api, namespace: str) -> None:  # noqa: F811
+    body = job("applied", fraction="0.25")
+    body["metadata"]["namespace"] = namespace
+    first = await real_api.apply(JOBS, body)
+    assert resources_of(first) == SHARE
+    again = await real_api.apply(JOBS, body, force=False)
+    assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+    assert again["spec"] == first["spec"]
+
+
+async def test_replaced_by_the_file_that_it_was_made_from(real_api: Api, namespace: str) -> None:  # noqa: F811
+    made = await real_api.create(JOBS, job("replaced", fraction="auto"), namespace=namespace)
+    assert resources_of(made)["limits"] == {names.SHARE_RESOURCE: "50"}
+    file = {**made, "metadata": {**made["metadata"], "labels": {"new": "label"}}}
+    file["spec"] = {**made["spec"], "template": {**made["spec"]["template"]}}
+    pod = file["spec"]["template"]["spec"] = {**made["spec"]["template"]["spec"]}
+    pod["containers"] = [{**pod["containers"][0], "resources": {}}]
+    changed = await real_api.replace(JOBS, "replaced", file, namespace=namespace)
+    assert changed["metadata"]["labels"]["new"] == "label"
+    assert changed["spec"]["template"] == made["spec"]["template"]
+
+
+async def test_kubectl_diff_shows_no_drift(
+    real_api: Api,
+    namespace: str,  # noqa: F811
+    kubeconfig: Path,
+    tmp_path: Path,
+) -> None:
+    kubectl = shutil.which("kubectl") or str(CACHE / "bin" / "kubectl")
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job("diffed", fraction="0.25")))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        command = [kubectl, "-n", namespace, *words, "-f", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
+
+    assert run("apply").returncode == 0
+    assert resources_of(await real_api.get(JOBS, "diffed", namespace=namespace)) == SHARE
+    for words in (("diff",), ("diff", "--server-side", "--field-manager=kubectl-client-side-apply")):
+        done = run(*words)
+        assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+    labelled = {**job("diffed", fraction="0.25"), "metadata": {"name": "diffed", "labels": {"a": "b"}}}
+    path.write_text(yaml.safe_dump(labelled))
+    assert run("diff").returncode == 1, "a real change is seen"
+    assert run("apply").returncode == 0
+
+
+async def test_a_jobset_carries_it_in_each_template(real_api: Api, namespace: str) -> None:  # noqa: F811
+    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    version = {"name": "v1alpha2", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    definition = {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": "jobsets.jobset.x-k8s.io",
+            "annotations": {"api-approved.kubernetes.io": "unapproved, a test's stand-in"},
+        },
+        "spec": {
+            "group": "jobset.x-k8s.io",
+            "scope": "Namespaced",
+            "names": {"kind": "JobSet", "plural": "jobsets", "singular": "jobset", "listKind": "JobSetList"},
+            "versions": [version],
+        },
+    }
+    await real_api.create(DEFINITIONS, definition)
+    try:
+        replicated = [
+            {"name": name, "template": {"spec": job(name, **annotations)["spec"]}}
+            for name, annotations in (("gpu", {"fraction": "0.25"}), ("cpu", {}))
+        ]
+        body = {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": "set"},
+            "spec": {"replicatedJobs": replicated},
+        }
+        said: str | None = "the server has not heard of it yet"
+        async with asyncio.timeout(60):
+            while said is not None:
+                said = await refusal(real_api, namespace, body, JOBSETS)
+                await asyncio.sleep(0.2 if said else 0)
+        made = await real_api.get(JOBSETS, "set", namespace=namespace)
+        pods = [each["template"]["spec"]["template"]["spec"] for each in made["spec"]["replicatedJobs"]]
+        assert [pod["containers"][0].get("resources") for pod in pods] == [SHARE, None]
+    finally:
+        await real_api.delete(DEFINITIONS, "jobsets.jobset.x-k8s.io")
