@@ -195,7 +195,7 @@ def _restored(template: Object, former: Object, share: GpuShare | None) -> list[
     formers = (former.get("spec") or {}).get("containers") or ()
     if index >= len(containers):
         return []
-    own = next((each for each in formers if each.get("name") == containers[index].get("name")), {})
+    own: Object = next((each for each in formers if each.get("name") == containers[index].get("name")), {})
     amount = ((own.get("resources") or {}).get("limits") or {}).get(names.SHARE_RESOURCE)
     patch = _set_share(containers[index], f"/spec/containers/{index}", str(amount)) if amount is not None else []
     memory = annotations_of(former).get(names.MEMORY)
