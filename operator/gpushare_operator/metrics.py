@@ -45,6 +45,11 @@ class OperatorMetrics:
             "Pods that an agent wants moved away and that are still there.",
             registry=self.registry,
         )
+        self.windows_learnt = Counter(
+            "gpushare_operator_windows_learnt_total",
+            "Windows of shared GPUs that taught something about their workloads.",
+            registry=self.registry,
+        )
         self.bad_objects = Gauge(
             "gpushare_operator_bad_objects",
             "Objects since the start that could not be understood, by kind.",

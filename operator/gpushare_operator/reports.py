@@ -1,11 +1,37 @@
 """What agents write in their GpuNodes, as the operator uses it, and whether each agent is still alive."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Final, Self
 
-from gpushare.core.api import GpuNode
+from gpushare.core.api import GpuNode, GpuStatus
 from gpushare.core.control import Fares, RetractionAsk, fares_of
 from gpushare.kube import Json
+
+_SHARED: Final = 2  # tenants from which a GPU is shared
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedTenant:
+    """One tenant of a GPU whose progress is known."""
+
+    pod_uid: str
+    thread_percentage: int
+    progress: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedSet:
+    """The tenants of one GPU, none of them throttled and each one's progress known, sorted by uid."""
+
+    gpu: str
+    gpu_model: str
+    tenants: tuple[ReportedTenant, ...]
+
+    @property
+    def members(self) -> tuple[tuple[str, int], ...]:
+        """Return who is there under which cap."""
+        return tuple((tenant.pod_uid, tenant.thread_percentage) for tenant in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +39,7 @@ class NodeReport:
     """One GpuNode.
 
     Attributes:
+        sets: of each GPU that is shared and undisturbed.
         fares: of each pod, by uid.
         asks: pod, GPU and reason of each pod that the agent wants moved away.
         observed_at: when the agent looked, by its own clock; compared with itself only.
@@ -21,6 +48,7 @@ class NodeReport:
     fares: dict[str, Fares]
     asks: tuple[tuple[str, str, str], ...] = ()
     observed_at: str = ""
+    sets: tuple[ReportedSet, ...] = ()
 
     @classmethod
     def of(cls, obj: Json) -> Self:
@@ -32,7 +60,20 @@ class NodeReport:
             for tenant in gpu.tenants
             if tenant.retract
         )
-        return cls(fares_of([status]), asks, status.observed_at or "")
+        sets = tuple(found for gpu in status.gpus if (found := _set_of(gpu)) is not None)
+        return cls(fares_of([status]), asks, status.observed_at or "", sets)
+
+
+def _set_of(gpu: GpuStatus) -> ReportedSet | None:
+    found = []
+    for tenant in gpu.tenants:
+        cap, progress, error = tenant.thread_percentage, tenant.progress_ratio, tenant.progress_error_ratio
+        if cap is None or progress is None or error is None or tenant.throttle_ratio:
+            return None
+        found.append(ReportedTenant(tenant.pod_uid, cap, progress, error))
+    if len(found) < _SHARED or not gpu.model:
+        return None
+    return ReportedSet(gpu.uuid, gpu.model, tuple(sorted(found, key=lambda each: each.pod_uid)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from gpushare.core.control import (
 )
 from gpushare.kube import GPUSHARES, Api, ApiError, EventType, Json, NotFound, Retryable, record_event
 from gpushare.runtime.backoff import Backoff
+from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reports import NodeReport, Reports
 from gpushare_operator.world import World
@@ -266,18 +267,13 @@ def _text(seconds: float) -> str:
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
-def _seconds(text: str | None) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp() if text else 0.0
-    except ValueError:  # the schema lets no such text in; another writer's might have no zone
-        return 0.0
-
-
 def _written(record: RetractionRecord) -> Retraction:
     until = _text(record.until) if record.until is not None else None
     return Retraction(record.neighbours, _text(record.at), until, record.count, record.pod_uid, record.gpu)
 
 
 def _read(one: Retraction) -> RetractionRecord:
-    until = _seconds(one.until) if one.until is not None else None
-    return RetractionRecord(one.neighbours, _seconds(one.at), one.pod_uid or "", one.gpu or "", until, one.count)
+    until = unix_seconds(one.until) if one.until is not None else None
+    return RetractionRecord(
+        one.neighbours, unix_seconds(one.at), one.pod_uid or "", one.gpu or "", until, one.count
+    )

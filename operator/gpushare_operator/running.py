@@ -15,6 +15,7 @@ from gpushare.core.placement import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
 from gpushare.runtime.http import MetricsServer, metrics_route
 from gpushare_operator.intake import Intake
+from gpushare_operator.learner import Learner
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import CONTROLLER, ShareReconciler
 from gpushare_operator.relist import Relist, WatchedResource
@@ -83,6 +84,7 @@ class Operator:
         self._synced = False
         self._reconciler: ShareReconciler | None = None
         self._retractor: Retractor | None = None
+        self._learner: Learner | None = None
         self._nodes: Reflector[NodeReport] | None = None
 
     @property
@@ -109,6 +111,7 @@ class Operator:
                 self._metrics,
                 controller=CONTROLLER,
             )
+            self._learner = Learner(self._reconciler.world, self._metrics)
             self._relists = [
                 Relist(api, watched, namespace)
                 for watched in _watched(self.intake)
@@ -135,6 +138,7 @@ class Operator:
         """Start working once every object is known: before that, each GpuShare would seem to have no pods."""
         assert self._reconciler is not None
         assert self._retractor is not None
+        assert self._learner is not None
         assert self._nodes is not None
         for event in (*(relist.done for relist in self._relists), self._nodes.synced):
             await event.wait()
@@ -144,6 +148,7 @@ class Operator:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._reconciler.run())
             tasks.create_task(self._retractor.run())
+            tasks.create_task(self._learner.run())
 
     def health(self) -> str:
         """Return "syncing" or "running" while all tasks make progress.
@@ -164,9 +169,11 @@ class Operator:
     def _on_node(self, change: Change, key: str, report: NodeReport) -> None:
         assert self._reconciler is not None
         assert self._retractor is not None
+        assert self._learner is not None
         gone = change is Change.DELETED
         self._reconciler.world.put_node(key, {} if gone else report.fares)
         self._retractor.node_changed(key, None if gone else report)
+        self._learner.node_changed(() if gone else report.sets)
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
         assert self._nodes is not None

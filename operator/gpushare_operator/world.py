@@ -6,11 +6,13 @@ status and which pods have no GpuShare.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
-from gpushare.core.api import GpuShare, PodView, Retraction
+from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, PodView, Retraction
 from gpushare.core.control import Fares, Standing
+
+_MOST_MODELS: Final = 16  # as in the schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class World:
         self._retracted: set[ShareKey] = set()  # with retractions in their status
         self._wanted: dict[ShareKey, tuple[Retraction, ...]] = {}  # not written yet
         self._refusals: dict[ShareKey, tuple[str, str]] = {}
+        self._learnt: dict[ShareKey, tuple[LearnedEffect, ...]] = {}  # not written yet
 
     @property
     def shares(self) -> Mapping[ShareKey, GpuShare]:
@@ -74,8 +77,12 @@ class World:
     def standing_of(self, key: ShareKey) -> Standing:
         """Return what was decided about a GpuShare, written yet or not."""
         share = self.shares.get(key)
-        written = share.status.retractions if share is not None else ()
-        return Standing(self._wanted.get(key, written), self._refusals.get(key))
+        status = share.status if share is not None else GpuShareStatus()
+        return Standing(
+            self._wanted.get(key, status.retractions),
+            self._refusals.get(key),
+            self._learnt.get(key, status.learned),
+        )
 
     def retractions(self) -> dict[ShareKey, tuple[Retraction, ...]]:
         """Return the retractions of every GpuShare that has any, written yet or not."""
@@ -86,6 +93,13 @@ class World:
         """Let a GpuShare's status hold these retractions."""
         if key in self.shares and self.standing_of(key).retractions != retractions:
             self._wanted[key] = retractions
+            self._touched(key)
+
+    def learn(self, key: ShareKey, effect: LearnedEffect) -> None:
+        """Let a GpuShare's status hold what was learnt of its workload on one GPU model."""
+        if key in self.shares:
+            kept = [each for each in self.standing_of(key).learned if each.gpu_model != effect.gpu_model]
+            self._learnt[key] = (*kept, effect)[-_MOST_MODELS:]
             self._touched(key)
 
     def refuse(self, refusals: Mapping[ShareKey, tuple[str, str]]) -> None:
@@ -126,6 +140,10 @@ class World:
         before = self._shares.put(share)
         if self._wanted.get(key) == share.status.retractions or (before is not None and before.uid != share.uid):
             self._wanted.pop(key, None)
+        if self._learnt.get(key) == share.status.learned or (
+            before is not None and (before.uid, before.status.profile) != (share.uid, share.status.profile)
+        ):
+            self._learnt.pop(key, None)
         (self._retracted.add if share.status.retractions else self._retracted.discard)(key)
         if before == share:
             return
@@ -139,6 +157,7 @@ class World:
         """Forget a GpuShare that is gone; its pods look for another, and the listener can forget it too."""
         key = ShareKey(namespace, name)
         self._wanted.pop(key, None)
+        self._learnt.pop(key, None)
         self._retracted.discard(key)
         if self._shares.drop(namespace, name) is not None:
             self._let_go(key)

@@ -19,8 +19,10 @@ from gpushare.core.api import (
     to_json,
 )
 from gpushare.core.control import OperatorSettings, RetractionSettings
+from gpushare.core.placement import known_of
 from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Retryable
 from gpushare.kube.fake import FakeApi
+from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import ShareReconciler
 from gpushare_operator.reports import NodeReport, Reports
@@ -156,7 +158,9 @@ async def test_one_retraction_from_the_ask_to_the_record(bench: Bench) -> None:
     )
     assert record.at is not None
     assert record.until is not None
-    assert share.status.kept_from(record.at) == {"shop/statefulset-old"}
+    known = known_of(share, unix_seconds)
+    assert known.apart_from(bench.time) == {"shop/statefulset-old"}
+    assert known.apart_from(bench.time + 301) == frozenset()
     assert share.status.phase is Phase.RETRACTED, "while its pod leaves"
     bench.api.store.remove(PODS, "shop/new")
     await bench.settle(3)

@@ -11,6 +11,7 @@ from gpushare.core.api import JobClass, names
 from gpushare.core.control import Fares, OperatorSettings, RetractionSettings
 from gpushare.kube import Api, Change
 from gpushare_operator import handlers
+from gpushare_operator.learner import Learner
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import ShareReconciler
 from gpushare_operator.reports import NodeReport
@@ -73,6 +74,7 @@ def test_a_node_arrives_and_goes() -> None:
     running._retractor = retractor = Retractor(
         cast("Api", None), world, OperatorSettings(Defaults()), OperatorMetrics(), controller="test"
     )
+    running._learner = Learner(world, OperatorMetrics())
     report = NodeReport({"u": Fares(0.5, 2.0)}, (("u", "GPU-1", "why"),))
     running._on_node(Change.ADDED, "n1", report)
     assert world.fares_of(ShareKey("shop", "s")) == {"u": Fares(0.5, 2.0)}

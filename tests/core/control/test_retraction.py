@@ -191,16 +191,13 @@ def test_a_gpushare_holds_no_more_than_its_schema_allows() -> None:
     assert (len(held), held[-1].is_intent, held[0]) == (MOST_RECORDS, True, many[1])
 
 
-def test_the_status_says_whom_to_keep_away_and_who_needs_a_gpu_of_its_own() -> None:
-    now = "2026-11-22T12:00:00Z"
-    live = Retraction(("shop/a", "shop/b"), "2026-11-22T11:58:00Z", "2026-11-22T12:03:00Z")
+def test_two_retractions_on_record_mean_a_gpu_of_its_own_and_an_intent_is_none() -> None:
+    once = Retraction(("shop/a", "shop/b"), "2026-11-22T11:58:00Z", "2026-11-22T12:03:00Z")
     ended = Retraction(("shop/c",), "2026-11-22T11:00:00Z", "2026-11-22T11:05:00Z")
-    intent = Retraction(("shop/d",), now, count=7)
-    once = GpuShareStatus(retractions=(live, intent))
-    assert (once.kept_from(now), once.needs_own_gpu) == ({"shop/a", "shop/b"}, False)
-    twice = GpuShareStatus(retractions=(live, ended))
-    assert (twice.kept_from(now), twice.needs_own_gpu) == ({"shop/a", "shop/b"}, True)
-    assert GpuShareStatus(retractions=(replace(live, count=2),)).needs_own_gpu
+    intent = Retraction(("shop/d",), "2026-11-22T12:00:00Z", count=7)
+    assert not GpuShareStatus(retractions=(once, intent)).needs_own_gpu
+    assert GpuShareStatus(retractions=(once, ended)).needs_own_gpu
+    assert GpuShareStatus(retractions=(replace(once, count=2),)).needs_own_gpu
 
 
 # -- a whole cluster, step by step

@@ -429,11 +429,6 @@ class GpuShareStatus:
         "Conditions in the usual form.", default=(), maxItems=32, **list_map("type")
     )
 
-    def kept_from(self, now: str) -> frozenset[str]:
-        """Return the GpuShares, as namespace/name, that no pod of this one is put beside now (RFC 3339, UTC)."""
-        live = [one for one in self.retractions if one.until is not None and one.until > now]
-        return frozenset(name for one in live for name in one.neighbours)
-
     @property
     def needs_own_gpu(self) -> bool:
         """Return whether its pods were retracted twice, so that the next one gets a GPU of its own.

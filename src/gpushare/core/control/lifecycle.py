@@ -17,6 +17,7 @@ from gpushare.core.api import (
     GpuShareSpec,
     GpuShareStatus,
     JobClass,
+    LearnedEffect,
     Observed,
     Phase,
     PodPlacement,
@@ -100,10 +101,12 @@ class Standing:
     Attributes:
         retractions: intended and done.
         refusal: why a pod that should leave its GPU stays, as (reason, sentence).
+        learned: what was seen of its workload beside others.
     """
 
     retractions: tuple[Retraction, ...] = ()
     refusal: tuple[str, str] | None = None
+    learned: tuple[LearnedEffect, ...] = ()
 
 
 def next_phase(current: Phase, situation: Situation) -> Phase:
@@ -141,7 +144,7 @@ def status_of(
         now: RFC 3339, UTC, for conditions that change.
         standing: default: as in its status.
     """
-    standing = standing or Standing(share.status.retractions)
+    standing = standing or Standing(share.status.retractions, learned=share.status.learned)
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
     wrong: list[str] = []
     profile = share.status.profile
@@ -176,7 +179,7 @@ def status_of(
         recommended_fraction=_recommended(share, profile, job_class, settings.defaults, none_live=not live),
         observed=observed,
         promise_ratio=min((p.promise_ratio for p in placements if p.promise_ratio is not None), default=None),
-        learned=share.status.learned,
+        learned=standing.learned if profile == share.status.profile else (),  # of another profile
         retractions=standing.retractions,
         placements=tuple(placements[:MOST_PLACEMENTS]),
         conditions=dated(conditions, share.status.conditions, share.generation, now),
@@ -315,4 +318,4 @@ def _without_figures(status: GpuShareStatus) -> GpuShareStatus:
     placements = tuple(
         replace(p, progress_ratio=None, slowdown_ratio=None, throttle_ratio=None) for p in status.placements
     )
-    return replace(status, observed=None, placements=placements)
+    return replace(status, observed=None, placements=placements, learned=())

@@ -2,13 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from gpushare.core.api import GpuShare
-from gpushare.core.interference import Profile, as_profile
-
-OWN_GPU_AFTER: Final = 2
-"""Retractions from the same neighbours after which a workload gets a GPU of its own."""
+from gpushare.core.interference import NO_EFFECTS, Profile, as_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +59,20 @@ def known_of(share: GpuShare, seconds: Callable[[str | None], float]) -> KnownWo
         seconds: reads a moment of the API; long ago where it is none.
     """
     signature, name = share.status.profile, f"{share.namespace}/{share.name}"
-    profile = as_profile(signature) if signature is not None else None
+    profile = as_profile(signature, share.status.learned) if signature is not None else None
     key, gpu_model = "", ""
     if signature is not None and profile is not None:
         key = f"{name}@{signature.taken_at}:{signature.window_seconds}"
+        if profile.effects != NO_EFFECTS:
+            key += f":{profile.effects}"
         gpu_model = signature.gpu_model
-    retractions = share.status.retractions
+    done = [each for each in share.status.retractions if each.until is not None]
     return KnownWorkload(
         key,
         gpu_model,
         share.spec.max_slowdown,
         profile,
         name,
-        tuple(KeptApart(frozenset(each.neighbours), seconds(each.until)) for each in retractions),
-        any(each.count >= OWN_GPU_AFTER for each in retractions),
+        tuple(KeptApart(frozenset(each.neighbours), seconds(each.until)) for each in done),
+        share.status.needs_own_gpu,
     )

@@ -1,0 +1,147 @@
+"""Learns from the agents' windows what workloads do beside each other; core computes, the World keeps it.
+
+A window is what an agent reports of a GPU whose tenants and caps have not changed since its last report. A GPU
+teaches at most once a minute: windows of one set in a row say nearly the same.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.core import control
+from gpushare.core.admission import ShareKey
+from gpushare.core.api import LearnedEffect
+from gpushare.core.control import SeenTenant
+from gpushare.core.interference import Forecast, Profile, as_profile
+from gpushare.data import default_model
+from gpushare_operator.metrics import OperatorMetrics
+from gpushare_operator.reports import ReportedSet
+from gpushare_operator.world import World
+
+_log = logging.getLogger(__name__)
+
+STEP_SECONDS: Final = 5.0
+PAUSE_SECONDS: Final = 60.0
+# An agent's figures are of windows before its report; a set that has been the same for so long was so in them.
+SETTLED_SECONDS: Final = 20.0
+_FORGOTTEN_SECONDS: Final = 3600.0  # a GPU that was not shared for so long
+_AT_ONCE: Final = 50  # sets in a step: 1 ms each
+_ERRORS_IN_INTERVAL: Final = 2 * 1.645
+
+Tenants = Sequence[tuple[Profile, int]]
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """What is known of one GPU: its set, since when, and when it last taught something."""
+
+    reported: ReportedSet
+    since: float
+    taught: float = float("-inf")
+    is_new: bool = False
+
+
+class Learner:
+    """Takes reports at once, and learns from them in steps.
+
+    Args:
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, world: World, metrics: OperatorMetrics, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._world, self._metrics, self._clock = world, metrics, clock
+        self._gpus: dict[str, _Gpu] = {}
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            try:
+                await self.step()
+            except Exception:  # noqa: BLE001 - one bad window must not end learning for good
+                _log.exception("learning: a step failed")
+            await asyncio.sleep(STEP_SECONDS)
+
+    def node_changed(self, sets: Iterable[ReportedSet]) -> None:
+        """Record the undisturbed sets that a node's agent reports now."""
+        now = self._clock()
+        for reported in sets:
+            known = self._gpus.get(reported.gpu)
+            if known is None or known.reported.members != reported.members:
+                taught = known.taught if known is not None else float("-inf")
+                self._gpus[reported.gpu] = _Gpu(reported, now, taught)
+            elif known.reported != reported:
+                known.reported, known.is_new = reported, True
+
+    async def step(self) -> None:
+        """Learn from the windows that are due."""
+        now = self._clock()
+        due = [
+            gpu
+            for gpu in self._gpus.values()
+            if gpu.is_new and now - gpu.since >= SETTLED_SECONDS and now - gpu.taught >= PAUSE_SECONDS
+        ][:_AT_ONCE]
+        known = [(gpu, found) for gpu in due if (found := self._known(gpu.reported)) is not None]
+        for gpu in due:
+            gpu.is_new, gpu.taught = False, now
+        self._gpus = {
+            uuid: gpu
+            for uuid, gpu in self._gpus.items()
+            if gpu.is_new or now - max(gpu.since, gpu.taught) < _FORGOTTEN_SECONDS
+        }
+        if not known:
+            return
+        forecasts = await asyncio.to_thread(
+            _predicted, [(gpu.reported.gpu_model, tenants) for gpu, (_, tenants) in known]
+        )
+        for (gpu, (keys, _)), each in zip(known, forecasts, strict=True):
+            self._learn(gpu.reported, keys, each)
+
+    def _known(self, reported: ReportedSet) -> tuple[tuple[ShareKey, ...], Tenants] | None:
+        """Return GpuShares and profiles of a set's tenants; None where one has no profile on this GPU model."""
+        keys, tenants = [], []
+        for tenant in reported.tenants:
+            key = self._world.share_of_pod(tenant.pod_uid)
+            share = self._world.shares.get(key) if key is not None else None
+            signature = share.status.profile if share is not None else None
+            if key is None or signature is None or signature.gpu_model != reported.gpu_model:
+                return None
+            profile = as_profile(signature, self._world.standing_of(key).learned)
+            if profile is None:
+                return None
+            keys.append(key)
+            tenants.append((profile, tenant.thread_percentage))
+        return tuple(keys), tenants
+
+    def _learn(self, reported: ReportedSet, keys: Sequence[ShareKey], forecasts: Sequence[Forecast]) -> None:
+        window = [
+            SeenTenant(
+                str(key),
+                tenant.thread_percentage,
+                tenant.progress,
+                tenant.error,
+                forecast.progress,
+                (forecast.upper - forecast.lower) / _ERRORS_IN_INTERVAL,
+            )
+            for key, tenant, forecast in zip(keys, reported.tenants, forecasts, strict=True)
+        ]
+        if not control.is_decided_by_counters(window):
+            return
+        by_name = {str(key): key for key in keys}
+        before: dict[str, LearnedEffect] = {
+            name: effect
+            for name, key in by_name.items()
+            for effect in self._world.standing_of(key).learned
+            if effect.gpu_model == reported.gpu_model
+        }
+        for name, effect in control.learnt(window, before, reported.gpu_model).items():
+            self._world.learn(by_name[name], effect)
+        self._metrics.windows_learnt.inc()
+
+
+def _predicted(sets: Iterable[tuple[str, Tenants]]) -> list[tuple[Forecast, ...]]:
+    return [default_model().for_gpu(gpu_model).predict(tenants) for gpu_model, tenants in sets]
