@@ -263,7 +263,7 @@ def _key(share: str) -> ShareKey:
 
 
 def _text(seconds: float) -> str:
-    moment = datetime.fromtimestamp(seconds, UTC)
+    moment = datetime.fromtimestamp(max(0.0, seconds), UTC)  # what another writer left out reads as long ago
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

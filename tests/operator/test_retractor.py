@@ -298,3 +298,13 @@ def test_an_agent_counts_as_alive_once_it_writes_again_whatever_its_clock_says()
     assert reports.asks(132.0) == ()
     reports.put("n1", None, 133.0)
     assert reports.asks(134.0) == ()
+
+
+async def test_a_record_without_its_times_stops_nothing(bench: Bench) -> None:
+    raw = bench.api.store.objects(GPUSHARES)["shop/statefulset-new"]
+    raw["status"]["retractions"] = [{"neighbours": ["shop/x"]}, {"neighbours": ["shop/y"], "until": "never"}]
+    bench.api.store.put(GPUSHARES, raw)
+    bench.asks["uid-new"] = WHY
+    await bench.settle(8)
+    assert bench.api.evicted == ["new"]
+    assert [one.pod_uid for one in bench.share("new").status.retractions][-1] == "uid-new"
