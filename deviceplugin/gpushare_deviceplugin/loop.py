@@ -171,7 +171,7 @@ class Loop:
         return Keeping(
             promise_ratio=self._promise(uuid, pod, share_percent),
             throttle_ratio=round(1.0 - duty, 2) if duty < FREE else None,
-            retract=gpu.actions.retract_why[:1024] if gpu.actions.retract == pod.uid else None,
+            retract=self._named(gpu.actions.retract_why, pod)[:1024] if gpu.actions.retract == pod.uid else None,
         )
 
     def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
@@ -232,7 +232,16 @@ class Loop:
             return
         self._told_at = {key: at for key, at in self._told_at.items() if now - at < EVENT_SECONDS}
         self._told_at[uid, reason] = now
+        message = self._named(message, self._state.pods.get(uid))
         self._notices.put_nowait(Notice(uid, str(reason), message, is_warning=reason in _WARNINGS))
+
+    def _named(self, message: str, about: ManagedPod | None) -> str:
+        """Return a sentence with names for uids; who owns a pod is not told names of other namespaces."""
+        for uid, pod in self._state.pods.items():
+            if uid in message:
+                is_foreign = about is None or pod.namespace != about.namespace
+                message = message.replace(uid, "a pod of another namespace" if is_foreign else f"pod {pod.name}")
+        return message
 
     def _window(
         self, uuid: str, gate: GateStatus | None, measure: GpuMeasure, seconds: float, now: float

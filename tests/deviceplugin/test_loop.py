@@ -224,6 +224,23 @@ async def test_events_are_told_with_figures_and_at_most_one_a_minute_of_a_kind(n
     assert len(set(reasons)) == len(reasons), "one of a kind in this time"
     assert node.clock.now - 1000.0 < EVENT_SECONDS
     assert all(any(figure.isdigit() for figure in notice.note) for notice in node.told)
+    throttled = next(notice.note for notice in node.told if notice.pod_uid == "uid-bad")
+    assert "pod victim makes" in throttled
+    assert "uid-" not in throttled
+
+
+async def test_an_event_does_not_name_pods_of_another_namespace(node: Node) -> None:
+    victim = next(pod for pod in node.state.pods.values() if pod.name == "victim")
+    node.state.put_pod(replace(victim, namespace="secret"))
+    node.profiles["secret/victim"] = node.profiles.pop("shop/victim")
+    running = asyncio.create_task(node.loop.run())
+    node.windows(10)
+    async with asyncio.timeout(60):
+        await node.told_two.wait()
+    running.cancel()
+    throttled = next(notice.note for notice in node.told if notice.pod_uid == "uid-bad")
+    assert "a pod of another namespace makes" in throttled
+    assert "victim" not in throttled
 
 
 def test_a_silent_agent_leaves_everyone_free_and_a_new_one_starts_from_free(node: Node) -> None:

@@ -100,7 +100,7 @@ class Job:
     def rate(self, begin: float, end: float) -> float | None:
         """Iterations per second between two times, None where it was not counting for most of it."""
         inside = [(at, count) for at, count in self.counts if begin <= at <= end]
-        if len(inside) < 2 or inside[-1][0] - inside[0][0] < 0.6 * (end - begin):
+        if len(inside) < 2 or inside[-1][0] - inside[0][0] < 0.45 * (end - begin):
             return None
         return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
 
