@@ -13,7 +13,9 @@ from gpushare.core.gpu import Devices, GpuHealth
 from gpushare.devices.simulated import simulated_opener
 from gpushare.exporter import NodeCollector, NodeFigures
 from gpushare.kube import Api, connect
-from gpushare.mps.status import GateStatus
+from gpushare.mps.asks import boottime
+from gpushare.mps.layout import GpuDirectory, LastGood, throttle_in_force, throttled_reader
+from gpushare.mps.status import GateStatus, ThrottleStatus
 from gpushare.runtime.http import MetricsServer, metrics_route, probe_route, registry_of
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.apiserver import AgentApi
@@ -28,9 +30,10 @@ from gpushare_deviceplugin.options import AgentOptions
 from gpushare_deviceplugin.outside import OutsideMps
 from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.readings import Readings
 from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.sampler import BACKOFF, Sampler
-from gpushare_deviceplugin.shares import Terms, terms_of
+from gpushare_deviceplugin.shares import Terms, shares_of, terms_of
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import StatusWriter, build_status, conditions_of, tenants_of
@@ -67,6 +70,8 @@ class Agent:
     ) -> None:
         self._clock = clock
         self._node_name = options.node_name
+        self._directory = options.directory
+        self._throttle_files: dict[str, LastGood[ThrottleStatus]] = {}
         self.state = NodeState(clock)
         self.cluster = AgentApi(api, options.node_name, self.state)
         self._shares = self.cluster.profiles()
@@ -103,6 +108,16 @@ class Agent:
             is_due=self.loop.is_due,
             on_measure=self.loop.conclude,
         )
+        self.readings = Readings(
+            self.state,
+            signatures,
+            terms,
+            self.sampler,
+            self.loop,
+            throttled=self._throttled,
+            may_profile=lambda pod: all(share.is_profiled for share in shares_of(pod, self._shares.items)),
+            clock=clock,
+        )
         kubelet: Path = options.kubelet_directory
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
         self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct)
@@ -116,6 +131,12 @@ class Agent:
         self.registrar = Registrar(plugin, self.state, kubelet / "device-plugins")
         self.decisions = DecisionWriter(self.state, options.directory, terms)
         self.status = StatusWriter(self.state, self.build, self.cluster, clock)
+
+    def _throttled(self, uuid: str) -> ThrottleStatus:
+        """Return the throttle's own status of a GPU, which is ahead of the gate's report."""
+        if uuid not in self._throttle_files:
+            self._throttle_files[uuid] = throttled_reader(GpuDirectory.of(self._directory, uuid))
+        return throttle_in_force(self._throttle_files[uuid], boottime())
 
     def build(self) -> GpuNodeStatus:
         """Return the GpuNode's present status."""
@@ -140,6 +161,7 @@ class Agent:
             self.outside.watches,
             ended=self.outside.ended,
             loop=self.loop,
+            readings=self.readings.counts,
             is_registered=self.registrar.is_registered,
         )
 
@@ -162,6 +184,8 @@ class Agent:
             self.outside.is_ready = True
             self._start(tasks, "outside", self.outside.run)
             self._start(tasks, "loop", self.loop.run)
+            if self.loop.enabled:
+                self._start(tasks, "readings", self.readings.run)
             self._start(tasks, "frugal", frugal.keep_small)
             self._start(tasks, "reconciler", self.reconciler.run)
             self._start(tasks, "decisions", self.decisions.run)

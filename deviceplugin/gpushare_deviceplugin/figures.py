@@ -8,6 +8,7 @@ from gpushare.core.gpu import Health, OutsideWatch
 from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.loop import Loop, LoopCounts
+from gpushare_deviceplugin.readings import ReadingCounts
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, build_status
 
@@ -23,6 +24,7 @@ def node_figures(
     *,
     ended: Mapping[str, int],
     loop: Loop,
+    readings: Mapping[str, ReadingCounts],
     is_registered: bool,
 ) -> NodeFigures:
     """Return the present figures; built from the same status as the GpuNode, so that the two never differ."""
@@ -37,6 +39,7 @@ def node_figures(
                 outside=outside.get(gpu.uuid),
                 ended=ended.get(gpu.uuid, 0),
                 counts=loop.counts.get(gpu.uuid),
+                readings=readings.get(gpu.uuid),
             )
             for gpu in status.gpus
         ),
@@ -60,6 +63,7 @@ def _device(
     outside: OutsideWatch | None,
     ended: int,
     counts: LoopCounts | None,
+    readings: ReadingCounts | None,
 ) -> DeviceFigures:
     sample = measure.sample
     return DeviceFigures(
@@ -90,6 +94,9 @@ def _device(
         promises_broken=counts.broken if counts else None,
         throttles=counts.throttled if counts else None,
         retractions_asked=counts.retractions if counts else None,
+        readings=readings.taken if readings else None,
+        reading_failures=readings.failed if readings else None,
+        reading_seconds=readings.stopped_seconds if readings else None,
     )
 
 

@@ -72,7 +72,7 @@ class Measurer:
         strangers = any(client.pod_uid not in tenants for client in gate.clients)
         if len(active) == 1 and not strangers:
             [pod] = active
-            tenants |= self._alone(uuid, pod, _threads(gate, pod), tenants[pod.uid], window)
+            tenants |= self._alone(uuid, pod, threads_of(gate, pod), tenants[pod.uid], window)
         elif len(pods) == 1 and not gate.clients and self._has_whole_gpus(pods[0]):
             # It runs outside MPS (ADR 0030), and the GPU's counters are its own.
             tenants[pods[0].uid] = replace(tenants[pods[0].uid], clients=None, pipes=window.counters.pipes())
@@ -85,11 +85,12 @@ class Measurer:
     def _alone(
         self, uuid: str, pod: ManagedPod, threads: int, measured: TenantMeasure, window: GpuSample
     ) -> dict[str, TenantMeasure]:
-        """Measure a GPU's only active tenant: the counters are its own; at 100% its progress is 1."""
+        """Measure a GPU's only active tenant: the counters are its own, and teach its signature under its cap."""
         model = self._state.gpus[uuid].model
         measured = replace(measured, pipes=window.counters.pipes())
+        if pod.own_percentage is None:
+            self._signatures.learn(pod, model, window, threads)
         if threads == 100:
-            self._signatures.learn(pod, model, window)
             return {pod.uid: replace(measured, progress_ratio=1.0, progress_error_ratio=0.0)}
         signature = self._signatures.of(pod, model)
         [found] = attribute(window.counters, [_evidence(signature, threads, None)])
@@ -114,7 +115,7 @@ class Measurer:
         has_strangers: bool,
     ) -> dict[str, TenantMeasure]:
         model = self._state.gpus[uuid].model
-        threads = [_threads(gate, pod) for pod in active]
+        threads = [threads_of(gate, pod) for pod in active]
         throttles = {throttle.pod_uid: throttle.duty_ratio for throttle in gate.throttle.pods}
         duties = tuple(throttles.get(pod.uid, 1.0) for pod in active)
         signatures = [self._signatures.of(pod, model) for pod in active]
@@ -181,7 +182,7 @@ def _is_asleep(found: Attribution, prior: Prior | None) -> bool:
     return prior is None or prior.mean > STARVED_RATIO
 
 
-def _threads(gate: GateStatus, pod: ManagedPod) -> int:
+def threads_of(gate: GateStatus, pod: ManagedPod) -> int:
     """Return the cap in force: those that the pod's processes connected under, or their own lower ones, together.
 
     A new decision does not change it (docs/facts.md 5), and an environment may lower it (docs/facts.md 11).

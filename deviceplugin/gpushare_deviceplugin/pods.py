@@ -27,6 +27,7 @@ class ManagedPod:
         own_percentage: thread percentage that its containers give themselves, the lowest; None where none does.
         processes: CUDA processes that share its cap.
         has_class: whether its own annotation names its class.
+        probe_seconds: the shortest time-out of its containers' probes; None where they have none.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
     """
 
@@ -43,6 +44,7 @@ class ManagedPod:
     own_percentage: int | None = None
     processes: int = 1
     has_class: bool = False
+    probe_seconds: float | None = None
 
     @property
     def key(self) -> str:
@@ -81,7 +83,19 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         own_percentage=_own_percentage(obj.get("spec") or {}),
         processes=processes,
         has_class=names.CLASS in pod.annotations,
+        probe_seconds=_probe_seconds(obj.get("spec") or {}),
     )
+
+
+def _probe_seconds(spec: Mapping[str, Any]) -> float | None:
+    """Return the shortest time-out of the containers' probes, of any kind; Kubernetes' default is a second."""
+    probes = [
+        container[kind]
+        for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
+        for kind in ("livenessProbe", "readinessProbe", "startupProbe")
+        if container.get(kind)
+    ]
+    return min((float(probe.get("timeoutSeconds") or 1) for probe in probes), default=None)
 
 
 def _own_percentage(spec: Mapping[str, Any]) -> int | None:

@@ -106,6 +106,7 @@ class Sampler:
         self._tenants: dict[str, tuple[str, ...]] = {}
         self._failures = 0
         self._settling: set[str] = set()
+        self._held: set[str] = set()
 
     async def run(self) -> None:
         """Sample once a period; without devices, retry to open them with back-off."""
@@ -140,6 +141,26 @@ class Sampler:
         self._take(readings)
         return min(self._period, SETTLE_SECONDS) if self._settling else self._period
 
+    def hold(self, uuid: str) -> None:
+        """Leave a GPU's counters alone until `release`: somebody reads them (`readings`)."""
+        self._held.add(uuid)
+        self._fresh[uuid] = []
+
+    def release(self, uuid: str) -> None:
+        """Go on sampling a GPU."""
+        self._held.discard(uuid)
+
+    async def sample_now(self, uuid: str) -> GpuSample | None:
+        """Read a GPU's counters since the last reading of them; None where the driver gives none."""
+
+        def sample() -> GpuSample | None:
+            return self._devices.sample(uuid) if self._devices is not None else None
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, sample)
+        except DevicesError:
+            return None
+
     def _read(self) -> list[tuple[GpuInfo, Reading]]:
         """Read everything for one round, in the devices' thread."""
         if self._devices is None:
@@ -160,7 +181,8 @@ class Sampler:
             return Reading(health, None)
         processes = self._list_processes(devices, uuid)
         try:
-            return Reading(health, devices.sample(uuid), processes=processes)
+            sample = None if uuid in self._held else devices.sample(uuid)
+            return Reading(health, sample, processes=processes)
         except DevicesError as error:
             return Reading(health, None, str(error), processes)
 

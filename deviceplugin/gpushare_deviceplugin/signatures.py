@@ -1,15 +1,17 @@
-"""Each workload's GPU use alone: from its GpuShare's profile, else as measured on this node while it ran alone."""
+"""Each workload's GPU use alone: from its GpuShare's profile, else as this node saw it alone or in place."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gpushare.core.api import WorkloadSignature
+from gpushare.core.api import CapPoint, WorkloadSignature
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
+from gpushare.core.progress import at_full_threads
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, shares_of
 
 MIN_SECONDS: Final = 5.0  # of running alone, before the average counts as a signature
+MIN_READINGS: Final = 3  # with its neighbours stopped; each is the settled end of about a second
 MEMORY_SECONDS: Final = 120.0  # older windows fade, so that a workload's later phases replace its first ones
 DIGITS: Final = 4  # of a counter on the wire
 IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits uses less, and tells nothing about its workload
@@ -25,6 +27,7 @@ class _Seen:
         pod_uid: the pod that was seen last.
         start_seconds: of this pod, left out because they look like its start; None once it works.
         may_hold_start: whether it is one window, whose first part may be the start.
+        readings: windows in which its neighbours were stopped.
     """
 
     counters: Counters
@@ -32,21 +35,27 @@ class _Seen:
     pod_uid: str
     start_seconds: float | None = None
     may_hold_start: bool = False
+    readings: int = 0
 
     @property
     def is_signature(self) -> bool:
         """Return whether it shows a program at work, for long enough."""
         is_idle = self.counters.activity_ratio() < IDLE_RATIO
-        return self.seconds >= MIN_SECONDS and not self.may_hold_start and not is_idle
+        is_long = self.seconds >= MIN_SECONDS or self.readings >= MIN_READINGS
+        return is_long and not self.may_hold_start and not is_idle
 
-    def next(self, pod_uid: str, sample: GpuSample) -> "_Seen":
-        """Return the average with one more window."""
+    def next(self, pod_uid: str, sample: GpuSample, readings: int = 0) -> "_Seen":
+        """Return the average with one more window.
+
+        Args:
+            readings: 1 for a window in which neighbours were stopped.
+        """
         skipped = self.start_seconds if pod_uid == self.pod_uid else 0.0
         counters, seconds = sample.counters, sample.window_seconds
         if counters.is_far_more_active(self.counters):
-            return _Seen(counters, seconds, pod_uid, may_hold_start=True)
+            return _Seen(counters, seconds, pod_uid, may_hold_start=True, readings=readings)
         if self.may_hold_start and counters.activity_ratio() > self.counters.activity_ratio():
-            return _Seen(counters, seconds, pod_uid)
+            return _Seen(counters, seconds, pod_uid, readings=readings)
         if skipped is not None and skipped < START_SECONDS:
             if self.counters.is_far_more_active(counters):
                 return replace(self, pod_uid=pod_uid, start_seconds=skipped + seconds)
@@ -59,7 +68,7 @@ class _Seen:
             for name in COUNTERS
             if (new := getattr(counters, name)) is not None
         }
-        return _Seen(Counters(**means), total, pod_uid)
+        return _Seen(Counters(**means), total, pod_uid, readings=self.readings + readings)
 
 
 class Signatures:
@@ -71,23 +80,34 @@ class Signatures:
 
     def __init__(self, profiles: Mapping[str, SharedProfile]) -> None:
         self._profiles = profiles
-        self._seen: dict[tuple[str, str], _Seen] = {}
+        self._seen: dict[tuple[str, str], dict[int, _Seen]] = {}  # by workload and model, then by cap
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
-        """Return a pod's signature on a GPU model; None until it was seen alone on one."""
+        """Return a pod's signature on a GPU model; None until it was seen alone, or read in place, on one."""
         for profile in self._profiles_of(pod):
             if profile.signature is not None and profile.gpu_model in ("", gpu_model):
                 return profile.signature
-        seen = self._seen.get((pod.workload, gpu_model))
-        return SoloSignature(seen.counters) if seen is not None and seen.is_signature else None
+        found = self._best(pod, gpu_model)
+        if found is None:
+            return None
+        cap, seen = found
+        counters, progress = at_full_threads(seen.counters, cap / 100)
+        return SoloSignature(counters, {} if cap == 100 else {cap: progress})
 
     def news(self, pod: ManagedPod, gpu_model: str) -> WorkloadSignature | None:
         """Return the measured signature of a pod's workload, for its GpuShare; None if that has as good."""
-        seen = self._seen.get((pod.workload, gpu_model))
-        if seen is None or not seen.is_signature:
+        best = self._best(pod, gpu_model)
+        if best is None:
             return None
-        rounded = {name: round(min(1.0, value), DIGITS) for name, value in seen.counters.as_dict().items()}
-        found = WorkloadSignature(gpu_model, rounded, window_seconds=float(int(seen.seconds)))
+        cap, seen = best
+        counters, progress = at_full_threads(seen.counters, cap / 100)
+        found = WorkloadSignature(
+            gpu_model,
+            {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()},
+            cap_curve=() if cap == 100 else (CapPoint(cap, round(progress, DIGITS)),),
+            window_seconds=float(int(seen.seconds)),
+            thread_percentage=None if cap == 100 else cap,
+        )
         kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
         return found if kept is None or kept.gives_way(found) else None
 
@@ -95,15 +115,27 @@ class Signatures:
         """Return the profiles of a pod's GpuShares: only those in its own namespace."""
         return shares_of(pod, self._profiles)
 
-    def learn(self, pod: ManagedPod, gpu_model: str, sample: GpuSample) -> None:
-        """Learn from a window in which this pod was alone on a GPU, with 100% of its threads.
+    def _best(self, pod: ManagedPod, gpu_model: str) -> tuple[int, _Seen] | None:
+        """Return what was seen under the most threads, with them."""
+        by_cap = self._seen.get((pod.workload, gpu_model), {})
+        return max(((cap, seen) for cap, seen in by_cap.items() if seen.is_signature), default=None, key=_cap)
+
+    def learn(
+        self, pod: ManagedPod, gpu_model: str, sample: GpuSample, cap: int = 100, *, is_reading: bool = False
+    ) -> None:
+        """Learn from a window in which this pod ran alone under a cap, or its neighbours were stopped.
 
         A program's start hardly uses the GPU. What precedes a window more than twice as active is forgotten, and
         so is that window when the next one is more active still: it may hold the start's end. The windows in which
         a later pod of a known workload starts are left out.
         """
         key = (pod.workload, gpu_model)
-        before = self._seen.pop(key, None) or _Seen(Counters(), 0.0, pod.uid)
-        self._seen[key] = before.next(pod.uid, sample)
+        by_cap = self._seen.pop(key, {})
+        before = by_cap.get(cap) or _Seen(Counters(), 0.0, pod.uid)
+        self._seen[key] = by_cap | {cap: before.next(pod.uid, sample, int(is_reading))}
         if len(self._seen) > MAX_WORKLOADS:
             del self._seen[next(iter(self._seen))]
+
+
+def _cap(found: tuple[int, _Seen]) -> int:
+    return found[0]

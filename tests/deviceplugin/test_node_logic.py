@@ -8,7 +8,7 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
 from gpushare.core.api import Ceilings, GpuNodeStatus, MpsState, WorkloadSignature, names
 from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.core.progress import Prior
+from gpushare.core.progress import Prior, at_full_threads
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
     ClientStatus,
@@ -349,7 +349,7 @@ class TestMeasuring:
         assert found[a].slowdown_ratio == pytest.approx(2.0, rel=0.25)
         assert found[a].pipes["fp32"] == pytest.approx(0.3, abs=0.06)  # its own, not the device's 0.37
 
-    def test_a_capped_pod_alone_teaches_nothing_and_is_measured_against_its_profile(
+    def test_a_capped_pod_alone_teaches_a_signature_under_its_cap_and_is_measured_against_its_profile(
         self, state: NodeState
     ) -> None:
         a = tenant(state, "a", threads="50")
@@ -357,7 +357,13 @@ class TestMeasuring:
         half = window(mix((FP32, 0.5)))
         without = self.measurer(state)
         for _ in range(10):
-            assert without.measure(GPU_A, capped, half).tenants[a].progress_ratio is None
+            found = without.measure(GPU_A, capped, half).tenants[a]
+        whole, progress = at_full_threads(half.counters, 0.5)
+        assert found.progress_ratio == pytest.approx(progress, abs=0.01)
+        assert found.profile is not None
+        assert found.profile.thread_percentage == 50
+        assert [p.thread_percentage for p in found.profile.cap_curve] == [50]
+        assert found.profile.as_counters().fp32_util == pytest.approx(whole.fp32_util, abs=1e-3)
         profile = SharedProfile(frozenset({a}), "NVIDIA H200", SoloSignature(FP32, {50: 0.52}))
         known = self.measurer(state, {"shop/a": profile}).measure(GPU_A, capped, half).tenants[a]
         assert known.progress_ratio == pytest.approx(0.5, abs=0.05)

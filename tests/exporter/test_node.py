@@ -42,6 +42,9 @@ FULL = NodeFigures(
             promises_broken=2,
             throttles=1,
             retractions_asked=0,
+            readings=3,
+            reading_failures=1,
+            reading_seconds=3.6,
         ),
     ),
     tenants=(

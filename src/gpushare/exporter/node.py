@@ -23,6 +23,7 @@ class DeviceFigures:
         refused, mismatches: since the gate started, and now, by reason or kind.
         outside, outside_found, outside_ended: processes outside MPS, now, and since the agent started.
         promises_broken, throttles, retractions_asked: what the loop saw and did since the agent started.
+        readings, reading_failures, reading_seconds: profiles read in place, and the time that it cost neighbours.
     """
 
     uuid: str
@@ -52,6 +53,9 @@ class DeviceFigures:
     promises_broken: int | None = None
     throttles: int | None = None
     retractions_asked: int | None = None
+    readings: int | None = None
+    reading_failures: int | None = None
+    reading_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,9 @@ _OF_LOOP: Final[_Table[DeviceFigures]] = (
     ("promises_broken", "Times that a pod's promise was found broken.", lambda d: d.promises_broken),
     ("throttles", "Times that a pod was throttled for another's promise.", lambda d: d.throttles),
     ("retractions_asked", "Times that the agent asked for a pod to leave.", lambda d: d.retractions_asked),
+    ("profile_readings", "Times that neighbours were stopped to read a workload.", lambda d: d.readings),
+    ("profile_reading_failures", "Of these, those that gave nothing.", lambda d: d.reading_failures),
+    ("profile_reading_seconds", "Time that neighbours were stopped for that.", lambda d: d.reading_seconds),
 )
 
 

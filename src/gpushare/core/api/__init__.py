@@ -11,6 +11,7 @@ from gpushare.core.api.names import (
     SHARES_PER_GPU,
 )
 from gpushare.core.api.objects import (
+    CapPoint,
     Ceilings,
     Condition,
     ConditionStatus,
@@ -61,6 +62,7 @@ __all__ = [
     "MAX_CLIENTS_PER_GPU",
     "MAX_GPUS_PER_POD",
     "SHARES_PER_GPU",
+    "CapPoint",
     "Ceilings",
     "Condition",
     "ConditionStatus",

@@ -245,12 +245,13 @@ class CapPoint:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSignature:
-    """The signature of the workload, taken while it ran alone (docs/design.md 4)."""
+    """The signature of the workload, taken alone or beside neighbours that were stopped (docs/design.md 4)."""
 
     gpu_model: str = described("GPU model it was taken on.", default="")
     counters: Mapping[str, float] = described(
         "Device counters at 100% threads, ratios from 0 to 1, by the names of the colocation dataset: "
-        f"{', '.join(COUNTERS)}. What the device cannot measure is absent.",
+        f"{', '.join(COUNTERS)}. What the device cannot measure is absent. Of a signature taken under a cap they "
+        "are what follows from those seen there, and the cap curve has its progress there.",
         default_factory=dict,
         items=_RATIO,
         maxProperties=32,
@@ -269,6 +270,14 @@ class WorkloadSignature:
     )
     window_seconds: float | None = described("Length of the measurement.", default=None, minimum=0)
     taken_at: str | None = described("When the measurement ended.", default=None, format="date-time")
+    thread_percentage: int | None = described(
+        "Thread percentage that it was taken under; absent: all threads.", default=None, minimum=1, maximum=99
+    )
+
+    @property
+    def cap(self) -> int:
+        """The thread percentage that it was taken under."""
+        return 100 if self.thread_percentage is None else self.thread_percentage
 
     def as_counters(self) -> Counters:
         """The counters as a value; unknown names are left out."""
@@ -283,13 +292,17 @@ class WorkloadSignature:
         """Whether another signature is worth writing down in this one's place.
 
         One that is more than twice as active is, however short: this one holds the program's start, or a pause.
-        The other way round it never is, so that two nodes do not replace each other's for ever.
+        The other way round it never is, so that two nodes do not replace each other's for ever. One taken under
+        more threads tells more, one taken under fewer never takes its place.
         """
         own, others = self.as_counters(), other.as_counters()
         if not self.counters or others.is_far_more_active(own):
             return True
-        is_longer = (other.window_seconds or 0.0) >= LONGER_WINDOW * max(self.window_seconds or 0.0, 1.0)
-        return is_longer and not own.is_far_more_active(others)
+        if own.is_far_more_active(others):
+            return False
+        if self.cap != other.cap:
+            return other.cap > self.cap
+        return (other.window_seconds or 0.0) >= LONGER_WINDOW * max(self.window_seconds or 0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ An agent that measures a workload alone on a GPU, with all threads, publishes th
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from gpushare.core.api import GpuShareSpec, WorkloadSignature, names
 
@@ -21,7 +22,8 @@ def taken(
     """Choose the signature that a GpuShare keeps.
 
     Args:
-        seen: signatures that agents published for its pods; of those on the kept one's GPU model the longest wins.
+        seen: signatures that agents published for its pods; of those on the kept one's GPU model the one under the
+            most threads wins, then the longest.
         is_one_kind: whether all its pods run one workload; otherwise nothing is taken.
         now: RFC 3339, for a newly taken signature.
     """
@@ -33,18 +35,10 @@ def taken(
         and (each.window_seconds or 0.0) >= asked
         and (kept is None or kept.gpu_model in {"", each.gpu_model})
     ]
-    best = max(fitting, key=lambda each: (each.window_seconds or 0.0, each.gpu_model), default=None)
+    best = max(fitting, key=lambda each: (each.cap, each.window_seconds or 0.0, each.gpu_model), default=None)
     if best is None or not is_one_kind or not (kept is None or kept.gives_way(best)):
         return kept
-    return WorkloadSignature(
-        best.gpu_model,
-        best.counters,
-        best.iterations_per_second,
-        best.memory_peak_mib,
-        best.cap_curve,
-        best.window_seconds,
-        now,
-    )
+    return replace(best, taken_at=now)
 
 
 def is_one_kind(spec: GpuShareSpec, annotations: Iterable[Mapping[str, str]]) -> bool:

@@ -2,9 +2,11 @@
 
 from gpushare.core.progress.alone import (
     MAX_CAPPED_PROGRESS,
+    at_full_threads,
     busy_ratio,
     predicted_cap_progress,
     progress_alone,
+    progress_under,
     promise_of,
 )
 from gpushare.core.progress.attribution import (
@@ -25,11 +27,13 @@ __all__ = [
     "Prior",
     "TenantEvidence",
     "TenantLoad",
+    "at_full_threads",
     "attribute",
     "busy_ratio",
     "evidence",
     "no_prediction",
     "predicted_cap_progress",
     "progress_alone",
+    "progress_under",
     "promise_of",
 ]

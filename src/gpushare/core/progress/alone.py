@@ -5,6 +5,7 @@ Plain floats, as in `attribution`: the agent, which loads no numpy, and the inte
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from gpushare.core.gpu import Counters
@@ -14,6 +15,9 @@ _CAP_EXPONENT_DRAM: Final = 0.63
 _REACH_SLOPE: Final = 1.32
 _REACH_EXPONENT: Final = 0.68
 _HOST_SHARE: Final = 0.46  # of the time without a kernel: launches overlap with what runs
+_UNDER_ACTIVITY: Final = 1.13
+_UNDER_BUSY: Final = -0.25
+_UNDER_DRAM: Final = -0.78
 MAX_CAPPED_PROGRESS: Final = 1.1  # a cap never speeds a program up; more is noise
 
 
@@ -57,6 +61,35 @@ def progress_alone(counters: Counters, cap_curve: Mapping[int, float], cap: floa
         if percent <= high:
             return slow + (fast - slow) * max(0.0, percent - low) / (high - low)
     return points[-1][1]
+
+
+def progress_under(seen: Counters, cap: float) -> float:
+    """Estimate progress alone under a cap (0 to 1), relative to all threads, from the counters under that cap.
+
+    A program that keeps the SMs that it has left busy all the time loses nearly all that the cap takes; one that
+    waits for memory loses less. Constants fitted to 138 capped solo runs of 53 programs of the shipped dataset;
+    errors on other programs are in docs/measurements/signatures.md.
+    """
+    if cap >= 1.0:
+        return 1.0
+    exponent = (
+        _UNDER_ACTIVITY * min(1.0, (seen.sm_util or 0.0) / cap)
+        + _UNDER_BUSY * busy_ratio(seen)
+        + _UNDER_DRAM * (seen.dram_bw_util or 0.0)
+    )
+    progress: float = cap ** min(1.0, max(0.0, exponent))
+    return progress
+
+
+def at_full_threads(seen: Counters, cap: float) -> tuple[Counters, float]:
+    """Return what counters seen alone under a cap (0 to 1) are with all threads, and the progress under it.
+
+    The work for each unit of progress hardly depends on the cap, so all counters are scaled by it, but for
+    the part of the time with a kernel.
+    """
+    progress = progress_under(seen, cap)
+    scaled = {name: min(1.0, value / progress) for name, value in seen.as_dict().items()}
+    return replace(Counters(**scaled), graphics_util=seen.graphics_util), progress
 
 
 def promise_of(alone: float | None, share_percent: int, max_slowdown: float) -> float:

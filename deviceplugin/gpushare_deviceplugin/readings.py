@@ -1,0 +1,264 @@
+"""Profiles of workloads beside neighbours: read while the throughput neighbours are stopped for about a second.
+
+The counters of a GPU are one tenant's own once the others' queued work has run out (docs/facts.md 25, 26). Nobody
+of class latency is stopped, nobody whose probe would notice, and nobody for more than a tenth of a minute.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from gpushare.core.api import JobClass
+from gpushare.core.gpu import MIN_SIGNATURE_SECONDS, GpuSample
+from gpushare.mps.asks import boottime
+from gpushare.mps.duty import MAX_STOP_SECONDS
+from gpushare.mps.status import GateState, GateStatus, ThrottleStatus
+from gpushare_deviceplugin.measuring import threads_of
+from gpushare_deviceplugin.pods import ManagedPod
+from gpushare_deviceplugin.shares import TermsOf
+from gpushare_deviceplugin.signatures import Signatures
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import tenants_of
+
+_log = logging.getLogger(__name__)
+
+SETTLE_SECONDS: Final = 0.5  # until the counters tell the truth (docs/facts.md 25)
+PROBE_MARGIN_SECONDS: Final = 0.2  # what a probe of a stopped pod has left of its time-out
+MINUTE_SECONDS: Final = 60.0
+MOST_STOPPED_SECONDS: Final = 6.0  # of a minute, on each GPU
+APART_SECONDS: Final = 3.0  # between two readings on a GPU
+FIRST_SECONDS: Final = 2.0  # of a process, until it is read first
+PATIENT_READINGS: Final = 8  # a workload that gave nothing by then is read once in a while
+PATIENT_SECONDS: Final = 120.0
+LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.02
+FREEZE_SECONDS: Final = 0.4  # the host looks for new asks at least every 0.2 s
+_EARLY_SECONDS: Final = 0.05  # the host's word on a freeze is a little late
+_SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """One reading: the pod to read, its thread percentage, whom to stop, and for how long."""
+
+    pod: ManagedPod
+    cap: int
+    stopped: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Record:
+    """What a GPU's readings were: when stops ended and how long they took; by pod, when it was read."""
+
+    stops: list[tuple[float, float]] = field(default_factory=list)
+    read_at: dict[str, list[float]] = field(default_factory=dict)
+    since: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class ReadingCounts:
+    """Counters of one GPU since the agent started.
+
+    Attributes:
+        taken: readings; failed: those without figures; stopped_seconds: time that neighbours were stopped.
+    """
+
+    taken: int = 0
+    failed: int = 0
+    stopped_seconds: float = 0.0
+
+
+class SampledGpu(Protocol):
+    """What a reading needs of the sampler."""
+
+    gates: dict[str, GateStatus | None]
+
+    def hold(self, uuid: str) -> None:
+        """Leave a GPU's counters alone until `release`."""
+        ...
+
+    def release(self, uuid: str) -> None:
+        """Go on sampling a GPU."""
+        ...
+
+    async def sample_now(self, uuid: str) -> GpuSample | None:
+        """Read a GPU's counters since the last reading of them."""
+        ...
+
+
+class Stopper(Protocol):
+    """What a reading needs of the loop."""
+
+    def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
+        """Ask that pods be stopped until then, seconds since boot."""
+        ...
+
+
+class Readings:
+    """Reads unknown workloads one after the other on each GPU.
+
+    Args:
+        throttled: the throttle's present status of a GPU.
+        may_profile: whether a pod's workload may be profiled.
+        clock: monotonic seconds; boot: the throttle's clock; sleep: as asyncio.sleep.
+    """
+
+    def __init__(
+        self,
+        state: NodeState,
+        signatures: Signatures,
+        terms: TermsOf,
+        sampler: SampledGpu,
+        loop: Stopper,
+        *,
+        throttled: Callable[[str], ThrottleStatus],
+        may_profile: Callable[[ManagedPod], bool],
+        clock: Callable[[], float],
+        boot: Callable[[], float] = boottime,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.counts: dict[str, ReadingCounts] = {}
+        self._state = state
+        self._signatures = signatures
+        self._terms = terms
+        self._sampler = sampler
+        self._loop = loop
+        self._throttled = throttled
+        self._may_profile = may_profile
+        self._clock = clock
+        self._boot = boot
+        self._sleep = sleep
+        self._records: dict[str, _Record] = {}
+        self._busy: set[str] = set()
+
+    async def run(self) -> None:
+        """Look for workloads to read until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                for uuid in list(self._state.gpus):
+                    if uuid not in self._busy and (plan := self.plan(uuid)) is not None:
+                        self._busy.add(uuid)
+                        tasks.create_task(self.read(uuid, plan))
+                await self._sleep(LOOK_SECONDS)
+
+    def plan(self, uuid: str) -> ReadingPlan | None:
+        """Return the next reading on a GPU that is due and allowed now; None where there is none."""
+        gate = self._sampler.gates.get(uuid)
+        record = self._records.setdefault(uuid, _Record())
+        if gate is None or gate.state not in _SERVING or gate.throttle.problem:
+            return None
+        pods = [pod for pod, _ in tenants_of(self._state, uuid)]
+        known = {pod.uid for pod in pods}
+        with_clients = {client.pod_uid for client in gate.clients}
+        active = [pod for pod in pods if pod.uid in with_clients]
+        now = self._clock()
+        record.since = {pod.uid: record.since.get(pod.uid, now) for pod in active}
+        record.read_at = {uid: at for uid, at in record.read_at.items() if uid in known}
+        if len(active) < 2 or not with_clients <= known or not self._may_stop_now(record, now):
+            return None
+        model = self._state.gpus[uuid].model
+        unknown = [
+            pod
+            for pod in active
+            if self._signatures.of(pod, model) is None
+            and self._may_profile(pod)
+            and pod.own_percentage is None
+            and now - record.since[pod.uid] >= FIRST_SECONDS
+            and self._is_due(record, pod, now)
+        ]
+        refused = {refusal.pod_uid for refusal in gate.throttle.refused}
+        for pod in sorted(unknown, key=lambda each: (len(record.read_at.get(each.uid, ())), each.uid)):
+            others = [other for other in active if other.uid != pod.uid]
+            if all(self._may_stop(other, refused) for other in others):
+                seconds = min([MAX_STOP_SECONDS, *(_longest_stop(other) for other in others)])
+                return ReadingPlan(pod, threads_of(gate, pod), tuple(other.uid for other in others), seconds)
+        return None
+
+    async def read(self, uuid: str, plan: ReadingPlan) -> None:
+        """Stop the neighbours, wait until their queued work has run out, read, and let them go."""
+        record = self._records.setdefault(uuid, _Record())
+        counts = self.counts.setdefault(uuid, ReadingCounts())
+        began = self._clock()
+        sample: GpuSample | None = None
+        self._sampler.hold(uuid)
+        try:
+            self._loop.stop(uuid, dict.fromkeys(plan.stopped, self._boot() + plan.seconds))
+            if await self._are_stopped(uuid, plan.stopped):
+                until = self._boot() + plan.seconds - _EARLY_SECONDS
+                self._loop.stop(uuid, dict.fromkeys(plan.stopped, until))
+                await self._sleep(SETTLE_SECONDS)
+                await self._sampler.sample_now(uuid)
+                await self._sleep(max(0.0, until - self._boot() - POLL_SECONDS))
+                if self._boot() < until:
+                    sample = await self._sampler.sample_now(uuid)
+        finally:
+            self._loop.stop(uuid, {})
+            self._sampler.release(uuid)
+            self._busy.discard(uuid)
+            spent = min(plan.seconds, self._clock() - began)
+            record.stops.append((self._clock(), spent))
+            record.read_at.setdefault(plan.pod.uid, []).append(self._clock())
+            counts.taken += 1
+            counts.stopped_seconds += spent
+        if sample is None or sample.window_seconds < MIN_SIGNATURE_SECONDS or not self._is_still(uuid, plan):
+            counts.failed += 1
+            return
+        model = self._state.gpus[uuid].model
+        self._signatures.learn(plan.pod, model, sample, plan.cap, is_reading=True)
+        if self._signatures.of(plan.pod, model) is not None:
+            took = self._clock() - record.since.get(plan.pod.uid, began)
+            _log.info(
+                "workload %s profiled in place in %d readings, %.0f s after its pod %s began",
+                plan.pod.workload,
+                len(record.read_at[plan.pod.uid]),
+                took,
+                plan.pod.key,
+                extra={"pod": plan.pod.uid, "gpu": uuid},
+            )
+
+    async def _are_stopped(self, uuid: str, pods: tuple[str, ...]) -> bool:
+        """Wait for the host's word that all of them are stopped; False when it does not come in time."""
+        deadline = self._clock() + FREEZE_SECONDS
+        while self._clock() < deadline:
+            status = self._throttled(uuid)
+            if {each.pod_uid for each in status.pods if each.is_stopped} >= set(pods):
+                return True
+            if {each.pod_uid for each in status.refused} & set(pods):
+                return False
+            await self._sleep(POLL_SECONDS)
+        return False
+
+    def _is_still(self, uuid: str, plan: ReadingPlan) -> bool:
+        """Return whether nobody came or went meanwhile."""
+        gate = self._sampler.gates.get(uuid)
+        there = {client.pod_uid for client in gate.clients} if gate is not None else set()
+        return there == {plan.pod.uid, *plan.stopped}
+
+    def _may_stop_now(self, record: _Record, now: float) -> bool:
+        record.stops = [(at, seconds) for at, seconds in record.stops if now - at < MINUTE_SECONDS]
+        spent = sum(seconds for _, seconds in record.stops)
+        last = record.stops[-1][0] if record.stops else -math.inf
+        return now - last >= APART_SECONDS and spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
+
+    def _is_due(self, record: _Record, pod: ManagedPod, now: float) -> bool:
+        read = record.read_at.get(pod.uid, [])
+        return len(read) < PATIENT_READINGS or now - read[-1] >= PATIENT_SECONDS
+
+    def _may_stop(self, pod: ManagedPod, refused: set[str]) -> bool:
+        terms = self._terms(pod)
+        return (
+            terms.job_class is JobClass.THROUGHPUT
+            and terms.is_certain
+            and pod.uid not in refused
+            and len(self._state.gpus_of(pod)) == 1
+            and _longest_stop(pod) >= SETTLE_SECONDS + MIN_SIGNATURE_SECONDS
+        )
+
+
+def _longest_stop(pod: ManagedPod) -> float:
+    """Return for how long a pod may be stopped so that none of its probes fails."""
+    return math.inf if pod.probe_seconds is None else pod.probe_seconds - PROBE_MARGIN_SECONDS

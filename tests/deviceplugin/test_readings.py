@@ -1,0 +1,288 @@
+"""Reading a workload in place: whom it stops, for how long, and what comes of it. Time is virtual."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
+
+from gpushare.core.api import JobClass
+from gpushare.core.gpu import Counters, GpuSample
+from gpushare.core.progress import at_full_threads
+from gpushare.mps.duty import MAX_STOP_SECONDS
+from gpushare.mps.status import (
+    ClientStatus,
+    GateState,
+    GateStatus,
+    PodThrottle,
+    RefusedThrottle,
+    ThrottleRefusal,
+    ThrottleStatus,
+)
+from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
+from gpushare_deviceplugin.readings import (
+    MINUTE_SECONDS,
+    MOST_STOPPED_SECONDS,
+    PATIENT_READINGS,
+    PROBE_MARGIN_SECONDS,
+    Readings,
+)
+from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, Terms
+from gpushare_deviceplugin.signatures import Signatures
+from gpushare_deviceplugin.state import NodeState
+
+H200 = "NVIDIA H200"
+STEP_SECONDS = 0.01
+HOST_SECONDS = 0.15  # from an ask to the freeze
+QUEUE_SECONDS = 0.35  # for which a stopped tenant's work runs on
+DRAWS = {
+    "new": Counters(sm_util=0.24, fp32_util=0.2, dram_bw_util=0.05, graphics_util=0.95),
+    "old": Counters(sm_util=0.45, fp32_util=0.1, dram_bw_util=0.5, graphics_util=0.9),
+    "other": Counters(sm_util=0.2, fp32_util=0.15, dram_bw_util=0.1, graphics_util=0.5),
+}
+
+
+class Gpu:
+    """One GPU whose tenants draw what they draw; the sampler, the loop and the MPS host at once."""
+
+    def __init__(self, state: NodeState, clock: Clock) -> None:
+        self.state, self.clock = state, clock
+        self.gates: dict[str, GateStatus | None] = {}
+        self.problem = ""
+        self.refused: tuple[RefusedThrottle, ...] = ()
+        self.is_slow = False
+        self.idle: set[str] = set()
+        self.gone: set[str] = set()
+        self.held = False
+        self._asked: dict[str, tuple[float, float]] = {}  # when, until
+        self.stopped_seconds: dict[str, list[float]] = {}
+        self._sum: dict[str, float] = {}
+        self._read_at = clock.now
+        self.longest: dict[str, float] = {}
+        self._run: dict[str, float] = {}
+
+    def hold(self, uuid: str) -> None:
+        assert (uuid, self.held) == (GPU_A, False)
+        self.held = True
+
+    def release(self, uuid: str) -> None:
+        self.held = False
+
+    def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
+        now = self.clock()
+        self._asked = {uid: (self._asked.get(uid, (now, 0.0))[0], until) for uid, until in stops.items()}
+
+    def is_stopped(self, uid: str) -> bool:
+        since, until = self._asked.get(uid, (0.0, 0.0))
+        return not self.is_slow and since + HOST_SECONDS <= self.clock() < until
+
+    def throttled(self, uuid: str) -> ThrottleStatus:
+        pods = tuple(PodThrottle(uid, 1.0, is_stopped=True) for uid in self._asked if self.is_stopped(uid))
+        return ThrottleStatus(self.clock(), self.problem, pods, self.refused)
+
+    async def sample_now(self, uuid: str) -> GpuSample:
+        assert self.held
+        seconds = self.clock() - self._read_at
+        counters = Counters(**{name: value / seconds for name, value in self._sum.items()})
+        self._sum, self._read_at = {}, self.clock()
+        return GpuSample(counters, seconds, 900, 0.9)
+
+    async def sleep(self, seconds: float) -> None:
+        until = self.clock() + seconds
+        while self.clock() < until:
+            step = min(STEP_SECONDS, until - self.clock())
+            self.clock.now += step
+            for pod in self.present():
+                if self.is_stopped(pod.uid):
+                    self._run[pod.uid] = self._run.get(pod.uid, 0.0) + step
+                    self.stopped_seconds.setdefault(pod.uid, []).append(self.clock())
+                else:
+                    self._run[pod.uid] = 0.0
+                self.longest[pod.uid] = max(self.longest.get(pod.uid, 0.0), self._run[pod.uid])
+                if self._run[pod.uid] <= QUEUE_SECONDS and pod.name not in self.idle:
+                    for name, value in DRAWS[pod.name].as_dict().items():
+                        self._sum[name] = self._sum.get(name, 0.0) + value * step
+
+    def present(self) -> list[ManagedPod]:
+        return [pod for pod in self.state.pods.values() if pod.name not in self.gone]
+
+    def look(self) -> None:
+        clients = tuple(ClientStatus(at, pod.uid, 25) for at, pod in enumerate(self.present()))
+        throttle = ThrottleStatus(self.clock(), self.problem, refused=self.refused)
+        self.gates[GPU_A] = GateStatus(GPU_A, GateState.ACTIVE, self.clock(), clients=clients, throttle=throttle)
+
+
+class Bench:
+    def __init__(self, state: NodeState, clock: Clock) -> None:
+        self.state, self.clock, self.gpu = state, clock, Gpu(state, clock)
+        self.profiles: dict[str, SharedProfile] = {}
+        self.signatures = Signatures(self.profiles)
+        self.classes: dict[str, Terms] = {}
+        self.is_profiled = True
+        self.readings = Readings(
+            state,
+            self.signatures,
+            lambda pod: self.classes.get(pod.name, Terms(JobClass.THROUGHPUT, 1.5)),
+            self.gpu,
+            self.gpu,
+            throttled=self.gpu.throttled,
+            may_profile=lambda _: self.is_profiled,
+            clock=clock,
+            boot=clock,
+            sleep=self.gpu.sleep,
+        )
+
+    def add(self, name: str, *, known: bool = True, **fields: object) -> ManagedPod:
+        pod = replace(make_pod(name, threads="25", phase="Running"), **fields)  # type: ignore[arg-type]  # by name
+        if known:
+            signature = SoloSignature(DRAWS[name])
+            self.profiles[f"shop/{name}"] = SharedProfile(frozenset({pod.uid}), H200, signature)
+        self.state.put_pod(pod)
+        self.state.set_allocations({**(self.state.allocations or {}), pod.uid: {GPU_A: 25}})
+        return pod
+
+    async def run(self, seconds: float) -> int:
+        """Do as `Readings.run` does, for so long; how many readings there were."""
+        until, count = self.clock() + seconds, 0
+        while self.clock() < until:
+            self.gpu.look()
+            plan = self.readings.plan(GPU_A)
+            if plan is not None:
+                await self.readings.read(GPU_A, plan)
+                count += 1
+            await self.gpu.sleep(0.5)
+        return count
+
+    def of(self, name: str) -> SoloSignature | None:
+        return self.signatures.of(self.state.pods[f"uid-{name}"], H200)
+
+
+@pytest.fixture
+def bench(state: NodeState, clock: Clock) -> Bench:
+    made = Bench(state, clock)
+    made.add("old")
+    made.add("other")
+    return made
+
+
+async def test_an_unknown_workload_is_profiled_within_30_s_for_a_tenth_of_its_neighbours_minute(
+    bench: Bench,
+) -> None:
+    bench.add("new", known=False)
+    await bench.run(30.0)
+    found = bench.of("new")
+    assert found is not None
+    whole, progress = at_full_threads(DRAWS["new"], 0.25)
+    assert found.counters.as_dict() == pytest.approx(whole.as_dict(), rel=0.02), "its own, without its neighbours'"
+    assert found.cap_curve == {25: pytest.approx(progress, rel=0.02)}
+    published = bench.signatures.news(bench.state.pods["uid-new"], H200)
+    assert published is not None
+    assert (published.thread_percentage, published.is_usable()) == (25, True)
+    assert await bench.run(30.0) == 0, "it is known now"
+    for uid in ("uid-old", "uid-other"):
+        assert len(bench.gpu.stopped_seconds[uid]) * STEP_SECONDS <= 0.1 * MINUTE_SECONDS
+        assert bench.gpu.longest[uid] <= MAX_STOP_SECONDS
+    assert "uid-new" not in bench.gpu.stopped_seconds
+
+
+async def test_readings_of_several_unknown_workloads_share_the_tenth_of_each_minute(bench: Bench) -> None:
+    bench.profiles.clear()
+    bench.gpu.idle = {"old", "other"}  # they never show anything, and are looked at again and again
+    bench.add("new", known=False)
+    began = bench.clock()
+    await bench.run(300.0)
+    assert bench.of("new") is not None
+    for stopped in bench.gpu.stopped_seconds.values():
+        for start in range(int(began), int(began) + 240, 5):
+            in_minute = [at for at in stopped if start <= at < start + MINUTE_SECONDS]
+            assert len(in_minute) * STEP_SECONDS <= MOST_STOPPED_SECONDS + STEP_SECONDS
+    counts = bench.readings.counts[GPU_A]
+    assert counts.stopped_seconds <= 300 / MINUTE_SECONDS * MOST_STOPPED_SECONDS + MAX_STOP_SECONDS
+
+
+async def test_one_that_shows_nothing_is_left_in_peace_after_a_while(bench: Bench) -> None:
+    bench.add("new", known=False)
+    bench.gpu.idle = {"new"}
+    await bench.run(150.0)
+    assert bench.readings.counts[GPU_A].taken >= PATIENT_READINGS
+    assert await bench.run(300.0) <= 3
+    assert bench.of("new") is None
+    bench.gpu.idle = set()
+    await bench.run(600.0)
+    assert bench.of("new") is not None
+
+
+async def test_a_pod_with_probes_is_stopped_for_less_than_their_time_out(bench: Bench) -> None:
+    bench.add("old", probe_seconds=1.0)
+    bench.add("new", known=False)
+    await bench.run(30.0)
+    assert bench.of("new") is not None
+    assert bench.gpu.longest["uid-old"] <= 1.0 - PROBE_MARGIN_SECONDS
+
+
+@pytest.mark.parametrize(
+    "terms", [Terms(JobClass.LATENCY, 1.1), Terms(JobClass.THROUGHPUT, 1.5, is_certain=False)]
+)
+async def test_beside_latency_pods_and_unknown_classes_nobody_is_stopped(bench: Bench, terms: Terms) -> None:
+    bench.classes["other"] = terms
+    bench.add("new", known=False)
+    assert await bench.run(60.0) == 0
+    assert bench.gpu.stopped_seconds == {}
+
+
+async def test_nobody_is_stopped_where_it_cannot_be_or_would_tell_nothing(bench: Bench) -> None:
+    pod = bench.add("new", known=False)
+    bench.gpu.problem = "the throttle does not run"
+    assert await bench.run(30.0) == 0
+    bench.gpu.problem = ""
+    bench.gpu.refused = (RefusedThrottle("uid-old", ThrottleRefusal.NO_CGROUP),)
+    assert await bench.run(30.0) == 0
+    bench.gpu.refused = ()
+    bench.is_profiled = False
+    assert await bench.run(30.0) == 0
+    bench.is_profiled = True
+    bench.state.put_pod(replace(pod, own_percentage=10))
+    assert await bench.run(30.0) == 0
+    bench.state.put_pod(pod)
+    bench.state.set_allocations({uid: {GPU_A: 25} for uid in ("uid-new", "uid-old")})
+    assert await bench.run(30.0) == 0, "a client of a pod that is not known here"
+    bench.state.set_allocations({uid: {GPU_A: 25} for uid in ("uid-new", "uid-old", "uid-other")})
+    assert await bench.run(30.0) > 0
+
+
+async def test_a_host_that_does_not_stop_them_in_time_gives_nothing(bench: Bench) -> None:
+    bench.add("new", known=False)
+    bench.gpu.is_slow = True
+    assert await bench.run(60.0) > 0
+    counts = bench.readings.counts[GPU_A]
+    assert counts.failed == counts.taken > 0
+    assert bench.of("new") is None
+    assert not bench.gpu.held
+
+
+async def test_a_neighbour_that_comes_or_goes_meanwhile_spoils_the_reading(bench: Bench) -> None:
+    bench.add("new", known=False)
+    await bench.run(2.0)
+    for _ in range(6):
+        bench.gpu.gone = set()
+        bench.gpu.look()
+        plan = bench.readings.plan(GPU_A)
+        while plan is None:
+            await bench.gpu.sleep(1.0)
+            plan = bench.readings.plan(GPU_A)
+        bench.gpu.gone = {"other"}
+        bench.gpu.look()
+        await bench.readings.read(GPU_A, plan)
+    assert bench.readings.counts[GPU_A].failed == bench.readings.counts[GPU_A].taken == 6
+    assert bench.of("new") is None
+
+
+def test_the_shortest_time_out_of_a_pods_probes_counts() -> None:
+    def pod(*containers: dict[str, object]) -> ManagedPod:
+        metadata = {"uid": "u", "namespace": "shop", "name": "a", "annotations": {}}
+        return reduce_pod({"metadata": metadata, "spec": {"containers": list(containers)}})
+
+    http = {"httpGet": {"port": 80}}
+    assert pod({}).probe_seconds is None
+    assert pod({"livenessProbe": {**http, "timeoutSeconds": 5}}, {"readinessProbe": http}).probe_seconds == 1.0
+    assert pod({"startupProbe": {**http, "timeoutSeconds": 3}}).probe_seconds == 3.0
