@@ -9,13 +9,21 @@ from hypothesis import strategies as st
 from gpushare.core.admission.resolve import Defaults, Needs, resolve
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
-from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus, Phase, TenantStatus, WorkloadSignature
+from gpushare.core.api.objects import (
+    GpuNodeStatus,
+    GpuShare,
+    GpuShareSpec,
+    GpuStatus,
+    Phase,
+    TenantStatus,
+    WorkloadSignature,
+)
 from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass, parse_fraction
 from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.control.conditions import PROFILED
 from gpushare.core.control.lifecycle import OperatorSettings, fares_of, status_of, transitions
-from gpushare.core.control.signatures import is_one_kind
+from gpushare.core.control.signatures import is_one_kind, taken
 from gpushare.core.interference import as_profile, recommended_fraction
 from gpushare.twin.contention import WORKLOADS
 
@@ -110,6 +118,19 @@ def test_a_look_twice_as_active_replaces_that_of_the_programs_start_at_once_and_
     worker = status(share, [pod()], signature("resnet50-train", 5.0))
     assert worker.profile.counters == signature("resnet50-train").counters
     assert status(replace(share, status=worker), [pod()], signature("bert-infer", 100.0)).profile == worker.profile
+
+
+def test_a_look_under_more_threads_replaces_one_under_fewer_and_never_the_other_way_round():
+    def under(cap, seconds):
+        counters = {"sm_util": 0.5, "fp32_util": 0.3}
+        return WorkloadSignature("NVIDIA H200", counters, window_seconds=seconds, thread_percentage=cap)
+
+    assert under(25, 9000.0).gives_way(under(50, 1.0))
+    assert under(50, 9000.0).gives_way(under(None, 1.0))
+    assert not under(50, 1.0).gives_way(under(25, 9000.0))
+    assert not under(None, 1.0).gives_way(under(99, 9000.0))
+    kept = taken(None, [under(25, 9.0), under(50, 1.0)], GpuShareSpec(), is_one_kind=True, now=NOW)
+    assert (kept.thread_percentage, kept.taken_at) == (50, NOW)
 
 
 def test_pods_of_several_workloads_under_one_selector_have_no_profile():
