@@ -379,12 +379,14 @@ def test_a_fraction_is_taken_as_helm_passes_it(helm: Any, setting: str, line: st
     assert line in done.stdout
 
 
-def test_the_alert_has_the_slowdown_that_set_gave(helm: Any) -> None:
-    settings = ("--set", "policy.maxSlowdown=1.3", "--set", "prometheusRule.enabled=true")
+def test_the_agent_has_the_slowdowns_that_set_gave(helm: Any) -> None:
+    settings = ("--set", "policy.maxSlowdown=1.3", "--set", "loop.enabled=false")
     done = helm("template", "gpushare", str(CHART), "--kube-version", "1.35.4", *settings)
     assert done.returncode == 0, done.stderr
-    assert "MAX_SLOWDOWN" not in re.sub(r"GPUSHARE_(LATENCY_)?MAX_SLOWDOWN", "", done.stdout)
-    assert "gpushare_pod_slowdown_ratio) > 1.3\n" in done.stdout
+    (agent,) = containers(workloads(list(yaml.safe_load_all(done.stdout)))["agent"])
+    given = {each["name"]: each.get("value") for each in agent["env"]}
+    names = ("LOOP", "RETRACT_AFTER_SECONDS", "DEFAULT_CLASS", "MAX_SLOWDOWN", "LATENCY_MAX_SLOWDOWN")
+    assert [given[f"GPUSHARE_{name}"] for name in names] == ["false", "300", "throughput", "1.3", "1.1"]
 
 
 def _generator(name: str) -> Any:
