@@ -8,8 +8,11 @@ import pytest
 from browser import DESK, PHONE, chromium, looking_at
 from playwright.sync_api import Browser
 
+from gpushare.cli.report.jobs_page import render_jobs
 from gpushare.cli.report.usage import Tenancy, UsageHistory
 from gpushare.cli.report.usage_page import render_usage
+from gpushare.sim.job_report import report
+from gpushare.sim.jobs import JobResult, Outcome, Span
 
 pytestmark = pytest.mark.slow
 MINUTES = 120
@@ -62,12 +65,41 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+def _outcome(policy: str, slowdown: float) -> Outcome:
+    jobs = tuple(
+        JobResult(
+            f"j{n}", f"workload-{n % 3}", 60.0 * n, 60.0 * n + 600 * slowdown, 600.0, 600 * slowdown, 30.0, 0
+        )
+        for n in range(20)
+    )
+    spans = tuple(Span(60.0 * n, 60.0 * (n + 1), 3.0, 2.0 + n % 3, 1) for n in range(30))
+    return Outcome(policy, 4, jobs, spans)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulator's page of six policies."""
+    slowdowns = {"fifo": 2.0, "time-slicing": 2.5, "gavel": 1.1, "kace": 1.5, "mig": 1.7, "gpushare": 1.05}
+    outcomes = [_outcome(policy, slowdown) for policy, slowdown in slowdowns.items()]
+    reports = [report(outcome) for outcome in outcomes]
+    file = tmp_path_factory.mktemp("page") / "compare.html"
+    file.write_text(render_jobs(outcomes, reports, trace="t.csv", colocation="c.jsonl", gpus=4, seed=0))
+    return file
+
+
+@pytest.fixture(params=["page_file", "compared"])
+def any_page(request: pytest.FixtureRequest) -> Path:
+    """The report of a cluster, and the simulator's."""
+    file: Path = request.getfixturevalue(request.param)
+    return file
+
+
 @pytest.mark.parametrize("scheme", SHOWN)
 @pytest.mark.parametrize("width", [PHONE, DESK])
 def test_the_page_opens_without_trouble_and_fits(
-    browser: Browser, page_file: Path, width: int, scheme: str
+    browser: Browser, any_page: Path, width: int, scheme: str
 ) -> None:
-    with looking_at(browser, page_file, width=width, scheme=scheme) as look:
+    with looking_at(browser, any_page, width=width, scheme=scheme) as look:
         assert look.trouble == []
         assert [url for url in look.requested if not url.startswith(("file:", "data:"))] == []
         assert look.width() <= width
@@ -80,8 +112,8 @@ def test_the_page_opens_without_trouble_and_fits(
 
 
 @pytest.mark.parametrize("scheme", SHOWN)
-def test_axe_finds_nothing_wrong(browser: Browser, page_file: Path, scheme: str) -> None:
-    with looking_at(browser, page_file, scheme=scheme) as look:
+def test_axe_finds_nothing_wrong(browser: Browser, any_page: Path, scheme: str) -> None:
+    with looking_at(browser, any_page, scheme=scheme) as look:
         assert look.violations() == []
 
 
@@ -124,6 +156,27 @@ def test_lines_are_drawn_in_colours_of_their_own_and_named(browser: Browser, pag
         assert len(set(strokes)) == 3
         assert set(strokes) == set(marks)
         assert figure.locator("svg").get_attribute("aria-label")
+
+
+def test_ours_the_best_and_the_usual_policies_stand_out_and_the_others_are_grey(
+    browser: Browser, compared: Path
+) -> None:
+    with looking_at(browser, compared) as look:
+        figure = look.page.locator("figure").first
+        strokes = figure.locator("svg path:not(.grid)").evaluate_all(
+            "ps => ps.map(p => getComputedStyle(p).stroke)"
+        )
+        grey = "rgb(154, 164, 177)"
+        assert strokes[:2] == [grey, grey]  # behind the others
+        assert len({*strokes[2:]} - {grey}) == len(strokes[2:]) == 4
+        entries = figure.locator(".legend li").all_inner_texts()
+        assert [entry.strip() for entry in entries] == [
+            "fifo",
+            "time-slicing",
+            "gavel",
+            "gpushare",
+            "others: kace, mig",
+        ]
 
 
 def test_a_table_sorts_by_the_head_that_is_pressed(browser: Browser, page_file: Path) -> None:

@@ -1,48 +1,39 @@
-"""A PodMonitor as the scrape jobs that the Prometheus operator makes of it."""
+"""A PodMonitor as the scrape jobs that the Prometheus operator makes of it, with the pods that there are.
+
+Debian builds Prometheus without Kubernetes' discovery, so the pods are looked up here, by the PodMonitor's own
+selector and ports.
+"""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 Json = dict[str, Any]
-_POD = "__meta_kubernetes_pod"
 
 
-def scrape_jobs(monitor: Json, kubeconfig: str, *, interval: str) -> list[Json]:
-    """One job for each endpoint; pods are found through the API server as the kubeconfig's user.
+def scrape_jobs(monitor: Json, pods: Sequence[Json], *, interval: str) -> list[Json]:
+    """One job for each endpoint; what our chart does not use is refused, so that nothing is passed over.
 
-    As pkg/prometheus/promcfg.go of the operator does it, for the fields that our chart uses. Fields that it would
-    have to know are refused, so that none is passed over.
+    Args:
+        pods: of the PodMonitor's namespace.
     """
     spec = monitor["spec"]
     assert set(spec) == {"selector", "podTargetLabels", "podMetricsEndpoints"}, set(spec)
     assert set(spec["selector"]) == {"matchLabels"}
-    namespace = monitor["metadata"]["namespace"]
+    wanted = spec["selector"]["matchLabels"].items()
+    chosen = [
+        pod
+        for pod in pods
+        if wanted <= pod["metadata"]["labels"].items() and pod["status"]["phase"] not in ("Succeeded", "Failed")
+    ]
     return [
-        _job(f"{namespace}/{monitor['metadata']['name']}/{index}", endpoint, spec, namespace, kubeconfig, interval)
+        _job(f"endpoint-{index}", endpoint, chosen, spec["podTargetLabels"], interval)
         for index, endpoint in enumerate(spec["podMetricsEndpoints"])
     ]
 
 
-def _job(name: str, endpoint: Json, spec: Json, namespace: str, kubeconfig: str, interval: str) -> Json:
+def _job(name: str, endpoint: Json, pods: Sequence[Json], copied: Sequence[str], interval: str) -> Json:
     assert set(endpoint) <= {"port", "interval", "honorLabels", "scheme", "tlsConfig"}, set(endpoint)
-    keep = [
-        {"source_labels": [f"{_POD}_phase"], "regex": "(Failed|Succeeded)", "action": "drop"},
-        *(
-            {"source_labels": [f"{_POD}_label_{_label(key)}"], "regex": re.escape(value), "action": "keep"}
-            for key, value in spec["selector"]["matchLabels"].items()
-        ),
-        {"source_labels": [f"{_POD}_container_port_name"], "regex": endpoint["port"], "action": "keep"},
-    ]
-    named = [
-        {"source_labels": ["__meta_kubernetes_namespace"], "target_label": "namespace"},
-        {"source_labels": [f"{_POD}_container_name"], "target_label": "container"},
-        {"source_labels": [f"{_POD}_name"], "target_label": "pod"},
-        *(
-            {"source_labels": [f"{_POD}_label_{_label(key)}"], "target_label": _label(key)}
-            for key in spec["podTargetLabels"]
-        ),
-        {"target_label": "endpoint", "replacement": endpoint["port"]},
-    ]
     tls = endpoint.get("tlsConfig", {})
     return {
         "job_name": name,
@@ -51,12 +42,24 @@ def _job(name: str, endpoint: Json, spec: Json, namespace: str, kubeconfig: str,
         "scrape_interval": interval,
         "scrape_timeout": interval,
         **({"tls_config": {"insecure_skip_verify": tls["insecureSkipVerify"]}} if tls else {}),
-        "kubernetes_sd_configs": [
-            {"role": "pod", "kubeconfig_file": kubeconfig, "namespaces": {"names": [namespace]}}
+        "static_configs": [
+            {
+                "targets": [f"{pod['status']['podIP']}:{port['containerPort']}"],
+                "labels": {
+                    "namespace": pod["metadata"]["namespace"],
+                    "pod": pod["metadata"]["name"],
+                    "container": container["name"],
+                    "endpoint": endpoint["port"],
+                    **{
+                        re.sub(r"[^a-zA-Z0-9_]", "_", key): pod["metadata"]["labels"][key]
+                        for key in copied
+                        if key in pod["metadata"]["labels"]
+                    },
+                },
+            }
+            for pod in pods
+            for container in pod["spec"]["containers"]
+            for port in container.get("ports", ())
+            if port.get("name") == endpoint["port"]
         ],
-        "relabel_configs": [*keep, *named],
     }
-
-
-def _label(key: str) -> str:
-    return re.sub(r"[^a-zA-Z0-9_]", "_", key)

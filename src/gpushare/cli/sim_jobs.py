@@ -14,6 +14,7 @@ from rich.table import Table
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines, write_whole
+from gpushare.cli.report.jobs_page import render_jobs
 from gpushare.cli.sim_table import processes_by_default, table_jobs
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
@@ -160,15 +161,13 @@ def compare_command(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run a trace under every policy and write one self-contained HTML report with plots."""
-    from gpushare.cli.job_html import render  # noqa: PLC0415 - matplotlib is slow to load and an extra
-
+    """Run a trace under every policy and write one HTML page with plots that needs nothing beside itself."""
     jobs = _read_jobs(trace)
     truth = _read_truth(colocation, solo, gpu, time_slicing, seed)
     outcomes = _run(jobs, gpus, list(POLICIES), truth, seed, source=trace, skip_impossible=True)
     reports = [report(outcome) for outcome in outcomes]
     write_whole(
-        output, render(outcomes, reports, trace=trace.name, colocation=colocation.name, gpus=gpus, seed=seed)
+        output, render_jobs(outcomes, reports, trace=trace.name, colocation=colocation.name, gpus=gpus, seed=seed)
     )
     if as_json:
         typer.echo(json.dumps({"gpus": gpus, "seed": seed, "results": [asdict(each) for each in reports]}))
