@@ -122,6 +122,7 @@ def _tenants(gpu: GpuStatus, measure: GpuMeasure, loop: Loop) -> list[TenantFigu
                 throttle_ratio=tenant.throttle_ratio or 0.0,
                 is_promise_broken=loop.is_broken(gpu.uuid, tenant.pod_uid),
                 pipes=measured.pipes if measured else {},
+                predicted_progress_ratio=measured.predicted_progress_ratio if measured else None,
             )
         )
     return found

@@ -137,6 +137,7 @@ class Measurer:
                 pipes=each.pipes,
                 alone_ratio=_alone_ratio(signature, cap),
                 is_asleep=_is_asleep(each, prior),
+                predicted_progress_ratio=prior.mean if prior is not None else None,
             )
             for pod, signature, cap, prior, each in zip(
                 active, signatures, threads, priors, found[: len(active)], strict=True

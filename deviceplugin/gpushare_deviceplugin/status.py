@@ -38,6 +38,7 @@ class TenantMeasure:
         progress_ratio: relative to running alone at 100% threads; progress_error_ratio: one standard deviation.
         pipes: its own use of each pipe, 0 to 1.
         alone_ratio: its progress if every neighbour were stopped, under its cap.
+        predicted_progress_ratio: what the interference model expects beside these neighbours.
         is_asleep: it makes no progress, and neighbours are not why.
         profile: its workload's signature, where its GpuShare has none as good.
     """
@@ -50,6 +51,7 @@ class TenantMeasure:
     profile: WorkloadSignature | None = None
     alone_ratio: float | None = None
     is_asleep: bool = False
+    predicted_progress_ratio: float | None = None
 
     @property
     def slowdown_ratio(self) -> float | None:

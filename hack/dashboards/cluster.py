@@ -9,8 +9,6 @@ from dashboards.panels import Column, answer, board, graph, query, rows, stacked
 PODS = '{namespace=~"$namespace"}'
 IN_USE = "count(count by (gpu_uuid) (gpushare_pod_share_ratio))"
 PROGRESS = "sum(gpushare_pod_progress_ratio)"
-# As the node's loop sees it: below the promise by more than one standard error.
-BROKEN = "(gpushare_pod_progress_ratio + gpushare_pod_progress_error_ratio) < gpushare_pod_promise_ratio"
 NONE_YET = "0 * count(gpushare_gpu_healthy)"  # 0 where agents report, nothing where none does
 
 
@@ -51,9 +49,9 @@ def in_short() -> list[Any]:
         ),
         answer(
             "Is every promise kept?",
-            "Pods that make less progress than they were promised, by more than the figure's error.",
+            "Pods that make less progress than they were promised, as their nodes' loops see it.",
             "suffix: pods below their promise",
-            f"count({BROKEN}) or {NONE_YET}",
+            f"sum(gpushare_pod_promise_broken) or {NONE_YET}",
             words={"0": ("Yes", "green")},
             bad_from=1,
             link=("gpushare-workload", ""),
@@ -128,14 +126,17 @@ def promises() -> list[Any]:
             "Promises broken, pods throttled",
             "What the nodes do about it: throttle first, then retract.",
             "none",
-            query(f"count({BROKEN}) or {NONE_YET}", "below their promise"),
+            query(f"sum(gpushare_pod_promise_broken) or {NONE_YET}", "below their promise"),
             query(f"count(gpushare_pod_throttle_ratio > 0) or {NONE_YET}", "throttled"),
         ),
         graph(
-            "Pods retracted",
-            "Pods moved away for a neighbour's promise, in the last hour.",
+            "What was done in the last hour",
+            "Promises found broken, pods throttled for them, and pods moved away.",
             "none",
-            query("sum(increase(gpushare_retractions_total[1h]))", "in the last hour"),
+            query("sum(increase(gpushare_promises_broken_total[1h]))", "promises found broken"),
+            query("sum(increase(gpushare_throttles_total[1h]))", "throttled"),
+            query("sum(increase(gpushare_retractions_asked_total[1h]))", "asked to leave"),
+            query("sum(increase(gpushare_retractions_total[1h]))", "moved away"),
         ),
         graph(
             "Worst slowdown",

@@ -5,20 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 from boards import Asked, asked, lists, rules
-from exposed import registries, series
+from exposed import registries
 from livecluster import wait_for
 from realprometheus import Prometheus
 
-from gpushare.runtime.http import HttpAnswer, MetricsServer, metrics_route
-
-# Served by a part that is not there yet; one that serves it already is asked instead.
-_POD = 'node="node",gpu_uuid="GPU-1",namespace="shop",pod="web-0",pod_uid="p"'
-AWAITED = {
-    "gpushare_pod_promise_ratio": f"{{{_POD}}} 0.9",
-    "gpushare_pod_throttle_ratio": f"{{{_POD}}} 0.1",
-    "gpushare_pod_predicted_progress_ratio": f"{{{_POD}}} 0.8",
-    "gpushare_retractions_total": '{namespace="shop"} 1',
-}
+from gpushare.runtime.http import MetricsServer, metrics_route
 
 pytestmark = pytest.mark.slow
 
@@ -27,16 +18,8 @@ pytestmark = pytest.mark.slow
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """Scrapes all parts twice a second, with every figure present and every counter growing."""
     folder = tmp_path_factory.mktemp("prometheus")
-    served = series(folder)
     routes = {f"/{part}": metrics_route(registry) for part, registry in registries(folder).items()}
-    absent = "".join(f"{name}{rest}\n" for name, rest in AWAITED.items() if name not in served)
-    agent = routes["/agent"]
-
-    def with_awaited() -> HttpAnswer:
-        answer = agent()
-        return HttpAnswer(answer.body + absent.encode(), answer.content_type)
-
-    server = MetricsServer({**routes, "/agent": with_awaited}, 0, "127.0.0.1")
+    server = MetricsServer(routes, 0, "127.0.0.1")
     server.start()
     (folder / "rules.yml").write_text(json.dumps(rules()))
     jobs = [

@@ -36,6 +36,7 @@ def _tenancy(team: str, name: str, share: float, progress: float, promise: float
         progress_ratio=progress * there,
         progress_error_ratio=0.02 * there,
         promise_ratio=promise * there,
+        broken_ratio=np.full(MINUTES, np.nan),
         throttle_ratio=np.where(np.arange(MINUTES) > 100, 0.2, np.nan),
         busiest_ratio=0.5 * there,
     )

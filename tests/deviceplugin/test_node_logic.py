@@ -468,7 +468,8 @@ class TestMeasuring:
         }
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.7)))
         both = gate(clients=(client(a, 30), client(b, None)))
-        Measurer(state, Signatures(profiles), expected).measure(GPU_A, both, mixed)
+        found = Measurer(state, Signatures(profiles), expected).measure(GPU_A, both, mixed)
+        assert [found.tenants[uid].predicted_progress_ratio for uid in (a, b)] == [0.5, 0.7]
         [question] = asked
         assert (question.gpu_model, question.tenants) == ("NVIDIA H200", (a, b))
         assert [load.thread_percentage for load in question.loads] == [30, 50]  # in force; else as decided

@@ -53,6 +53,7 @@ FULL = NodeFigures(
             promise_ratio=0.6,
             throttle_ratio=0.0,
             is_promise_broken=False,
+            predicted_progress_ratio=0.7,
         ),
     ),
     errors={"podresources": 2},

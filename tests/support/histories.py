@@ -35,6 +35,7 @@ def _pods(minute: int) -> Mapping[str, Mapping[str, float]]:
         for at, family in enumerate(families)
     }
     found["gpushare_pod_progress_error_ratio"] = dict.fromkeys(there, 0.02)
+    found["gpushare_pod_promise_broken"] = {"train": float(minute >= 90)}  # of serve its node does not tell
     if minute >= 100:
         found["gpushare_pod_throttle_ratio"] = {"serve": 0.1}
     return found

@@ -78,6 +78,7 @@ class TenantFigures:
     promise_ratio: float | None = None
     throttle_ratio: float | None = None
     is_promise_broken: bool | None = None
+    predicted_progress_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,11 @@ _OF_PODS: Final[_Table[TenantFigures]] = (
         "pod_promise_broken",
         "1 while the pod's progress is below its promise.",
         lambda t: _flag(t.is_promise_broken),
+    ),
+    (
+        "pod_predicted_progress_ratio",
+        "Progress that the interference model expects beside these neighbours.",
+        lambda t: t.predicted_progress_ratio,
     ),
     ("pod_throttle_ratio", "Part of the time that the pod is kept stopped.", lambda t: t.throttle_ratio),
 )

@@ -60,6 +60,7 @@ def _tenancy(tenant: TenantStatus, gpu_uuid: str, workload: WorkloadName | None)
         progress_ratio=_one(tenant.progress_ratio),
         progress_error_ratio=_one(tenant.progress_error_ratio),
         promise_ratio=_one(tenant.promise_ratio),
+        broken_ratio=_one(None),
         throttle_ratio=_one(tenant.throttle_ratio),
         busiest_ratio=_one(None),
     )

@@ -20,6 +20,7 @@ _FAMILIES: Final[Mapping[str, str]] = {
     "progress_ratio": "gpushare_pod_progress_ratio",
     "progress_error_ratio": "gpushare_pod_progress_error_ratio",
     "promise_ratio": "gpushare_pod_promise_ratio",
+    "broken_ratio": "gpushare_pod_promise_broken",
     "throttle_ratio": "gpushare_pod_throttle_ratio",
     "busiest_ratio": "gpushare_pod_pipe_utilization_ratio",
 }

@@ -20,6 +20,7 @@ class Tenancy:
     """One pod on one GPU; each array has a figure for each moment, NaN where it was not there or is not known.
 
     Attributes:
+        broken_ratio: 1 while its node's loop finds the promise broken, 0 while it is kept.
         busiest_ratio: use of the pipe that it uses most.
     """
 
@@ -31,6 +32,7 @@ class Tenancy:
     progress_ratio: Figures
     progress_error_ratio: Figures
     promise_ratio: Figures
+    broken_ratio: Figures
     throttle_ratio: Figures
     busiest_ratio: Figures
 
@@ -159,9 +161,10 @@ def course(history: UsageHistory) -> UsageCourse:
 
 
 def _is_broken(one: Tenancy) -> NDArray[np.bool_]:
-    """As the node's loop sees it: progress is below the promise by more than one standard error."""
+    """As the node's loop found it; where it did not tell, progress below the promise by more than its error."""
     with np.errstate(invalid="ignore"):
-        return one.progress_ratio + np.nan_to_num(one.progress_error_ratio) < one.promise_ratio
+        below = one.progress_ratio + np.nan_to_num(one.progress_error_ratio) < one.promise_ratio
+    return np.where(np.isnan(one.broken_ratio), below, one.broken_ratio > 0)
 
 
 def _kept(tenancies: list[Tenancy]) -> float | None:

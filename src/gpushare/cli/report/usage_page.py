@@ -198,7 +198,7 @@ def _promises(history: UsageHistory, run: UsageCourse) -> str:
     )
     return section(
         "Promises",
-        "A pod is below its promise where its progress is lower by more than the figure's error.",
+        "A pod is below its promise where its node finds its progress lower by more than the figure's error.",
         plot,
         table(
             "Workloads, the least kept first",
