@@ -199,3 +199,35 @@ def test_a_defect_is_a_sentence_unless_asked_for(call: Call, monkeypatch: pytest
     monkeypatch.setenv("GPUSHARE_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         call("top")
+
+
+def test_profiles_of_workloads(busy: FakeCluster, call: Call) -> None:
+    profile = {
+        "gpuModel": "NVIDIA H200",
+        "counters": {"sm_util": 0.73, "fp32_util": 0.28, "dram_bw_util": 0.2, "hmma_tensor_util": 0.1},
+        "memoryPeakMiB": 9000,
+        "takenAt": "2026-11-22T11:00:00Z",
+    }
+    learned = [{"gpuModel": "NVIDIA H200", "sensitivity": -0.05, "pressure": 0.02, "windows": 40}]
+    status = {
+        "phase": "Sharing",
+        "profile": profile,
+        "recommendedFraction": "0.45",
+        "promise": 0.6,
+        "learned": learned,
+        "placements": [{"podUid": "u1", "pod": "serve-7c9f8d6b5-xk2lp"}],
+    }
+    metadata = {"name": "deployment-serve", "namespace": "shop", "uid": "s1"}
+    busy.put(GPUSHARES, {"metadata": metadata, "status": status})
+    busy.put(GPUSHARES, {"metadata": {"name": "deployment-new", "namespace": "shop", "uid": "s2"}})
+    code, out, _ = call("profile", "show")
+    assert code == 0
+    check_screen("profile-show", out)
+    (one,) = json.loads(call("profile", "show", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
+    assert (one["name"], one["profile"]["counters"]["sm_util"], one["learned"]) == (
+        "deployment-serve",
+        0.73,
+        learned,
+    )
+    code, _, err = call("profile", "show", "nobody")
+    assert (code, 'gpushare profile show" lists them' in err) == (3, True)

@@ -9,6 +9,6 @@ import os
 # busy process a job simulation of 4 s took 150 s on two cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from gpushare.cli.root import main
+from gpushare.cli.root import complete, main
 
-__all__ = ["main"]
+__all__ = ["complete", "main"]

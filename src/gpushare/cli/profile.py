@@ -14,10 +14,12 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
+from gpushare.cli.profiles import show_profiles
 from gpushare.core.gpu import Counters, Devices, DevicesError, GpuInfo, GpuSample, mean_counters
 from gpushare.research.nvprof import NvprofError, parse_metrics, parse_summary, utilization
 
-app = typer.Typer(no_args_is_help=True, help="What a program alone draws from a GPU, pipe by pipe.")
+app = typer.Typer(no_args_is_help=True, help="What a workload or a program alone draws from a GPU, pipe by pipe.")
+app.command("show")(show_profiles)
 
 MIN_INTERVAL_SECONDS: Final = 0.2  # counters need 0.1 s between readings (docs/facts.md 21)
 ACTIVE_RATIO: Final = 0.001  # an idle GPU reads 0

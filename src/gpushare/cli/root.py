@@ -28,6 +28,7 @@ GROUPS: Final[dict[str, tuple[str, str]]] = {
     "model": ("gpushare.cli.model", "The interference model and attribution on measured runs."),
     "calibrate": ("gpushare.cli.calibrate", "Measure programs alone and together on this machine's GPU."),
     "profile": ("gpushare.cli.profile", "What a workload or a program draws from a GPU, pipe by pipe."),
+    "completion": ("gpushare.cli.completion", "Completion for bash, zsh and fish."),
     "pairs": ("gpushare.cli.pairs", "Partner choice on a table of measured pairs of jobs."),
 }
 
@@ -86,6 +87,17 @@ def main() -> None:
             raise
         what = str(error) or type(error).__name__
         _stop(f"this is a defect: {type(error).__name__}: {what} ({DEBUG}=1 shows where)", ExitStatus.DEFECT)
+
+
+def complete() -> None:
+    """Answer kubectl, which asks `kubectl_complete-gpushare` what could come next; an error is silence."""
+    from gpushare.cli.completion import kubectl  # noqa: PLC0415 - only when asked
+
+    try:
+        kubectl()
+    except Exception:
+        if os.environ.get(DEBUG):
+            raise
 
 
 def program() -> str:

@@ -1,0 +1,190 @@
+"""`gpushare completion`: scripts for bash, zsh and fish, and the words that they offer."""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated, Any, Final
+
+import typer
+
+from gpushare.cli.access import Where, ask
+from gpushare.cli.errors import CommandError
+from gpushare.core.api import MANAGED_SELECTOR
+from gpushare.kube import NAMESPACES, PODS, Json
+
+app = typer.Typer(help=__doc__)
+
+_NO_FILES: Final = ":4"  # what kubectl reads after the words: offer these and no names of files
+
+
+class Shell(StrEnum):
+    """The shells that a script is printed for."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+_BASH: Final = """\
+_gpushare_complete() {
+    local IFS=$'\\n'
+    COMPREPLY=($("${COMP_WORDS[0]}" completion words -- "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null))
+    [[ ${#COMPREPLY[@]} -gt 0 ]] || compopt -o default
+}
+complete -F _gpushare_complete gpushare kubectl-gpushare
+"""
+_ZSH: Final = """\
+#compdef gpushare kubectl-gpushare
+_gpushare_complete() {
+    local -a found
+    found=("${(@f)$("${words[1]}" completion words -- "${(@)words[2,$CURRENT]}" 2>/dev/null)}")
+    if [[ -n "${found[1]}" ]]; then compadd -- "${found[@]}"; else _files; fi
+}
+compdef _gpushare_complete gpushare kubectl-gpushare
+"""
+_FISH: Final = """\
+function __gpushare_complete
+    set -l words (commandline -opc) (commandline -ct)
+    $words[1] completion words -- $words[2..-1] 2>/dev/null
+end
+complete -c gpushare -f -a '(__gpushare_complete)'
+complete -c kubectl-gpushare -f -a '(__gpushare_complete)'
+"""
+SCRIPTS: Final[Mapping[Shell, str]] = {Shell.BASH: _BASH, Shell.ZSH: _ZSH, Shell.FISH: _FISH}
+
+
+@app.command("bash")
+def bash() -> None:
+    """Print the script for bash: source <(gpushare completion bash)."""
+    typer.echo(SCRIPTS[Shell.BASH], nl=False)
+
+
+@app.command("zsh")
+def zsh() -> None:
+    """Print the script for zsh: source <(gpushare completion zsh), after compinit."""
+    typer.echo(SCRIPTS[Shell.ZSH], nl=False)
+
+
+@app.command("fish")
+def fish() -> None:
+    """Print the script for fish: gpushare completion fish | source."""
+    typer.echo(SCRIPTS[Shell.FISH], nl=False)
+
+
+@app.command("words", hidden=True, context_settings={"ignore_unknown_options": True})
+def words(typed: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Print what could stand in the last place, one a line; the last word may be empty."""
+    for word in offered(typed or [""]):
+        typer.echo(word)
+
+
+def kubectl() -> None:
+    """Answer kubectl, which runs `kubectl_complete-gpushare` with the words so far."""
+    for word in offered(sys.argv[1:] or [""]):
+        typer.echo(word)
+    typer.echo(_NO_FILES)
+
+
+def offered(
+    typed: Sequence[str], *, from_cluster: Mapping[str, Callable[[Where], Iterable[str]]] | None = None
+) -> list[str]:
+    """Return what could stand in the place of the last word; nothing where that is a file or anybody's guess.
+
+    Args:
+        from_cluster: where names of pods and namespaces come from; default: the cluster itself.
+    """
+    *before, last = typed
+    node, taken = _command(before)
+    if node is None:
+        return []
+    wanted = _awaited(node, taken)
+    if wanted is not None:
+        return sorted(each for each in _values(node, wanted, before, from_cluster) if each.startswith(last))
+    found = [option for each in node.params for option in each.opts if option.startswith("--") and not each.hidden]
+    if not last.startswith("-"):
+        commands = getattr(node, "commands", None) or {}
+        found = [name for name, each in commands.items() if not each.hidden]
+        argument = next((each for each in node.params if each.param_type_name == "argument"), None)
+        if argument is not None and not any(not word.startswith("-") for word in _plain(node, taken)):
+            found += _values(node, argument, before, from_cluster)
+    return sorted(each for each in found if each.startswith(last))
+
+
+def _command(before: Sequence[str]) -> tuple[Any, list[str]]:
+    """The command that the words lead to, and the words after its name; None for one that is not known."""
+    from gpushare.cli.root import build  # noqa: PLC0415 - root lists this module
+
+    used = next((word for word in before if not word.startswith("-")), None)
+    node: Any = typer.main.get_command(build(used))
+    rest = list(before)
+    while rest and (commands := getattr(node, "commands", None)):
+        at = next((index for index, word in enumerate(rest) if not word.startswith("-")), None)
+        if at is None:
+            break
+        if rest[at] not in commands:
+            return None, []
+        node, rest = commands[rest[at]], rest[at + 1 :]
+    return node, rest
+
+
+def _awaited(node: Any, taken: Sequence[str]) -> Any | None:
+    """The option whose value the last word is; None where it is none's."""
+    if not taken:
+        return None
+    found = (each for each in node.params if taken[-1] in each.opts and not getattr(each, "is_flag", False))
+    return next(found, None)
+
+
+def _plain(node: Any, taken: Sequence[str]) -> list[str]:
+    """The words that are no options and no values of options."""
+    return [word for at, word in enumerate(taken) if _awaited(node, taken[:at]) is None]
+
+
+def _values(
+    node: Any,
+    parameter: Any,
+    before: Sequence[str],
+    from_cluster: Mapping[str, Callable[[Where], Iterable[str]]] | None,
+) -> list[str]:
+    source = (from_cluster or _SOURCES).get(parameter.name)
+    if source is not None:
+        return list(source(_where(before)))
+    context = node.make_context(node.name, [], resilient_parsing=True)
+    return [str(each.value) for each in parameter.shell_complete(context, "") if each.type == "plain"]
+
+
+def _where(before: Sequence[str]) -> Where:
+    """The cluster and namespace that the words so far name."""
+    named = {"-n": "", "--namespace": "", "--kubeconfig": "", "--context": ""}
+    for name, value in pairwise(before):
+        if name in named:
+            named[name] = value
+    return Where(
+        named["-n"] or named["--namespace"] or None, named["--kubeconfig"] or None, named["--context"] or None
+    )
+
+
+def _pods(where: Where) -> list[str]:
+    try:
+        namespace = where.current_namespace()
+        listed = ask(
+            where, lambda api: api.list(PODS, _name, namespace=namespace, label_selector=MANAGED_SELECTOR)
+        )
+    except CommandError:
+        return []
+    return listed.items
+
+
+def _namespaces(where: Where) -> list[str]:
+    try:
+        return ask(where, lambda api: api.list(NAMESPACES, _name)).items
+    except CommandError:
+        return []
+
+
+def _name(obj: Json) -> str:
+    return str(obj["metadata"]["name"])
+
+
+_SOURCES: Final[Mapping[str, Callable[[Where], Iterable[str]]]] = {"pod": _pods, "namespace": _namespaces}

@@ -1,0 +1,71 @@
+"""The plugin's archive runs where it is unpacked, and krew's manifest is what krew takes."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import krew
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    """An archive with our code as its site, packed and unpacked; the libraries are those of this interpreter."""
+    folder, there = tmp_path / "folder", tmp_path / "there"
+    folder.mkdir()
+    (folder / "site").symlink_to(ROOT / "src")
+    archive = tmp_path / "plugin.tar.gz"
+    assert krew.pack(folder, archive) == hashlib.sha256(archive.read_bytes()).hexdigest()
+    with tarfile.open(archive) as tar:
+        tar.extractall(there, filter="fully_trusted")
+    return there
+
+
+def run(program: Path, *words: str, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "GPUSHARE_PYTHON": python, "PYTHONPATH": ""}
+    return subprocess.run(
+        [program, *words], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+
+
+def test_the_archive_runs_and_names_itself_as_kubectl_does(unpacked: Path) -> None:
+    assert (unpacked / "LICENSE").is_file()
+    done = run(unpacked / "kubectl-gpushare", "top", "--help")
+    assert (done.returncode, "Usage: kubectl gpushare top" in done.stdout) == (0, True), done.stderr
+    assert run(unpacked / "kubectl_complete-gpushare", "ga").stdout == "gain\n:4\n"
+
+
+def test_another_python_is_a_sentence(unpacked: Path, tmp_path: Path) -> None:
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\nexit 1\n")
+    other.chmod(0o755)
+    done = run(unpacked / "kubectl-gpushare", "top", python=str(other))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "or name it in GPUSHARE_PYTHON" in done.stderr
+
+
+def test_the_manifest_has_what_krew_demands() -> None:
+    """Krew's rules: safe names, a version of three numbers after v; of each platform uri, sum and program."""
+    found = krew.manifest("0.1.0", "https://example.com/x.tar.gz", "a" * 64, "x86_64")
+    assert found["apiVersion"] == "krew.googlecontainertools.github.com/v1alpha2"
+    assert re.fullmatch(r"[\w-]+", found["metadata"]["name"])
+    spec = found["spec"]
+    assert re.fullmatch(r"v\d+\.\d+\.\d+", spec["version"])
+    assert 0 < len(spec["shortDescription"]) <= 50
+    assert "\n" not in spec["shortDescription"]
+    (platform,) = spec["platforms"]
+    assert platform["selector"]["matchLabels"] == {"os": "linux", "arch": "amd64"}
+    assert re.fullmatch(r"[0-9a-f]{64}", platform["sha256"])
+    assert platform["bin"] == "kubectl-gpushare"
+
+
+def test_the_packed_libraries_are_the_projects_own_without_the_servers() -> None:
+    wanted = krew.requirements()
+    assert any(each.startswith("typer") for each in wanted)
+    assert not any(each.startswith(krew.LEFT_OUT) for each in wanted)
