@@ -1,5 +1,7 @@
 """Events for pods that kube-scheduler refused by its own count, before it asked us: how much is free where.
 
+And for nodes whose GpuNode lists the GPU of another node: whose it is.
+
 kube-scheduler counts a node's shares itself, because it would find no victims for preemption otherwise
 (docs/adr/0062-kube-scheduler-counts-shares-too.md), and then reports only "Insufficient gpushare.io/share".
 """
@@ -9,11 +11,13 @@ from collections.abc import Callable
 from typing import Final
 
 from gpushare.core.api import PodView, Rejection
+from gpushare.extender.claims import ContestedGpu
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.wire import plain
 from gpushare.kube import Api, EventType, record_event
 
 AGAIN_SECONDS: Final = 60.0  # between two events for one pod that keeps waiting
+CONTESTED_SECONDS: Final = 3600.0  # events are kept for an hour by default
 MAX_EXPLAINED: Final = 2  # per round of a second: each checks every node, 20 to 30 ms at 5,000 nodes
 MAX_KINDS: Final = 3  # kinds of reason in one sentence
 CONTROLLER: Final = "gpushare.io/extender"
@@ -39,9 +43,11 @@ class Explainer:
         self._ledger = ledger
         self._clock = clock
         self._explained_at: dict[str, float] = {}
+        self._told_of: dict[ContestedGpu, float] = {}
 
     async def round(self) -> None:
-        """Explain waiting pods that were not explained lately."""
+        """Explain waiting pods and tell of contested GPUs that nobody was told of lately."""
+        await self._tell_of_contested()
         now = self._clock()
         waiting = [pod for pod in self._ledger.pods.values() if pod.short_of_shares and pod.node is None]
         uids = {pod.uid for pod in waiting}
@@ -65,6 +71,25 @@ class Explainer:
                 reason="NoRoom",
                 note=note,
                 action="Scheduling",
+                event_type=EventType.WARNING,
+                controller=CONTROLLER,
+                once=True,
+            )
+
+    async def _tell_of_contested(self) -> None:
+        """Write an event about the node that lists another's GPU; one a round, as an agent may list many."""
+        now = self._clock()
+        contested = self._ledger.claims.contested()
+        self._told_of = {each: at for each, at in self._told_of.items() if each in contested}
+        due = [each for each in contested if now - self._told_of.get(each, float("-inf")) >= CONTESTED_SECONDS]
+        for each in due[:1]:
+            self._told_of[each] = now
+            await record_event(
+                self._api,
+                {"apiVersion": "v1", "kind": "Node", "name": each.node, "uid": each.node},
+                reason="GpuOfAnotherNode",
+                note=plain(str(each)),
+                action="Counting",
                 event_type=EventType.WARNING,
                 controller=CONTROLLER,
                 once=True,

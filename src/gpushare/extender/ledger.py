@@ -28,6 +28,7 @@ from gpushare.core.placement import (
     survey,
 )
 from gpushare.data import default_model
+from gpushare.extender.claims import GpuClaims
 from gpushare.extender.fence import Fence
 from gpushare.extender.others import OtherPod, OtherPods, Undecided
 from gpushare.extender.reduce import GpuNodeView, NodeView
@@ -73,6 +74,7 @@ class ShareLedger:
         self._workloads = KnownWorkloads(self._context.judge.forget)
         self._uids: dict[str, str] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
+        self.claims = GpuClaims()
         self._nodes: dict[str, NodeView] = {}
         self.others = OtherPods(self.state)
         self._other_pods: dict[str, OtherPod] = {}
@@ -129,7 +131,14 @@ class ShareLedger:
         if change is Change.DELETED:
             self._gpunodes.pop(key, None)
             self.state.remove_node(key)
+            for other in self.claims.drop(key):
+                self._gpunode_is(other, self.claims.own(other))
             return
+        losers, gainers = self.claims.put(view)
+        for name in (*losers, key, *gainers):
+            self._gpunode_is(name, self.claims.own(name))
+
+    def _gpunode_is(self, key: str, view: GpuNodeView) -> None:
         before = self._gpunodes.get(key)
         self._gpunodes[key] = view
         if before is None or before.gpus != view.gpus:

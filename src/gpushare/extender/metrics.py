@@ -51,6 +51,11 @@ class ExtenderMetrics:
             "Waiting pods that were marked for another try when room appeared.",
             registry=self.registry,
         )
+        self.contested_gpus = Gauge(
+            "gpushare_extender_contested_gpus",
+            "GPUs that a node lists although they belong to another node.",
+            registry=self.registry,
+        )
         self.ready = Gauge("gpushare_extender_ready", "1 once all watches are synced.", registry=self.registry)
 
     def watch(self, reflectors: Iterable[Reflector[Any]]) -> None:

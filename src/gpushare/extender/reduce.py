@@ -14,12 +14,13 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeView:
-    """One GpuNode: its GPUs in order, the unhealthy ones, and the pods allocated on it (uid, GPUs)."""
+    """One GpuNode: its GPUs in order, the unhealthy ones, the pods allocated on it (uid, GPUs), its creation."""
 
     name: str
     gpus: tuple[GpuSpec, ...]
     unhealthy: frozenset[str]
     allocated: Mapping[str, tuple[str, ...]]
+    created_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,9 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
             unhealthy.append(uuid)
         for tenant in gpu.get("tenants") or ():
             allocated[tenant["podUid"]] = (*allocated.get(tenant["podUid"], ()), gpus[-1].uuid)
-    return GpuNodeView(intern(obj["metadata"]["name"]), tuple(gpus), frozenset(unhealthy), allocated)
+    metadata = obj["metadata"]
+    created_at = metadata.get("creationTimestamp") or ""
+    return GpuNodeView(intern(metadata["name"]), tuple(gpus), frozenset(unhealthy), allocated, created_at)
 
 
 def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:

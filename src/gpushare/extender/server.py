@@ -127,6 +127,7 @@ class Extender:
         for reflector in self.reflectors:
             await stack.enter_async_context(reflector)
             await reflector.synced.wait()
+        self.ledger.claims.settle()
         await self.ledger.learn()
         gc.collect()
         gc.freeze()
@@ -144,6 +145,7 @@ class Extender:
             await self.wake()
             if not self.not_ready():
                 await self.explainer.round()
+                self.metrics.contested_gpus.set(len(self.ledger.claims.contested()))
                 await self.ledger.learn()
 
     async def wake(self) -> None:

@@ -1,0 +1,106 @@
+"""Which node a GPU belongs to, where GpuNodes contradict each other.
+
+A GpuNode is written by its node's agent, and an agent may be stolen. What it says of its own node harms that node
+alone; with the UUID of another node's GPU in it, that GPU would be on two nodes, usable on neither. So a GPU
+belongs to the node that listed it first, until that node is gone or lists it no more.
+"""
+
+import bisect
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gpushare.extender.reduce import GpuNodeView
+
+
+@dataclass(frozen=True, slots=True)
+class ContestedGpu:
+    """A GPU that a node lists although it belongs to another node."""
+
+    uuid: str
+    owner: str
+    node: str
+
+    def __str__(self) -> str:
+        return (
+            f"GPU {self.uuid} belongs to node {self.owner}, which listed it first; "
+            f"what node {self.node} says of it is ignored"
+        )
+
+
+class GpuClaims:
+    """Claims by GPU, the owner's first.
+
+    Until `settle` is called, at the end of the first list, the order is that of the GpuNodes' creation: which of
+    them listed a GPU first is not known any more.
+    """
+
+    def __init__(self) -> None:
+        self._views: dict[str, GpuNodeView] = {}
+        self._claims: dict[str, list[str]] = {}
+        self._settled = False
+
+    def settle(self) -> None:
+        """From now on a claim stands behind those that are there."""
+        self._settled = True
+
+    def put(self, view: GpuNodeView) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Record what a node lists; return the other nodes that lost a GPU by it, and those that got one."""
+        before = self._views.get(view.name)
+        self._views[view.name] = view
+        if before is not None and before.gpus == view.gpus:
+            return (), ()
+        listed = {gpu.uuid for gpu in view.gpus}
+        gainers = self._withdraw(view.name, {gpu.uuid for gpu in before.gpus} - listed if before else ())
+        losers: dict[str, None] = {}
+        for uuid in listed:
+            claims = self._claims.setdefault(uuid, [])
+            if view.name in claims:
+                continue
+            owner = claims[0] if claims else None
+            if self._settled:
+                claims.append(view.name)
+            else:
+                bisect.insort(claims, view.name, key=self._age)
+            if owner is not None and claims[0] != owner:
+                losers[owner] = None
+        return tuple(losers), gainers
+
+    def drop(self, node: str) -> tuple[str, ...]:
+        """Forget a node that is gone; return the nodes that got a GPU by it."""
+        view = self._views.pop(node, None)
+        return self._withdraw(node, {gpu.uuid for gpu in view.gpus}) if view is not None else ()
+
+    def own(self, node: str) -> GpuNodeView:
+        """Return what a node lists, less what belongs to others."""
+        view = self._views[node]
+        foreign = {gpu.uuid for gpu in view.gpus if self._claims[gpu.uuid][0] != node}
+        if not foreign:
+            return view
+        allocated = {
+            uid: kept
+            for uid, uuids in view.allocated.items()
+            if (kept := tuple(uuid for uuid in uuids if uuid not in foreign))
+        }
+        gpus = tuple(gpu for gpu in view.gpus if gpu.uuid not in foreign)
+        return replace(view, gpus=gpus, unhealthy=view.unhealthy - foreign, allocated=allocated)
+
+    def contested(self) -> tuple[ContestedGpu, ...]:
+        """Return every claim that is not the owner's."""
+        return tuple(
+            ContestedGpu(uuid, claims[0], node) for uuid, claims in self._claims.items() for node in claims[1:]
+        )
+
+    def _age(self, node: str) -> tuple[str, str]:
+        return self._views[node].created_at, node
+
+    def _withdraw(self, node: str, uuids: Iterable[str]) -> tuple[str, ...]:
+        gainers: dict[str, None] = {}
+        for uuid in uuids:
+            claims = self._claims[uuid]
+            was_owner = claims[0] == node
+            claims.remove(node)
+            if not claims:
+                del self._claims[uuid]
+            elif was_owner:
+                gainers[claims[0]] = None
+        return tuple(gainers)
