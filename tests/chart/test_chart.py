@@ -42,7 +42,7 @@ VALUE_SETS: dict[str, Json] = {
         },
         "operator": {"podAnnotations": {"a": "b"}},
         "envCapsFallback": True,
-        "policy": {"chargeMemory": False, "restricted": ["latency", "isolated"]},
+        "policy": {"chargeMemory": False, "restricted": ["latency", "isolated"], "refuseAboveBaseline": True},
     },
     "bare": {
         "crds": {"install": False},

@@ -1,5 +1,6 @@
 """The chart's definitions and policies on a real API server: what is refused, in which words, and what is not."""
 
+import contextlib
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -375,29 +376,89 @@ def test_shares_are_not_to_be_had_behind_the_extenders_back(
     assert 'annotate the pod instead, such as gpushare.io/fraction: "0.25"' in answer.message
 
 
-@pytest.fixture
-def restricted(installed: ApiServer, render: Any) -> Iterator[ApiServer]:
-    """The API server with the policies of `policy.restricted` too."""
+@contextlib.contextmanager
+def policies(api: ApiServer, objects: list[dict[str, Any]], *names_end: str) -> Iterator[None]:
+    """The API server with more of the chart's policies, which a release has only with other values."""
     kinds = {"ValidatingAdmissionPolicy": "validatingadmissionpolicies"}
     kinds |= {"ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings"}
     made = []
-    for item in render({"policy": {"restricted": ["latency", "isolated"]}}):
-        if item["kind"] in kinds and item["metadata"]["name"].endswith(("-latency", "-restricted")):
-            path = f"/apis/admissionregistration.k8s.io/v1/{kinds[item['kind']]}"
-            answer = installed.call("POST", path, item)
-            assert answer.code == 201, answer.message
-            made.append(f"{path}/{item['metadata']['name']}")
     try:
-        probes = [{"class": "latency"}, {"faultDomain": "isolated"}]
-        for _ in range(600):
-            if all(installed.call("POST", SHARES, share(spec), dry_run=True).code == 403 for spec in probes):
-                break
-        else:
-            raise AssertionError("the policies are not enforced")
-        yield installed
+        for item in objects:
+            if item["kind"] in kinds and item["metadata"]["name"].endswith(names_end):
+                path = f"/apis/admissionregistration.k8s.io/v1/{kinds[item['kind']]}"
+                answer = api.call("POST", path, item)
+                assert answer.code == 201, answer.message
+                made.append(f"{path}/{item['metadata']['name']}")
+        assert made
+        yield
     finally:
         for path in made:
-            installed.call("DELETE", path)
+            api.call("DELETE", path)
+
+
+def until_refused(api: ApiServer, path: str, *objects: dict[str, Any]) -> None:
+    """New policies take a moment; ask until they refuse these."""
+    for _ in range(600):
+        if all(api.call("POST", path, each, dry_run=True).code == 403 for each in objects):
+            return
+    raise AssertionError("the policies are not enforced")
+
+
+@pytest.fixture
+def restricted(installed: ApiServer, render: Any) -> Iterator[ApiServer]:
+    """The API server with the policies of `policy.restricted` too."""
+    objects = render({"policy": {"restricted": ["latency", "isolated"]}})
+    with policies(installed, objects, "-latency", "-restricted"):
+        until_refused(installed, SHARES, share({"class": "latency"}), share({"faultDomain": "isolated"}))
+        yield installed
+
+
+@pytest.fixture(scope="module")
+def baseline(installed: ApiServer, render: Any, pod_object: PodObject) -> Iterator[ApiServer]:
+    """The API server with the policy of `policy.refuseAboveBaseline` too."""
+    with policies(installed, render({"policy": {"refuseAboveBaseline": True}}), "-baseline"):
+        pod = pod_object("p", {names.FRACTION: "0.1"})
+        pod["spec"] |= {"hostPID": True, "schedulerName": names.SCHEDULER_NAME}
+        until_refused(installed, PODS, pod)
+        yield installed
+
+
+ABOVE_BASELINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "hostPID": ({"hostPID": True}, {}),
+    "hostIPC": ({"hostIPC": True}, {}),
+    "hostNetwork": ({"hostNetwork": True}, {}),
+    "hostPath": ({"volumes": [{"name": "run", "hostPath": {"path": "/run/gpushare"}}]}, {}),
+    "privileged": ({}, {"privileged": True}),
+    "ptrace": ({}, {"capabilities": {"add": ["SYS_PTRACE"]}}),
+    "all capabilities": ({}, {"capabilities": {"add": ["ALL"]}}),
+    "proc": ({"hostUsers": False}, {"procMount": "Unmasked"}),
+}
+
+
+@pytest.mark.parametrize("what", ABOVE_BASELINE)
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_a_pod_above_baseline_gets_no_share(
+    baseline: ApiServer, pod_object: PodObject, what: str, where: str
+) -> None:
+    spec, context = ABOVE_BASELINE[what]
+    for annotations, code in (({names.FRACTION: "0.1"}, 403), ({}, 201)):
+        pod = pod_object("p", annotations)
+        pod["spec"] |= {"schedulerName": names.SCHEDULER_NAME} | spec
+        pod["spec"].setdefault(where, [{"name": "first", "image": "none"}])[0]["securityContext"] = context
+        answer = baseline.call("POST", PODS, pod, dry_run=True)
+        assert answer.code == code, answer.message
+        assert code == 201 or "policy.refuseAboveBaseline" in answer.message
+
+
+def test_an_ordinary_pod_passes_the_baseline(baseline: ApiServer, pod_object: PodObject) -> None:
+    pod = pod_object("p", {names.FRACTION: "0.1"})
+    pod["spec"] |= {
+        "schedulerName": names.SCHEDULER_NAME,
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+    }
+    pod["spec"]["containers"][0]["securityContext"] = {"capabilities": {"add": ["CHOWN"]}, "runAsUser": 0}
+    answer = baseline.call("POST", PODS, pod, dry_run=True)
+    assert answer.code == 201, answer.message
 
 
 def test_latency_and_isolation_need_a_namespace_that_allows_them(
