@@ -47,6 +47,17 @@ def test_a_program_that_enters_another_phase_is_followed_within_a_few_windows():
     assert response.running({"b": 1.0}) == pytest.approx(0.3, abs=0.1)
 
 
+def test_a_small_change_of_duty_does_not_explain_a_change_of_phase():
+    response = Response.unseen(1.0).beside(["b"])
+    for _ in range(4):
+        response = response.after({"b": 0.58}, 0.3, 0.03)
+    for _ in range(4):
+        response = response.after({"b": 0.62}, 0.9, 0.03)
+    assert response.running({"b": 0.62}) == pytest.approx(0.9, abs=0.1)
+    assert -0.3 <= response.mean[1] <= 1.0
+    assert not response.is_impossible
+
+
 def test_nobody_is_believed_to_speed_a_neighbour_up_or_to_make_less_than_nothing():
     response = Response.unseen(0.5).beside(["b"])
     for _ in range(20):

@@ -33,6 +33,19 @@ def watched(*windows, settings=SETTINGS, state=None, start=0.0):
     return state, seen
 
 
+def followed(rates, seconds, state, start):
+    """Watch tenants that make these rates while they run, and follow what the loop asks for."""
+    seen = []
+    for number in range(1, seconds + 1):
+        duties = state.duties
+        tenants = tuple(
+            tenant(uid, None if rate is None else rate * duties.get(uid, FREE)) for uid, rate in rates.items()
+        )
+        state, actions = watch(state, Window(start + number, tenants), start + number, SETTINGS)
+        seen.append(actions)
+    return state, seen
+
+
 def notes(seen, reason=None):
     return [note for actions in seen for note in actions.notes if reason is None or note.reason is reason]
 
@@ -100,8 +113,7 @@ def test_a_window_that_began_before_a_change_had_its_effect_is_not_looked_at():
 
 def test_a_throttle_is_let_go_slowly_when_there_is_room_again():
     state, seen = watched(LOW, LOW)
-    well = tuple(replace(each, progress=0.9) for each in LOW)
-    state, after = watched(*[well] * 90, state=state, start=2.0)
+    _, after = followed({"a": 0.9, "b": 0.7, "c": 0.9}, 90, state, start=2.0)
     assert not after[-1].duties
     assert not after[-1].broken
     assert notes(after, WatchReason.PROMISE_KEPT)
@@ -116,6 +128,14 @@ def test_a_throttled_tenant_that_falls_below_its_own_promise_gets_its_time_back(
     fallen = (tenant("a", 0.55), tenant("b", 0.6), tenant("c", 0.1))
     _, after = watched(*[fallen] * 6, state=state, start=2.0)
     assert after[-1].duties.get("c", FREE) > seen[1].duties["c"]
+
+
+def test_figures_that_overlook_a_throttle_do_not_keep_it_for_ever():
+    """Inference that leans on a model may show a throttled tenant as if it ran all the time."""
+    state, _ = watched(LOW, LOW)
+    well = tuple(replace(each, progress=0.9) for each in LOW)
+    _, seen = watched(*[well] * 90, state=state, start=2.0)
+    assert not seen[-1].duties
 
 
 def test_who_is_left_alone_runs_free_at_once():
@@ -150,10 +170,10 @@ def test_what_is_not_known_is_not_acted_on(figures):
 
 def test_a_throttle_is_not_let_go_while_its_beneficiary_cannot_be_seen():
     state, _ = watched(LOW, LOW)
-    unknown = (replace(LOW[0], progress=None), tenant("b", 0.9), tenant("c", 0.9))
-    state, seen = watched(*[unknown] * 25, state=state, start=2.0)
+    unknown = {"a": None, "b": 0.9, "c": 0.9}
+    state, seen = followed(unknown, 25, state, start=2.0)
     assert all("c" in actions.duties for actions in seen)
-    _, seen = watched(*[unknown] * 60, state=state, start=27.0)
+    _, seen = followed(unknown, 60, state, start=27.0)
     assert not seen[-1].duties
 
 
@@ -182,8 +202,7 @@ def test_a_clock_that_goes_back_starts_anew():
     state, [_, throttled] = watched(LOW, LOW, start=1000.0)
     state, seen = watched(*[LOW] * 4, state=state, start=10.0)
     assert seen[0].duties == throttled.duties
-    well = tuple(replace(each, progress=0.9) for each in LOW)
-    _, seen = watched(*[well] * 60, state=state, start=14.0)
+    _, seen = followed({"a": 0.9, "b": 0.7, "c": 0.9}, 90, state, start=14.0)
     assert not seen[-1].duties
 
 
@@ -263,6 +282,37 @@ def test_a_mild_throttle_may_last():
     _, seen = closed_loop(1000, promise=0.425, settings=WatchSettings(lasting_duty=0.8))
     assert 0.8 <= seen[-1].duties["b"] < FREE
     assert not any(actions.retract for actions in seen)
+
+
+def test_the_newest_leaves_whose_leaving_suffices():
+    """Of the lasting throttle's tenants it is b that presses; c came later and costs a next to nothing."""
+    state, duties, seen = GpuWatch(), {}, []
+    for number in range(1, 401):
+        b, c = duties.get("b", FREE), duties.get("c", FREE)
+        three = (
+            tenant("a", 1.0 - 0.6 * b - 0.03 * c, 0.55, error=0.02),
+            tenant("b", 0.9 * b, 0.3),
+            tenant("c", 0.6 * c, 0.5),
+        )
+        state, actions = watch(state, Window(float(number), three), float(number), SETTINGS)
+        duties = actions.duties
+        seen.append(actions)
+    assert seen[-1].retract == "b"
+
+
+def test_a_profile_that_promises_too_much_costs_the_neighbours_one_try_and_nobody_its_place():
+    """Whatever b does, a makes 0.3: it has never made the 0.5 that its profile promises."""
+    state, duty, duties, seen = GpuWatch(), FREE, [], []
+    for number in range(1, 601):
+        pair = (tenant("a", 0.3), tenant("b", 0.9 * duty, 0.3))
+        state, actions = watch(state, Window(float(number), pair), float(number), SETTINGS)
+        duty = actions.duties.get("b", FREE)
+        duties.append(duty)
+        seen.append(actions)
+    assert not any(actions.retract for actions in seen)
+    assert duties[-1] == FREE
+    assert sum(duty < FREE for duty in duties) <= 90
+    assert seen[-1].broken == ("a",), "the promise is not kept, and that is said"
 
 
 def test_a_retraction_that_nothing_calls_for_any_more_is_dropped():

@@ -12,7 +12,7 @@ each change of a duty shows whose effect it is. Plain floats: the agent loads no
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 # Before a window was seen: how wrong the cap curve is about the level, and what a neighbour costs. Over the pairs,
@@ -23,10 +23,16 @@ _EFFECT_ERROR: Final = 0.2
 # Drift from one window to the next, as standard deviations.
 _LEVEL_DRIFT: Final = 0.005
 _EFFECT_DRIFT: Final = 0.003
-# A window that misses the expectation by so many standard deviations is another phase of a program.
+# A window that misses the expectation by so many standard deviations: another phase of a program, or, where duties
+# have just changed, effects that are not what the level alone made them.
 _SURPRISE: Final = 3.0
 _PHASE_CHANGE: Final = 0.1
+_WRONG_EFFECTS: Final = 0.3
+_TELLING_CHANGE: Final = 0.1  # of a duty; a smaller one explains no surprise
+_IMPOSSIBLE: Final = 0.3  # outside of 0 to 1 by more than this is no progress and no effect
 LEAST_ERROR: Final = 0.02  # no inference is better than that (core.progress.attribution)
+
+_Matrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +44,14 @@ class Response:
         mean: the level, then the effect of each neighbour.
         covariance: of `mean`.
         windows: number of windows it was seen in since its neighbours last changed.
+        row: 1 and the neighbours' duties in the last window, negative; empty before there was one.
     """
 
     neighbours: tuple[str, ...]
     mean: tuple[float, ...]
-    covariance: tuple[tuple[float, ...], ...]
+    covariance: _Matrix
     windows: int = 0
+    row: tuple[float, ...] = ()
 
     @classmethod
     def unseen(cls, alone: float) -> "Response":
@@ -77,6 +85,11 @@ class Response:
         )
         return Response(wanted, mean, covariance, 0)
 
+    @property
+    def is_impossible(self) -> bool:
+        """Whether noise and changes of phase have led it to figures that cannot be."""
+        return not all(-_IMPOSSIBLE <= value <= 1.0 + _IMPOSSIBLE for value in self.mean)
+
     def running(self, duties: Mapping[str, float]) -> float:
         """Return the expected progress while it runs, beside neighbours that run for these parts of the time."""
         effects = zip(self.neighbours, self.mean[1:], strict=True)
@@ -97,24 +110,41 @@ class Response:
             error: standard error of `progress`.
         """
         row, noise = self._row(duties), max(LEAST_ERROR, error) ** 2
-        drifted = replace(self, covariance=_widened(self.covariance, _LEVEL_DRIFT, _EFFECT_DRIFT))
+        before = _widened(self.covariance, _LEVEL_DRIFT, _EFFECT_DRIFT)
         missed = progress - _dot(row, self.mean)
-        if self.windows and missed**2 > _SURPRISE**2 * (_dot(row, _spread(drifted.covariance, row)) + noise):
-            drifted = replace(drifted, covariance=_widened(drifted.covariance, _PHASE_CHANGE, _PHASE_CHANGE / 2))
-        spread = _spread(drifted.covariance, row)
+        if self.windows and missed**2 > _SURPRISE**2 * (_dot(row, _spread(before, row)) + noise):
+            before = _doubted(before, self.row, row)
+        spread = _spread(before, row)
         gain = [each / (_dot(row, spread) + noise) for each in spread]
         mean = tuple(value + part * missed for value, part in zip(self.mean, gain, strict=True))
         covariance = tuple(
             tuple(value - part * other for value, other in zip(line, spread, strict=True))
-            for line, part in zip(drifted.covariance, gain, strict=True)
+            for line, part in zip(before, gain, strict=True)
         )
-        return Response(self.neighbours, mean, covariance, self.windows + 1)
+        return Response(self.neighbours, mean, covariance, self.windows + 1, tuple(row))
 
     def _row(self, duties: Mapping[str, float]) -> list[float]:
         return [1.0, *(-duties.get(uid, 0.0) for uid in self.neighbours)]
 
 
-def _spread(covariance: tuple[tuple[float, ...], ...], row: list[float]) -> list[float]:
+def _doubted(covariance: _Matrix, last: tuple[float, ...], row: list[float]) -> _Matrix:
+    """Return the covariance after a surprise.
+
+    Where a duty has just changed, what was seen before still holds: only level and effects together are in doubt.
+    """
+    changed = [at for at, duty in enumerate(last) if abs(duty - row[at]) >= _TELLING_CHANGE and duty < 0]
+    if not changed:
+        return _widened(covariance, _PHASE_CHANGE, _PHASE_CHANGE / 2)
+    direction = [1.0] + [0.0] * (len(row) - 1)
+    for index in changed:
+        direction[index] = -1.0 / (len(changed) * last[index])
+    return tuple(
+        tuple(value + _WRONG_EFFECTS**2 * one * other for value, other in zip(line, direction, strict=True))
+        for line, one in zip(covariance, direction, strict=True)
+    )
+
+
+def _spread(covariance: _Matrix, row: list[float]) -> list[float]:
     return [_dot(line, row) for line in covariance]
 
 
@@ -122,9 +152,7 @@ def _dot(one: Iterable[float], other: Iterable[float]) -> float:
     return sum(a * b for a, b in zip(one, other, strict=True))
 
 
-def _widened(
-    covariance: tuple[tuple[float, ...], ...], level: float, effect: float
-) -> tuple[tuple[float, ...], ...]:
+def _widened(covariance: _Matrix, level: float, effect: float) -> _Matrix:
     return tuple(
         tuple(
             value + ((level if row == 0 else effect) ** 2 if row == column else 0.0)

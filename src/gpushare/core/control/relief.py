@@ -123,16 +123,22 @@ def given_back(
 def let_go(
     known: KnownTenants, duties: Mapping[str, float], settings: WatchSettings, *, margin: float
 ) -> dict[str, float]:
-    """Return duties with one throttle let go by a step, where the promises still hold by `margin`; else the same.
+    """Return duties with a throttle let go by a step, where the promises still hold by `margin`; else the same.
 
-    The tenant nearest its own promise comes first. A step smaller than half of the largest is not worth it, unless
-    it is the last one.
+    The tenant nearest its own promise comes first; what its running costs other throttled tenants they get back. A
+    step smaller than half of the largest is not worth it, unless it is the last one.
     """
     throttled = [uid for uid in known.responses if duties[uid] < FREE]
     for uid in sorted(throttled, key=lambda uid: (known.height(uid, duties), uid)):
         for step in (settings.max_step_up, settings.max_step_up / 2):
             raised = {**duties, uid: round(min(FREE, duties[uid] + step), 3)}
-            felt = [other for other, response in known.responses.items() if response.effect(uid) >= LEAST_EFFECT]
-            if all(known.room(other, raised) >= margin for other in felt if other != uid):
+            raised = given_back(known, raised, throttled, margin=settings.margin)
+            more = [each for each in throttled if raised[each] > duties[each]]
+            felt = [
+                other
+                for other, response in known.responses.items()
+                if raised[other] >= FREE and any(response.effect(each) >= LEAST_EFFECT for each in more)
+            ]
+            if all(known.room(other, raised) >= margin for other in felt):
                 return raised
     return dict(duties)

@@ -215,7 +215,11 @@ def _observed(state: GpuWatch, window: Window, elapsed: float) -> GpuWatch:
             continue
         response = (record.response or Response.unseen(each.alone)).beside(uid for uid in ran if uid != each.uid)
         others = {uid: duty for uid, duty in ran.items() if uid != each.uid}
-        response = response.after(others, each.progress / record.duty, each.error / record.duty)
+        error = each.error / record.duty
+        running = min(each.progress / record.duty, 1.0 + 2 * error)  # nobody runs faster than alone
+        response = response.after(others, running, error)
+        if response.is_impossible:
+            response = Response.unseen(each.alone).beside(response.neighbours).after(others, running, error)
         tenants[each.uid] = replace(record, response=response, unknown_seconds=0.0)
     return replace(state, tenants=tenants)
 
@@ -272,6 +276,16 @@ def _is_below(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
     return response.windows >= _AVERAGED_WINDOWS and is_average_below and tenant.progress < tenant.promise
 
 
+def _is_by_neighbours(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
+    """Return whether the tenant may keep its promise once every neighbour stops; else no step of ours helps it.
+
+    So a profile that promises too much costs the neighbours no more than one try.
+    """
+    tenant, response = known.tenants[uid], known.responses[uid]
+    doubt = settings.confidence * max((tenant.error or 0.0) / 2, response.running_error({}))
+    return response.running({}) + doubt >= tenant.promise
+
+
 def _hopeless(
     known: KnownTenants, uid: str, record: TenantWatch, elapsed: float, settings: WatchSettings
 ) -> float:
@@ -294,7 +308,9 @@ def _with_duties(
 ) -> tuple[GpuWatch, list[WatchNote]]:
     """Change the duties, if anything calls for it."""
     before = known.duties
-    broken = [uid for uid in known.tenants if state.tenants[uid].is_broken]
+    broken = [
+        uid for uid in known.tenants if state.tenants[uid].is_broken and _is_by_neighbours(known, uid, settings)
+    ]
     unseen = {uid for uid, each in state.tenants.items() if each.unknown_seconds >= settings.blind_seconds}
     duties = {uid: FREE if uid in unseen else duty for uid, duty in before.items()}
     duties = given_back(known, duties, broken, margin=settings.margin)
@@ -355,8 +371,8 @@ def _retraction(
         return replace(state, retract=None, retract_why="", calm_seconds=0.0), [note]
     if cause is None or len(known.duties) < 2 or now - state.retracted_at < settings.settle_seconds:
         return state, []
-    victim, why = cause
-    leaving = _newest(known, victim)
+    victim, duties, why = cause
+    leaving = _newest(known, victim, duties)
     if leaving is None:
         return state, []
     state = replace(state, retract=leaving, retract_why=why, calm_seconds=0.0)
@@ -373,16 +389,18 @@ def _with_throttled_seconds(
     return replace(state, tenants=tenants)
 
 
-def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tuple[str, str] | None:
-    """Return whose promise calls for a retraction, and the sentence; None: nobody's does."""
+def _cause(
+    state: GpuWatch, known: KnownTenants, settings: WatchSettings
+) -> tuple[str, Mapping[str, float], str] | None:
+    """Return whose promise calls for a retraction, under which duties of the others, and the sentence, or None."""
     limit = settings.retract_after_seconds
     for uid, tenant in state.tenants.items():
-        if uid not in known.tenants or not tenant.is_broken:
+        if uid not in known.tenants or not tenant.is_broken or not _is_by_neighbours(known, uid, settings):
             continue
         if tenant.hopeless_seconds >= settings.hopeless_seconds:
-            return uid, f"{uid} {_figures(known, uid)}, and no throttle would keep the promise"
+            return uid, known.duties, f"{uid} {_figures(known, uid)}, and no throttle would keep the promise"
         if tenant.broken_seconds >= limit:
-            return uid, f"{uid} {_figures(known, uid)}, for {tenant.broken_seconds:.0f} s"
+            return uid, known.duties, f"{uid} {_figures(known, uid)}, for {tenant.broken_seconds:.0f} s"
     lasting = {uid: each for uid, each in state.tenants.items() if each.throttled_seconds >= limit}
     if not lasting or not known.tenants:
         return None
@@ -392,21 +410,22 @@ def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tup
     duty, seconds = lasting[longest].duty, lasting[longest].throttled_seconds
     return (
         victim,
+        free,
         f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} keeps its promise",
     )
 
 
-def _newest(known: KnownTenants, victim: str) -> str | None:
+def _newest(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> str | None:
     """Return the newest throughput tenant whose leaving may suffice for the victim, or else may help it.
 
-    That may be the victim itself.
+    That may be the victim itself. `duties` are what the others would run at.
     """
     response = known.responses[victim]
     helps, suffices = [], []
     for uid, tenant in known.working.items():
         if tenant.job_class is not JobClass.THROUGHPUT:
             continue
-        without = {**known.duties, uid: 0.0}
+        without = {**duties, uid: 0.0}
         if uid == victim or response.effect(uid) + response.effect_error(uid) >= LEAST_EFFECT:
             helps.append((tenant.order, uid))
         if uid == victim or known.room(victim, without) + known.error(victim, without) >= 0:
