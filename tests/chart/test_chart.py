@@ -195,6 +195,19 @@ def test_watching_few_namespaces_gives_the_operator_rights_in_these_only(render:
     assert operator["args"] == ["--namespace=a", "--namespace=b"]
 
 
+@pytest.mark.parametrize(("retraction", "evicts"), [("evict", True), ("none", False)])
+def test_the_operator_may_evict_only_where_it_is_to_retract(
+    render: Render, retraction: str, *, evicts: bool
+) -> None:
+    objects = render({"policy": {"retraction": retraction, "retractionsPerMinute": 5}})
+    (role,) = of_kind(objects, "ClusterRole", "gpushare-operator")
+    rights = [rule["verbs"] for rule in role["rules"] if "pods/eviction" in rule["resources"]]
+    assert rights == ([["create"]] if evicts else [])
+    (operator,) = containers(workloads(objects)["operator"])
+    given = {one["name"]: one.get("value") for one in operator["env"]}
+    assert (given["GPUSHARE_RETRACTION"], given["GPUSHARE_RETRACTIONS_PER_MINUTE"]) == (retraction, "5")
+
+
 @pytest.mark.parametrize(
     ("version", "tag"),
     [

@@ -122,6 +122,10 @@ def test_the_model_moves_its_prediction_by_what_was_learnt_and_leaves_the_others
     assert moved[0].progress == pytest.approx(plain[0].progress * math.exp(-0.2))
     assert moved[1].progress == pytest.approx(plain[1].progress * math.exp(-0.1))
     assert moved[0].upper - moved[0].lower == pytest.approx(2 * 1.645 * 0.1 * moved[0].progress, rel=1e-3)
+    (alone,) = model.predict([(replace(profiles[one], effects=Effects(-0.2, -0.1, 0.1, 1.0)), 50)])
+    (before,) = model.predict([(profiles[one], 50)])
+    assert alone.progress == pytest.approx(before.progress * math.exp(-0.2))
+    assert alone.upper - alone.lower == pytest.approx(before.upper - before.lower)
     assert moved[1].upper - moved[1].lower == pytest.approx(plain[1].upper - plain[1].lower, rel=1e-6)
 
 

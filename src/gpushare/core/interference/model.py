@@ -308,11 +308,14 @@ def _joined(one: TenantTable, other: TenantTable) -> Array | None:
 def _moved(progress: Array, bounds: Array, learned: Array, stands: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
     """Move predictions (sets x places) and their bounds (sets x places x 2) by what was learnt.
 
-    A tenant alone is moved too: its sensitivity is mostly what its cap costs it.
+    A tenant alone is moved too, since its sensitivity is mostly what its cap costs it; its bounds stay, since what
+    was seen beside others says nothing of their width.
     """
     sensitivity, pressure, deviation, trust = np.where(stands, learned, 0.0)
     others = pressure.sum(axis=1, keepdims=True) - pressure
-    count = np.maximum(stands.sum(axis=1, keepdims=True) - 1, 1)
+    sizes = stands.sum(axis=1, keepdims=True)
+    count = np.maximum(sizes - 1, 1)
+    trust = np.where(sizes > 1, trust, 0.0)
     moved = np.minimum(progress * np.exp(sensitivity + others / count), np.maximum(progress, 1.0))
     own = _ERRORS_IN_BOUND * deviation * moved
     both = np.stack([-own, own], axis=2)
