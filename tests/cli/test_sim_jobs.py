@@ -37,6 +37,24 @@ def test_one_policy_prints_json(monkeypatch, gavel, trace, capsys):
     assert printed["throughput_ratio"] == pytest.approx(1.0)
 
 
+def test_one_policys_simulation_gets_the_page_of_a_cluster(monkeypatch, gavel, trace, capsys, tmp_path):
+    page = tmp_path / "page.html"
+    where = ("--trace", trace, "--gpus", 3, "--policy", "mps-uncapped", "--report", page, "--json")
+    assert gpushare(monkeypatch, "sim", "jobs", *gavel, *where) == 0
+    assert json.loads(capsys.readouterr().out)["policy"] == "mps-uncapped"
+    text = page.read_text()
+    assert "trace.csv under mps-uncapped, simulated" in text
+    assert "1970" not in text
+    assert len(text) < 1_500_000
+
+
+def test_a_policy_that_places_nothing_has_no_such_page(monkeypatch, gavel, trace, capsys, tmp_path):
+    where = ("--trace", trace, "--gpus", 3, "--policy", "gavel", "--report", tmp_path / "page.html")
+    assert gpushare(monkeypatch, "sim", "jobs", *gavel, *where) == 2
+    assert "splits time itself" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
+
+
 @pytest.mark.slow
 def test_compare_runs_every_policy_that_the_data_allows_and_writes_one_page(
     monkeypatch, gavel, trace, tmp_path, capsys

@@ -15,6 +15,8 @@ from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines, write_whole
 from gpushare.cli.report.jobs_page import render_jobs
+from gpushare.cli.report.simulated import JobRecorder
+from gpushare.cli.report.usage_page import render_usage
 from gpushare.cli.sim_table import processes_by_default, table_jobs
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
@@ -22,7 +24,7 @@ from gpushare.research.pairs.table import TableError, parse_pair_table
 from gpushare.sim.job_catalog import POLICIES
 from gpushare.sim.job_report import Report, report
 from gpushare.sim.job_trace import JobTraceError, draw_jobs, format_jobs, parse_jobs
-from gpushare.sim.jobs import Job, Outcome, SimulationError, simulate
+from gpushare.sim.jobs import Job, OnSpan, Outcome, SimulationError, simulate
 from gpushare.sim.table_catalog import TABLE_POLICIES
 from gpushare.sim.truth import DatasetTruth, PairsTruth, Truth
 
@@ -102,6 +104,12 @@ def jobs_command(
     processes: Annotated[
         int | None, typer.Option(min=1, help="with --truth table: how many processes; default: one for each CPU")
     ] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            "--report", help="write the page that gpushare report makes of a cluster, of this simulation"
+        ),
+    ] = None,
 ) -> None:
     """Run a trace of jobs under one policy, or with --truth table jobs of ten measured programs under many."""
     if truth_from is TruthSource.TABLE:
@@ -109,6 +117,8 @@ def jobs_command(
             raise UsageError(
                 "--truth table draws its jobs and has its own data: give no trace and no colocation data"
             )
+        if page is not None:
+            raise UsageError("--report is of one simulation: give --trace, --colocation and one --policy")
         table_jobs(
             table=table,
             policies=[name.strip() for name in policy.split(",") if name.strip()],
@@ -123,7 +133,7 @@ def jobs_command(
         return
     if trace is None or colocation is None:
         raise UsageError("give --trace and --colocation, or --truth table")
-    _one_policy(trace, colocation, gpus, policy, solo, gpu, time_slicing, seed, as_json=as_json)
+    _one_policy(trace, colocation, gpus, policy, solo, gpu, time_slicing, seed, as_json=as_json, page=page)
 
 
 def _one_policy(
@@ -137,13 +147,19 @@ def _one_policy(
     seed: int,
     *,
     as_json: bool,
+    page: Path | None,
 ) -> None:
     if policy not in POLICIES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(POLICIES)}')
     jobs = _read_jobs(trace)
     truth = _read_truth(colocation, solo, gpu, time_slicing, seed)
-    outcomes = _run(jobs, gpus, [policy], truth, seed, source=trace, skip_impossible=False)
+    recorder = JobRecorder(jobs)
+    outcomes = _run(
+        jobs, gpus, [policy], truth, seed, source=trace, skip_impossible=False, on_span=recorder.on_span
+    )
     reports = [report(outcome) for outcome in outcomes]
+    if page is not None:
+        write_whole(page, render_usage(recorder.history(outcomes[0], f"{trace.name} under {policy}, simulated")))
     if as_json:
         typer.echo(json.dumps({"gpus": gpus, "seed": seed, **asdict(reports[0])}))
     else:
@@ -251,6 +267,7 @@ def _run(
     *,
     source: Path,
     skip_impossible: bool,
+    on_span: OnSpan = lambda _cluster, _rates, _until: None,
 ) -> list[Outcome]:
     console = Console(stderr=True)
     outcomes = []
@@ -267,7 +284,9 @@ def _run(
                 bar.advance(task, len(jobs))
                 continue
             try:
-                outcomes.append(simulate(jobs, gpus, policy, truth, on_end=lambda: bar.advance(task)))
+                outcomes.append(
+                    simulate(jobs, gpus, policy, truth, on_end=lambda: bar.advance(task), on_span=on_span)
+                )
             except SimulationError as error:
                 raise UsageError(f"{source}: {error}") from error
     return outcomes

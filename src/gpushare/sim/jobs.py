@@ -314,6 +314,10 @@ def mixture(
     return tuple(total)
 
 
+OnSpan = Callable[[JobCluster, Mapping[int, float], float], None]
+"""(the cluster now, progress by job, until when both stay so)."""
+
+
 def simulate(
     jobs: Sequence[Job],
     gpus: int,
@@ -321,8 +325,12 @@ def simulate(
     truth: Truth,
     *,
     on_end: Callable[[], None] = lambda: None,
+    on_span: "OnSpan" = lambda _cluster, _rates, _until: None,
 ) -> Outcome:
     """Run a trace to its end.
+
+    Args:
+        on_end: called when a job ends; on_span: for each stretch of constant rates, before it is lived through.
 
     Raises:
         SimulationError: a job's workload is unknown to the truth, needs more memory than a GPU has, or the policy
@@ -361,6 +369,7 @@ def simulate(
             for index, rate in active.items():
                 cluster.remaining_seconds[index] -= rate * elapsed
             account.add(cluster, active, sum(rates.values()), until)
+            on_span(cluster, active, until)
         cluster.now_seconds = until
         for index in active:
             if cluster.remaining_seconds[index] <= _EPSILON * max(1.0, jobs[index].solo_seconds):

@@ -60,6 +60,7 @@ class UsageHistory:
         recommended: share of a GPU that a workload's profile recommends for each pod.
         retractions: pods moved away in this time; None where nobody counts.
         notes: sentences on what is missing and why.
+        is_simulated: times are seconds from a beginning of their own.
     """
 
     source: str
@@ -72,6 +73,7 @@ class UsageHistory:
     recommended: Mapping[WorkloadName, float] = field(default_factory=dict)
     retractions: float | None = None
     notes: tuple[str, ...] = ()
+    is_simulated: bool = False
 
     @property
     def hours(self) -> float:

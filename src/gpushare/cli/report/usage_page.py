@@ -47,6 +47,9 @@ def render_usage(history: UsageHistory, title: str = "GPUs shared, and what it g
 
 
 def _subtitle(history: UsageHistory) -> str:
+    if history.is_simulated:
+        length = history.step_seconds * len(history.times) / 3600
+        return f"{length:.1f} simulated hours; from {history.source}."
     begin, end = _moment(history.times[0]), _moment(history.times[-1])
     if not history.step_seconds:
         return f"At {begin} UTC; from {history.source}."
@@ -100,8 +103,11 @@ def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
 def _axes(history: UsageHistory, figures: Sequence[Figures]) -> tuple[PlotAxis, PlotAxis]:
     begin, end = float(history.times[0]), float(history.times[-1])
     form = "%H:%M" if end - begin <= 2 * _DAY_SECONDS else "%m-%d"
-    marks = np.linspace(begin, end, 5)
-    ticks = tuple((float(at), datetime.fromtimestamp(float(at), UTC).strftime(form)) for at in marks)
+    marks = [float(at) for at in np.linspace(begin, end, 5)]
+    ticks = tuple(
+        (at, f"{at / 3600:.1f} h" if history.is_simulated else datetime.fromtimestamp(at, UTC).strftime(form))
+        for at in marks
+    )
     top = max((float(np.nanmax(one)) for one in figures if not np.isnan(one).all()), default=1.0)
     return PlotAxis(begin, end, ticks), linear(0, max(top, 1.0) * _HEADROOM)
 
@@ -109,7 +115,7 @@ def _axes(history: UsageHistory, figures: Sequence[Figures]) -> tuple[PlotAxis, 
 def _plot(history: UsageHistory, title: str, y_label: str, *lines: tuple[str, Figures, Ink]) -> str:
     x, y = _axes(history, [figures for _, figures, _ in lines])
     drawn = [PlotLine(name, history.times, figures, ink, is_step=True) for name, figures, ink in lines]
-    return line_plot(title, drawn, x, y, x_label="time, UTC", y_label=y_label)
+    return line_plot(title, drawn, x, y, x_label="time" if history.is_simulated else "time, UTC", y_label=y_label)
 
 
 def _over_time(history: UsageHistory, run: UsageCourse) -> str:
