@@ -49,7 +49,7 @@ class GpuSharePolicy:
 
     def schedule(self, cluster: JobCluster) -> None:
         """Forget the jobs that ended, then decide about those that wait, in order of submission."""
-        self._context = self._context or self._new_context(cluster)
+        self._context = self._context or self.new_context(cluster)
         context = self._context.at(cluster.now_seconds)
         state = context.state
         running = {self._uid(cluster, tenant.job) for tenants in cluster.gpus for tenant in tenants}
@@ -99,15 +99,21 @@ class GpuSharePolicy:
             max_slowdown=job.max_slowdown,
         )
 
-    def _new_context(self, cluster: JobCluster) -> DecisionContext:
+    def new_context(self, cluster: JobCluster) -> DecisionContext:
+        """An empty cluster of nodes with one GPU each, by a release's settings."""
         gpus = tuple(
             GpuSpec(str(gpu), self.gpu_model, cluster.truth.gpu_memory_mib) for gpu in range(len(cluster.gpus))
         )
         return DecisionContext.of(
-            ClusterState(NodeSpec(f"{_NODE}-{gpu.uuid}", (gpu,)) for gpu in gpus),
+            ClusterState(NodeSpec(self.node_of(int(gpu.uuid)), (gpu,)) for gpu in gpus),
             self.settings,
             lambda: self.model,
         )
+
+    @staticmethod
+    def node_of(gpu: int) -> str:
+        """The name of a GPU's node."""
+        return f"{_NODE}-{gpu}"
 
     @staticmethod
     def _uid(cluster: JobCluster, job: int) -> str:

@@ -1,12 +1,16 @@
 """Every policy that is judged by the table, and one run of all of them on the same jobs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, fields
+from typing import Final, Self
 
-from gpushare.core.interference import InterferenceModel
+import numpy as np
+import numpy.typing as npt
+
+from gpushare.core.interference import InterferenceModel, Prediction, TenantTable
 from gpushare.sim.jobs import JobPolicy, simulate
 from gpushare.sim.table_hindsight import Asker, Hindsight, TableSearch
+from gpushare.sim.table_ours import LiveOnTable, known_profiles
 from gpushare.sim.table_policies import HardCaps, exclusive, mps_equal, mps_pairs, time_slicing
 from gpushare.sim.table_report import TableFigures, table_figures
 from gpushare.sim.table_trace import draw_table_jobs
@@ -24,6 +28,44 @@ class TableWorld:
     def __post_init__(self) -> None:
         self.search = TableSearch(self.truth)
 
+    def ours(self, seed: int, name: str, *, watches: bool = True) -> LiveOnTable:
+        """Return the live decision and loop, with what agents could know."""
+        known = known_profiles(self.truth, seed)
+        return LiveOnTable(self.model, self.truth.gpu_model, known, seed, name, watches=watches)
+
+    def without_model(self, seed: int, name: str) -> LiveOnTable:
+        """Return the live decision without a word of the model; the loop watches as ever."""
+        known = known_profiles(self.truth, seed)
+        return LiveOnTable(self.model, self.truth.gpu_model, {}, seed, name, seen=known)
+
+    def optimistic(self, seed: int, name: str) -> LiveOnTable:
+        """Return the live decision and loop with predictions that are too optimistic."""
+        known = known_profiles(self.truth, seed)
+        return LiveOnTable(OptimisticModel.of(self.model), self.truth.gpu_model, known, seed, name)
+
+
+OPTIMISM: Final = 1.2
+
+
+class OptimisticModel(InterferenceModel):
+    """A model that promises a fifth more progress than it believes in, at most what a tenant makes alone."""
+
+    @classmethod
+    def of(cls, model: InterferenceModel) -> Self:
+        """Return the same model with too much hope."""
+        return cls(**{each.name: getattr(model, each.name) for each in fields(model)})
+
+    def predict_sets(self, table: TenantTable, index: npt.NDArray[np.int64]) -> Prediction:
+        """Predict sets of tenants, all bounds raised."""
+        sober = super().predict_sets(table, index)
+        alone = np.where(index >= 0, table.alone[np.where(index >= 0, index, 0)], 0.0)
+        return Prediction(
+            *(
+                np.minimum(OPTIMISM * each, np.maximum(alone, each))
+                for each in (sober.progress, sober.lower, sober.upper)
+            )
+        )
+
 
 TABLE_POLICIES: Final[Mapping[str, Callable[[TableWorld, int], JobPolicy]]] = {
     "exclusive": lambda _world, _seed: exclusive(),
@@ -31,6 +73,10 @@ TABLE_POLICIES: Final[Mapping[str, Callable[[TableWorld, int], JobPolicy]]] = {
     "mps-pairs": lambda _world, _seed: mps_pairs(),
     "mps-equal": lambda _world, _seed: mps_equal(),
     "hard-caps": lambda _world, _seed: HardCaps(),
+    "gpushare": lambda world, seed: world.ours(seed, "gpushare"),
+    "gpushare-unwatched": lambda world, seed: world.ours(seed, "gpushare-unwatched", watches=False),
+    "gpushare-no-model": lambda world, seed: world.without_model(seed, "gpushare-no-model"),
+    "gpushare-optimistic": lambda world, seed: world.optimistic(seed, "gpushare-optimistic"),
     "hindsight": lambda world, _seed: Hindsight(world.search),
 }
 """(world, seed) -> policy."""

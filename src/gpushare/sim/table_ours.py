@@ -1,0 +1,393 @@
+"""Ours on the table: the live decision and the live loop, with what an agent could know.
+
+Where a job goes and under which cap is `gpushare.core.placement.decide`; who is throttled or retracted is
+`gpushare.core.control.watch`. Here are only the eyes: signatures with the counters' noise, windows with the error
+of inference, and what an operator does with a retraction.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.api import LearnedEffect, Rejection
+from gpushare.core.control import (
+    GpuWatch,
+    Resident,
+    RetractionAsk,
+    RetractionRecord,
+    RetractionSettings,
+    RetractionSituation,
+    SeenTenant,
+    WatchedTenant,
+    WatchSettings,
+    Window,
+    is_decided_by_counters,
+    learnt,
+    plan_retractions,
+    watch,
+)
+from gpushare.core.gpu import Counters
+from gpushare.core.interference import InterferenceModel, Profile, cap_progress, effects_of, promised_progress
+from gpushare.core.placement import DecisionContext, PlacementRequest, decide, survey
+from gpushare.core.placement.known import OWN_GPU_AFTER, KeptApart, KnownWorkload
+from gpushare.research.dataset import Mechanism
+from gpushare.sim.job_policy_gpushare import GpuSharePolicy
+from gpushare.sim.jobs import JobCluster
+from gpushare.sim.table_policies import share_percent, waiting
+from gpushare.sim.table_truth import TableTruth
+
+# Error of inferred progress of one tenant, one standard deviation: 0.05 in all (docs/measurements/attribution.md).
+# Most of it stays while the same tenants run (a signature that does not fit), the rest changes.
+STANDING_ERROR: Final = 0.04
+PASSING_ERROR: Final = 0.03
+INFERENCE_ERROR: Final = math.hypot(STANDING_ERROR, PASSING_ERROR)
+# Of a signature: its counters' relative error and floor (core.progress.counter_errors: work, floor), and of the
+# cap curve's points, which are seen under the caps that were in force some time.
+COUNTER_ERROR: Final = 0.04
+COUNTER_FLOOR: Final = 0.003
+CURVE_ERROR: Final = 0.03
+CURVE_CAPS: Final = (10, 25, 33, 50, 75)
+
+_INTERVAL_DEVIATIONS: Final = 3.29  # width of a 90% interval in standard deviations
+
+WINDOW_SECONDS: Final = 2.0
+CALM_WINDOW_SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 300.0
+"""How often a quiet GPU is looked at: what passes of the error is drawn anew then, nothing changes between."""
+_HURRY_SECONDS: Final = 20.0
+"""For so long after a change the windows are short."""
+
+
+def known_profiles(truth: TableTruth, seed: int, curve_caps: tuple[int, ...] = CURVE_CAPS) -> dict[str, Profile]:
+    """Return what agents read of every workload: counters, rate and some points of the cap curve, with noise."""
+    rng = np.random.default_rng([seed, 11])
+    return {
+        name: Profile(
+            _noisy(truth.profiles[name].counters, rng),
+            truth.rate_alone(name),
+            truth.memory_mib(name),
+            {
+                cap: float(np.clip(truth.alone(name, cap) * (1 + CURVE_ERROR * rng.standard_normal()), 0.01, 1.0))
+                for cap in curve_caps
+            },
+        )
+        for name in truth.workloads
+    }
+
+
+def _noisy(counters: Counters, rng: np.random.Generator) -> Counters:
+    def read(value: float | None) -> float | None:
+        off = COUNTER_ERROR * rng.standard_normal(), COUNTER_FLOOR * rng.standard_normal()
+        return None if value is None else float(np.clip(value * (1 + off[0]) + off[1], 0.0, 1.0))
+
+    return replace(counters, **{name: read(getattr(counters, name)) for name in Counters.__slots__})
+
+
+@dataclass(slots=True)
+class _Sight:
+    """What one GPU's agent remembers.
+
+    Attributes:
+        jobs: who was there when it last looked; since_seconds: since when.
+        next_seconds: end of the next window.
+        standing: error of inference that stays, by job; passing: the rest, and until when it stays.
+        learns_at: when the next window is learnt from, if nobody is throttled in it.
+    """
+
+    jobs: tuple[int, ...] = ()
+    since_seconds: float = 0.0
+    next_seconds: float = math.inf
+    window_seconds: float = WINDOW_SECONDS
+    watched: GpuWatch = field(default_factory=GpuWatch)
+    standing: dict[int, float] = field(default_factory=dict)
+    passing: dict[int, float] = field(default_factory=dict)
+    passing_until: float = 0.0
+    learns_at: float = math.inf
+
+
+@dataclass(slots=True)
+class _Evictor:
+    """The operator's part: `plan_retractions` step by step, with the jobs of one program as one GpuShare."""
+
+    settings: RetractionSettings = field(default_factory=RetractionSettings)
+    records: dict[str, tuple[RetractionRecord, ...]] = field(default_factory=dict)
+    last_left: dict[str, float] = field(default_factory=dict)
+
+    def evict(self, cluster: JobCluster, asks: Mapping[int, str]) -> int | None:
+        """Follow the agents' asks (job -> why) as far as may be now; return the GPU that a job was evicted from."""
+        now = cluster.now_seconds
+        gpu_of = {tenant.job: gpu for gpu, tenants in enumerate(cluster.gpus) for tenant in tenants}
+        intended = {r.gpu for held in self.records.values() for r in held if r.is_intent}
+        gpus = {str(gpu_of[job]) for job in asks} | intended
+        situation = RetractionSituation(
+            tuple(RetractionAsk(str(job), str(gpu_of[job]), why) for job, why in asks.items()),
+            {gpu: self._residents(cluster, int(gpu)) for gpu in gpus},
+            {**{share_name(job.workload): () for job in cluster.jobs}, **self.records},
+            frozenset(r.pod_uid for held in self.records.values() for r in held if r.is_intent),
+            {},
+            self.last_left,
+        )
+        plan = plan_retractions(situation, self.settings, now)
+        self.records.update(plan.records)
+        if plan.evict is None:
+            return None
+        job = int(plan.evict)
+        cluster.retract(job, gpu_of[job])
+        self.last_left[str(gpu_of[job])] = now
+        return gpu_of[job]
+
+    def apart(self, share: str, now: float) -> tuple[tuple[KeptApart, ...], bool]:
+        """Whom a GpuShare is kept apart from, and whether it gets a GPU of its own."""
+        held = [record for record in self.records.get(share, ()) if record.until is not None]
+        apart = tuple(
+            KeptApart(frozenset(record.neighbours), record.until)
+            for record in held
+            if record.until is not None and record.until > now
+        )
+        return apart, any(record.count >= OWN_GPU_AFTER for record in held)
+
+    @staticmethod
+    def _residents(cluster: JobCluster, gpu: int) -> tuple[Resident, ...]:
+        jobs = [(tenant.job, cluster.jobs[tenant.job]) for tenant in cluster.gpus[gpu]]
+        return tuple(Resident(str(index), share_name(job.workload), job.job_class) for index, job in jobs)
+
+
+def share_name(workload: str) -> str:
+    """Return the GpuShare of a program's jobs."""
+    return f"default/{workload}"
+
+
+@dataclass(slots=True)
+class LiveOnTable:
+    """The live decision, and the live loop unless `watches` is False.
+
+    Attributes:
+        profiles: what is known of each workload; empty: nothing, so that shares bound it and the model is mute.
+        seen: what the agent knows a promise by, where nothing is known to the decision.
+    """
+
+    model: InterferenceModel
+    gpu_model: str
+    profiles: Mapping[str, Profile]
+    seed: int
+    name: str = "gpushare"
+    watches: bool = True
+    learns: bool = True
+    seen: Mapping[str, Profile] = field(default_factory=dict)
+    settings: WatchSettings = field(default_factory=WatchSettings)
+    mechanism: Mechanism = Mechanism.MPS
+    _requests: GpuSharePolicy = field(init=False)
+    _rng: np.random.Generator = field(init=False)
+    _context: DecisionContext | None = None
+    _sights: list[_Sight] = field(default_factory=list)
+    _refused: dict[object, set[object]] = field(default_factory=dict)
+    _promises: dict[int, float] = field(default_factory=dict)
+    _learned: dict[str, LearnedEffect] = field(default_factory=dict)
+    _current: dict[str, Profile] = field(default_factory=dict)
+    _evictor: _Evictor = field(default_factory=_Evictor)
+    _asks: dict[int, tuple[int, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._requests = GpuSharePolicy(self.model, self.gpu_model, self.profiles)
+        self._rng = np.random.default_rng([self.seed, 12])
+
+    def schedule(self, cluster: JobCluster) -> None:
+        """Forget who ended, look at the windows that are due, and decide about the jobs that wait."""
+        if self._context is None:
+            self._context = self._requests.new_context(cluster)
+            self._sights = [_Sight() for _ in cluster.gpus]
+        if self.watches:
+            self._watch(cluster)
+        running = {cluster.jobs[tenant.job].name for tenants in cluster.gpus for tenant in tenants}
+        for uid in [uid for uid in self._context.state.reservations if uid not in running]:
+            self._context.state.release(uid)
+        self._place(cluster, self._context.at(cluster.now_seconds))
+        if self.watches:
+            for gpu, sight in enumerate(self._sights):
+                self._notice(cluster, gpu, sight)
+            cluster.wake_at(min(sight.next_seconds for sight in self._sights))
+
+    # -- deciding
+
+    def _place(self, cluster: JobCluster, context: DecisionContext) -> None:
+        held = [self._held(cluster, gpu) for gpu in range(len(cluster.gpus))]
+        for job in waiting(cluster):
+            request = self._request(cluster, job)
+            refusing = self._refused.setdefault((request.shape, request.known), set())
+            nodes = [
+                (str(gpu), self._requests.node_of(gpu))
+                for gpu in range(len(cluster.gpus))
+                if held[gpu] not in refusing and cluster.takes(gpu, job)
+            ]
+            if not nodes:
+                continue
+            found = survey(request, context, [node for _, node in nodes])
+            fitting = set(found.nodes)
+            refusing.update(held[int(gpu)] for gpu, node in nodes if node not in fitting)
+            if not fitting:
+                continue
+            (row,) = found.best(1)
+            decided = decide(request, context, node=context.state.node_name(int(row)))
+            assert not isinstance(decided, Rejection), "it was surveyed"
+            assert decided.thread_percentage is not None, "a job asks for a GPU"
+            context.state.reserve(request.pod_uid, decided, request)
+            gpu = int(decided.gpu_uuids[0])
+            cluster.start(job, gpu, decided.thread_percentage)
+            held[gpu] = self._held(cluster, gpu)
+
+    def _request(self, cluster: JobCluster, job: int) -> PlacementRequest:
+        asked = cluster.jobs[job]
+        request = self._requests.request_of(asked, cluster.truth.memory_mib(asked.workload))
+        share = share_name(asked.workload)
+        known = request.known or KnownWorkload("", "", asked.max_slowdown, None)
+        if known.profile is not None:
+            profile = self._known_of(asked.workload)
+            known = replace(known, key=f"{asked.workload}@{profile.effects}", profile=profile)
+        apart, wants_own = self._evictor.apart(share, cluster.now_seconds)
+        return replace(request, known=replace(known, name=share, apart=apart, wants_own=wants_own))
+
+    @staticmethod
+    def _held(cluster: JobCluster, gpu: int) -> object:
+        """What a refusal depends on: tenants that are equal in these are refused alike."""
+        tenants = [(cluster.jobs[tenant.job], tenant.thread_percentage) for tenant in cluster.gpus[gpu]]
+        return frozenset((job.workload, job.fraction, job.job_class, cap) for job, cap in tenants)
+
+    # -- watching
+
+    def _watch(self, cluster: JobCluster) -> None:
+        for gpu, sight in enumerate(self._sights):
+            self._notice(cluster, gpu, sight)
+            if sight.next_seconds <= cluster.now_seconds + 1e-9:
+                self._look(cluster, gpu, sight)
+        if self._asks:
+            asks = {job: why for job, why in self._asks.values()}
+            for _ in range(2):  # an intent is written, and then followed
+                gpu = self._evictor.evict(cluster, asks)
+                if gpu is not None:
+                    del self._asks[gpu]
+                    self._notice(cluster, gpu, self._sights[gpu])
+                    self._evictor.evict(cluster, {job: why for job, why in self._asks.values()})
+                    break
+
+    def _notice(self, cluster: JobCluster, gpu: int, sight: _Sight) -> None:
+        """Notice who came and who left since the last look."""
+        jobs = tuple(tenant.job for tenant in cluster.gpus[gpu])
+        if jobs == sight.jobs:
+            return
+        self._asks.pop(gpu, None)
+        now = cluster.now_seconds
+        sight.jobs, sight.since_seconds = jobs, now
+        sight.standing = {job: STANDING_ERROR * self._rng.standard_normal() for job in jobs}
+        sight.passing_until = now
+        sight.learns_at = now + 2 * WINDOW_SECONDS
+        sight.window_seconds = WINDOW_SECONDS
+        sight.next_seconds = now + WINDOW_SECONDS if jobs else math.inf
+
+    def _look(self, cluster: JobCluster, gpu: int, sight: _Sight) -> None:
+        now, tenants = cluster.now_seconds, cluster.gpus[gpu]
+        if now >= sight.passing_until:
+            sight.passing = {job: PASSING_ERROR * self._rng.standard_normal() for job in sight.jobs}
+            sight.passing_until = now + LOOK_SECONDS
+        watched = tuple(
+            WatchedTenant(
+                str(tenant.job),
+                cluster.jobs[tenant.job].job_class,
+                self._promise(cluster, tenant.job),
+                None if not_ready else max(0.0, progress + sight.standing[tenant.job] + sight.passing[tenant.job]),
+                INFERENCE_ERROR,
+                float(order),
+                active=not not_ready,
+                alone=self._alone(cluster.jobs[tenant.job].workload, tenant.thread_percentage),
+            )
+            for order, (tenant, progress, not_ready) in enumerate(
+                (tenant, progress, tenant.ready_seconds > now)
+                for tenant, progress in zip(tenants, cluster.progress(gpu), strict=True)
+            )
+        )
+        if self.learns and now >= sight.learns_at:
+            self._learn(cluster, gpu, sight, watched)
+        before = {str(tenant.job): tenant.duty_ratio for tenant in tenants if tenant.duty_ratio < 1.0}
+        window = Window(now, watched, seconds=sight.window_seconds)
+        sight.watched, actions = watch(sight.watched, window, now, self.settings)
+        duties = dict(actions.duties)
+        if duties != before:
+            cluster.throttle(gpu, {int(uid): duty for uid, duty in duties.items()})
+            sight.since_seconds = now
+        self._asks.pop(gpu, None)
+        if actions.retract is not None:
+            self._asks[gpu] = int(actions.retract), actions.retract_why
+        is_busy = bool(duties or actions.broken or actions.retract) or self._is_suspicious(watched)
+        if len(tenants) < 2 or (not is_busy and now >= sight.since_seconds + 3 * WINDOW_SECONDS):
+            sight.window_seconds = WINDOW_SECONDS
+            sight.next_seconds = sight.passing_until if len(tenants) > 1 else math.inf
+            return
+        hurries = now < sight.since_seconds + _HURRY_SECONDS
+        sight.window_seconds = WINDOW_SECONDS if hurries else CALM_WINDOW_SECONDS
+        sight.next_seconds = (
+            now + sight.window_seconds + (self.settings.delay_seconds if duties != before else 0.0)
+        )
+
+    def _learn(
+        self, cluster: JobCluster, gpu: int, sight: _Sight, watched: tuple[WatchedTenant, ...]
+    ) -> None:
+        """Learn from a window in which everybody ran free."""
+        tenants = cluster.gpus[gpu]
+        names = [cluster.jobs[tenant.job].workload for tenant in tenants]
+        if (
+            len(tenants) < 2
+            or any(tenant.duty_ratio < 1.0 for tenant in tenants)
+            or any(each.progress is None for each in watched)
+            or not all(name in self.profiles for name in names)
+        ):
+            return
+        sight.learns_at = cluster.now_seconds + LOOK_SECONDS
+        said = self.model.predict(
+            [(self._known_of(name), tenant.thread_percentage) for name, tenant in zip(names, tenants, strict=True)]
+        )
+        window = [
+            SeenTenant(
+                name,
+                tenant.thread_percentage,
+                each.progress or 0.0,
+                INFERENCE_ERROR,
+                forecast.progress,
+                (forecast.upper - forecast.lower) / _INTERVAL_DEVIATIONS,
+            )
+            for name, tenant, each, forecast in zip(names, tenants, watched, said, strict=True)
+        ]
+        if is_decided_by_counters(window):
+            before = {name: effects_of([self._learned[name]], self.gpu_model) for name in self._learned}
+            self._learned |= learnt(window, self._learned, self.gpu_model)
+            for name in names:
+                if effects_of([self._learned[name]], self.gpu_model) != before.get(name):
+                    self._current.pop(name, None)
+
+    def _known_of(self, workload: str) -> Profile:
+        """What is known of a workload now, what was learnt included."""
+        if workload not in self._current:
+            learned = [self._learned[workload]] if workload in self._learned else []
+            effects = effects_of(learned, self.gpu_model)
+            self._current[workload] = replace(self.profiles[workload], effects=effects)
+        return self._current[workload]
+
+    def _is_suspicious(self, watched: tuple[WatchedTenant, ...]) -> bool:
+        """Whether another window like this one would show a broken promise."""
+        return any(
+            each.progress is not None and each.progress + self.settings.confidence * INFERENCE_ERROR < each.promise
+            for each in watched
+        )
+
+    def _alone(self, workload: str, thread_percentage: int) -> float:
+        known = self.profiles.get(workload) or self.seen.get(workload)
+        return 1.0 if known is None else min(1.0, cap_progress(known, thread_percentage / 100))
+
+    def _promise(self, cluster: JobCluster, job: int) -> float:
+        """The promise as the agent tells it: by what is known of the workload."""
+        if job not in self._promises:
+            asked = cluster.jobs[job]
+            known = self.profiles.get(asked.workload) or self.seen.get(asked.workload)
+            self._promises[job] = promised_progress(known, share_percent(asked), asked.max_slowdown)
+        return self._promises[job]

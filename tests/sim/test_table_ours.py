@@ -1,0 +1,140 @@
+"""Ours on the table: what it knows has noise, it runs the live decision and loop, and it slows nobody for long."""
+
+from importlib.resources import files
+
+import numpy as np
+import pytest
+
+from gpushare.core.control import WatchSettings
+from gpushare.core.interference import cap_progress
+from gpushare.data import H200_TABLE, default_model
+from gpushare.research.dataset import parse
+from gpushare.sim.jobs import Job, simulate
+from gpushare.sim.table_catalog import OPTIMISM, OptimisticModel, TableWorld, run_on_table
+from gpushare.sim.table_ours import CURVE_CAPS, LiveOnTable, known_profiles, share_name
+from gpushare.sim.table_trace import draw_table_jobs
+from gpushare.sim.table_truth import TableTruth
+
+CG, LU, PPO, UNET = "cg-fp64-poisson-224", "lu-refine-fp32-4096", "ppo-app-fp32-e8192", "unet3d-app-fp16-b2"
+
+
+@pytest.fixture(scope="module")
+def world() -> TableWorld:
+    dataset = parse((files("gpushare.data") / H200_TABLE).read_bytes().splitlines())
+    return TableWorld(TableTruth(dataset, gpu_memory_mib=143771), default_model())
+
+
+def job(name, workload, submit=0.0, length=3000.0, fraction="0.5", promise=0.3):
+    return Job(name, workload, submit, length, 1.5, fraction, promise=promise)
+
+
+class Together(LiveOnTable):
+    """Everyone goes to the first GPU, uncapped, and who was retracted to the second: what is tested is the loop."""
+
+    def _place(self, cluster, _context):
+        for index in list(cluster.queue):
+            cluster.start(index, 1 if cluster.retractions.get(index) else 0)
+
+
+def together(world, seed=0, **settings) -> Together:
+    return Together(
+        world.model,
+        world.truth.gpu_model,
+        known_profiles(world.truth, seed),
+        seed,
+        settings=WatchSettings(**settings),
+    )
+
+
+def test_signatures_are_read_with_noise_and_no_counter_leaves_its_range(world):
+    known = known_profiles(world.truth, 1)
+    off = []
+    for name, profile in known.items():
+        for counter in profile.counters.__slots__:
+            read, true = getattr(profile.counters, counter), getattr(world.truth.profiles[name].counters, counter)
+            assert (read is None) == (true is None)
+            if read is not None:
+                assert 0.0 <= read <= 1.0
+                off.append(read - true)
+        for cap in CURVE_CAPS:
+            assert cap_progress(profile, cap / 100) == pytest.approx(world.truth.alone(name, cap), rel=0.15)
+        assert not profile.capped
+        assert not profile.probes
+    assert 0.001 < np.abs(off).mean() < 0.03
+    assert known == known_profiles(world.truth, 1)
+    assert known != known_profiles(world.truth, 2)
+
+
+def test_the_optimistic_model_says_a_fifth_more_but_never_more_than_alone(world):
+    sober, hopeful = world.model, OptimisticModel.of(world.model)
+    known = known_profiles(world.truth, 0)
+    for tenants in ([(known[CG], 50), (known[PPO], 50)], [(known[LU], 100), (known[UNET], 33), (known[CG], 33)]):
+        for one, other, (profile, cap) in zip(sober.predict(tenants), hopeful.predict(tenants), tenants, strict=True):
+            alone = min(1.1, cap_progress(profile, cap / 100))
+            assert other.progress == pytest.approx(max(one.progress, min(OPTIMISM * one.progress, alone)), abs=1e-6)
+            assert other.lower <= other.progress <= other.upper
+
+
+def test_a_broken_promise_is_mended_within_seconds_by_throttling_the_one_with_room(world):
+    # Uncapped beside cg, ppo makes far less than alone; cg has promised little.
+    free = world.truth.progress_under((CG, PPO), [[100, 100]])[0]
+    wanted = min(0.95, free[1] + 0.2)
+    jobs = [job("a", CG, promise=0.2), job("b", PPO, promise=wanted)]
+    policy = together(world, retract_after_seconds=1e6)
+    policy._promises = {0: 0.2, 1: wanted}
+    outcome = simulate(jobs, 1, policy, world.truth)
+    assert outcome.jobs[1].late_seconds < 60.0
+    assert not outcome.retractions
+    ignored = together(world, windows_to_act=10**6)
+    ignored._promises = {0: 0.2, 1: wanted}
+    assert simulate(jobs, 1, ignored, world.truth).jobs[1].late_seconds > 1000.0
+
+
+def test_where_no_throttle_helps_the_newest_is_retracted_and_kept_apart(world):
+    jobs = [job("a", PPO, promise=0.97), job("b", CG, submit=10.0, promise=0.97)]
+    policy = together(world)
+    policy._promises = {0: 0.97, 1: 0.97}
+    outcome = simulate(jobs, 2, policy, world.truth)
+    assert [each.job for each in outcome.retractions] == [1]
+    assert outcome.retractions[0].seconds < 200.0
+    apart, wants_own = policy._evictor.apart(share_name(CG), outcome.retractions[0].seconds + 1.0)
+    assert [each.neighbours for each in apart] == [frozenset({share_name(PPO)})]
+    assert not wants_own
+    assert policy._evictor.apart(share_name(CG), outcome.retractions[0].seconds + 301.0)[0] == ()
+
+
+def test_a_small_run_keeps_promises_better_than_shares_as_caps_and_is_faster(world):
+    found = run_on_table(world, ["hard-caps", "gpushare", "hindsight"], jobs=40, gpus=4, load=0.8, seed=2)
+    ours, caps = found["gpushare"], found["hard-caps"]
+    assert ours.mean_completion_seconds < caps.mean_completion_seconds
+    assert ours.late_ratio < caps.late_ratio
+    assert ours.retractions <= 20
+
+
+def test_the_same_seed_gives_the_same_run(world):
+    def run():
+        return run_on_table(world, ["gpushare"], jobs=15, gpus=2, load=1.5, seed=5)
+
+    assert run() == run()
+
+
+def test_where_a_job_goes_is_what_the_live_decision_says(world):
+    jobs = draw_table_jobs(world.truth, 12, gpus=2, load=1.0, seed=4)
+    started = []
+
+    class Recorded(LiveOnTable):
+        def _place(self, cluster, context):
+            before = {tenant.job for tenants in cluster.gpus for tenant in tenants}
+            super()._place(cluster, context)
+            for gpu, tenants in enumerate(cluster.gpus):
+                for tenant in tenants:
+                    if tenant.job not in before:
+                        held = context.state.reservations[cluster.jobs[tenant.job].name]
+                        started.append((tenant, held, gpu))
+
+    policy = Recorded(world.model, world.truth.gpu_model, known_profiles(world.truth, 4), 4, watches=False)
+    simulate(jobs, 2, policy, world.truth)
+    assert len(started) == 12
+    for tenant, held, gpu in started:
+        assert held.placement.gpu_uuids == (str(gpu),)
+        assert held.placement.thread_percentage == tenant.thread_percentage
