@@ -29,7 +29,7 @@ def job(name, workload, submit=0.0, length=3000.0, fraction="0.5", promise=0.3):
 
 
 class Together(LiveOnTable):
-    """Everyone goes to the first GPU, uncapped, and who was retracted to the second: what is tested is the loop."""
+    """Everyone goes to the first GPU, uncapped, and who was retracted to the second: the loop is tested."""
 
     def _place(self, cluster, _context):
         for index in list(cluster.queue):
@@ -69,9 +69,13 @@ def test_the_optimistic_model_says_a_fifth_more_but_never_more_than_alone(world)
     sober, hopeful = world.model, OptimisticModel.of(world.model)
     known = known_profiles(world.truth, 0)
     for tenants in ([(known[CG], 50), (known[PPO], 50)], [(known[LU], 100), (known[UNET], 33), (known[CG], 33)]):
-        for one, other, (profile, cap) in zip(sober.predict(tenants), hopeful.predict(tenants), tenants, strict=True):
+        for one, other, (profile, cap) in zip(
+            sober.predict(tenants), hopeful.predict(tenants), tenants, strict=True
+        ):
             alone = min(1.1, cap_progress(profile, cap / 100))
-            assert other.progress == pytest.approx(max(one.progress, min(OPTIMISM * one.progress, alone)), abs=1e-6)
+            assert other.progress == pytest.approx(
+                max(one.progress, min(OPTIMISM * one.progress, alone)), abs=1e-6
+            )
             assert other.lower <= other.progress <= other.upper
 
 

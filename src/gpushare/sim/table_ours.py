@@ -36,7 +36,7 @@ from gpushare.core.placement.known import OWN_GPU_AFTER, KeptApart, KnownWorkloa
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import JobCluster
-from gpushare.sim.table_policies import share_percent, waiting
+from gpushare.sim.table_policies import WHOLE, share_percent, waiting
 from gpushare.sim.table_truth import TableTruth
 
 # Error of inferred progress of one tenant, one standard deviation: 0.05 in all (docs/measurements/attribution.md).
@@ -117,7 +117,7 @@ class _Evictor:
     last_left: dict[str, float] = field(default_factory=dict)
 
     def evict(self, cluster: JobCluster, asks: Mapping[int, str]) -> int | None:
-        """Follow the agents' asks (job -> why) as far as may be now; return the GPU that a job was evicted from."""
+        """Follow the agents' asks (job -> why) as far as may be; return the GPU that a job was evicted from."""
         now = cluster.now_seconds
         gpu_of = {tenant.job: gpu for gpu, tenants in enumerate(cluster.gpus) for tenant in tenants}
         intended = {r.gpu for held in self.records.values() for r in held if r.is_intent}
@@ -167,6 +167,7 @@ class LiveOnTable:
     Attributes:
         profiles: what is known of each workload; empty: nothing, so that shares bound it and the model is mute.
         seen: what the agent knows a promise by, where nothing is known to the decision.
+        learns: whether windows teach what the model does not know (`learnt`), which the operator does not do yet.
     """
 
     model: InterferenceModel
@@ -175,7 +176,7 @@ class LiveOnTable:
     seed: int
     name: str = "gpushare"
     watches: bool = True
-    learns: bool = True
+    learns: bool = False
     seen: Mapping[str, Profile] = field(default_factory=dict)
     settings: WatchSettings = field(default_factory=WatchSettings)
     mechanism: Mechanism = Mechanism.MPS
@@ -214,13 +215,17 @@ class LiveOnTable:
 
     def _place(self, cluster: JobCluster, context: DecisionContext) -> None:
         held = [self._held(cluster, gpu) for gpu in range(len(cluster.gpus))]
+        shares = [sum(share_percent(cluster.jobs[t.job]) for t in tenants) for tenants in cluster.gpus]
         for job in waiting(cluster):
+            most = WHOLE - share_percent(cluster.jobs[job])
+            if all(each > most for each in shares):
+                continue
             request = self._request(cluster, job)
             refusing = self._refused.setdefault((request.shape, request.known), set())
             nodes = [
                 (str(gpu), self._requests.node_of(gpu))
                 for gpu in range(len(cluster.gpus))
-                if held[gpu] not in refusing and cluster.takes(gpu, job)
+                if shares[gpu] <= most and held[gpu] not in refusing and cluster.takes(gpu, job)
             ]
             if not nodes:
                 continue
@@ -237,6 +242,7 @@ class LiveOnTable:
             gpu = int(decided.gpu_uuids[0])
             cluster.start(job, gpu, decided.thread_percentage)
             held[gpu] = self._held(cluster, gpu)
+            shares[gpu] += share_percent(cluster.jobs[job])
 
     def _request(self, cluster: JobCluster, job: int) -> PlacementRequest:
         asked = cluster.jobs[job]
@@ -263,13 +269,13 @@ class LiveOnTable:
             if sight.next_seconds <= cluster.now_seconds + 1e-9:
                 self._look(cluster, gpu, sight)
         if self._asks:
-            asks = {job: why for job, why in self._asks.values()}
+            asks = dict(self._asks.values())
             for _ in range(2):  # an intent is written, and then followed
-                gpu = self._evictor.evict(cluster, asks)
-                if gpu is not None:
-                    del self._asks[gpu]
-                    self._notice(cluster, gpu, self._sights[gpu])
-                    self._evictor.evict(cluster, {job: why for job, why in self._asks.values()})
+                left = self._evictor.evict(cluster, asks)
+                if left is not None:
+                    del self._asks[left]
+                    self._notice(cluster, left, self._sights[left])
+                    self._evictor.evict(cluster, dict(self._asks.values()))
                     break
 
     def _notice(self, cluster: JobCluster, gpu: int, sight: _Sight) -> None:
@@ -330,9 +336,7 @@ class LiveOnTable:
             now + sight.window_seconds + (self.settings.delay_seconds if duties != before else 0.0)
         )
 
-    def _learn(
-        self, cluster: JobCluster, gpu: int, sight: _Sight, watched: tuple[WatchedTenant, ...]
-    ) -> None:
+    def _learn(self, cluster: JobCluster, gpu: int, sight: _Sight, watched: tuple[WatchedTenant, ...]) -> None:
         """Learn from a window in which everybody ran free."""
         tenants = cluster.gpus[gpu]
         names = [cluster.jobs[tenant.job].workload for tenant in tenants]

@@ -97,7 +97,9 @@ class TableTruth:
             raise SimulationError(f"the table holds no set of {', '.join(names)}")
         if mechanism is Mechanism.TIME_SLICING:
             return taking_turns([self.busy_ratio(kind.workload) for kind in kinds])
-        found = self.progress_under([kind.workload for kind in kinds], [[kind.thread_percentage for kind in kinds]])
+        found = self.progress_under(
+            [kind.workload for kind in kinds], [[kind.thread_percentage for kind in kinds]]
+        )
         return tuple(found[0].tolist())
 
     def progress_under(self, workloads: Sequence[str], caps: Sequence[Sequence[float]] | Floats) -> Floats:
