@@ -28,7 +28,7 @@ class TableWorld:
     def __post_init__(self) -> None:
         self.search = TableSearch(self.truth)
 
-    def ours(self, seed: int, name: str, *, watches: bool = True, learns: bool = False) -> LiveOnTable:
+    def ours(self, seed: int, name: str, *, watches: bool = True, learns: bool = True) -> LiveOnTable:
         """Return the live decision and loop, with what agents could know."""
         known = known_profiles(self.truth, seed)
         return LiveOnTable(self.model, self.truth.gpu_model, known, seed, name, watches=watches, learns=learns)
@@ -75,7 +75,7 @@ TABLE_POLICIES: Final[Mapping[str, Callable[[TableWorld, int], JobPolicy]]] = {
     "hard-caps": lambda _world, _seed: HardCaps(),
     "gpushare": lambda world, seed: world.ours(seed, "gpushare"),
     "gpushare-unwatched": lambda world, seed: world.ours(seed, "gpushare-unwatched", watches=False),
-    "gpushare-learning": lambda world, seed: world.ours(seed, "gpushare-learning", learns=True),
+    "gpushare-unlearnt": lambda world, seed: world.ours(seed, "gpushare-unlearnt", learns=False),
     "gpushare-no-model": lambda world, seed: world.without_model(seed, "gpushare-no-model"),
     "gpushare-optimistic": lambda world, seed: world.optimistic(seed, "gpushare-optimistic"),
     "hindsight": lambda world, _seed: Hindsight(world.search),

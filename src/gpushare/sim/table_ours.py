@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.api import LearnedEffect, Rejection
+from gpushare.core.api import LearnedEffect, Rejection, retracted_often
 from gpushare.core.control import (
     GpuWatch,
     Resident,
@@ -31,8 +31,7 @@ from gpushare.core.control import (
 )
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import InterferenceModel, Profile, cap_progress, effects_of, promised_progress
-from gpushare.core.placement import DecisionContext, PlacementRequest, decide, survey
-from gpushare.core.placement.known import OWN_GPU_AFTER, KeptApart, KnownWorkload
+from gpushare.core.placement import DecisionContext, KeptApart, KnownWorkload, PlacementRequest, decide, survey
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import JobCluster
@@ -139,15 +138,15 @@ class _Evictor:
         self.last_left[str(gpu_of[job])] = now
         return gpu_of[job]
 
-    def apart(self, share: str, now: float) -> tuple[tuple[KeptApart, ...], bool]:
-        """Whom a GpuShare is kept apart from, and whether it gets a GPU of its own."""
+    def apart(self, share: str, pods: int, now: float) -> tuple[tuple[KeptApart, ...], bool]:
+        """Whom a GpuShare is kept apart from, and whether its next pod gets a GPU of its own."""
         held = [record for record in self.records.get(share, ()) if record.until is not None]
         apart = tuple(
             KeptApart(frozenset(record.neighbours), record.until)
             for record in held
             if record.until is not None and record.until > now
         )
-        return apart, any(record.count >= OWN_GPU_AFTER for record in held)
+        return apart, retracted_often(sum(record.count for record in held), pods)
 
     @staticmethod
     def _residents(cluster: JobCluster, gpu: int) -> tuple[Resident, ...]:
@@ -167,7 +166,7 @@ class LiveOnTable:
     Attributes:
         profiles: what is known of each workload; empty: nothing, so that shares bound it and the model is mute.
         seen: what the agent knows a promise by, where nothing is known to the decision.
-        learns: whether windows teach what the model does not know (`learnt`), which the operator does not do yet.
+        learns: whether windows teach what the model does not know (`learnt`), as the operator's learner does.
     """
 
     model: InterferenceModel
@@ -176,7 +175,7 @@ class LiveOnTable:
     seed: int
     name: str = "gpushare"
     watches: bool = True
-    learns: bool = False
+    learns: bool = True
     seen: Mapping[str, Profile] = field(default_factory=dict)
     settings: WatchSettings = field(default_factory=WatchSettings)
     mechanism: Mechanism = Mechanism.MPS
@@ -248,11 +247,12 @@ class LiveOnTable:
         asked = cluster.jobs[job]
         request = self._requests.request_of(asked, cluster.truth.memory_mib(asked.workload))
         share = share_name(asked.workload)
+        pods = sum(cluster.jobs[t.job].workload == asked.workload for tenants in cluster.gpus for t in tenants)
         known = request.known or KnownWorkload("", "", asked.max_slowdown, None)
         if known.profile is not None:
             profile = self._known_of(asked.workload)
             known = replace(known, key=f"{asked.workload}@{profile.effects}", profile=profile)
-        apart, wants_own = self._evictor.apart(share, cluster.now_seconds)
+        apart, wants_own = self._evictor.apart(share, pods, cluster.now_seconds)
         return replace(request, known=replace(known, name=share, apart=apart, wants_own=wants_own))
 
     @staticmethod

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare.core.api import GpuShareStatus, JobClass, Retraction
+from gpushare.core.api import GpuShareStatus, JobClass, PodPlacement, Retraction
 from gpushare.core.control.retraction import (
     FIRST_BACKOFF_SECONDS,
     LONGEST_BACKOFF_SECONDS,
@@ -198,6 +198,9 @@ def test_two_retractions_on_record_mean_a_gpu_of_its_own_and_an_intent_is_none()
     assert not GpuShareStatus(retractions=(once, intent)).needs_own_gpu
     assert GpuShareStatus(retractions=(once, ended)).needs_own_gpu
     assert GpuShareStatus(retractions=(replace(once, count=2),)).needs_own_gpu
+    three = tuple(PodPlacement(f"uid-{number}", f"pod-{number}") for number in range(3))
+    assert not GpuShareStatus(retractions=(replace(once, count=5),), placements=three).needs_own_gpu
+    assert GpuShareStatus(retractions=(replace(once, count=6),), placements=three).needs_own_gpu
 
 
 # -- a whole cluster, step by step

@@ -35,6 +35,7 @@ from gpushare.core.api.objects import (
     TenantStatus,
     Utilization,
     WorkloadSignature,
+    retracted_often,
 )
 from gpushare.core.api.pod import PodView
 from gpushare.core.api.pod_resources import requests_of, share_limit_of
@@ -105,6 +106,7 @@ __all__ = [
     "parse_request",
     "refuse_memory",
     "requests_of",
+    "retracted_often",
     "share_limit_of",
     "shown",
     "to_json",

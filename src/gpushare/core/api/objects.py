@@ -444,11 +444,21 @@ class GpuShareStatus:
 
     @property
     def needs_own_gpu(self) -> bool:
-        """Return whether its pods were retracted twice, so that the next one gets a GPU of its own.
+        """Return whether its pods were retracted so often that the next one gets a GPU of its own."""
+        retractions = sum(one.count for one in self.retractions if one.until is not None)
+        return retracted_often(retractions, len(self.placements))
 
-        The operator forgets a retraction a day after its back-off has ended.
-        """
-        return sum(one.count for one in self.retractions if one.until is not None) >= _RETRACTED_OFTEN
+
+def retracted_often(retractions: int, pods: int) -> bool:
+    """Return whether a group's next pod gets a GPU of its own: its pods were retracted twice each.
+
+    The operator forgets a retraction a day after its back-off has ended. Without regard to the number of pods, a
+    group of many jobs has a whole GPU for each of them soon (docs/measurements/jobs.md).
+
+    Args:
+        pods: of the group that are placed now.
+    """
+    return retractions >= _RETRACTED_OFTEN * max(1, pods)
 
 
 @dataclass(frozen=True, slots=True)
