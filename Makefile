@@ -48,6 +48,10 @@ bench: venv ## The extender's latency at 5,000 nodes, and pods per second throug
 docs-check: venv ## Run every cheap command that a document quotes figures of; fail where a figure is gone
 	python hack/docs_check.py
 
+.PHONY: site
+site: venv ## Build the documentation's site into dist/site, strictly: no warning, no dead link
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
 .PHONY: demo
 demo: venv ## A local cluster with two simulated GPUs, gpushare, sample pods, and the table of who shares what
 	@hack/cluster demo

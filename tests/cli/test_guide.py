@@ -1,0 +1,126 @@
+"""The site builds without a warning; what the guide shows can be run, applied and rendered as it stands."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fakecluster import FakeCluster
+
+from gpushare.core.admission import AdmissionPolicy, Knowledge, check_workload, is_ours, mutate, mutate_templates
+from gpushare.core.api import GpuShare, Rejection
+from gpushare.kube import GPUSHARES, NODES
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    """Page and text of every block of a language."""
+    for page in GUIDE:
+        for found, text in BLOCK.findall(page.read_text()):
+            if found == language:
+                yield page.name, text
+
+
+def commands(program: str) -> list[tuple[str, list[str]]]:
+    """Page and words of every command of a program, lines joined where they go on."""
+    lines = [(page, line) for page, text in blocks("sh") for line in text.replace("\\\n", " ").splitlines()]
+    return [(page, shlex.split(line)) for page, line in lines if line.startswith(f"{program} ")]
+
+
+def manifests() -> list[Any]:
+    return [
+        pytest.param(each, id=f"{page}:{each['kind']}/{each['metadata']['name']}")
+        for page, text in blocks("yaml")
+        for each in yaml.safe_load_all(text)
+    ]
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "WARNING" not in done.stdout + done.stderr
+    pages = list((tmp_path / "site" / "guide").glob("*/index.html"))
+    assert len(pages) == len(GUIDE)
+    outside = [
+        link
+        for page in pages
+        for link in re.findall(r'(?:src|href)="(https?://[^"]+)"', page.read_text())
+        if re.search(r"\.(css|js|woff2?)\b", link)
+    ]
+    assert not outside, "a page loads nothing from elsewhere"
+
+
+@pytest.mark.parametrize(("page", "words"), commands("kubectl gpushare"))
+def test_every_command_of_the_plugin_answers(
+    busy: FakeCluster, call: Callable[..., tuple[int, str, str]], page: str, words: list[str]
+) -> None:
+    busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
+    busy.put(GPUSHARES, {"metadata": {"name": "web", "namespace": "shop", "uid": "s"}})
+    code, out, err = call(*words[2:])
+    assert (code, bool(out)) == (0, True), (page, err)
+
+
+def test_commands_are_found_at_all() -> None:
+    assert len(commands("kubectl gpushare")) >= 6
+    assert len(commands("helm install")) == 1
+    assert len(manifests()) >= 8
+
+
+@pytest.mark.parametrize(("page", "words"), commands("helm install"))
+def test_the_chart_renders_with_what_the_guide_sets(page: str, words: list[str]) -> None:
+    cache = Path(os.environ.get("GPUSHARE_CACHE") or Path.home() / ".cache" / "gpushare")
+    helm = cache / "bin" / "helm"
+    if not helm.exists():
+        pytest.skip("no helm: hack/cluster tools builds it")
+    rest = [word for word in words[2:] if word != "--create-namespace"]
+    done = subprocess.run(
+        [str(helm), "template", *rest, "--kube-version", "1.35.4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, (page, done.stderr)
+    assert "registry.example.com/gpushare" in done.stdout
+
+
+@pytest.mark.parametrize("obj", manifests())
+def test_what_the_guide_applies_is_accepted(obj: dict[str, Any]) -> None:
+    """Pods and templates as admission takes them, GpuShares as their values; the rest is plain Kubernetes."""
+    if obj["kind"] == "Pod":
+        assert is_ours(obj)
+        assert not isinstance(mutate(obj, AdmissionPolicy(), Knowledge()), Rejection)
+    elif obj["kind"] in {"Deployment", "Job"}:
+        assert is_ours(obj["spec"]["template"])
+        assert check_workload(obj) is None
+        if obj["kind"] == "Job":
+            assert mutate_templates(obj, None, AdmissionPolicy(), lambda _: Knowledge()), "the share is set"
+    elif obj["kind"] == "GpuShare":
+        assert GpuShare.from_object(obj).spec.max_slowdown == obj["spec"]["maxSlowdown"]
+    assert json.loads(json.dumps(obj)) == obj
