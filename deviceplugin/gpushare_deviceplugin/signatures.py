@@ -15,6 +15,7 @@ MIN_READINGS: Final = 3  # with its neighbours stopped; each is the settled end 
 MEMORY_SECONDS: Final = 120.0  # older windows fade, so that a workload's later phases replace its first ones
 DIGITS: Final = 4  # of a counter on the wire
 IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits uses less, and tells nothing about its workload
+LIGHT_READINGS: Final = 6  # that show so little use, until a program counts as one that uses no more
 START_SECONDS: Final = 30.0  # longest start of a program; PyTorch's client idles for 7 to 9 s
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
 
@@ -40,9 +41,18 @@ class _Seen:
     @property
     def is_signature(self) -> bool:
         """Return whether it shows a program at work, for long enough."""
-        is_idle = self.counters.activity_ratio() < IDLE_RATIO
         is_long = self.seconds >= MIN_SECONDS or self.readings >= MIN_READINGS
-        return is_long and not self.may_hold_start and not is_idle
+        return is_long and not self.may_hold_start and not self._is_idle
+
+    @property
+    def is_light(self) -> bool:
+        """Return whether it has shown next to no use for longer than a start takes: good enough for this node."""
+        is_long = self.seconds >= START_SECONDS or self.readings >= LIGHT_READINGS
+        return is_long and not self.may_hold_start and self._is_idle
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.counters.activity_ratio() < IDLE_RATIO
 
     def next(self, pod_uid: str, sample: GpuSample, readings: int = 0) -> "_Seen":
         """Return the average with one more window.
@@ -83,13 +93,18 @@ class Signatures:
         self._seen: dict[tuple[str, str], dict[int, _Seen]] = {}  # by workload and model, then by cap
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
-        """Return a pod's signature on a GPU model; None until it was seen alone, or read in place, on one."""
+        """Return a pod's signature on a GPU model; None until it was seen alone, or read in place, on one.
+
+        A program that hardly uses the GPU has one too, which is not published: without it nothing could be told of
+        its neighbours.
+        """
         for profile in self._profiles_of(pod):
             if profile.signature is not None and profile.gpu_model in ("", gpu_model):
                 return profile.signature
         found = self._best(pod, gpu_model)
         if found is None:
-            return None
+            light = [seen for seen in self._caps_of(pod, gpu_model).values() if seen.is_light]
+            return SoloSignature(light[0].counters, {}) if light else None
         cap, seen = found
         counters, progress = at_full_threads(seen.counters, cap / 100)
         return SoloSignature(counters, {} if cap == 100 else {cap: progress})
@@ -117,8 +132,11 @@ class Signatures:
 
     def _best(self, pod: ManagedPod, gpu_model: str) -> tuple[int, _Seen] | None:
         """Return what was seen under the most threads, with them."""
-        by_cap = self._seen.get((pod.workload, gpu_model), {})
+        by_cap = self._caps_of(pod, gpu_model)
         return max(((cap, seen) for cap, seen in by_cap.items() if seen.is_signature), default=None, key=_cap)
+
+    def _caps_of(self, pod: ManagedPod, gpu_model: str) -> Mapping[int, _Seen]:
+        return self._seen.get((pod.workload, gpu_model), {})
 
     def learn(
         self, pod: ManagedPod, gpu_model: str, sample: GpuSample, cap: int = 100, *, is_reading: bool = False

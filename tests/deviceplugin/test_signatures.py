@@ -65,6 +65,19 @@ def test_nothing_idle_is_published() -> None:
     assert learnt(Signatures({}), [1.1 * IDLE_RATIO / BUSY.activity_ratio()] * 60)
 
 
+def test_a_program_that_hardly_uses_the_gpu_is_known_here_after_longer_than_a_start_takes() -> None:
+    signatures, pod = Signatures({}), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    light = IDLE_RATIO / BUSY.activity_ratio() / 2
+    assert learnt(signatures, [light] * 25) == []
+    assert signatures.of(pod, H200) is None, "it may be a program that starts"
+    assert learnt(signatures, [light] * 16) == []
+    found = signatures.of(pod, H200)
+    assert found is not None
+    assert found.counters.sm_util == pytest.approx(light * BUSY.as_dict()["sm_util"])
+    published = learnt(signatures, [1.0] * 31)
+    assert close(published[-1]), "it only started late"
+
+
 def test_a_program_with_phases_has_a_signature_of_both() -> None:
     phases = ([1.0] * 5 + [0.3] * 5) * 12
     published = learnt(Signatures({}), phases)
