@@ -1,6 +1,7 @@
 """The loop on a GPU that runs the H200's measured table, with noise of 0.05 and a delay of 0.4 s."""
 
 import itertools
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,7 +11,8 @@ from bench.table_plant import MeasuredSet, measured_sets, read_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare.core.control import FREE, WatchSettings
+from gpushare.core.api import JobClass
+from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchSettings, Window, watch
 
 SETTINGS = WatchSettings()
 WINDOWS = 90
@@ -103,6 +105,37 @@ def test_with_any_noise_in_the_windows_the_limits_hold(data):
     asked = [actions.retract for actions in trace.actions]
     changes = [n for n in range(1, len(asked)) if asked[n] not in {None, asked[n - 1]}]
     assert all(later - earlier >= SETTINGS.settle_seconds for earlier, later in itertools.pairwise(changes))
+
+
+def test_programs_with_phases_are_followed_without_oscillation():
+    """The plant changes from one pair of programs to another every 40 s, while promises stay."""
+    pairs = [each for each in measured_sets(read_table(), 2) if {cap for _, cap in each.members} == {100}]
+    missed, windows, turns = 0, 0, 0
+    rng = np.random.default_rng(11)
+    for first, second in [rng.choice(len(pairs), 2, replace=False) for _ in range(12)]:
+        phases = [pairs[first], pairs[second]]
+        promises = tuple(np.minimum(phases[0].promises, phases[1].promises))
+        phases = [replace(phase, promises=promises) for phase in phases]
+        if min(phase.best_room(step=0.1) for phase in phases) < ROOM / 2:
+            continue
+        state, before, duties, steps = GpuWatch(), [FREE] * 2, [FREE] * 2, []
+        for number in range(1, 241):
+            phase = phases[number // 40 % 2]
+            true = 0.4 * np.array(phase.at(before)) + 0.6 * np.array(phase.at(duties))
+            seen = np.maximum(0.0, true + rng.normal(0.0, 0.05, 2))
+            tenants = tuple(
+                WatchedTenant(uid, JobClass.THROUGHPUT, promises[at], float(seen[at]), 0.05, order=float(at))
+                for at, uid in enumerate("ab")
+            )
+            state, actions = watch(state, Window(float(number), tenants), float(number), SETTINGS)
+            before, duties = duties, [actions.duties.get(uid, FREE) for uid in "ab"]
+            steps.append(duties)
+            missed += bool(np.any(true < np.array(promises) - 0.02))
+            windows += 1
+        turns += sum(direction_changes(Trace(duties=steps), at) for at in range(2))
+    assert windows >= 5 * 240
+    assert missed <= 0.06 * windows
+    assert turns <= 3 * windows / 100
 
 
 def test_what_cannot_be_kept_ends_in_one_retraction_after_which_it_is():
