@@ -1,6 +1,14 @@
 """The interference model (docs/design.md 4): predicts from solo profiles how tenants slow each other down."""
 
-from gpushare.core.interference.advice import Advice, Wish, auto_share, best_caps, best_number, recommended_number
+from gpushare.core.interference.advice import (
+    Advice,
+    Wish,
+    auto_share,
+    best_caps,
+    best_number,
+    cautiously,
+    recommended_number,
+)
 from gpushare.core.interference.effects import (
     NO_EFFECTS,
     PRESSURE_ERROR,
@@ -43,6 +51,7 @@ __all__ = [
     "best_caps",
     "best_number",
     "cap_progress",
+    "cautiously",
     "effects_of",
     "expectation",
     "exposure",

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.api import JobClass
-from gpushare.core.interference import InterferenceModel, Profile, TenantTable, promised_progress
+from gpushare.core.interference import InterferenceModel, Profile, TenantTable, cautiously, promised_progress
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.duties import are_kept, with_stops
 from gpushare.core.placement.standin import STAND_IN
@@ -15,6 +15,9 @@ from gpushare.core.placement.state import BoolArray, FloatArray, IntArray
 
 MOST_STOPPING: Final = 8
 """Tenants of a set in which throttling is worked out; in larger ones promises are to be kept without."""
+UNAIDED: Final = 0.5
+"""Standard deviations by which progress may fall short before anybody has to be stopped: a throttle that lasts ends
+in a retraction, so none is planned for what is likely."""
 _LEAST: Final = 1e-3
 
 
@@ -62,10 +65,11 @@ class SetForecasts:
     """What comes of sets, throttling included.
 
     Attributes:
-        kept: whether every promise is kept by the bound; sets.
+        kept: whether every promise is kept: with nobody stopped most likely, and with some stopped five times of
+            six; sets.
         summed: expected progress of all; sets.
-        least, promised, at: of the tenant that comes off worst by its promise: the bound of its progress, its
-            promise, and its place; sets.
+        least, promised, at: of the tenant that comes off worst by its promise: what it keeps five times of six,
+            its promise, and its place; sets.
     """
 
     kept: BoolArray
@@ -103,11 +107,10 @@ class ForecastTable:
             caps = [m.thread_percentage if m.is_known else m.share_percent for m in new]
             more = self._model.table([m.profile or STAND_IN for m in new], caps)
             self._table = more if self._table is None else self._table.with_more(more)
-            alone = self._model.predict_sets(more, np.arange(len(new))[:, None])
-            expected, lower = alone.progress[:, 0], alone.lower[:, 0]
+            expected = self._model.predict_sets(more, np.arange(len(new))[:, None]).progress[:, 0]
             known = np.array([member.is_known for member in new])
             shares = np.array([member.share_percent / 100 for member in new])
-            self.floors = np.concatenate([self.floors, _floors(new, expected, lower)])
+            self.floors = np.concatenate([self.floors, _floors(new, expected)])
             scale = np.where(known, 1.0, shares / np.maximum(expected, _LEAST))
             self._scale = np.concatenate([self._scale, scale])
             self._is_known = np.concatenate([self._is_known, known])
@@ -121,15 +124,16 @@ class ForecastTable:
         present = index >= 0
         floors = np.where(present, self.floors[index], 0.0)
         expected, judged = self._predict(index)
-        broken = np.flatnonzero(~are_kept(judged, floors))
+        unaided = are_kept(expected - UNAIDED * (expected - judged), floors)
+        broken = np.flatnonzero(unaided & ~are_kept(judged, floors))
         if stops and len(broken) and index.shape[1] <= MOST_STOPPING:
-            self._stop(index, broken, floors, expected, judged)
+            self._stop(index, broken, floors, judged)
         ratio = np.where(present, judged / np.maximum(floors, _LEAST), np.inf)
         worst = ratio.argmin(axis=1)
         lines = np.arange(len(index))
         scale = np.where(present, self._scale[index], 0.0)
         return SetForecasts(
-            are_kept(judged, floors),
+            unaided & are_kept(judged, floors),
             (expected * scale).sum(axis=1),
             (judged * scale)[lines, worst],
             (floors * scale)[lines, worst],
@@ -137,15 +141,13 @@ class ForecastTable:
         )
 
     def _predict(self, index: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Expected progress, and what is held against promises: the lower bound of those known."""
+        """Expected progress, and what is held against promises: of those known what is kept five times of six."""
         assert self._table is not None
         said = self._model.predict_sets(self._table, index)
-        return said.progress, np.where(self._is_known[index], said.lower, said.progress)
+        return said.progress, np.where(self._is_known[index], cautiously(said.progress, said.lower), said.progress)
 
-    def _stop(
-        self, index: IntArray, broken: IntArray, floors: FloatArray, expected: FloatArray, judged: FloatArray
-    ) -> None:
-        """Let those above their promise be stopped in the sets where one is broken; changes the last two."""
+    def _stop(self, index: IntArray, broken: IntArray, floors: FloatArray, judged: FloatArray) -> None:
+        """Let those above their promise be stopped in the sets where one is broken; changes the last."""
         some, places = index[broken], index.shape[1]
         can_stop = np.where(some >= 0, self._can_stop[some], False)
         lines, stopped = np.nonzero(can_stop)
@@ -153,23 +155,18 @@ class ForecastTable:
             return
         fewer = some[lines]
         fewer[np.arange(len(lines)), stopped] = -1
-        for of, said in zip((expected, judged), self._predict(fewer), strict=True):
-            without = np.zeros((len(some), places, places))
-            without[lines, stopped] = said
-            of[broken] = with_stops(of[broken], without, floors[broken], can_stop)
+        without = np.zeros((len(some), places, places))
+        without[lines, stopped] = self._predict(fewer)[1]
+        judged[broken] = with_stops(judged[broken], without, floors[broken], can_stop)
 
 
-def _floors(members: Sequence[Member], alone: FloatArray, alone_lower: FloatArray) -> FloatArray:
-    """Least progress that each member must keep: its promise.
-
-    Where its own cap breaks the promise by the bound before anybody comes, neighbours may cost it its tolerated
-    slowdown beyond what the cap costs (docs/adr/0091). One that is not known is held to the stand-in's.
-    """
-    most = np.array([member.max_slowdown for member in members])
-    promised = np.array(
-        [promised_progress(member.profile, member.share_percent, member.max_slowdown) for member in members]
+def _floors(members: Sequence[Member], alone: FloatArray) -> FloatArray:
+    """Least progress that each member must keep: its promise; one that is not known, as if it were the stand-in."""
+    return np.array(
+        [
+            promised_progress(member.profile, member.share_percent, member.max_slowdown)
+            if member.is_known
+            else min(1.0, progress) / member.max_slowdown
+            for member, progress in zip(members, alone.tolist(), strict=True)
+        ]
     )
-    beyond_cap = np.minimum(alone, 1.0) / most
-    known = np.array([member.is_known for member in members])
-    floors: FloatArray = np.where(known & (alone_lower >= promised), promised, beyond_cap)
-    return np.where(known, np.minimum(floors, promised), floors)
