@@ -16,8 +16,8 @@ from gpushare.core.placement.state import BoolArray, FloatArray, IntArray
 MOST_STOPPING: Final = 8
 """Tenants of a set in which throttling is worked out; in larger ones promises are to be kept without."""
 UNAIDED: Final = 0.5
-"""Standard deviations by which progress may fall short before anybody has to be stopped: a throttle that lasts ends
-in a retraction, so none is planned for what is likely."""
+"""Standard deviations by which progress may fall short before anybody has to be stopped: a throttle that lasts
+ends in a retraction, so none is planned for what is likely."""
 _LEAST: Final = 1e-3
 
 
@@ -161,7 +161,7 @@ class ForecastTable:
 
 
 def _floors(members: Sequence[Member], alone: FloatArray) -> FloatArray:
-    """Least progress that each member must keep: its promise; one that is not known, as if it were the stand-in."""
+    """Least progress that each member must keep: its promise; of one that is not known, that of the stand-in."""
     return np.array(
         [
             promised_progress(member.profile, member.share_percent, member.max_slowdown)
