@@ -94,6 +94,8 @@ def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, r
     The one with the most summed progress to expect, now and with whom is likely to come, of those under which
     every promise can be kept; of equal ones the least, which leaves most to others.
     """
+    if newcomer.known is not None and newcomer.known.wants_own:
+        return UNCAPPED_PERCENT
     number = int(judge.resident_sets(state)[slot, row])
     gpu_model = state.model_names[int(state.model_ids[slot, row])]
     caps = newcomer.caps(gpu_model)
