@@ -66,10 +66,13 @@ class Learner:
                 _log.exception("learning: a step failed")
             await asyncio.sleep(STEP_SECONDS)
 
-    def node_changed(self, sets: Iterable[ReportedSet]) -> None:
-        """Record the undisturbed sets that a node's agent reports now."""
+    def node_changed(self, node: str, sets: Iterable[ReportedSet]) -> None:
+        """Record the undisturbed sets that a node's agent reports now; only pods of that node count."""
         now = self._clock()
         for reported in sets:
+            pods = (self._world.pods.get(tenant.pod_uid) for tenant in reported.tenants)
+            if any(pod is None or pod.node != node for pod in pods):
+                continue
             known = self._gpus.get(reported.gpu)
             if known is None or known.reported.members != reported.members:
                 taught = known.taught if known is not None else float("-inf")

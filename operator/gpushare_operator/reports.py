@@ -112,10 +112,10 @@ class Reports:
             self._heard[node] = _Heard(report, now, is_alive=True)
         (self._asking.add if report.asks else self._asking.discard)(node)
 
-    def asks(self, now: float) -> tuple[RetractionAsk, ...]:
-        """Return every wish that a pod be moved away."""
+    def asks(self, now: float) -> tuple[tuple[str, RetractionAsk], ...]:
+        """Return every wish that a pod be moved away, with the node that it comes from."""
         return tuple(
-            RetractionAsk(uid, gpu, reason, max(0.0, now - heard.at), heard.is_alive)
+            (node, RetractionAsk(uid, gpu, reason, max(0.0, now - heard.at), heard.is_alive))
             for node in sorted(self._asking)
             for heard in (self._heard[node],)
             for uid, gpu, reason in heard.report.asks

@@ -16,6 +16,7 @@ from gpushare.core.admission import Needs, ShareKey, resolve
 from gpushare.core.api import JobClass, PodView, Retraction
 from gpushare.core.control import (
     Resident,
+    RetractionAsk,
     RetractionPlan,
     RetractionRecord,
     RetractionSituation,
@@ -121,7 +122,7 @@ class Retractor:
 
     def _situation(self, now: float) -> RetractionSituation:
         """Return what is known; nearly no work while nobody asks and nothing is intended."""
-        asks = self.reports.asks(now)
+        asks = tuple(ask for node, ask in self.reports.asks(now) if self._is_its_own(node, ask))
         self._reasons = {ask.pod_uid: ask.reason for ask in asks} | {
             uid: why for uid, why in self._reasons.items() if uid in self._accepted
         }
@@ -145,6 +146,13 @@ class Retractor:
             evicted=self._accepted,
             last_left=self._last_left,
         )
+
+    def _is_its_own(self, node: str, ask: RetractionAsk) -> bool:
+        """Return whether the pod is on that node and GPU: a node has no say about others' pods."""
+        pod = self._world.pods.get(ask.pod_uid)
+        if pod is None or pod.node != node:
+            return False
+        return pod.decision is not None and ask.gpu in pod.decision.gpu_uuids
 
     def _residents(self, gpus: set[str]) -> dict[str, tuple[Resident, ...]]:
         """Return the pods placed on these GPUs."""
@@ -210,7 +218,7 @@ class Retractor:
         because = f": {why}" if why else ""
         note = (
             f"{name} left {record.gpu} so that its neighbours keep their promises{because}; until "
-            f"{_text(record.until or record.at)} none of these pods is put beside {', '.join(record.neighbours)}"
+            f"{_text(record.until or record.at)} none of these pods is put beside {_shown(record, key.namespace)}"
         )
         metadata = _metadata(key.namespace, key.name, share.uid)
         await self._tell(
@@ -251,6 +259,13 @@ class Retractor:
             controller=self._controller,
             event_type=EventType.WARNING,
         )
+
+
+def _shown(record: RetractionRecord, namespace: str) -> str:
+    """Return the neighbours by name where they are of the reader's namespace, else their number."""
+    own = [name for name in record.neighbours if name.startswith(f"{namespace}/")]
+    others = len(record.neighbours) - len(own)
+    return ", ".join([*own, *([f"{others} of other namespaces"] if others else [])])
 
 
 def _metadata(namespace: str, name: str, uid: str) -> Json:

@@ -173,7 +173,7 @@ class Operator:
         gone = change is Change.DELETED
         self._reconciler.world.put_node(key, {} if gone else report.fares)
         self._retractor.node_changed(key, None if gone else report)
-        self._learner.node_changed(() if gone else report.sets)
+        self._learner.node_changed(key, () if gone else report.sets)
 
     def _serve_metrics(self, stack: AsyncExitStack) -> None:
         assert self._nodes is not None

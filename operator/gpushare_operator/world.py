@@ -62,8 +62,10 @@ class World:
         """Return the progress of a GpuShare's pods, by uid."""
         found = {}
         for uid in self._pods_of_share.get(key, ()):
-            for fares in self._node_of_pod.get(uid, {}).values():
-                found[uid] = fares
+            own = self._pods[uid].node
+            for node, fares in self._node_of_pod.get(uid, {}).items():
+                if own in {None, node}:  # what other nodes say of it does not count
+                    found[uid] = fares
         return found
 
     def share_of_pod(self, uid: str) -> ShareKey | None:

@@ -117,11 +117,11 @@ async def pod(api: Api, namespace: str, name: str, owner: Json | None = None, *,
     return await api.create(PODS, body, namespace=namespace)
 
 
-async def decide(api: Api, raw: Json, gpu: str) -> None:
+async def decide(api: Api, raw: Json, gpu: str, node: str = "n1") -> None:
     meta = raw["metadata"]
     decision = Decision((gpu,), 25, 8192, "2026-11-21T11:00:00Z")
     await api.bind(
-        meta["name"], "n1", namespace=meta["namespace"], uid=meta["uid"], annotations=decision.to_annotations()
+        meta["name"], node, namespace=meta["namespace"], uid=meta["uid"], annotations=decision.to_annotations()
     )
 
 

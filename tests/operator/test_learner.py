@@ -48,9 +48,8 @@ class Bench:
         for namespace in ("shop", "lab"):
             self.put(namespace, SIGNATURE)
             metadata = {"namespace": namespace, "name": "p", "uid": f"uid-{namespace}"}
-            self.world.put_pod(
-                PodView.from_object({"metadata": {**metadata, "annotations": {names.FRACTION: "0.5"}}})
-            )
+            metadata |= {"annotations": {names.FRACTION: "0.5"}}  # type: ignore[dict-item]
+            self.world.put_pod(PodView.from_object({"metadata": metadata, "spec": {"nodeName": "n1"}}))
 
     def put(self, namespace: str, signature: WorkloadSignature, **status: Any) -> None:
         metadata = {"namespace": namespace, "name": "s", "uid": f"s-{namespace}"}
@@ -75,13 +74,13 @@ class Bench:
         )
         return NodeReport.of({"metadata": {"name": "n1"}, "status": to_json(status)})
 
-    async def see(self, shop: float, lab: float, seconds: float = 600.0, **change: Any) -> None:
+    async def see(self, shop: float, lab: float, seconds: float = 600.0, node: str = "n1", **change: Any) -> None:
         """Let the agent report every 10 s, with figures that differ a little."""
         end = self.time + seconds
         while self.time < end:
             self.time += 10.0
             wave = 1e-6 * self.time
-            self.learner.node_changed(self.report(shop + wave, lab, **change).sets)
+            self.learner.node_changed(node, self.report(shop + wave, lab, **change).sets)
             await self.learner.step()
 
     def learned(self, namespace: str) -> float:
@@ -174,4 +173,9 @@ async def test_a_set_that_has_just_changed_teaches_nothing_yet(bench: Bench) -> 
 async def test_a_workload_without_a_profile_on_this_model_teaches_nothing(bench: Bench) -> None:
     bench.put("lab", replace(SIGNATURE, gpu_model="NVIDIA H100"))
     await bench.see(0.75 * PREDICTED, PREDICTED)
+    assert bench.windows == 0
+
+
+async def test_a_node_says_nothing_of_pods_on_other_nodes(bench: Bench) -> None:
+    await bench.see(0.75 * PREDICTED, PREDICTED, node="n2")
     assert bench.windows == 0

@@ -29,7 +29,7 @@ async def running_pod(api: Api, namespace: str, name: str) -> Json:
     body = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": name}, "spec": spec}
     owner = await api.create(REPLICASETS, body, namespace=namespace)
     raw = await pod(api, namespace, f"{name}-0", owner)
-    await decide(api, raw, f"GPU-{namespace}")
+    await decide(api, raw, f"GPU-{namespace}", f"node-{namespace}")
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     return await api.patch(PODS, f"{name}-0", {"status": status}, namespace=namespace, subresource="status")
 

@@ -62,6 +62,7 @@ class Bench:
         self.settings = OperatorSettings(Defaults(), retraction=settings or RetractionSettings())
         self.metrics = OperatorMetrics()
         self.asks: dict[str, str] = {}
+        self.node = "n1"
         self.start()
 
     def start(self) -> None:
@@ -91,7 +92,8 @@ class Bench:
         decision = Decision((gpu,), 25, 8192, "2026-11-22T11:00:00Z").to_annotations()
         metadata: Json = {"namespace": "shop", "name": name, "uid": f"uid-{name}", "ownerReferences": [owner]}
         metadata["annotations"] = {names.FRACTION: "0.25", **decision, **annotations}
-        self.api.store.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+        spec = {"nodeName": "n1"}
+        self.api.store.put(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
     def deliver(self) -> None:
         """Bring what the API server holds to the operator, as its watches do, and a new report of the agent."""
@@ -110,7 +112,7 @@ class Bench:
         gpus = tuple(GpuStatus(uuid=gpu, tenants=tuple(tenants)) for gpu, tenants in by_gpu.items())
         status = GpuNodeStatus.of(gpus, observed_at=f"T{self.time}")
         report = NodeReport.of({"metadata": {"name": "n1"}, "status": to_json(status)})
-        self.retractor.node_changed("n1", report)
+        self.retractor.node_changed(self.node, report)
 
     async def settle(self, seconds: int = 5) -> None:
         for _ in range(seconds):
@@ -285,15 +287,16 @@ def test_an_agent_counts_as_alive_once_it_writes_again_whatever_its_clock_says()
     asks = (("uid", "GPU-1", "why"),)
     reports = Reports()
     reports.put("n1", NodeReport({}, asks, "2020-01-01T00:00:00Z"), 100.0)
-    (ask,) = reports.asks(105.0)
+    ((node, ask),) = reports.asks(105.0)
+    assert node == "n1"
     assert (ask.is_confirmed, ask.silent_seconds) == (False, 5.0)
     reports.put("n1", NodeReport({}, asks, "2020-01-01T00:00:00Z"), 110.0)
-    assert not reports.asks(111.0)[0].is_confirmed, "the same report once more, as after a new list"
+    assert not reports.asks(111.0)[0][1].is_confirmed, "the same report once more, as after a new list"
     reports.put("n1", NodeReport({}, asks, "2019-01-01T00:00:00Z"), 120.0)
-    (ask,) = reports.asks(125.0)
+    ((_, ask),) = reports.asks(125.0)
     assert (ask.is_confirmed, ask.silent_seconds) == (True, 5.0)
     reports.put("n1", NodeReport({}, asks, "2019-01-01T00:00:00Z"), 130.0)
-    assert reports.asks(500.0)[0].silent_seconds == 380.0
+    assert reports.asks(500.0)[0][1].silent_seconds == 380.0
     reports.put("n1", NodeReport({}, (), "2019-01-02T00:00:00Z"), 131.0)
     assert reports.asks(132.0) == ()
     reports.put("n1", None, 133.0)
@@ -308,3 +311,23 @@ async def test_a_record_without_its_times_stops_nothing(bench: Bench) -> None:
     await bench.settle(8)
     assert bench.api.evicted == ["new"]
     assert [one.pod_uid for one in bench.share("new").status.retractions][-1] == "uid-new"
+
+
+async def test_a_node_cannot_have_pods_of_another_node_moved_away(bench: Bench) -> None:
+    bench.node = "stolen"
+    bench.asks["uid-new"] = WHY
+    await bench.settle(20)
+    assert (bench.api.tried, bench.share("new").status.retractions) == (0, ())
+    assert bench.value("gpushare_retractions_waiting") == 0
+
+
+async def test_an_event_names_no_neighbour_of_another_namespace(bench: Bench) -> None:
+    raw = bench.api.store.objects(PODS).pop("shop/old")
+    del bench.api.store.objects(GPUSHARES)["shop/statefulset-old"]
+    bench.world.drop_share("shop", "statefulset-old")
+    bench.api.store.put(PODS, {**raw, "metadata": {**raw["metadata"], "namespace": "secret", "uid": "uid-2"}})
+    bench.asks["uid-new"] = WHY
+    await bench.settle(10)
+    assert bench.share("new").status.retractions[0].neighbours == ("secret/statefulset-old",)
+    [note] = [note for kind, note in bench.told("Retracted") if kind == "GpuShare"]
+    assert note.endswith("none of these pods is put beside 1 of other namespaces")

@@ -78,7 +78,7 @@ def test_a_node_arrives_and_goes() -> None:
     report = NodeReport({"u": Fares(0.5, 2.0)}, (("u", "GPU-1", "why"),))
     running._on_node(Change.ADDED, "n1", report)
     assert world.fares_of(ShareKey("shop", "s")) == {"u": Fares(0.5, 2.0)}
-    assert [ask.pod_uid for ask in retractor.reports.asks(0.0)] == ["u"]
+    assert [ask.pod_uid for _, ask in retractor.reports.asks(0.0)] == ["u"]
     running._on_node(Change.DELETED, "n1", report)
     assert world.fares_of(ShareKey("shop", "s")) == {}
     assert retractor.reports.asks(0.0) == ()
