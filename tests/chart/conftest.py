@@ -92,6 +92,7 @@ class ApiServer:
 
     server: str
     context: ssl.SSLContext
+    kubeconfig: Path
     made: list[str] = field(default_factory=list)
 
     def call(
@@ -146,7 +147,7 @@ def api() -> ApiServer:
 
     context = ssl.create_default_context(cafile=material(cluster, "certificate-authority"))
     context.load_cert_chain(material(user, "client-certificate"), material(user, "client-key"))
-    server = ApiServer(cluster["server"], context)
+    server = ApiServer(cluster["server"], context, path)
     try:
         server.call("GET", "/version")
     except OSError as error:

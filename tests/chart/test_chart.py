@@ -1,10 +1,14 @@
 """The chart renders, with any values, into what docs/design.md promises; wrong values are refused."""
 
+import base64
 import importlib
 import importlib.util
 import json
 import re
+import ssl
+import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "gpushare"
 Json = dict[str, Any]
 Render = Any  # conftest's fixture
+MADE_ON = "gpushare.io/made-on"
 
 VALUE_SETS: dict[str, Json] = {
     "defaults": {},
@@ -30,7 +35,7 @@ VALUE_SETS: dict[str, Json] = {
         "certManager": {"enabled": True},
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},
-        "networkPolicy": {"enabled": True},
+        "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
         "priorityClasses": {"quota": True},
         "watch": {"namespaces": ["a", "b"]},
         "runtimeClassName": "nvidia",
@@ -447,6 +452,67 @@ def test_the_schema_offers_the_policies_that_the_extender_has() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     offered = schema["properties"]["policy"]["properties"]["placement"]["enum"]
     assert sorted(offered) == sorted(extender_options.POLICIES)
+
+
+@pytest.mark.integration
+def test_an_upgrade_keeps_a_young_certificate_and_renews_an_old_one_which_stays_trusted(
+    api: Any, helm: Any
+) -> None:
+    """Before: one for ten years, for ever."""
+    namespace = f"certificate-{uuid.uuid4().hex[:8]}"
+    secrets = f"/api/v1/namespaces/{namespace}/secrets"
+    space = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+    assert api.call("POST", "/api/v1/namespaces", space).code == 201
+
+    def upgrade() -> tuple[Json, set[str]]:
+        """The Secret that an upgrade would write, and what the webhooks would trust."""
+        where = (
+            "-n",
+            namespace,
+            "--kubeconfig",
+            str(api.kubeconfig),
+            "--kube-version",
+            "1.35.4",
+            "--dry-run=server",
+        )
+        done = helm("template", "gpushare", str(CHART), *where)
+        assert done.returncode == 0, done.stderr
+        objects = [item for item in yaml.load_all(done.stdout, yaml.CSafeLoader) if item]
+        (secret,) = of_kind(objects, "Secret")
+        return secret, {hook["clientConfig"]["caBundle"] for hook in webhooks(objects)}
+
+    def aged(secret: Json, days: int | None) -> Json:
+        made_on = {} if days is None else {MADE_ON: (datetime.now(UTC) - timedelta(days)).strftime("%Y-%m-%d")}
+        return {**secret, "metadata": {**secret["metadata"], "annotations": made_on}}
+
+    try:
+        first, _ = upgrade()
+        for days, is_kept in ((0, True), (540, True), (560, False), (None, False)):
+            assert api.call("POST", secrets, aged(first, days)).code == 201
+            then, trusted = upgrade()
+            assert (then["data"]["tls.crt"] == first["data"]["tls.crt"]) == is_kept, days
+            assert trusted == {then["data"]["ca.crt"]}
+            bundle = base64.b64decode(then["data"]["ca.crt"]).decode()
+            assert base64.b64decode(first["data"]["ca.crt"]).decode().strip() in bundle
+            assert bundle.count("BEGIN CERTIFICATE") == (1 if is_kept else 2)
+            assert api.call("DELETE", f"{secrets}/{first['metadata']['name']}").code == 200
+        assert api.call("POST", secrets, aged(then, None)).code == 201
+        last, _ = upgrade()
+        bundle = base64.b64decode(last["data"]["ca.crt"]).decode()
+        assert bundle.count("BEGIN CERTIFICATE") == 2, "the one before the last is not trusted any more"
+        ssl.create_default_context(cadata=bundle)
+    finally:
+        api.call("DELETE", f"/api/v1/namespaces/{namespace}")
+
+
+def test_metrics_are_for_those_who_are_named(render: Render) -> None:
+    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    for peers in ([], [prometheus]):
+        found = of_kind(render({"networkPolicy": {"enabled": True, "metricsFrom": peers}}), "NetworkPolicy")
+        rules = {one["metadata"]["name"].removeprefix("gpushare-"): one["spec"]["ingress"][0] for one in found}
+        assert set(rules) == {"operator", "admission", "scheduler", "agent", "mps"}
+        assert "from" not in rules.pop("admission"), "the API server calls it"
+        assert all(rule.get("from", []) == peers for rule in rules.values())
 
 
 @pytest.mark.integration
