@@ -24,7 +24,9 @@ def scrape_jobs(monitor: Json, pods: Sequence[Json], *, interval: str) -> list[J
     chosen = [
         pod
         for pod in pods
-        if wanted <= pod["metadata"]["labels"].items() and pod["status"]["phase"] not in ("Succeeded", "Failed")
+        if wanted <= pod["metadata"]["labels"].items()
+        and pod["status"]["phase"] == "Running"
+        and "deletionTimestamp" not in pod["metadata"]
     ]
     return [
         _job(f"endpoint-{index}", endpoint, chosen, spec["podTargetLabels"], interval)

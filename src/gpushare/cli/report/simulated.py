@@ -11,7 +11,6 @@ from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory
 from gpushare.sim.jobs import Job, JobCluster, Outcome
 
 _POINTS: Final = 288
-_NAMESPACE: Final = "simulated"
 _EPSILON: Final = 1e-6
 
 
@@ -81,7 +80,7 @@ class JobRecorder:
             healthy=np.full(_POINTS, float(outcome.gpus)),
             tenancies=tuple(
                 Tenancy(
-                    namespace=_NAMESPACE,
+                    namespace="",
                     pod=self._jobs[job].name,
                     workload=self._jobs[job].workload,
                     gpu_uuid=str(gpu),

@@ -21,7 +21,7 @@ from gpushare.cli.report.usage import (
     showback,
 )
 
-_MOST_ROWS: Final = 40  # of a table; the rest is in one line, and all of it in --json
+_MOST_ROWS: Final = 25  # of a table; the rest is in one line, and all of it in --json
 _HEADROOM: Final = 1.05  # so that the highest line is not on the frame
 _DAY_SECONDS: Final = 86400.0
 
@@ -171,7 +171,9 @@ def _showback(history: UsageHistory) -> str:
         "Who used what",
         "Asked: what pods requested, waiting ones included. Given: the share that they held. "
         "Progressed: the work that they did, in GPUs' worth.",
-        table(
+        ""
+        if history.is_simulated
+        else table(
             "Showback by namespace",
             ["namespace", *heads],
             [[text(row.namespace), *cells(row)] for row in spaces[:_MOST_ROWS]],

@@ -1,0 +1,110 @@
+"""Prometheus scrapes the running release by the chart's PodMonitor and answers what dashboards and alerts ask."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+import yaml
+from boards import CHART, asked, rules
+from devcluster import progress, tools
+from devcluster.settings import KUBERNETES_VERSION
+from livecluster import RELEASE, RELEASE_NAMESPACE, ROOT, Cluster, Namespace, NotYet, wait_for
+from podmonitors import scrape_jobs
+from realprometheus import Prometheus
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+
+# What a healthy release has nothing to say of, by what is asked: there is no such series before the first time.
+RIGHT_NOTHING = {
+    "gpushare_mps_held_connections{": "by reason, once a process waits",
+    "gpushare_mps_mismatches": "by kind, once a process runs otherwise than decided",
+    "gpushare_mps_refused_connections_total": "by reason, once a connection was refused",
+    "gpushare_gate_throttle_refused_total": "by reason, once an ask was refused",
+    "gpushare_extender_bind_failures_total": "by reason, once a binding failed",
+    "gpushare_admission_rejections_total": "by reason, once a review was refused",
+    "gpushare_agent_errors_total": "by part, once an agent met trouble",
+    "gpushare_workload_recommended_share_ratio": "once a profile is known",
+    "gpushare_pod_predicted_progress_ratio": "once the model predicts",
+}
+
+
+@pytest.fixture
+def prometheus(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Scrapes the release as the Prometheus operator would have it do."""
+    if cluster.backend != "local":
+        pytest.skip("this machine reaches pods by their addresses on the local backend only")
+    values = [
+        "--kube-version",
+        KUBERNETES_VERSION,
+        "--set",
+        "podMonitor.enabled=true",
+        "--show-only",
+        "templates/monitoring/podmonitor.yaml",
+    ]
+    text = progress.run([tools.helm(), "template", RELEASE, CHART, "-n", RELEASE_NAMESPACE, *values], cwd=ROOT)
+    pods = cluster.get("-n", RELEASE_NAMESPACE, "pods")["items"]
+    folder = tmp_path_factory.mktemp("prometheus")
+    (folder / "rules.yml").write_text(json.dumps(rules()))
+    running = Prometheus(
+        folder / "own",
+        {
+            "global": {"evaluation_interval": "2s"},
+            "rule_files": [str(folder / "rules.yml")],
+            "scrape_configs": scrape_jobs(yaml.safe_load(text), pods, interval="2s"),
+        },
+    )
+    yield running
+    running.stop()
+
+
+class Audience:
+    """Asks every query that must have an answer, again and again, until each has been answered once."""
+
+    def __init__(self, prometheus: Prometheus) -> None:
+        self._prometheus = prometheus
+        self.open = [one for one in asked() if not any(name in one.expression for name in RIGHT_NOTHING)]
+
+    def ask(self) -> bool:
+        self.open = [one for one in self.open if not self._answered(one.plain)]
+        return not self.open
+
+    def _answered(self, expression: str) -> bool:
+        return any(sample["value"][1] != "NaN" for sample in self._prometheus.query(expression))
+
+
+def test_every_panel_and_alert_is_answered_by_the_running_release(
+    space: Namespace, prometheus: Prometheus
+) -> None:
+    def targets() -> bool:
+        """Each part's pods are found, by the ports that the PodMonitor names, and answer."""
+        found = prometheus.query("min by (app_kubernetes_io_component) (up)")
+        up = {one["metric"]["app_kubernetes_io_component"]: one["value"][1] for one in found}
+        return up == dict.fromkeys(("operator", "admission", "scheduler", "agent", "mps"), "1")
+
+    wait_for("every part scraped", targets, seconds=120)
+    audience = Audience(prometheus)
+    assert len(audience.open) > len(asked()) * 0.6
+    space.create(space.tenant("whole", "1"))  # alone on a GPU with all threads: its progress can be told
+    space.running("whole")
+    space.connected("whole")
+    progress_of = f'gpushare_pod_progress_ratio{{namespace="{space.name}", pod="whole"}}'
+    wait_for("the progress of a pod that runs alone", lambda: prometheus.query(progress_of), seconds=120)
+    audience.ask()
+    space.cluster.kubectl("-n", space.name, "delete", "pod", "whole", "--wait=true")
+    space.create(space.tenant("first", "0.6"), space.tenant("second", "0.6", workload="dlrm-infer"))
+    space.running("first", "second")
+    space.create(space.tenant("third", "0.3"))
+    space.running("third")
+    space.create(space.tenant("waits", "0.45"))  # 10% and 40% are left: room on the node, but on neither GPU
+    try:
+        wait_for("an answer for every panel", audience.ask, seconds=120, every=2)
+    except NotYet:
+        assert [f"{one.board}: {one.panel}: {one.plain}" for one in audience.open] == []
+    waiting = f'gpushare_workload_pods{{state="Waiting", namespace="{space.name}"}}'
+    wait_for("the pod that waits, of its workload", lambda: prometheus.query(waiting), seconds=60)
+    for one in asked():
+        prometheus.query(one.plain)  # refused by none, whether there is anything to say or not
+    evaluated = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
+    assert {rule["health"] for rule in evaluated} == {"ok"}
+    firing = prometheus.query('ALERTS{severity="critical", alertstate="firing"}')
+    assert [one["metric"]["alertname"] for one in firing] == []
