@@ -163,6 +163,23 @@ def operator() -> list[Any]:
             )
         ),
         graph(
+            "Retractions",
+            "Pods that an agent wants moved away and that are still there; evictions that the API server refused.",
+            "none",
+            query("sum(gpushare_retractions_waiting)", "waiting"),
+            query("sum(increase(gpushare_retractions_total[1h]))", "moved away in the last hour"),
+            query(
+                "sum by (reason) (increase(gpushare_retractions_refused_total[1h]))",
+                "refused in the last hour: {{reason}}",
+            ),
+        ),
+        graph(
+            "Learning",
+            "Windows of shared GPUs that taught something about their workloads, a second.",
+            "ops",
+            query("sum(rate(gpushare_operator_windows_learnt_total[5m]))", "windows"),
+        ),
+        graph(
             "Deletions that no watch brought",
             "Found when Kopf listed anew, by kind.",
             "none",

@@ -117,6 +117,13 @@ def test_a_snapshot_is_a_report_of_one_moment(gpushare: Run, tmp_path: Path, cap
     assert "one moment" in (tmp_path / "page.html").read_text()
 
 
+def test_a_snapshot_without_gpus_is_status_3(gpushare: Run, tmp_path: Path, capsys: Any) -> None:
+    objects = {"settings": None, "nodes": [], "gpunodes": [], "gpushares": [], "pods": []}
+    (tmp_path / "cluster.json").write_text(json.dumps(objects))
+    status, err = _fails(gpushare, capsys, tmp_path, "--snapshot", tmp_path)
+    assert (status, "no GPU that gpushare manages" in err) == (3, True)
+
+
 def _fails(gpushare: Run, capsys: Any, tmp_path: Path, *arguments: object) -> tuple[int, str]:
     status = gpushare("report", *arguments, "-o", tmp_path / "page.html")
     err = capsys.readouterr().err

@@ -20,6 +20,7 @@ RIGHT_NOTHING = {
     "gpushare_mps_mismatches": "by kind, once a process runs otherwise than decided",
     "gpushare_mps_refused_connections_total": "by reason, once a connection was refused",
     "gpushare_gate_throttle_refused_total": "by reason, once an ask was refused",
+    "gpushare_retractions_refused_total": "by reason, once an eviction was refused",
     "gpushare_extender_bind_failures_total": "by reason, once a binding failed",
     "gpushare_admission_rejections_total": "by reason, once a review was refused",
     "gpushare_agent_errors_total": "by part, once an agent met trouble",
