@@ -30,7 +30,7 @@ def main() -> int:
     )
     commands.add_parser("push-images", help="build the images and put them on the node, print their names as JSON")
     commands.add_parser("tools", help="build Kubernetes, kubectl and helm into the cache")
-    commands.add_parser("test-programs", help="fetch Debian's Prometheus and Chromium, which tests run")
+    commands.add_parser("test-programs", help="fetch Debian's Prometheus and Chromium and build Kueue, which tests run")
     commands.add_parser("install", help="build and load the images, helm install gpushare with simulated GPUs")
     commands.add_parser("demo", help="cluster, gpushare, sample pods, and a table of who shares what")
     commands.add_parser("demo-down", help="remove every trace of the demo")
@@ -98,8 +98,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _test_programs() -> int:
-    """Fetch what can be had; tests of the rest skip, and say why."""
-    for fetch in (debian.prometheus, debian.chromium):
+    """Fetch or build what can be had; tests of the rest skip, and say why."""
+    for fetch in (debian.prometheus, debian.chromium, tools.kueue):
         try:
             print(fetch())
         except Failed as failed:

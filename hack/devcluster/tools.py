@@ -13,6 +13,9 @@ from devcluster.toolchain import fetch_go
 # the releases built for this Kubernetes; go.mod pins all three.
 GO_MODULE = HACK / "gotools"
 HELM = "helm.sh/helm/v3/cmd/helm"
+# A module of its own: Kueue's dependencies are those of an older Kubernetes, and only one test needs it.
+KUEUE_MODULE = HACK / "kueue"
+KUEUE = "sigs.k8s.io/kueue"
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
 KIND = "sigs.k8s.io/kind@v0.33.0"
 MINIMUM_GO = (1, 21)  # the first version that fetches the toolchain a go.mod asks for
@@ -110,6 +113,27 @@ def helm() -> Path:
     return cache.link(
         "helm", _build("helm", HELM, "-s -w", "helm (first time only; seconds where Kubernetes was built)")
     )
+
+
+def kueue() -> Path:
+    """Return the directory with Kueue's manager, its definitions (`crds/`) and webhooks (`webhooks.yaml`)."""
+
+    def build(into: Path) -> None:
+        go, env = _go(), _go_env()
+        with progress.step("building Kueue (first time only; about 6 minutes on 2 cores)"):
+            command = [go, "build", "-mod=readonly", "-trimpath", "-ldflags=-s -w", "-o", into / "kueue"]
+            progress.run([*command, f"{KUEUE}/cmd/kueue"], cwd=KUEUE_MODULE, env=env, timeout_seconds=3600)
+        source = Path(progress.run([go, "list", "-m", "-f", "{{.Dir}}", KUEUE], cwd=KUEUE_MODULE, env=env).strip())
+        shutil.copytree(source / "config/components/crd/bases", into / "crds")
+        shutil.copy(source / "config/components/webhook/manifests.yaml", into / "webhooks.yaml")
+
+    return cache.cached("kueue", cache.key_of(KUEUE_MODULE, KUEUE), build)
+
+
+def built_kueue() -> Path | None:
+    """Return what `kueue` would, where it is built already."""
+    found = cache_dir() / "kueue" / cache.key_of(KUEUE_MODULE, KUEUE)
+    return found if found.is_dir() else None
 
 
 def kwok() -> Path:

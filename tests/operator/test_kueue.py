@@ -1,0 +1,270 @@
+"""Kueue's own manager counts fractions: annotated Jobs wait for quota, are admitted, preempted, and all end.
+
+A real API server of its own, kube-controller-manager's Job controller, our admission server and Kueue's manager, as
+processes; the test itself is the kubelet, which lets pods succeed.
+"""
+
+import asyncio
+import base64
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from devcluster import tools
+from tests.operator.conftest import CACHE, DEFINITIONS, ApiServer, MakeCertificate
+from tests.operator.test_webhooks_on_api_server import CONFIGURATIONS, WORKLOADS, Server, rendered
+
+from gpushare.core.api import names
+from gpushare.kube import NAMESPACES, PODS, Api, ApiError, Resource, connect
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+Json = dict[str, Any]
+JOBS = WORKLOADS["Job"]
+NAMESPACE = "research"
+QUOTA_PERCENT = 400
+PATIENCE_SECONDS = 240.0
+KUEUE_WEBHOOKS = ("/mutate-batch-v1-job", "/validate-batch-v1-job", "-kueue-x-k8s-io-v1beta1-")
+
+
+def kueue_resource(plural: str, kind: str, *, namespaced: bool = False) -> Resource:
+    return Resource("kueue.x-k8s.io", "v1beta1", plural, kind, namespaced)
+
+
+FLAVORS = kueue_resource("resourceflavors", "ResourceFlavor")
+CLUSTER_QUEUES = kueue_resource("clusterqueues", "ClusterQueue")
+LOCAL_QUEUES = kueue_resource("localqueues", "LocalQueue", namespaced=True)
+QUEUED = kueue_resource("workloads", "Workload", namespaced=True)
+PRIORITIES = kueue_resource("workloadpriorityclasses", "WorkloadPriorityClass")
+
+
+class Processes:
+    """Programs beside the API server; each writes a log, and all end with the test."""
+
+    def __init__(self, work: Path) -> None:
+        self._work = work
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str, command: list[str]) -> None:
+        with (self._work / f"{name}.log").open("wb") as output:
+            self._running.append(subprocess.Popen(command, stdout=output, stderr=output, cwd="/"))
+
+    def close(self) -> None:
+        for process in reversed(self._running):
+            process.send_signal(signal.SIGKILL)
+            process.wait(timeout=30)
+
+    def words(self) -> str:
+        """The last of what each said, for a failure."""
+        return "\n".join(
+            f"{log.name}: {log.read_text(errors='replace')[-1500:]}" for log in self._work.glob("*.log")
+        )
+
+
+@pytest.fixture
+async def queue(
+    tmp_path: Path, free_ports: Callable[[], int], make_certificate: MakeCertificate
+) -> AsyncIterator[Api]:
+    """An API server with our admission, the Job controller and Kueue, and a queue of four GPUs."""
+    kueue, etcd, kube = tools.built_kueue(), shutil.which("etcd"), CACHE / "bin" / "kubectl"
+    if kueue is None or etcd is None or not kube.exists():
+        pytest.skip("no Kueue: hack/cluster test-programs builds it")
+    server = ApiServer(etcd, kube.resolve(), tmp_path)
+    server.start()
+    ours_port, kueue_port = free_ports(), free_ports()
+    bundle = base64.b64encode(make_certificate(tmp_path / "certificates")).decode()
+    admission = Server(tmp_path / "certificates", ours_port, server.kubeconfig)
+    processes = Processes(tmp_path)
+    try:
+        await admission.start()
+        controllers = ["--controllers=job-controller", "--leader-elect=false", f"--kubeconfig={server.kubeconfig}"]
+        processes.start(
+            "controllers", [str(kube.resolve()), "kube-controller-manager", *controllers, "--secure-port=0"]
+        )
+        async with connect(server.kubeconfig) as api:
+            for path in sorted((kueue / "crds").glob("*.yaml")):
+                await api.create(DEFINITIONS, yaml.safe_load(path.read_text()))
+            await _intercept(api, kueue, bundle, ours_port, kueue_port)
+            settings = tmp_path / "kueue.yaml"
+            settings.write_text(yaml.safe_dump(_settings(tmp_path / "certificates", kueue_port)))
+            kubeconfig = f"--kubeconfig={server.kubeconfig}"
+            processes.start("kueue", [str(kueue / "kueue"), f"--config={settings}", kubeconfig])
+            try:
+                await _make_queue(api)
+                yield api
+            except (TimeoutError, AssertionError) as error:
+                raise AssertionError(f"{error!r}\n{processes.words()}") from error
+    finally:
+        processes.close()
+        admission.stop()
+        server.close()
+
+
+def _settings(certificates: Path, port: int) -> Json:
+    return {
+        "apiVersion": "config.kueue.x-k8s.io/v1beta1",
+        "kind": "Configuration",
+        "namespace": "kueue-system",
+        "health": {"healthProbeBindAddress": "0"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"host": "127.0.0.1", "port": port, "certDir": str(certificates)},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "clientConnection": {"qps": 200, "burst": 400},
+        "integrations": {"frameworks": ["batch/job"]},
+    }
+
+
+async def _intercept(api: Api, kueue: Path, bundle: str, ours_port: int, kueue_port: int) -> None:
+    """Put our webhooks and Kueue's in force, each at its process."""
+    theirs = [each for each in yaml.safe_load_all((kueue / "webhooks.yaml").read_text()) if each]
+    for configurations, port in ((rendered(), ours_port), (theirs, kueue_port)):
+        for item in configurations:
+            kept = []
+            for webhook in item["webhooks"]:
+                path = webhook["clientConfig"]["service"]["path"]
+                if port == kueue_port and not any(part in path for part in KUEUE_WEBHOOKS):
+                    continue
+                webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
+                kept.append(webhook)
+            await api.create(CONFIGURATIONS[item["kind"]], {**item, "webhooks": kept})
+
+
+async def _make_queue(api: Api) -> None:
+    def body(resource: Resource, name: str, **more: Any) -> Json:
+        return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}, **more}
+
+    resources = [{"name": names.SHARE_RESOURCE, "nominalQuota": QUOTA_PERCENT}]
+    group = {"coveredResources": [names.SHARE_RESOURCE], "flavors": [{"name": "gpus", "resources": resources}]}
+    spec = {
+        "namespaceSelector": {},
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+        "resourceGroups": [group],
+    }
+    await api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
+    await _once_ready(api, FLAVORS, body(FLAVORS, "gpus", spec={}))
+    await _once_ready(api, CLUSTER_QUEUES, body(CLUSTER_QUEUES, "gpus", spec=spec))
+    await _once_ready(api, PRIORITIES, body(PRIORITIES, "urgent", value=1000, description="x"))
+    await _once_ready(api, LOCAL_QUEUES, body(LOCAL_QUEUES, "gpus", spec={"clusterQueue": "gpus"}), NAMESPACE)
+
+
+async def _once_ready(api: Api, resource: Resource, body: Json, namespace: str | None = None) -> None:
+    """Create as soon as definitions are served and Kueue's webhooks answer."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            try:
+                await api.create(resource, body, namespace=namespace)
+            except ApiError as error:
+                if error.reason == "AlreadyExists":
+                    return
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+
+def job(name: str, fraction: str, *, pods: int = 1, urgent: bool = False) -> Json:
+    labels = {"kueue.x-k8s.io/queue-name": "gpus"}
+    if urgent:
+        labels["kueue.x-k8s.io/priority-class"] = "urgent"
+    template = {
+        "metadata": {"annotations": {names.FRACTION: fraction}},
+        "spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "none"}]},
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"parallelism": pods, "completions": pods, "template": template},
+    }
+
+
+def _whole(obj: Json) -> Json:
+    return obj
+
+
+async def admitted(api: Api) -> dict[str, int]:
+    """Percents that Kueue has reserved, by Job."""
+    found = {}
+    for workload in (await api.list(QUEUED, _whole, namespace=NAMESPACE)).items:
+        admission = (workload.get("status") or {}).get("admission")
+        conditions = {
+            each["type"]: each["status"] for each in (workload.get("status") or {}).get("conditions") or ()
+        }
+        if admission is None or conditions.get("Finished") == "True":
+            continue
+        usage = [each.get("resourceUsage") or {} for each in admission["podSetAssignments"]]
+        owner = workload["metadata"]["ownerReferences"][0]["name"]
+        found[owner] = sum(int(each.get(names.SHARE_RESOURCE, 0)) for each in usage)
+    return found
+
+
+async def until(what: str, check: Callable[[], Any]) -> Any:
+    """Poll until a check answers something true."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not (found := await check()):
+                await asyncio.sleep(0.3)
+            return found
+    except TimeoutError:
+        raise AssertionError(f"{what}: not within {PATIENCE_SECONDS:.0f} s") from None
+
+
+async def let_pods_succeed(api: Api) -> None:
+    """What a kubelet does with a container that ends well."""
+    for pod in (await api.list(PODS, _whole, namespace=NAMESPACE)).items:
+        if (pod.get("status") or {}).get("phase") == "Pending":
+            done = {"status": {"phase": "Succeeded"}}
+            await api.patch(PODS, pod["metadata"]["name"], done, namespace=NAMESPACE, subresource="status")
+
+
+async def test_jobs_are_admitted_by_fraction_preempted_by_priority_and_never_past_quota(queue: Api) -> None:
+    jobs = [job(f"quarter-{at:03}", "0.25", pods=2) for at in range(int(os.environ.get("KUEUE_JOBS", "24")))]
+    for each in jobs:
+        made = await queue.create(JOBS, each, namespace=NAMESPACE)
+        assert made["spec"]["suspend"] is True, "Kueue holds it back"
+        resources = made["spec"]["template"]["spec"]["containers"][0]["resources"]
+        assert resources["limits"] == {names.SHARE_RESOURCE: "25"}, "what Kueue reads carries the share"
+
+    async def is_full() -> dict[str, int] | None:
+        found = await admitted(queue)
+        assert sum(found.values()) <= QUOTA_PERCENT
+        return found if sum(found.values()) == QUOTA_PERCENT else None
+
+    full = await until("four GPUs are given away", is_full)
+    assert set(full.values()) == {50}, "two pods of a quarter each"
+
+    await queue.create(JOBS, job("urgent", "3", urgent=True), namespace=NAMESPACE)
+
+    async def has_preempted() -> bool:
+        found = await admitted(queue)
+        assert sum(found.values()) <= QUOTA_PERCENT
+        return found.get("urgent") == 300
+
+    await until("the urgent Job takes three of four GPUs", has_preempted)
+    suspended = [
+        each["metadata"]["name"]
+        for each in (await queue.list(JOBS, _whole, namespace=NAMESPACE)).items
+        if each["metadata"]["name"] in full and each["spec"]["suspend"]
+    ]
+    assert len(suspended) >= 6, "those of lower priority wait again"
+
+    async def all_done() -> bool:
+        assert sum((await admitted(queue)).values()) <= QUOTA_PERCENT
+        await let_pods_succeed(queue)
+        listed = (await queue.list(JOBS, _whole, namespace=NAMESPACE)).items
+        done = [
+            each["metadata"]["name"]
+            for each in listed
+            if any(
+                c["type"] == "Complete" and c["status"] == "True" for c in each["status"].get("conditions") or ()
+            )
+        ]
+        return len(done) == len(jobs) + 1
+
+    await until("every Job ends", all_done)
