@@ -30,7 +30,7 @@ def main() -> int:
     )
     commands.add_parser("push-images", help="build the images and put them on the node, print their names as JSON")
     commands.add_parser("tools", help="build Kubernetes, kubectl and helm into the cache")
-    commands.add_parser("test-programs", help="fetch Debian's Prometheus and Chromium and build Kueue, which tests run")
+    commands.add_parser("test-programs", help="get what tests run: Debian's Prometheus and Chromium, and Kueue")
     commands.add_parser("install", help="build and load the images, helm install gpushare with simulated GPUs")
     commands.add_parser("demo", help="cluster, gpushare, sample pods, and a table of who shares what")
     commands.add_parser("demo-down", help="remove every trace of the demo")

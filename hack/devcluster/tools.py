@@ -120,7 +120,7 @@ def kueue() -> Path:
 
     def build(into: Path) -> None:
         go, env = _go(), _go_env()
-        with progress.step("building Kueue (first time only; about 6 minutes on 2 cores)"):
+        with progress.step("building Kueue, which one test runs (first time only; several minutes on 2 cores)"):
             command = [go, "build", "-mod=readonly", "-trimpath", "-ldflags=-s -w", "-o", into / "kueue"]
             progress.run([*command, f"{KUEUE}/cmd/kueue"], cwd=KUEUE_MODULE, env=env, timeout_seconds=3600)
         source = Path(progress.run([go, "list", "-m", "-f", "{{.Dir}}", KUEUE], cwd=KUEUE_MODULE, env=env).strip())

@@ -1,7 +1,7 @@
 """Kueue's own manager counts fractions: annotated Jobs wait for quota, are admitted, preempted, and all end.
 
-A real API server of its own, kube-controller-manager's Job controller, our admission server and Kueue's manager, as
-processes; the test itself is the kubelet, which lets pods succeed.
+A real API server of its own, the Job controller, our admission server and Kueue's manager run as processes. The
+test is the kubelet: it lets pods succeed.
 """
 
 import asyncio
@@ -60,6 +60,10 @@ class Processes:
             process.send_signal(signal.SIGKILL)
             process.wait(timeout=30)
 
+    def check(self) -> None:
+        """Fail at once where one has ended."""
+        assert all(process.poll() is None for process in self._running), "a program has ended"
+
     def words(self) -> str:
         """The last of what each said, for a failure."""
         return "\n".join(
@@ -75,6 +79,8 @@ async def queue(
     kueue, etcd, kube = tools.built_kueue(), shutil.which("etcd"), CACHE / "bin" / "kubectl"
     if kueue is None or etcd is None or not kube.exists():
         pytest.skip("no Kueue: hack/cluster test-programs builds it")
+    if os.geteuid() != 0:
+        pytest.skip("Kueue needs an /etc of its own, which takes root")
     server = ApiServer(etcd, kube.resolve(), tmp_path)
     server.start()
     ours_port, kueue_port = free_ports(), free_ports()
@@ -94,9 +100,14 @@ async def queue(
             settings = tmp_path / "kueue.yaml"
             settings.write_text(yaml.safe_dump(_settings(tmp_path / "certificates", kueue_port)))
             kubeconfig = f"--kubeconfig={server.kubeconfig}"
-            processes.start("kueue", [str(kueue / "kueue"), f"--config={settings}", kubeconfig])
+            # Kueue reads its metrics' certificate from /etc whatever its settings say: it gets an /etc of its own.
+            there = "/etc/kueue/metrics/certs"
+            own = f"mount -t tmpfs none /etc && mkdir -p {there} && cp {tmp_path}/certificates/tls.* {there}"
+            gates = "--feature-gates=VisibilityOnDemand=false"  # its server wants certificates too
+            command = f"{own} && exec {kueue}/kueue --config={settings} {gates} {kubeconfig}"
+            processes.start("kueue", ["unshare", "--mount", "sh", "-c", command])
             try:
-                await _make_queue(api)
+                await _make_queue(api, processes)
                 yield api
             except (TimeoutError, AssertionError) as error:
                 raise AssertionError(f"{error!r}\n{processes.words()}") from error
@@ -136,7 +147,7 @@ async def _intercept(api: Api, kueue: Path, bundle: str, ours_port: int, kueue_p
             await api.create(CONFIGURATIONS[item["kind"]], {**item, "webhooks": kept})
 
 
-async def _make_queue(api: Api) -> None:
+async def _make_queue(api: Api, processes: Processes) -> None:
     def body(resource: Resource, name: str, **more: Any) -> Json:
         return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": {"name": name}, **more}
 
@@ -148,19 +159,24 @@ async def _make_queue(api: Api) -> None:
         "resourceGroups": [group],
     }
     await api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    await _once_ready(api, FLAVORS, body(FLAVORS, "gpus", spec={}))
-    await _once_ready(api, CLUSTER_QUEUES, body(CLUSTER_QUEUES, "gpus", spec=spec))
-    await _once_ready(api, PRIORITIES, body(PRIORITIES, "urgent", value=1000, description="x"))
-    await _once_ready(api, LOCAL_QUEUES, body(LOCAL_QUEUES, "gpus", spec={"clusterQueue": "gpus"}), NAMESPACE)
+    await _once_ready(processes, api, FLAVORS, body(FLAVORS, "gpus", spec={}))
+    await _once_ready(processes, api, CLUSTER_QUEUES, body(CLUSTER_QUEUES, "gpus", spec=spec))
+    await _once_ready(processes, api, PRIORITIES, body(PRIORITIES, "urgent", value=1000, description="x"))
+    await _once_ready(
+        processes, api, LOCAL_QUEUES, body(LOCAL_QUEUES, "gpus", spec={"clusterQueue": "gpus"}), NAMESPACE
+    )
 
 
-async def _once_ready(api: Api, resource: Resource, body: Json, namespace: str | None = None) -> None:
+async def _once_ready(
+    processes: Processes, api: Api, resource: Resource, body: Json, namespace: str | None = None
+) -> None:
     """Create as soon as definitions are served and Kueue's webhooks answer."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             try:
                 await api.create(resource, body, namespace=namespace)
             except ApiError as error:
+                processes.check()
                 if error.reason == "AlreadyExists":
                     return
                 await asyncio.sleep(0.5)
@@ -208,7 +224,7 @@ async def until(what: str, check: Callable[[], Any]) -> Any:
     """Poll until a check answers something true."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not (found := await check()):
+            while not (found := await check()):  # noqa: ASYNC110 - the API server tells no event of this
                 await asyncio.sleep(0.3)
             return found
     except TimeoutError:
