@@ -182,8 +182,16 @@ def _summary(sets: Sequence[MeasuredSet], trial: Trial) -> dict[str, object]:
         if first is not None
         for is_kept in kept(each, trace)[first:]
     ]
+    bests = [each.best_sum(step=0.05 if len(each.members) < 4 else 0.15) for each in sets]
+    half = trial.windows // 2
+    parts = [
+        sum(map(sum, trace.true[half:])) / (trial.windows - half) / best
+        for trace, best in zip(traces, bests, strict=True)
+        if best is not None
+    ]
     return {
         "number": len(sets),
+        "part_of_best_sum": sum(parts) / len(parts) if parts else None,
         "restored": len(restored),
         "windows_median": statistics.median(restored) if restored else None,
         "windows_p90": float(np.quantile(restored, 0.9)) if restored else None,
@@ -227,14 +235,15 @@ def main(arguments: list[str]) -> None:
         f"sets of the H200's table with a broken promise, {options.windows} windows of 1 s, "
         f"noise {options.noise:g}, seed {options.seed}\n"
         "sets     promises can be kept  number  restored  windows: median  p90  p90 beyond noise  "
-        "kept after  turns/100 s  retraction"
+        "kept after  of best sum  turns/100 s  retraction"
     )
     for row in rows:
         print(
             f"{row['sets']:8} {row['can_be_kept']:20} {row['number']:7} {row['restored']:9} "
             f"{_text(row['windows_median'], '.0f'):>16} {_text(row['windows_p90'], '.0f'):>4} "
             f"{_text(row['windows_p90_deep'], '.0f'):>17} "
-            f"{_text(row['kept_afterwards'], '.1%'):>11} {_text(row['turns_per_100_s'], '.1f'):>12} "
+            f"{_text(row['kept_afterwards'], '.1%'):>11} "
+            f"{_text(row['part_of_best_sum'], '.3f'):>12} {_text(row['turns_per_100_s'], '.1f'):>12} "
             f"{row['retraction_asked']:11}"
         )
 

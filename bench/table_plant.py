@@ -64,19 +64,33 @@ class MeasuredSet:
         free = self.at([1.0] * len(self.members))
         return max(promise - rate for promise, rate in zip(self.promises, free, strict=True))
 
-    def best_room(self, step: float = 0.05, least: float = 0.1) -> float:
+    def best_room(self, step: float = 0.05) -> float:
         """Return the most that the worst-off member can be above its promise, over a whole grid of duties."""
+        progress = self._on_grid(step)
+        room = [each - promise for each, promise in zip(progress, self.promises, strict=True)]
+        return float(np.minimum.reduce(room).max())
+
+    def best_sum(self, step: float = 0.05) -> float | None:
+        """Return the most summed progress with every promise kept, over a whole grid; None: none keeps them."""
+        progress = self._on_grid(step)
+        kept = np.logical_and.reduce(
+            [each >= promise for each, promise in zip(progress, self.promises, strict=True)]
+        )
+        return float(np.sum(progress, axis=0)[kept].max()) if kept.any() else None
+
+    def _on_grid(self, step: float, least: float = 0.1) -> list[np.ndarray]:
+        """Return everyone's progress for every combination of duties; latency pods are not throttled."""
         grid = np.append(np.arange(least, 1.0 - step / 2, step), 1.0)
         axes = [np.ones(1) if position in self.latency else grid for position in range(len(self.members))]
         duties = np.meshgrid(*axes, indexing="ij")
-        room = [np.zeros(duties[0].shape) - promise for promise in self.promises]
+        found = [np.zeros(duties[0].shape) for _ in self.members]
         for subset, rates in self.progress.items():
             weight = np.ones(duties[0].shape)
             for position, duty in enumerate(duties):
                 weight = weight * (duty if position in subset else 1.0 - duty)
             for position, rate in rates.items():
-                room[position] = room[position] + weight * rate
-        return float(np.minimum.reduce(room).max())
+                found[position] = found[position] + weight * rate
+        return found
 
 
 def read_table() -> Dataset:
