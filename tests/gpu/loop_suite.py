@@ -26,7 +26,8 @@ from agent_bench import ids_of, pod_of, wait_until
 from gate_bench import Bench, pod_name, pod_uid, python_path
 from limit import OutOfTimeError, time_limit
 
-from gpushare.core.api import JobClass
+from gpushare.core.api import JobClass, to_json
+from gpushare.devices.nvml import NvmlDevices
 from gpushare.mps.layout import decisions_reader
 
 HERE = Path(__file__).parent
@@ -73,7 +74,8 @@ GPU_SCENES = (
         ),
     ),
 )
-LIGHT = {"tiny": 32.0}  # seconds alone until the agent knows that a program hardly uses the GPU
+# Alone for longer: until the agent knows that a program hardly uses the GPU; what hangs on the host's speed.
+ALONE_SECONDS = {"tiny": 40.0, "cnn_inference_b1": 18.0}
 TWIN_SCENES = (
     Scene("training", (Role("bert-infer", 40), Role("dlrm-infer", 20), Role("resnet50-train", 20, joins=10.0))),
 )
@@ -113,6 +115,8 @@ class Stage:
         self.bench, self.work = bench, work
         self.jobs: list[Job] = []
         self.seen: list[dict[str, Any]] = []
+        self.counters: list[dict[str, Any]] = []
+        self.devices = None if bench.twin else NvmlDevices.open(time.monotonic)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
@@ -182,12 +186,19 @@ class Stage:
 
     def _look(self) -> None:
         """Four times a second: each job's own count; once a second: what the agent says."""
-        next_ask = 0.0
+        next_ask = next_sample = 0.0
         while not self._over.wait(0.2):
             now = time.monotonic()
             for job in list(self.jobs):
                 self._count(job, now)
             agent = self.bench.agent
+            if now >= next_sample and self.devices is not None:
+                next_sample = now + 1.0
+                sample = self.devices.sample(self.bench.gpu.uuid)
+                if sample is not None:
+                    self.counters.append(
+                        {"at": now, "seconds": sample.window_seconds, **sample.counters.as_dict()}
+                    )
             if now >= next_ask and agent is not None:
                 next_ask = now + 0.5
                 text = agent.metrics()
@@ -237,9 +248,23 @@ def alone(stage: Stage, program: str, number: int, seconds: float) -> dict[str, 
         wait_until(lambda: len(job.counts) > 1, 120, f"{program} counting")
         begin = time.monotonic() + 1.0
         time.sleep(seconds)
-        return {"program": program, "iterations_per_s": job.rate(begin, time.monotonic())}
+        end = time.monotonic()
+        return {
+            "program": program,
+            "iterations_per_s": job.rate(begin, end),
+            "signature": published(stage, job),
+            "counters": [c for c in stage.counters if begin <= c["at"] <= end],
+        }
     finally:
         stage.end(job)
+
+
+def published(stage: Stage, job: Job) -> Any:
+    """The signature that the agent has published for a job, as its GpuNode said it last."""
+    agent = stage.bench.agent
+    gpu = agent.gpu(stage.bench.gpu.uuid) if agent is not None else None
+    found = [tenant.profile for tenant in gpu.tenants if tenant.pod_uid == job.uid] if gpu is not None else []
+    return to_json(found[0]) if found and found[0] is not None else None
 
 
 def play(stage: Stage, scene: Scene, rates: Mapping[str, float], seconds: float, first: int) -> dict[str, Any]:
@@ -265,6 +290,8 @@ def play(stage: Stage, scene: Scene, rates: Mapping[str, float], seconds: float,
             "jobs": [{**asdict(job.role), "pod": job.pod} for job in cast],
             "newcomer_at": joined - begin,
             "series": series(stage, cast, rates, begin, end),
+            "counters": [{**c, "at": c["at"] - begin} for c in stage.counters if begin <= c["at"] <= end],
+            "counts": {job.role.program: [(at - begin, count) for at, count in job.counts] for job in cast},
             "restored": {job.role.program: restored(stage, job, rates, joined, end) for job in cast[:-1]},
             "events": [
                 {"reason": event["reason"], "pod": event["regarding"]["name"], "note": event.get("note", "")}
@@ -402,7 +429,9 @@ def main() -> int:
         programs = sorted({role.program for scene in scenes for role in scene.roles})
         for number, program in enumerate(programs):
             with time_limit(150):
-                result["alone"].append(alone(stage, program, number, LIGHT.get(program, read.alone_seconds)))
+                result["alone"].append(
+                    alone(stage, program, number, ALONE_SECONDS.get(program, read.alone_seconds))
+                )
             keep()
         rates = {each["program"]: each["iterations_per_s"] for each in result["alone"]}
         for number, scene in enumerate(scenes, 1):
