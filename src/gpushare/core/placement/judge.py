@@ -140,6 +140,7 @@ class Judge:
         self._kinds: dict[tuple[str, Member], int] = {}
         self._places_of_kind: list[tuple[int, int]] = []
         self._census: tuple[tuple[int, int, int], IntArray] = ((-1, -1, -1), np.zeros(1, np.int64))
+        self._totals: tuple[tuple[int, int, int], float, float] = ((-1, -1, -1), 0.0, 0.0)
         self._verdicts: dict[Newcomer, Verdicts] = {}
         self._resident: IntArray = np.zeros((0, 0), np.int64)
         self._resident_as_of: tuple[int, int] = (-1, -1)
@@ -194,6 +195,17 @@ class Judge:
             counts[EMPTY] = 0
             self._census = (as_of, counts)
         return self._census[1]
+
+    def totals(self, state: ClusterState) -> tuple[float, float]:
+        """Expected summed progress of all tenants, and the percent of GPUs that they hold."""
+        counts = self.census(state)
+        as_of = self._census[0]
+        if self._totals[0] != as_of:
+            numbers = np.flatnonzero(counts)
+            summed = counts[numbers] @ np.array(self.summed(numbers.tolist()))
+            held = counts[numbers] @ np.array(self._held)[numbers]
+            self._totals = (as_of, float(summed), float(held))
+        return self._totals[1:]
 
     def kinds(self, state: ClusterState, most: int) -> list[tuple[str, Member, int]]:
         """The commonest kinds of tenants, whatever their caps: GPU model, member, how many there are."""
@@ -290,10 +302,6 @@ class Judge:
             index = rows_of(table, [self._sets[number].members for number in new])
             self._summed.update(zip(new, table.forecast(index).summed.tolist(), strict=True))
         return [self._summed[number] for number in numbers]
-
-    def shares(self, numbers: Sequence[int]) -> list[int]:
-        """Percent of a GPU that the tenants of sets hold."""
-        return [self._held[number] for number in numbers]
 
     def verdicts(self, newcomer: Newcomer) -> Verdicts:
         """The verdict on every set so far; only sets not judged yet cost anything."""

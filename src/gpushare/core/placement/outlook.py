@@ -53,10 +53,7 @@ class Outlook:
 
 def outlook_of(judge: Judge, state: ClusterState) -> Outlook:
     """What a cluster is like now."""
-    counts = judge.census(state)
-    numbers = np.flatnonzero(counts)
-    summed = float(counts[numbers] @ np.array(judge.summed(numbers.tolist())))
-    shares = float(counts[numbers] @ np.array(judge.shares(numbers.tolist())))
+    summed, shares = judge.totals(state)
     worth = SHARES_PER_GPU * summed / shares if shares else 1.0
     worth = min(max(worth, _LEAST_WORTH), _MOST_WORTH)
     return Outlook(_steps(company_of(state), _GRAIN), _steps(worth, _WORTH_GRAIN))
