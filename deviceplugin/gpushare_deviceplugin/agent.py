@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -16,7 +17,7 @@ from gpushare.kube import Api, connect
 from gpushare.mps.asks import boottime
 from gpushare.mps.layout import GpuDirectory, LastGood, throttle_in_force, throttled_reader
 from gpushare.mps.status import GateStatus, ThrottleStatus
-from gpushare.runtime.http import MetricsServer, metrics_route, probe_route, registry_of
+from gpushare.runtime.http import MetricsServer, metrics_route, metrics_token, probe_route, registry_of
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.decisions import DecisionWriter
@@ -258,7 +259,7 @@ async def run_agent(options: AgentOptions) -> None:
         if options.metrics_port:
             metrics = metrics_route(registry_of(NodeCollector(agent.figures)))
             routes = {"/metrics": metrics, "/healthz": probe_route(agent.trouble)}
-            server = MetricsServer(routes, options.metrics_port)
+            server = MetricsServer(routes, options.metrics_port, token=metrics_token(os.environ))
             server.start()
         try:
             await agent.run()

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -13,7 +14,7 @@ from gpushare.core.api import MANAGED_SELECTOR
 from gpushare.core.control import OperatorSettings, RetractionSettings
 from gpushare.core.placement import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
-from gpushare.runtime.http import MetricsServer, metrics_route
+from gpushare.runtime.http import METRICS_PATH, MetricsServer, metrics_route, metrics_token
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
 from gpushare_operator.metrics import OperatorMetrics
@@ -186,7 +187,9 @@ class Operator:
             self._metrics.missed_deletions.labels(kind).set_function(partial(self._missed, kind))
         if self._environment.metrics_port:
             server = MetricsServer(
-                {"/metrics": metrics_route(self._metrics.registry)}, self._environment.metrics_port
+                {METRICS_PATH: metrics_route(self._metrics.registry)},
+                self._environment.metrics_port,
+                token=metrics_token(os.environ),
             )
             server.start()
             stack.callback(server.close)

@@ -33,6 +33,7 @@ VALUE_SETS: dict[str, Json] = {
     "simulated": {"simulated": {"gpus": "H200:2"}, "image": {"pullPolicy": "Never"}},
     "everything": {
         "certManager": {"enabled": True},
+        "metrics": {"tokenSecret": "scrape"},
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},
         "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
@@ -505,6 +506,20 @@ def test_an_upgrade_keeps_a_young_certificate_and_renews_an_old_one_which_stays_
         api.call("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
+def test_every_part_asks_for_the_token_and_the_pod_monitors_bring_it(render: Render) -> None:
+    objects = render({"metrics": {"tokenSecret": "scrape", "tokenKey": "it"}, "podMonitor": {"enabled": True}})
+    for part, workload in workloads(objects).items():
+        container = containers(workload)[0]
+        (path,) = [v["value"] for v in container["env"] if v["name"] == "GPUSHARE_METRICS_TOKEN_FILE"]
+        (mount,) = [m for m in container["volumeMounts"] if m["name"] == "metrics-token"]
+        (volume,) = [v for v in workload["spec"]["template"]["spec"]["volumes"] if v["name"] == "metrics-token"]
+        assert f"{mount['mountPath']}/{volume['secret']['items'][0]['path']}" == path, part
+        assert (volume["secret"]["secretName"], volume["secret"]["items"][0]["key"]) == ("scrape", "it")
+    (monitor,) = of_kind(objects, "PodMonitor")
+    credentials = [end["authorization"]["credentials"] for end in monitor["spec"]["podMetricsEndpoints"]]
+    assert credentials == [{"name": "scrape", "key": "it"}] * 2
+
+
 def test_metrics_are_for_those_who_are_named(render: Render) -> None:
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     for peers in ([], [prometheus]):
@@ -547,6 +562,8 @@ SOURCES = {
 def _variables_read(part: str) -> set[str]:
     """What a part reads: variables that it names, and those of the options that it declares by `add`."""
     files = [path for folder in SOURCES[part] for path in (ROOT / folder).rglob("*.py")]
+    if any("metrics_token(os.environ)" in path.read_text() for path in files):
+        files.append(ROOT / "src/gpushare/runtime/http.py")
     text = "\n".join(path.read_text() for path in files)
     declared = {
         f"GPUSHARE_{name.upper().replace('-', '_')}" for name in re.findall(r'\badd\(\s*"([a-z-]+)"', text)

@@ -125,6 +125,20 @@ def pod(**annotations: str) -> Json:
     return {"metadata": {"name": "p", "annotations": found}, "spec": {"containers": [{"name": "main"}]}}
 
 
+async def test_metrics_need_the_token_where_there_is_one_and_reviews_do_not(
+    serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("secret")
+    monkeypatch.setenv("GPUSHARE_METRICS_TOKEN_FILE", str(tmp_path / "token"))
+    async with serving(ServerLimits(read_seconds=60.0, wait_seconds=60.0)) as client:
+        seen = []
+        for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "Bearer secret"}):
+            async with client.session.get(f"{client.base}/metrics", headers=headers) as response:
+                seen.append(response.status)
+        assert seen == [401, 401, 200]
+        assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+
+
 async def test_a_pod_is_patched(client: Client) -> None:
     response = await client.review("/mutate", pod(fraction="auto", memroy="8Gi"))
     assert response["allowed"] is True

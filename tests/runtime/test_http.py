@@ -8,15 +8,23 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from gpushare.runtime.http import HttpAnswer, HttpLimits, MetricsServer, metrics_route, probe_route
+from gpushare.runtime.http import (
+    CREDENTIAL_VARIABLE,
+    HttpAnswer,
+    HttpLimits,
+    MetricsServer,
+    metrics_route,
+    metrics_token,
+    probe_route,
+)
 
 PATIENCE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def serving(limits=None, **routes):
+def serving(limits=None, token=None, **routes):
     paths = {f"/{name}": route for name, route in routes.items()}
-    server = MetricsServer(paths, 0, "127.0.0.1", limits)
+    server = MetricsServer(paths, 0, "127.0.0.1", limits, token=token)
     server.start()
     try:
         yield server
@@ -28,9 +36,9 @@ def ok():
     return HttpAnswer(b"ok\n")
 
 
-def ask(server, path, method="GET"):
+def ask(server, path, method="GET", headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_SECONDS)
-    connection.request(method, path)
+    connection.request(method, path, headers=headers or {})
     answer = connection.getresponse()
     return answer.status, answer.read()
 
@@ -136,3 +144,41 @@ def test_closing_closes_connections():
         assert is_closed(connection)
     with pytest.raises(ConnectionRefusedError):
         connect(server)
+
+
+def test_who_brings_no_token_reads_no_metrics_and_probes_need_none(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    token = metrics_token({CREDENTIAL_VARIABLE: str(file)})
+    with serving(token=token, metrics=ok, healthz=ok) as server:
+
+        def scrape(authorization):
+            return ask(server, "/metrics", headers={"Authorization": authorization} if authorization else None)[0]
+
+        assert ask(server, "/healthz") == (200, b"ok\n")
+        for wrong in (
+            None,
+            "",
+            "secret",
+            "Bearer",
+            "Bearer ",
+            "Bearer secre",
+            "Bearer secrets",
+            "Basic secret",
+            "Bearer \xe9",
+        ):
+            assert scrape(wrong) == 401, wrong
+        assert ask(server, "/metrics?x=1")[0] == 401
+        assert scrape("Bearer secret") == 200
+        assert scrape("bearer  secret ") == 200
+        file.write_text("another")
+        assert (scrape("Bearer secret"), scrape("Bearer another")) == (401, 200)
+        file.write_text("")
+        assert scrape("Bearer ") == 401, "an empty token lets nobody in"
+        file.unlink()
+        assert scrape("Bearer another") == 401
+
+
+def test_without_a_token_metrics_are_open():
+    assert metrics_token({}) is None
+    assert metrics_token({CREDENTIAL_VARIABLE: ""}) is None

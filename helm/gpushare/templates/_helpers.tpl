@@ -95,6 +95,26 @@ capabilities: {drop: [ALL]}
 {{- define "gpushare.env" -}}
 - name: GPUSHARE_LOG_LEVEL
   value: {{ .Values.logging.level | quote }}
+{{- if .Values.metrics.tokenSecret }}
+- name: GPUSHARE_METRICS_TOKEN_FILE
+  value: /metrics-token/token
+{{- end }}
+{{- end }}
+
+{{/* The token that a scrape has to bring, mounted into every part. */}}
+{{- define "gpushare.tokenMount" -}}
+{{- if .Values.metrics.tokenSecret }}
+- {name: metrics-token, mountPath: /metrics-token, readOnly: true}
+{{- end }}
+{{- end }}
+{{- define "gpushare.tokenVolume" -}}
+{{- with .Values.metrics.tokenSecret }}
+- name: metrics-token
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: {{ $.Values.metrics.tokenKey }}, path: token}]
+{{- end }}
 {{- end }}
 
 {{/* Replicas apart: preferably on other nodes; takes (list $ "part"). */}}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from gpushare.core.admission import AdmissionPolicy
 from gpushare.core.api import shown
+from gpushare.runtime.http import BearerToken, metrics_token
 from gpushare_operator.admission.certificates import Certificate
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.watched import Watched
@@ -99,6 +101,8 @@ def make_app(
     metrics: AdmissionMetrics,
     limits: ServerLimits | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    token: BearerToken | None = None,
 ) -> web.Application:
     """Return the application without its sockets."""
     limits = limits or ServerLimits()
@@ -146,7 +150,9 @@ def make_app(
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
-    async def show_metrics(_: web.Request) -> web.Response:
+    async def show_metrics(request: web.Request) -> web.Response:
+        if token is not None and not token.admits(request.headers.get("Authorization", "")):
+            raise web.HTTPUnauthorized
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application(client_max_size=limits.body_bytes)
@@ -188,7 +194,7 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
     metrics.reloads.set_function(lambda: certificate.reloads)
     limits = settings.limits
     runner = web.AppRunner(
-        make_app(settings.policy, watched.know, metrics, limits),
+        make_app(settings.policy, watched.know, metrics, limits, token=metrics_token(os.environ)),
         access_log=None,
         keepalive_timeout=limits.idle_seconds,
         lingering_time=0.0,

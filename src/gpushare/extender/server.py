@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,7 +24,7 @@ from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector
-from gpushare.runtime.http import HttpAnswer, MetricsServer, Route, metrics_route, probe_route
+from gpushare.runtime.http import HttpAnswer, MetricsServer, Route, metrics_route, metrics_token, probe_route
 
 _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
@@ -167,7 +168,9 @@ async def serve(api: Api, options: ExtenderOptions) -> None:
     """Run until cancelled."""
     extender = Extender(api, options)
     async with extender.watching(), AsyncExitStack() as stack:
-        probes = MetricsServer(extender.routes(), options.metrics_port, options.metrics_host)
+        probes = MetricsServer(
+            extender.routes(), options.metrics_port, options.metrics_host, token=metrics_token(os.environ)
+        )
         probes.start()
         stack.callback(probes.close)
         runner = web.AppRunner(extender.verbs.app(), access_log=None)

@@ -6,12 +6,14 @@ kubelet is answered even while others hold silent connections open, and while th
 """
 
 import asyncio
+import hmac
 import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,6 +21,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 _log = logging.getLogger(__name__)
+METRICS_PATH: Final = "/metrics"
+CREDENTIAL_VARIABLE: Final = "GPUSHARE_METRICS_TOKEN_FILE"
 TEXT: Final = "text/plain; charset=utf-8"
 _STOP_SECONDS: Final = 5.0
 
@@ -47,6 +51,33 @@ class HttpAnswer:
     body: bytes
     content_type: str = TEXT
     status: HTTPStatus = HTTPStatus.OK
+
+
+class BearerToken:
+    """The token that a scrape has to bring; read anew each time, as a mounted Secret may change."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def admits(self, authorization: str) -> bool:
+        """Return whether an Authorization header brings it; nobody does while there is none."""
+        try:
+            token = self._path.read_text().strip()
+        except OSError as error:
+            _log.error("nobody may scrape metrics: %s", error)
+            return False
+        scheme, _, given = authorization.partition(" ")
+        return (
+            bool(token)
+            and scheme.lower() == "bearer"
+            and hmac.compare_digest(given.strip().encode(), token.encode())
+        )
+
+
+def metrics_token(environment: Mapping[str, str]) -> BearerToken | None:
+    """Return the token that the environment names a file of; None leaves metrics open."""
+    path = environment.get(CREDENTIAL_VARIABLE)
+    return BearerToken(Path(path)) if path else None
 
 
 Route = Callable[[], HttpAnswer]
@@ -82,12 +113,20 @@ class MetricsServer:
 
     Args:
         port: 0 lets the system choose; the attribute `port` has its choice.
+        token: what a request of /metrics has to bring; None asks for nothing. Probes never need it.
     """
 
     def __init__(
-        self, routes: Mapping[str, Route], port: int, address: str = "", limits: HttpLimits | None = None
+        self,
+        routes: Mapping[str, Route],
+        port: int,
+        address: str = "",
+        limits: HttpLimits | None = None,
+        *,
+        token: BearerToken | None = None,
     ) -> None:
         self._routes = dict(routes)
+        self._token = token
         self._limits = limits or HttpLimits()
         self._socket = _listen(address, port, backlog=self._limits.connections)
         self.port: int = self._socket.getsockname()[1]
@@ -164,6 +203,8 @@ class MetricsServer:
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in {"GET", "HEAD"}:
             answer = HttpAnswer(b"", status=HTTPStatus.METHOD_NOT_ALLOWED)
+        elif path == METRICS_PATH and self._token and not self._token.admits(_header(head, b"authorization")):
+            answer = HttpAnswer(b"", status=HTTPStatus.UNAUTHORIZED)
         elif path not in self._routes:
             answer = HttpAnswer(" ".join(self._routes).encode() + b"\n", status=HTTPStatus.NOT_FOUND)
         else:
@@ -180,6 +221,15 @@ class MetricsServer:
             "Connection: close",
         )
         return "\r\n".join((*lines, "", "")).encode("latin-1") + (b"" if method == "HEAD" else answer.body)
+
+
+def _header(head: bytes, name: bytes) -> str:
+    """Return a header's value; empty without one, and of several the first."""
+    for line in head.split(b"\r\n")[1:]:
+        key, _, value = line.partition(b":")
+        if key.strip().lower() == name:
+            return value.strip().decode("latin-1")
+    return ""
 
 
 def _listen(address: str, port: int, backlog: int) -> socket.socket:
