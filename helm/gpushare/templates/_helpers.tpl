@@ -95,13 +95,16 @@ capabilities: {drop: [ALL]}
 {{- define "gpushare.env" -}}
 - name: GPUSHARE_LOG_LEVEL
   value: {{ .Values.logging.level | quote }}
+{{- include "gpushare.tokenEnv" . }}
+{{- end }}
+
+{{/* The token that a scrape has to bring, mounted into every part. */}}
+{{- define "gpushare.tokenEnv" -}}
 {{- if .Values.metrics.tokenSecret }}
 - name: GPUSHARE_METRICS_TOKEN_FILE
   value: /metrics-token/token
 {{- end }}
 {{- end }}
-
-{{/* The token that a scrape has to bring, mounted into every part. */}}
 {{- define "gpushare.tokenMount" -}}
 {{- if .Values.metrics.tokenSecret }}
 - {name: metrics-token, mountPath: /metrics-token, readOnly: true}
