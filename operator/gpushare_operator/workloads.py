@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from gpushare.core.admission import ShareKey
 from gpushare.core.api import GpuShare, JobClass, PodView, Rejection, names, parse_fraction
+from gpushare.core.interference import as_profile, cap_progress
 from gpushare_operator.world import World
 
 _WORKLOAD: Final = ("namespace", "gpushare")
@@ -53,6 +54,19 @@ class WorkloadCollector(Collector):
         for at, count in states.items():
             pods.add_metric(at, count)
         yield pods
+        expected = GaugeMetricFamily(
+            "gpushare_workload_expected_progress_ratio",
+            "Progress that the workload's profile expects alone under a cap of the share held, or recommended.",
+            labels=(*_WORKLOAD, "share"),
+        )
+        sizes = Counter({of: states[*of, "Waiting"] + states[*of, "Placed"] for of in asked})
+        for share in listed:
+            of = (share.namespace, share.name)
+            held = asked[of] / sizes[of] / 100 if sizes[of] else None
+            for name, ratio in (("held", held), ("recommended", _recommended(share))):
+                if ratio and (progress := _expected(share, ratio)) is not None:
+                    expected.add_metric((*of, name), progress)
+        yield expected
         recommended = {
             (share.namespace, share.name): each
             for share in shares.values()
@@ -75,6 +89,12 @@ def _family(name: str, text: str, values: dict[tuple[str, str], float]) -> Metri
 def _class_of(pod: PodView, share: GpuShare) -> str:
     asked = pod.annotations.get(names.CLASS)
     return asked or (share.status.job_class or share.spec.job_class or JobClass.THROUGHPUT).value
+
+
+def _expected(share: GpuShare, share_ratio: float) -> float | None:
+    """Return the progress alone under a cap of this share; None without a usable profile."""
+    profile = as_profile(share.status.profile) if share.status.profile is not None else None
+    return None if profile is None else min(1.0, cap_progress(profile, min(1.0, share_ratio)))
 
 
 def _recommended(share: GpuShare) -> float | None:

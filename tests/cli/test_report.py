@@ -79,13 +79,15 @@ def test_who_would_gain_from_another_fraction(reported: Any) -> None:
     [row] = reported["fractions"]  # serve holds what its profile recommends
     assert row["workload"] == ["team-train", "train-job"]
     assert (row["share_ratio"], row["recommended_ratio"]) == pytest.approx((0.5, 0.25))
-    assert row["gain"] == pytest.approx(0.5, rel=0.02)
+    assert row["freed"] == pytest.approx(0.25 * 2, rel=0.02)
+    assert row["faster"] == pytest.approx(-0.1 * 2, rel=0.02)
+    assert row["gain"] == pytest.approx(0.3, rel=0.02)
 
 
 def test_the_page_is_one_small_file_that_names_what_was_found(reported: Any, tmp_path: Path) -> None:
     page = (tmp_path / "page.html").read_text()
     assert len(page) < 1_500_000
-    for words in ("1.0 of 2.0", f"{reported['promise_kept_ratio']:.1%}", "team-train/train-job", "frees room"):
+    for words in ("1.0 of 2.0", f"{reported['promise_kept_ratio']:.1%}", "team-train/train-job", "gained in all"):
         assert words in page
     assert "//" not in page.replace("http://127.0.0.1", "")  # nothing is fetched from anywhere
 
@@ -95,10 +97,12 @@ def test_a_snapshot_is_a_report_of_one_moment(gpushare: Run, tmp_path: Path, cap
         pod_uid="u", namespace="shop", pod="web-0", share_percent=50, progress_ratio=0.8, promise_ratio=0.9
     )
     node = GpuNode("n", GpuNodeStatus.of((GpuStatus(uuid="GPU-0", tenants=(tenant,)), GpuStatus(uuid="GPU-1"))))
+    curve = [{"threadPercentage": 30, "progress": 0.7}, {"threadPercentage": 50, "progress": 0.8}]
+    profile = {"counters": {"sm_util": 0.5, "fp32_util": 0.4}, "capCurve": curve}
     owner = [{"kind": "Pod", "uid": "u", "name": "web-0", "apiVersion": "v1"}]
     share = {
         "metadata": {"namespace": "shop", "name": "web", "ownerReferences": owner},
-        "status": {"recommendedFraction": "0.3"},
+        "status": {"recommendedFraction": "0.3", "profile": profile},
     }
     limits = {"limits": {names.SHARE_RESOURCE: "50"}}
     pod = {
@@ -113,7 +117,10 @@ def test_a_snapshot_is_a_report_of_one_moment(gpushare: Run, tmp_path: Path, cap
     assert found["promise_kept_ratio"] == 0
     [row] = found["workloads"]
     assert (row["workload"], row["asked"], row["given"]) == ("web", 0.5, 0.5)
-    assert found["fractions"][0]["recommended_ratio"] == 0.3
+    [fraction] = found["fractions"]
+    assert [fraction[name] for name in ("recommended_ratio", "freed", "faster", "gain")] == pytest.approx(
+        [0.3, 0.2, -0.1, 0.1]
+    )
     assert "one moment" in (tmp_path / "page.html").read_text()
 
 

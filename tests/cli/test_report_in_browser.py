@@ -58,6 +58,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         requested_gpus={("research", "resnet-train"): np.full(MINUTES, 1.0)},
         recommended={("research", "resnet-train"): 0.8, ("shop", "recommend"): 0.1},
+        expected={("research", "resnet-train"): (0.5, 0.95)},
         retractions=2.0,
         notes=("A note about what is missing.",),
     )

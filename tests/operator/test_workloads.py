@@ -56,6 +56,22 @@ def test_a_workloads_pods_what_they_ask_and_what_its_profile_recommends() -> Non
     }
 
 
+def test_what_the_profile_expects_at_the_share_held_and_at_the_recommended_one() -> None:
+    world = World(lambda _: None)
+    counters = {"sm_util": 0.5, "fp32_util": 0.4, "dram_bw_util": 0.2, "sm_occupancy": 0.3}
+    curve = [{"threadPercentage": 25, "progress": 0.6}, {"threadPercentage": 50, "progress": 0.9}]
+    profile = {"gpuModel": "H200", "counters": counters, "capCurve": curve}
+    metadata = {"namespace": "shop", "name": "web", "ownerReferences": [{"uid": "rs"}]}
+    status = {"recommendedFraction": "0.25", "profile": profile}
+    world.put_share(GpuShare.from_object({"metadata": metadata, "status": status}))
+    assert told(world)["expected_progress_ratio"] == {("recommended", "shop", "web"): 0.6}
+    world.put_pod(pod("a", 50))
+    assert told(world)["expected_progress_ratio"] == {
+        ("held", "shop", "web"): 0.9,
+        ("recommended", "shop", "web"): 0.6,
+    }
+
+
 def test_whole_gpus_count_as_such_and_what_is_not_known_is_absent() -> None:
     world = World(lambda _: None)
     world.put_share(share("2"))

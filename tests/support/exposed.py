@@ -90,11 +90,15 @@ def _world() -> World:
     """One profiled workload with one pod."""
     world = World(lambda _: None)
     owners = [{"uid": "u"}]
+    profile = {"counters": {"sm_util": 0.5, "fp32_util": 0.4, "dram_bw_util": 0.2, "sm_occupancy": 0.3}}
     share = {"namespace": "shop", "name": "web", "ownerReferences": owners}
-    world.put_share(GpuShare.from_object({"metadata": share, "status": {"recommendedFraction": "0.25"}}))
+    world.put_share(
+        GpuShare.from_object({"metadata": share, "status": {"recommendedFraction": "0.25", "profile": profile}})
+    )
     annotations = {names.FRACTION: "0.5"}
     pod = {"namespace": "shop", "name": "web-0", "uid": "p", "ownerReferences": owners, "annotations": annotations}
-    world.put_pod(PodView.from_object({"metadata": pod}))
+    spec = {"containers": [{"resources": {"limits": {names.SHARE_RESOURCE: "50"}}}]}
+    world.put_pod(PodView.from_object({"metadata": pod, "spec": spec}))
     return world
 
 

@@ -59,6 +59,9 @@ def openmetrics() -> str:
             for family, value in (("requested_gpus", asked), ("recommended_share_ratio", recommended)):
                 full = f"gpushare_workload_{family}"
                 lines.setdefault(full, []).append(f"{full}{_labels(**of)} {value} {at}")
+            full = "gpushare_workload_expected_progress_ratio"
+            for share, value in (("held", 0.9), ("recommended", 0.8)):
+                lines.setdefault(full, []).append(f"{full}{_labels(**of, share=share)} {value} {at}")
     text = "".join(
         f"# HELP {family} x\n# TYPE {family} gauge\n" + "\n".join(samples) + "\n"
         for family, samples in lines.items()

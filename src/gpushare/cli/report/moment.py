@@ -1,5 +1,6 @@
 """One moment of a cluster, from the files that `gpushare snapshot` wrote."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, WorkloadNa
 from gpushare.core.admission import ShareIndex
 from gpushare.core.api import GpuNode, GpuShare, PodView, Rejection, TenantStatus, parse_fraction
 from gpushare.core.gpu import Health
+from gpushare.core.interference import as_profile, cap_progress
 
 
 def usage_of(objects: Objects, folder: Path, at: float) -> UsageHistory:
@@ -45,8 +47,31 @@ def usage_of(objects: Objects, folder: Path, at: float) -> UsageHistory:
         ),
         requested_gpus=requested,
         recommended=recommended,
+        expected=_expected(shares, recommended, requested, pods, workloads),
         notes=("A snapshot is one moment: figures are GPUs, not GPU-hours, and nothing can be said over time.",),
     )
+
+
+def _expected(
+    shares: Sequence[GpuShare],
+    recommended: Mapping[WorkloadName, float],
+    requested: Mapping[WorkloadName, Figures],
+    pods: Mapping[str, PodView],
+    workloads: Mapping[str, WorkloadName],
+) -> dict[WorkloadName, tuple[float, float]]:
+    """Return what profiles expect alone at the share that pods ask for, and at the recommended one."""
+    found = {}
+    for share in shares:
+        name = (share.namespace, share.name)
+        profile = as_profile(share.status.profile) if share.status.profile is not None else None
+        members = sum(
+            workloads[uid] == name and not pod.finished and pod.fraction is not None for uid, pod in pods.items()
+        )
+        if profile is not None and name in recommended and members:
+            ratios = (float(requested[name][0]) / members, recommended[name])
+            held, then = (min(1.0, cap_progress(profile, min(1.0, ratio))) for ratio in ratios)
+            found[name] = (held, then)
+    return found
 
 
 def _tenancy(tenant: TenantStatus, gpu_uuid: str, workload: WorkloadName | None) -> Tenancy:

@@ -25,6 +25,7 @@ _FAMILIES: Final[Mapping[str, str]] = {
     "busiest_ratio": "gpushare_pod_pipe_utilization_ratio",
 }
 _Labels = Mapping[str, str]
+_Values = Mapping[tuple[str, ...], tuple[_Labels, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,13 @@ async def _read(span: PrometheusSpan) -> UsageHistory:
         recommended = await asked.now(
             f"max by (namespace, gpushare) (last_over_time(gpushare_workload_recommended_share_ratio{seconds}))"
         )
+        expected = await asked.now(
+            f"max by (namespace, gpushare, share) "
+            f"(last_over_time(gpushare_workload_expected_progress_ratio{seconds}))"
+        )
         retractions = await asked.now(f"sum(increase(gpushare_retractions_total{seconds}))")
-    return _history(span, asked.times, gpus, healthy, tenants, info, requested, recommended, retractions)
+    told = _Told(gpus, healthy, tenants, info, requested, recommended, expected, retractions)
+    return _history(span, asked.times, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,21 +157,26 @@ class _Asked:
         )
 
 
-def _history(
-    span: PrometheusSpan,
-    times: Figures,
-    gpus: list[_Series],
-    healthy: list[_Series],
-    tenants: Mapping[str, list[_Series]],
-    info: Mapping[tuple[str, ...], tuple[_Labels, float]],
-    requested: list[_Series],
-    recommended: Mapping[tuple[str, ...], tuple[_Labels, float]],
-    retractions: Mapping[tuple[str, ...], tuple[_Labels, float]],
-) -> UsageHistory:
-    workloads = {labels["pod_uid"]: labels["gpushare"] for labels, _ in info.values()}
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """The answers to all questions."""
+
+    gpus: list[_Series]
+    healthy: list[_Series]
+    tenants: Mapping[str, list[_Series]]
+    info: _Values
+    requested: list[_Series]
+    recommended: _Values
+    expected: _Values
+    retractions: _Values
+
+
+def _history(span: PrometheusSpan, times: Figures, told: _Told) -> UsageHistory:
+    workloads = {labels["pod_uid"]: labels["gpushare"] for labels, _ in told.info.values()}
+    at_share = {(labels["share"], _workload(labels)): value for labels, value in told.expected.values()}
     nothing = np.full(len(times), np.nan)
     figures: dict[tuple[str, ...], dict[str, Figures]] = {}
-    for family, series in tenants.items():
+    for family, series in told.tenants.items():
         for one in series:
             key = tuple(one.labels.get(label, "") for label in _TENANT)
             figures.setdefault(key, {})[family] = one.figures
@@ -183,18 +194,23 @@ def _history(
     notes = []
     if not workloads and tenancies:
         notes.append("The operator's metrics are missing here, so pods stand for their workloads.")
-    if not tenants["progress_ratio"] and tenancies:
+    if not told.tenants["progress_ratio"] and tenancies:
         notes.append("No pod's progress is known in this time: no workload was ever seen alone on a GPU.")
     return UsageHistory(
         source=f"Prometheus at {span.url}",
         times=times,
         step_seconds=span.step_seconds,
-        gpus=gpus[0].figures,
-        healthy=healthy[0].figures if healthy else nothing,
+        gpus=told.gpus[0].figures,
+        healthy=told.healthy[0].figures if told.healthy else nothing,
         tenancies=tenancies,
-        requested_gpus={_workload(one.labels): one.figures for one in requested},
-        recommended={_workload(labels): value for labels, value in recommended.values()},
-        retractions=next((value for _, value in retractions.values()), None),
+        requested_gpus={_workload(one.labels): one.figures for one in told.requested},
+        recommended={_workload(labels): value for labels, value in told.recommended.values()},
+        expected={
+            name: (held, at_share["recommended", name])
+            for (share, name), held in at_share.items()
+            if share == "held" and ("recommended", name) in at_share
+        },
+        retractions=next((value for _, value in told.retractions.values()), None),
         notes=tuple(notes),
     )
 

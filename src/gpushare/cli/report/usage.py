@@ -58,6 +58,7 @@ class UsageHistory:
         gpus, healthy: GPUs known, and those that took tenants.
         requested_gpus: that a workload's pods ask for, waiting ones included; absent where nobody told.
         recommended: share of a GPU that a workload's profile recommends for each pod.
+        expected: progress that its profile expects alone at the share held, and at the recommended one.
         retractions: pods moved away in this time; None where nobody counts.
         notes: sentences on what is missing and why.
         is_simulated: times are seconds from a beginning of their own.
@@ -71,6 +72,7 @@ class UsageHistory:
     tenancies: tuple[Tenancy, ...]
     requested_gpus: Mapping[WorkloadName, Figures] = field(default_factory=dict)
     recommended: Mapping[WorkloadName, float] = field(default_factory=dict)
+    expected: Mapping[WorkloadName, tuple[float, float]] = field(default_factory=dict)
     retractions: float | None = None
     notes: tuple[str, ...] = ()
     is_simulated: bool = False
@@ -135,12 +137,20 @@ class NeighbourRow:
 
 @dataclass(frozen=True, slots=True)
 class FractionRow:
-    """A workload whose profile recommends another share than its pods hold; `gain` in GPU-hours of this span."""
+    """A workload whose profile recommends another share than its pods hold.
+
+    Attributes:
+        freed: GPU-hours of shares that the recommended one would free; below 0 it takes more.
+        faster: GPU-hours of progress that it would make more; below 0 less; None where no profile tells.
+        gain: both together, in the one currency of a GPU's worth of work.
+    """
 
     workload: WorkloadName
     share_ratio: float
     recommended_ratio: float
     given: float
+    freed: float
+    faster: float | None
     gain: float
 
 
@@ -271,7 +281,11 @@ def _alone(on_gpu: Mapping[str, list[Tenancy]]) -> dict[WorkloadName, float]:
 
 
 def other_fractions(history: UsageHistory) -> tuple[FractionRow, ...]:
-    """Return the workloads that would gain most from the share that their profile recommends."""
+    """Return the workloads with which most would be gained by the share that their profile recommends.
+
+    Room that is freed and progress that is made more count the same: a GPU's worth of work. One that would only
+    take room, and of which no profile tells what it makes of it, is left out.
+    """
     rows = []
     for row in showback(history, by_workload=True):
         name = (row.namespace, row.workload)
@@ -283,6 +297,12 @@ def other_fractions(history: UsageHistory) -> tuple[FractionRow, ...]:
         share = row.given / history.hours / moments
         if abs(recommended - share) < _SAME_SHARE:
             continue
-        gain = abs(recommended - share) * moments * history.hours
-        rows.append(FractionRow(name, share, recommended, row.given, gain))
+        pod_hours = moments * history.hours
+        freed, faster = (share - recommended) * pod_hours, None
+        if name in history.expected:
+            held, then = history.expected[name]
+            faster = (then - held) * pod_hours
+        gain = freed + (faster or 0.0)
+        if gain > 0:
+            rows.append(FractionRow(name, share, recommended, row.given, freed, faster, gain))
     return tuple(sorted(rows, key=lambda row: (-row.gain, row.workload))[:MOST_GAINING])

@@ -1,6 +1,6 @@
 """A span of time on a cluster's GPUs as a page (docs/guide/monitoring.md says how to read it)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -252,22 +252,28 @@ def _neighbours(history: UsageHistory) -> str:
 def _fractions(history: UsageHistory) -> str:
     found, heading = other_fractions(history), "Who would gain most from another fraction"
     if not found:
-        return section(heading, "No profiled workload holds another share than its profile recommends.")
-    word: Callable[[float, float], str] = lambda share, recommended: (  # noqa: E731 - one cell's words
-        "frees room: it needs less than it holds" if recommended < share else "runs faster: its cap holds it back"
-    )
+        return section(heading, "No profiled workload is known to gain by the share that its profile recommends.")
     return section(
         heading,
-        "The share that a workload's profile recommends (its GpuShare's status), against what its pods held.",
+        "The share that a workload's profile recommends (its GpuShare's status), against what its pods held. "
+        "Freed: shares for others; faster: progress that it would make more, as its profile expects it alone.",
         table(
             "The workloads that would gain most",
-            ["workload", "held for each pod", "recommended", "what changes", f"difference, {history.unit}"],
+            [
+                "workload",
+                "held for each pod",
+                "recommended",
+                f"freed, {history.unit}",
+                f"faster, {history.unit}",
+                f"gained in all, {history.unit}",
+            ],
             [
                 [
                     text(_name(row.workload)),
                     number(row.share_ratio),
                     number(row.recommended_ratio),
-                    text(word(row.share_ratio, row.recommended_ratio)),
+                    number(row.freed),
+                    number(row.faster),
                     number(row.gain),
                 ]
                 for row in found
