@@ -205,18 +205,21 @@ def _whole(obj: Json) -> Json:
 
 
 async def admitted(api: Api) -> dict[str, int]:
-    """Percents that Kueue has reserved, by Job."""
+    """Percents that Kueue has reserved, by Job; what pods that have ended held is free again."""
     found = {}
     for workload in (await api.list(QUEUED, _whole, namespace=NAMESPACE)).items:
-        admission = (workload.get("status") or {}).get("admission")
-        conditions = {
-            each["type"]: each["status"] for each in (workload.get("status") or {}).get("conditions") or ()
-        }
-        if admission is None or conditions.get("Finished") == "True":
+        status = workload.get("status") or {}
+        conditions = {each["type"]: each["status"] for each in status.get("conditions") or ()}
+        if status.get("admission") is None or conditions.get("Finished") == "True":
             continue
-        usage = [each.get("resourceUsage") or {} for each in admission["podSetAssignments"]]
+        ended = {each["name"]: each["count"] for each in status.get("reclaimablePods") or ()}
         owner = workload["metadata"]["ownerReferences"][0]["name"]
-        found[owner] = sum(int(each.get(names.SHARE_RESOURCE, 0)) for each in usage)
+        found[owner] = sum(
+            int((each.get("resourceUsage") or {}).get(names.SHARE_RESOURCE, 0))
+            * (each["count"] - ended.get(each["name"], 0))
+            // max(each["count"], 1)
+            for each in status["admission"]["podSetAssignments"]
+        )
     return found
 
 

@@ -18,10 +18,11 @@ from gpushare.core.placement import (
     Placement,
     PlacementRequest,
     PlaceStanding,
+    Settings,
     decide,
     explain,
 )
-from gpushare.core.placement.policies import BestFit
+from gpushare.core.placement.policies import NAMES, BestFit
 from gpushare.data import default_model
 from gpushare.twin.contention import WORKLOADS
 
@@ -118,6 +119,15 @@ def test_what_was_done_is_in_its_order_retractions_among_it() -> None:
     found = explained(asked("web", 50), context_of(), at(0), share=share, happened=events)
     assert [each.reason for each in found.done] == ["NoRoom", "Retracted", "Throttled"]
     assert "not beside them again before 2026-11-22T13:00:00Z" in found.done[1].note
+
+
+@pytest.mark.parametrize("policy", NAMES)
+def test_a_cluster_without_gpu_nodes_is_told(policy: str) -> None:
+    state = ClusterState()
+    context = DecisionContext.of(state, Settings(policy=policy), default_model)
+    found = explained(asked("web", 50), context, None)
+    assert (found.standing, found.nodes) == (PlaceStanding.WAITS, 0)
+    assert str(found.now) == "the cluster has no nodes with GPUs that gpushare manages"
 
 
 def test_a_pod_of_two_gpus_shows_both() -> None:

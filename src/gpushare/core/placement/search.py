@@ -226,6 +226,8 @@ def scores(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> FloatA
 
 
 def _ranked(state: ClusterState, policy: PlacementPolicy, shape: Shape, rows: IntArray) -> FloatArray:
+    if not len(rows):  # a cluster without a GPU node: there is nothing to rank
+        return np.full(0, -np.inf)
     fitting, gpu_fits = fit(state, shape, rows)
     if fitting.all():
         return policy.rank(state, shape, rows, gpu_fits)

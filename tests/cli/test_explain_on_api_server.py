@@ -1,0 +1,34 @@
+"""`gpushare explain` on a real API server: the events that it selects are those of the pod and its GpuShare."""
+
+import pytest
+from tests.operator.conftest import api_server, kubeconfig, real_api  # noqa: F401 - fixtures
+from tests.operator.test_webhooks_on_api_server import define
+
+from gpushare.cli.explain import explanation_of, read
+from gpushare.core.api import names
+from gpushare.core.placement import PlaceStanding
+from gpushare.kube import NAMESPACES, PODS, Api, record_event
+
+pytestmark = pytest.mark.integration
+
+
+async def test_what_was_said_of_the_pod_is_found(real_api: Api) -> None:  # noqa: F811
+    await define(real_api)
+    namespace = "explained"
+    await real_api.create(NAMESPACES, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
+    made = {}
+    for name in ("subject", "other"):
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "annotations": {names.FRACTION: "0.5"}},
+            "spec": {"schedulerName": "nobody", "containers": [{"name": "main", "image": "none"}]},
+        }
+        made[name] = await real_api.create(PODS, body, namespace=namespace)
+        about = {**made[name], "kind": "Pod", "apiVersion": "v1"}
+        await record_event(real_api, about, reason="NoRoom", note=f"no room for {name}", action="Scheduling")
+    objects, pod, events = await read(real_api, namespace, "subject")
+    found, facts = explanation_of(objects, pod, events)
+    assert [(each.reason, each.note) for each in found.done] == [("NoRoom", "no room for subject")]
+    assert found.standing is PlaceStanding.WAITS
+    assert facts.waits_for == "kube-scheduler has not looked at it yet"
