@@ -11,7 +11,8 @@ from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, shares_of
 
 MIN_SECONDS: Final = 5.0  # of running alone, before the average counts as a signature
-MIN_READINGS: Final = 3  # with its neighbours stopped; each is the settled end of about a second
+MIN_READINGS: Final = 2  # with its neighbours stopped, each the settled end of about a second
+MIN_READING_SECONDS: Final = 1.0
 MEMORY_SECONDS: Final = 120.0  # older windows fade, so that a workload's later phases replace its first ones
 DIGITS: Final = 4  # of a counter on the wire
 IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits uses less, and tells nothing about its workload
@@ -41,7 +42,8 @@ class _Seen:
     @property
     def is_signature(self) -> bool:
         """Return whether it shows a program at work, for long enough."""
-        is_long = self.seconds >= MIN_SECONDS or self.readings >= MIN_READINGS
+        is_read = self.readings >= MIN_READINGS and self.seconds >= MIN_READING_SECONDS
+        is_long = self.seconds >= MIN_SECONDS or is_read
         return is_long and not self.may_hold_start and not self._is_idle
 
     @property

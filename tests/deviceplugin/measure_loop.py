@@ -1,0 +1,78 @@
+"""`python -m tests.deviceplugin.measure_loop TIMES`: seconds from a promise broken to kept, and the agent's CPU.
+
+As root on a machine with a freezer; the loop as in test_live_loop, a node of its own each time.
+"""
+
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from tests.deviceplugin.fakes import FakeApi, FakeKubelet
+from tests.deviceplugin.live import LiveNode, bad_pair, kept_after, until
+
+PROMISE = 1 / 1.5
+CALM_SECONDS = 30.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process and of its children that ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+async def share_of_core(pid: int, seconds: float) -> float:
+    """CPU of a process over the next seconds, in percent of a core."""
+    before, began = cpu_seconds(pid), time.monotonic()
+    await asyncio.sleep(seconds)
+    return 100 * (cpu_seconds(pid) - before) / (time.monotonic() - began)
+
+
+async def once(number: int) -> float:
+    """One node, one bad neighbour."""
+    with tempfile.TemporaryDirectory(prefix="gs") as folder:
+        kubelet = FakeKubelet(Path(folder) / "kubelet")
+        await kubelet.start()
+        api, app = FakeApi(), web.Application()
+        app.router.add_route("*", "/{path:.*}", api.handle)
+        async with TestServer(app) as server:
+            node = LiveNode(Path(folder), api, str(server.make_url("")).rstrip("/"), kubelet)
+            try:
+                victim, bad = bad_pair(node, is_known=True)
+                await node.start()
+                node.begin(victim)
+                await until("its progress alone", lambda: (t := node.tenant(victim)) and t.progress_ratio)
+                assert node.agent is not None
+                calm = await share_of_core(
+                    node.agent.pid, CALM_SECONDS if number == 0 else 1.0 + number * 0.37 % 1
+                )
+                began = time.monotonic()
+                node.begin(bad)
+                await until("kept", lambda: kept_after(victim, PROMISE, began) is not None)
+                seconds = kept_after(victim, PROMISE, began)
+                assert seconds is not None
+                if number == 0:
+                    busy = await share_of_core(node.agent.pid, CALM_SECONDS)
+                    print(f"agent's CPU: calm {calm:.2f}% of a core, with a throttle {busy:.2f}%", flush=True)
+                return seconds
+            finally:
+                node.close()
+                await kubelet.stop()
+
+
+def main() -> None:
+    """Measure, and print each time and the median."""
+    found = []
+    for number in range(int(sys.argv[1])):
+        found.append(asyncio.run(once(number)))
+        print(f"from broken to kept {found[-1]:.1f} s", flush=True)
+    print(f"median {statistics.median(found):.1f} s, longest {max(found):.1f} s of {len(found)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The loop on a whole node but for the silicon and kubelet: real agent, host, throttle and freezer."""
+
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from tests.deviceplugin.fakes import FakeApi, FakeKubelet
+from tests.deviceplugin.live import LiveNode, bad_pair, kept_after, until
+
+from gpushare.mps.asks import LEASE_SECONDS
+from gpushare.mps.layout import throttle_reader
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+async def node(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[LiveNode]:
+    api = FakeApi()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", api.handle)
+    async with TestServer(app) as server:
+        made = LiveNode(short_path, api, str(server.make_url("")).rstrip("/"), kubelet)
+        try:
+            yield made
+        finally:
+            made.close()
+            print(made.log.read_text() if made.log.exists() else "no agent")
+
+
+PROMISE = 1 / 1.5
+
+
+async def test_a_bad_neighbour_is_throttled_and_after_a_kill_of_the_agent_again(node: LiveNode) -> None:
+    victim, bad = bad_pair(node, is_known=True)
+    await node.start()
+    node.begin(victim)
+    await until("its progress alone", lambda: (t := node.tenant(victim)) and t.progress_ratio)
+    told = node.tenant(victim)
+    assert told is not None
+    assert told.promise_ratio == pytest.approx(PROMISE, abs=0.01)
+    began = time.monotonic()
+    node.begin(bad)
+    await until("the promise broken and kept", lambda: kept_after(victim, PROMISE, began) is not None)
+    await until("told of the throttle", lambda: (t := node.tenant(bad)) and t.throttle_ratio)
+    await until("events", lambda: node.events("PromiseBroken") and node.events("Throttled"))
+
+    # A killed agent's word holds for its lease; then everyone runs, until another one has seen enough.
+    assert node.agent is not None
+    node.agent.send_signal(signal.SIGKILL)
+    node.agent.wait(30)
+    asks = throttle_reader(node.gpu)
+    assert asks.read().pods[bad.uid].duty_ratio < 1
+    killed = time.monotonic()
+    await until("free again", lambda: [p for at, p in victim.look() if at > killed + LEASE_SECONDS and p < 0.4])
+    node.start_agent()
+    restarted = time.monotonic()
+    await until("kept again", lambda: kept_after(victim, PROMISE, restarted) is not None)
+
+
+async def test_unknown_workloads_are_read_in_place_and_then_kept_apart(node: LiveNode) -> None:
+    victim, bad = bad_pair(node, is_known=False)
+    await node.start()
+    node.begin(victim)
+    node.begin(bad)
+    await until("both connected", lambda: all("connected after" in p.log.read_text() for p in (victim, bad)))
+    for pod in (victim, bad):
+        await until(f"a profile of {pod.name}", lambda pod=pod: (t := node.tenant(pod)) and t.profile)
+        told = node.tenant(pod)
+        assert told is not None
+        assert told.profile is not None
+        assert told.profile.cap == (40 if pod is victim else 100)
+    assert "profiled in place in" in node.log.read_text()
+    await until("a throttle", lambda: (t := node.tenant(bad)) and t.throttle_ratio)
+    await until("kept", lambda: kept_after(victim, PROMISE, 0.0) is not None)
+    began = time.monotonic()
+    await until("ten seconds more", lambda: len([1 for at, _ in victim.look() if at > began]) >= 10)
+    later = [progress for at, progress in victim.look() if at > began]
+    assert sum(later) / len(later) >= PROMISE - 0.1
