@@ -92,7 +92,6 @@ class Agent:
             clock=clock,
             settings=WatchSettings(retract_after_seconds=options.retract_after_seconds),
             enabled=options.loop,
-            period_seconds=options.sample_seconds,
         )
         gates = Gates(options.directory, clock, time.time)
         self.outside = OutsideMps(
@@ -106,6 +105,7 @@ class Agent:
             clock=clock,
             period_seconds=options.sample_seconds,
             on_processes=self.outside.take,
+            pace=self.loop.pace,
             is_due=self.loop.is_due,
             on_measure=self.loop.conclude,
         )

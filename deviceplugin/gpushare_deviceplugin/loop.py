@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 BEAT_SECONDS: Final = 1.0  # a fifth of the lease
 CALM_SAMPLES: Final = 5  # a window while every promise is kept and nobody is throttled
 ALERT_SECONDS: Final = 10.0  # short windows after a change of the tenants, or of what they draw
+HURRY_SECONDS: Final = 0.5  # a window, and the time between samples, until a broken promise is certain
 WATCH_SECONDS: Final = 1.0  # a window while something is wrong: a whole cycle of the throttle (mps.duty)
 UNEVEN_SECONDS: Final = 2.0  # with a duty below a half: its cycle is shorter, and no divisor of a second
 MOVED_RATIO: Final = 0.1  # a counter that differs by more from the last window's: something has changed
@@ -58,6 +59,7 @@ class _Gpu:
     actions: WatchActions = _NOTHING
     concluded_at: float = -math.inf
     alert_until: float = -math.inf
+    hurry_until: float = -math.inf
     tenants: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     counters: Mapping[str, float] = field(default_factory=dict)
@@ -83,7 +85,6 @@ class Loop:
         tell: write an event.
         clock: monotonic seconds; boot: seconds since the node booted, the throttle's clock.
         enabled: otherwise promises are told, and nothing is done about them.
-        period_seconds: between two samples.
     """
 
     def __init__(
@@ -97,7 +98,6 @@ class Loop:
         clock: Callable[[], float],
         settings: WatchSettings,
         enabled: bool = True,
-        period_seconds: float = 1.0,
         boot: Callable[[], float] = boottime,
     ) -> None:
         self.enabled = enabled
@@ -110,7 +110,6 @@ class Loop:
         self._clock = clock
         self._boot = boot
         self._settings = settings
-        self._period = period_seconds
         self._gpus: dict[str, _Gpu] = {}
         self._gates: dict[str, GateStatus] = {}
         self._told_at: dict[tuple[str, WatchReason], float] = {}
@@ -133,7 +132,15 @@ class Loop:
         if not duties and not gpu.actions.broken and now >= gpu.alert_until:
             return len(fresh) >= CALM_SAMPLES
         seconds = UNEVEN_SECONDS if any(duty < 0.5 for duty in duties) else WATCH_SECONDS
-        return len(fresh) >= max(1, round(seconds / self._period))
+        if not duties and now < gpu.hurry_until:
+            seconds = HURRY_SECONDS
+        return sum(sample.window_seconds for sample in fresh) >= 0.9 * seconds
+
+    def pace(self) -> float:
+        """Return after how many seconds the next samples are wanted: soon while a promise may just be broken."""
+        now = self._clock()
+        is_hurried = any(not gpu.actions.duties and now < gpu.hurry_until for gpu in self._gpus.values())
+        return HURRY_SECONDS if is_hurried and self.enabled else math.inf
 
     def conclude(self, uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> bool:
         """Watch one GPU's window, and act on what it shows; return whether something changed on the GPU.
@@ -147,6 +154,8 @@ class Loop:
             self._gates[uuid] = gate
         if measure.sample is None:
             gpu.alert_until = now + ALERT_SECONDS
+            if len(tenants_of(self._state, uuid)) > 1:
+                gpu.hurry_until = now + 2 * BEAT_SECONDS
         tenants = frozenset(measure.tenants)
         if not self.enabled or (measure.sample is None and tenants == gpu.tenants):
             return False
@@ -160,6 +169,8 @@ class Loop:
         window = self._window(uuid, gate, measure, measure.sample.window_seconds, now)
         if any(t.progress is not None and t.progress < t.promise and t.active for t in window.tenants):
             gpu.alert_until = max(gpu.alert_until, now + ALERT_SECONDS / 2)
+            if now >= gpu.hurry_until + ALERT_SECONDS:  # for moments: what is never certain is watched at ease
+                gpu.hurry_until = now + 2 * BEAT_SECONDS
         gpu.known = frozenset(t.uid for t in window.tenants if t.progress is not None and t.active)
         self._act(uuid, gpu, window, now)
         return gpu.watch.changed_at != changed_at

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -64,6 +65,7 @@ class Sampler:
     Args:
         open_devices: makes the device side; raises DevicesError where there is no driver (yet).
         on_processes: is given the processes of each GPU in each round, with the gate's last word.
+        pace: after how many seconds the next round is wanted, where that is less than a period.
         is_due: whether a GPU's samples since the last conclusion are to be concluded from.
         on_measure: is given each new measure of a GPU; one without a sample says who is there. Returns whether it
             changed something on the GPU, so that its next moments tell of neither side.
@@ -83,6 +85,7 @@ class Sampler:
         clock: Callable[[], float],
         period_seconds: float,
         on_processes: OnProcesses = _nobody_asks,
+        pace: Callable[[], float] = lambda: math.inf,
         is_due: IsDue = _when_long_enough,
         on_measure: OnMeasure = _nobody_watches,
     ) -> None:
@@ -97,6 +100,7 @@ class Sampler:
         self._clock = clock
         self._period = period_seconds
         self._on_processes = on_processes
+        self._pace = pace
         self._is_due = is_due
         self._on_measure = on_measure
         self._unlisted: set[str] = set()
@@ -139,7 +143,7 @@ class Sampler:
             self._state.problem = ""
             self._state.touch()
         self._take(readings)
-        return min(self._period, SETTLE_SECONDS) if self._settling else self._period
+        return min(self._period, SETTLE_SECONDS if self._settling else self._pace())
 
     def hold(self, uuid: str) -> None:
         """Leave a GPU's counters alone until `release`: somebody reads them (`readings`)."""

@@ -79,4 +79,4 @@ async def test_unknown_workloads_are_read_in_place_and_then_kept_apart(node: Liv
     began = time.monotonic()
     await until("ten seconds more", lambda: len([1 for at, _ in victim.look() if at > began]) >= 10)
     later = [progress for at, progress in victim.look() if at > began]
-    assert sum(later) / len(later) >= PROMISE - 0.1
+    assert sum(later) / len(later) >= 0.4, "0.15 without a throttle"

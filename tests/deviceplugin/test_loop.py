@@ -4,6 +4,7 @@ The GPU is a plant: tenants that are stopped for part of the time, and a law for
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from gpushare.mps.status import (
 from gpushare_deviceplugin.decisions import decide
 from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.gates import Notice
-from gpushare_deviceplugin.loop import ALERT_SECONDS, CALM_SAMPLES, EVENT_SECONDS, Loop
+from gpushare_deviceplugin.loop import ALERT_SECONDS, CALM_SAMPLES, EVENT_SECONDS, HURRY_SECONDS, Loop
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, Terms, reduce_gpushare, terms_of
@@ -356,6 +357,22 @@ def test_windows_are_short_while_something_is_wrong_and_long_else(node: Node) ->
     node.add("bad", 25, "2026-11-22T12:00:00Z")
     node.windows(1)
     assert until_due(node.seen) == 1
+
+
+def test_samples_are_wanted_sooner_for_moments_after_somebody_came_and_not_for_one_who_is_alone(
+    node: Node,
+) -> None:
+    node.state.drop_pod("uid-bad")
+    node.add("calm", 25, "2026-11-22T12:00:00Z")
+    gate = node.gate()
+    node.loop.conclude(GPU_A, gate, node.measurer.measure(GPU_A, gate, None))
+    assert node.loop.pace() == HURRY_SECONDS
+    node.windows(3)
+    assert node.loop.pace() == math.inf
+    node.state.drop_pod("uid-calm")
+    gate = node.gate()
+    node.loop.conclude(GPU_A, gate, node.measurer.measure(GPU_A, gate, None))
+    assert node.loop.pace() == math.inf
 
 
 def test_asks_that_cannot_be_written_are_counted_and_said_once(
