@@ -164,11 +164,10 @@ class Readings:
         unknown = [
             pod
             for pod in active
-            if self._signatures.of(pod, model) is None
+            if self._is_wanted(pod, model, record, now)
             and self._may_profile(pod)
             and pod.own_percentage is None
             and now - record.since[pod.uid] >= FIRST_SECONDS
-            and self._is_due(record, pod, now)
         ]
         refused = {refusal.pod_uid for refusal in gate.throttle.refused}
         for pod in sorted(unknown, key=lambda each: (len(record.read_at.get(each.uid, ())), each.uid)):
@@ -244,9 +243,14 @@ class Readings:
         last = record.stops[-1][0] if record.stops else -math.inf
         return now - last >= APART_SECONDS and spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
 
-    def _is_due(self, record: _Record, pod: ManagedPod, now: float) -> bool:
+    def _is_wanted(self, pod: ManagedPod, model: str, record: _Record, now: float) -> bool:
+        """Return whether a pod is to be read: soon while nothing is known of it, seldom while it shows nothing."""
         read = record.read_at.get(pod.uid, [])
-        return len(read) < PATIENT_READINGS or now - read[-1] >= PATIENT_SECONDS
+        is_light = self._signatures.is_light(pod, model)
+        if not is_light and self._signatures.of(pod, model) is not None:
+            return False
+        is_seldom = bool(read) and (is_light or len(read) >= PATIENT_READINGS)
+        return not is_seldom or now - read[-1] >= PATIENT_SECONDS
 
     def _may_stop(self, pod: ManagedPod, refused: set[str]) -> bool:
         terms = self._terms(pod)

@@ -111,6 +111,12 @@ class Signatures:
         counters, progress = at_full_threads(seen.counters, cap / 100)
         return SoloSignature(counters, {} if cap == 100 else {cap: progress})
 
+    def is_light(self, pod: ManagedPod, gpu_model: str) -> bool:
+        """Return whether all that is known of a pod's workload is that it hardly used the GPU so far."""
+        if any(each.signature is not None for each in self._profiles_of(pod)) or self._best(pod, gpu_model):
+            return False
+        return any(seen.is_light for seen in self._caps_of(pod, gpu_model).values())
+
     def news(self, pod: ManagedPod, gpu_model: str) -> WorkloadSignature | None:
         """Return the measured signature of a pod's workload, for its GpuShare; None if that has as good."""
         best = self._best(pod, gpu_model)
