@@ -92,6 +92,7 @@ class Retractor:
         self._last_left: dict[str, float] = {}
         self._refusals = Refusals()
         self._reasons: dict[str, str] = {}
+        self._names: dict[str, str] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -126,6 +127,8 @@ class Retractor:
         self._reasons = {ask.pod_uid: ask.reason for ask in asks} | {
             uid: why for uid, why in self._reasons.items() if uid in self._accepted
         }
+        names = {ask.pod_uid: self._world.pods[ask.pod_uid].name for ask in asks}
+        self._names = names | {uid: name for uid, name in self._names.items() if uid in self._accepted}
         records = {str(key): tuple(map(_read, held)) for key, held in self._world.retractions().items()}
         intents = {one.pod_uid: one for held in records.values() for one in held if one.is_intent}
         self._refusals.keep(intents)
@@ -214,7 +217,8 @@ class Retractor:
         if share is None:
             return
         pod, why = self._world.pods.get(record.pod_uid), self._reasons.get(record.pod_uid, "")
-        name = pod.name if pod is not None else f"the pod with uid {record.pod_uid}"
+        known = self._names.get(record.pod_uid, f"the pod with uid {record.pod_uid}")
+        name = pod.name if pod is not None else known
         because = f": {why}" if why else ""
         note = (
             f"{name} left {record.gpu} so that its neighbours keep their promises{because}; until "

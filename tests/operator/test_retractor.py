@@ -148,6 +148,9 @@ async def bench() -> Bench:
 
 async def test_one_retraction_from_the_ask_to_the_record(bench: Bench) -> None:
     bench.asks["uid-new"] = WHY
+    await bench.settle(1)
+    intended = known_of(bench.share("new"), unix_seconds)
+    assert intended.apart_from(bench.time) == {"shop/statefulset-old"}, "its successor may come before the record"
     await bench.settle()
     assert bench.api.evicted == ["new"]
     share = bench.share("new")
@@ -177,6 +180,7 @@ async def test_one_retraction_from_the_ask_to_the_record(bench: Bench) -> None:
     [(of_pod, note), (of_share, record_note)] = sorted(bench.told("Retracted"), reverse=True)
     assert (of_pod, of_share) == ("Pod", "GpuShare")
     assert WHY in note
+    assert record_note.startswith("new left GPU-1 ")
     assert WHY in record_note
     assert "none of these pods is put beside shop/statefulset-old" in record_note
 

@@ -195,7 +195,9 @@ def test_two_retractions_on_record_mean_a_gpu_of_its_own_and_an_intent_is_none()
     once = Retraction(("shop/a", "shop/b"), "2026-11-22T11:58:00Z", "2026-11-22T12:03:00Z")
     ended = Retraction(("shop/c",), "2026-11-22T11:00:00Z", "2026-11-22T11:05:00Z")
     intent = Retraction(("shop/d",), "2026-11-22T12:00:00Z", count=7)
-    assert not GpuShareStatus(retractions=(once, intent)).needs_own_gpu
+    assert not GpuShareStatus(retractions=(once,)).needs_own_gpu
+    assert not GpuShareStatus(retractions=(intent,)).needs_own_gpu
+    assert GpuShareStatus(retractions=(once, intent)).needs_own_gpu, "its successor may come before the record"
     assert GpuShareStatus(retractions=(once, ended)).needs_own_gpu
     assert GpuShareStatus(retractions=(replace(once, count=2),)).needs_own_gpu
     three = tuple(PodPlacement(f"uid-{number}", f"pod-{number}") for number in range(3))

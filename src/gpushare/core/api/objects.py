@@ -444,8 +444,11 @@ class GpuShareStatus:
 
     @property
     def needs_own_gpu(self) -> bool:
-        """Return whether its pods were retracted so often that the next one gets a GPU of its own."""
-        retractions = sum(one.count for one in self.retractions if one.until is not None)
+        """Return whether its pods were retracted so often that the next one gets a GPU of its own.
+
+        One that is only intended counts: the pod's successor may come before the record does.
+        """
+        retractions = sum(1 if one.until is None else one.count for one in self.retractions)
         return retracted_often(retractions, len(self.placements))
 
 

@@ -1,5 +1,6 @@
 """What is known of a workload when one of its pods is placed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -66,13 +67,17 @@ def known_of(share: GpuShare, seconds: Callable[[str | None], float]) -> KnownWo
         if profile.effects != NO_EFFECTS:
             key += f":{profile.effects}"
         gpu_model = signature.gpu_model
-    done = [each for each in share.status.retractions if each.until is not None]
+    # One that is only intended has no end yet: the pod's successor may come before the record does.
+    ends = [
+        (frozenset(each.neighbours), math.inf if each.until is None else seconds(each.until))
+        for each in share.status.retractions
+    ]
     return KnownWorkload(
         key,
         gpu_model,
         share.spec.max_slowdown,
         profile,
         name,
-        tuple(KeptApart(frozenset(each.neighbours), seconds(each.until)) for each in done),
+        tuple(KeptApart(neighbours, until) for neighbours, until in ends),
         share.status.needs_own_gpu,
     )
