@@ -258,24 +258,33 @@ def test_without_a_freezer_the_loop_goes_straight_to_retraction(whole):
     assert seen[-1].retract == "c"
 
 
-def closed_loop(seconds, promise=0.5, settings=SETTINGS):
-    """A pair in which b costs a 0.6 while it runs; a retraction is asked for and never carried out."""
+def closed_loop(seconds, promise=0.5, settings=SETTINGS, rate=0.9, least=0.3):
+    """A pair in which b costs a 0.6 while it runs, and makes this rate; nobody leaves who is asked to."""
     state, duty, seen = GpuWatch(), FREE, []
     for number in range(1, seconds + 1):
-        pair = (tenant("a", 1.0 - 0.6 * duty, promise, error=0.02), tenant("b", 0.9 * duty, 0.3))
+        pair = (tenant("a", 1.0 - 0.6 * duty, promise, error=0.02), tenant("b", rate * duty, least))
         state, actions = watch(state, Window(float(number), pair), float(number), settings)
         duty = actions.duties.get("b", FREE)
         seen.append(actions)
     return state, seen
 
 
-def test_a_throttle_that_lasts_ends_in_a_retraction():
-    _, seen = closed_loop(400)
+def test_a_throttle_that_lasts_and_makes_sharing_a_loss_ends_in_a_retraction():
+    """Together they make 0.53 + 0.23, and a alone would make 1."""
+    _, seen = closed_loop(400, rate=0.3, least=0.15)
     asked = next(number for number, actions in enumerate(seen) if actions.retract)
     assert 300 <= asked <= 310
     assert seen[asked].retract == "b"
     assert "so that a keeps its promise" in seen[asked].retract_why
     assert len({tuple(actions.duties.items()) for actions in seen[10:]}) == 1, "it holds still"
+
+
+def test_a_throttle_that_keeps_the_promise_may_last_while_sharing_gains():
+    """Together they make 0.53 + 0.69."""
+    _, seen = closed_loop(1000)
+    assert "b" in seen[-1].duties
+    assert not seen[-1].broken
+    assert not any(actions.retract for actions in seen)
 
 
 def test_a_mild_throttle_may_last():
@@ -291,7 +300,7 @@ def test_the_newest_leaves_whose_leaving_suffices():
         b, c = duties.get("b", FREE), duties.get("c", FREE)
         three = (
             tenant("a", 1.0 - 0.6 * b - 0.03 * c, 0.55, error=0.02),
-            tenant("b", 0.9 * b, 0.3),
+            tenant("b", 0.3 * b, 0.1),
             tenant("c", 0.6 * c, 0.5),
         )
         state, actions = watch(state, Window(float(number), three), float(number), SETTINGS)

@@ -371,10 +371,7 @@ def _retraction(
         return replace(state, retract=None, retract_why="", calm_seconds=0.0), [note]
     if cause is None or len(known.duties) < 2 or now - state.retracted_at < settings.settle_seconds:
         return state, []
-    victim, duties, why = cause
-    leaving = _newest(known, victim, duties)
-    if leaving is None:
-        return state, []
+    leaving, why = cause
     state = replace(state, retract=leaving, retract_why=why, calm_seconds=0.0)
     return state, [WatchNote(leaving, WatchReason.RETRACTION_ASKED, f"is the newest tenant that can leave: {why}")]
 
@@ -389,34 +386,45 @@ def _with_throttled_seconds(
     return replace(state, tenants=tenants)
 
 
-def _cause(
-    state: GpuWatch, known: KnownTenants, settings: WatchSettings
-) -> tuple[str, Mapping[str, float], str] | None:
-    """Return whose promise calls for a retraction, under which duties of the others, and the sentence, or None."""
+def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tuple[str, str] | None:
+    """Return who should leave, and why in a sentence; None: nothing calls for a retraction.
+
+    A throttle that keeps the promise may last while sharing brings more than it costs.
+    """
     limit = settings.retract_after_seconds
     for uid, tenant in state.tenants.items():
         if uid not in known.tenants or not tenant.is_broken or not _is_by_neighbours(known, uid, settings):
             continue
         if tenant.hopeless_seconds >= settings.hopeless_seconds:
-            return uid, known.duties, f"{uid} {_figures(known, uid)}, and no throttle would keep the promise"
-        if tenant.broken_seconds >= limit:
-            return uid, known.duties, f"{uid} {_figures(known, uid)}, for {tenant.broken_seconds:.0f} s"
+            why = f"{uid} {_figures(known, uid)}, and no throttle would keep the promise"
+        elif tenant.broken_seconds >= limit and tenant.below:
+            why = f"{uid} {_figures(known, uid)}, for {tenant.broken_seconds:.0f} s"
+        else:
+            continue
+        leaving = next(iter(_may_leave(known, uid, known.duties)), None)
+        if leaving is not None:
+            return leaving, why
     lasting = {uid: each for uid, each in state.tenants.items() if each.throttled_seconds >= limit}
     if not lasting or not known.tenants:
         return None
     longest = max(lasting, key=lambda uid: (lasting[uid].throttled_seconds, uid))
     free = {**known.duties, **dict.fromkeys(lasting, FREE)}
     victim = min(known.tenants, key=lambda uid: (known.room(uid, free), uid))
+    together = sum(known.progress(uid, known.duties) for uid in known.tenants)
+    sums = {
+        leaving: sum(known.progress(uid, {**free, leaving: 0.0}) for uid in known.tenants)
+        for leaving in _may_leave(known, victim, free)
+    }
+    leaving = next((uid for uid, apart in sums.items() if apart > together), None)
+    if leaving is None:
+        return None
     duty, seconds = lasting[longest].duty, lasting[longest].throttled_seconds
-    return (
-        victim,
-        free,
-        f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} keeps its promise",
-    )
+    throttle = f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} keeps its promise"
+    return leaving, f"{throttle}, and all make {together:.2f} together, {sums[leaving]:.2f} without {leaving}"
 
 
-def _newest(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> str | None:
-    """Return the newest throughput tenant whose leaving may suffice for the victim, or else may help it.
+def _may_leave(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> list[str]:
+    """Return the throughput tenants whose leaving may suffice for the victim, or else may help it, newest first.
 
     That may be the victim itself. `duties` are what the others would run at.
     """
@@ -431,4 +439,4 @@ def _newest(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> st
         if uid == victim or known.room(victim, without) + known.error(victim, without) >= 0:
             suffices.append((tenant.order, uid))
     may_leave = [each for each in suffices if each in helps] or helps
-    return max(may_leave)[1] if may_leave else None
+    return [uid for _, uid in sorted(may_leave, reverse=True)]

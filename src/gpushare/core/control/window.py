@@ -67,7 +67,8 @@ class WatchSettings:
         let_go_seconds: least time between any change and letting go.
         delay_seconds: how long queued work runs on after a freeze (docs/facts.md 25); a window that begins earlier
             after a change of duties says nothing.
-        retract_after_seconds: how long a promise may be broken, or a throttle last, before a tenant is retracted.
+        retract_after_seconds: how long a promise may be broken, or a throttle last with which sharing costs more
+            than it brings, before a tenant is retracted.
         lasting_duty: a throttle milder than this may last.
         hopeless_seconds: how long no throttle may be found that keeps a promise before a tenant is retracted.
         settle_seconds: least time between the end of one retraction and the next.
