@@ -1,6 +1,7 @@
 """Prometheus scrapes the running release by the chart's PodMonitor and answers what dashboards and alerts ask."""
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ from devcluster.settings import KUBERNETES_VERSION
 from livecluster import RELEASE, RELEASE_NAMESPACE, ROOT, Cluster, Namespace, NotYet, wait_for
 from podmonitors import scrape_jobs
 from realprometheus import Prometheus
+
+from gpushare.cli.report.prometheus import PrometheusSpan, read_prometheus
+from gpushare.cli.report.usage import showback
+from gpushare.cli.report.usage_page import render_usage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -51,7 +56,7 @@ def prometheus(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFa
         {
             "global": {"evaluation_interval": "2s"},
             "rule_files": [str(folder / "rules.yml")],
-            "scrape_configs": scrape_jobs(yaml.safe_load(text), pods, interval="2s"),
+            "scrape_configs": scrape_jobs(yaml.safe_load(text), pods, interval="3s"),
         },
     )
     yield running
@@ -107,5 +112,20 @@ def test_every_panel_and_alert_is_answered_by_the_running_release(
         prometheus.query(one.plain)  # refused by none, whether there is anything to say or not
     evaluated = [rule for group in prometheus.get("rules")["groups"] for rule in group["rules"]]
     assert {rule["health"] for rule in evaluated} == {"ok"}
+    _the_report_knows_them(space, prometheus)
     firing = prometheus.query('ALERTS{severity="critical", alertstate="firing"}')
     assert [one["metric"]["alertname"] for one in firing] == []
+
+
+def _the_report_knows_them(space: Namespace, prometheus: Prometheus) -> None:
+    """`gpushare report` of these minutes: the pods by their workloads, what they asked for, held and got done."""
+    now = time.time()
+    history = read_prometheus(PrometheusSpan(prometheus.url, now - 300, now, 60))
+    names = {share["metadata"]["name"] for share in space.cluster.get("-n", space.name, "gpushares")["items"]}
+    rows = {row.workload: row for row in showback(history, by_workload=True) if row.namespace == space.name}
+    assert set(rows) <= names | {"whole"} | {name for name in rows if "whole" in name}
+    (first,) = (row for name, row in rows.items() if "first" in name)
+    assert first.asked is not None
+    assert first.given > 0
+    assert first.kept_ratio is None or 0 <= first.kept_ratio <= 1
+    assert space.name in render_usage(history)
