@@ -124,6 +124,10 @@ async def test_a_watch_tells_what_matches_its_selector(api, create):
     ]
 
 
+async def test_a_group_that_is_not_served_has_no_versions(api):
+    assert await api.versions_of("nobody.example.com") == ()
+
+
 async def test_a_patch_merges_and_minds_its_preconditions(api, create):
     made = await create(a="1", b="2")
     name, metadata = made["metadata"]["name"], made["metadata"]

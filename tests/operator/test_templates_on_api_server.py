@@ -14,18 +14,21 @@ from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixture
     WORKLOADS,
     Server,
     namespace,
+    pod,
     refusal,
     webhooks,
     workload,
 )
 
 from gpushare.core.api import names
-from gpushare.kube import Api, Resource
+from gpushare.kube import PODS, Api, Resource
 
 pytestmark = pytest.mark.integration
 
 Json = dict[str, Any]
 JOBS = WORKLOADS["Job"]
+QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
+LIMIT_RANGES = Resource("", "v1", "limitranges", "LimitRange", namespaced=True)
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", namespaced=True)
 DEFINITIONS = Resource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
@@ -130,3 +133,47 @@ async def test_a_jobset_carries_it_in_each_template(real_api: Api, namespace: st
         assert [pod["containers"][0].get("resources") for pod in pods] == [SHARE, None]
     finally:
         await real_api.delete(DEFINITIONS, "jobsets.jobset.x-k8s.io")
+
+
+async def test_a_quota_counts_the_shares_that_admission_sets(real_api: Api, namespace: str) -> None:  # noqa: F811
+    hard = {f"requests.{names.SHARE_RESOURCE}": "50"}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": {"hard": hard}}
+    await real_api.create(QUOTAS, quota, namespace=namespace)
+    # the part of the quota controller, which does not run here; what is used is counted by the API server itself
+    status = {"status": {"hard": hard, "used": dict.fromkeys(hard, "0")}}
+    await real_api.patch(QUOTAS, "gpus", status, namespace=namespace, subresource="status")
+
+    async def is_in_force() -> bool:
+        said = await refusal(real_api, namespace, pod("large", fraction="0.75"))
+        if said is None:
+            await real_api.delete(PODS, "large", namespace=namespace, grace_seconds=0)
+        return said is not None and "exceeded quota: gpus" in said
+
+    async with asyncio.timeout(60):
+        while not await is_in_force():
+            await real_api.patch(QUOTAS, "gpus", status, namespace=namespace, subresource="status")
+            await asyncio.sleep(0.2)
+    for name in ("first", "second"):
+        assert await refusal(real_api, namespace, pod(name, fraction="0.25")) is None
+    said = await refusal(real_api, namespace, pod("third", fraction="0.01"))
+    assert said is not None
+    assert f"requested: requests.{names.SHARE_RESOURCE}=1, used: requests.{names.SHARE_RESOURCE}=50" in said
+
+
+async def test_a_limit_range_bounds_the_share_of_a_container(real_api: Api, namespace: str) -> None:  # noqa: F811
+    none = {names.SHARE_RESOURCE: "0"}  # without a default the maximum would be one, for every container
+    limits = [{"type": "Container", "max": {names.SHARE_RESOURCE: "50"}, "default": none, "defaultRequest": none}]
+    body = {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "gpus"}, "spec": {"limits": limits}}
+    await real_api.create(LIMIT_RANGES, body, namespace=namespace)
+    said = None
+    async with asyncio.timeout(60):
+        while said is None:  # the plugin keeps a namespace's ranges for some seconds
+            said = await refusal(real_api, namespace, pod("large", fraction="0.75"))
+            if said is None:
+                await real_api.delete(PODS, "large", namespace=namespace, grace_seconds=0)
+                await asyncio.sleep(0.5)
+    assert f"maximum {names.SHARE_RESOURCE} usage per Container is 50, but limit is 75" in said
+    half = await real_api.create(PODS, pod("half", fraction="0.5"), namespace=namespace)
+    assert half["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "50"}
+    plain = await real_api.create(PODS, pod("plain"), namespace=namespace)
+    assert plain["spec"]["containers"][0]["resources"]["limits"] == none

@@ -242,7 +242,7 @@ def test_a_share_set_by_hand(kind: str) -> None:
         "which makes it 25; leave it out, gpushare sets it"
     )
     assert "which makes it 25" in refused(with_share("5"))
-    for hostile in ("-1", "1e9", "9" * 5000, "0", "25m", ""):
+    for hostile in ("-1", "1e9", "9" * 5000, "25m", ""):
         assert len(refused(with_share(hostile))) < 400
     assert "1 to 100" in refused(with_share("150", "auto"))
     assert patched(with_share("300", "auto"))
@@ -538,3 +538,19 @@ def test_one_selector_too_many_is_refused() -> None:
     assert check_gpushare(selecting, selecting, full, policy) is None, "it was there before"
     for without in ({}, {"spec": None}, {"spec": {"fraction": "0.5"}}):
         assert check_gpushare(without, None, full, policy) is None
+
+
+def test_a_share_of_none_as_a_limit_range_gives_it_is_no_share() -> None:
+    none = {names.SHARE_RESOURCE: "0"}
+    containers = [
+        {"name": name, "resources": {"limits": {**none}, "requests": {**none}}} for name in ("main", "side")
+    ]
+    document = pod({names.FRACTION: "0.25"}, containers=containers)
+    done = apply(document, patched(document))
+    main, side = (each["resources"] for each in done["spec"]["containers"])
+    assert main == {"limits": {names.SHARE_RESOURCE: "25"}, "requests": {names.SHARE_RESOURCE: "25"}}
+    assert side == {"limits": none, "requests": none}
+    assert check_pod(done) is None
+    bypassed = check_pod(document)
+    assert bypassed is not None, "without the mutating webhook nobody gets a GPU for nothing"
+    assert "lacks gpushare.io/share" in bypassed.detail

@@ -225,7 +225,8 @@ def check_pod(
     chosen = annotations_of(pod).get(names.CONTAINER)
     container = pod["spec"]["containers"][_container_index(pod["spec"], chosen)]
     for kind in ("limits", "requests"):
-        if names.SHARE_RESOURCE not in ((container.get("resources") or {}).get(kind) or {}):
+        amounts = (container.get("resources") or {}).get(kind) or {}
+        if _is_none(amounts.get(names.SHARE_RESOURCE, "0")):
             return _conflict(
                 f"{_named(container)}: resources.{kind} lacks {names.SHARE_RESOURCE}; gpushare's "
                 "mutating webhook adds it, so another webhook removed it or that webhook is not installed"
@@ -400,7 +401,7 @@ def _check_shares(spec: Object, request: ShareRequest, expected: _Expected) -> R
     for index, container in enumerate(_all_containers(spec)):
         for kind in ("limits", "requests"):
             amount = ((container.get("resources") or {}).get(kind) or {}).get(names.SHARE_RESOURCE)
-            if amount is None:
+            if amount is None or _is_none(amount):
                 continue
             where = f"{_named(container)}: resources.{kind} {names.SHARE_RESOURCE}: {shown(amount)}"
             if index != chosen:
@@ -474,9 +475,14 @@ def _set_share(container: Object, path: str, shares: str) -> list[Json]:
         amounts = resources.get(kind)
         if not amounts:
             patch.append({"op": "add", "path": f"{path}/resources/{kind}", "value": share})
-        elif names.SHARE_RESOURCE not in amounts:
+        elif _is_none(amounts.get(names.SHARE_RESOURCE, "0")):
             patch += _set(amounts, f"{path}/resources/{kind}", names.SHARE_RESOURCE, shares)
     return patch
+
+
+def _is_none(amount: object) -> bool:
+    """Return whether an amount asks for nothing, as a LimitRange's default of 0 does."""
+    return str(amount) == "0"
 
 
 def _set_caps(container: Object, path: str) -> list[Json]:
