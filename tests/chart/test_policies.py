@@ -374,10 +374,6 @@ def test_shares_are_not_to_be_had_behind_the_extenders_back(
     answer = installed.call("POST", PODS, pod, dry_run=True)
     assert answer.code == 403
     assert 'annotate the pod instead, such as gpushare.io/fraction: "0.25"' in answer.message
-    for amounts in resources.values():
-        amounts[names.SHARE_RESOURCE] = "0"
-    answer = installed.call("POST", PODS, pod, dry_run=True)
-    assert answer.code == 201, "a LimitRange's default of none is no share"
 
 
 @contextlib.contextmanager

@@ -11,11 +11,13 @@ import pytest
 import yaml
 from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixtures
     CACHE,
+    REGISTRATION,
     WORKLOADS,
     Server,
     namespace,
     pod,
     refusal,
+    rendered,
     webhooks,
     workload,
 )
@@ -27,6 +29,10 @@ pytestmark = pytest.mark.integration
 
 Json = dict[str, Any]
 JOBS = WORKLOADS["Job"]
+POLICIES = {
+    "ValidatingAdmissionPolicy": "validatingadmissionpolicies",
+    "ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings",
+}
 QUOTAS = Resource("", "v1", "resourcequotas", "ResourceQuota", namespaced=True)
 LIMIT_RANGES = Resource("", "v1", "limitranges", "LimitRange", namespaced=True)
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", namespaced=True)
@@ -173,6 +179,33 @@ async def test_a_limit_range_bounds_the_share_of_a_container(real_api: Api, name
                 await real_api.delete(PODS, "large", namespace=namespace, grace_seconds=0)
                 await asyncio.sleep(0.5)
     assert f"maximum {names.SHARE_RESOURCE} usage per Container is 50, but limit is 75" in said
+    made = [
+        (Resource(REGISTRATION, "v1", plural, kind, namespaced=False), item)
+        for kind, plural in POLICIES.items()
+        for item in rendered("policies/decisions.yaml", {kind})
+        if item["metadata"]["name"].endswith("-shares")
+    ]
+    for resource, item in made:
+        await real_api.create(resource, item)
+    try:
+        await _check_default_of_none(real_api, namespace, none)
+    finally:
+        for resource, item in made:
+            await real_api.delete(resource, item["metadata"]["name"])
+
+
+async def _check_default_of_none(real_api: Api, namespace: str, none: Json) -> None:  # noqa: F811
+    """With the policy against shares by hand in force, the default of none is no share."""
+    by_hand = pod("byhand")
+    by_hand["spec"]["containers"][0]["resources"] = {"limits": {names.SHARE_RESOURCE: "5"}}
+    said = None
+    async with asyncio.timeout(60):
+        while said is None:
+            said = await refusal(real_api, namespace, by_hand)
+            if said is None:
+                await real_api.delete(PODS, "byhand", namespace=namespace, grace_seconds=0)
+                await asyncio.sleep(0.5)
+    assert "leave it out and annotate the pod instead" in said
     half = await real_api.create(PODS, pod("half", fraction="0.5"), namespace=namespace)
     assert half["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "50"}
     plain = await real_api.create(PODS, pod("plain"), namespace=namespace)

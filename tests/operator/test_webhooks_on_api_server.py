@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -39,8 +39,8 @@ WORKLOADS = {
 GPUNODES_LARGEST = 143771
 
 
-def rendered() -> list[Json]:
-    """The webhook configurations as the chart makes them."""
+def rendered(template: str = "admission/webhooks.yaml", kinds: Collection[str] = CONFIGURATIONS) -> list[Json]:
+    """Objects of one of the chart's templates; default: the webhook configurations."""
     helm = shutil.which("helm") or next((str(path) for path in sorted(CACHE.glob("bin/helm"))), None)
     if helm is None:
         pytest.skip("no helm: hack/cluster up builds it")
@@ -54,10 +54,10 @@ def rendered() -> list[Json]:
         "--kube-version",
         "1.35.0",
         "--show-only",
-        "templates/admission/webhooks.yaml",
+        f"templates/{template}",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return [item for item in yaml.safe_load_all(done.stdout) if item and item["kind"] in CONFIGURATIONS]
+    return [item for item in yaml.safe_load_all(done.stdout) if item and item["kind"] in kinds]
 
 
 class Server:
