@@ -59,7 +59,7 @@ def test_a_bad_neighbour_is_read_in_place_and_throttled_and_the_promise_kept(
     wait_for(
         "both profiled in place",
         lambda: all(
-            cluster.get("-n", space.name, "gpushare", name).get("status", {}).get("profile")
+            cluster.get("-n", space.name, "gpushares", name).get("status", {}).get("profile")
             for name in ("tolerant", "pod-victim")
         ),
         seconds=240,
