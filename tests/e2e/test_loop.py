@@ -16,7 +16,7 @@ Parts = Callable[[str], list[dict]]
 IDLE = ["sh", "-c", "exec sleep infinity"]
 # Under these shares the first makes 0.34 beside the second, 0.82 alone; promised are 0.67 (twin.drawn).
 VICTIM, BAD = ("resnet50-train", "0.6"), ("stream", "0.4")
-LEAST_RISE = 1.3
+KEPT, FREE = 0.5, 0.45  # true progress of the first above and below which its neighbour is throttled, or is not
 
 
 def tenants(cluster: Cluster, space: Namespace) -> dict[str, dict]:
@@ -54,7 +54,6 @@ def test_a_bad_neighbour_is_read_in_place_and_throttled_and_the_promise_kept(
     gpu = GpuDirectory.of(HOST_DIRECTORY, gpus.pop())
     if not gpu.path.is_dir():
         pytest.skip("the cluster's node is another machine: its cgroups are out of reach")
-    before = rates(space, "victim", 5)
 
     wait_for(
         "both profiled in place",
@@ -68,7 +67,7 @@ def test_a_bad_neighbour_is_read_in_place_and_throttled_and_the_promise_kept(
     told = tenants(cluster, space)
     assert "throttle" not in told["victim"]
     assert told["victim"]["promise"] > told["bad"]["promise"] > 0
-    wait_for("its neighbour faster", lambda: rates(space, "victim", 10) >= LEAST_RISE * before, seconds=120)
+    wait_for("its neighbour faster", lambda: rates(space, "victim", 10) >= KEPT, seconds=120)
     reasons = [event["reason"] for event in cluster.get("-n", space.name, "events")["items"]]
     assert "PromiseBroken" in reasons
     assert "Throttled" in reasons
@@ -76,7 +75,7 @@ def test_a_bad_neighbour_is_read_in_place_and_throttled_and_the_promise_kept(
     # A killed agent: its word holds for its lease, and the next one begins with everyone free and throttles again.
     (agent,) = part("agent")
     kill(processes_of(agent["metadata"]["uid"], saying="gpushare_deviceplugin"))
-    wait_for("the lease run out", lambda: rates(space, "victim", 3) < LEAST_RISE * before, seconds=120)
-    wait_for("kept again by another agent", lambda: rates(space, "victim", 10) >= LEAST_RISE * before, seconds=240)
+    wait_for("the lease run out", lambda: rates(space, "victim", 3) < FREE, seconds=120)
+    wait_for("kept again by another agent", lambda: rates(space, "victim", 10) >= KEPT, seconds=240)
     for pod in space.pods():
         assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
