@@ -2,21 +2,19 @@
 
 import re
 import time
-from collections.abc import Callable
 
 import pytest
-from livecluster import Cluster, Namespace, decided, kill, processes_of, wait_for
+from livecluster import Cluster, Namespace, decided, wait_for
 
 from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps.layout import GpuDirectory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-Parts = Callable[[str], list[dict]]
 IDLE = ["sh", "-c", "exec sleep infinity"]
 # Under these shares the first makes 0.34 beside the second, 0.82 alone; promised are 0.67 (twin.drawn).
 VICTIM, BAD = ("resnet50-train", "0.6"), ("stream", "0.4")
-KEPT, FREE = 0.5, 0.45  # true progress of the first above and below which its neighbour is throttled, or is not
+KEPT = 0.5  # true progress of the first that it makes only beside a throttled neighbour
 
 
 def tenants(cluster: Cluster, space: Namespace) -> dict[str, dict]:
@@ -35,7 +33,7 @@ def rates(space: Namespace, name: str, seconds: int) -> float:
 
 
 def test_a_bad_neighbour_is_read_in_place_and_throttled_and_the_promise_kept(
-    space: Namespace, cluster: Cluster, part: Parts
+    space: Namespace, cluster: Cluster
 ) -> None:
     tolerant = {
         "apiVersion": "gpushare.io/v1alpha1",
@@ -63,19 +61,17 @@ def test_a_bad_neighbour_is_read_in_place_and_throttled_and_the_promise_kept(
         ),
         seconds=240,
     )
-    wait_for("a throttle in the GpuNode", lambda: tenants(cluster, space)["bad"].get("throttle"), seconds=120)
+    wait_for(
+        "a throttle in the GpuNode", lambda: tenants(cluster, space).get("bad", {}).get("throttle"), seconds=120
+    )
     told = tenants(cluster, space)
     assert "throttle" not in told["victim"]
     assert told["victim"]["promise"] > told["bad"]["promise"] > 0
     wait_for("its neighbour faster", lambda: rates(space, "victim", 10) >= KEPT, seconds=120)
-    reasons = [event["reason"] for event in cluster.get("-n", space.name, "events")["items"]]
-    assert "PromiseBroken" in reasons
-    assert "Throttled" in reasons
 
-    # A killed agent: its word holds for its lease, and the next one begins with everyone free and throttles again.
-    (agent,) = part("agent")
-    kill(processes_of(agent["metadata"]["uid"], saying="gpushare_deviceplugin"))
-    wait_for("the lease run out", lambda: rates(space, "victim", 3) < FREE, seconds=120)
-    wait_for("kept again by another agent", lambda: rates(space, "victim", 10) >= KEPT, seconds=240)
+    def reasons() -> set[str]:
+        return {event["reason"] for event in cluster.get("-n", space.name, "events")["items"]}
+
+    wait_for("its events", lambda: {"PromiseBroken", "Throttled"} <= reasons(), seconds=60)
     for pod in space.pods():
         assert pod["status"]["containerStatuses"][0]["restartCount"] == 0
