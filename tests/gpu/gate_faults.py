@@ -165,11 +165,12 @@ def agent_killed(b: Bench) -> dict[str, Any]:
     must(agent is not None, "runs with --agent only")
     assert agent is not None
     tenants = _three(b)
-    b.until(lambda: len(_shown(b)) == 3, 30, "three tenants on the GpuNode")
+    late = b.decide(403, 30, 2048)
+    b.until(lambda: len(_shown(b)) == 4, 30, "four tenants on the GpuNode")
     before, decided, written = b.status(), b.decisions_file(), len(agent.api.statuses)
     agent.kill()
     hit = time.time()
-    queued = b.spawn(tenants[0].pod, "run", 2, 64)  # a pod's second process, while no agent runs
+    queued = b.spawn(late, "run", 2, 64)  # a decided pod's first process, while no agent runs
     low, high = sms_at(b, 30)
     sms = queued.wait("context", START)["sms"]
     must(low <= sms <= high, f"a client that came meanwhile saw {sms} SMs")
@@ -177,7 +178,7 @@ def agent_killed(b: Bench) -> dict[str, Any]:
     agent.start()
     b.until(lambda: len(agent.api.statuses) > written, 60, "a GpuNode written by the next agent")
     back = round(time.time() - hit, 3)
-    must(len(_shown(b)) == 3, f"its first word has the tenants {_shown(b)}")
+    must(len(_shown(b)) == 4, f"its first word has the tenants {_shown(b)}")
     must(b.agent_says_healthy(), "its first word is not Healthy")
     must(b.decisions_file() == decided, "the next agent rewrote the decisions")
     must(all(t.is_running for t in tenants), "a tenant ended")
