@@ -46,7 +46,7 @@ def definition(
                 "plural": plural,
                 "singular": kind.lower(),
                 "shortNames": [short],
-                "categories": ["gpushare"],
+                "categories": ["gpusharing"],
             },
             "versions": [
                 {
