@@ -18,6 +18,7 @@ import yaml
 from gpushare.core.api import names
 from gpushare.extender import options as extender_options
 from gpushare.mps import host as mps_host
+from gpushare.twin.mps import stopped
 from gpushare_deviceplugin import options as agent_options
 from gpushare_operator.admission import __main__ as admission_main
 from gpushare_operator.running import Environment
@@ -159,6 +160,7 @@ def test_only_the_mps_host_may_write_cgroups_and_only_for_the_throttle(render: R
     if enabled:
         assert volumes["cgroup"]["hostPath"]["path"] == "/sys/fs/cgroup"
         assert mounts["cgroup"] == {"name": "cgroup", "mountPath": str(host.cgroup_root)}, "writable"
+        assert host.cgroup_root == stopped.NODE_CGROUPS, "the twin sees who is frozen"
     else:
         assert "cgroup" not in volumes
 

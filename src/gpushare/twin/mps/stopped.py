@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from gpushare.mps.freezer import CgroupFreezer, Freezer, FreezerError, FreezeState
+from gpushare.mps.freezer import CGROUP_ROOT, CgroupFreezer, Freezer, FreezerError, FreezeState
 from gpushare.mps.identity import pod_uid_of
 
+NODE_CGROUPS: Final = Path("/host/sys/fs/cgroup")  # in the MPS host's container, by the chart
 SEARCH_SECONDS: Final = 5.0  # between two searches for a missing cgroup: one walks a tree of directories
 
 
@@ -26,7 +27,7 @@ class StoppedTenants:
         pod_of: Callable[[int], str | None] = pod_uid_of,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._freezer = freezer or CgroupFreezer()
+        self._freezer = freezer or CgroupFreezer(NODE_CGROUPS if NODE_CGROUPS.is_dir() else CGROUP_ROOT)
         self._pod_of = pod_of
         self._clock = clock
         self._cgroups: dict[int, Path] = {}
