@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare.core.admission.label_terms import ANY, terms_of_labels, ways_to_file
-from gpushare.core.api.objects import LabelRequirement, LabelSelector, SelectorOperator
+from gpushare.core.api.meta import LabelRequirement, LabelSelector, SelectorOperator
 
 KEYS, VALUES = st.sampled_from(["app", "tier", "zone"]), st.sampled_from(["x", "y", "z"])
 SELECTORS = st.builds(

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gpushare.core.admission import ownership
 from gpushare.core.admission.share_index import ShareIndex
-from gpushare.core.api.objects import GpuShare, OwnerReference
+from gpushare.core.api.meta import OwnerReference
+from gpushare.core.api.objects import GpuShare
 
 Json = dict[str, Any]
 REPLICASET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-7d4b9", "uid": "rs1", "controller": True}

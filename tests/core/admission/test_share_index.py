@@ -5,15 +5,8 @@ from hypothesis import strategies as st
 from sharerule import share_of
 
 from gpushare.core.admission.share_index import ShareIndex, ShareKey
-from gpushare.core.api.objects import (
-    GpuShare,
-    GpuShareSpec,
-    GpuShareStatus,
-    LabelRequirement,
-    LabelSelector,
-    OwnerReference,
-    SelectorOperator,
-)
+from gpushare.core.api.meta import LabelRequirement, LabelSelector, OwnerReference, SelectorOperator
+from gpushare.core.api.objects import GpuShare, GpuShareSpec, GpuShareStatus
 
 
 def share(name, *owners, namespace="ns", selector=None):

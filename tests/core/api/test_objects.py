@@ -13,21 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare.core.api import objects
+from gpushare.core.api.meta import Condition, ConditionStatus, LabelRequirement, LabelSelector, SelectorOperator
 from gpushare.core.api.objects import (
     FRACTION_PATTERN,
     MEMORY_PATTERN,
     CapPoint,
     Ceilings,
-    Condition,
-    ConditionStatus,
     GpuNode,
     GpuNodeStatus,
     GpuShare,
     GpuShareSpec,
     GpuShareStatus,
     GpuStatus,
-    LabelRequirement,
-    LabelSelector,
     MpsState,
     MpsStatus,
     Observed,
@@ -35,7 +32,6 @@ from gpushare.core.api.objects import (
     PodPlacement,
     ProfileMode,
     ProfileSpec,
-    SelectorOperator,
     TenantStatus,
     Utilization,
     WorkloadSignature,

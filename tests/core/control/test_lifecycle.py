@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from gpushare.core.admission.resolve import Defaults
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
+from gpushare.core.api.meta import Condition, ConditionStatus
 from gpushare.core.api.objects import (
-    Condition,
-    ConditionStatus,
     GpuNodeStatus,
     GpuShare,
     GpuShareStatus,

@@ -2,6 +2,7 @@
 
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
+from gpushare.core.api.meta import Condition, ConditionStatus, LabelSelector, OwnerReference, SelectorOperator
 from gpushare.core.api.names import (
     API_VERSION,
     HOST_DIRECTORY,
@@ -13,25 +14,20 @@ from gpushare.core.api.names import (
 from gpushare.core.api.objects import (
     CapPoint,
     Ceilings,
-    Condition,
-    ConditionStatus,
     GpuNode,
     GpuNodeStatus,
     GpuShare,
     GpuShareSpec,
     GpuShareStatus,
     GpuStatus,
-    LabelSelector,
     LearnedEffect,
     MpsState,
     MpsStatus,
     Observed,
-    OwnerReference,
     Phase,
     PodPlacement,
     ProfileMode,
     Retraction,
-    SelectorOperator,
     TenantStatus,
     Utilization,
     WorkloadSignature,
