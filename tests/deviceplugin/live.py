@@ -19,6 +19,7 @@ from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
 from tests.mps.cgroups import RealPods
 
 from gpushare.core.api import GpuShareStatus, PodPlacement, TenantStatus, WorkloadSignature, names, to_json
+from gpushare.mps.control import TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
 from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.mps.layout import GpuDirectory, status_reader
 from gpushare.mps.status import GateState
@@ -167,12 +168,13 @@ class LiveNode:
         return [event["note"] for event in self.api.events if event["reason"] == reason]
 
     def close(self) -> None:
-        """End every process, and remove the cgroups."""
+        """End every process, the MPS daemon that outlives its host too, and remove the cgroups."""
         self.api.away = True
         for pod in self.pods.values():
             _end(pod.process, signal.SIGKILL)
         _end(self.agent, signal.SIGTERM)
         _end(self._host, signal.SIGTERM)
+        SyncMpsControl(ControlProgram.of(self.gpu, TWIN_EXECUTABLE)).stop(5.0)
         self.cgroups.close()
 
 
