@@ -30,14 +30,17 @@ DUTY_SLACK: Final = 0.1  # a window of a second or two cuts through a throttle's
 
 
 def merge(samples: Iterable[GpuSample]) -> GpuSample:
-    """Merge several windows into one: counters averaged over time, memory as of the last; at least one sample."""
+    """Merge windows, at least one, into one: counters and clock averaged over time, memory as of the last."""
     listed = list(samples)
+    clocks = [(s.sm_clock_mhz, s.window_seconds) for s in listed if s.sm_clock_mhz is not None]
     busy = [s.gpu_utilization_ratio for s in listed if s.gpu_utilization_ratio is not None]
     return GpuSample(
         counters=mean_counters((s.counters for s in listed), [s.window_seconds for s in listed]),
         window_seconds=sum(s.window_seconds for s in listed),
         memory_used_mib=listed[-1].memory_used_mib,
         gpu_utilization_ratio=sum(busy) / len(busy) if busy else None,
+        sm_clock_mhz=sum(mhz * s for mhz, s in clocks) / sum(s for _, s in clocks) if clocks else None,
+        max_sm_clock_mhz=listed[-1].max_sm_clock_mhz,
     )
 
 
@@ -93,7 +96,7 @@ class Measurer:
         if threads == 100:
             return {pod.uid: replace(measured, progress_ratio=1.0, progress_error_ratio=0.0)}
         signature = self._signatures.of(pod, model)
-        [found] = attribute(window.counters, [_evidence(signature, threads, None)])
+        [found] = attribute(window.counters, [_evidence(signature, threads, None)], window.sm_clock_mhz)
         return {
             pod.uid: replace(
                 measured,
@@ -128,7 +131,8 @@ class Measurer:
             replace(proof, bound=proof.bound * min(1.0, duty + DUTY_SLACK)) if duty < 1.0 else proof
             for proof, duty in zip(proofs, duties, strict=True)
         ]
-        found = attribute(window.counters, [*bounded, TenantEvidence(None)] if has_strangers else bounded)
+        everyone = [*bounded, TenantEvidence(None)] if has_strangers else bounded
+        found = attribute(window.counters, everyone, window.sm_clock_mhz)
         return {
             pod.uid: replace(
                 tenants[pod.uid],
@@ -167,7 +171,11 @@ def _evidence(signature: SoloSignature | None, threads: int, prior: Prior | None
 
 def _load(signature: SoloSignature, threads: int) -> TenantLoad:
     return TenantLoad(
-        signature.counters, threads, signature.cap_curve, iterations_per_s=signature.iterations_per_s
+        signature.counters,
+        threads,
+        signature.cap_curve,
+        iterations_per_s=signature.iterations_per_s,
+        sm_clock_mhz=signature.sm_clock_mhz,
     )
 
 

@@ -25,11 +25,13 @@ class SoloSignature:
     Attributes:
         cap_curve: progress alone by thread percentage, where measured.
         iterations_per_s: rate alone, where the workload reports one.
+        sm_clock_mhz: mean SM clock meanwhile; None: not known.
     """
 
     counters: Counters
     cap_curve: Mapping[int, float] = field(default_factory=dict)
     iterations_per_s: float | None = None
+    sm_clock_mhz: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ def _solo(profile: WorkloadSignature) -> SoloSignature:
         profile.as_counters(),
         {point.thread_percentage: point.progress_ratio for point in profile.cap_curve},
         profile.iterations_per_second,
+        profile.sm_clock_mhz,
     )
 
 

@@ -30,6 +30,7 @@ class _Seen:
         start_seconds: of this pod, left out because they look like its start; None once it works.
         may_hold_start: whether it is one window, whose first part may be the start.
         readings: windows in which its neighbours were stopped.
+        sm_clock_mhz: mean SM clock; None: not told in all of it.
     """
 
     counters: Counters
@@ -38,6 +39,7 @@ class _Seen:
     start_seconds: float | None = None
     may_hold_start: bool = False
     readings: int = 0
+    sm_clock_mhz: float | None = None
 
     @property
     def is_signature(self) -> bool:
@@ -63,11 +65,11 @@ class _Seen:
             readings: 1 for a window in which neighbours were stopped.
         """
         skipped = self.start_seconds if pod_uid == self.pod_uid else 0.0
-        counters, seconds = sample.counters, sample.window_seconds
+        counters, seconds, clock = sample.counters, sample.window_seconds, sample.sm_clock_mhz
         if counters.is_far_more_active(self.counters):
-            return _Seen(counters, seconds, pod_uid, may_hold_start=True, readings=readings)
+            return _Seen(counters, seconds, pod_uid, may_hold_start=True, readings=readings, sm_clock_mhz=clock)
         if self.may_hold_start and counters.activity_ratio() > self.counters.activity_ratio():
-            return _Seen(counters, seconds, pod_uid, readings=readings)
+            return _Seen(counters, seconds, pod_uid, readings=readings, sm_clock_mhz=clock)
         if skipped is not None and skipped < START_SECONDS:
             if self.counters.is_far_more_active(counters):
                 return replace(self, pod_uid=pod_uid, start_seconds=skipped + seconds)
@@ -80,7 +82,11 @@ class _Seen:
             for name in COUNTERS
             if (new := getattr(counters, name)) is not None
         }
-        return _Seen(Counters(**means), total, pod_uid, readings=self.readings + readings)
+        if self.seconds and self.sm_clock_mhz is not None and clock is not None:
+            clock = self.sm_clock_mhz + weight * (clock - self.sm_clock_mhz)
+        elif self.seconds:
+            clock = None
+        return _Seen(Counters(**means), total, pod_uid, readings=self.readings + readings, sm_clock_mhz=clock)
 
 
 class Signatures:
@@ -106,10 +112,10 @@ class Signatures:
         found = self._best(pod, gpu_model)
         if found is None:
             light = [seen for seen in self._caps_of(pod, gpu_model).values() if seen.is_light]
-            return SoloSignature(light[0].counters, {}) if light else None
+            return SoloSignature(light[0].counters, {}, sm_clock_mhz=light[0].sm_clock_mhz) if light else None
         cap, seen = found
         counters, progress = at_full_threads(seen.counters, cap / 100)
-        return SoloSignature(counters, {} if cap == 100 else {cap: progress})
+        return SoloSignature(counters, {} if cap == 100 else {cap: progress}, sm_clock_mhz=seen.sm_clock_mhz)
 
     def is_light(self, pod: ManagedPod, gpu_model: str) -> bool:
         """Return whether all that is known of a pod's workload is that it hardly used the GPU so far."""
@@ -130,6 +136,7 @@ class Signatures:
             cap_curve=() if cap == 100 else (CapPoint(cap, round(progress, DIGITS)),),
             window_seconds=float(int(seen.seconds)),
             thread_percentage=None if cap == 100 else cap,
+            sm_clock_mhz=round(seen.sm_clock_mhz, 1) if seen.sm_clock_mhz else None,
         )
         kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
         return found if kept is None or kept.gives_way(found) else None

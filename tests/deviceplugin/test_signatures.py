@@ -92,6 +92,20 @@ def test_the_next_pod_of_a_workload_does_not_dilute_it_by_its_start() -> None:
         assert all(close(each, within=0.1) for each in learnt(signatures, [0.0] * 8 + [1.0] * 12, name))
 
 
+def test_a_signature_holds_the_mean_clock_of_its_windows_and_none_where_one_did_not_tell() -> None:
+    signatures, pod = Signatures({}), make_pod("a", uid="uid-a")
+    for mhz, seconds in ((1980.0, 5.0), (1500.0, 15.0)):
+        signatures.learn(pod, H200, GpuSample(BUSY, seconds, 900, 0.9, mhz))
+    [found, news] = signatures.of(pod, H200), signatures.news(pod, H200)
+    assert found is not None
+    assert news is not None
+    assert found.sm_clock_mhz == pytest.approx(1620.0)
+    assert news.sm_clock_mhz == pytest.approx(1620.0)
+    signatures.learn(pod, H200, GpuSample(BUSY, 5.0, 900, 0.9))
+    assert (news := signatures.news(pod, H200)) is not None
+    assert news.sm_clock_mhz is None
+
+
 def test_a_workload_that_draws_less_from_now_on_is_learnt_anew() -> None:
     signatures = Signatures({})
     learnt(signatures, [1.0] * 30)

@@ -33,6 +33,10 @@ def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
         assert all(0 <= value <= 1 for value in sample.counters.as_dict().values())
         assert all(0 <= value <= 1 for value in sample.counters.pipes().values())
 
+        assert sample.sm_clock_mhz is None or 100 <= sample.sm_clock_mhz <= 5000
+        if sample.sm_clock_mhz is not None and sample.max_sm_clock_mhz is not None:
+            assert sample.sm_clock_mhz <= sample.max_sm_clock_mhz
+
         for process in devices.processes(gpu.uuid):
             assert process.pid > 0
             assert process.memory_used_mib is None or 0 <= process.memory_used_mib <= gpu.memory_mib

@@ -78,6 +78,39 @@ def test_counters_are_ratios_and_what_failed_is_absent(
     assert sample.counters.dram_bw_util == 1.0
 
 
+def clock_after(devices: NvmlDevices, clock: Clock) -> float | None:
+    clock.sleep(1)
+    sample = devices.sample(UUID)
+    assert sample is not None
+    return sample.sm_clock_mhz
+
+
+def test_the_clock_of_a_window_is_the_mean_of_the_drivers_samples_in_it(
+    devices: NvmlDevices, clock: Clock, driver: FakeNvml
+) -> None:
+    driver.clock_samples = [(1, 345), (2, 1980)]
+    devices.sample(UUID)
+    driver.clock_samples += [(3, 1400), (4, 1500), (5, 1900), (6, 0)]  # 0: an invalid one
+    assert clock_after(devices, clock) == pytest.approx(1600)
+    driver.clock_samples.append((7, 1300))
+    assert clock_after(devices, clock) == 1300
+    driver.clock_mhz = 1500
+    assert clock_after(devices, clock) == (1980 + 1500) / 2  # no new sample: what it read at both ends
+
+
+def test_without_samples_the_clock_is_read_at_both_ends_and_may_be_unknown(
+    devices: NvmlDevices, clock: Clock, driver: FakeNvml
+) -> None:
+    driver.missing.add("nvmlDeviceGetSamples")
+    devices.sample(UUID)
+    driver.clock_mhz = 1500
+    assert clock_after(devices, clock) == (1980 + 1500) / 2
+    driver.codes["nvmlDeviceGetClockInfo"] = int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert clock_after(devices, clock) is None
+    del driver.codes["nvmlDeviceGetClockInfo"]
+    assert clock_after(devices, clock) == 1500  # the window's begin is not known
+
+
 def test_a_reading_that_makes_no_sense_is_no_reading() -> None:
     counters = counters_of({"sm_util": (0, 1e9), "fp32_util": (0, -1.0), "fp16_util": (0, 12.0)})
     assert counters.as_dict() == {"fp16_util": 0.12}

@@ -197,7 +197,12 @@ class Stage:
                 sample = self.devices.sample(self.bench.gpu.uuid)
                 if sample is not None:
                     self.counters.append(
-                        {"at": now, "seconds": sample.window_seconds, **sample.counters.as_dict()}
+                        {
+                            "at": now,
+                            "seconds": sample.window_seconds,
+                            "sm_clock_mhz": sample.sm_clock_mhz,
+                            **sample.counters.as_dict(),
+                        }
                     )
             if now >= next_ask and agent is not None:
                 next_ask = now + 0.5

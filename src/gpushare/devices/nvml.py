@@ -8,6 +8,7 @@ from typing import Any, Final
 import pynvml
 
 from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.devices.clock import SmClock
 from gpushare.devices.dcgm import DcgmScrape
 from gpushare.devices.driver import driver_errors, explain
 from gpushare.devices.gpm import MIN_WINDOW_SECONDS, GpmSampler, GpmWindow
@@ -37,6 +38,7 @@ class NvmlDevices:
         self._infos: tuple[GpuInfo, ...] = ()
         self._gpm: dict[str, GpmSampler | None] = {}
         self._sampled_at: dict[str, float] = {}
+        self._clocks: dict[str, SmClock] = {}
         self._logged: set[str] = set()
         self._lost_at: float | None = None
         self._enumerate()
@@ -101,6 +103,7 @@ class NvmlDevices:
             pynvml.nvmlInit()
             self._handles.clear()
             self._sampled_at.clear()
+            self._clocks.clear()
             self._enumerate()
         self._xid = XidWatch(self._handles, self._clock, known)
 
@@ -131,11 +134,18 @@ class NvmlDevices:
         handle = self._handle(uuid)
         read = self._counters(uuid, handle)
         if read is None:
+            self._clock_of(uuid, handle)  # it begins with the counters' first window
             return None
         counters, window_seconds = read
         with driver_errors(f"GPU {uuid} cannot be sampled"):
             used_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) // _MIB
-        return GpuSample(counters, window_seconds, used_mib, _utilization(handle))
+        clock = self._clock_of(uuid, handle)
+        return GpuSample(counters, window_seconds, used_mib, _utilization(handle), clock.mean_mhz(), clock.max_mhz)
+
+    def _clock_of(self, uuid: str, handle: Any) -> SmClock:
+        if uuid not in self._clocks:
+            self._clocks[uuid] = SmClock(handle)
+        return self._clocks[uuid]
 
     def _handle(self, uuid: str) -> Any:
         try:

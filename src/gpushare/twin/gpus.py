@@ -21,6 +21,17 @@ MODELS: Final[dict[str, tuple[str, int, int]]] = {
     "H100": ("NVIDIA H100 80GB HBM3", 81559, 132),
     "H200": ("NVIDIA H200", 143771, 132),
 }
+# Product name -> highest SM clock, MHz, as NVML prints it. The twin's GPUs always run at it.
+MAX_SM_CLOCKS: Final[dict[str, int]] = {
+    "Tesla V100-SXM2-16GB": 1530,
+    "Tesla T4": 1590,
+    "NVIDIA L4": 2040,
+    "NVIDIA L40S": 2520,
+    "NVIDIA A100-SXM4-40GB": 1410,
+    "NVIDIA A100-SXM4-80GB": 1410,
+    "NVIDIA H100 80GB HBM3": 1980,
+    "NVIDIA H200": 1980,
+}
 MAX_GPUS_PER_NODE: Final = 64  # no node carries more; a typing error should not fill a disk with directories
 
 

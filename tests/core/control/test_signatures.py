@@ -133,6 +133,17 @@ def test_a_look_under_more_threads_replaces_one_under_fewer_and_never_the_other_
     assert (kept.thread_percentage, kept.taken_at) == (50, NOW)
 
 
+def test_a_look_with_the_clock_replaces_one_without_unless_it_is_much_shorter():
+    def timed(seconds, mhz=None):
+        counters = {"sm_util": 0.5, "fp32_util": 0.3}
+        return WorkloadSignature("NVIDIA H200", counters, window_seconds=seconds, sm_clock_mhz=mhz)
+
+    assert timed(40.0).gives_way(timed(10.0, 1980.0))
+    assert not timed(40.0).gives_way(timed(9.0, 1980.0))
+    assert not timed(10.0, 1980.0).gives_way(timed(9000.0)), "two nodes would replace each other's for ever"
+    assert timed(10.0, 1980.0).gives_way(timed(40.0, 1400.0))
+
+
 def test_pods_of_several_workloads_under_one_selector_have_no_profile():
     one, other = {names.WORKLOAD: "one"}, {names.WORKLOAD: "other"}
     mixed = gpushare(selector={})

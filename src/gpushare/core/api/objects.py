@@ -186,6 +186,13 @@ class WorkloadSignature:
     thread_percentage: int | None = described(
         "Thread percentage that it was taken under; absent: all threads.", default=None, minimum=1, maximum=99
     )
+    sm_clock_mhz: float | None = described(
+        "Mean clock of the SMs while it was taken, MHz, since counters are ratios of cycles; absent: not known.",
+        default=None,
+        name="smClockMHz",
+        minimum=1,
+        maximum=10_000,
+    )
 
     @property
     def cap(self) -> int:
@@ -206,7 +213,8 @@ class WorkloadSignature:
 
         One that is more than twice as active is, however short: this one holds the program's start, or a pause.
         The other way round it never is, so that two nodes do not replace each other's for ever. One taken under
-        more threads tells more, one taken under fewer never takes its place.
+        more threads tells more, one taken under fewer never takes its place. One with the clock tells more than
+        one without, unless it is much shorter.
         """
         own, others = self.as_counters(), other.as_counters()
         if not self.counters or others.is_far_more_active(own):
@@ -215,7 +223,10 @@ class WorkloadSignature:
             return False
         if self.cap != other.cap:
             return other.cap > self.cap
-        return (other.window_seconds or 0.0) >= LONGER_WINDOW * max(self.window_seconds or 0.0, 1.0)
+        longer = (other.window_seconds or 0.0) / max(self.window_seconds or 0.0, 1.0)
+        if (self.sm_clock_mhz is None) != (other.sm_clock_mhz is None):
+            return self.sm_clock_mhz is None and longer * LONGER_WINDOW >= 1.0
+        return longer >= LONGER_WINDOW
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,15 @@ class GpuSample:
         window_seconds: length of the window.
         memory_used_mib: device memory in use at its end.
         gpu_utilization_ratio: what NVML calls utilisation, 0 to 1; None where absent.
+        sm_clock_mhz: mean SM clock over the window; max_sm_clock_mhz: the highest of this GPU; None where absent.
     """
 
     counters: Counters
     window_seconds: float
     memory_used_mib: int
     gpu_utilization_ratio: float | None
+    sm_clock_mhz: float | None = None
+    max_sm_clock_mhz: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class DevicesError(Exception):
 
 
 class Devices(Protocol):
-    """The The GPUs of this node. No call blocks: each returns what is known now or raises DevicesError."""
+    """The GPUs of this node. No call blocks: each returns what is known now or raises DevicesError."""
 
     def list(self) -> tuple[GpuInfo, ...]:
         """The node's GPUs by index."""

@@ -19,6 +19,7 @@ from gpushare.core.progress.attribution import (
     evidence,
     no_prediction,
 )
+from gpushare.core.progress.clock import at_clock
 
 __all__ = [
     "MAX_CAPPED_PROGRESS",
@@ -27,6 +28,7 @@ __all__ = [
     "Prior",
     "TenantEvidence",
     "TenantLoad",
+    "at_clock",
     "at_full_threads",
     "attribute",
     "busy_ratio",

@@ -11,11 +11,12 @@ memory.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import mul
 from typing import Final
 
 from gpushare.core.gpu import Counters
+from gpushare.core.progress.clock import at_clock
 from gpushare.core.progress.counter_errors import CounterRow, counters_of
 
 _Vector = Sequence[float]
@@ -70,6 +71,7 @@ class TenantEvidence:
         prior: from the interference model; None without one.
         capped_work: counters for each unit of progress under its cap, where they were measured.
         is_capped: whether it runs under a cap.
+        sm_clock_mhz: mean SM clock while its counters were taken; None: not known.
     """
 
     signature: Counters | None
@@ -77,6 +79,7 @@ class TenantEvidence:
     prior: Prior | None = None
     capped_work: Counters | None = None
     is_capped: bool = False
+    sm_clock_mhz: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class TenantLoad:
         signature: its counters alone at 100% threads.
         cap_curve: progress alone by thread percentage, where measured; capped: counters alone, likewise.
         iterations_per_s: rate alone at 100%; None when unknown.
+        sm_clock_mhz: mean SM clock while the signature was taken; None when unknown.
     """
 
     signature: Counters
@@ -113,6 +117,7 @@ class TenantLoad:
     cap_curve: Mapping[int, float] = field(default_factory=dict)
     capped: Mapping[int, Counters] = field(default_factory=dict)
     iterations_per_s: float | None = None
+    sm_clock_mhz: float | None = None
 
 
 # Expected progress of the tenants of one GPU, in their order; None where the model cannot predict one.
@@ -170,21 +175,27 @@ def capped_work(load: TenantLoad) -> Counters | None:
 def evidence(load: TenantLoad, prior: Prior | None = None) -> TenantEvidence:
     """Collect what attribution may know of a load, with the model's prediction."""
     bound = cap_bound(load.cap_curve, load.thread_percentage)
-    return TenantEvidence(load.signature, bound, prior, capped_work(load), load.thread_percentage < 100)
+    return TenantEvidence(
+        load.signature, bound, prior, capped_work(load), load.thread_percentage < 100, load.sm_clock_mhz
+    )
 
 
-def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attribution, ...]:
+def attribute(
+    device: Counters, tenants: Sequence[TenantEvidence], sm_clock_mhz: float | None = None
+) -> tuple[Attribution, ...]:
     """Infer each tenant's progress from one window of the device's counters.
 
     Args:
         device: the device's counters over the window.
         tenants: everyone who ran in the window. One without a signature makes everyone unknown who has no prior,
             since its part of the counters cannot be told from theirs.
+        sm_clock_mhz: mean SM clock over the window; None: not known, and taken for that of the signatures.
 
     Source: docs/design.md 4; docs/facts.md 31 has the error without bounds and prior (pairs 0.052).
     """
     if not tenants:
         return ()
+    tenants = [_at_clock(tenant, sm_clock_mhz) for tenant in tenants]
     works = [tenant.capped_work or tenant.signature for tenant in tenants]
     known = [work for work in works if work is not None]
     names = counters_of(device, known)
@@ -205,6 +216,15 @@ def attribute(device: Counters, tenants: Sequence[TenantEvidence]) -> tuple[Attr
     hessian, _ = _normal_equations(rows, weights, priors, [min(1.0, trust) for trust in trusts])
     errors = [math.sqrt(variance + _LEAST_ERROR**2) for variance in inverse_diagonal(hessian)]
     return tuple(_attribution(tenant, p, e) for tenant, p, e in zip(tenants, progress, errors, strict=True))
+
+
+def _at_clock(tenant: TenantEvidence, now_mhz: float | None) -> TenantEvidence:
+    taken_mhz = tenant.sm_clock_mhz
+    if taken_mhz is None or now_mhz is None or tenant.signature is None:
+        return tenant
+    signature = at_clock(tenant.signature, taken_mhz, now_mhz)
+    capped = tenant.capped_work and at_clock(tenant.capped_work, taken_mhz, now_mhz)
+    return replace(tenant, signature=signature, capped_work=capped)
 
 
 def bounded_minimum(hessian: _Matrix, gradient: _Vector, upper: _Vector, start: _Vector) -> list[float]:
