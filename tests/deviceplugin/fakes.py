@@ -1,8 +1,8 @@
 """A fake kubelet on real unix sockets, an API server over real HTTP, and pods as it would give them."""
 
 import asyncio
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,8 @@ import grpc
 from aiohttp import web
 
 from gpushare.core.api import GpuNodeStatus, from_json, names
+from gpushare.kube import EVENTS, GPUNODES, NODES, PODS
+from gpushare.kube.fake import ObjectStore, app
 from gpushare_deviceplugin import api_pb2, api_pb2_grpc, podresources_pb2, podresources_pb2_grpc
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 
@@ -168,89 +170,74 @@ def raw_pod(
     }
 
 
-class FakeApi:
-    """Pods of one node and one GpuNode; `away` answers everything with 503."""
+class NodeApi:
+    """The API server of one node's agent over HTTP; `away` answers everything with 503 and ends every watch.
+
+    Attributes:
+        store: the objects.
+        statuses: of the GpuNode, in the order in which they were written.
+        changed: set by every write; the reader clears it.
+    """
 
     def __init__(self, node: str = "n1") -> None:
         self.node = node
-        self.pods: dict[str, dict[str, Any]] = {}
-        self.gpushares: list[dict[str, Any]] = []
-        self.gpunode: dict[str, Any] | None = None
+        self.store = ObjectStore()
         self.statuses: list[GpuNodeStatus] = []
-        self.events: list[dict[str, Any]] = []
-        self.away = False
         self.changed = asyncio.Event()
-        self.version = 10
-        self.watches: list[asyncio.Queue[bytes]] = []
+        self._away = False
+        self.store.put(NODES, {"metadata": {"name": node, "uid": "node-uid"}})
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        if self.away:
-            return web.json_response({"kind": "Status", "message": "away"}, status=503)
-        path, body = request.path, (await request.json() if request.can_read_body else None)
-        if path.endswith("/pods"):
-            assert request.query["fieldSelector"] == f"spec.nodeName={self.node}"
-            if request.query.get("watch"):
-                return await self.watch(request)
-            return web.json_response(
-                {"metadata": {"resourceVersion": str(self.version)}, "items": list(self.pods.values())}
-            )
-        if "/pods/" in path and request.method == "PATCH":
-            pod = self.pods[path.rpartition("/")[2]]
-            pod["metadata"]["annotations"].update(body["metadata"]["annotations"])
-            self.put(pod)
-            return web.json_response(pod)
-        if path.endswith("/gpunodes") and request.method == "POST":
-            self.gpunode = body
-            return web.json_response(body, status=201)
-        if path.endswith(f"/gpunodes/{self.node}/status"):
-            if self.gpunode is None:
-                return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
-            self.statuses.append(from_json(GpuNodeStatus, body["status"]))
-            self.changed.set()
-            return web.json_response({**self.gpunode, **body})
-        if path.endswith("/events"):
-            self.events.append(body)
-            self.changed.set()
-            return web.json_response(body, status=201)
-        if path.endswith(f"/nodes/{self.node}"):
-            return web.json_response({"metadata": {"name": self.node, "uid": "node-uid"}})
-        if path.endswith("/gpushares"):
-            if request.query.get("watch"):
-                return await self.watch(request)
-            return web.json_response({"metadata": {"resourceVersion": "1"}, "items": self.gpushares})
-        return web.json_response({"kind": "Status", "reason": "NotFound"}, status=404)
+    @property
+    def app(self) -> web.Application:
+        """A new application that serves the store."""
+        made = app(self.store)
+        made.middlewares.append(self._record)
+        return made
 
-    async def watch(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        queue: asyncio.Queue[bytes] = asyncio.Queue()
-        if request.path.endswith("/pods"):
-            self.watches.append(queue)
-        while not self.away and request.transport is not None and not request.transport.is_closing():
-            try:
-                await response.write(await asyncio.wait_for(queue.get(), 0.2))
-            except TimeoutError:
-                continue
-            except ConnectionError:  # its reader was killed
-                break
-        if queue in self.watches:
-            self.watches.remove(queue)
-        return response
+    @property
+    def away(self) -> bool:
+        """Whether everything is refused."""
+        return self._away
+
+    @away.setter
+    def away(self, is_away: bool) -> None:
+        self._away = is_away
+        if is_away:
+            self.store.break_watches()
+
+    @property
+    def pods(self) -> Mapping[str, dict[str, Any]]:
+        """Pods by name."""
+        return {pod["metadata"]["name"]: pod for pod in self.store.objects(PODS).values()}
+
+    @property
+    def gpunode(self) -> dict[str, Any] | None:
+        """The node's GpuNode, once the agent has made it."""
+        return self.store.objects(GPUNODES).get(self.node)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """Events in the order in which they were told."""
+        return list(self.store.objects(EVENTS).values())
 
     def put(self, pod: dict[str, Any]) -> None:
-        kind = "MODIFIED" if pod["metadata"]["name"] in self.pods else "ADDED"
-        self.version += 1
-        pod["metadata"]["resourceVersion"] = str(self.version)
-        self.pods[pod["metadata"]["name"]] = pod
-        self._tell(kind, pod)
+        """Let a pod appear or change."""
+        self.store.put(PODS, pod)
+        self.changed.set()
 
     def remove(self, name: str) -> None:
-        self.version += 1
-        pod = self.pods.pop(name)
-        pod["metadata"]["resourceVersion"] = str(self.version)
-        self._tell("DELETED", pod)
-
-    def _tell(self, kind: str, pod: dict[str, Any]) -> None:
+        """Let a pod go."""
+        [key] = [key for key, pod in self.store.objects(PODS).items() if pod["metadata"]["name"] == name]
+        self.store.remove(PODS, key)
         self.changed.set()
-        for queue in self.watches:
-            queue.put_nowait(json.dumps({"type": kind, "object": pod}).encode() + b"\n")
+
+    @web.middleware
+    async def _record(self, request: web.Request, handler: Callable[..., Any]) -> web.StreamResponse:
+        if self._away:
+            return web.json_response({"kind": "Status", "message": "away"}, status=503)
+        response: web.StreamResponse = await handler(request)
+        if request.method != "GET" and response.status < HTTPStatus.BAD_REQUEST:
+            if request.path.endswith(f"/gpunodes/{self.node}/status"):
+                self.statuses.append(from_json(GpuNodeStatus, (await request.json())["status"]))
+            self.changed.set()
+        return response

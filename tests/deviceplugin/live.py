@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
+from tests.deviceplugin.fakes import FakeKubelet, NodeApi, raw_pod
 from tests.mps.cgroups import RealPods
 
 from gpushare.core.api import GpuShareStatus, PodPlacement, TenantStatus, WorkloadSignature, names, to_json
+from gpushare.kube import GPUSHARES
 from gpushare.mps.control import TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
 from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.mps.layout import GpuDirectory, status_reader
@@ -70,7 +71,7 @@ class LivePod:
 class LiveNode:
     """The node; close it."""
 
-    def __init__(self, root: Path, api: FakeApi, url: str, kubelet: FakeKubelet) -> None:
+    def __init__(self, root: Path, api: NodeApi, url: str, kubelet: FakeKubelet) -> None:
         self.root, self.api, self.kubelet = root, api, kubelet
         self.directory = root / "run"
         self.gpu = GpuDirectory.of(self.directory, GPU.uuid)
@@ -109,12 +110,12 @@ class LiveNode:
         obj = raw_pod(name, GPU.uuid, str(threads), "Running", percent)
         obj["metadata"]["uid"] = pod.uid
         obj["metadata"]["annotations"][names.WORKLOAD] = workload
-        self.api.pods[name] = obj
+        self.api.put(obj)
         taken, self._ids = self._ids[:percent], self._ids[percent:]
         self.kubelet.held[f"shop/{name}"] = taken
         placement = to_json(PodPlacement(pod_uid=pod.uid, pod=name, node=NODE))
         self._shares[workload]["status"].setdefault("placements", []).append(placement)
-        self.api.gpushares = list(self._shares.values())
+        self.api.store.put(GPUSHARES, self._shares[workload])
         return pod
 
     async def start(self) -> None:

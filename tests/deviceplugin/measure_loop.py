@@ -11,9 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.deviceplugin.fakes import FakeApi, FakeKubelet
+from tests.deviceplugin.fakes import FakeKubelet, NodeApi
 from tests.deviceplugin.live import LiveNode, bad_pair, kept_after, until
 
 PROMISE = 1 / 1.5
@@ -38,9 +37,8 @@ async def once(number: int) -> float:
     with tempfile.TemporaryDirectory(prefix="gs") as folder:
         kubelet = FakeKubelet(Path(folder) / "kubelet")
         await kubelet.start()
-        api, app = FakeApi(), web.Application()
-        app.router.add_route("*", "/{path:.*}", api.handle)
-        async with TestServer(app) as server:
+        api = NodeApi()
+        async with TestServer(api.app) as server:
             node = LiveNode(Path(folder), api, str(server.make_url("")).rstrip("/"), kubelet)
             try:
                 victim, bad = bad_pair(node, is_known=True)

@@ -14,9 +14,8 @@ from pathlib import Path
 import grpc
 import pytest
 import yaml
-from aiohttp import web
 from aiohttp.test_utils import TestServer, unused_port
-from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
+from tests.deviceplugin.fakes import FakeKubelet, NodeApi, raw_pod
 
 from gpushare.core.api import names
 from gpushare.core.gpu import Counters, Health
@@ -37,7 +36,7 @@ SOON = 60.0
 class Node:
     """One node: its API, its kubelet, its MPS host's files, and the agent's process."""
 
-    def __init__(self, root: Path, api: FakeApi, url: str, kubelet: FakeKubelet) -> None:
+    def __init__(self, root: Path, api: NodeApi, url: str, kubelet: FakeKubelet) -> None:
         self.api, self.kubelet, self.directory = api, kubelet, root / "run"
         self.log = root / "agent.log"
         self.port = unused_port()
@@ -144,7 +143,7 @@ POLL_SECONDS = (
 )
 
 
-async def until(api: FakeApi, true: Callable[[], object], what: str) -> None:
+async def until(api: NodeApi, true: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + SOON
     while not true():
         assert time.monotonic() < deadline, what
@@ -155,9 +154,8 @@ async def until(api: FakeApi, true: Callable[[], object], what: str) -> None:
 
 @pytest.fixture
 async def node(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[Node]:
-    api = FakeApi()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", api.handle)
+    api = NodeApi()
+    app = api.app
     async with TestServer(app) as server:
         made = Node(short_path, api, str(server.make_url("")).rstrip("/"), kubelet)
         await made.start()

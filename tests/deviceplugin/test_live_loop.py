@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.deviceplugin.fakes import FakeApi, FakeKubelet
+from tests.deviceplugin.fakes import FakeKubelet, NodeApi
 from tests.deviceplugin.live import LiveNode, bad_pair, kept_after, until
 
 from gpushare.mps.asks import LEASE_SECONDS
@@ -19,9 +18,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture
 async def node(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[LiveNode]:
-    api = FakeApi()
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", api.handle)
+    api = NodeApi()
+    app = api.app
     async with TestServer(app) as server:
         made = LiveNode(short_path, api, str(server.make_url("")).rstrip("/"), kubelet)
         try:

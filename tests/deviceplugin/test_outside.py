@@ -1,5 +1,6 @@
 """Processes outside MPS: through the sampler, by their cgroups, to the event and the metrics."""
 
+import copy
 import signal
 import subprocess
 from dataclasses import replace
@@ -7,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from aiohttp import web
 from aiohttp.test_utils import TestServer
-from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, FakeApi, make_pod, raw_pod
+from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, NodeApi, make_pod, raw_pod
 
 from gpushare.core.gpu import Counters, DevicesError, GpuProcess, OutsideProcess
 from gpushare.kube import connect
@@ -33,6 +33,7 @@ UIDS = {
 }
 UNANNOTATED = {
     "metadata": {"uid": UIDS["batch"], "name": "batch", "namespace": "lab"},
+    "spec": {"nodeName": "n1"},
     "status": {"phase": "Running"},
 }
 
@@ -282,10 +283,10 @@ def test_a_process_is_ended_and_a_later_one_with_its_pid_is_not() -> None:
 
 
 async def test_the_event_is_on_the_pod_that_the_api_server_names(tmp_path: Path, state: NodeState) -> None:
-    fake = FakeApi()
-    fake.pods = {"web": raw_pod("web", GPU_A), "batch": UNANNOTATED}
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", fake.handle)
+    fake = NodeApi()
+    for pod in (raw_pod("web", GPU_A), copy.deepcopy(UNANNOTATED)):
+        fake.put(pod)
+    app = fake.app
     kubeconfig = {
         "apiVersion": "v1",
         "kind": "Config",
@@ -300,7 +301,7 @@ async def test_the_event_is_on_the_pod_that_the_api_server_names(tmp_path: Path,
             await _check_event(AgentApi(api, fake.node, state), fake)
 
 
-async def _check_event(cluster: AgentApi, fake: FakeApi) -> None:
+async def _check_event(cluster: AgentApi, fake: NodeApi) -> None:
     pod = await cluster.find_pod(UIDS["batch"])
     assert pod is not None
     await cluster.tell(Notice(pod.uid, "OutsideMps", "a sentence"), pod)

@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT / part) for part in ("", "src", "operator", "deviceplug
 
 import grpc
 from aiohttp import web
-from tests.deviceplugin.fakes import FakeApi, FakeKubelet, raw_pod
+from tests.deviceplugin.fakes import FakeKubelet, NodeApi, raw_pod
 
 from gpushare.core.api import GpuStatus, names
 from gpushare.core.gpu import Counters
@@ -82,7 +82,7 @@ class NodeAgent:
     ) -> None:
         work.mkdir(parents=True, exist_ok=True)
         self.work, self.directory, self.node = work, directory, node
-        self.api = FakeApi(node)
+        self.api = NodeApi(node)
         self.kubelet = FakeKubelet(work / "kubelet")
         self.process: subprocess.Popen[bytes] | None = None
         self.starts: list[float] = []
@@ -219,8 +219,7 @@ class NodeAgent:
         self._thread.join(5)
 
     async def _open(self) -> int:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self.api.handle)
+        app = self.api.app
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)

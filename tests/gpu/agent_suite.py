@@ -42,6 +42,7 @@ from summary import agent_lines, profile_lines, progress_lines
 
 from gpushare.core.api import to_json
 from gpushare.core.gpu import Counters
+from gpushare.kube import GPUSHARES
 from gpushare.twin.contention import WORKLOADS
 
 PROGRAM_FILE = Path(__file__).with_name("programs.py")
@@ -169,9 +170,8 @@ def agent_cost(
             placement = {"podUid": f"uid-{program}", "pod": name}
             profile = {"counters": signature(program, alone), "gpuModel": ""}
             metadata = {"name": name, "namespace": "shop", "uid": f"gs-{program}"}
-            node.api.gpushares.append(
-                {"metadata": metadata, "status": {"profile": profile, "placements": [placement]}}
-            )
+            share = {"metadata": metadata, "status": {"profile": profile, "placements": [placement]}}
+            node.api.store.put(GPUSHARES, share)
             seconds = minutes * 60 + 2 * WARM_SECONDS
             command = [
                 sys.executable,

@@ -115,8 +115,9 @@ async def test_what_the_protocol_does_not_know_never_reaches_the_daemon(short_pa
     [(b"OUTBNOPE\0", 0), (DESCRIPTOR, 0), (DESCRIPTOR, 2), (b"", 0), (b"OUTBCUFD\0!", 1)],
 )
 async def test_an_answer_that_is_none_is_not_passed_on_and_the_client_can_be_held(
-    short_path, client, answer, descriptors
+    short_path, client, answer, descriptors, monkeypatch
 ):
+    monkeypatch.setattr("gpushare.mps.relay.ANSWER_SECONDS", 1.0)
     daemon, (channel, tenant) = Daemon(short_path / "control", answer, descriptors), client
     if not answer:
         daemon._hear = lambda connection: (Daemon._hear(daemon, connection), False)[1]  # closes after two words
