@@ -20,6 +20,7 @@ from gpushare.mps.status import GateStatus, ThrottleStatus
 from gpushare.runtime.http import MetricsServer, metrics_route, metrics_token, probe_route, registry_of
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.apiserver import AgentApi
+from gpushare_deviceplugin.container_runtime import ContainerRuntime
 from gpushare_deviceplugin.decisions import DecisionWriter
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
@@ -119,13 +120,23 @@ class Agent:
             may_profile=lambda pod: all(share.is_profiled for share in shares_of(pod, self._shares.items)),
             clock=clock,
         )
+        self.runtime = ContainerRuntime(
+            self.state,
+            options.device_list_strategy,
+            options.runtime_files,
+            version=self.cluster.container_runtime,
+            tell=self.cluster.tell,
+            clock=clock,
+            environment=os.environ,
+            simulated=bool(options.simulated),
+        )
         kubelet: Path = options.kubelet_directory
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
         self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct)
         plugin = DevicePlugin(
             self.state,
             options.directory,
-            strategy=options.device_list_strategy,
+            by_cdi=self.runtime.gives_by_cdi,
             refresh_pods=self.cluster.refresh_pods,
             on_allocated=self.reconciler.poke,
         )
@@ -149,7 +160,9 @@ class Agent:
             self.loop.keeping,
         )
         return GpuNodeStatus.of(
-            status.gpus, driver_version=status.driver_version, conditions=conditions_of(self.state)
+            status.gpus,
+            driver_version=status.driver_version,
+            conditions=(*conditions_of(self.state), *self.runtime.conditions()),
         )
 
     def figures(self) -> NodeFigures:
@@ -174,10 +187,12 @@ class Agent:
     async def run(self) -> None:
         """Run every part until cancelled; a part that fails is logged and started again."""
         await self.sampler.step()  # so that the first listing that kubelet sees is complete
+        await self.runtime.look()  # and the first container gets its GPU as the node gives it
         async with self.cluster.pods() as pods, self._shares, asyncio.TaskGroup() as tasks:
             self._start(tasks, "sampler", self.sampler.run)
             self._start(tasks, "events", self._tell_events)
             self._start(tasks, "forecasts", self.forecasts.run)
+            self._start(tasks, "runtime", self.runtime.run)
             # The plugin serves without the API server too; decisions and the GpuNode wait for the pods, since
             # before that they would show a node without pods.
             self._start(tasks, "plugin", self.registrar.run)

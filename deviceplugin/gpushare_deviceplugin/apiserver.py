@@ -19,6 +19,7 @@ from gpushare.kube import (
     Reflector,
     record_event,
 )
+from gpushare_deviceplugin.container_runtime import node_runtime
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.shares import SharedProfile, reduce_gpushare
@@ -157,6 +158,14 @@ class AgentApi:
             await self._api.create(GPUNODES, {"apiVersion": API_VERSION, "kind": "GpuNode", "metadata": metadata})
         except AlreadyExists:
             return
+
+    async def container_runtime(self) -> str | None:
+        """Return the name and version of this node's container runtime; None when the Node cannot be read."""
+        try:
+            return node_runtime(await self._api.get(NODES, self._node_name))
+        except ApiError as error:
+            _log.warning("the version of the node's container runtime could not be read: %s", error)
+            return None
 
     async def _node_uid(self) -> str | None:
         """Return the Node's uid, so that its GpuNode is deleted with it; None where we may not read nodes."""

@@ -12,6 +12,7 @@ from gpushare.core.admission import Defaults
 from gpushare.core.api import HOST_DIRECTORY, JobClass
 from gpushare.runtime.options import options_of
 from gpushare_deviceplugin.allocation import DeviceListStrategy
+from gpushare_deviceplugin.container_runtime import RuntimeFiles
 from gpushare_deviceplugin.outside import OutsidePolicy
 
 DEFAULT_METRICS_PORT: Final = 9400
@@ -25,6 +26,7 @@ class AgentOptions:
         directory: the node's gpushare directory; kubelet_directory: kubelet's own.
         simulated: such as "H200:2"; empty for real GPUs.
         dcgm_url: dcgm-exporter's metrics on this node; empty where GPM serves.
+        runtime_files: what tells how the container runtime gives GPUs.
         metrics_port: 0 for no metrics.
         loop: whether broken promises are acted on; retract_after_seconds: of `core.control.WatchSettings`.
         defaults: what pods are owed where neither they nor a GpuShare says.
@@ -39,6 +41,7 @@ class AgentOptions:
     metrics_port: int
     sample_seconds: float
     log_level: str
+    runtime_files: RuntimeFiles = field(default_factory=RuntimeFiles)
     outside_mps: OutsidePolicy = OutsidePolicy.EVENT
     loop: bool = True
     retract_after_seconds: float = 300.0
@@ -58,7 +61,9 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     )  # the chart uses this one name for the agent and the MPS host
     add("simulated", simulated, 'simulated GPUs instead of real ones, such as "H200:2"')
     add("dcgm-url", "", "dcgm-exporter's metrics on this node, for GPUs before Hopper")
-    add("device-list-strategy", "envvar", "how containers get GPUs", choices=[s.value for s in DeviceListStrategy])
+    add("device-list-strategy", "auto", "how containers get GPUs", choices=[s.value for s in DeviceListStrategy])
+    add("cdi-directories", "/var/run/cdi", "where CDI specifications are, with commas between them")
+    add("toolkit-config", "", "config.toml of the NVIDIA container toolkit, where it is to be looked at")
     add("metrics-port", str(DEFAULT_METRICS_PORT), "port of /metrics and /healthz, 0 for none", type=int)
     add("sample-seconds", "1", "how often GPUs are sampled", type=float)
     add(
@@ -95,6 +100,10 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         simulated=read.simulated,
         dcgm_url=read.dcgm_url,
         device_list_strategy=DeviceListStrategy(read.device_list_strategy),
+        runtime_files=RuntimeFiles(
+            tuple(Path(each) for each in read.cdi_directories.split(",") if each),
+            Path(read.toolkit_config) if read.toolkit_config else None,
+        ),
         metrics_port=int(read.metrics_port),
         sample_seconds=float(read.sample_seconds),
         log_level=str(read.log_level).upper(),

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ from gpushare.core.api import Rejection
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import (
     ContainerGrant,
-    DeviceListStrategy,
     check_grant,
     device_ids,
     grant,
@@ -31,6 +30,7 @@ class DevicePlugin(DevicePluginServicer):
 
     Args:
         directory: the node's gpushare directory, one folder a GPU.
+        by_cdi: whether a container is given these GPUs by CDI.
         refresh_pods: asks the API for this node's pods, for when kubelet's watch was faster than ours.
         on_allocated: called after each Allocate that was granted.
     """
@@ -40,13 +40,13 @@ class DevicePlugin(DevicePluginServicer):
         state: NodeState,
         directory: Path,
         *,
-        strategy: DeviceListStrategy = DeviceListStrategy.ENVVAR,
+        by_cdi: Callable[[Sequence[str]], bool] = lambda _: False,
         refresh_pods: Callable[[], Awaitable[None]] | None = None,
         on_allocated: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = state
         self._directory = directory
-        self._strategy = strategy
+        self._by_cdi = by_cdi
         self._refresh_pods = refresh_pods
         self._on_allocated = on_allocated
         self._streams: set[asyncio.Event] = set()  # one for each open ListAndWatch
@@ -119,7 +119,9 @@ class DevicePlugin(DevicePluginServicer):
             pod = self._state.presume(shares)
             extra = {"gpus": list(shares), "pod": pod.uid if pod else None}
             _log.info("allocated %s to %s", shares, pod.key if pod else "a pod not known yet", extra=extra)
-            responses.append(_container_response(grant(tuple(shares), self._directory, self._strategy)))
+            gpus = tuple(shares)
+            granted = grant(gpus, self._directory, by_cdi=self._by_cdi(gpus))
+            responses.append(_container_response(granted))
         self._on_allocated()
         return api_pb2.AllocateResponse(container_responses=responses)
 

@@ -20,6 +20,7 @@ from gpushare.extender import options as extender_options
 from gpushare.mps import host as mps_host
 from gpushare.twin.mps import stopped
 from gpushare_deviceplugin import options as agent_options
+from gpushare_deviceplugin.allocation import DeviceListStrategy
 from gpushare_operator.admission import __main__ as admission_main
 from gpushare_operator.running import Environment
 
@@ -144,8 +145,32 @@ def test_host_paths_are_the_few_that_the_node_parts_need(render: Render, values:
         volumes = workload["spec"]["template"]["spec"].get("volumes", [])
         paths = {v["hostPath"]["path"] for v in volumes if "hostPath" in v}
         kubelet = {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"}
-        expected = {"agent": {names.HOST_DIRECTORY} | kubelet, "mps": {names.HOST_DIRECTORY, "/sys/fs/cgroup"}}
+        cdi = set() if values.get("simulated") else {"/var/run/cdi"}
+        expected = {
+            "agent": {names.HOST_DIRECTORY} | kubelet | cdi,
+            "mps": {names.HOST_DIRECTORY, "/sys/fs/cgroup"},
+        }
         assert paths == expected.get(part, set())
+
+
+def test_the_agent_looks_at_cdi_and_at_the_toolkit_where_it_is_told_to(render: Render) -> None:
+    own = {"cdiDirectories": ["/var/run/cdi", "/etc/cdi"], "toolkitDirectory": "/etc/nvidia-container-runtime"}
+    workload = workloads(render({"agent": own}))["agent"]
+    (agent,) = containers(workload)
+    environment = {v["name"]: v.get("value", "some-node") for v in agent["env"]}
+    options = agent_options.parse_options([], environment)
+    assert options.device_list_strategy is DeviceListStrategy.AUTO
+    mounts = {mount["name"]: mount for mount in agent["volumeMounts"]}
+    for volume in workload["spec"]["template"]["spec"]["volumes"]:
+        path = volume.get("hostPath", {}).get("path")
+        if path in own["cdiDirectories"]:
+            assert mounts[volume["name"]] == {"name": volume["name"], "mountPath": path, "readOnly": True}
+        if path == "/etc/nvidia-container-runtime":
+            inside = Path(mounts[volume["name"]]["mountPath"])
+            assert mounts[volume["name"]]["readOnly"]
+            assert options.runtime_files.toolkit == inside / "config.toml"
+    assert {"cdi-0", "cdi-1", "toolkit"} <= mounts.keys()
+    assert [str(each) for each in options.runtime_files.cdi] == own["cdiDirectories"]
 
 
 @pytest.mark.parametrize("enabled", [True, False])

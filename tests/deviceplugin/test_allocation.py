@@ -9,7 +9,6 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B, make_pod
 
 from gpushare.core.api import Rejection
 from gpushare_deviceplugin.allocation import (
-    DeviceListStrategy,
     check_grant,
     device_ids,
     gpu_of,
@@ -89,13 +88,13 @@ def test_ids_that_make_no_sense_together_are_refused(ids: list[str], word: str) 
 
 
 def test_a_shared_gpu_is_given_with_its_gate() -> None:
-    granted = grant([GPU_A], Path("/run/gpushare"), DeviceListStrategy.ENVVAR)
+    granted = grant([GPU_A], Path("/run/gpushare"), by_cdi=False)
     assert granted.envs == {"NVIDIA_VISIBLE_DEVICES": GPU_A, "CUDA_MPS_PIPE_DIRECTORY": "/run/gpushare/mps"}
     assert granted.mounts == {"/run/gpushare/mps": f"/run/gpushare/{GPU_A}/tenant"}
 
 
 def test_whole_gpus_are_given_without_mps_and_by_cdi_where_asked() -> None:
-    granted = grant([GPU_A, GPU_B], Path("/run/gpushare"), DeviceListStrategy.CDI)
-    assert (granted.envs, granted.mounts) == ({}, {})
+    granted = grant([GPU_A, GPU_B], Path("/run/gpushare"), by_cdi=True)
+    assert (granted.envs, granted.mounts) == ({"NVIDIA_VISIBLE_DEVICES": "void"}, {}), "the image may say all"
     assert granted.cdi_devices == (f"nvidia.com/gpu={GPU_A}", f"nvidia.com/gpu={GPU_B}")
     assert gpu_of(device_ids(GPU_A)[3]) == GPU_A
