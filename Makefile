@@ -23,7 +23,7 @@ check-static: venv
 	ruff format --check .
 	ruff check .
 	mypy
-	MYPYPATH=hack mypy --strict --explicit-package-bases -p devcluster
+	MYPYPATH=hack mypy --strict --explicit-package-bases -p devcluster -p chaosrun
 	lint-imports
 
 check-unit: venv

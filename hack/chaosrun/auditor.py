@@ -1,0 +1,210 @@
+"""Judge a picture of the cluster: what is broken, and what has not settled yet. Pure; time is an argument."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from chaosrun.picture import Expected, GpuSeen, Picture, PodSeen
+from chaosrun.plan import Ends
+
+SHARES_PER_GPU: Final = 100
+CLIENTS_PER_GPU: Final = 48
+RESERVE_MIB: Final = 512  # policy.gpuMemoryReserveMiB
+GATE_SILENT_SECONDS: Final = 6.0  # it writes every second; the agent takes it for dead after 10
+LEFT_FROZEN_SECONDS: Final = 5.0  # promised are 2 s; the longest freeze is in the report
+DEVICES_SEPARATOR: Final = "::"
+
+
+class Rule(StrEnum):
+    """What must hold at every moment, whatever fails."""
+
+    SHARES = "over-commit of shares"
+    MEMORY = "over-commit of memory"
+    CLIENTS = "over-commit of clients"
+    LIMIT = "a pod beyond its own limit"
+    LOST = "pod lost"
+    TWICE = "pod placed twice"
+    ENDED = "tenant ended by us"
+    FROZEN = "tenant left frozen"
+    OUTSIDE = "tenant outside MPS"
+    SETTLED = "not settled in time"
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that does not hold, with a sentence of what was seen."""
+
+    rule: Rule
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Whose end the present fault explains.
+
+    Attributes:
+        gpu: the GPU that the fault concerns, for Ends.OF_THE_GPU.
+    """
+
+    ends: Ends = Ends.NOBODY
+    gpu: str = ""
+
+    def covers(self, pod: PodSeen) -> bool:
+        """Return whether the fault itself ends a pod."""
+        match self.ends:
+            case Ends.NOBODY:
+                return False
+            case Ends.OF_THE_GPU:
+                return self.gpu in pod.gpus
+            case Ends.OF_THE_NODE:
+                return True
+
+
+def broken(picture: Picture, expected: Sequence[Expected], allowance: Allowance) -> list[Violation]:
+    """Return every rule that does not hold at this moment; what depends on the API server waits for it."""
+    found = list(_clients(picture.gpus))
+    if picture.pods is None:
+        return found
+    pods = picture.pods
+    found += _sums(picture)
+    found += _devices(picture)
+    found += _limits(picture)
+    for one in expected:
+        pod = pods.get(one.uid)
+        if pod is None:
+            found.append(Violation(Rule.LOST, f"{one.name} ({one.uid}) is gone, and nobody deleted it"))
+            continue
+        if pod.is_deleting and not allowance.covers(pod):
+            found.append(Violation(Rule.ENDED, f"{pod.name} is being deleted, and not by the load"))
+        elif (pod.is_over or pod.restarts) and not allowance.covers(pod):
+            found.append(
+                Violation(Rule.ENDED, f"{pod.name} is {pod.phase} after {pod.restarts} restarts: {pod.why}")
+            )
+        if one.uid in picture.outside and not allowance.covers(pod):
+            found.append(Violation(Rule.OUTSIDE, f"{pod.name} uses its GPU without MPS"))
+    found += _names(pods.values())
+    return found
+
+
+def _sums(picture: Picture) -> Iterable[Violation]:
+    """Shares and memory of the pods that hold some, by their decisions."""
+    memory = {gpu.uuid: gpu.memory_mib for gpu in picture.gpus}
+    shares: Counter[str] = Counter()
+    limits: Counter[str] = Counter()
+    for pod in (picture.pods or {}).values():
+        if pod.is_over or not pod.is_bound:
+            continue
+        for uuid in pod.gpus:
+            shares[uuid] += pod.share if len(pod.gpus) == 1 else SHARES_PER_GPU
+            limits[uuid] += pod.memory_mib
+    for uuid, total in shares.items():
+        if total > SHARES_PER_GPU:
+            yield Violation(Rule.SHARES, f"{total} percent decided on {uuid}")
+    for uuid, total in limits.items():
+        if uuid in memory and total > memory[uuid] - RESERVE_MIB:
+            yield Violation(
+                Rule.MEMORY, f"{total} MiB decided on {uuid}, which has {memory[uuid]} less {RESERVE_MIB}"
+            )
+
+
+def _devices(picture: Picture) -> Iterable[Violation]:
+    """No device id of kubelet's belongs to two live pods."""
+    owner: dict[str, str] = {}
+    for uid, ids in picture.devices.items():
+        pod = (picture.pods or {}).get(uid)
+        if pod is None or pod.is_over:
+            continue
+        for one in ids:
+            if (other := owner.setdefault(one, pod.name)) != pod.name:
+                yield Violation(Rule.SHARES, f"kubelet gave {one} to {other} and {pod.name}")
+                break
+
+
+def _clients(gpus: Sequence[GpuSeen]) -> Iterable[Violation]:
+    at: dict[str, set[str]] = {}
+    for gpu in gpus:
+        alive = [client for client in gpu.clients if client.is_alive]
+        if len(alive) > CLIENTS_PER_GPU:
+            yield Violation(Rule.CLIENTS, f"{len(alive)} clients on {gpu.uuid}")
+        for client in alive:
+            if client.pod_uid is not None:
+                at.setdefault(client.pod_uid, set()).add(gpu.uuid)
+    for uid, uuids in at.items():
+        if len(uuids) > 1:
+            yield Violation(Rule.TWICE, f"pod {uid} has clients on {', '.join(sorted(uuids))}")
+
+
+def _limits(picture: Picture) -> Iterable[Violation]:
+    """A pod's clients together have no more than its decision gives."""
+    pods = picture.pods or {}
+    for gpu in picture.gpus:
+        percent: Counter[str] = Counter()
+        used: Counter[str] = Counter()
+        for client in gpu.clients:
+            if client.is_alive and client.pod_uid is not None:
+                percent[client.pod_uid] += client.thread_percentage or 0
+                used[client.pod_uid] += client.memory_used_mib or 0
+        for uid, pod in pods.items():
+            if pod.memory_mib and used[uid] > pod.memory_mib:
+                yield Violation(Rule.LIMIT, f"{pod.name} uses {used[uid]} of {pod.memory_mib} MiB on {gpu.uuid}")
+            if pod.thread_percentage not in {0, 100} and percent[uid] > pod.thread_percentage:
+                yield Violation(
+                    Rule.LIMIT, f"{pod.name} has {percent[uid]}% of threads, not {pod.thread_percentage}"
+                )
+
+
+def _names(pods: Iterable[PodSeen]) -> Iterable[Violation]:
+    for name, count in Counter(pod.name for pod in pods if not pod.is_over).items():
+        if count > 1:
+            yield Violation(Rule.TWICE, f"{count} pods are named {name}")
+
+
+def left_frozen(seconds_by_pod: Mapping[str, float]) -> list[Violation]:
+    """Return whoever stood still in every look of too long a time."""
+    return [
+        Violation(Rule.FROZEN, f"pod {uid} was frozen for {seconds:.1f} s")
+        for uid, seconds in seconds_by_pod.items()
+        if seconds > LEFT_FROZEN_SECONDS
+    ]
+
+
+def unsettled(picture: Picture, expected: Sequence[Expected], leaving: Sequence[str]) -> list[str]:
+    """Return what is not yet as it should be, each with a sentence; empty when all has settled.
+
+    Args:
+        expected: every one of them has to run, as a client of the GPU that was decided for it.
+        leaving: uids that the load has deleted; they have to go.
+    """
+    if picture.pods is None:
+        return ["the API server does not answer"]
+    waiting = list(picture.unready)
+    clients = {
+        client.pod_uid: gpu.uuid
+        for gpu in picture.gpus
+        for client in gpu.clients
+        if client.is_alive and client.pod_uid
+    }
+    for gpu in picture.gpus:
+        if (gpu.health, gpu.mps_state) != ("Healthy", "Active"):
+            waiting.append(f"GpuNode says {gpu.uuid} is {gpu.health}, MPS {gpu.mps_state}")
+        if gpu.gate_state != "Active" or gpu.gate_age_seconds > GATE_SILENT_SECONDS:
+            waiting.append(f"the gate of {gpu.uuid} is {gpu.gate_state}, written {gpu.gate_age_seconds:.0f} s ago")
+    told = {uid: share for gpu in picture.gpus for uid, share in gpu.tenants.items()}
+    for one in expected:
+        pod = picture.pods.get(one.uid)
+        if pod is None or pod.is_over:
+            waiting.append(f"{one.name} is {'gone' if pod is None else pod.phase}")
+        elif pod.phase != "Running":
+            waiting.append(f"{one.name} is {pod.phase}: {pod.why}")
+        elif clients.get(one.uid) not in pod.gpus:
+            waiting.append(f"{one.name} is no client of {', '.join(pod.gpus) or 'any GPU'}")
+        elif {each.partition(DEVICES_SEPARATOR)[0] for each in picture.devices.get(one.uid, ())} != set(pod.gpus):
+            waiting.append(f"{one.name} has other devices of kubelet's than was decided")
+        elif told.get(one.uid) != one.share:
+            waiting.append(f"GpuNode counts {told.get(one.uid)} percent for {one.name}, not {one.share}")
+    waiting += [f"deleted pod {uid} is still there" for uid in leaving if uid in picture.pods]
+    known = {one.uid for one in expected} | set(leaving)
+    waiting += [f"GpuNode still counts pod {uid}" for uid in told if uid not in known and uid not in picture.pods]
+    return waiting

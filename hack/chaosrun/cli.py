@@ -1,0 +1,184 @@
+"""hack/chaos: bring load onto the local cluster, inject faults at random, and audit after each; or soak.
+
+    hack/chaos --faults 1000 --seed 42 [--minutes N] [--directory DIR]
+    hack/chaos --resume DIR --faults 1000 [--minutes N]     go on where that run stopped, with the same faults
+    hack/chaos --soak --minutes 120 --pods-per-minute 20
+    hack/chaos --report DIR --write docs/measurements/hostile.md
+
+Needs root and the local backend of hack/cluster: it brings the cluster up and installs gpushare. Everything is
+written below DIR (default: dist/chaos/<time>). Ends 1 when a rule was broken.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from devcluster import backends
+from devcluster.demo import Demo
+from devcluster.local import LocalCluster
+from devcluster.progress import Failed, say
+from devcluster.settings import REPOSITORY
+
+from chaosrun import report
+from chaosrun.plan import QUICK, FaultKind
+from chaosrun.run import FAULTS_FILE, read_header, read_outcomes, write_header
+from chaosrun.setting import set_up
+from chaosrun.soak import SoakResult, soak
+from chaosrun.usage import Growth
+
+POPULATION = 8
+SOAK_FILE = "soak.json"
+# A run is about what breaks; who is moved away for a neighbour's promise would look like somebody who was lost.
+INSTALL = ("--set", "policy.retraction=none")
+
+
+def main() -> int:
+    options = _parse()
+    try:
+        if options.report:
+            return _report(options.report, options.write)
+        cluster = backends.pick()
+        if not isinstance(cluster, LocalCluster):
+            raise Failed(f"faults reach into the local cluster only, this is {cluster.name}")
+        directory = options.resume or options.directory or _new_directory()
+        directory.mkdir(parents=True, exist_ok=True)
+        cluster.up()
+        image = Demo(cluster).install(*INSTALL)["image"]
+        if options.soak:
+            return _soak(cluster, image, directory, options)
+        return _chaos(cluster, image, directory, options)
+    except Failed as failed:
+        print(f"hack/chaos: {failed}", file=sys.stderr)
+        return 1
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="hack/chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--faults", type=int, default=1000, help="how many in all, those of a resumed run included"
+    )
+    parser.add_argument("--seed", type=int, default=42, help="the same seed gives the same faults")
+    parser.add_argument("--kinds", choices=["all", "quick"], default="all", help="quick: what CI takes")
+    parser.add_argument("--only", type=FaultKind, nargs="+", metavar="KIND", help=f"of: {', '.join(FaultKind)}")
+    parser.add_argument("--minutes", type=float, help="stop after so many; for --soak its length (default 120)")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run of that directory")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="where to write")
+    parser.add_argument("--soak", action="store_true", help="no faults: churn, and measure each part")
+    parser.add_argument("--pods-per-minute", type=float, default=20.0)
+    parser.add_argument(
+        "--report", type=Path, nargs="+", metavar="DIR", help="print the tables of these runs together"
+    )
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="with --report: replace them in this page")
+    return parser.parse_args()
+
+
+def _new_directory() -> Path:
+    return REPOSITORY / "dist" / "chaos" / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace) -> int:
+    begun = time.monotonic()
+    kinds = tuple(options.only or (QUICK if options.kinds == "quick" else FaultKind))
+    header: dict[str, Any] = {"seed": options.seed, "kinds": list(kinds), **_machine()}
+    if options.resume:
+        former = read_header(directory)
+        header = {**header, "seed": former["seed"], "kinds": former["kinds"]}
+    write_header(directory, header)
+    done = read_outcomes(directory)
+    first = done[-1].number + 1 if done else 0
+    seed, kinds = int(header["seed"]), tuple(map(FaultKind, header["kinds"]))
+    until = begun + options.minutes * 60 if options.minutes else float("inf")
+    say(f"faults {first} to {options.faults - 1} of seed {seed}, into {directory}")
+    with set_up(cluster, image, seed + first, f"{seed}-{first}") as setting:
+        run = setting.chaos(directory, POPULATION)
+        if missing := run.settle_first():
+            raise Failed(f"the load does not come up: {'; '.join(missing)}")
+        new = run.run(seed, range(first, options.faults), kinds, until=until)
+    print(report.chaos_table(read_outcomes(directory), _heading([directory])))
+    return int(any(one.violations for one in new))
+
+
+def _soak(cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace) -> int:
+    minutes = options.minutes or 120.0
+    write_header(directory, {"minutes": minutes, "pods_per_minute": options.pods_per_minute, **_machine()})
+    with set_up(cluster, image, options.seed, f"soak-{options.seed}") as setting:
+        result = soak(
+            setting.eye,
+            setting.load,
+            setting.freezes,
+            directory,
+            minutes=minutes,
+            pods_per_minute=options.pods_per_minute,
+            population=POPULATION,
+        )
+    _keep_soak(directory, result)
+    print(_soak_text(directory))
+    return int(bool(result.violations) or not all(one.is_flat for one in result.growths))
+
+
+def _keep_soak(directory: Path, result: SoakResult) -> None:
+    values = {
+        name: getattr(result, name) for name in ("created", "deleted", "violations", "longest_freeze_seconds")
+    }
+    values["growths"] = [
+        {name: getattr(one, name) for name in Growth.__dataclass_fields__} for one in result.growths
+    ]
+    (directory / SOAK_FILE).write_text(json.dumps(values, indent=1) + "\n")
+
+
+def _soak_text(directory: Path) -> str:
+    header, values = read_header(directory), json.loads((directory / SOAK_FILE).read_text())
+    heading = (
+        f"{_what(header)}: {header['minutes']:g} minutes, {header['pods_per_minute']:g} pods a minute, "
+        f"{values['created']} pods created and {values['deleted']} gone; {len(values['violations'])} rules broken"
+    )
+    return report.soak_table([Growth(**one) for one in values["growths"]], heading)
+
+
+def _report(directories: list[Path], page: Path | None) -> int:
+    chaos = [one for one in directories if (one / FAULTS_FILE).exists()]
+    texts = []
+    if chaos:
+        outcomes = [outcome for one in chaos for outcome in read_outcomes(one)]
+        texts.append((report.CHAOS_MARKS, report.chaos_table(outcomes, _heading(chaos))))
+    texts += [(report.SOAK_MARKS, _soak_text(one)) for one in directories if (one / SOAK_FILE).exists()]
+    for marks, text in texts:
+        print(text)
+        if page is not None:
+            report.write(page, marks, text)
+    return 0
+
+
+def _heading(directories: list[Path]) -> str:
+    headers = [read_header(one) for one in directories]
+    seeds = ", ".join(dict.fromkeys(str(one["seed"]) for one in headers))
+    return f"{_what(headers[-1])}, seed {seeds}"
+
+
+def _what(header: dict[str, Any]) -> str:
+    return f"{header['date']}, commit {header['commit']}, {header['machine']}"
+
+
+def _machine() -> dict[str, str]:
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    release = platform.release().split("-", maxsplit=1)[0]
+    return {
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "commit": done.stdout.strip(),
+        "machine": f"{os.cpu_count()} cores, Linux {release}, Python {platform.python_version()}",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Load: pods that share, of several sizes and classes, replaced all the time; and the book of who must be there.
+
+A call of which nobody knows whether it worked is repeated until it is known, so the load itself loses no pod.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from chaosrun.api import Api, Json, NoAnswerError, RefusedError
+from chaosrun.picture import Expected, Picture
+
+# So many percent of each GPU are asked for that a pod of the largest size always has room on one of the GPUs.
+LARGEST_PERCENT: Final = 20
+GRACE_SECONDS: Final = 4  # of a pod; the gate ends its clients 3 s before
+WORKLOADS: Final = ("montecarlo-fp32", "stream", "gemm-fp16", "dlrm-infer", "latency-probe", "resnet50-train")
+PERCENTS: Final = (3, 5, 8, 10, 15, LARGEST_PERCENT)
+MEMORY_PART: Final = 0.7  # of what a share's part of the memory would be, so that the share stays what is asked
+TWO_PROCESSES_FROM: Final = 15  # percent: each process has to have MPS's least
+
+
+@dataclass(frozen=True, slots=True)
+class PodOrder:
+    """A pod to create."""
+
+    name: str
+    percent: int
+    memory_mib: int
+    workload: str
+    is_latency: bool
+    processes: int
+
+
+def order(seed: int, number: int, gpu_memory_mib: int) -> PodOrder:
+    """Return the pod of a number; it depends on nothing but these arguments."""
+    draw = random.Random(f"{seed}/pod/{number}")
+    percent = draw.choice(PERCENTS)
+    most = int(gpu_memory_mib * percent / 100 * MEMORY_PART)
+    is_latency = draw.random() < 0.15
+    processes = 2 if percent >= TWO_PROCESSES_FROM and draw.random() < 0.3 else 1
+    memory_mib = draw.randint(min(1024, most), most)
+    return PodOrder(f"load-{number}", percent, memory_mib, draw.choice(WORKLOADS), is_latency, processes)
+
+
+def room_percent(gpus: int) -> int:
+    """Return the sum of shares up to which the largest pod always fits: no GPU may be left just short of it."""
+    return gpus * (100 - LARGEST_PERCENT)
+
+
+def manifest(one: PodOrder, image: str) -> Json:
+    """Return the pod's object; the program is the twin's tenant, one line a second in its log."""
+    annotations = {
+        "gpushare.io/fraction": f"{one.percent / 100:.2f}",
+        "gpushare.io/memory": f"{one.memory_mib}Mi",
+        "gpushare.io/workload": one.workload,
+        "gpushare.io/class": "latency" if one.is_latency else "throughput",
+        "gpushare.io/processes": str(one.processes),
+    }
+    command = ["python", "-m", "gpushare.twin.mps.tenant", "--workload", one.workload]
+    command += ["--processes", str(one.processes), "--memory-mib", str(min(256, one.memory_mib // 4))]
+    container = {
+        "name": "main",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": command,
+        "securityContext": {"runAsUser": 0},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": one.name, "annotations": annotations},
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "automountServiceAccountToken": False,
+            "containers": [container],
+        },
+    }
+
+
+class Load:
+    """The pods of one namespace."""
+
+    def __init__(self, api: Api, namespace: str, image: str, seed: int, *, gpus: int, gpu_memory_mib: int) -> None:
+        self._api, self._image, self._seed = api, image, seed
+        self._namespace = namespace
+        self._path = f"/api/v1/namespaces/{namespace}/pods"
+        self._room, self._gpu_memory_mib = room_percent(gpus), gpu_memory_mib
+        self._random = random.Random(f"{seed}/churn")
+        self._next = 0
+        self._orders: list[PodOrder] = []  # to be created, or of unknown outcome
+        self._book: dict[str, Expected] = {}
+        self._leaving: dict[str, str] = {}  # uid -> name; deletion asked for, or to be asked for again
+        self._to_delete: set[str] = set()
+        self.created = self.deleted = self.refusals = 0
+        self.last_refusal = ""
+
+    @property
+    def expected(self) -> tuple[Expected, ...]:
+        """Return the pods that must be there."""
+        return tuple(self._book.values())
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Return the uids of the pods that must go."""
+        return tuple(self._leaving)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is left to ask of the API server."""
+        return not self._orders and not self._to_delete
+
+    def fill(self, most: int) -> None:
+        """Order pods until there are so many, or the room is used."""
+        while len(self._book) + len(self._orders) < most:
+            one = order(self._seed, self._next, self._gpu_memory_mib)
+            if self._percent() + one.percent > self._room:
+                return
+            self._next += 1
+            self._orders.append(one)
+
+    def churn(self, count: int, most: int) -> None:
+        """Replace so many pods, chosen at random; the new ones come while the old ones still go."""
+        uids = sorted(self._book)
+        for uid in self._random.sample(uids, min(count, len(uids))):
+            self._leave(uid)
+        self.fill(most)
+
+    def replace_ended(self, picture: Picture, uids: Sequence[str]) -> None:
+        """Delete pods that a fault ended; `fill` orders others."""
+        for uid in uids:
+            if uid in self._book and picture.pods is not None:
+                self._leave(uid)
+
+    def forget(self, uid: str) -> None:
+        """Take a pod out of the book that is gone: it has been reported, once."""
+        self._book.pop(uid, None)
+
+    def step(self, picture: Picture | None = None) -> None:
+        """Ask the API server for what is still to be done; what fails is tried again at the next step."""
+        try:
+            for one in tuple(self._orders):
+                self._create(one)
+            for uid in tuple(self._to_delete):
+                self._delete(uid)
+        except NoAnswerError:
+            return
+        if picture is not None and picture.pods is not None:
+            for uid in [uid for uid in self._leaving if uid not in self._to_delete and uid not in picture.pods]:
+                del self._leaving[uid]
+                self.deleted += 1
+
+    def _percent(self) -> int:
+        # Pods that go still hold their share until they are gone; a GPU may then be full for a moment.
+        return sum(one.share for one in self._book.values()) + sum(one.percent for one in self._orders)
+
+    def _leave(self, uid: str) -> None:
+        one = self._book.pop(uid)
+        self._leaving[uid] = one.name
+        self._to_delete.add(uid)
+
+    def _create(self, one: PodOrder) -> None:
+        try:
+            made = self._api.create(self._path, manifest(one, self._image))
+        except RefusedError as refused:
+            if refused.code != 409:
+                # Admission away (failurePolicy Fail) is a 500, which is no refusal.
+                self.refusals, self.last_refusal = self.refusals + 1, str(refused)
+                return
+            made = self._api.get(f"{self._path}/{one.name}")  # an earlier try had worked
+        self._orders.remove(one)
+        uid = made["metadata"]["uid"]
+        self._book[uid] = Expected(uid, f"{self._namespace}/{one.name}", one.percent)
+        self.created += 1
+
+    def _delete(self, uid: str) -> None:
+        name = self._leaving[uid].rpartition("/")[2]
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
+        try:
+            self._api.delete(f"{self._path}/{name}", body)
+        except RefusedError as refused:
+            if refused.code not in {404, 409}:
+                raise NoAnswerError(str(refused)) from None
+        self._to_delete.discard(uid)

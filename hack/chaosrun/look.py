@@ -1,0 +1,141 @@
+"""Take a picture of the cluster: four lists from the API server, the rest from the node itself."""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+
+from chaosrun import node
+from chaosrun.api import Api, Json, NoAnswerError, RefusedError
+from chaosrun.parts import RELEASE_NAMESPACE, Part, missing_roles
+from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
+
+MANAGED: Final = "gpushare.io%2Fmanaged%3Dtrue"
+SILENT: Final = 1e6  # seconds: a gate that never wrote
+
+
+class Eye:
+    """Takes pictures; keeps which pods are gpushare's parts for while the API server is away."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.parts: Mapping[str, Part] = {}
+        self.part_pods: tuple[Json, ...] = ()
+        self._nodes: list[Json] = []
+        self._wanted: Counter[Part] = Counter()
+
+    def picture(self) -> Picture:
+        """Look now."""
+        found = node.processes()
+        counted = Counter(one.pod_uid for one in found)
+        outside = frozenset(one.pod_uid for one in found if one.comm == node.OUTSIDE_COMM)
+        try:
+            pods = self._pods()
+            self._nodes = self._api.items("/apis/gpushare.io/v1alpha1/gpunodes")
+            unready = self._unready_parts() + self._unready_nodes()
+        except (NoAnswerError, RefusedError) as error:
+            pods, unready = None, [str(error)]
+        gpus = tuple(_gpu(gpu) for one in self._nodes for gpu in one.get("status", {}).get("gpus") or [])
+        unready += missing_roles(self.parts, found, len(gpus))
+        return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready))
+
+    def _pods(self) -> dict[str, PodSeen]:
+        items = self._api.items(f"/api/v1/pods?labelSelector={MANAGED}")
+        return {item["metadata"]["uid"]: pod_seen(item) for item in items}
+
+    def _unready_parts(self) -> list[str]:
+        items = self._api.items(f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods")
+        known = {part.value for part in Part}
+        ours = [
+            item
+            for item in items
+            if item["metadata"].get("labels", {}).get("app.kubernetes.io/component") in known
+            and item["status"].get("phase") not in {"Succeeded", "Failed"}
+        ]
+        living = [item for item in ours if "deletionTimestamp" not in item["metadata"]]
+        self.part_pods = tuple(living)
+        self.parts = {one["metadata"]["uid"]: _part(one) for one in living}
+        present = Counter(self.parts.values())
+        # A part has as many pods as it ever had: a deleted one that was not made anew is missing.
+        self._wanted = present | self._wanted
+        unready = [
+            f"{have} of {count} pods of {part}"
+            for part, count in self._wanted.items()
+            if (have := present[part]) < count
+        ]
+        return unready + [f"{item['metadata']['name']} is not ready" for item in living if not _is_ready(item)]
+
+    def _unready_nodes(self) -> list[str]:
+        items = self._api.items("/api/v1/nodes")
+        return [f"node {item['metadata']['name']} is not ready" for item in items if not _is_ready(item)]
+
+
+def pod_seen(item: Json) -> PodSeen:
+    """Read a pod of the API server."""
+    metadata, spec, status = item["metadata"], item["spec"], item.get("status", {})
+    annotations = metadata.get("annotations") or {}
+    limits = [one.get("resources", {}).get("limits") or {} for one in spec["containers"]]
+    containers = status.get("containerStatuses") or []
+    return PodSeen(
+        uid=metadata["uid"],
+        name=f"{metadata['namespace']}/{metadata['name']}",
+        phase=status.get("phase", ""),
+        share=sum(int(one.get(node.SHARE_RESOURCE, 0)) for one in limits),
+        gpus=tuple(filter(None, annotations.get("gpushare.io/gpu", "").split(","))),
+        thread_percentage=int(annotations.get("gpushare.io/thread-percentage") or 0),
+        memory_mib=_mib(annotations.get("gpushare.io/memory-limit", "")),
+        is_bound=bool(spec.get("nodeName")),
+        is_deleting="deletionTimestamp" in metadata,
+        restarts=sum(int(one.get("restartCount", 0)) for one in containers),
+        why=_why(status, containers),
+    )
+
+
+def _mib(limit: str) -> int:
+    """Return the MiB of a memory limit such as "0=8192M"."""
+    amount = limit.partition(",")[0].partition("=")[2]
+    return int(amount[:-1]) if amount.endswith("M") else 0
+
+
+def _why(status: Json, containers: list[Json]) -> str:
+    reasons = [status.get("reason"), status.get("message")]
+    for one in containers:
+        for state in one.get("state", {}).values():
+            reasons += [state.get("reason"), state.get("message")]
+    for one in status.get("conditions") or []:
+        if one.get("type") == "PodScheduled" and one.get("status") != "True":
+            reasons += [one.get("reason"), one.get("message")]
+    return "; ".join(str(reason) for reason in reasons if reason)[:600]
+
+
+def _part(item: Json) -> Part:
+    return Part(item["metadata"]["labels"]["app.kubernetes.io/component"])
+
+
+def _is_ready(item: Json) -> bool:
+    conditions = item.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def _gpu(gpu: Json) -> GpuSeen:
+    gate: dict[str, Any] = node.gate_file(gpu["uuid"]) or {}
+    clients = tuple(
+        ClientSeen(
+            pid=one["pid"],
+            pod_uid=one.get("pod_uid"),
+            thread_percentage=one.get("thread_percentage"),
+            memory_used_mib=one.get("memory_used_mib"),
+            is_alive=node.is_alive(one["pid"], one.get("start_ticks")),
+        )
+        for one in gate.get("clients") or []
+    )
+    return GpuSeen(
+        uuid=gpu["uuid"],
+        memory_mib=gpu.get("memoryMiB", 0),
+        health=gpu.get("health", ""),
+        mps_state=gpu.get("mps", {}).get("state", ""),
+        tenants={one["podUid"]: one.get("share", 0) for one in gpu.get("tenants") or []},
+        gate_state=gate.get("state", "silent"),
+        gate_age_seconds=time.time() - gate["written_at"] if "written_at" in gate else SILENT,
+        clients=clients,
+    )

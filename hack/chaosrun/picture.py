@@ -1,0 +1,95 @@
+"""What the auditor looks at: the cluster at one moment, as the API server, the gates, kubelet and /proc show it.
+
+Read by `chaosrun.look` without gpushare's own code: a mistake in it must not hide itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen:
+    """A pod that shares.
+
+    Attributes:
+        gpus: those of its decision annotation; empty before it is decided.
+        share: percent of one GPU, the limit `gpushare.io/share`.
+        memory_mib: the decision's memory limit; 0 before.
+        why: the reason why it waits or ended.
+    """
+
+    uid: str
+    name: str
+    phase: str
+    share: int
+    gpus: tuple[str, ...] = ()
+    thread_percentage: int = 0
+    memory_mib: int = 0
+    is_bound: bool = False
+    is_deleting: bool = False
+    restarts: int = 0
+    why: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether its containers have ended for good, so that it holds nothing."""
+        return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSeen:
+    """An MPS client by the gate's status; `is_alive` by /proc."""
+
+    pid: int
+    pod_uid: str | None
+    thread_percentage: int | None = None
+    memory_used_mib: int | None = None
+    is_alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSeen:
+    """A GPU by its GpuNode and its gate's status file.
+
+    Attributes:
+        tenants: pod uid -> share, by the agent.
+        gate_state: of the status file; gate_age_seconds: since it was written.
+    """
+
+    uuid: str
+    memory_mib: int
+    health: str = "Healthy"
+    mps_state: str = "Active"
+    tenants: Mapping[str, int] = field(default_factory=dict)
+    gate_state: str = "Active"
+    gate_age_seconds: float = 0.0
+    clients: tuple[ClientSeen, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The cluster at one moment.
+
+    Attributes:
+        pods: None when the API server did not answer; by uid.
+        devices: device ids that kubelet gave each pod, by uid.
+        processes: live processes of each pod on the node, by uid.
+        outside: pods of which a process uses a GPU outside MPS.
+        unready: our parts, nodes and components that are not ready, each with a reason.
+    """
+
+    pods: Mapping[str, PodSeen] | None
+    gpus: tuple[GpuSeen, ...] = ()
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    processes: Mapping[str, int] = field(default_factory=dict)
+    outside: frozenset[str] = frozenset()
+    unready: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A pod that the load generator created and has not deleted."""
+
+    uid: str
+    name: str
+    share: int

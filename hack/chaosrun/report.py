@@ -1,0 +1,85 @@
+"""The table of a chaos run and of a soak, for docs/measurements/hostile.md."""
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from chaosrun.auditor import Rule
+from chaosrun.plan import TRAITS, FaultKind
+from chaosrun.run import SETTLED_SECONDS, Outcome
+from chaosrun.usage import Growth
+
+CHAOS_MARKS: Final = ("<!-- chaos: written by hack/chaos -->", "<!-- end of chaos -->")
+SOAK_MARKS: Final = ("<!-- soak: written by hack/chaos -->", "<!-- end of soak -->")
+
+
+def chaos_table(outcomes: Sequence[Outcome], heading: str) -> str:
+    """Return the Markdown of a run: a sentence with the counts, a row for each kind, and every broken rule."""
+    made = [one for one in outcomes if not one.skipped]
+    broken = Counter(rule for one in made for rule in one.rules)
+    ended = sum(len(one.ended) for one in made)
+    times = [one.settled_seconds for one in made if one.settled_seconds is not None]
+    freeze = max((one.longest_freeze_seconds for one in made), default=0.0)
+    settled = f"a median of {_seconds(times, statistics.median)} s, at most {_seconds(times, max)} s"
+    lines = [
+        f"{heading}: {len(made)} faults.",
+        "",
+        f"Broken: {', '.join(f'{broken[rule]} {rule}' for rule in Rule)}.",
+        "",
+        f"Settled after {settled} (bar: {SETTLED_SECONDS:.0f} s).",
+        f"Tenants that the faults themselves ended: {ended}.",
+        f"The longest that a pod was seen frozen: {freeze:.1f} s.",
+        "",
+        "| fault | times | ends by itself | tenants ended | settled: median, s | longest, s | broken |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    by_kind: dict[str, list[Outcome]] = defaultdict(list)
+    for one in made:
+        by_kind[one.kind].append(one)
+    for kind in FaultKind:
+        if not (found := by_kind.get(kind)):
+            continue
+        took = [one.settled_seconds for one in found if one.settled_seconds is not None]
+        gone = sum(len(one.ended) for one in found) or ""
+        lines.append(
+            f"| {TRAITS[kind].what} | {len(found)} | {TRAITS[kind].ends} | {gone} "
+            f"| {_seconds(took, statistics.median)} | {_seconds(took, max)} "
+            f"| {sum(bool(one.rules) for one in found) or ''} |"
+        )
+    if details := [(one, text) for one in made for text in one.violations]:
+        lines += ["", "What was broken:", ""]
+        lines += [f"- fault {one.number} ({one.kind}): {text[:300]}" for one, text in details]
+    if skipped := Counter(f"{one.kind}: {one.skipped}" for one in outcomes if one.skipped):
+        lines += ["", "Could not be made, and not counted:", ""]
+        lines += [f"- {text} ({count})" for text, count in skipped.most_common(8)]
+    return "\n".join(lines)
+
+
+def soak_table(growths: Sequence[Growth], heading: str) -> str:
+    """Return the Markdown of a soak: a row for each part."""
+    lines = [
+        f"{heading}.",
+        "",
+        "| part | processes | memory at first, MiB | at last, MiB | change | descriptors | threads | flat |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {one.role} | {one.processes} | {one.memory_first_mib:.1f} | {one.memory_last_mib:.1f} "
+        f"| {one.memory_ratio - 1:+.1%} | {one.descriptors_first:.0f} to {one.descriptors_last:.0f} "
+        f"| {one.threads_first:.0f} to {one.threads_last:.0f} | {'yes' if one.is_flat else 'no'} |"
+        for one in growths
+    ]
+    return "\n".join(lines)
+
+
+def write(page: Path, marks: tuple[str, str], text: str) -> None:
+    """Replace what stands between two marks of a page; add them at its end where they are missing."""
+    before, mark, rest = page.read_text().partition(marks[0])
+    after = rest.partition(marks[1])[2] if mark else "\n"
+    page.write_text(f"{before if mark else before.rstrip() + chr(10) * 2}{marks[0]}\n{text}\n{marks[1]}{after}")
+
+
+def _seconds(times: Sequence[float], of: object) -> str:
+    return f"{of(times):.1f}" if times and callable(of) else "-"

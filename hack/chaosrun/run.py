@@ -1,0 +1,244 @@
+"""The chaos run: fault after fault, each followed by looks until all has settled; one JSON line for each."""
+
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from chaosrun import auditor
+from chaosrun.auditor import Allowance, Rule, Violation
+from chaosrun.faults import Injected, Injector, NotPossibleError, lasting_seconds
+from chaosrun.load import Load
+from chaosrun.look import Eye
+from chaosrun.node import FreezeWatch
+from chaosrun.picture import Picture
+from chaosrun.plan import Fault, FaultKind, fault
+
+SETTLED_SECONDS: Final = 60.0
+CONFIRM_SECONDS: Final = (
+    1.5  # settled means in two looks this far apart: a killed part is still Ready for a moment
+)
+LOOK_EVERY_SECONDS: Final = 0.4
+GIVE_UP_SECONDS: Final = 240.0
+FAULTS_FILE, RUN_FILE = "faults.jsonl", "run.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of one fault.
+
+    Attributes:
+        settled_seconds: from the fault, or from when it was taken back; None when it did not settle at all.
+        ended: names of the tenants that the fault itself ended.
+        longest_freeze_seconds: of any pod, since the fault before.
+        skipped: why it could not be made; such a fault does not count.
+        waited_for: what was still missing when the time was up.
+    """
+
+    number: int
+    kind: str
+    target: str = ""
+    seconds: float = 0.0
+    settled_seconds: float | None = None
+    ended: tuple[str, ...] = ()
+    longest_freeze_seconds: float = 0.0
+    violations: tuple[str, ...] = ()
+    skipped: str = ""
+    waited_for: tuple[str, ...] = ()
+    pods: int = 0
+    load_average: float = 0.0
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Return the rules that did not hold."""
+        return tuple(text.partition(": ")[0] for text in self.violations)
+
+
+def read_outcomes(directory: Path) -> list[Outcome]:
+    """Return what a run has written so far; a line that a crash cut off is left out."""
+    try:
+        lines = (directory / FAULTS_FILE).read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        read: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
+        found.append(Outcome(**read))
+    return found
+
+
+class _Judge:
+    """Collects what is broken during one fault, each thing once."""
+
+    def __init__(self) -> None:
+        self.violations: dict[str, Violation] = {}
+        self.ended: set[str] = set()
+
+    def add(self, found: Sequence[Violation]) -> None:
+        for one in found:
+            self.violations.setdefault(f"{one.rule}: {one.detail}", one)
+
+
+class ChaosRun:
+    """Faults against a cluster under load."""
+
+    def __init__(
+        self,
+        eye: Eye,
+        load: Load,
+        injector: Injector,
+        freezes: FreezeWatch,
+        directory: Path,
+        *,
+        population: int,
+        diagnose: Callable[[Path], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._eye, self._load, self._injector, self._freezes = eye, load, injector, freezes
+        self._directory, self._population, self._diagnose = directory, population, diagnose
+        self._clock, self._sleep = clock, sleep
+
+    def settle_first(self) -> list[str]:
+        """Bring up the load; return what is still missing when the time is up."""
+        self._load.fill(self._population)
+        judge = _Judge()
+        settled, waiting = self._until_settled(judge, Allowance(), GIVE_UP_SECONDS)
+        self._freezes.longest()
+        return [] if settled is not None else [*waiting, self._load.last_refusal]
+
+    def run(self, seed: int, numbers: Sequence[int], kinds: Sequence[FaultKind], *, until: float) -> list[Outcome]:
+        """Make these faults, as many as the time allows; stop where the cluster does not come back."""
+        outcomes = []
+        for number in numbers:
+            if self._clock() >= until:
+                break
+            outcome = self.one(fault(seed, number, kinds))
+            outcomes.append(outcome)
+            self._write(outcome)
+            _say(outcome)
+            if outcome.violations:
+                self._diagnose(self._directory / f"broken-{outcome.number}")
+            if outcome.settled_seconds is None and not outcome.skipped:
+                break
+        return outcomes
+
+    def one(self, planned: Fault) -> Outcome:
+        """Make one fault and judge what comes of it."""
+        try:
+            injected = self._injector.make(planned)
+        except NotPossibleError as error:
+            return Outcome(planned.number, planned.kind, skipped=str(error))
+        judge = _Judge()
+        self._load.churn(planned.churn, self._population)
+        try:
+            self._while_in_force(planned, injected, judge)
+        finally:
+            injected.take_back()
+        settled, waiting = self._until_settled(judge, injected.allowance, GIVE_UP_SECONDS)
+        if settled is None or settled > SETTLED_SECONDS:
+            judge.add([Violation(Rule.SETTLED, "; ".join(waiting)[:1500])])
+        freezes = self._freezes.longest()
+        judge.add(auditor.left_frozen(freezes))
+        return Outcome(
+            planned.number,
+            planned.kind,
+            injected.target,
+            round(lasting_seconds(planned), 2),
+            None if settled is None else round(settled, 1),
+            tuple(sorted(judge.ended)),
+            round(max(freezes.values(), default=0.0), 2),
+            tuple(judge.violations),
+            waited_for=tuple(waiting) if settled is None or settled > SETTLED_SECONDS else (),
+            pods=len(self._load.expected),
+            load_average=round(os.getloadavg()[0], 1),
+        )
+
+    def _while_in_force(self, planned: Fault, injected: Injected, judge: _Judge) -> None:
+        until = self._clock() + lasting_seconds(planned)
+        while self._clock() < until:
+            self._look(judge, injected.allowance)
+            self._sleep(min(LOOK_EVERY_SECONDS, max(0.0, until - self._clock())))
+
+    def _until_settled(
+        self, judge: _Judge, allowance: Allowance, patience_seconds: float
+    ) -> tuple[float | None, list[str]]:
+        """Look until nothing is missing; return after how many seconds, and what was missing at the bar."""
+        begun = self._clock()
+        good_since: float | None = None
+        late: list[str] = []
+        while True:
+            seconds = self._clock() - begun
+            waiting = self._look(judge, allowance)
+            if waiting:
+                good_since = None
+            elif good_since is None:
+                good_since = seconds
+            elif seconds - good_since >= CONFIRM_SECONDS:
+                return good_since, late
+            if seconds > SETTLED_SECONDS and waiting and not late:
+                late = waiting
+            if seconds > patience_seconds:
+                return None, waiting or late
+            self._sleep(LOOK_EVERY_SECONDS)
+
+    def _look(self, judge: _Judge, allowance: Allowance) -> list[str]:
+        """Take one picture, judge it, let the load go on; return what has not settled."""
+        picture = self._eye.picture()
+        expected, leaving = self._load.expected, self._load.leaving
+        judge.add(auditor.broken(picture, expected, allowance))
+        waiting = auditor.unsettled(picture, expected, leaving)
+        if not self._load.is_idle:
+            waiting.append(f"the load waits for the API server or admission ({self._load.last_refusal})")
+        self._freezes.watch(picture.processes)
+        self._let_load_go_on(picture, allowance, judge)
+        return waiting
+
+    def _let_load_go_on(self, picture: Picture, allowance: Allowance, judge: _Judge) -> None:
+        if picture.pods is not None:
+            gone = []
+            for one in self._load.expected:
+                pod = picture.pods.get(one.uid)
+                if pod is None or pod.is_deleting:
+                    self._load.forget(one.uid)  # lost, and reported
+                elif pod.is_over or pod.restarts or one.uid in picture.outside:
+                    gone.append(one.uid)
+                    if allowance.covers(pod):
+                        judge.ended.add(pod.name)
+            self._load.replace_ended(picture, gone)
+        self._load.fill(self._population)
+        self._load.step(picture)
+
+    def _write(self, outcome: Outcome) -> None:
+        with (self._directory / FAULTS_FILE).open("a") as file:
+            file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
+
+
+def _say(outcome: Outcome) -> None:
+    if outcome.skipped:
+        text = f"skipped: {outcome.skipped}"
+    elif outcome.violations:
+        text = f"settled after {outcome.settled_seconds} s, BROKEN: {'; '.join(outcome.violations)[:400]}"
+    else:
+        text = f"settled after {outcome.settled_seconds} s"
+        text += f", ended {len(outcome.ended)} tenants itself" if outcome.ended else ""
+    print(f"fault {outcome.number:4} {outcome.kind:20} {text}", flush=True)
+
+
+def write_header(directory: Path, values: dict[str, Any]) -> None:
+    """Record what this run is, so that it can be resumed as the same."""
+    (directory / RUN_FILE).write_text(json.dumps(values, indent=1) + "\n")
+
+
+def read_header(directory: Path) -> dict[str, Any]:
+    """Return what `write_header` recorded."""
+    found: dict[str, Any] = json.loads((directory / RUN_FILE).read_text())
+    return found

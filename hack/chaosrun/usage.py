@@ -1,0 +1,113 @@
+"""Memory, descriptors and threads of each part while the load churns, and whether they stay flat."""
+
+import contextlib
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from chaosrun import node
+from chaosrun.parts import ROLES, Part, processes_of
+
+FLAT_RATIO: Final = 1.05  # the bar for memory
+FLAT_COUNT: Final = 3  # descriptors and threads that may come and go with what is connected at the moment
+WARM_UP_PART: Final = 0.25  # of the samples: caches fill, modules load
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a role's processes use together at one moment.
+
+    Attributes:
+        pids: who they are; another set means that one was restarted.
+        memory_kib: proportional set size, so that what forks share counts once.
+    """
+
+    pids: tuple[int, ...]
+    memory_kib: int
+    descriptors: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A role's use in the first and in the last third after the warm-up, medians."""
+
+    role: str
+    processes: int
+    memory_first_mib: float
+    memory_last_mib: float
+    descriptors_first: float
+    descriptors_last: float
+    threads_first: float
+    threads_last: float
+    restarts: int
+
+    @property
+    def memory_ratio(self) -> float:
+        return self.memory_last_mib / self.memory_first_mib if self.memory_first_mib else 1.0
+
+    @property
+    def is_flat(self) -> bool:
+        """Return whether nothing grew beyond the bar and nothing was restarted; shrinking is no leak."""
+        return (
+            self.restarts == 0
+            and self.memory_ratio <= FLAT_RATIO
+            and self.descriptors_last - self.descriptors_first <= FLAT_COUNT
+            and self.threads_last - self.threads_first <= FLAT_COUNT
+        )
+
+
+def sample(parts: Mapping[str, Part]) -> dict[str, Usage]:
+    """Measure every role now."""
+    found = node.processes()
+    return {name: _usage([one.pid for one in processes_of(role, parts, found)]) for name, role in ROLES.items()}
+
+
+def _usage(pids: Sequence[int]) -> Usage:
+    memory = descriptors = threads = 0
+    for pid in pids:
+        place = Path(f"/proc/{pid}")
+        with contextlib.suppress(OSError):
+            memory += _kib((place / "smaps_rollup").read_text(), "Pss:")
+            descriptors += sum(1 for _ in (place / "fd").iterdir())
+            threads += sum(1 for _ in (place / "task").iterdir())
+    return Usage(tuple(pids), memory, descriptors, threads)
+
+
+def _kib(text: str, name: str) -> int:
+    for line in text.splitlines():
+        if line.startswith(name):
+            return int(line.split()[1])
+    return 0
+
+
+def growth(role: str, samples: Sequence[Usage]) -> Growth:
+    """Compare the first third of the samples with the last one, after the warm-up.
+
+    Raises:
+        ValueError: fewer than six samples are left.
+    """
+    steady = samples[int(len(samples) * WARM_UP_PART) :]
+    third = len(steady) // 3
+    if third < 2:
+        raise ValueError(f"{len(samples)} samples of {role} are too few to compare")
+    first, last = steady[:third], steady[-third:]
+
+    def median(chosen: Sequence[Usage], name: str) -> float:
+        return float(statistics.median(getattr(one, name) for one in chosen))
+
+    changes = sum(a.pids != b.pids for a, b in itertools.pairwise(steady))
+    return Growth(
+        role,
+        len(last[-1].pids),
+        median(first, "memory_kib") / 1024,
+        median(last, "memory_kib") / 1024,
+        median(first, "descriptors"),
+        median(last, "descriptors"),
+        median(first, "threads"),
+        median(last, "threads"),
+        changes,
+    )

@@ -1,0 +1,358 @@
+"""hack/chaos: the plan, the run with fakes and a clock that the test turns, resuming, report and soak."""
+
+import json
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from chaosrun import report
+from chaosrun.auditor import Allowance, Rule
+from chaosrun.faults import Injected, NotPossibleError
+from chaosrun.hang import STATE, HungDriver
+from chaosrun.load import LARGEST_PERCENT, Load, order, room_percent
+from chaosrun.look import pod_seen
+from chaosrun.node import FreezeWatch, Process, pod_uid_in
+from chaosrun.parts import Part, missing_roles
+from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
+from chaosrun.plan import QUICK, TRAITS, Ends, Fault, FaultKind, fault
+from chaosrun.run import FAULTS_FILE, ChaosRun, Outcome, read_outcomes
+from chaosrun.usage import Usage, growth
+
+GPU = "GPU-1"
+
+
+def test_a_fault_depends_on_seed_and_number_alone() -> None:
+    first = [fault(42, number) for number in range(200)]
+    assert [fault(42, number) for number in range(100, 200)] == first[100:]
+    assert [fault(43, number) for number in range(200)] != first
+
+
+def test_a_thousand_faults_are_of_every_kind_and_within_their_times() -> None:
+    planned = [fault(42, number) for number in range(1000)]
+    assert {one.kind for one in planned} == set(FaultKind) == set(TRAITS)
+    for one in planned:
+        low, high = TRAITS[one.kind].seconds
+        assert low <= one.seconds <= high
+        assert one.churn >= 1
+    assert {fault(1, number, QUICK).kind for number in range(300)} == set(QUICK)
+
+
+def test_a_choice_is_among_what_is_there_in_any_order() -> None:
+    one = Fault(0, FaultKind.KILL_GATE, 0.99, 0.0, 1)
+    assert one.pick(["b", "a"]) == one.pick(["a", "b"]) == "b"
+    assert replace(one, choice_ratio=0.0).pick(["b", "a"]) == "a"
+    assert replace(one, choice_ratio=1.0).pick(["a"]) == "a"
+
+
+def test_the_largest_pod_of_the_load_always_has_room_on_one_of_the_gpus() -> None:
+    for gpus in (1, 2, 3):
+        worst_left_each = (gpus * 100 - (room_percent(gpus) - LARGEST_PERCENT)) / gpus
+        assert worst_left_each >= LARGEST_PERCENT
+    orders = [order(7, number, 143_000) for number in range(300)]
+    assert orders == [order(7, number, 143_000) for number in range(300)]
+    assert {one.is_latency for one in orders} == {True, False}
+    for one in orders:
+        assert one.memory_mib <= one.percent / 100 * 143_000
+        assert one.processes == 1 or one.percent // one.processes >= 6
+
+
+class FakeApi:
+    """Pods by name; answers as the API server does, or not at all."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict] = {}
+        self.made = 0
+
+    def create(self, _path: str, body: dict) -> dict:
+        self.made += 1
+        name = body["metadata"]["name"]
+        self.pods[name] = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}"}}
+        return self.pods[name]
+
+    def delete(self, path: str, body: dict | None = None) -> dict:
+        assert body is not None
+        assert body["preconditions"]["uid"] == self.pods.pop(path.rpartition("/")[2])["metadata"]["uid"]
+        return {}
+
+
+@dataclass
+class FakeCluster:
+    """A cluster that is as the load wants it, but for what a test breaks; also eye, injector and freezer."""
+
+    api: FakeApi
+    clock: float = 0.0
+    recovers_at: float = 0.0
+    recovers_after: float = 0.0
+    ended: set[str] = field(default_factory=set)
+    ends: set[str] = field(default_factory=set)
+    allowance: Allowance = field(default_factory=Allowance)
+    undone: int = 0
+    frozen: dict[str, float] = field(default_factory=dict)
+    refuses: str = ""
+
+    def picture(self) -> Picture:
+        pods = {}
+        for item in self.api.pods.values():
+            uid, name = item["metadata"]["uid"], item["metadata"]["name"]
+            share = round(float(item["metadata"]["annotations"]["gpushare.io/fraction"]) * 100)
+            phase = "Failed" if name in self.ended else "Running"
+            pods[uid] = PodSeen(uid, f"load/{name}", phase, share, (GPU,), share, 10, is_bound=True)
+        unready = ("agent is not ready",) if self.clock < self.recovers_at else ()
+        running = {uid: pod for uid, pod in pods.items() if not pod.is_over}
+        gpu = GpuSeen(
+            GPU,
+            143_000,
+            tenants={uid: pod.share for uid, pod in running.items()},
+            clients=tuple(ClientSeen(1, uid) for uid in running),
+        )
+        return Picture(pods, (gpu,), {uid: (f"{GPU}::{uid}",) for uid in pods}, {}, frozenset(), unready)
+
+    def make(self, _: Fault) -> Injected:
+        if self.refuses:
+            raise NotPossibleError(self.refuses)
+        self.recovers_at = self.clock + self.recovers_after
+        self.ended |= {name for name in self.api.pods if name in self.ends}
+
+        def undo() -> None:
+            self.undone += 1
+            self.recovers_at = self.clock + self.recovers_after
+
+        return Injected("something", self.allowance, [undo])
+
+    def watch(self, _: object) -> None: ...
+
+    def longest(self) -> dict[str, float]:
+        return self.frozen
+
+    def sleep(self, seconds: float) -> None:
+        self.clock += max(seconds, 0.01)
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster(FakeApi())
+
+
+def chaos(cluster: FakeCluster, directory: Path) -> ChaosRun:
+    load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
+    return ChaosRun(
+        cluster,
+        load,
+        cluster,
+        cluster,
+        directory,
+        population=4,
+        diagnose=lambda where: where.mkdir(),
+        clock=lambda: cluster.clock,
+        sleep=cluster.sleep,
+    )
+
+
+QUIET = (FaultKind.STALL_AGENT,)
+
+
+def test_faults_that_settle_break_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.recovers_after = 7.0
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    outcomes = run.run(3, range(5), QUIET, until=1e9)
+    assert [one.violations for one in outcomes] == [()] * 5
+    for one in outcomes:
+        assert one.settled_seconds is not None
+        assert 7.0 <= one.settled_seconds <= 8.0
+    assert cluster.undone == 5
+    assert cluster.api.made > 4  # pods were replaced meanwhile
+    assert read_outcomes(tmp_path) == outcomes
+
+
+def test_a_cluster_that_settles_late_is_broken_but_goes_on(cluster: FakeCluster, tmp_path: Path) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.recovers_after = 90.0
+    late, _ = run.run(3, range(2), QUIET, until=1e9)
+    assert late.rules == (Rule.SETTLED,)
+    assert "agent is not ready" in late.waited_for
+    assert (tmp_path / "broken-0").is_dir()
+
+
+def test_a_cluster_that_never_settles_ends_the_run(cluster: FakeCluster, tmp_path: Path) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.recovers_after = 1e6
+    (only,) = run.run(3, range(5), QUIET, until=1e9)
+    assert only.settled_seconds is None
+    assert cluster.undone == 1
+
+
+def test_a_tenant_that_ended_is_broken_once_and_replaced(cluster: FakeCluster, tmp_path: Path) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.ends = {"load-0", "load-1", "load-2", "load-3"}
+    first, second = run.run(3, range(2), QUIET, until=1e9)
+    assert set(first.rules) == {Rule.ENDED}
+    assert second.violations == ()
+    assert not cluster.ended & set(cluster.api.pods)
+
+
+def test_a_tenant_that_the_fault_itself_ends_is_listed(cluster: FakeCluster, tmp_path: Path) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.ends = {"load-0", "load-1", "load-2", "load-3"}
+    cluster.allowance = Allowance(Ends.OF_THE_GPU, GPU)
+    (only,) = run.run(3, range(1), QUIET, until=1e9)
+    assert (only.violations, len(only.ended) > 0) == ((), True)
+
+
+def test_a_frozen_tenant_is_broken(cluster: FakeCluster, tmp_path: Path) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.frozen = {"uid-load-1": 9.0}
+    (only,) = run.run(3, range(1), QUIET, until=1e9)
+    assert only.rules == (Rule.FROZEN,)
+
+
+def test_what_cannot_be_made_is_skipped_and_the_time_ends_a_run(cluster: FakeCluster, tmp_path: Path) -> None:
+    run = chaos(cluster, tmp_path)
+    assert run.settle_first() == []
+    cluster.refuses = "no such thing here"
+    (one,) = run.run(3, range(1), QUIET, until=1e9)
+    assert one.skipped == cluster.refuses
+    assert run.run(3, range(5), QUIET, until=cluster.clock) == []
+
+
+def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
+    whole = Outcome(0, "kill-agent", settled_seconds=2.0, ended=("x",))
+    (tmp_path / FAULTS_FILE).write_text(
+        json.dumps({"number": 0, "kind": "kill-agent", "settled_seconds": 2.0, "ended": ["x"]}) + '\n{"numb'
+    )
+    assert read_outcomes(tmp_path) == [whole]
+    assert read_outcomes(tmp_path / "none") == []
+
+
+def test_the_table_counts_what_broke_and_leaves_out_what_was_skipped(tmp_path: Path) -> None:
+    outcomes = [
+        Outcome(0, "kill-agent", settled_seconds=2.0),
+        Outcome(1, "kill-agent", settled_seconds=6.0, violations=(f"{Rule.LOST}: pod x",)),
+        Outcome(2, "mps-fault", settled_seconds=3.0, ended=("a", "b")),
+        Outcome(3, "fill-disk", skipped="no own disk"),
+    ]
+    text = report.chaos_table(outcomes, "today")
+    assert "today: 3 faults." in text
+    assert "1 pod lost" in text
+    assert "0 over-commit of shares" in text
+    assert "| kill -9 of the agent, its forecaster included | 2 | nobody |  | 4.0 | 6.0 | 1 |" in text
+    assert "| a fatal fault in one GPU's MPS server | 1 | those of the GPU | 2 | 3.0 | 3.0 |  |" in text
+    assert "fill-disk: no own disk (1)" in text
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n")
+    for words in ("first", "second"):
+        report.write(page, report.CHAOS_MARKS, words)
+    begin, end = report.CHAOS_MARKS
+    assert page.read_text() == f"# Title\n\n{begin}\nsecond\n{end}\n"
+
+
+def usages(*kib: int, descriptors: int = 20, threads: int = 5, pids: tuple[int, ...] = (1,)) -> list[Usage]:
+    return [Usage(pids, one, descriptors, threads) for one in kib]
+
+
+def test_flat_memory_is_flat_and_growth_beyond_the_bar_is_not() -> None:
+    warm_up = usages(*range(1000, 30_000, 2900))
+    flat = growth("agent", warm_up + usages(*[100_000, 104_000] * 15))
+    assert flat.is_flat
+    rising = growth("agent", warm_up + usages(*range(100_000, 112_000, 400)))
+    assert not rising.is_flat
+    assert rising.memory_ratio == pytest.approx(1.08, abs=0.02)
+    assert growth("agent", usages(*range(112_000, 100_000, -400))).is_flat  # shrinking is no leak
+
+
+def test_descriptors_threads_and_restarts_count_too() -> None:
+    start = usages(*[100_000] * 20)
+    assert not growth("gate", start + usages(*[100_000] * 20, descriptors=30)).is_flat
+    assert not growth("gate", start + usages(*[100_000] * 20, threads=9)).is_flat
+    assert growth("gate", start + usages(*[100_000] * 20, pids=(2,))).restarts == 1
+    with pytest.raises(ValueError, match="too few"):
+        growth("gate", start[:5])
+
+
+UID = "0f0e0d0c-1111-2222-3333-444455556666"
+
+
+def test_a_freeze_counts_as_far_as_looks_at_short_intervals_found_it(tmp_path: Path) -> None:
+    group = tmp_path / "kubepods" / "besteffort" / f"pod{UID}"
+    group.mkdir(parents=True)
+    events = group / "cgroup.events"
+    watch = FreezeWatch(tmp_path)
+    watch.watch([UID])
+    for moment, state in ((0.0, 0), (0.1, 1), (0.3, 1), (0.6, 1), (0.8, 0), (0.9, 1), (1.0, 1)):
+        events.write_text(f"populated 1\nfrozen {state}\n")
+        watch.look(moment)
+    assert watch.longest() == {UID: pytest.approx(0.5)}
+    watch.look(9.0)  # nobody knows what it did since 1.0
+    assert watch.longest() == {UID: 0.0}
+    for moment in (9.2, 9.4, 9.6):
+        watch.look(moment)
+    assert watch.longest() == {UID: pytest.approx(0.6)}
+
+
+@pytest.mark.parametrize(
+    ("text", "uid"),
+    [
+        (f"9:freezer:/kubepods/besteffort/pod{UID}/abc", UID),
+        (
+            f"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{UID.replace('-', '_')}.slice/x",
+            UID,
+        ),
+        ("0::/system.slice/ssh.service", None),
+    ],
+)
+def test_the_pod_of_a_cgroup(text: str, uid: str | None) -> None:
+    assert pod_uid_in(text) == uid
+
+
+def test_a_part_whose_process_is_gone_is_missing() -> None:
+    parts = {"u1": Part.MPS}
+    words = ("gpushare.mps.host", "gpushare.mps.throttler", *["gpushare.mps.keeper"] * 2)
+    found = [Process(number, "u1", f"python -m {text}", "python") for number, text in enumerate(words)]
+    assert missing_roles(parts, found, 2) == ["0 of 2 processes of daemon run"]
+    assert "1 of 2 processes of gate run" in missing_roles(parts, found[:3], 2)
+
+
+def test_a_pod_as_the_api_server_tells_it() -> None:
+    item = {
+        "metadata": {
+            "uid": "u",
+            "namespace": "n",
+            "name": "p",
+            "annotations": {
+                "gpushare.io/gpu": "GPU-1,GPU-2",
+                "gpushare.io/thread-percentage": "100",
+                "gpushare.io/memory-limit": "0=8192M,1=8192M",
+            },
+        },
+        "spec": {"nodeName": "x", "containers": [{"resources": {"limits": {"gpushare.io/share": "200"}}}, {}]},
+        "status": {"phase": "Running", "containerStatuses": [{"restartCount": 2, "state": {"running": {}}}]},
+    }
+    seen = pod_seen(item)
+    assert (seen.gpus, seen.share, seen.memory_mib, seen.thread_percentage) == (("GPU-1", "GPU-2"), 200, 8192, 100)
+    assert (seen.is_bound, seen.restarts, seen.is_deleting) == (True, 2, False)
+
+
+def test_a_hung_driver_holds_its_readers_until_it_is_taken_back(tmp_path: Path) -> None:
+    state = tmp_path / STATE
+    state.write_text("{}")
+    hung = HungDriver(tmp_path)
+    hung.start()
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(state.read_bytes()), daemon=True)
+    reader.start()
+    reader.join(0.2)
+    assert reader.is_alive()
+    new = tmp_path / "new"
+    new.write_text('{"later": 1}')
+    new.replace(state)  # as the twin does every second
+    hung.stop()
+    reader.join(30)
+    assert read == [b""]
+    assert not state.is_fifo()
+    assert list(tmp_path.glob(".chaos*")) == []
