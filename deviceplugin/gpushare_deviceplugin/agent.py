@@ -55,7 +55,7 @@ def devices_opener(options: AgentOptions, clock: Callable[[], float] = time.mono
     def open_real() -> Devices:
         from gpushare.devices.nvml import NvmlDevices  # noqa: PLC0415 - ctypes, where there is a driver
 
-        return NvmlDevices.open(clock, dcgm_url=options.dcgm_url)
+        return NvmlDevices.open(clock, dcgm_url=options.dcgm_url, polls_clock=True)
 
     return open_real
 

@@ -26,6 +26,9 @@ BACKOFF: Final = Backoff(first_seconds=PAUSE_SECONDS, longest_seconds=600.0)
 ANSWER_SECONDS: Final = 60.0
 # A signature that moves by less counts as the same: the windows behind it differ by as much.
 SAME_RATIO: Final = 0.03
+# Error of a prediction while tenants are stopped for the whole of the time in sum: near the least error of
+# inference in two recorded scenes on an H200 (docs/measurements/loop-h200.md).
+THROTTLE_ERROR: Final = 0.2
 MOST_WHOLE: Final = 5  # tenants of which every set that may run together is asked about: 31 sets
 
 Priors = tuple[Prior | None, ...]
@@ -103,14 +106,21 @@ class _Answer:
     parts: Mapping[tuple[int, ...], Priors]
 
     def under(self, duties: Sequence[float]) -> Priors:
-        """Return the predictions under these duties: the mixture of the sets with and without each tenant."""
+        """Return the predictions under these duties: the mixture of the sets with and without each tenant.
+
+        They are less certain than those of the sets: a stopped tenant's queued work runs on (docs/facts.md 25),
+        and whether two are stopped at the same moments is not known.
+        """
         throttled = [at for at, duty in enumerate(duties) if duty < 1.0]
         if not throttled or not self.parts:
             return self.priors
+        more = THROTTLE_ERROR * min(1.0, sum(1.0 - duties[at] for at in throttled))
         if len(self.priors) <= MOST_WHOLE:
             weighted = _mixture(duties, throttled)
-            return tuple(self._mixed(at, weighted) for at in range(len(self.priors)))
-        return tuple(self._nearly(at, duties, throttled) for at in range(len(self.priors)))
+            mixed = [self._mixed(at, weighted) for at in range(len(self.priors))]
+        else:
+            mixed = [self._nearly(at, duties, throttled) for at in range(len(self.priors))]
+        return tuple(prior and Prior(prior.mean, math.hypot(prior.error, more)) for prior in mixed)
 
     def _in(self, running: tuple[int, ...], at: int) -> Prior | None:
         if at not in running:
@@ -140,6 +150,17 @@ class _Answer:
 
 
 _STOPPED: Final = Prior(0.0, 0.0)
+
+
+def mixed_priors(
+    question: Question, priors: Priors, parts: Mapping[tuple[int, ...], Priors], duties: Sequence[float]
+) -> Priors:
+    """Return the predictions for a question's tenants while they run for these parts of the time.
+
+    Args:
+        priors: with everyone running; parts: for those who run while others are stopped (`Question.parts`).
+    """
+    return _Answer(question, priors, parts).under(duties)
 
 
 def _mixture(duties: Sequence[float], throttled: Sequence[int]) -> list[tuple[float, tuple[int, ...]]]:

@@ -128,7 +128,7 @@ class Measurer:
             priors = self._expected(uuid, active, known, threads, duties)
         proofs = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
         bounded = [
-            replace(proof, bound=proof.bound * min(1.0, duty + DUTY_SLACK)) if duty < 1.0 else proof
+            replace(proof, bound=throttled_bound(proof.bound, duty))
             for proof, duty in zip(proofs, duties, strict=True)
         ]
         everyone = [*bounded, TenantEvidence(None)] if has_strangers else bounded
@@ -163,6 +163,11 @@ class Measurer:
 
     def _has_whole_gpus(self, pod: ManagedPod) -> bool:
         return len(self._state.allocated(pod) or {}) > 1
+
+
+def throttled_bound(bound: float, duty: float) -> float:
+    """Return the most progress that a tenant can make in a part of the time, of what its cap allows."""
+    return bound * min(1.0, duty + DUTY_SLACK) if duty < 1.0 else bound
 
 
 def _evidence(signature: SoloSignature | None, threads: int, prior: Prior | None) -> TenantEvidence:

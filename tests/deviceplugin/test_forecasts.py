@@ -141,3 +141,21 @@ def test_an_answer_that_makes_no_sense_is_no_answer(raw: bytes) -> None:
 
 def test_the_forecaster_reads_what_is_written() -> None:
     assert forecaster.answer(b"[]") == b"[]"
+
+
+async def test_what_is_expected_while_somebody_is_stopped_is_less_certain_the_more_so_the_longer(
+    state: NodeState, model: Model
+) -> None:
+    forecasts = Forecasts(state, model, with_parts=True)
+    forecasts.expected(GPU_A, TWO)
+    await forecasts.step()
+
+    def errors(*duties: float) -> list[float]:
+        found = forecasts.expected(GPU_A, replace(TWO, duties=duties))
+        return [prior.error for prior in found if prior is not None]
+
+    free, mild, strong = errors(1.0, 1.0), errors(1.0, 0.9), errors(1.0, 0.3)
+    assert free == [0.1, 0.1]
+    assert mild[0] == pytest.approx(0.1, abs=0.01)
+    assert strong[0] > 1.5 * free[0], "how much a stop gives to the neighbour depends on what was queued"
+    assert strong[1] > 0.1, "what it makes in 30% of the time is not known better than what it makes in all of it"

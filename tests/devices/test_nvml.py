@@ -2,6 +2,8 @@
 
 import json
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from fakenvml import HANDLE, MIB, UNKNOWN, UUID, FakeNvml, installed
 from tests.devices.contract import check_contract
 
 from gpushare.core.gpu import DevicesError, Health
+from gpushare.devices.clock import CALM_SECONDS, MOVING_SECONDS, SmClock, pause
 from gpushare.devices.gpm import METRICS, counters_of
 from gpushare.devices.nvml import REOPEN_SECONDS, NvmlDevices
 from gpushare.devices.xid import QUIET_SECONDS
@@ -78,30 +81,16 @@ def test_counters_are_ratios_and_what_failed_is_absent(
     assert sample.counters.dram_bw_util == 1.0
 
 
-def clock_after(devices: NvmlDevices, clock: Clock) -> float | None:
-    clock.sleep(1)
+def clock_after(devices: NvmlDevices, clock: Clock, seconds: float = 1.0) -> float | None:
+    clock.sleep(seconds)
     sample = devices.sample(UUID)
     assert sample is not None
     return sample.sm_clock_mhz
 
 
-def test_the_clock_of_a_window_is_the_mean_of_the_drivers_samples_in_it(
+def test_without_polling_the_clock_is_read_at_both_ends_of_a_window_and_may_be_unknown(
     devices: NvmlDevices, clock: Clock, driver: FakeNvml
 ) -> None:
-    driver.clock_samples = [(1, 345), (2, 1980)]
-    devices.sample(UUID)
-    driver.clock_samples += [(3, 1400), (4, 1500), (5, 1900), (6, 0)]  # 0: an invalid one
-    assert clock_after(devices, clock) == pytest.approx(1600)
-    driver.clock_samples.append((7, 1300))
-    assert clock_after(devices, clock) == 1300
-    driver.clock_mhz = 1500
-    assert clock_after(devices, clock) == (1980 + 1500) / 2  # no new sample: what it read at both ends
-
-
-def test_without_samples_the_clock_is_read_at_both_ends_and_may_be_unknown(
-    devices: NvmlDevices, clock: Clock, driver: FakeNvml
-) -> None:
-    driver.missing.add("nvmlDeviceGetSamples")
     devices.sample(UUID)
     driver.clock_mhz = 1500
     assert clock_after(devices, clock) == (1980 + 1500) / 2
@@ -109,6 +98,43 @@ def test_without_samples_the_clock_is_read_at_both_ends_and_may_be_unknown(
     assert clock_after(devices, clock) is None
     del driver.codes["nvmlDeviceGetClockInfo"]
     assert clock_after(devices, clock) == 1500  # the window's begin is not known
+    driver.clock_mhz = 0
+    assert clock_after(devices, clock) is None
+
+
+def test_readings_in_between_count_by_their_time_and_come_faster_while_the_clock_moves(
+    clock: Clock, driver: FakeNvml
+) -> None:
+    read = SmClock(HANDLE, clock)
+    assert read.max_mhz == 1980
+    clock.sleep(10)
+    assert pause({UUID: read}) == CALM_SECONDS
+    assert read.mean_mhz() == 1980
+    for mhz, seconds in ((1980, 0.4), (1400, 0.0), (1400, 0.6)):  # stopped for 0.6 s of the second
+        clock.sleep(seconds)
+        driver.clock_mhz = mhz
+        assert pause({UUID: read}) == (CALM_SECONDS if mhz == 1980 else MOVING_SECONDS)
+    assert read.mean_mhz() == pytest.approx(0.4 * 1980 + 0.6 * 1400)
+    clock.sleep(1)
+    assert read.mean_mhz() == 1400, "each window has its own"
+
+
+def test_polling_reads_between_samples_and_ends_with_the_devices(driver: FakeNvml) -> None:
+    now = iter(range(10**6))
+    devices = NvmlDevices.open(lambda: float(next(now)), polls_clock=True)
+    try:
+        assert devices.sample(UUID) is None
+        driver.clock_mhz = 1500
+        deadline = time.monotonic() + 60
+        while (sample := devices.sample(UUID)) is None or sample.sm_clock_mhz != 1500:
+            assert time.monotonic() < deadline
+        before = driver.clock_reads
+        while driver.clock_reads < before + 3:  # nobody samples meanwhile
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    finally:
+        devices.close()
+    assert "sm-clock" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_reading_that_makes_no_sense_is_no_reading() -> None:

@@ -116,7 +116,7 @@ class Stage:
         self.jobs: list[Job] = []
         self.seen: list[dict[str, Any]] = []
         self.counters: list[dict[str, Any]] = []
-        self.devices = None if bench.twin else NvmlDevices.open(time.monotonic)
+        self.devices = None if bench.twin else NvmlDevices.open(time.monotonic, polls_clock=True)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()

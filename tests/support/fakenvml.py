@@ -48,7 +48,7 @@ class FakeNvml:
 
     Attributes:
         missing: functions that this driver does not have; codes: what a function returns instead of an answer.
-        clock_mhz: the SM clock now; clock_samples: (microseconds, MHz) as NVML's buffer of samples has them.
+        clock_mhz: the SM clock now; clock_reads: how often it was read.
         clients, processes: (pid, bytes) as the two lists of compute processes name them.
         broken: what went wrong inside the fake; `installed` raises it.
     """
@@ -66,7 +66,7 @@ class FakeNvml:
         self.events: list[tuple[int, int]] = []
         self.recovery_action = 0
         self.clock_mhz = 1980
-        self.clock_samples: list[tuple[int, int]] = []
+        self.clock_reads = 0
         self.opened = 0
         self.marks = 0
         self.samples: set[int] = set()
@@ -148,6 +148,7 @@ class FakeNvml:
     @c_function(c_void_p, c_uint, c_void_p)
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int, mhz: int) -> int:
         assert kind == pynvml.NVML_CLOCK_SM
+        self.clock_reads += 1
         put(c_uint, mhz, self.clock_mhz)
         return self._check(handle)
 
@@ -155,21 +156,6 @@ class FakeNvml:
     def nvmlDeviceGetMaxClockInfo(self, handle: int, kind: int, mhz: int) -> int:
         assert kind == pynvml.NVML_CLOCK_SM
         put(c_uint, mhz, 1980)
-        return self._check(handle)
-
-    @c_function(c_void_p, c_uint, c_ulonglong, c_void_p, c_void_p, c_void_p)
-    def nvmlDeviceGetSamples(
-        self, handle: int, kind: int, since: int, value_type: int, count: int, rows: int | None
-    ) -> int:
-        assert kind == pynvml.NVML_PROCESSOR_CLK_SAMPLES
-        fresh = [each for each in self.clock_samples if each[0] > since]
-        if not fresh:
-            return int(pynvml.NVML_ERROR_NOT_FOUND)
-        put(c_int, value_type, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT)
-        put(c_uint, count, len(fresh))
-        if rows is not None:
-            for row, (at, mhz) in zip((pynvml.c_nvmlSample_t * len(fresh)).from_address(rows), fresh, strict=True):
-                row.timeStamp, row.sampleValue.uiVal = at, mhz
         return self._check(handle)
 
     @c_function(c_void_p, c_int, c_void_p)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import pynvml
 
 from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.devices.clock import SmClock
+from gpushare.devices.clock import ClockPolling, SmClock
 from gpushare.devices.dcgm import DcgmScrape
 from gpushare.devices.driver import driver_errors, explain
 from gpushare.devices.gpm import MIN_WINDOW_SECONDS, GpmSampler, GpmWindow
@@ -29,9 +29,12 @@ class NvmlDevices:
 
     Args:
         clock: monotonic seconds.
+        polls_clock: whether to read SM clocks between samples, in a thread that ends with `close`.
     """
 
-    def __init__(self, clock: Callable[[], float], dcgm: DcgmScrape | None = None) -> None:
+    def __init__(
+        self, clock: Callable[[], float], dcgm: DcgmScrape | None = None, *, polls_clock: bool = False
+    ) -> None:
         self._clock = clock
         self._dcgm = dcgm
         self._handles: dict[str, Any] = {}
@@ -41,11 +44,13 @@ class NvmlDevices:
         self._clocks: dict[str, SmClock] = {}
         self._logged: set[str] = set()
         self._lost_at: float | None = None
+        self._polls_clock = polls_clock
+        self._polling: ClockPolling | None = None
         self._enumerate()
         self._xid = XidWatch(self._handles, clock)
 
     @classmethod
-    def open(cls, clock: Callable[[], float], dcgm_url: str = "") -> "NvmlDevices":
+    def open(cls, clock: Callable[[], float], dcgm_url: str = "", *, polls_clock: bool = False) -> "NvmlDevices":
         """Load the driver's library and read its GPUs.
 
         Raises:
@@ -55,7 +60,7 @@ class NvmlDevices:
             pynvml.nvmlInit()
         try:
             with driver_errors("NVML cannot list GPUs"):
-                return cls(clock, DcgmScrape(dcgm_url) if dcgm_url else None)
+                return cls(clock, DcgmScrape(dcgm_url) if dcgm_url else None, polls_clock=polls_clock)
         except DevicesError:
             with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlShutdown()
@@ -103,7 +108,6 @@ class NvmlDevices:
             pynvml.nvmlInit()
             self._handles.clear()
             self._sampled_at.clear()
-            self._clocks.clear()
             self._enumerate()
         self._xid = XidWatch(self._handles, self._clock, known)
 
@@ -144,7 +148,9 @@ class NvmlDevices:
 
     def _clock_of(self, uuid: str, handle: Any) -> SmClock:
         if uuid not in self._clocks:
-            self._clocks[uuid] = SmClock(handle)
+            self._clocks[uuid] = SmClock(handle, self._clock)
+        if self._polls_clock and self._polling is None:
+            self._polling = ClockPolling(self._clocks)
         return self._clocks[uuid]
 
     def _handle(self, uuid: str) -> Any:
@@ -210,6 +216,10 @@ class NvmlDevices:
 
     def close(self) -> None:
         """Free GPM's samples and the driver; a lost GPU may refuse."""
+        if self._polling is not None:
+            self._polling.close()
+            self._polling = None
+        self._clocks.clear()
         for gpm in self._gpm.values():
             if gpm is not None:
                 gpm.close()
