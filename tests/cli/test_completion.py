@@ -64,6 +64,7 @@ def test_each_shell_takes_its_script(shell: Shell, call: Call, tmp_path: Path) -
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_bash_offers_them(tmp_path: Path) -> None:
     program = tmp_path / "gpushare"
     source = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from gpushare.cli import main; main()"

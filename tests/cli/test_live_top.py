@@ -61,6 +61,7 @@ class Terminal:
         os.close(self.master)
 
 
+@pytest.mark.slow
 def test_the_live_table_answers_keys_and_leaves(busy: FakeCluster) -> None:
     terminal = Terminal("top", kubeconfig=busy.kubeconfig)
     try:

@@ -30,6 +30,7 @@ def tables(tmp_path):
     return ["--solo", tmp_path / "solo.csv", "--pairs", tmp_path / "pairs.csv"]
 
 
+@pytest.mark.slow
 def test_evaluate_prints_every_predictor_of_the_protocol_with_its_spread(monkeypatch, capsys, tables):
     asked = ["--gpu", "v100", "--protocol", "leave-pairs-out", "--repeats", "2", "--json"]
     assert run(monkeypatch, "pairs", "evaluate", *tables, *asked) == 0
@@ -44,6 +45,7 @@ def test_evaluate_prints_every_predictor_of_the_protocol_with_its_spread(monkeyp
     assert ours["pairs_fitting"] < 36
 
 
+@pytest.mark.slow
 def test_evaluate_twice_with_one_seed_gives_the_same(monkeypatch, capsys, tables):
     shown, pairs_only = [], ["--protocol", "leave-pairs-out"]
     for _ in range(2):
@@ -58,6 +60,7 @@ def test_a_gpu_that_is_not_in_the_table_is_named(monkeypatch, capsys, tables):
     assert 'no rows for GPU "k80"; the table has v100' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_the_extra_that_matchings_need_it_is_named(monkeypatch, capsys, tables):
     monkeypatch.setitem(sys.modules, "networkx", None)  # as if it were not installed
     assert run(monkeypatch, "pairs", "evaluate", *tables, "--gpu", "v100", "--protocol", "leave-pairs-out") == 2

@@ -200,6 +200,7 @@ async def test_readings_of_several_unknown_workloads_share_the_tenth_of_each_min
     assert counts.stopped_seconds <= 300 / MINUTE_SECONDS * MOST_STOPPED_SECONDS + MAX_STOP_SECONDS
 
 
+@pytest.mark.slow
 async def test_one_that_shows_nothing_is_left_in_peace_after_a_while(bench: Bench) -> None:
     bench.add("new", known=False)
     bench.gpu.idle = {"new"}

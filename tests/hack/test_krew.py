@@ -34,6 +34,7 @@ def run(program: Path, *words: str, python: str = sys.executable) -> subprocess.
     )
 
 
+@pytest.mark.slow
 def test_the_archive_runs_and_names_itself_as_kubectl_does(unpacked: Path) -> None:
     assert (unpacked / "LICENSE").is_file()
     done = run(unpacked / "kubectl-gpushare", "top", "--help")

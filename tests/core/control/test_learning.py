@@ -144,6 +144,7 @@ def test_a_table_grows_with_and_without_effects() -> None:
     assert both(known, first)[::-1] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_eight_windows_make_unseen_sets_of_the_measured_table_better_known() -> None:
     """The bars of issue 11 are 0.065, 0.082 and 0.072; pairs stay above theirs (docs/measurements/learning.md)."""
     before, after = bench.judge({}, set()), bench.judge(*bench.learn(0, 8, 0.05))

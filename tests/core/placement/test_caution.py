@@ -186,6 +186,7 @@ kinds = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(kinds, st.integers(0, 2)), max_size=6), kinds)
 def test_nobody_is_put_where_the_bound_of_any_tenant_breaks(tenants, comes):
