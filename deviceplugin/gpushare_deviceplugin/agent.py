@@ -17,6 +17,7 @@ from gpushare.kube import Api, connect
 from gpushare.mps.asks import boottime
 from gpushare.mps.layout import GpuDirectory, LastGood, throttle_in_force, throttled_reader
 from gpushare.mps.status import GateStatus, ThrottleStatus
+from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.http import MetricsServer, metrics_route, metrics_token, probe_route, registry_of
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.apiserver import AgentApi
@@ -274,7 +275,12 @@ async def run_agent(options: AgentOptions) -> None:
         if options.metrics_port:
             metrics = metrics_route(registry_of(NodeCollector(agent.figures)))
             routes = {"/metrics": metrics, "/healthz": probe_route(agent.trouble)}
-            server = MetricsServer(routes, options.metrics_port, token=metrics_token(os.environ))
+            server = MetricsServer(
+                routes,
+                options.metrics_port,
+                token=metrics_token(os.environ),
+                certificate=metrics_certificate(os.environ),
+            )
             server.start()
         try:
             await agent.run()

@@ -14,6 +14,7 @@ from gpushare.core.api import MANAGED_SELECTOR
 from gpushare.core.control import OperatorSettings, RetractionSettings
 from gpushare.core.placement import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
+from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.http import METRICS_PATH, MetricsServer, metrics_route, metrics_token
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
@@ -190,6 +191,7 @@ class Operator:
                 {METRICS_PATH: metrics_route(self._metrics.registry)},
                 self._environment.metrics_port,
                 token=metrics_token(os.environ),
+                certificate=metrics_certificate(os.environ),
             )
             server.start()
             stack.callback(server.close)

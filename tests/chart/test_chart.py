@@ -6,18 +6,25 @@ import importlib.util
 import json
 import re
 import ssl
+import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from livecluster import wait_for
+from podmonitors import scrape_jobs
+from realprometheus import Prometheus
 
 from gpushare.core.api import names
 from gpushare.extender import options as extender_options
 from gpushare.mps import host as mps_host
+from gpushare.runtime.certificates import DIRECTORY_VARIABLE, Certificate
+from gpushare.runtime.http import MetricsServer, metrics_route, metrics_token, registry_of
 from gpushare.twin.mps import stopped
 from gpushare_deviceplugin import options as agent_options
 from gpushare_deviceplugin.allocation import DeviceListStrategy
@@ -35,7 +42,7 @@ VALUE_SETS: dict[str, Json] = {
     "simulated": {"simulated": {"gpus": "H200:2"}, "image": {"pullPolicy": "Never"}},
     "everything": {
         "certManager": {"enabled": True},
-        "metrics": {"tokenSecret": "scrape"},
+        "metrics": {"tokenSecret": "scrape", "tls": {"enabled": True}},
         "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
         "prometheusRule": {"enabled": True},
         "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
@@ -547,6 +554,91 @@ def test_every_part_asks_for_the_token_and_the_pod_monitors_bring_it(render: Ren
     assert credentials == [{"name": "scrape", "key": "it"}] * 2
 
 
+@pytest.mark.parametrize("secret", ["", "own"])
+def test_every_part_serves_metrics_over_tls_and_kubelet_asks_so(render: Render, secret: str) -> None:
+    objects = render({"metrics": {"tls": {"enabled": True, "secret": secret}}, "podMonitor": {"enabled": True}})
+    used = secret or "gpushare-metrics-tls"
+    parts = workloads(objects)
+    probed = set()
+    for part in ("operator", "scheduler", "agent", "mps"):
+        container = containers(parts[part])[0]
+        (directory,) = [v["value"] for v in container["env"] if v["name"] == DIRECTORY_VARIABLE]
+        (mount,) = [m for m in container["volumeMounts"] if m["name"] == "metrics-tls"]
+        (volume,) = [v for v in parts[part]["spec"]["template"]["spec"]["volumes"] if v["name"] == "metrics-tls"]
+        assert (mount["mountPath"], volume["secret"]["secretName"]) == (directory, used)
+        for kind in ("readinessProbe", "livenessProbe"):
+            probe = container.get(kind, {}).get("httpGet", {})
+            if probe.get("port") == "metrics":
+                assert probe["scheme"] == "HTTPS", part
+                probed.add(part)
+    assert probed == {"scheduler", "agent", "mps"}
+    (monitor,) = of_kind(objects, "PodMonitor")
+    ends = {end["port"]: end for end in monitor["spec"]["podMetricsEndpoints"]}
+    assert {end["scheme"] for end in ends.values()} == {"https"}
+    assert ends["metrics"]["tlsConfig"]["ca"] == {"secret": {"name": used, "key": "ca.crt"}}
+    assert ends["webhook"]["tlsConfig"]["ca"]["secret"]["name"] == "gpushare-admission-tls"
+    made = {item["metadata"]["name"] for item in of_kind(objects, "Secret")}
+    assert made == {"gpushare-admission-tls"} | (set() if secret else {used})
+    managed = render({"metrics": {"tls": {"enabled": True, "secret": secret}}, "certManager": {"enabled": True}})
+    certificates = {c["spec"]["secretName"]: c["spec"] for c in of_kind(managed, "Certificate")}
+    assert not of_kind(managed, "Secret")
+    assert (used in certificates) is not bool(secret)
+    for spec in certificates.values():
+        assert of_kind(managed, spec["issuerRef"]["kind"], spec["issuerRef"]["name"])
+
+
+def test_without_tls_probes_are_plain(render: Render) -> None:
+    objects = render({"podMonitor": {"enabled": True}})
+    for part in ("scheduler", "agent", "mps"):
+        assert containers(workloads(objects)[part])[0]["readinessProbe"]["httpGet"]["scheme"] == "HTTP"
+    (monitor,) = of_kind(objects, "PodMonitor")
+    assert "scheme" not in monitor["spec"]["podMetricsEndpoints"][0]
+
+
+@pytest.mark.slow
+def test_prometheus_scrapes_the_charts_certificate_by_the_pod_monitor(render: Render, tmp_path: Path) -> None:
+    """The Secrets of one rendering, served by our servers; Prometheus trusts, asks and brings what it says."""
+    token = tmp_path / "token"
+    token.write_text("let me")
+    values = {"metrics": {"tokenSecret": "scrape", "tls": {"enabled": True}}, "podMonitor": {"enabled": True}}
+    objects = render(values)
+    (monitor,) = of_kind(objects, "PodMonitor")
+    secrets: dict[tuple[str, str], Path] = {("scrape", "token"): token}
+    for item in of_kind(objects, "Secret"):
+        for key, text in item["data"].items():
+            file = tmp_path / item["metadata"]["name"] / key
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(base64.b64decode(text))
+            secrets[item["metadata"]["name"], key] = file
+    names_of = {"metrics": "gpushare-metrics-tls", "webhook": "gpushare-admission-tls"}
+    routes = {"/metrics": metrics_route(registry_of())}
+    bearer = metrics_token({"GPUSHARE_METRICS_TOKEN_FILE": str(token)})
+    labels = monitor["spec"]["selector"]["matchLabels"]
+    with ExitStack() as stack:
+        pods = []
+        for port, secret in names_of.items():
+            tls = Certificate(tmp_path / secret)
+            server = MetricsServer(routes, 0, "127.0.0.1", token=bearer, certificate=tls)
+            server.start()
+            stack.callback(server.close)
+            container = {"name": port, "ports": [{"name": port, "containerPort": server.port}]}
+            metadata = {"name": port, "namespace": "gpushare-system", "labels": labels}
+            status = {"phase": "Running", "podIP": "127.0.0.1"}
+            pods.append({"metadata": metadata, "status": status, "spec": {"containers": [container]}})
+        jobs = scrape_jobs(monitor, pods, interval="1s", secrets=secrets)
+        prometheus = Prometheus(tmp_path / "prometheus", {"scrape_configs": jobs})
+        stack.callback(prometheus.stop)
+
+        def ends() -> dict[str, float]:
+            found = prometheus.query("gpushare_certificate_expiry_timestamp_seconds")
+            return {one["metric"]["pod"]: float(one["value"][1]) for one in found}
+
+        wait_for("both scraped", lambda: set(ends()) == set(names_of), seconds=60)
+        assert {one["value"][1] for one in prometheus.query("up")} == {"1"}
+        left = min(ends().values()) - time.time()
+        assert 1090 * 86400 < left < 1096 * 86400, "three years"
+
+
 def test_metrics_are_for_those_who_are_named(render: Render) -> None:
     prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
     for peers in ([], [prometheus]):
@@ -589,8 +681,9 @@ SOURCES = {
 def _variables_read(part: str) -> set[str]:
     """What a part reads: variables that it names, and those of the options that it declares by `add`."""
     files = [path for folder in SOURCES[part] for path in (ROOT / folder).rglob("*.py")]
-    if any("metrics_token(os.environ)" in path.read_text() for path in files):
-        files.append(ROOT / "src/gpushare/runtime/http.py")
+    for call, module in (("metrics_token", "http"), ("metrics_certificate", "certificates")):
+        if any(f"{call}(os.environ)" in path.read_text() for path in files):
+            files.append(ROOT / f"src/gpushare/runtime/{module}.py")
     text = "\n".join(path.read_text() for path in files)
     declared = {
         f"GPUSHARE_{name.upper().replace('-', '_')}" for name in re.findall(r'\badd\(\s*"([a-z-]+)"', text)

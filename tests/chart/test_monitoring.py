@@ -140,6 +140,11 @@ TROUBLE = {
     "GpushareAgentNotRegistered": ('gpushare_agent_registered{node="n"}', "1+0x40", "0+0x40"),
     "GpushareExtenderAway": ('gpushare_extender_ready{pod="e"}', "1+0x40", "0+0x40"),
     "GpushareBindFailures": ('gpushare_extender_bind_failures_total{reason="x"}', "9+0x40", "9+1x40"),
+    "GpushareCertificateExpires": (
+        'gpushare_certificate_expiry_timestamp_seconds{pod="a",certificate="admission"}',
+        "100000000+0x40",
+        "1814600+0x40",  # a little more than three weeks after the beginning
+    ),
     "GpushareExtenderSlow": (
         'gpushare_extender_request_duration_seconds_bucket{verb="filter",le="0.005"}',
         "0+100x40",

@@ -1,7 +1,6 @@
 """A certificate, and a real API server of this test run's own: etcd and kube-apiserver on loopback."""
 
 import asyncio
-import ipaddress
 import os
 import random
 import shutil
@@ -13,16 +12,14 @@ import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import NameOID
+from certificates import make_pair
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from tests.operator.live import PATIENCE_SECONDS, Running, Shares
 
 from gpushare.kube import GPUNODES, GPUSHARES, NAMESPACES, AlreadyExists, Api, NotFound, Resource, connect
@@ -38,35 +35,7 @@ MakeCertificate = Callable[..., bytes]
 @pytest.fixture(scope="session")
 def make_certificate() -> MakeCertificate:
     """Writes tls.crt and tls.key for localhost into a directory; answers the certificate (its own authority)."""
-
-    def make(directory: Path, name: str = "localhost") -> bytes:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        now = datetime.now(UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(days=1))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(
-                x509.SubjectAlternativeName(
-                    [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-                ),
-                critical=False,
-            )
-            .sign(key, hashes.SHA256())
-        )
-        pem = certificate.public_bytes(serialization.Encoding.PEM)
-        directory.mkdir(exist_ok=True, parents=True)
-        (directory / "tls.key").write_bytes(_private(key))
-        (directory / "tls.crt").write_bytes(pem)
-        return pem
-
-    return make
+    return make_pair
 
 
 def _private(key: Any) -> bytes:

@@ -20,9 +20,9 @@ from yarl import URL
 from gpushare.core.admission import AdmissionPolicy, Defaults
 from gpushare.core.api import GpuShare, names
 from gpushare.kube import Change
+from gpushare.runtime.certificates import Certificate
 from gpushare_operator.admission import AdmissionServerSettings, serve
 from gpushare_operator.admission.__main__ import parse_settings
-from gpushare_operator.admission.certificates import Certificate
 from gpushare_operator.admission.review import BadReviewError, Webhook, review
 from gpushare_operator.admission.server import ServerLimits
 from gpushare_operator.admission.watched import Watched

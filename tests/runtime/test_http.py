@@ -3,11 +3,17 @@
 import contextlib
 import http.client
 import socket
+import ssl
+import threading
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from certificates import make_pair
 from prometheus_client import CollectorRegistry, Gauge
 
+from gpushare.runtime import certificates
+from gpushare.runtime.certificates import Certificate
 from gpushare.runtime.http import (
     CREDENTIAL_VARIABLE,
     HttpAnswer,
@@ -22,9 +28,9 @@ PATIENCE_SECONDS = 60.0
 
 
 @contextlib.contextmanager
-def serving(limits=None, token=None, **routes):
+def serving(limits=None, token=None, certificate=None, **routes):
     paths = {f"/{name}": route for name, route in routes.items()}
-    server = MetricsServer(paths, 0, "127.0.0.1", limits, token=token)
+    server = MetricsServer(paths, 0, "127.0.0.1", limits, token=token, certificate=certificate)
     server.start()
     try:
         yield server
@@ -36,8 +42,14 @@ def ok():
     return HttpAnswer(b"ok\n")
 
 
-def ask(server, path, method="GET", headers=None):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_SECONDS)
+def ask(server, path, method="GET", headers=None, trust=None):
+    if trust is None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_SECONDS)
+    else:
+        context = ssl.create_default_context(cadata=trust.decode())
+        connection = http.client.HTTPSConnection(
+            "127.0.0.1", server.port, timeout=PATIENCE_SECONDS, context=context
+        )
     connection.request(method, path, headers=headers or {})
     answer = connection.getresponse()
     return answer.status, answer.read()
@@ -182,3 +194,91 @@ def test_who_brings_no_token_reads_no_metrics_and_probes_need_none(tmp_path):
 def test_without_a_token_metrics_are_open():
     assert metrics_token({}) is None
     assert metrics_token({CREDENTIAL_VARIABLE: ""}) is None
+
+
+def test_metrics_and_probes_over_https(tmp_path):
+    until = datetime.now(UTC).replace(microsecond=0) + timedelta(days=5)
+    trust = make_pair(tmp_path, until=until)
+    registry = CollectorRegistry()
+    Gauge("answer", "What it is.", registry=registry).set(42)
+    file = tmp_path / "token"
+    file.write_text("secret")
+    token = metrics_token({CREDENTIAL_VARIABLE: str(file)})
+    tls = Certificate(tmp_path)
+    with serving(token=token, certificate=tls, metrics=metrics_route(registry), healthz=ok) as server:
+        assert ask(server, "/healthz", trust=trust) == (200, b"ok\n")
+        assert ask(server, "/metrics", trust=trust)[0] == 401
+        status, body = ask(server, "/metrics", headers={"Authorization": "Bearer secret"}, trust=trust)
+        assert status == 200
+        lines = body.decode().splitlines()
+        assert "answer 42.0" in lines
+        [end] = [line for line in lines if line.startswith("gpushare_certificate_expiry_timestamp_seconds{")]
+        assert 'certificate="metrics"' in end
+        assert float(end.split()[-1]) == until.timestamp()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask(server, "/healthz", trust=make_pair(tmp_path / "another"))
+        with connect(server) as plain:
+            plain.sendall(b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer secret\r\n\r\n")
+            assert not plain.recv(64).startswith(b"HTTP"), "nothing is said in the open"
+        assert ask(server, "/healthz", trust=trust)[0] == 200
+
+
+def test_a_large_answer_over_https_arrives_whole(tmp_path):
+    trust = make_pair(tmp_path)
+    with serving(certificate=Certificate(tmp_path), big=lambda: HttpAnswer(b"x" * 3_000_000)) as server:
+        for _ in range(3):
+            assert ask(server, "/big", trust=trust) == (200, b"x" * 3_000_000)
+
+
+def test_a_renewed_certificate_is_served_without_a_restart(tmp_path, monkeypatch):
+    monkeypatch.setattr(certificates, "CHECK_SECONDS", 0.05)
+    first = make_pair(tmp_path)
+    with serving(certificate=Certificate(tmp_path), healthz=ok) as server:
+        assert ask(server, "/healthz", trust=first)[0] == 200
+        second = make_pair(tmp_path)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while ssl.get_server_certificate(("127.0.0.1", server.port)) != second.decode():
+            assert time.monotonic() < deadline, "the new one is never served"
+            time.sleep(0.02)
+        assert ask(server, "/healthz", trust=second)[0] == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            ask(server, "/healthz", trust=first)
+
+
+def test_idle_connections_without_a_handshake_keep_nobody_from_an_answer(tmp_path):
+    trust = make_pair(tmp_path)
+    limits = HttpLimits(connections=16, request_seconds=10 * PATIENCE_SECONDS)
+    with serving(limits, certificate=Certificate(tmp_path), healthz=ok) as server, contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connect(server)) for _ in range(60)]
+        for one in idle[::2]:
+            one.sendall(b"\x16\x03\x01")  # the first bytes of a handshake
+        for _ in range(5):
+            assert ask(server, "/healthz", trust=trust) == (200, b"ok\n")
+        assert all(is_closed(one) for one in idle[: 60 - 16]), "the oldest made room"
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x00", b"GET / HTTP/1.1\r\n\r\n"])
+def test_a_handshake_that_does_not_come_ends_its_connection(tmp_path, sent):
+    trust = make_pair(tmp_path)
+    limits = HttpLimits(request_seconds=1.0)
+    with serving(limits, certificate=Certificate(tmp_path), healthz=ok) as server, connect(server) as connection:
+        connection.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            while connection.recv(64):
+                pass  # an alert may come first
+        assert ask(server, "/healthz", trust=trust)[0] == 200
+
+
+def test_without_a_good_pair_nobody_is_answered_and_then_everybody_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(certificates, "CHECK_SECONDS", 0.05)
+    tls = Certificate(tmp_path / "tls", is_needed=False)
+    with serving(certificate=tls, healthz=ok) as server:
+        with pytest.raises(OSError):  # an alert or a reset, by the version of OpenSSL
+            ssl.get_server_certificate(("127.0.0.1", server.port), timeout=PATIENCE_SECONDS)
+        trust = make_pair(tmp_path / "tls")
+        taken = threading.Event()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while tls.reloads == 0:
+            assert time.monotonic() < deadline
+            taken.wait(0.02)
+        assert ask(server, "/healthz", trust=trust) == (200, b"ok\n")

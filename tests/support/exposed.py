@@ -22,6 +22,7 @@ from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.observe import GateCollector
 from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, ThrottleStatus
+from gpushare.runtime.certificates import CertificateCollector
 from gpushare.runtime.http import registry_of
 from gpushare_operator.admission.server import AdmissionMetrics
 from gpushare_operator.metrics import OperatorMetrics
@@ -75,6 +76,8 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     status = GateStatus("GPU-1", GateState.ACTIVE, time.time(), held=held, refused={"x": 1}, throttle=throttle)
     write_status(gpu, status)
     own = {"extender": ExtenderMetrics(), "admission": AdmissionMetrics(), "operator": OperatorMetrics()}
+    certificate: Any = SimpleNamespace(expires_at=2e9)
+    own["admission"].registry.register(CertificateCollector({"admission": certificate}))
     own["extender"].watch([SimpleNamespace(name="pods", restarts=0, bad_objects=0)])  # type: ignore[list-item]
     own["operator"].registry.register(WorkloadCollector(_world()))
     for metrics in own.values():

@@ -120,6 +120,86 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* The certificate for metrics and probes, mounted into every part but admission, which has its own. */}}
+{{- define "gpushare.tlsEnv" -}}
+{{- if .Values.metrics.tls.enabled }}
+- name: GPUSHARE_METRICS_CERTIFICATE
+  value: /metrics-tls
+{{- end }}
+{{- end }}
+{{- define "gpushare.tlsMount" -}}
+{{- if .Values.metrics.tls.enabled }}
+- {name: metrics-tls, mountPath: /metrics-tls, readOnly: true}
+{{- end }}
+{{- end }}
+{{- define "gpushare.tlsSecret" -}}
+{{ .Values.metrics.tls.secret | default (printf "%s-metrics-tls" (include "gpushare.fullname" .)) }}
+{{- end }}
+{{- define "gpushare.tlsVolume" -}}
+{{- if .Values.metrics.tls.enabled }}
+- name: metrics-tls
+  secret:
+    secretName: {{ include "gpushare.tlsSecret" . }}
+    defaultMode: 0440
+{{- end }}
+{{- end }}
+{{- define "gpushare.tlsHost" -}}
+{{ include "gpushare.fullname" . }}-metrics.{{ .Release.Namespace }}.svc
+{{- end }}
+{{/* How kubelet asks the port of the metrics; a probe does not verify the certificate. */}}
+{{- define "gpushare.probeScheme" -}}
+{{ ternary "HTTPS" "HTTP" .Values.metrics.tls.enabled }}
+{{- end }}
+
+{{/*
+A Secret with a certificate of the chart's own authority; takes (list $ "secret's name" "host" "component"). Kept across
+upgrades, and renewed by the first one in the second half of its life; one of unknown age is renewed as well.
+*/}}
+{{- define "gpushare.madeSecret" -}}
+{{- $root := index . 0 -}}
+{{- $secret := index . 1 -}}
+{{- $host := index . 2 -}}
+{{- $ca := "" -}}
+{{- $crt := "" -}}
+{{- $key := "" -}}
+{{- $days := int $root.Values.admission.certificateDays -}}
+{{- $old := lookup "v1" "Secret" $root.Release.Namespace $secret -}}
+{{- $has := and $old $old.data (index $old.data "ca.crt") (index $old.data "tls.crt") (index $old.data "tls.key") -}}
+{{- $made := "" -}}
+{{- with $has }}{{ $made = dig "metadata" "annotations" "gpushare.io/made-on" "" $old }}{{ end -}}
+{{- $half := now | dateModify (printf "-%dh" (mul 12 $days)) | date "2006-01-02" -}}
+{{- if and $has (ge $made $half) }}
+{{- $ca = index $old.data "ca.crt" }}
+{{- $crt = index $old.data "tls.crt" }}
+{{- $key = index $old.data "tls.key" }}
+{{- else }}
+{{- $made = now | date "2006-01-02" }}
+{{- $authority := genCA (trimSuffix "-tls" $secret) $days }}
+{{- $pair := genSignedCert $host nil (list $host (printf "%s.cluster.local" $host)) $days $authority }}
+{{- /* The former authority is trusted until the next renewal: kubelet takes a minute to bring the servers the new pair. */ -}}
+{{- $former := "" }}
+{{- with $has }}{{ $former = regexFind "-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----" (b64dec (index $old.data "ca.crt")) }}{{ end }}
+{{- $ca = b64enc (trim (printf "%s\n%s" (trim $authority.Cert) $former)) }}
+{{- $crt = b64enc $pair.Cert }}
+{{- $key = b64enc $pair.Key }}
+{{- end -}}
+apiVersion: v1
+kind: Secret
+metadata:
+  name: {{ $secret }}
+  namespace: {{ $root.Release.Namespace }}
+  labels:
+    {{- include "gpushare.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ index . 3 }}
+  annotations:
+    gpushare.io/made-on: {{ $made | quote }}
+type: kubernetes.io/tls
+data:
+  ca.crt: {{ $ca }}
+  tls.crt: {{ $crt }}
+  tls.key: {{ $key }}
+{{- end }}
+
 {{/* Replicas apart: preferably on other nodes; takes (list $ "part"). */}}
 {{- define "gpushare.spread" -}}
 topologySpreadConstraints:

@@ -15,8 +15,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 
 from gpushare.core.admission import AdmissionPolicy
 from gpushare.core.api import shown
+from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.http import BearerToken, metrics_token
-from gpushare_operator.admission.certificates import Certificate
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.watched import Watched
 
@@ -192,6 +192,7 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
     certificate = Certificate(settings.certificates)
     watched, metrics = Watched(), AdmissionMetrics()
     metrics.reloads.set_function(lambda: certificate.reloads)
+    metrics.registry.register(CertificateCollector({"admission": certificate}))
     limits = settings.limits
     runner = web.AppRunner(
         make_app(settings.policy, watched.know, metrics, limits, token=metrics_token(os.environ)),

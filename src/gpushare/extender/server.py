@@ -24,6 +24,7 @@ from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector
+from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.http import HttpAnswer, MetricsServer, Route, metrics_route, metrics_token, probe_route
 
 _log = logging.getLogger(__name__)
@@ -169,7 +170,11 @@ async def serve(api: Api, options: ExtenderOptions) -> None:
     extender = Extender(api, options)
     async with extender.watching(), AsyncExitStack() as stack:
         probes = MetricsServer(
-            extender.routes(), options.metrics_port, options.metrics_host, token=metrics_token(os.environ)
+            extender.routes(),
+            options.metrics_port,
+            options.metrics_host,
+            token=metrics_token(os.environ),
+            certificate=metrics_certificate(os.environ),
         )
         probes.start()
         stack.callback(probes.close)

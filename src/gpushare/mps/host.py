@@ -36,6 +36,7 @@ from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
 from gpushare.mps.thawing import ThrottleProcess, thaw_ours
 from gpushare.runtime.backoff import Backoff
+from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.http import MetricsServer, metrics_token
 
 logger = logging.getLogger(__name__)
@@ -247,7 +248,13 @@ def main(arguments: list[str] | None = None) -> int:
             stop.wait(pause)
     server: MetricsServer | None = None
     if options.port and keepers:
-        server = MetricsServer(routes(keepers), options.port, options.listen, token=metrics_token(os.environ))
+        server = MetricsServer(
+            routes(keepers),
+            options.port,
+            options.listen,
+            token=metrics_token(os.environ),
+            certificate=metrics_certificate(os.environ),
+        )
         server.start()
     while not stop.is_set():
         for keeper in keepers:

@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
+
+from gpushare.runtime.certificates import Certificate, CertificateCollector
 
 _log = logging.getLogger(__name__)
 METRICS_PATH: Final = "/metrics"
@@ -114,6 +116,7 @@ class MetricsServer:
     Args:
         port: 0 lets the system choose; the attribute `port` has its choice.
         token: what a request of /metrics has to bring; None asks for nothing. Probes never need it.
+        certificate: for TLS, on probes too; kept fresh, and its end is served with the metrics. None: plain HTTP.
     """
 
     def __init__(
@@ -124,9 +127,13 @@ class MetricsServer:
         limits: HttpLimits | None = None,
         *,
         token: BearerToken | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         self._routes = dict(routes)
         self._token = token
+        self._certificate = certificate
+        if certificate is not None and METRICS_PATH in self._routes:
+            self._routes[METRICS_PATH] = _with_end_of(certificate, self._routes[METRICS_PATH])
         self._limits = limits or HttpLimits()
         self._socket = _listen(address, port, backlog=self._limits.connections)
         self.port: int = self._socket.getsockname()[1]
@@ -156,23 +163,31 @@ class MetricsServer:
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._connected, sock=self._socket, limit=self._limits.head_bytes)
+        fresh = asyncio.create_task(self._certificate.keep()) if self._certificate is not None else None
         await self._stop.wait()
+        if fresh is not None:
+            fresh.cancel()
         # An accepted connection takes some steps to reach us; a server closed before then would leak it.
         asyncio.get_running_loop().remove_reader(self._socket)
         for _ in range(4):
             await asyncio.sleep(0)
-            for writer in (*self._waiting, *self._answering):
-                writer.transport.abort()
+            for writer, task in (*self._waiting.items(), *self._answering.items()):
+                _end(writer, task)
         server.close()
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._make_room()
+        if self._certificate is not None:
+            writer.transport.pause_reading()  # type: ignore[attr-defined]  # what comes belongs to the handshake
         self._waiting[writer] = asyncio.create_task(self._converse(reader, writer))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one request and answer it."""
         try:
             async with asyncio.timeout(self._limits.request_seconds):
+                if self._certificate is not None:
+                    # Here and not in start_server, so that connections without a handshake are bounded too.
+                    await writer.start_tls(self._certificate.context)
                 head = await reader.readuntil(b"\r\n\r\n")
             if writer not in self._waiting:
                 return  # closed to make room for another
@@ -193,10 +208,9 @@ class MetricsServer:
         """Close the connection that has been silent for longest if this one exceeds the limit."""
         if len(self._waiting) + len(self._answering) < self._limits.connections:
             return
-        oldest = next(iter(self._waiting), None) or next(iter(self._answering))
-        self._waiting.pop(oldest, None)
-        self._answering.pop(oldest, None)
-        oldest.transport.abort()
+        among = self._waiting or self._answering
+        oldest = next(iter(among))
+        _end(oldest, among.pop(oldest))
 
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
@@ -221,6 +235,23 @@ class MetricsServer:
             "Connection: close",
         )
         return "\r\n".join((*lines, "", "")).encode("latin-1") + (b"" if method == "HEAD" else answer.body)
+
+
+def _end(writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
+    """Close a connection at once. The task first: a handshake that is cut off would hand it no transport."""
+    task.cancel()
+    writer.transport.abort()
+
+
+def _with_end_of(certificate: Certificate, route: Route) -> Route:
+    """Return the route of metrics with one family more: when the server's own certificate expires."""
+    registry = registry_of(CertificateCollector({"metrics": certificate}))
+
+    def answer() -> HttpAnswer:
+        own = route()
+        return replace(own, body=own.body + generate_latest(registry))
+
+    return answer
 
 
 def _header(head: bytes, name: bytes) -> str:

@@ -1,0 +1,173 @@
+"""A server's certificate: read from files, reloaded when they change without a restart, and when it expires."""
+
+import asyncio
+import logging
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_log = logging.getLogger(__name__)
+CHECK_SECONDS: Final = 10.0  # kubelet itself takes about a minute to renew a mounted Secret
+DIRECTORY_VARIABLE: Final = "GPUSHARE_METRICS_CERTIFICATE"
+_BLOCK: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_EXPLICIT_VERSION: Final = 0xA0
+_TIMES: Final = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}  # DER's UTCTime and GeneralizedTime
+
+
+class Certificate:
+    """`tls.crt` and `tls.key` of a directory in an SSLContext; new connections use the newest valid pair.
+
+    Args:
+        is_needed: raise when there is no usable pair; else handshakes fail until there is one.
+
+    Raises:
+        ssl.SSLError, OSError: by the constructor, when there is no usable pair.
+
+    Attributes:
+        context: for the server; always the same object.
+        reloads: how often a new pair was loaded; failures: how often loading failed.
+        expires_at: end of the certificate in use, seconds since 1970; None where it cannot be told.
+    """
+
+    def __init__(self, directory: Path, *, is_needed: bool = True) -> None:
+        self._pair = (directory / "tls.crt", directory / "tls.key")
+        self.context = _new_context()
+        self.reloads = 0
+        self.failures = 0
+        self.expires_at: float | None = None
+        self._last_error = ""
+        self._seen: tuple[tuple[int, int, int], ...] | None = None
+        try:
+            self._seen = self._stamp()
+            self.context.load_cert_chain(*self._pair)
+            self.expires_at = _expiry_in(self._pair[0])
+        except OSError as error:
+            if is_needed:
+                raise
+            self._failed(error)
+
+    def reload_if_changed(self) -> bool:
+        """Load a changed pair; log a broken one once and keep the old one in use."""
+        try:
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return False
+            self._seen = stamp
+            _new_context().load_cert_chain(*self._pair)  # a wrong key must not reach the live context
+            self.context.load_cert_chain(*self._pair)
+            self.expires_at = _expiry_in(self._pair[0])
+        except (
+            OSError
+        ) as error:  # ssl.SSLError is an OSError; the files may be half-written, so the next change is tried again
+            self._failed(error)
+            return False
+        self._last_error = ""
+        self.reloads += 1
+        _log.info("new certificate taken up")
+        return True
+
+    def _failed(self, error: OSError) -> None:
+        self.failures += 1
+        if str(error) != self._last_error:
+            _log.error("new certificate cannot be used, the old one stays: %s", error)
+        self._last_error = str(error)
+
+    async def keep(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Check for a new pair until cancelled."""
+        while True:
+            await sleep(CHECK_SECONDS)
+            await asyncio.to_thread(self.reload_if_changed)
+
+    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """Return a value that changes when a file is rewritten or a Secret's symlink is swapped."""
+        stats = [path.stat() for path in self._pair]
+        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
+
+
+class CertificateCollector(Collector):
+    """When this process's certificates end, as a metric by what they are for."""
+
+    def __init__(self, certificates: Mapping[str, Certificate]) -> None:
+        self._certificates = certificates
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the family; a certificate whose end is not known is left out."""
+        return [
+            expiry_family(
+                {use: one.expires_at for use, one in self._certificates.items() if one.expires_at is not None}
+            )
+        ]
+
+
+def expiry_family(ends: Mapping[str, float]) -> Metric:
+    """Return the family of certificates' ends, seconds since 1970 by use."""
+    family = GaugeMetricFamily(
+        "gpushare_certificate_expiry_timestamp_seconds",
+        "When the certificate that is in use expires, in seconds since 1970, by what it is for.",
+        labels=["certificate"],
+    )
+    for use, end in ends.items():
+        family.add_metric([use], end)
+    return family
+
+
+def metrics_certificate(environment: Mapping[str, str]) -> Certificate | None:
+    """Return the certificate for metrics and probes that the environment names a directory of; None: plain HTTP.
+
+    A pair that is broken does not keep the process from its work: nobody scrapes until there is a good one.
+    """
+    directory = environment.get(DIRECTORY_VARIABLE)
+    return Certificate(Path(directory), is_needed=False) if directory else None
+
+
+def expiry_of(pem: str) -> float:
+    """Return when the first certificate of a PEM text expires, in seconds since 1970.
+
+    Raises:
+        ValueError: there is no certificate in it.
+    """
+    found = _BLOCK.search(pem)
+    if found is None:
+        raise ValueError("no certificate")
+    try:
+        certificate = ssl.PEM_cert_to_DER_cert(found[0])
+        _, whole = next(_values(certificate))
+        _, signed = next(_values(whole))  # RFC 5280 4.1: tbsCertificate, before its algorithm and signature
+        fields = [each for each in _values(signed) if each[0] != _EXPLICIT_VERSION]
+        _, validity = fields[3]  # after serial number, algorithm and issuer
+        tag, value = list(_values(validity))[1]
+        return datetime.strptime(value.decode("ascii"), _TIMES[tag]).replace(tzinfo=UTC).timestamp()
+    except (IndexError, KeyError, StopIteration) as error:
+        raise ValueError(f"not a certificate: {error}") from None
+
+
+def _values(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the tag and content of each value in a sequence's content (X.690 8.1)."""
+    at = 0
+    while at < len(der):
+        tag, size, at = der[at], der[at + 1], at + 2
+        if size & 0x80:
+            count = size & 0x7F
+            size, at = int.from_bytes(der[at : at + count], "big"), at + count
+        yield tag, der[at : at + size]
+        at += size
+
+
+def _expiry_in(path: Path) -> float | None:
+    try:
+        return expiry_of(path.read_text())
+    except ValueError as error:
+        _log.error("the end of %s cannot be told: %s", path, error)
+        return None
+
+
+def _new_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
