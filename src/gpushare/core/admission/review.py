@@ -14,6 +14,7 @@ from gpushare.core.api import (
     MAX_GPUS_PER_POD,
     GpuNodeStatus,
     GpuShare,
+    JobClass,
     Reason,
     Rejection,
     ShareRequest,
@@ -21,6 +22,7 @@ from gpushare.core.api import (
     parse_count,
     parse_request,
     refuse_memory,
+    refuse_slo,
     shown,
 )
 
@@ -330,6 +332,8 @@ def _check_request(
     needs = _needs(pod, policy, knowledge)
     if isinstance(needs, Rejection):
         return needs
+    if request.slo is not None and needs.job_class is not JobClass.LATENCY:
+        return refuse_slo(annotations_of(pod))
     spec = pod.get("spec") or {}
     least = least_percent(needs, policy.defaults, knowledge.gpu_memories_mib) if request.is_auto else None
     return (

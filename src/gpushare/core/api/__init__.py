@@ -48,8 +48,10 @@ from gpushare.core.api.request import (
     parse_processes,
     parse_request,
     refuse_memory,
+    refuse_slo,
 )
 from gpushare.core.api.schema import from_json, openapi, to_json
+from gpushare.core.api.slo import PodSeries, PrometheusQuery, Slo, TenantSlo, in_time, parse_slo
 
 __all__ = [
     "API_VERSION",
@@ -80,17 +82,22 @@ __all__ = [
     "OwnerReference",
     "Phase",
     "PodPlacement",
+    "PodSeries",
     "PodView",
     "ProfileMode",
+    "PrometheusQuery",
     "Reason",
     "Rejection",
     "Retraction",
     "SelectorOperator",
     "ShareRequest",
+    "Slo",
+    "TenantSlo",
     "TenantStatus",
     "Utilization",
     "WorkloadSignature",
     "from_json",
+    "in_time",
     "names",
     "openapi",
     "parse_class",
@@ -100,7 +107,9 @@ __all__ = [
     "parse_processes",
     "parse_quantity",
     "parse_request",
+    "parse_slo",
     "refuse_memory",
+    "refuse_slo",
     "requests_of",
     "retracted_often",
     "share_limit_of",

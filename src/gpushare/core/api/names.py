@@ -13,7 +13,10 @@ CLASS: Final = f"{GROUP}/class"
 WORKLOAD: Final = f"{GROUP}/workload"
 CONTAINER: Final = f"{GROUP}/container"
 PROCESSES: Final = f"{GROUP}/processes"
-USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER, PROCESSES)
+SLO: Final = f"{GROUP}/slo"
+SLO_FROM: Final = f"{GROUP}/slo-from"
+SLO_QUERY: Final = f"{GROUP}/slo-query"
+USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER, PROCESSES, SLO, SLO_FROM, SLO_QUERY)
 
 # The decision; only gpushare's own service accounts may write these.
 GPU: Final = f"{GROUP}/gpu"

@@ -15,6 +15,7 @@ from gpushare.core.api.meta import Condition, LabelSelector, OwnerReference
 from gpushare.core.api.names import API_VERSION
 from gpushare.core.api.request import FaultDomain, JobClass
 from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
+from gpushare.core.api.slo import TenantSlo
 from gpushare.core.gpu import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, Health
 
 # The same language as `core.request` reads; tests hold the two together.
@@ -467,6 +468,7 @@ class TenantStatus:
         default=None,
         maxLength=1024,
     )
+    slo: TenantSlo | None = described("How it fares against its own target, gpushare.io/slo.", default=None)
     profile: WorkloadSignature | None = described(
         "Its workload's signature as this node saw it alone on a GPU with all threads; absent once its GpuShare "
         "keeps one as good.",

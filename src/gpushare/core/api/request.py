@@ -11,6 +11,7 @@ from typing import Final
 
 from gpushare.core.api import names
 from gpushare.core.api.rejection import Reason, Rejection, shown
+from gpushare.core.api.slo import Slo, parse_slo
 
 MAX_GPUS_PER_POD: Final = 16  # no node of any vendor carries more GPUs in one NVLink domain of a host
 AUTO: Final = "auto"
@@ -63,6 +64,7 @@ class ShareRequest:
         workload: key that links pods of one kind; None means the pod's owner.
         container: name of the container that gets the GPU; None means the first.
         processes: CUDA processes that share the pod's cap evenly.
+        slo: its own latency target; only class latency may have one.
     """
 
     share_percent: int | None
@@ -72,6 +74,7 @@ class ShareRequest:
     workload: str | None
     container: str | None
     processes: int = 1
+    slo: Slo | None = None
 
     @property
     def is_auto(self) -> bool:
@@ -202,8 +205,23 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
     if (refusal := _check_processes(processes, share_percent, job_class)) is not None:
         return refusal
 
-    return ShareRequest(
-        share_percent, gpu_count, memory_mib, job_class, workload, annotations.get(names.CONTAINER), processes
+    slo = parse_slo(annotations)
+    if isinstance(slo, Rejection):
+        return slo
+    if slo is not None and job_class is JobClass.THROUGHPUT:
+        return refuse_slo(annotations)
+
+    container = annotations.get(names.CONTAINER)
+    return ShareRequest(share_percent, gpu_count, memory_mib, job_class, workload, container, processes, slo)
+
+
+def refuse_slo(annotations: Mapping[str, str]) -> Rejection:
+    """Return the refusal of a target on a pod of class throughput."""
+    return _invalid(
+        names.SLO,
+        annotations[names.SLO],
+        "is for class latency, and this pod is of class throughput",
+        f'set {names.CLASS} to "latency" or leave the target out',
     )
 
 

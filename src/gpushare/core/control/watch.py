@@ -17,6 +17,8 @@ from gpushare.core.control.relief import (
     let_go,
     relieved,
 )
+from gpushare.core.control.slo import SloSign
+from gpushare.core.control.slo_relief import SloRelief, gives_a_step, is_neighbours_doing, signs_of
 from gpushare.core.control.window import (
     FREE,
     WatchActions,
@@ -48,6 +50,7 @@ class TenantWatch:
         throttled_seconds: for how long its duty has been below `WatchSettings.lasting_duty`.
         unknown_seconds: since its progress was last known, while it worked.
         response: how it answers to its neighbours' duties; None: never seen.
+        slo: its own latency target.
     """
 
     duty: float = FREE
@@ -59,6 +62,7 @@ class TenantWatch:
     throttled_seconds: float = 0.0
     unknown_seconds: float = 0.0
     response: Response | None = None
+    slo: SloRelief = field(default_factory=SloRelief)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +105,8 @@ def watch(
        nothing. When none could be used for long, everyone runs free.
     3. What the window shows corrects what is believed of the tenants' effects on each other.
     4. A promise is broken when windows in a row show it with confidence, and kept again when windows in a row do.
-    5. Duties change: back up where a throttled tenant fell below its own promise, down for a broken promise, and
-       slowly up where there is room.
+    5. Duties change: back up where a throttled tenant fell below its own promise, down for a broken promise or a
+       missed latency target, and slowly up where there is room.
     6. Where no duty helps, or a throttle lasts, one tenant is asked to leave.
 
     Args:
@@ -121,14 +125,15 @@ def watch(
     state = _observed(state, window, elapsed)
     known = _known(state, window)
     state, judged = _judged(state, known, elapsed, settings)
-    state, moved = _with_duties(state, known, now, settings)
+    state = _heard(state, window, now)
+    state, moved = _with_duties(state, known, settings, window=window, now=now, elapsed=elapsed)
     state = _with_throttled_seconds(state, known, elapsed, settings)
     state, asked = _retraction(state, known, now, elapsed, settings)
     return state, _actions(state, (*judged, *moved, *asked))
 
 
 def _actions(state: GpuWatch, notes: tuple[WatchNote, ...] = ()) -> WatchActions:
-    broken = tuple(sorted(uid for uid, tenant in state.tenants.items() if tenant.is_broken))
+    broken = tuple(sorted(uid for uid, each in state.tenants.items() if each.is_broken or each.slo.is_missed))
     return WatchActions(state.duties, state.retract, state.retract_why, broken, notes)
 
 
@@ -183,6 +188,7 @@ def _with_present(state: GpuWatch, window: Window, now: float, settings: WatchSe
             uid: replace(tenant, hopeless_seconds=0.0, throttled_seconds=0.0, broken_seconds=0.0)
             for uid, tenant in tenants.items()
         }
+    tenants = {uid: replace(tenant, slo=tenant.slo.beside_others()) for uid, tenant in tenants.items()}
     if len(tenants) == 1:
         tenants = {uid: replace(tenant, duty=FREE) for uid, tenant in tenants.items()}
     changed_at = max(state.changed_at, now - settings.delay_seconds) if state.tenants else state.changed_at
@@ -303,8 +309,15 @@ def _figures(known: KnownTenants, uid: str) -> str:
     return f"{made}, {tenant.promise:.2f} are promised"
 
 
+def _heard(state: GpuWatch, window: Window, now: float) -> GpuWatch:
+    """Record what is read of the tenants' latency targets."""
+    signs = signs_of(window.tenants)
+    tenants = {uid: replace(one, slo=one.slo.heard(signs.get(uid), now)) for uid, one in state.tenants.items()}
+    return replace(state, tenants=tenants)
+
+
 def _with_duties(
-    state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings
+    state: GpuWatch, known: KnownTenants, settings: WatchSettings, *, window: Window, now: float, elapsed: float
 ) -> tuple[GpuWatch, list[WatchNote]]:
     """Change the duties, if anything calls for it."""
     before = known.duties
@@ -314,18 +327,77 @@ def _with_duties(
     unseen = {uid for uid, each in state.tenants.items() if each.unknown_seconds >= settings.blind_seconds}
     duties = {uid: FREE if uid in unseen else duty for uid, duty in before.items()}
     duties = given_back(known, duties, broken, margin=settings.margin)
-    waits = any(0 < state.tenants[uid].unknown_seconds < settings.blind_seconds for uid in before)
+    waits = any(
+        0 < state.tenants[uid].unknown_seconds < settings.blind_seconds or state.tenants[uid].slo.holds(now)
+        for uid in before
+    )
+    state, pressing, stepped = _slo_step(state, known, duties, settings, window=window, now=now, elapsed=elapsed)
     if any(known.room(uid, duties) < settings.margin / 2 for uid in broken):
         duties = _throttled(known, duties, broken, settings)
+    elif stepped is not None:
+        duties = stepped
     elif not broken and not waits and duties == before and now - state.changed_at >= settings.let_go_seconds:
         duties = let_go(known, duties, settings, margin=settings.margin + settings.room)
     changed = {uid: duty for uid, duty in duties.items() if duty != before[uid]}
     if not changed:
         return state, []
     lacking = min(broken, key=lambda uid: known.height(uid, before), default=None)
-    notes = [_change_note(known, uid, before[uid], duty, lacking) for uid, duty in sorted(changed.items())]
-    tenants = {uid: replace(tenant, duty=changed.get(uid, tenant.duty)) for uid, tenant in state.tenants.items()}
+    why = f"; {lacking} {_figures(known, lacking)}" if lacking is not None else ""
+    if not why and pressing:
+        why = "".join(f"; {uid} misses its target: {sign.words}" for uid, sign in pressing.items())
+    notes = [_change_note(known, uid, before[uid], duty, why) for uid, duty in sorted(changed.items())]
+    is_let_go = not pressing and any(duty > before[uid] for uid, duty in changed.items())
+    tenants = {
+        uid: replace(
+            tenant,
+            duty=changed.get(uid, tenant.duty),
+            slo=replace(tenant.slo, let_go_at=now) if is_let_go else tenant.slo,
+        )
+        for uid, tenant in state.tenants.items()
+    }
     return replace(state, tenants=tenants, changed_at=now), notes
+
+
+def _slo_step(
+    state: GpuWatch,
+    known: KnownTenants,
+    duties: dict[str, float],
+    settings: WatchSettings,
+    *,
+    window: Window,
+    now: float,
+    elapsed: float,
+) -> tuple[GpuWatch, dict[str, SloSign], dict[str, float] | None]:
+    """Return who misses a target in requests that came after the last change, and duties that a step makes.
+
+    Where nobody has anything left to give, and nothing says that neighbours are the cause, they are let go.
+    """
+    pressing = {
+        uid: sign
+        for uid, sign in signs_of(window.tenants).items()
+        if uid in known.duties and state.tenants[uid].slo.is_pressing(now)
+    }
+    if len(known.duties) < 2 or not pressing:
+        return state, {}, None
+    fresh = {
+        uid: sign
+        for uid, sign in pressing.items()
+        if not state.duties or sign.began_at >= state.changed_at + settings.delay_seconds
+    }
+    broken = [uid for uid, tenant in state.tenants.items() if tenant.is_broken]
+    stepped = gives_a_step(known, duties, [*pressing, *broken], settings)
+    tenants = dict(state.tenants)
+    for uid, sign in fresh.items():
+        relief = tenants[uid].slo
+        if stepped is not None:
+            first = sign.measured_seconds if relief.first_seconds is None else relief.first_seconds
+            relief = replace(relief, first_seconds=first, stuck_seconds=0.0)
+        else:
+            relief = replace(relief, stuck_seconds=relief.stuck_seconds + elapsed)
+        if relief.stuck_seconds >= settings.hopeless_seconds and not is_neighbours_doing(known, uid, relief):
+            relief = replace(relief, given_up_at=now, stuck_seconds=0.0, first_seconds=None)
+        tenants[uid] = replace(tenants[uid], slo=relief)
+    return replace(state, tenants=tenants), fresh, stepped if fresh else None
 
 
 def _throttled(
@@ -345,12 +417,11 @@ def _throttled(
     return whole if any(duties[uid] - whole[uid] >= _LEAST_STEP for uid in duties) else dict(duties)
 
 
-def _change_note(known: KnownTenants, uid: str, before: float, after: float, lacking: str | None) -> WatchNote:
+def _change_note(known: KnownTenants, uid: str, before: float, after: float, why: str) -> WatchNote:
     change = f"runs {after:.0%} of the time, before {before:.0%}"
     own = _figures(known, uid) if uid in known.tenants else "its progress is unknown"
     if after > before:
         return WatchNote(uid, WatchReason.LET_GO, f"{change}; it {own}")
-    why = f"; {lacking} {_figures(known, lacking)}" if lacking is not None else ""
     return WatchNote(uid, WatchReason.THROTTLED, f"{change}{why}; it {own}")
 
 
@@ -404,6 +475,17 @@ def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tup
         leaving = next(iter(_may_leave(known, uid, known.duties)), None)
         if leaving is not None:
             return leaving, why
+    for uid, tenant in state.tenants.items():
+        if not tenant.slo.is_missed or tenant.slo.stuck_seconds < settings.hopeless_seconds:
+            continue
+        newest = sorted(
+            ((each.order, other) for other, each in known.working.items() if _is_other_batch(each, uid)),
+            reverse=True,
+        )
+        if uid in known.working and newest:
+            seconds = tenant.slo.stuck_seconds
+            why = f"{uid} has missed its latency target for {seconds:.0f} s with nobody left who could give time"
+            return newest[0][1], why
     lasting = {uid: each for uid, each in state.tenants.items() if each.throttled_seconds >= limit}
     if not lasting or not known.tenants:
         return None
@@ -421,6 +503,10 @@ def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tup
     duty, seconds = lasting[longest].duty, lasting[longest].throttled_seconds
     throttle = f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} keeps its promise"
     return leaving, f"{throttle}, and all make {together:.2f} together, {sums[leaving]:.2f} without {leaving}"
+
+
+def _is_other_batch(tenant: WatchedTenant, victim: str) -> bool:
+    return tenant.uid != victim and tenant.job_class is JobClass.THROUGHPUT
 
 
 def _may_leave(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> list[str]:

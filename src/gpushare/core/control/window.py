@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpushare.core.api import JobClass
+from gpushare.core.control.slo import SloSign
 
 FREE: Final = 1.0  # the duty of a tenant that is not throttled
 
@@ -22,6 +23,7 @@ class WatchedTenant:
         active: whether it works at all; a tenant that sleeps, has finished or has no client is nobody's fault.
         can_throttle: whether the MPS host can freeze it.
         alone: what it would make with every neighbour stopped, under its cap; 1 where that is unknown.
+        slo: what is read of its own latency target; None where it has none, or nothing can be read.
     """
 
     uid: str
@@ -33,6 +35,7 @@ class WatchedTenant:
     active: bool = True
     can_throttle: bool = True
     alone: float = 1.0
+    slo: SloSign | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,8 @@ class WatchActions:
         duties: part of the time that a tenant may run, by uid; who is not listed runs free.
         retract: the tenant that should leave the GPU, as long as that holds; None: nobody.
         retract_why: one sentence with figures.
-        broken: tenants whose promise is broken: since two windows in a row showed it, until it is kept again.
+        broken: tenants whose promise is broken, or that miss their own latency target: since two windows in a row
+            showed it, until it is kept again.
         notes: what was done in this call.
     """
 

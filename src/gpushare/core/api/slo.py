@@ -1,0 +1,168 @@
+"""A latency target of a pod's own and where it is read: two annotations, parsed and validated (docs/adr/0145)."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+
+from gpushare.core.api import names
+from gpushare.core.api.meta import ConditionStatus
+from gpushare.core.api.rejection import Reason, Rejection, shown
+from gpushare.core.api.schema import described
+
+LONGEST_TARGET_SECONDS: Final = 600.0
+MOST_LABELS: Final = 8
+LONGEST_QUERY: Final = 2048  # a URL of that length passes every proxy
+
+_TARGET: Final = re.compile(r"p([0-9]{1,2}(?:\.[0-9]{1,3})?)<([0-9]{1,6}(?:\.[0-9]{1,6})?)(us|ms|s)")
+_UNIT_SECONDS: Final = {"us": Decimal("1e-6"), "ms": Decimal("1e-3"), "s": Decimal(1)}
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
+_PATH: Final = re.compile(r"/[A-Za-z0-9/_.~%?=&:+-]{0,255}")
+_SERIES: Final = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]{0,199}")
+_LABEL: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,99}):([^,]{0,200})")
+_LONGEST_ANNOTATION: Final = 4096
+_ALLOWED_TARGET: Final = 'allowed is a quantile and a time, such as "p99<50ms", "p99.9<1.5s" or "p50<800us"'
+_ALLOWED_SOURCE: Final = (
+    'allowed are port, path (default /metrics), series, unit (s or ms) and match=LABEL:VALUE, such as "port=8080,'
+    'path=/metrics,series=request_seconds"'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeries:
+    """A histogram or summary of request times that the pod itself serves, in Prometheus' text format.
+
+    Attributes:
+        series: the family's name, without `_bucket`, `_count` or `_sum`.
+        unit_seconds: of its values.
+        labels: only samples with these are counted.
+    """
+
+    port: int
+    series: str
+    path: str = "/metrics"
+    unit_seconds: float = 1.0
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrometheusQuery:
+    """PromQL whose value is the quantile in seconds; $namespace and $pod stand for the pod's."""
+
+    text: str
+
+    def of(self, namespace: str, pod: str) -> str:
+        """Return the query for one pod; names of Kubernetes hold nothing that PromQL would read otherwise."""
+        return self.text.replace("$namespace", namespace).replace("$pod", pod)
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A target: the `quantile_ratio` of requests, such as 0.99, take less than `target_seconds`."""
+
+    quantile_ratio: float
+    target_seconds: float
+    source: PodSeries | PrometheusQuery
+
+    def __str__(self) -> str:
+        return f"p{self.quantile_ratio * 100:.6g}<{in_time(self.target_seconds)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantSlo:
+    """What a node's agent read of one pod's target."""
+
+    met: ConditionStatus = described("True, False or Unknown.", default=ConditionStatus.UNKNOWN, required=True)
+    reason: str = described("One CamelCase word on why.", default="", required=True, maxLength=64)
+    message: str = described("A sentence for people.", default="", maxLength=1024)
+    target: str = described("The target as the pod names it.", default="", maxLength=64)
+    measured_seconds: float | None = described(
+        "The quantile as it was last read; absent while it is unknown.", default=None, minimum=0
+    )
+
+
+def in_time(seconds: float) -> str:
+    """Return a time as the annotation would name it."""
+    if seconds >= 1.0:
+        return f"{seconds:.4g}s"
+    return f"{seconds * 1e3:.4g}ms" if seconds >= 1e-3 else f"{seconds * 1e6:.4g}us"
+
+
+def parse_slo(annotations: Mapping[str, str]) -> Slo | Rejection | None:
+    """Parse a pod's target and its source; None for a pod without any."""
+    target = annotations.get(names.SLO)
+    source, query = annotations.get(names.SLO_FROM), annotations.get(names.SLO_QUERY)
+    if target is None:
+        lone = names.SLO_FROM if source is not None else names.SLO_QUERY if query is not None else None
+        if lone is None:
+            return None
+        return _invalid(lone, annotations[lone], f"names a source without a target; add {names.SLO}")
+    parsed = _parse_target(target)
+    if isinstance(parsed, Rejection):
+        return parsed
+    if (source is None) == (query is None):
+        how = "needs a source" if source is None else "has two sources"
+        return _invalid(names.SLO, target, f"{how}; allowed is either {names.SLO_FROM} or {names.SLO_QUERY}")
+    found = _parse_series(source) if source is not None else _parse_query(query or "")
+    if isinstance(found, Rejection):
+        return found
+    quantile, seconds = parsed
+    return Slo(quantile, seconds, found)
+
+
+def _parse_target(text: str) -> tuple[float, float] | Rejection:
+    match = _TARGET.fullmatch(text)
+    if match is None:
+        return _invalid(names.SLO, text, f"is not a target; {_ALLOWED_TARGET}")
+    percent, seconds = Decimal(match[1]), Decimal(match[2]) * _UNIT_SECONDS[match[3]]
+    if percent <= 0:
+        return _invalid(names.SLO, text, f"asks for the quantile of no request; {_ALLOWED_TARGET}")
+    if seconds <= 0 or seconds > LONGEST_TARGET_SECONDS:
+        return _invalid(names.SLO, text, f"is not a time above 0 and of at most {LONGEST_TARGET_SECONDS:g}s")
+    return float(percent / 100), float(seconds)
+
+
+def _parse_query(text: str) -> PrometheusQuery | Rejection:
+    if not text.strip() or len(text) > LONGEST_QUERY or not text.isprintable():
+        why = f"is not a query; allowed is one line of PromQL, at most {LONGEST_QUERY} characters"
+        return _invalid(names.SLO_QUERY, text, why)
+    return PrometheusQuery(text.strip())
+
+
+def _parse_series(text: str) -> PodSeries | Rejection:
+    def refuse(why: str) -> Rejection:
+        return _invalid(names.SLO_FROM, text, f"{why}; {_ALLOWED_SOURCE}")
+
+    if len(text) > _LONGEST_ANNOTATION:
+        return refuse("is too long")
+    values: dict[str, str] = {}
+    labels: list[tuple[str, str]] = []
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if not equals:
+            return refuse(f"has {shown(part)}, which is no KEY=VALUE")
+        if key == "match":
+            label = _LABEL.fullmatch(value)
+            if label is None or not label[2].isprintable() or len(labels) == MOST_LABELS:
+                return refuse(f"has {shown(part)}, which is no LABEL:VALUE, or more than {MOST_LABELS} of them")
+            labels.append((label[1], label[2]))
+        elif key not in {"port", "path", "series", "unit"} or key in values:
+            return refuse(f"has {shown(key)} twice" if key in values else f"has no meaning for {shown(key)}")
+        else:
+            values[key] = value
+    port, path, series = values.get("port", ""), values.get("path", "/metrics"), values.get("series", "")
+    if not _PORT.fullmatch(port) or int(port) > 65535:
+        return refuse("names no port of 1 to 65535")
+    if not _PATH.fullmatch(path):
+        return refuse("has a path that is none")
+    if not _SERIES.fullmatch(series):
+        return refuse("names no series")
+    unit = values.get("unit", "s")
+    if unit not in {"s", "ms"}:
+        return refuse(f"has the unit {shown(unit)}")
+    return PodSeries(int(port), series, path, float(_UNIT_SECONDS[unit]), tuple(labels))
+
+
+def _invalid(annotation: str, value: str, why: str) -> Rejection:
+    return Rejection(Reason.INVALID_ANNOTATION, f"annotation {annotation}: {shown(value)} {why}")

@@ -1,0 +1,332 @@
+"""Whether a pod's own latency target is met, from readings of its requests (docs/adr/0145).
+
+Pure: readings and the reader's own monotonic time are arguments. No clock of the pod or of Prometheus is compared
+with ours: a window is what came between two readings, by our clock.
+"""
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from gpushare.core.api import ConditionStatus, Slo, in_time
+
+LEAST_REQUESTS: Final = 20  # of a window: fewer say nothing about a quantile
+LONGEST_WINDOW_SECONDS: Final = 60.0  # a window with fewer requests than that by then is no window
+WINDOWS_TO_SAY: Final = 2
+LOOKBACK_SECONDS: Final = 60.0  # what a query or a summary says is taken to be about so long
+TROUBLE_SECONDS: Final = 15.0  # what was said last holds for so long without a reading
+STALE_SECONDS: Final = 30.0  # Prometheus' evaluation time has to advance within so long
+# Requests above the target count as too many when they exceed the expected ones by so many standard deviations and
+# half a request; 1 in 20 windows of a pod exactly at its target do, 1 in 400 pairs of them.
+_CONFIDENCE: Final = 1.64
+_MOST_RESETS: Final = 6  # each counts as two, a window as minus one: every second reading of two processes' pages
+
+
+class SloReason(StrEnum):
+    """Why a target is met, missed or unknown: the reason of the condition `SLOMet`."""
+
+    MET = "Met"
+    MISSED = "Missed"
+    STARTING = "Starting"
+    TOO_FEW_REQUESTS = "TooFewRequests"
+    UNREACHABLE = "Unreachable"
+    TOO_LARGE = "TooLarge"
+    BAD_ANSWER = "BadAnswer"
+    NO_SERIES = "NoSeries"
+    NOT_A_NUMBER = "NotANumber"
+    BUCKETS = "BucketsBelowTarget"
+    STALE = "Stale"
+    NO_PROMETHEUS = "NoPrometheus"
+    HOST_NETWORK = "HostNetwork"
+    NOT_LATENCY = "NotLatency"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """A histogram of request times since its process began.
+
+    Attributes:
+        bounds_seconds: upper bounds of the buckets, rising, without the infinite one.
+        cumulative: requests up to each bound.
+        total: all requests.
+    """
+
+    bounds_seconds: tuple[float, ...]
+    cumulative: tuple[float, ...]
+    total: float
+
+
+@dataclass(frozen=True, slots=True)
+class QuantileSample:
+    """A quantile that somebody else computed: a summary's, or the value of a Prometheus query.
+
+    Attributes:
+        total: requests since the pod's process began; None where nobody says.
+        stamp: the source's own time of the value; compared with itself only.
+    """
+
+    seconds: float
+    total: float | None = None
+    stamp: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SloTrouble:
+    """Why a reading gave nothing."""
+
+    reason: SloReason
+    detail: str
+
+
+SloReading = RequestCounts | QuantileSample | SloTrouble
+
+
+@dataclass(frozen=True, slots=True)
+class SloSign:
+    """What the loop of a GPU hears of a tenant's target.
+
+    Attributes:
+        is_missed: whether the last windows in a row missed it; otherwise they met it.
+        began_at: when the last window began, of the windows' clock.
+        measured_seconds: the quantile in it.
+        words: target and figures, to follow a pod's name.
+    """
+
+    is_missed: bool
+    began_at: float
+    measured_seconds: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class SloRecord:
+    """What is remembered of one pod's target; start with `SloRecord()`.
+
+    Attributes:
+        met: as it was last concluded.
+        in_a_row: windows in a row that missed it, or negative, that met it.
+        base: the counts that the present window began with, read at `base_at`.
+        window: begin and end of the last window that could be judged.
+        stamp: of the last sample that carried a new one, read at `stamp_at`.
+        trouble_at: since when nothing is read; None while something is.
+        resets: how often the counts went back lately.
+    """
+
+    met: ConditionStatus = ConditionStatus.UNKNOWN
+    reason: SloReason = SloReason.STARTING
+    detail: str = "no window was read yet"
+    in_a_row: int = 0
+    measured_seconds: float | None = None
+    base: RequestCounts | float | None = None
+    base_at: float = -math.inf
+    window: tuple[float, float] = (-math.inf, -math.inf)
+    stamp: float = -math.inf
+    stamp_at: float = -math.inf
+    trouble_at: float | None = None
+    resets: int = 0
+
+    def sign(self) -> SloSign | None:
+        """Return what the loop hears of it; None while it is unknown."""
+        if self.met is ConditionStatus.UNKNOWN or self.trouble_at is not None or self.measured_seconds is None:
+            return None
+        is_missed = self.met is ConditionStatus.FALSE
+        return SloSign(is_missed, self.window[0], self.measured_seconds, self.detail)
+
+
+def read_slo(record: SloRecord, reading: SloReading, now: float, slo: Slo) -> SloRecord:
+    """Return the record after a reading.
+
+    A window is judged once it has enough requests: missed when more of them took longer than chance explains,
+    met when no more did than the target allows. Two in a row decide, in either direction; in between, what was
+    said stays. Nothing readable, or too few requests for a minute: unknown.
+    """
+    if isinstance(reading, SloTrouble):
+        return _after_trouble(record, reading, now)
+    problem = _problem(reading, slo) or _staleness(record, reading, now)
+    if problem is not None:
+        return _after_trouble(record, problem, now)
+    if record.trouble_at is not None and record.met is ConditionStatus.UNKNOWN:
+        record = replace(record, reason=SloReason.STARTING, detail="read again, no window is complete yet")
+    record = replace(record, trouble_at=None)
+    if isinstance(reading, QuantileSample):
+        if reading.stamp is not None and reading.stamp == record.stamp:
+            return record  # nothing new yet
+        if reading.stamp is not None:
+            record = replace(record, stamp=reading.stamp, stamp_at=now)
+        if reading.total is None:
+            verdict = 1 if reading.seconds >= slo.target_seconds else -1
+            window = (now - LOOKBACK_SECONDS, now)
+            return _judged(record, slo, verdict=verdict, seconds=reading.seconds, window=window)
+    return _after_counts(record, reading, now, slo)
+
+
+def _after_counts(record: SloRecord, reading: RequestCounts | QuantileSample, now: float, slo: Slo) -> SloRecord:
+    counted = reading if isinstance(reading, RequestCounts) else float(reading.total or 0.0)
+    if not _continues(record.base, counted):
+        resets = record.resets if record.base is None else min(_MOST_RESETS, record.resets + 2)
+        record = replace(record, base=counted, base_at=now, resets=resets, in_a_row=0)
+        if resets < _MOST_RESETS:
+            return record
+        why = "its counts go back again and again: do several processes answer on the port?"
+        return replace(
+            record, met=ConditionStatus.UNKNOWN, reason=SloReason.BAD_ANSWER, detail=why, measured_seconds=None
+        )
+    requests = _total(counted) - _total(record.base)
+    if requests < LEAST_REQUESTS:
+        if now - record.base_at < LONGEST_WINDOW_SECONDS:
+            return record
+        return replace(
+            record,
+            met=ConditionStatus.UNKNOWN,
+            reason=SloReason.TOO_FEW_REQUESTS,
+            detail=f"fewer than {LEAST_REQUESTS} requests in a minute",
+            in_a_row=0,
+            measured_seconds=None,
+            base=counted,
+            base_at=now,
+        )
+    window = (record.base_at, now)
+    after = replace(record, base=counted, base_at=now)
+    seen = f" over {window[1] - window[0]:.0f} s, {requests:.0f} requests"
+    if isinstance(reading, RequestCounts) and isinstance(record.base, RequestCounts):
+        slow = requests - _up_to(record.base, reading, slo.target_seconds)
+        verdict = _verdict(requests, slow, slo)
+        quantile = _quantile(record.base, reading, slo.quantile_ratio)
+        return _judged(after, slo, verdict=verdict, seconds=quantile, window=window, seen=seen)
+    seconds = reading.seconds if isinstance(reading, QuantileSample) else math.nan
+    window = (min(record.base_at, now - LOOKBACK_SECONDS), now)
+    verdict = 1 if seconds >= slo.target_seconds else -1
+    return _judged(after, slo, verdict=verdict, seconds=seconds, window=window, seen=seen)
+
+
+def _judged(
+    record: SloRecord, slo: Slo, *, verdict: int, seconds: float, window: tuple[float, float], seen: str = ""
+) -> SloRecord:
+    """Return the record after a window; `verdict` is 1 for missed, -1 for met, 0 for neither."""
+    in_a_row = 0 if verdict == 0 else verdict + (record.in_a_row if verdict * record.in_a_row > 0 else 0)
+    in_a_row = max(-WINDOWS_TO_SAY, min(WINDOWS_TO_SAY, in_a_row))
+    met, reason = record.met, record.reason
+    if abs(in_a_row) == WINDOWS_TO_SAY:
+        is_met = in_a_row < 0
+        met = ConditionStatus.TRUE if is_met else ConditionStatus.FALSE
+        reason = SloReason.MET if is_met else SloReason.MISSED
+    elif met is ConditionStatus.UNKNOWN:
+        reason = SloReason.STARTING
+    percent = f"p{slo.quantile_ratio * 100:.6g}"
+    detail = f"{percent} is {in_time(seconds)}{seen}, the target is {in_time(slo.target_seconds)}"
+    return replace(
+        record,
+        met=met,
+        reason=reason,
+        detail=detail,
+        in_a_row=in_a_row,
+        measured_seconds=seconds,
+        window=window,
+        resets=max(0, record.resets - 1),
+    )
+
+
+def _after_trouble(record: SloRecord, trouble: SloTrouble, now: float) -> SloRecord:
+    """Keep what was said for moments, then say why it is unknown; the next window begins anew."""
+    since = now if record.trouble_at is None else record.trouble_at
+    record = replace(record, trouble_at=since, base=None, in_a_row=0)
+    if record.met is not ConditionStatus.UNKNOWN and now - since < TROUBLE_SECONDS:
+        return record
+    return replace(
+        record,
+        met=ConditionStatus.UNKNOWN,
+        reason=trouble.reason,
+        detail=trouble.detail,
+        measured_seconds=None,
+    )
+
+
+def _staleness(record: SloRecord, reading: SloReading, now: float) -> SloTrouble | None:
+    """Return the trouble with a source whose own clock stands still; that it differs from ours does not matter."""
+    if not isinstance(reading, QuantileSample) or reading.stamp is None or reading.stamp > record.stamp:
+        return None
+    if reading.stamp < record.stamp - STALE_SECONDS:  # its clock was set back: it counts on from there
+        return None
+    if now - record.stamp_at < STALE_SECONDS:
+        return None
+    return SloTrouble(SloReason.STALE, f"Prometheus' own time stands still for {STALE_SECONDS:.0f} s and more")
+
+
+def _problem(reading: SloReading, slo: Slo) -> SloTrouble | None:
+    """Return what is wrong with the figures of a reading."""
+    if isinstance(reading, QuantileSample):
+        figures = (reading.seconds, reading.total or 0.0)
+        if not all(0.0 <= figure < math.inf for figure in figures):
+            return SloTrouble(
+                SloReason.NOT_A_NUMBER, "the quantile is not a number: no requests, or a wrong series"
+            )
+        return None
+    if not isinstance(reading, RequestCounts):
+        return reading
+    figures = (*reading.cumulative, reading.total)
+    rising = all(a <= b for a, b in itertools.pairwise(figures))
+    bounds = reading.bounds_seconds
+    if not bounds or len(bounds) != len(reading.cumulative):
+        return SloTrouble(SloReason.BAD_ANSWER, "the histogram has no buckets")
+    if not rising or not all(0.0 <= figure < math.inf for figure in figures):
+        return SloTrouble(SloReason.NOT_A_NUMBER, "the histogram's buckets are no rising counts")
+    if slo.target_seconds > bounds[-1]:
+        why = f"the histogram's largest bound, {in_time(bounds[-1])}, is below the target"
+        return SloTrouble(SloReason.BUCKETS, why)
+    return None
+
+
+def _total(counted: RequestCounts | float | None) -> float:
+    return counted.total if isinstance(counted, RequestCounts) else counted or 0.0
+
+
+def _continues(base: RequestCounts | float | None, counted: RequestCounts | float) -> bool:
+    """Return whether counts go on from those before; after a restart of the pod's process they begin anew."""
+    if isinstance(counted, RequestCounts):
+        return (
+            isinstance(base, RequestCounts)
+            and base.bounds_seconds == counted.bounds_seconds
+            and base.total <= counted.total
+            and all(old <= new for old, new in zip(base.cumulative, counted.cumulative, strict=True))
+        )
+    return isinstance(base, float) and base <= counted
+
+
+def _verdict(requests: float, slow: float, slo: Slo) -> int:
+    """Return 1 where more requests were slow than chance explains at the target, -1 where no more than allowed."""
+    allowed = (1.0 - slo.quantile_ratio) * requests
+    doubt = _CONFIDENCE * math.sqrt(allowed * slo.quantile_ratio) + 0.5
+    if slow > allowed + doubt:
+        return 1
+    return -1 if slow <= allowed else 0
+
+
+def _within(base: RequestCounts, now: RequestCounts) -> list[tuple[float, float]]:
+    """Return each bucket's upper bound and the window's requests up to it."""
+    counts = (new - old for old, new in zip(base.cumulative, now.cumulative, strict=True))
+    return list(zip(now.bounds_seconds, counts, strict=True))
+
+
+def _up_to(base: RequestCounts, now: RequestCounts, seconds: float) -> float:
+    """Return the window's requests that took at most so long; within a bucket they are taken as spread evenly."""
+    lower, below = 0.0, 0.0
+    for bound, count in _within(base, now):
+        if seconds <= bound:
+            part = (seconds - lower) / (bound - lower) if bound > lower else 1.0
+            return below + (count - below) * max(0.0, part)
+        lower, below = bound, count
+    return below
+
+
+def _quantile(base: RequestCounts, now: RequestCounts, ratio: float) -> float:
+    """Return a quantile of the window as histogram_quantile does: at most the largest bound."""
+    wanted = ratio * (now.total - base.total)
+    lower, below = 0.0, 0.0
+    for bound, count in _within(base, now):
+        if count >= wanted:
+            part = (wanted - below) / (count - below) if count > below else 1.0
+            return lower + (bound - lower) * part
+        lower, below = bound, count
+    return lower

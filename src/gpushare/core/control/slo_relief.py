@@ -1,0 +1,120 @@
+"""What is done for a tenant that misses its own latency target: its neighbours give time, step by step.
+
+The target is measured, not inferred, so no model of the neighbours' effects is asked: one step, and a window of
+requests that began after it says whether it helped (docs/adr/0145). Where nothing that the neighbours gave helped,
+they are not the cause, and get their time back.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gpushare.core.control.relief import KnownTenants, may_be_throttled
+from gpushare.core.control.slo import SloSign
+from gpushare.core.control.window import WatchedTenant, WatchSettings
+
+_STEP: Final = 0.2  # of a duty, at once
+_LEAST_STEP: Final = 0.05
+_HELPED: Final = 0.8  # the quantile fell to this part of what it was: stopping neighbours helps
+_LEAST_COST: Final = 0.05  # of progress that the neighbours are believed to cost, where nothing could be tried
+FIRST_CALM_SECONDS: Final = 30.0
+LONGEST_CALM_SECONDS: Final = 600.0
+GIVEN_UP_SECONDS: Final = 3600.0  # until the next try, unless tenants come or leave
+_RELAPSE_SECONDS: Final = 120.0  # a miss so soon after a throttle was let go: it was let go too early
+
+
+@dataclass(frozen=True, slots=True)
+class SloRelief:
+    """What the loop remembers about one tenant's target.
+
+    Attributes:
+        is_missed: as last heard.
+        first_seconds: the quantile when its neighbours first gave something; None: they have not.
+        now_seconds: the quantile as last heard.
+        missed_at: when it was last missed.
+        stuck_seconds: for how long it has been missed while nobody had anything left to give.
+        given_up_at: when it was found that neighbours are not why it is missed.
+        calm_seconds: how long it has to be met before they get their time back.
+        let_go_at: when they last got some back.
+    """
+
+    is_missed: bool = False
+    first_seconds: float | None = None
+    now_seconds: float = 0.0
+    missed_at: float = float("-inf")
+    stuck_seconds: float = 0.0
+    given_up_at: float = float("-inf")
+    calm_seconds: float = FIRST_CALM_SECONDS
+    let_go_at: float = float("-inf")
+
+    @property
+    def has_helped(self) -> bool:
+        """Whether the quantile fell when its neighbours gave time."""
+        return self.first_seconds is not None and self.now_seconds <= _HELPED * self.first_seconds
+
+    def is_pressing(self, now: float) -> bool:
+        """Return whether something is to be done for it."""
+        return self.is_missed and now - self.given_up_at >= GIVEN_UP_SECONDS
+
+    def holds(self, now: float) -> bool:
+        """Return whether throttles stay as they are: it is missed, or has not been met for long enough."""
+        if now - self.given_up_at < GIVEN_UP_SECONDS:
+            return False
+        return self.is_missed or now - self.missed_at < self.calm_seconds
+
+    def beside_others(self) -> "SloRelief":
+        """Return the record once tenants came or left: what was tried with the others no longer counts."""
+        return replace(self, first_seconds=None, stuck_seconds=0.0, given_up_at=float("-inf"))
+
+    def heard(self, sign: SloSign | None, now: float) -> "SloRelief":
+        """Return the record after a window; without a sign the target says nothing."""
+        if sign is None:
+            return replace(self, is_missed=False, first_seconds=None, stuck_seconds=0.0)
+        if not sign.is_missed:
+            return replace(self, is_missed=False, now_seconds=sign.measured_seconds, stuck_seconds=0.0)
+        relapsed = not self.is_missed and now - self.let_go_at < _RELAPSE_SECONDS
+        calm = min(LONGEST_CALM_SECONDS, 2 * self.calm_seconds) if relapsed else self.calm_seconds
+        if now - self.missed_at > 3 * LONGEST_CALM_SECONDS:
+            calm = FIRST_CALM_SECONDS
+        return replace(self, is_missed=True, now_seconds=sign.measured_seconds, missed_at=now, calm_seconds=calm)
+
+
+def gives_a_step(
+    known: KnownTenants, duties: Mapping[str, float], spared: Iterable[str], settings: WatchSettings
+) -> dict[str, float] | None:
+    """Return the duties after one more step, or None where nobody has anything left to give.
+
+    The throughput tenant furthest above its own promise gives; nobody falls below its own promise and the margin.
+
+    Args:
+        spared: tenants that give nothing: their own promise is broken.
+    """
+    kept = set(spared)
+    donors = sorted(
+        (uid for uid, tenant in known.tenants.items() if uid not in kept and may_be_throttled(tenant, settings)),
+        key=lambda uid: (known.height(uid, duties), uid),
+        reverse=True,
+    )
+    for uid in donors:
+        running = known.responses[uid].running(duties)
+        own = (known.tenants[uid].promise + settings.margin) / running if running > 0 else 1.0
+        lower = max(settings.min_duty, own, duties[uid] - _STEP)
+        if duties[uid] - lower >= _LEAST_STEP:
+            return {**duties, uid: round(lower, 3)}
+    return None
+
+
+def is_neighbours_doing(known: KnownTenants, uid: str, relief: SloRelief) -> bool:
+    """Return whether neighbours are why the target is missed, as far as anything says so.
+
+    Their giving helped; or, where none could give, they are believed to cost the tenant progress.
+    """
+    if relief.first_seconds is not None:
+        return relief.has_helped
+    response = known.responses.get(uid)
+    return response is not None and response.running({}) - response.running(known.duties) >= _LEAST_COST
+
+
+def signs_of(tenants: Iterable[WatchedTenant]) -> dict[str, SloSign]:
+    """Return what is heard of the tenants' targets, by uid."""
+    return {tenant.uid: tenant.slo for tenant in tenants if tenant.slo is not None}
