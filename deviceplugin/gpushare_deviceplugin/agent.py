@@ -38,6 +38,8 @@ from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.sampler import BACKOFF, Sampler
 from gpushare_deviceplugin.shares import Terms, shares_of, terms_of
 from gpushare_deviceplugin.signatures import Signatures
+from gpushare_deviceplugin.slo import SloReader
+from gpushare_deviceplugin.slo_sources import SloSources
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import StatusWriter, build_status, conditions_of, tenants_of
 
@@ -85,6 +87,8 @@ class Agent:
         def terms(pod: ManagedPod) -> Terms:
             return terms_of(pod, self._shares.items, options.defaults)
 
+        self._slo_sources = SloSources(options.prometheus_url)
+        self.slos = SloReader(self.state, terms, self._slo_sources.read, tell=self.cluster.tell, clock=clock)
         self.loop = Loop(
             self.state,
             signatures,
@@ -94,6 +98,7 @@ class Agent:
             clock=clock,
             settings=WatchSettings(retract_after_seconds=options.retract_after_seconds),
             enabled=options.loop,
+            slos=self.slos,
         )
         gates = Gates(options.directory, clock, time.time)
         self.outside = OutsideMps(
@@ -177,6 +182,7 @@ class Agent:
             ended=self.outside.ended,
             loop=self.loop,
             readings=self.readings.counts,
+            slo_failures=self.slos.failures,
             is_registered=self.registrar.is_registered,
         )
 
@@ -189,7 +195,7 @@ class Agent:
         """Run every part until cancelled; a part that fails is logged and started again."""
         await self.sampler.step()  # so that the first listing that kubelet sees is complete
         await self.runtime.look()  # and the first container gets its GPU as the node gives it
-        async with self.cluster.pods() as pods, self._shares, asyncio.TaskGroup() as tasks:
+        async with self.cluster.pods() as pods, self._shares, self._slo_sources, asyncio.TaskGroup() as tasks:
             self._start(tasks, "sampler", self.sampler.run)
             self._start(tasks, "events", self._tell_events)
             self._start(tasks, "forecasts", self.forecasts.run)
@@ -201,6 +207,7 @@ class Agent:
             self.outside.is_ready = True
             self._start(tasks, "outside", self.outside.run)
             self._start(tasks, "loop", self.loop.run)
+            self._start(tasks, "slo", self.slos.run)
             if self.loop.enabled:
                 self._start(tasks, "readings", self.readings.run)
             self._start(tasks, "frugal", frugal.keep_small)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 
-from gpushare.core.api import Ceilings, GpuStatus
+from gpushare.core.api import Ceilings, ConditionStatus, GpuStatus
 from gpushare.core.gpu import Health, OutsideWatch
 from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
 from gpushare.mps.status import GateStatus
@@ -13,6 +13,7 @@ from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, build_status
 
 _ENFORCED = {Ceilings.ENFORCED: True, Ceilings.NOT_ENFORCED: False}
+_MET = {ConditionStatus.TRUE: True, ConditionStatus.FALSE: False, ConditionStatus.UNKNOWN: None}
 
 
 def node_figures(
@@ -25,6 +26,7 @@ def node_figures(
     ended: Mapping[str, int],
     loop: Loop,
     readings: Mapping[str, ReadingCounts],
+    slo_failures: Mapping[str, int],
     is_registered: bool,
 ) -> NodeFigures:
     """Return the present figures; built from the same status as the GpuNode, so that the two never differ."""
@@ -50,6 +52,7 @@ def node_figures(
         allocation_mismatches=state.counts.mismatches,
         refused_allocations=state.counts.refused_allocations,
         bad_pods=state.counts.bad_pods,
+        slo_failures=dict(slo_failures),
         is_registered=is_registered,
         is_driver_ready=bool(state.gpus) and not state.problem,
     )
@@ -123,6 +126,9 @@ def _tenants(gpu: GpuStatus, measure: GpuMeasure, loop: Loop) -> list[TenantFigu
                 is_promise_broken=loop.is_broken(gpu.uuid, tenant.pod_uid),
                 pipes=measured.pipes if measured else {},
                 predicted_progress_ratio=measured.predicted_progress_ratio if measured else None,
+                slo_target_seconds=tenant.slo.target_seconds if tenant.slo else None,
+                slo_measured_seconds=tenant.slo.measured_seconds if tenant.slo else None,
+                is_slo_met=_MET[tenant.slo.met] if tenant.slo else None,
             )
         )
     return found

@@ -32,6 +32,7 @@ from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import TermsOf
 from gpushare_deviceplugin.signatures import Signatures
+from gpushare_deviceplugin.slo import SloReader
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure, tenants_of
 
@@ -85,6 +86,7 @@ class Loop:
         tell: write an event.
         clock: monotonic seconds; boot: seconds since the node booted, the throttle's clock.
         enabled: otherwise promises are told, and nothing is done about them.
+        slos: the pods' own latency targets.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Loop:
         settings: WatchSettings,
         enabled: bool = True,
         boot: Callable[[], float] = boottime,
+        slos: SloReader | None = None,
     ) -> None:
         self.enabled = enabled
         self.counts: dict[str, LoopCounts] = {}
@@ -109,6 +112,7 @@ class Loop:
         self._tell = tell
         self._clock = clock
         self._boot = boot
+        self._slos = slos
         self._settings = settings
         self._gpus: dict[str, _Gpu] = {}
         self._gates: dict[str, GateStatus] = {}
@@ -183,12 +187,13 @@ class Loop:
             promise_ratio=self._promise(uuid, pod, share_percent),
             throttle_ratio=round(1.0 - duty, 2) if duty < FREE else None,
             retract=self._named(gpu.actions.retract_why, pod)[:1024] if gpu.actions.retract == pod.uid else None,
+            slo=self._slos.status(pod) if self._slos is not None else None,
         )
 
     def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
-        """Return whether a tenant's promise is broken; None while its progress is unknown."""
+        """Return whether a tenant's promise is broken, or its own target missed; None while neither is known."""
         gpu = self._gpus.get(uuid)
-        if gpu is None or pod_uid not in gpu.known:
+        if gpu is None or not (pod_uid in gpu.known or pod_uid in gpu.actions.broken):
             return None
         return pod_uid in gpu.actions.broken
 
@@ -279,6 +284,7 @@ class Loop:
             active=bool(measured.clients) and not measured.is_asleep,
             can_throttle=terms.is_certain and pod.uid not in refused and len(self._state.gpus_of(pod)) == 1,
             alone=1.0 if measured.alone_ratio is None else measured.alone_ratio,
+            slo=self._slos.sign(pod.uid) if self._slos is not None else None,
         )
 
     def _promise(self, uuid: str, pod: ManagedPod, share_percent: int) -> float:

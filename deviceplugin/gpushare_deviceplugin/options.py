@@ -29,6 +29,7 @@ class AgentOptions:
         runtime_files: what tells how the container runtime gives GPUs.
         metrics_port: 0 for no metrics.
         loop: whether broken promises are acted on; retract_after_seconds: of `core.control.WatchSettings`.
+        prometheus_url: the Prometheus that answers gpushare.io/slo-query; empty for none.
         defaults: what pods are owed where neither they nor a GpuShare says.
     """
 
@@ -46,6 +47,7 @@ class AgentOptions:
     loop: bool = True
     retract_after_seconds: float = 300.0
     defaults: Defaults = field(default_factory=Defaults)
+    prometheus_url: str = ""
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
@@ -61,6 +63,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     )  # the chart uses this one name for the agent and the MPS host
     add("simulated", simulated, 'simulated GPUs instead of real ones, such as "H200:2"')
     add("dcgm-url", "", "dcgm-exporter's metrics on this node, for GPUs before Hopper")
+    add("prometheus-url", "", "the Prometheus that answers pods' gpushare.io/slo-query")
     add("device-list-strategy", "auto", "how containers get GPUs", choices=[s.value for s in DeviceListStrategy])
     add("cdi-directories", "/var/run/cdi", "where CDI specifications are, with commas between them")
     add("toolkit-config", "", "config.toml of the NVIDIA container toolkit, where it is to be looked at")
@@ -85,6 +88,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("latency-max-slowdown", str(standard.latency_max_slowdown_ratio), "that of class latency", type=float)
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
+    if read.prometheus_url and not read.prometheus_url.startswith(("http://", "https://")):
+        parser.error("--prometheus-url must begin with http:// or https://")
     if not read.node_name:
         parser.error("--node-name is missing")
     if read.sample_seconds < 0.2:
@@ -110,6 +115,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         outside_mps=OutsidePolicy(read.outside_mps),
         loop=read.loop == "true",
         retract_after_seconds=read.retract_after_seconds,
+        prometheus_url=str(read.prometheus_url),
         defaults=Defaults(
             job_class=JobClass(read.default_class),
             max_slowdown_ratio=read.max_slowdown,

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from gpushare.core.api import Decision, JobClass, PodView, Rejection, names, parse_class, parse_processes
+from gpushare.core.api import (
+    Decision,
+    JobClass,
+    PodView,
+    Rejection,
+    Slo,
+    names,
+    parse_class,
+    parse_processes,
+    parse_slo,
+)
 
 # kubelet kills what still runs when the grace period is over. By then the gate, which looks once a second, has
 # ended the pod's clients; a program that saves its state on SIGTERM has the rest of the time.
@@ -28,6 +38,8 @@ class ManagedPod:
         processes: CUDA processes that share its cap.
         has_class: whether its own annotation names its class.
         probe_seconds: the shortest time-out of its containers' probes; None where they have none.
+        slo: its own latency target; one that cannot be read is refused at admission.
+        ip: its address; empty while it has none. is_host_network: that is the node's.
         ends_at: Unix time at which its MPS clients are to be ended, as it is being deleted; None while it is not.
     """
 
@@ -45,6 +57,9 @@ class ManagedPod:
     processes: int = 1
     has_class: bool = False
     probe_seconds: float | None = None
+    slo: Slo | None = None
+    ip: str = ""
+    is_host_network: bool = False
 
     @property
     def key(self) -> str:
@@ -69,6 +84,8 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
     if isinstance(processes, Rejection):
         problem = problem or str(processes)
         processes = 1
+    slo = parse_slo(pod.annotations)
+    spec = obj.get("spec") or {}
     return ManagedPod(
         uid=pod.uid,
         namespace=pod.namespace,
@@ -80,10 +97,13 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         job_class=job_class,
         workload=_workload(pod),
         ends_at=_ends_at(obj["metadata"]),
-        own_percentage=_own_percentage(obj.get("spec") or {}),
+        own_percentage=_own_percentage(spec),
         processes=processes,
         has_class=names.CLASS in pod.annotations,
-        probe_seconds=_probe_seconds(obj.get("spec") or {}),
+        probe_seconds=_probe_seconds(spec),
+        slo=None if isinstance(slo, Rejection) else slo,
+        ip=str((obj.get("status") or {}).get("podIP") or ""),
+        is_host_network=bool(spec.get("hostNetwork")),
     )
 
 

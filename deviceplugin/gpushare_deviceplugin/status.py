@@ -12,6 +12,7 @@ from gpushare.core.api import (
     ConditionStatus,
     GpuNodeStatus,
     GpuStatus,
+    TenantSlo,
     TenantStatus,
     Utilization,
     WorkloadSignature,
@@ -75,11 +76,13 @@ class Keeping:
         promise_ratio: progress that it may count on.
         throttle_ratio: part of the time that it is kept stopped; None while it runs freely.
         retract: why it should leave; None while it may stay.
+        slo: how it fares against its own target.
     """
 
     promise_ratio: float | None = None
     throttle_ratio: float | None = None
     retract: str | None = None
+    slo: TenantSlo | None = None
 
 
 KeepingOf = Callable[[str, ManagedPod, int], Keeping]  # GPU's uuid, pod, its percent of it
@@ -152,6 +155,7 @@ def _tenants(state: NodeState, uuid: str, measure: GpuMeasure, keeping: KeepingO
                 promise_ratio=_rounded(kept.promise_ratio),
                 throttle_ratio=kept.throttle_ratio,
                 retract=kept.retract,
+                slo=kept.slo,
                 profile=measured.profile,
             )
         )
@@ -198,7 +202,10 @@ def urgent_part(status: GpuNodeStatus) -> object:
             gpu.uuid,
             gpu.health,
             gpu.mps.state,
-            tuple((t.pod_uid, t.share_percent, t.retract is not None) for t in gpu.tenants),
+            tuple(
+                (t.pod_uid, t.share_percent, t.retract is not None, t.slo and (t.slo.met, t.slo.reason))
+                for t in gpu.tenants
+            ),
         )
         for gpu in status.gpus
     ), tuple((condition.type, condition.status) for condition in status.conditions)

@@ -260,7 +260,7 @@ class ShareReconciler:
             await self._tell(changed, reason, note)
 
     async def _tell(self, share: dict[str, Any], reason: str, note: str) -> None:
-        warning = reason in ("Retracted", "PromiseBroken")
+        warning = reason in ("Retracted", "PromiseBroken", "SloMissed")
         await record_event(
             self._api,
             share,

@@ -125,6 +125,16 @@ TROUBLE = {
         "0+0x40",
         "1+0x40",
     ),
+    "GpushareSloMissed": (
+        'gpushare_pod_slo_met{node="n",gpu_uuid="G",namespace="ns",pod="p"}',
+        "1+0x40",
+        "0+0x40",
+    ),
+    "GpushareSloUnknown": (
+        'gpushare_pod_slo_target_seconds{node="n",gpu_uuid="G",namespace="ns",pod="q"}',
+        "_x40",
+        "1+0x40",
+    ),
     "GpushareConnectionsHeld": (
         'gpushare_mps_held_connections{node="n",gpu_uuid="G",reason="x"}',
         "0+0x40",

@@ -79,6 +79,9 @@ class TenantFigures:
     throttle_ratio: float | None = None
     is_promise_broken: bool | None = None
     predicted_progress_ratio: float | None = None
+    slo_target_seconds: float | None = None
+    slo_measured_seconds: float | None = None
+    is_slo_met: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class NodeFigures:
 
     Attributes:
         is_driver_ready: the driver answered the last round.
+        slo_failures: readings of latency targets that gave nothing, by reason, since the agent started.
         errors: by part, since the agent started; allocation_mismatches: times that kubelet chose another GPU.
     """
 
@@ -99,6 +103,7 @@ class NodeFigures:
     bad_pods: int = 0
     is_registered: bool = False
     is_driver_ready: bool = False
+    slo_failures: Mapping[str, int] = field(default_factory=dict)
 
 
 def _bytes(mib: int | None) -> float | None:
@@ -187,6 +192,9 @@ _OF_PODS: Final[_Table[TenantFigures]] = (
         lambda t: t.predicted_progress_ratio,
     ),
     ("pod_throttle_ratio", "Part of the time that the pod is kept stopped.", lambda t: t.throttle_ratio),
+    ("pod_slo_met", "1 while the pod meets its own latency target.", lambda t: _flag(t.is_slo_met)),
+    ("pod_slo_target_seconds", "The pod's own latency target.", lambda t: t.slo_target_seconds),
+    ("pod_slo_measured_seconds", "The quantile of the target, as last read.", lambda t: t.slo_measured_seconds),
 )
 _OF_LOOP: Final[_Table[DeviceFigures]] = (
     ("promises_broken", "Times that a pod's promise was found broken.", lambda d: d.promises_broken),
@@ -301,6 +309,12 @@ def _agent_families(now: NodeFigures) -> Iterator[Metric]:
         "Trouble that the agent met, by what it hit.",
         ("node", "part"),
         (((now.node, part), n) for part, n in sorted(now.errors.items())),
+    )
+    yield _counter(
+        "agent_slo_reading_failures",
+        "Readings of pods' latency targets that gave nothing.",
+        ("node", "reason"),
+        (((now.node, reason), n) for reason, n in sorted(now.slo_failures.items())),
     )
     yield _counter(
         "agent_allocation_mismatches",

@@ -28,7 +28,8 @@ from gpushare.core.api.objects import (
 from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass
 from gpushare.core.api.schema import from_json, to_json
-from gpushare.core.control.conditions import BROKEN, PROFILED, PROMISE_KEPT, READY
+from gpushare.core.api.slo import TenantSlo
+from gpushare.core.control.conditions import BROKEN, PROFILED, PROMISE_KEPT, READY, SLO_MET
 from gpushare.core.control.lifecycle import (
     Fares,
     OperatorSettings,
@@ -174,6 +175,46 @@ def test_a_promise_is_broken_beyond_the_error_and_kept_again_once_reached() -> N
         "for a neighbour's promise: a"
     )
     assert status.placements[0].throttle_ratio == 0.4
+
+
+def slo(met: ConditionStatus, reason: str = "Met", message: str = "") -> TenantSlo:
+    return TenantSlo(met, reason, message, "p99<50ms", 0.05, 0.03)
+
+
+def test_latency_targets_have_a_condition_of_their_own() -> None:
+    target = {names.SLO: "p99<50ms", names.SLO_FROM: "port=80,series=s", names.CLASS: "latency"}
+    pods = [facts("a", **target), facts("b", **target), facts("plain"), facts("c", placed=False, **target)]
+    good, bad = slo(ConditionStatus.TRUE), slo(ConditionStatus.FALSE, "Missed", "p99 is 81ms over 5 s")
+    dead = slo(ConditionStatus.UNKNOWN, "Unreachable", "port 80 of the pod cannot be read")
+
+    def met(a: TenantSlo | None, b: TenantSlo | None, before: GpuShareStatus | None = None) -> GpuShareStatus:
+        fares = {"uid-a": Fares(slo=a), "uid-b": Fares(slo=b)}
+        share = SHARE if before is None else replace(SHARE, status=before)
+        return status_of(share, pods, fares, SETTINGS, NOW)
+
+    assert condition(met(good, good), SLO_MET).status is ConditionStatus.TRUE
+    missed = condition(met(dead, bad), SLO_MET)
+    assert (missed.status, missed.reason, missed.message) == (ConditionStatus.FALSE, "Missed", "b misses p99<50ms")
+    unknown = condition(met(good, dead), SLO_MET)
+    assert (unknown.status, unknown.reason) == (ConditionStatus.UNKNOWN, "Unreachable")
+    assert unknown.message == "b: port 80 of the pod cannot be read"
+    assert condition(met(good, None), SLO_MET).reason == "NotReported"
+    without = status_of(SHARE, [facts("plain")], {}, SETTINGS, NOW)
+    assert not any(one.type == SLO_MET for one in without.conditions)
+
+    was, now = met(good, good), met(good, bad)
+    assert ("SloMissed", "b misses p99<50ms") in transitions(was, now)
+    assert not differs_only_in_figures(was, now)
+    assert [reason for reason, _ in transitions(now, met(good, good, now))] == ["SloMet"]
+    figures = replace(bad, message="p99 is 92ms over 5 s", measured_seconds=0.092)
+    assert differs_only_in_figures(now, met(good, figures, now))
+
+
+def test_the_target_is_what_the_node_reports() -> None:
+    tenant = TenantStatus("uid-a", slo=slo(ConditionStatus.FALSE, "Missed"))
+    node = GpuNodeStatus.of((GpuStatus("GPU-1", tenants=(tenant,)),))
+    again = from_json(GpuNodeStatus, to_json(node))
+    assert fares_of([again])["uid-a"].slo == tenant.slo
 
 
 def test_many_broken_promises_name_the_first() -> None:

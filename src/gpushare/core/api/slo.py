@@ -77,6 +77,7 @@ class TenantSlo:
     reason: str = described("One CamelCase word on why.", default="", required=True, maxLength=64)
     message: str = described("A sentence for people.", default="", maxLength=1024)
     target: str = described("The target as the pod names it.", default="", maxLength=64)
+    target_seconds: float | None = described("Its time in seconds.", default=None, minimum=0)
     measured_seconds: float | None = described(
         "The quantile as it was last read; absent while it is unknown.", default=None, minimum=0
     )

@@ -13,6 +13,16 @@ from gpushare.core.control.retraction import (
     RetractionSituation,
     plan_retractions,
 )
+from gpushare.core.control.slo import (
+    QuantileSample,
+    RequestCounts,
+    SloReading,
+    SloReason,
+    SloRecord,
+    SloSign,
+    SloTrouble,
+    read_slo,
+)
 from gpushare.core.control.watch import GpuWatch, watch
 from gpushare.core.control.window import (
     FREE,
@@ -44,6 +54,8 @@ __all__ = [
     "GpuWatch",
     "NamespaceGain",
     "OperatorSettings",
+    "QuantileSample",
+    "RequestCounts",
     "Resident",
     "RetractionAsk",
     "RetractionPlan",
@@ -51,6 +63,11 @@ __all__ = [
     "RetractionSettings",
     "RetractionSituation",
     "SeenTenant",
+    "SloReading",
+    "SloReason",
+    "SloRecord",
+    "SloSign",
+    "SloTrouble",
     "Standing",
     "WatchActions",
     "WatchNote",
@@ -65,6 +82,7 @@ __all__ = [
     "is_kept",
     "learnt",
     "plan_retractions",
+    "read_slo",
     "status_of",
     "transitions",
     "watch",

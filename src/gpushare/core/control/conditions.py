@@ -9,6 +9,7 @@ from gpushare.core.api import (
     GpuShareSpec,
     PodPlacement,
     ProfileMode,
+    TenantSlo,
     WorkloadSignature,
 )
 
@@ -16,9 +17,11 @@ READY: Final = "Ready"
 PROFILED: Final = "Profiled"
 PROMISE_KEPT: Final = "PromiseKept"
 RETRACTION_REFUSED: Final = "RetractionRefused"
+SLO_MET: Final = "SLOMet"
 
 BROKEN: Final = "PromiseBroken"
 _MOST_NAMED: Final = 3  # pods that a message names
+_SILENT: Final = "its node's agent does not report on it"
 
 
 def ready(live: int, placed: int, wrong: Sequence[str]) -> Condition:
@@ -85,6 +88,31 @@ def promise_kept(
         return Condition(PROMISE_KEPT, ConditionStatus.FALSE, BROKEN, f"{_named(below, '; ')}{slowed}")
     message = f"every pod whose progress is known makes what it may count on{slowed}"
     return Condition(PROMISE_KEPT, ConditionStatus.TRUE, "PromiseKept", message)
+
+
+def slo_met(pods: Mapping[str, TenantSlo | None]) -> Condition | None:
+    """Return whether every pod meets its own latency target; None where no pod has one.
+
+    As for promises, no figure that changes with every window is in the message.
+
+    Args:
+        pods: placed pods with a target, by name, with what their node reports of it.
+    """
+    if not pods:
+        return None
+    known = {pod: slo for pod, slo in pods.items() if slo is not None}
+    missed = [f"{pod} misses {slo.target}" for pod, slo in known.items() if slo.met is ConditionStatus.FALSE]
+    if missed:
+        return Condition(SLO_MET, ConditionStatus.FALSE, "Missed", _named(missed))
+    unknown = [
+        (slo.reason if slo is not None else "NotReported", f"{pod}: {slo.message if slo is not None else _SILENT}")
+        for pod, slo in pods.items()
+        if slo is None or slo.met is not ConditionStatus.TRUE
+    ]
+    if unknown:
+        why = _named([text for _, text in unknown], "; ")
+        return Condition(SLO_MET, ConditionStatus.UNKNOWN, unknown[0][0], why)
+    return Condition(SLO_MET, ConditionStatus.TRUE, "Met", "every pod meets its own latency target")
 
 
 def retraction_refused(reason: str, message: str) -> Condition:

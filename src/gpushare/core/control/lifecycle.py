@@ -24,17 +24,21 @@ from gpushare.core.api import (
     PodView,
     Rejection,
     Retraction,
+    TenantSlo,
     TenantStatus,
     WorkloadSignature,
+    names,
 )
 from gpushare.core.control import signatures
 from gpushare.core.control.conditions import (
     PROMISE_KEPT,
+    SLO_MET,
     dated,
     profiled,
     promise_kept,
     ready,
     retraction_refused,
+    slo_met,
     wants_profile,
 )
 from gpushare.core.control.retraction import RetractionSettings
@@ -52,6 +56,7 @@ class Fares:
         error_ratio: of the progress, one standard deviation.
         throttle_ratio: part of the time that it is kept stopped; None: it runs freely.
         profile: its workload's signature, where a node has measured it alone.
+        slo: how it fares against its own latency target.
     """
 
     progress_ratio: float | None = None
@@ -59,6 +64,7 @@ class Fares:
     profile: WorkloadSignature | None = None
     error_ratio: float | None = None
     throttle_ratio: float | None = None
+    slo: TenantSlo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +175,13 @@ def status_of(
         profiled(share.spec, profile),
         promise_kept(placements, errors, share.status.conditions),
     ]
+    targets = {
+        pod.name: fares.get(pod.uid, Fares()).slo
+        for pod in live
+        if names.SLO in pod.annotations and pod.decision is not None
+    }
+    if (met := slo_met(targets)) is not None:
+        conditions.append(met)
     if standing.refusal is not None:
         conditions.append(retraction_refused(*standing.refusal))
     return GpuShareStatus(
@@ -209,10 +222,11 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
         found.append(("ProfileTaken", f"signature taken on {after.profile.gpu_model or 'a GPU'}{auto}"))
     if before.phase is not after.phase and after.phase is not Phase.RETRACTED:  # told with its figures
         found.append((after.phase.value, f"phase was {before.phase}, is {after.phase}"))
-    was_broken = _promise(before).status is ConditionStatus.FALSE
-    promise = _promise(after)
-    if promise.status is (ConditionStatus.TRUE if was_broken else ConditionStatus.FALSE):
-        found.append((promise.reason, promise.message))
+    for kind, prefix in ((PROMISE_KEPT, ""), (SLO_MET, "Slo")):
+        was_broken = _condition_of(before, kind).status is ConditionStatus.FALSE
+        one = _condition_of(after, kind)
+        if one.status is (ConditionStatus.TRUE if was_broken else ConditionStatus.FALSE):
+            found.append((f"{prefix}{one.reason}", one.message))
     return tuple(found)
 
 
@@ -223,8 +237,8 @@ def _is_retracting(retractions: Iterable[Retraction], live: Iterable[PodView], *
     )
 
 
-def _promise(status: GpuShareStatus) -> Condition:
-    return next((one for one in status.conditions if one.type == PROMISE_KEPT), Condition())
+def _condition_of(status: GpuShareStatus, kind: str) -> Condition:
+    return next((one for one in status.conditions if one.type == kind), Condition())
 
 
 def _placement(
@@ -298,6 +312,7 @@ def _fares(tenants: Sequence[TenantStatus]) -> Fares:
         next((tenant.profile for tenant in tenants if tenant.profile is not None), None),
         _rounded(slowest[1]),
         _rounded(max((t.throttle_ratio for t in tenants if t.throttle_ratio), default=None)),
+        next((tenant.slo for tenant in tenants if tenant.slo is not None), None),
     )
 
 

@@ -257,8 +257,8 @@ def _staleness(record: SloRecord, reading: SloReading, now: float) -> SloTrouble
 def _problem(reading: SloReading, slo: Slo) -> SloTrouble | None:
     """Return what is wrong with the figures of a reading."""
     if isinstance(reading, QuantileSample):
-        figures = (reading.seconds, reading.total or 0.0)
-        if not all(0.0 <= figure < math.inf for figure in figures):
+        numbers = (reading.seconds, reading.total or 0.0)
+        if not all(0.0 <= figure < math.inf for figure in numbers):
             return SloTrouble(
                 SloReason.NOT_A_NUMBER, "the quantile is not a number: no requests, or a wrong series"
             )
