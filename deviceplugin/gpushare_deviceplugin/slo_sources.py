@@ -13,7 +13,6 @@ from typing import Any, Final, Self
 import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
-from yarl import URL
 
 from gpushare.core.api import PodSeries, PrometheusQuery, Slo, shown
 from gpushare.core.control import QuantileSample, RequestCounts, SloReading, SloReason, SloTrouble
@@ -66,11 +65,8 @@ class SloSources:
             return SloTrouble(SloReason.HOST_NETWORK, why)
         if not pod.ip:
             return SloTrouble(SloReason.UNREACHABLE, "the pod has no address yet")
-        path, _, query = slo.source.path.partition("?")
         host = f"[{pod.ip}]" if ":" in pod.ip else pod.ip
-        url = URL.build(
-            scheme="http", host=host, port=slo.source.port, path=path, query_string=query, encoded=True
-        )
+        url = f"http://{host}:{slo.source.port}{slo.source.path}"
         found = await self._get(url, MOST_BYTES, f"port {slo.source.port} of the pod")
         if isinstance(found, SloTrouble):
             return found
@@ -85,16 +81,18 @@ class SloSources:
             "timeout": f"{self._timeout_seconds:g}s",
             "namespace": pod.namespace,  # what prom-label-proxy restricts the query to; Prometheus ignores it
         }
-        found = await self._get(URL(f"{self._prometheus}/api/v1/query").with_query(asked), MOST_ANSWER_BYTES)
+        found = await self._get(f"{self._prometheus}/api/v1/query", MOST_ANSWER_BYTES, params=asked)
         return found if isinstance(found, SloTrouble) else parse_answer(found)
 
-    async def _get(self, url: URL, most_bytes: int, whose: str = "") -> bytes | SloTrouble:
+    async def _get(
+        self, url: str, most_bytes: int, whose: str = "", params: Mapping[str, str] | None = None
+    ) -> bytes | SloTrouble:
         """Return an answer's body; Prometheus' errors have one too."""
         if self._session is None:
             raise RuntimeError("not in its context")
         who = whose or "Prometheus"
         try:
-            async with self._session.get(url, allow_redirects=False) as answer:
+            async with self._session.get(url, params=params, allow_redirects=False) as answer:
                 if answer.status != 200 and not (not whose and answer.status in {400, 422, 503}):
                     return SloTrouble(SloReason.UNREACHABLE, f"{who} answers with status {answer.status}")
                 if answer.headers.get("Content-Encoding", "identity") != "identity":
