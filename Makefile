@@ -35,8 +35,16 @@ test: venv ## Every test this machine can run, integration and e2e on a cluster 
 	@hack/test $(PYTEST_ARGS)
 
 .PHONY: test-gpu
-test-gpu: venv ## The tests that need an NVIDIA GPU
+test-gpu: venv ## The tests that need an NVIDIA GPU; CLUSTER=existing: the chart and its suite on your cluster's GPUs
+ifeq ($(CLUSTER),existing)
+	hack/gpu/cluster up install test run -- python3 tests/gpu/chart_suite.py --skip uninstalled --out dist
+else
 	pytest -m gpu $(PYTEST_ARGS)
+endif
+
+.PHONY: gpu-bundle
+gpu-bundle: venv ## What a whole cluster on a GPU machine without network needs: OUT=DIR, two parts of at most 56 MiB
+	@hack/gpu/bundle $(or $(OUT),dist/gpu)
 
 .PHONY: bench
 bench: venv ## The extender's latency at 5,000 nodes, and pods per second through the real kube-scheduler

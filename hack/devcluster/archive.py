@@ -6,6 +6,7 @@ import json
 import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 
 def write(
@@ -32,22 +33,31 @@ def write(
             member = tarfile.TarInfo(place.lstrip("/"))
             member.type, member.linkname = tarfile.SYMTYPE, points_to
             tar.addfile(member)
-    with layer.open("rb") as data:
-        digest = hashlib.file_digest(data, "sha256").hexdigest()
-    config = json.dumps(
-        {
-            "architecture": "amd64",
-            "os": "linux",
-            "config": {"Entrypoint": list(entrypoint), "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]},
-            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
-        }
-    ).encode()
-    config_name = f"{hashlib.sha256(config).hexdigest()}.json"
-    manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Entrypoint": list(entrypoint), "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]},
+        "rootfs": {"type": "layers", "diff_ids": [digest_of(layer)]},
+    }
+    write_layers(out, name, config, [layer])
+    layer.unlink()
+
+
+def write_layers(out: Path, name: str, config: Mapping[str, Any], layers: Sequence[Path]) -> None:
+    """Write a docker-archive of an image that has these layers already; `config` names their digests."""
+    body = json.dumps(config).encode()
+    config_name = f"{hashlib.sha256(body).hexdigest()}.json"
+    names = [f"layer-{number}.tar" for number in range(len(layers))]
+    manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": names}]).encode()
     with tarfile.open(out, "w") as tar:
-        for member_name, content in ((config_name, config), ("manifest.json", manifest)):
+        for member_name, content in ((config_name, body), ("manifest.json", manifest)):
             member = tarfile.TarInfo(member_name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
-        tar.add(layer, arcname="layer.tar")
-    layer.unlink()
+        for layer_name, layer in zip(names, layers, strict=True):
+            tar.add(layer, arcname=layer_name)
+
+
+def digest_of(layer: Path) -> str:
+    with layer.open("rb") as data:
+        return f"sha256:{hashlib.file_digest(data, 'sha256').hexdigest()}"

@@ -54,6 +54,11 @@ def chromium() -> Path:
     return Path(found)
 
 
+def busybox() -> Path:
+    """Return a busybox without shared libraries."""
+    return _unpacked("busybox-static") / "bin" / "busybox"
+
+
 def _unpacked(package: str) -> Path:
     """Return the cached content of a package's archive."""
     if shutil.which("apt-get") is None:

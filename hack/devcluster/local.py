@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from devcluster import archive, network, pki, tools
@@ -27,12 +27,14 @@ from devcluster.settings import (
     PAUSE_IMAGE,
     POD_CIDR,
     SERVICE_CIDR,
+    cgroup_root,
     state_dir,
 )
 
 KUBELET_DIRECTORY = Path("/var/lib/kubelet")  # the standard path: device plugins and their pods expect it
 POD_LINKS = Path("/var/log/containers")
 RUN_DIRECTORY = Path("/run/gpushare")  # hostPath directories of gpushare's own pods
+CGROUPS = Path("/sys/fs/cgroup")
 CNI_RESULTS = Path("/var/lib/cni/results")
 # in starting order; stopped in reverse
 COMPONENTS = (
@@ -52,6 +54,10 @@ class LocalCluster:
 
     name = "local"
     node_name = NODE_NAME
+    components: Sequence[str] = COMPONENTS
+    api_address, api_port = NODE_IP, API_PORT
+    cni_directory = tools.CNI_DIRECTORY
+    enforce_node_allocatable: Sequence[str] = ("pods",)
 
     def __init__(self) -> None:
         self.state = state_dir()
@@ -66,18 +72,27 @@ class LocalCluster:
             raise Failed("the local cluster needs root (it makes a bridge, mounts and cgroups): run this as root")
         tools.install_packages()
         kube, coredns, pause = tools.kubernetes(), tools.coredns(), tools.pause()
+        self._prepare()
+        network.up(self.state)
+        say(f"starting Kubernetes {KUBERNETES_VERSION} ({self.state})")
+        self._start_control_plane(kube)
+        self._start_containerd(pause)
+        self._start_services(kube, coredns)
+        self._start_kubelet(kube)
+        say("the node is ready")
+
+    def _prepare(self) -> None:
+        """Make directories, certificates and kubeconfigs."""
         self._own(KUBELET_DIRECTORY)
         for directory in ("log", "pods", "cni"):
             (self.state / directory).mkdir(parents=True, exist_ok=True)
         pki.make(self.state / "pki")
         for component in ("controller-manager", "scheduler", "proxy", "kubelet"):
-            pki.kubeconfig(self.state / "pki", component, self.state / "conf" / f"{component}.kubeconfig")
-        pki.kubeconfig(self.state / "pki", "admin", self.kubeconfig)
-        network.up(self.state)
-        say(f"starting Kubernetes {KUBERNETES_VERSION} ({self.state})")
-        self._start_control_plane(kube)
-        self._start_node(kube, coredns, pause)
-        say("the node is ready")
+            self._write_kubeconfig(component, self.state / "conf" / f"{component}.kubeconfig")
+        self._write_kubeconfig("admin", self.kubeconfig)
+
+    def _write_kubeconfig(self, component: str, path: Path) -> None:
+        pki.kubeconfig(self.state / "pki", component, path, port=self.api_port)
 
     def _start_control_plane(self, kube: Path) -> None:
         start, pki_dir, conf = self.processes.ensure, self.state / "pki", self.state / "conf"
@@ -100,9 +115,9 @@ class LocalCluster:
                 kube,
                 "kube-apiserver",
                 f"--etcd-servers={etcd}",
-                f"--bind-address={NODE_IP}",
+                f"--bind-address={self.api_address}",
                 f"--advertise-address={NODE_IP}",
-                f"--secure-port={API_PORT}",
+                f"--secure-port={self.api_port}",
                 f"--tls-cert-file={pki_dir}/apiserver.crt",
                 f"--tls-private-key-file={pki_dir}/apiserver.key",
                 f"--client-ca-file={pki_dir}/ca.crt",
@@ -116,6 +131,7 @@ class LocalCluster:
                 f"--kubelet-client-certificate={pki_dir}/admin.crt",
                 f"--kubelet-client-key={pki_dir}/admin.key",
                 "--kubelet-preferred-address-types=InternalIP",
+                *self._apiserver_flags(),
             ],
         )
         self.wait_api()
@@ -141,18 +157,26 @@ class LocalCluster:
         ]
         start("scheduler", [kube, "kube-scheduler", *scheduler])
 
-    def _start_node(self, kube: Path, coredns: Path, pause: Path) -> None:
-        start, conf = self.processes.ensure, self.state / "conf"
+    def _apiserver_flags(self) -> list[str]:
+        """Flags of the API server that other clusters of this kind need."""
+        return []
+
+    def _start_containerd(self, pause: Path) -> None:
+        conf = self.state / "conf"
         (conf / "containerd.toml").write_text(self._containerd_config())
         (self.state / "cni-conf").mkdir(exist_ok=True)
         (self.state / "cni-conf" / "10-gpushare.conflist").write_text(self._cni_config())
-        start("containerd", ["containerd", "--config", conf / "containerd.toml"])
+        self.processes.ensure("containerd", ["containerd", "--config", conf / "containerd.toml"])
         wait_for("containerd", self._containerd_answers, timeout_seconds=30)
         if not self.has_image(PAUSE_IMAGE):
             tar = self.state / "pause.tar"
             archive.write(tar, PAUSE_IMAGE, {"/pause": pause}, entrypoint=["/pause"])
             self.load(tar)
             tar.unlink()
+
+    def _start_services(self, kube: Path, coredns: Path) -> None:
+        """Start what makes Services and their names work."""
+        start, conf = self.processes.ensure, self.state / "conf"
         (conf / "Corefile").write_text(self._corefile())
         start("coredns", [coredns, "-conf", conf / "Corefile"])
         start(
@@ -171,6 +195,9 @@ class LocalCluster:
                 "--conntrack-tcp-timeout-close-wait=0s",
             ],
         )
+
+    def _start_kubelet(self, kube: Path) -> None:
+        conf = self.state / "conf"
         (conf / "kubelet.json").write_text(json.dumps(self._kubelet_config(), indent=1))
         kubelet = [
             f"--config={conf}/kubelet.json",
@@ -179,7 +206,7 @@ class LocalCluster:
             f"--hostname-override={NODE_NAME}",
             f"--node-ip={NODE_IP}",
         ]
-        start("kubelet", [kube, "kubelet", *kubelet])
+        self.processes.ensure("kubelet", [kube, "kubelet", *kubelet])
         self.wait_node()
 
     def wait_api(self) -> None:
@@ -249,8 +276,12 @@ disable_tcp_service = true
 netns_mounts_under_state_dir = true
 [plugins."io.containerd.grpc.v1.cri".cni]
 conf_dir = "{self.state}/cni-conf"
-bin_dir = "{tools.CNI_DIRECTORY}"
-"""
+bin_dir = "{self.cni_directory}"
+{self._containerd_runtimes()}"""
+
+    def _containerd_runtimes(self) -> str:
+        """Container runtimes besides runc."""
+        return ""
 
     def _cni_config(self) -> str:
         ipam = {
@@ -284,6 +315,7 @@ bin_dir = "{tools.CNI_DIRECTORY}"
             "address": NODE_IP,
             "healthzBindAddress": "127.0.0.1",
             "cgroupDriver": "cgroupfs",
+            "cgroupRoot": cgroup_root(),
             "failCgroupV1": False,
             "failSwapOn": False,
             "containerRuntimeEndpoint": f"unix://{self.containerd_socket}",
@@ -295,7 +327,7 @@ bin_dir = "{tools.CNI_DIRECTORY}"
             "authorization": {"mode": "Webhook"},
             "clusterDNS": [NODE_IP],
             "clusterDomain": "cluster.local",
-            "enforceNodeAllocatable": ["pods"],
+            "enforceNodeAllocatable": list(self.enforce_node_allocatable),
             "evictionHard": {"memory.available": "200Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             "imageGCHighThresholdPercent": 100,
             "maxPods": 250,
@@ -324,11 +356,11 @@ bin_dir = "{tools.CNI_DIRECTORY}"
         # none of its state is kept, so nothing needs an orderly shutdown
         self.kill("kubelet")
         self._end_containers()
-        for component in reversed(COMPONENTS):
+        for component in reversed(self.components):
             self.kill(component)
         ours = (KUBELET_DIRECTORY / ".gpushare-dev").exists()
         self._unmount(self.state, *([KUBELET_DIRECTORY, RUN_DIRECTORY] if ours else []))
-        network.down(self.state)
+        self._network_down()
         if ours:
             _remove_cgroups()
             for directory in (KUBELET_DIRECTORY, POD_LINKS, RUN_DIRECTORY):
@@ -341,6 +373,9 @@ bin_dir = "{tools.CNI_DIRECTORY}"
         shutil.rmtree(self.state, ignore_errors=True)
         if self.state.exists():
             raise Failed(f"could not remove {self.state}")
+
+    def _network_down(self) -> None:
+        network.down(self.state)
 
     def _end_containers(self) -> None:
         """Kill the processes of this cluster's pods: members of its cgroups, and the shims of its containerd."""
@@ -378,7 +413,7 @@ bin_dir = "{tools.CNI_DIRECTORY}"
     # status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, object]:
-        pids = {name: self.processes.pid(name) for name in COMPONENTS}
+        pids = {name: self.processes.pid(name) for name in self.components}
         up = all(pids.values())
         return {
             "backend": self.name,
@@ -406,9 +441,8 @@ def _pod_cgroups() -> list[Path]:
     """
     if not (KUBELET_DIRECTORY / ".gpushare-dev").exists():
         return []
-    roots = [
-        p for p in (Path("/sys/fs/cgroup/kubepods"), *Path("/sys/fs/cgroup").glob("*/kubepods")) if p.is_dir()
-    ]
+    ours = f"{cgroup_root().strip('/')}/kubepods".lstrip("/")
+    roots = [p for p in (CGROUPS / ours, *CGROUPS.glob(f"*/{ours}")) if p.is_dir()]
     # os.walk skips groups that vanish meanwhile
     groups = [Path(place) for root in roots for place, _, _ in os.walk(root)]
     return sorted(groups, key=lambda group: len(group.parts), reverse=True)

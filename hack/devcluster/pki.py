@@ -50,10 +50,10 @@ def _key(path: Path) -> None:
     path.chmod(0o600)
 
 
-def kubeconfig(directory: Path, name: str, path: Path) -> Path:
+def kubeconfig(directory: Path, name: str, path: Path, *, port: int = API_PORT) -> Path:
     """Write the kubeconfig of one component; it refers to the certificates by path."""
     user = {"client-certificate": str(directory / f"{name}.crt"), "client-key": str(directory / f"{name}.key")}
-    cluster = {"server": f"https://{NODE_IP}:{API_PORT}", "certificate-authority": str(directory / "ca.crt")}
+    cluster = {"server": f"https://{NODE_IP}:{port}", "certificate-authority": str(directory / "ca.crt")}
     config = {
         "apiVersion": "v1",
         "kind": "Config",

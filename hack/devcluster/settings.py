@@ -32,3 +32,14 @@ def cache_dir() -> Path:
 def state_dir() -> Path:
     """Return the state directory of the running cluster; short, as unix socket paths end at 108 characters."""
     return Path(os.environ.get("GPUSHARE_STATE", "/var/lib/gpushare-dev")).resolve()
+
+
+def patience() -> float:
+    """Return by how much limits are longer than on a GPU machine with many cores."""
+    return float(os.environ.get("GPUSHARE_PATIENCE", "1"))
+
+
+def cgroup_root() -> str:
+    """Return the cgroup below which kubelet makes its own: another one lets a second cluster run on this
+    machine."""
+    return os.environ.get("GPUSHARE_CGROUP_ROOT", "/")

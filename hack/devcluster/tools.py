@@ -18,6 +18,10 @@ KUEUE_MODULE = HACK / "kueue"
 KUEUE = "sigs.k8s.io/kueue"
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
 KIND = "sigs.k8s.io/kind@v0.33.0"
+# What gives containers their GPU, and the programs of it that do so.
+NVIDIA_TOOLKIT = "github.com/NVIDIA/nvidia-container-toolkit/cmd"
+NVIDIA_TOOLKIT_VERSION = "v1.19.1"
+NVIDIA_TOOLKIT_PROGRAMS = ("nvidia-container-runtime", "nvidia-ctk", "nvidia-cdi-hook")
 MINIMUM_GO = (1, 21)  # the first version that fetches the toolchain a go.mod asks for
 
 # Programs that must be on the path, and the Debian package of each.
@@ -138,6 +142,22 @@ def built_kueue() -> Path | None:
 
 def kwok() -> Path:
     return _install("kwok", KWOK, "kwok (first time only; about a minute on 2 cores)")
+
+
+def nvidia_toolkit() -> Path:
+    """Return the directory with the programs of NVIDIA's container toolkit."""
+    modules = [f"{NVIDIA_TOOLKIT}/{name}@{NVIDIA_TOOLKIT_VERSION}" for name in NVIDIA_TOOLKIT_PROGRAMS]
+    # the driver's libraries are looked up when they are needed, not when the program starts
+    lazy = "-Wl,-z,lazy"
+
+    def build(into: Path) -> None:
+        env = {**_go_env(), "GOBIN": str(into), "CGO_ENABLED": "1", "CGO_LDFLAGS": lazy}
+        with progress.step("building NVIDIA's container toolkit (first time only; half a minute on 2 cores)"):
+            flags = f"-ldflags=-s -w '-extldflags={lazy}'"
+            command = [_go(), "install", "-trimpath", flags, *modules]
+            progress.run(command, cwd=Path("/"), env=env, timeout_seconds=3600)
+
+    return cache.cached("nvidia-toolkit", cache.key_of(*modules, lazy), build)
 
 
 def kind() -> Path:

@@ -1,0 +1,242 @@
+"""Trouble of chart_suite.py: kills, faults, deletions in the middle of a kernel, broken promises."""
+
+import json
+import time
+from pathlib import Path
+
+from chart_bench import ChartBench, Details, Failed, Json, NotHere, must
+from livecluster import NotYet, wait_for
+
+BACK_BAR = 5.0  # seconds until the GPU serves again after a fault or restart, issue 13
+KEPT_BAR = 10.0  # seconds until a broken promise is kept again
+TOLERANCE = 0.02  # of progress: what counting over two seconds errs by
+KERNEL_SECONDS = 25.0
+VICTIM, BAD = ("cnn_train_fp32", "0.6"), ("fp16_product", "0.2")
+
+
+def deleted_in_kernel(bench: ChartBench) -> Details:
+    """`kubectl delete pod` of a tenant inside a kernel of 25 s leaves its neighbours alone, at two grace
+    periods."""
+    bench.neighbours()
+    before = bench.identity()
+    result: Details = {}
+    for grace in (1, 8):
+        name = f"long-{grace}"
+        bench.start(bench.pod(name, bench.cuda("long", KERNEL_SECONDS), "0.1", "2Gi", grace_seconds=grace))
+        bench.until(name, "long")
+        time.sleep(1)
+        began = time.monotonic()
+        bench.delete(name)
+        took = round(time.monotonic() - began, 1)
+        time.sleep(2)
+        result[f"grace {grace} s"] = {"gone_after_s": took, "rates": bench.unharmed(before)}
+    must(bench.healthy(), f"unhealthy: {bench.gpus()}")
+    return result
+
+
+def job_deadline(bench: ChartBench) -> Details:
+    """A Job whose deadline ends its pod inside a long kernel leaves its neighbours alone."""
+    bench.neighbours()
+    before = bench.identity()
+    pod = bench.pod("any", bench.cuda("long", KERNEL_SECONDS), "0.1", "2Gi", grace_seconds=4)
+    metadata = {"annotations": pod["metadata"]["annotations"], "labels": {"job": "late"}}
+    job = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "late"},
+        "spec": {
+            "activeDeadlineSeconds": 6,
+            "backoffLimit": 0,
+            "template": {"metadata": metadata, "spec": pod["spec"]},
+        },
+    }
+    bench.space.create(job)
+    place = ["-n", bench.space.name]
+
+    def failed() -> bool:
+        status = bench.cluster.get(*place, "job", "late").get("status", {})
+        return any(one["type"] == "Failed" and one["status"] == "True" for one in status.get("conditions", []))
+
+    wait_for("the Job's deadline", failed, seconds=60)
+    wait_for("its pod gone", lambda: not bench.cluster.get(*place, "pods", "-l", "job=late")["items"], seconds=60)
+    rates = bench.unharmed(before)
+    bench.cluster.try_kubectl(*place, "delete", "job", "late", "--wait=true")
+    return {"rates": rates}
+
+
+def agent_and_gate_killed(bench: ChartBench) -> Details:
+    """kill -9 of the agent and of the gate harm no tenant, and newcomers are served under their caps again."""
+    bench.neighbours()
+    before = bench.identity()
+    result: Details = {}
+    for number, (part, saying) in enumerate((("agent", "gpushare_deviceplugin"), ("mps", "gpushare.mps.keeper"))):
+        began = time.time()
+        pids = bench.kill(part, saying)
+        name = f"after-{number}"
+        bench.start(bench.pod(name, bench.cuda("run", 1), "0.1", "2Gi"))
+        context = bench.until(name, "context")
+        must(
+            context["sms"] <= int(bench.gpus()[0]["smCount"] * 0.1),
+            f"{context['sms']} SMs after {saying} was killed",
+        )
+        result[saying] = {
+            "pids": pids,
+            "next_pod_served_after_s": round(context["t"] - began, 2),
+            "rates": bench.unharmed(before),
+        }
+    return result
+
+
+def fault(bench: ChartBench) -> Details:
+    """A fault ends its server's clients; every pod is told, and the GPU is back in seconds."""
+    bench.neighbours()
+    bench.start(bench.pod("culprit", bench.cuda("fault", 4), "0.1", "2Gi"))
+    at = bench.until("culprit", "faulting")["t"]
+    served = _served_again(bench, at)
+    bench.until_ended("culprit", "one", "two")
+    for name in ("culprit", "one", "two"):
+        wait_for(f"an event of {name}", lambda name=name: "GpuFault" in bench.reasons(name), seconds=30)
+    return {**served, "met": served["next_kernel_s"] <= BACK_BAR + 1.1}
+
+
+def host_restarted(bench: ChartBench) -> Details:
+    """The MPS host's first process is killed: its pods and the node get MpsRestarted, and the GPU is back."""
+    bench.neighbours()
+    at = time.time()
+    bench.kill("mps", "gpushare.mps.host")
+    served = _served_again(bench, at)
+    for name in ("one", "two"):
+        wait_for(f"MpsRestarted of {name}", lambda name=name: "MpsRestarted" in bench.reasons(name), seconds=40)
+    wait_for("MpsRestarted of the node", lambda: "MpsRestarted" in bench.node_reasons(), seconds=30)
+    return served
+
+
+def _served_again(bench: ChartBench, at: float) -> Details:
+    """Seconds from a trouble until a newcomer runs kernels under its cap, and until the GpuNode says Healthy."""
+    number = 0
+    deadline = time.time() + 60
+    while True:
+        name = f"next-{number}"
+        bench.start(bench.pod(name, bench.cuda("run", 1), "0.1", "2Gi"))
+        try:
+            kernel = bench.until(name, "kernel", seconds=40)
+            break
+        except Failed:  # it was let in while the server went down
+            if time.time() > deadline:
+                raise
+            number += 1
+    context = bench.events_of(name, "context")[0]
+    must(context["sms"] <= int(bench.gpus()[0]["smCount"] * 0.1), f"{context['sms']} SMs afterwards")
+    wait_for("the GPU healthy", bench.healthy, seconds=60)
+    return {
+        "next_kernel_s": round(kernel["t"] - at, 2),
+        "healthy_s": round(time.time() - at, 2),
+        "refused_before": number,
+        "newcomer_sms": context["sms"],
+    }
+
+
+def throttled(bench: ChartBench) -> Details:
+    """A promise that a neighbour breaks is kept again within 10 s, by the program's own count."""
+    if bench.simulated:
+        raise NotHere("the twin's side is tests/e2e/test_loop.py")
+    alone = {}
+    for program, _ in (VICTIM, BAD):  # each alone first: the agent's signature, and our rate
+        name = f"alone-{program.split('_')[0]}"
+        bench.start(bench.pod(name, bench.torch(program, 16), "1", workload=program))
+        bench.until_ended(name)
+        alone[program] = bench.rate(name, 6)
+        bench.delete(name)
+    _share(bench, "victim", 10.0)
+    _share(bench, "bad", 10.0)
+    pods = (("victim", *VICTIM), ("bad", *BAD))
+    for name, program, fraction in pods:
+        labels = {"part": name}
+        bench.start(bench.pod(name, bench.torch(program, 90), fraction, "16Gi", workload=program, labels=labels))
+        bench.until(name, "rate")
+    time.sleep(8)
+    before = {"victim": _own(bench, "victim", alone), "bad": _own(bench, "bad", alone)}
+    told = {name: bench.of_pod("gpushare_pod_progress_ratio", name) for name, *_ in pods}
+    _share(bench, "victim", 1.5)  # now more is promised than it makes
+    at = time.time()
+    wait_for(
+        "the new promise", lambda: (bench.of_pod("gpushare_pod_promise_ratio", "victim") or 0) > 0.3, seconds=20
+    )
+    promise = bench.of_pod("gpushare_pod_promise_ratio", "victim") or 1.0
+    broken = before["victim"] < promise - TOLERANCE
+    kept: float | None = None
+    try:
+        wait_for(
+            "the promise kept", lambda: _own(bench, "victim", alone) >= promise - TOLERANCE, seconds=35, every=0.5
+        )
+        kept = round(time.time() - at, 1)
+    except NotYet:
+        kept = None
+    time.sleep(10)
+    after = {"victim": _own(bench, "victim", alone, 8), "bad": _own(bench, "bad", alone, 8)}
+    throttle = bench.of_pod("gpushare_pod_throttle_ratio", "bad")
+    return {
+        "alone": alone,
+        "before": before,
+        "inferred_before": told,
+        "promise": promise,
+        "was_broken": broken,
+        "kept_after_s": kept,
+        "after": after,
+        "inferred_after": {name: bench.of_pod("gpushare_pod_progress_ratio", name) for name, *_ in pods},
+        "throttle_of_bad": throttle,
+        "events": sorted(bench.reasons("victim") | bench.reasons("bad")),
+        "met": not broken or (kept is not None and kept <= KEPT_BAR),
+    }
+
+
+def _own(bench: ChartBench, name: str, alone: dict[str, float], newest: int = 2) -> float:
+    """Progress by the program's own count."""
+    program = VICTIM[0] if name == "victim" else BAD[0]
+    return round(bench.rate(name, newest) / alone[program], 3)
+
+
+def _share(bench: ChartBench, name: str, slowdown: float) -> None:
+    body: Json = {
+        "apiVersion": "gpushare.io/v1alpha1",
+        "kind": "GpuShare",
+        "metadata": {"name": name},
+        "spec": {"selector": {"matchLabels": {"part": name}}, "maxSlowdown": slowdown},
+    }
+    bench.cluster.kubectl("-n", bench.space.name, "apply", "-f", "-", stdin=json.dumps(body))
+
+
+def agent_cost(bench: ChartBench) -> Details:
+    """CPU and memory of the agent with eight tenants at work, from its cgroup."""
+    names = [f"eight-{number}" for number in range(8)]
+    bench.start(*(bench.pod(name, bench.cuda("run", 60), "0.1", "4Gi") for name in names))
+    for name in names:
+        bench.until(name, "rate")
+    (agent, *_) = bench.part("agent")
+    group = _cgroup(agent["metadata"]["uid"])
+    time.sleep(5)
+    used, began = _cpu(group), time.monotonic()
+    time.sleep(20)
+    share = (_cpu(group) - used) / (time.monotonic() - began)
+    mib = int((group / "memory.current").read_text()) / (1 << 20)
+    return {
+        "cpu_percent_of_a_core": round(100 * share, 2),
+        "memory_mib": round(mib, 1),
+        "met": share < 0.01 and mib <= 110,
+    }
+
+
+def _cgroup(uid: str) -> Path:
+    found = [
+        path for path in Path("/sys/fs/cgroup").glob(f"kubepods*/**/pod{uid}") if (path / "cpu.stat").exists()
+    ]
+    if not found:
+        raise NotHere("no cgroup v2 of the agent's pod on this machine")
+    return found[0]
+
+
+def _cpu(group: Path) -> float:
+    for line in (group / "cpu.stat").read_text().splitlines():
+        if line.startswith("usage_usec"):
+            return int(line.split()[1]) / 1e6
+    raise Failed(f"no usage in {group}/cpu.stat")

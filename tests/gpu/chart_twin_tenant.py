@@ -1,0 +1,90 @@
+"""What cuda_tenant.py does, on the twin, in gpushare's own image: so that chart_suite.py can be tried without a
+GPU."""
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+import time
+
+from gpushare.twin.contention import WORKLOADS
+from gpushare.twin.mps.client import CudaError, NoMpsError, TwinContext
+from gpushare.twin.mps.state import OUTSIDE_COMM
+
+PR_SET_NAME = 15
+
+
+def say(event: str, **more: object) -> None:
+    print(json.dumps({"t": round(time.time(), 3), "pid": os.getpid(), "event": event, **more}), flush=True)
+
+
+def outside(seconds: float) -> None:
+    """Run without MPS, as CUDA does; the twin's driver knows such processes by this name."""
+    ctypes.CDLL(None).prctl(PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
+    say("context", start_s=0.0, sms=132, free_mib=143000, total_mib=143771)
+    say("kernel")
+    end = time.time() + seconds
+    while time.time() < end:
+        time.sleep(0.5)
+        say("rate", per_s=1.0, total=1)
+    say("end")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=("run", "fill", "long", "fault"))
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("mib", type=int, nargs="?", default=0)
+    parser.add_argument("--env", action="append", default=[])
+    options = parser.parse_args()
+    say("start", uid=os.getuid())
+    os.environ.update(setting.split("=", 1) for setting in options.env)
+    began = time.time()
+    try:
+        context = TwinContext(os.environ, WORKLOADS["montecarlo-fp32"])
+    except NoMpsError:
+        outside(options.seconds)
+        return
+    except CudaError as error:
+        say("error", what="context", error=str(error), code=2)
+        sys.exit(1)
+    got = context.attached
+    seconds = round(time.time() - began, 3)
+    say("context", start_s=seconds, sms=got.sm_count, free_mib=got.limit_mib - 125, total_mib=got.limit_mib)
+    try:
+        run(context, options)
+    except (CudaError, TimeoutError) as error:
+        say("error", what="run", error=str(error), code=700)
+        sys.exit(1)
+    say("end")
+
+
+def run(context: TwinContext, options: argparse.Namespace) -> None:
+    if options.mode == "fill":
+        filled = 0
+        try:
+            while True:
+                context.allocate(64)
+                filled += 64
+        except CudaError:
+            say("filled", mib=filled)
+    elif options.mib:
+        context.allocate(options.mib)
+        say("alloc", mib=options.mib, ok=True)
+    if options.mode == "long":
+        say("long")
+    begin, total = time.time(), 0
+    while time.time() - begin < options.seconds:
+        tick = context.tick(30.0)
+        total += 1
+        if total == 1:
+            say("kernel")
+        if options.mode == "fault" and time.time() - begin > options.seconds / 3:
+            say("faulting")
+            context.fault()
+        say("rate", per_s=tick["iterations_per_s"], total=total)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What `make gpu-bundle` packs comes out the same there, and `hack/gpu/cluster down` takes its own files alone."""
+
+import hashlib
+import io
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+from devcluster import archive, bundle, driver, gpucli, hostimage, pieces
+from devcluster.progress import Failed
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GPUSHARE_CACHE", str(tmp_path / "cache"))
+    # the real dictionary takes more than a gigabyte of memory
+    monkeypatch.setattr(pieces, "FILTERS", [{"id": lzma.FILTER_LZMA2, "preset": 0}])
+
+
+def test_an_archive_of_the_same_files_is_the_same_bytes_and_unpacks_as_programs(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho here\n")
+    first = pieces.archive_of({"bin/program": program})
+    os.utime(program, (1, 1))
+    assert pieces.archive_of({"bin/program": program}) == first
+    pieces.unpack(pieces.compressed("programs.tar", first), tmp_path / "there")
+    done = subprocess.run([tmp_path / "there/bin/program"], capture_output=True, text=True, check=True)
+    assert done.stdout == "here\n"
+
+
+def test_a_piece_is_compressed_once_for_its_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = pieces.compressed("a.tar", b"content" * 1000)
+    monkeypatch.setattr(pieces.lzma, "compress", lambda *_, **__: pytest.fail("compressed again"))
+    assert pieces.compressed("another-name.tar", b"content" * 1000) == first
+    out = io.BytesIO()
+    pieces.expand(first, out)
+    assert out.getvalue() == b"content" * 1000
+
+
+def layer(*names: str) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.size = len(name)
+            tar.addfile(member, io.BytesIO(name.encode()))
+    return out.getvalue()
+
+
+def test_only_the_base_of_the_image_is_trimmed() -> None:
+    kept, needless = ("usr/bin/python3", "usr/lib/python3.11/json/__init__.py"), ("usr/bin/perl5.36", "var/log/x")
+    layers = [layer(*kept, *needless), layer(*needless, "opt/app")]
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for number, data in enumerate([*layers, layers[1]]):
+            member = tarfile.TarInfo(f"{number}.tar")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    packed.seek(0)
+    with tarfile.open(fileobj=packed) as tar:
+        found = dict(bundle._layers(tar, ["0.tar", "1.tar", "2.tar"]))
+    with tarfile.open(fileobj=io.BytesIO(found["layer-0.tar"])) as base:
+        assert tuple(base.getnames()) == kept
+        assert base.extractfile(kept[0]).read() == kept[0].encode()
+    assert [found["layer-1.tar"], found["layer-2.tar"]] == [layers[1], layers[1]]
+
+
+def test_a_part_that_is_too_large_to_travel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"one.tar": os.urandom(4096)}
+    bundle._write(tmp_path / "part", {"kubernetes": "1"}, content)
+    facts = json.loads((tmp_path / "part/bundle.json").read_text())
+    assert facts == {"kubernetes": "1", "pieces": ["one.tar.xz"]}
+    monkeypatch.setattr(bundle, "PART_MIB", 0.001)
+    with pytest.raises(Failed, match="more than"):
+        bundle._write(tmp_path / "part", {}, content)
+
+
+def test_an_image_of_given_layers_names_their_digests(tmp_path: Path) -> None:
+    first = tmp_path / "first.tar"
+    first.write_bytes(layer("a"))
+    config = {"rootfs": {"type": "layers", "diff_ids": [archive.digest_of(first)]}}
+    archive.write_layers(tmp_path / "image.tar", "localhost/x:1", config, [first])
+    with tarfile.open(tmp_path / "image.tar") as tar:
+        (manifest,) = json.load(tar.extractfile("manifest.json"))
+        assert manifest["RepoTags"] == ["localhost/x:1"]
+        written = json.load(tar.extractfile(manifest["Config"]))
+        data = tar.extractfile(manifest["Layers"][0]).read()
+    assert written["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(data).hexdigest()}"]
+
+
+def test_only_files_that_were_placed_are_taken_away_again(tmp_path: Path) -> None:
+    source, there = tmp_path / "source", tmp_path / "there"
+    source.write_text("ours")
+    there.write_text("the machine's own")
+    placed = driver.Placed(tmp_path / "record.json")
+    placed.copy(source, there)
+    placed.copy(source, tmp_path / "deep/new")
+    placed.write(tmp_path / "deep/config", "text")
+    assert there.read_text() == "the machine's own"
+    driver.Placed(tmp_path / "record.json").remove()  # by another process
+    assert there.exists()
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_a_pod_mounts_the_outermost_folders_that_python_imports_from(tmp_path: Path) -> None:
+    names = ("venv", "venv/lib/site", "elsewhere", "system/python3.12", "system/python3.12/lib-dynload")
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+    folders = [*(str(tmp_path / name) for name in names), "/usr", str(tmp_path / "missing")]
+    found = hostimage.outermost(folders, {str(tmp_path / "system/python3.12")})
+    assert sorted(found) == [str(tmp_path / "elsewhere"), str(tmp_path / "venv")]
+
+
+def test_a_command_of_run_ends_with_all_that_it_started_at_its_limit(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"""import subprocess
+child = subprocess.Popen(["sleep", "600"])
+open({str(pid_file)!r}, "w").write(str(child.pid))
+child.wait()"""
+    command = [sys.executable, "-c", script]
+    assert gpucli._run(command, dict(os.environ), 8.0) == 124
+    assert not Path(f"/proc/{pid_file.read_text()}/cwd").is_dir()
+    assert gpucli._run([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), 60.0) == 3
+
+
+def test_without_a_bundle_it_says_what_to_make(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [ROOT / "hack/gpu/cluster", "--simulated", "--bundle", tmp_path, "install"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "GPUSHARE_STATE": str(tmp_path / "state"), "OUT": ""},
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "make gpu-bundle" in done.stderr
