@@ -53,7 +53,7 @@ def test_drawn_jobs_offer_the_load_ask_what_they_may_and_are_promised_what_the_t
     for each in jobs:
         most = 1.1 if each.job_class is JobClass.LATENCY else 1.5
         alone = truth.alone(each.workload, share_percent(each))
-        assert each.promise == pytest.approx(min(alone, 1.0) / most if alone < 1 / most else 1 / most)
+        assert each.promise == pytest.approx(min(alone, 1.0) / most)
         assert each.promise == promised_progress(truth.true_profiles[each.workload], share_percent(each), most)
     assert jobs == draw_table_jobs(truth, 500, gpus=16, load=1.2, seed=3)
     assert jobs != draw_table_jobs(truth, 500, gpus=16, load=1.2, seed=4)

@@ -116,7 +116,8 @@ class GpuShareSpec:
         name="class",
     )
     max_slowdown: float | None = described(
-        "Tolerated slowdown beside neighbours as a ratio to running alone: 1.25 means at most 25% longer. "
+        "Tolerated slowdown beside neighbours, as a ratio to running alone under the fraction: 1.25 means at most "
+        "25% longer. "
         "Default: the chart's values policy.maxSlowdown and, for class latency, policy.latencyMaxSlowdown.",
         default=None,
         minimum=1,

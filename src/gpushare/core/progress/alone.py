@@ -95,9 +95,10 @@ def at_full_threads(seen: Counters, cap: float) -> tuple[Counters, float]:
 def promise_of(alone: float | None, share_percent: int, max_slowdown: float) -> float:
     """Return the progress that a pod is promised on each of its GPUs, relative to running alone, 0 to 1.
 
-    It is what its workload makes alone under a cap of its share, divided by the tolerated slowdown; where that cap
-    costs it less than the tolerated slowdown, 1 / max_slowdown (docs/adr/0091). A workload that is not known is
-    bounded by its share: a cap of a quarter of the threads never leaves less than a quarter of the progress.
+    It is what its workload makes alone under a cap of its share, divided by the tolerated slowdown: its share says
+    how much of a GPU it has, and the slowdown what neighbours may cost it of that (docs/adr/0142). A workload that
+    is not known is bounded by its share: a cap of a quarter of the threads never leaves less than a quarter of the
+    progress.
 
     Args:
         alone: progress alone under a cap of its share; None for a workload that is not known.
@@ -109,6 +110,4 @@ def promise_of(alone: float | None, share_percent: int, max_slowdown: float) -> 
     """
     if not 1 <= share_percent <= 100 or not max_slowdown >= 1:
         raise ValueError(f"no promise for {share_percent}% and a slowdown of {max_slowdown}")
-    if alone is not None and alone >= 1.0 / max_slowdown:
-        return 1.0 / max_slowdown
-    return (share_percent / 100 if alone is None else alone) / max_slowdown
+    return (share_percent / 100 if alone is None else min(1.0, alone)) / max_slowdown
