@@ -1,11 +1,11 @@
 #!/bin/bash
 # One part of what only a GPU can show, within ten minutes, with a limit on every step and results as they come:
-#     OUT=DIR bash tests/gpu/session.sh gate|cost|progress|loop [--simulated]
+#     OUT=DIR bash tests/gpu/session.sh gate|cost|progress|loop|sharing [--simulated]
 # README.md beside this says what each part shows, and how the wheels in .gpu-wheels come about. --simulated runs the
 # same scripts without a GPU and with less of everything.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-part=${1:?gate, cost, progress or loop}
+part=${1:?gate, cost, progress, loop or sharing}
 simulated=${2:-}
 OUT=${OUT:-.}
 mkdir -p "$OUT"
@@ -52,8 +52,15 @@ case "$part${simulated:+ simulated}" in
     ;;
 "loop") step loop 575 python3 tests/gpu/loop_suite.py --out "$OUT" ;;
 "loop simulated") step loop 300 python3 tests/gpu/loop_suite.py --out "$OUT" --seconds 30 --simulated ;;
+"sharing" | "sharing simulated") # goes on with what .sharing holds of earlier sessions
+    mkdir -p "$OUT/sharing"
+    cp .sharing/sharing.jsonl "$OUT/sharing/" 2>/dev/null
+    step sharing "${LIMIT:-575}" python3 -m bench sharing run "$OUT/sharing" --without-kubernetes \
+        ${simulated:+--simulated} --budget "${MINUTES:-8}" ${SHARING_OPTIONS:-}
+    step report 60 python3 -m bench sharing report "$OUT/sharing"
+    ;;
 *)
-    echo "no part $part: gate, cost, progress or loop" >&2
+    echo "no part $part: gate, cost, progress, loop or sharing" >&2
     exit 2
     ;;
 esac

@@ -1,0 +1,123 @@
+"""python -m bench sharing run|report|plan DIR: forty real jobs at one GPU under six ways of sharing it.
+
+    python -m bench sharing run DIR --without-kubernetes      # jobs are processes; root, on a machine with a GPU
+    python -m bench sharing run DIR --without-kubernetes --simulated    # the dry run: the twin, on any machine
+    python -m bench sharing report DIR                        # table and figure of what DIR holds
+
+DIR keeps what was measured; `run` goes on where the last one stopped, and ends after --budget minutes.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from bench.sharing.driver import Driver, SessionSettings, expected_seconds
+from bench.sharing.launching import Launcher
+from bench.sharing.machine import Machine, NotReadyError, of_this_machine, simulated
+from bench.sharing.policies import POLICIES
+from bench.sharing.records import Records
+from bench.sharing.trace import TraceSettings, draw
+
+_TRACE = ("jobs", "least_seconds", "most_seconds", "load", "seed")
+
+
+def main(arguments: list[str]) -> None:
+    """Run one of the three."""
+    parser = argparse.ArgumentParser(
+        prog="bench sharing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["run", "report", "plan"])
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--without-kubernetes", action="store_true", help="jobs are processes of this machine")
+    parser.add_argument("--simulated", action="store_true", help="the twin instead of a GPU")
+    parser.add_argument("--budget", type=float, default=8.0, help="minutes of this call")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--policies", nargs="+", choices=sorted(POLICIES), default=list(POLICIES))
+    standard, usual = TraceSettings(), SessionSettings()
+    parser.add_argument("--alone-seconds", type=float, default=usual.alone_seconds)
+    parser.add_argument("--signature-seconds", type=float, default=usual.signature_seconds)
+    parser.add_argument("--jobs", type=int, default=standard.jobs)
+    parser.add_argument("--least-seconds", type=float, default=standard.least_seconds)
+    parser.add_argument("--most-seconds", type=float, default=standard.most_seconds)
+    parser.add_argument("--load", type=float, default=standard.load)
+    parser.add_argument("--seed", type=int, default=standard.seed)
+    read = parser.parse_args(arguments)
+    if read.what == "report":
+        from bench.sharing.report import write_report
+
+        print(write_report(read.directory))
+        return
+    records = Records.open(read.directory)
+    trace = _trace_of(records, read, arguments)
+    settings = SessionSettings(
+        60.0 * read.budget,
+        read.repetitions,
+        read.alone_seconds,
+        read.signature_seconds,
+        tuple(read.policies),
+    )
+    if read.what == "plan":
+        print(plan(trace, settings))
+        return
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    try:
+        machine = simulated() if read.simulated else of_this_machine()
+        launcher = _launcher(read, records, machine)
+    except NotReadyError as error:
+        sys.exit(str(error))
+    try:
+        Driver(records, launcher, machine, settings, trace, say).session()
+    finally:
+        launcher.close()
+
+
+def plan(trace: TraceSettings, settings: SessionSettings) -> str:
+    """Return what is to be expected, in words."""
+    jobs = draw(trace)
+    work = sum(job.seconds for job in jobs)
+    lines = [
+        f"{len(jobs)} jobs of {len({job.program for job in jobs})} programs",
+        f"{work:.0f} s alone one after the other, each at most {max(job.seconds for job in jobs):.1f} s",
+        f"the last comes after {jobs[-1].arrives:.0f} s",
+    ]
+    total = 0.0
+    for name in settings.policies:
+        expected = expected_seconds(POLICIES[name], jobs, Records(Path()))
+        total += expected
+        lines.append(f"{name}: at most about {expected:.0f} s a run")
+    lines.append(
+        f"{settings.repetitions} repetitions: at most about {settings.repetitions * total / 60:.0f} minutes, and "
+        "in each session about one minute of programs alone, in the first three"
+    )
+    return "\n".join(lines)
+
+
+def _trace_of(records: Records, read: argparse.Namespace, arguments: list[str]) -> TraceSettings:
+    """Return the trace that the directory began with; other wishes are refused."""
+    asked = TraceSettings(**{name: getattr(read, name) for name in _TRACE})
+    first = records.first("settings")
+    if first is None:
+        return asked
+    kept = TraceSettings(**{name: first[name] for name in _TRACE})
+    given = [name for name in _TRACE if any(each.startswith(f"--{name.replace('_', '-')}") for each in arguments)]
+    if any(getattr(asked, name) != getattr(kept, name) for name in given):
+        sys.exit(f"{records.path} was begun with {kept}: take another directory for other jobs")
+    return kept
+
+
+def _launcher(read: argparse.Namespace, records: Records, machine: Machine) -> Launcher:
+    if not read.without_kubernetes:
+        sys.exit("only --without-kubernetes so far")
+    from bench.sharing.local import LocalLauncher
+
+    known = {line["program"]: line["signature"] for line in records.of("signature")}
+    # Short: a unix socket's path has at most 107 characters.
+    work = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
+    logs = read.directory / "session.log"
+    return LocalLauncher(work, machine.gpu, known, twin=read.simulated, logs=logs)

@@ -1,0 +1,71 @@
+"""Who of those that wait starts under gpushare, and under which cap: the live extender's decision, on one GPU."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.sharing.trace import MEMORY_MIB, TraceJob
+from gpushare.core.api import Rejection, WorkloadSignature, from_json
+from gpushare.core.gpu import GpuInfo
+from gpushare.core.interference import InterferenceModel, as_profile
+from gpushare.core.placement import (
+    MILLI_PER_PERCENT,
+    ClusterState,
+    DecisionContext,
+    GpuSpec,
+    KnownWorkload,
+    NodeSpec,
+    PlacementRequest,
+    Settings,
+    decide,
+)
+
+_NODE = "bench"
+
+
+class Decider:
+    """Decides about the jobs of one run; whoever ended has to be released.
+
+    Args:
+        known: signatures of programs, as GpuShares have them.
+    """
+
+    def __init__(self, gpu: GpuInfo, known: Mapping[str, Any], model: InterferenceModel) -> None:
+        node = NodeSpec(_NODE, (GpuSpec(gpu.uuid, gpu.model, gpu.memory_mib),))
+        self._settings = Settings()
+        self._context = DecisionContext.of(ClusterState([node]), self._settings, lambda: model.for_gpu(gpu.model))
+        self._known = {program: self._workload(program, gpu.model, kept) for program, kept in known.items()}
+
+    def start(self, waiting: Sequence[TraceJob], now: float) -> list[tuple[TraceJob, int]]:
+        """Decide about all that wait, in the order in which they came; return who starts, under which cap."""
+        context = self._context.at(now)
+        started = []
+        for job in sorted(waiting, key=lambda each: (each.arrives, each.number)):
+            request = self._request(job)
+            decided = decide(request, context)
+            if isinstance(decided, Rejection):
+                continue
+            assert decided.thread_percentage is not None, "a job asks for a GPU"
+            context.state.reserve(request.pod_uid, decided, request)
+            started.append((job, decided.thread_percentage))
+        return started
+
+    def release(self, job: TraceJob) -> None:
+        """A job is gone."""
+        self._context.state.release(job.name)
+
+    def _request(self, job: TraceJob) -> PlacementRequest:
+        return PlacementRequest(
+            job.name,
+            job.share_percent * MILLI_PER_PERCENT,
+            1,
+            MEMORY_MIB,
+            job_class=job.job_class,
+            workload=job.program,
+            known=self._known.get(job.program),
+            max_slowdown=self._settings.defaults.max_slowdown_of(job.job_class),
+        )
+
+    @staticmethod
+    def _workload(program: str, gpu_model: str, kept: Any) -> KnownWorkload:
+        profile = as_profile(from_json(WorkloadSignature, kept))
+        return KnownWorkload(program if profile else "", gpu_model, None, profile, f"shop/{program}")

@@ -1,0 +1,272 @@
+"""One session: what is missing of the benchmark, as far as the time goes."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from bench.sharing.launching import Ended, Launcher, Order
+from bench.sharing.machine import Machine, describe
+from bench.sharing.policies import FIFO, POLICIES, SharingPolicy, World, order
+from bench.sharing.records import COMPLETE, CUT, FAILED, Records
+from bench.sharing.trace import (
+    SERVING_LOAD,
+    TraceJob,
+    TraceSettings,
+    as_record,
+    draw,
+    known_truth,
+    programs,
+)
+from gpushare.core.api import JobClass
+from gpushare.mps.errors import MpsError
+from gpushare.sim.table_trace import SERVING
+
+POLL_SECONDS: Final = 0.02
+_ENDLESS: Final = 10**9
+_START_SECONDS: Final = 2.0  # of a job: context, build, warm-up; a first guess
+_WORLD_SECONDS: Final = 10.0
+_PATIENCE: Final = 2.5  # a run that takes so many times what was expected is cut
+# One after the other on the whole GPU, in the node's own world: what a workload's first pod alone would show.
+SIGNATURES: Final = SharingPolicy("signatures", "alone", World.GPUSHARE, places=1, in_order=True)
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """How a session is spent.
+
+    Attributes:
+        budget_seconds: nothing is begun that would end later.
+        alone_seconds: each program alone, in every session; serving programs twice that.
+        signature_seconds: each program alone before the agent's eyes, once.
+    """
+
+    budget_seconds: float = 480.0
+    repetitions: int = 3
+    alone_seconds: float = 3.0
+    signature_seconds: float = 12.0
+    policies: tuple[str, ...] = tuple(POLICIES)
+
+
+@dataclass
+class Driver:
+    """Does a session; `say` tells a person how far it is."""
+
+    records: Records
+    launcher: Launcher
+    machine: Machine
+    settings: SessionSettings
+    trace: TraceSettings
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _began: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def session(self) -> bool:
+        """Do what is missing and fits; return whether the whole benchmark is complete."""
+        number = sum(1 for _ in self.records.of("session"))
+        if self.records.first("settings") is None:
+            jobs = [as_record(job) for job in draw(self.trace)]
+            self.records.add("settings", **asdict(self.trace), repetitions=self.settings.repetitions, list=jobs)
+        self.records.add(
+            "session",
+            number=number,
+            began=datetime.now(UTC).isoformat(timespec="seconds"),
+            launcher=self.launcher.kind,
+            **describe(self.machine),
+        )
+        self._alone(number)
+        if not self._wants_signatures() or self._signatures():
+            for policy, repetition in self._missing():
+                expected = expected_seconds(policy, draw(self.trace), self.records)
+                if expected > self._left():
+                    self.say(f"{policy.name} of repetition {repetition} takes about {expected:.0f} s: too long")
+                    continue
+                self._run(policy, repetition, number)
+        missing = [(policy.name, repetition) for policy, repetition in self._missing()]
+        self.say(f"{len(missing)} runs are missing" if missing else "complete")
+        return not missing
+
+    # -- the programs alone
+
+    def _alone(self, session: int) -> None:
+        if self.records.first("rate") is None:
+            self.say("serving programs, one request after the other")
+            found = self._play(FIFO, self._alone_orders(SERVING, closed=True, seconds=self.settings.alone_seconds))
+            for program, ended in found.items():
+                self.records.add("rate", program=program, rate=_rate(ended))
+        self.say("every program alone")
+        found = self._play(FIFO, self._alone_orders(programs(), closed=False, seconds=self.settings.alone_seconds))
+        for program, ended in found.items():
+            story = ended.story
+            self.records.add(
+                "alone",
+                session=session,
+                program=program,
+                rate=_rate(ended),
+                ms=story.ms,
+                work_ms=story.work_ms,
+                start_seconds=_start_seconds(ended),
+            )
+
+    def _alone_orders(self, names: Sequence[str], *, closed: bool, seconds: float) -> list[Order]:
+        orders = []
+        for index, program in enumerate(names):
+            job = TraceJob(900 + index, program, 0.0, seconds, 100, JobClass.THROUGHPUT, 1.0)
+            rate = 0.0 if closed or program not in SERVING else self._request_rate(program)
+            orders.append(Order(job, _ENDLESS, rate, 2.0 * seconds if rate else seconds))
+        return orders
+
+    def _play(self, policy: SharingPolicy, orders: Sequence[Order]) -> dict[str, Ended]:
+        """Run each program alone; return how each ended that ended well."""
+        limit = sum(each.seconds or 0.0 for each in orders) + 20.0 * len(orders)
+        done, _ = self.play(policy, orders, self.clock() + limit)
+        names = {each.job.number: each.job.program for each in orders}
+        for number, ended in done.items():
+            if ended.status:
+                self.say(f"{names[number]} failed: {ended.tail[-300:]}")
+        well = {names[number]: ended for number, ended in done.items() if not ended.status}
+        lost = sorted(set(names.values()) - set(well))
+        if lost:
+            raise RuntimeError(f"these programs do not run alone: {', '.join(lost)}")
+        return well
+
+    def _wants_signatures(self) -> bool:
+        known = {line["program"] for line in self.records.of("signature")}
+        return (
+            any(POLICIES[name].world is World.GPUSHARE for name in self.settings.policies)
+            and self.records.first("signatures") is None
+            and not known >= set(programs())
+        )
+
+    def _signatures(self) -> bool:
+        """Let the agent see every program alone, once; return whether there was time for it."""
+        seconds = self.settings.signature_seconds
+        if (seconds + _START_SECONDS) * len(programs()) + _WORLD_SECONDS > self._left():
+            self.say("no time left for the signatures")
+            return False
+        self.say("every program alone before the agent's eyes")
+        orders = self._alone_orders(programs(), closed=False, seconds=seconds)
+        orders = [Order(each.job, each.count, each.rate, seconds) for each in orders]
+        _, found = self.play(SIGNATURES, orders, self.clock() + self._left())
+        for program, signature in sorted(found.items()):
+            self.records.add("signature", program=program, signature=signature)
+        self.launcher.learn(found)
+        self.records.add("signatures", known=sorted(found))
+        self.say(f"{len(found)} of {len(programs())} programs have a signature")
+        return True
+
+    # -- the runs
+
+    def _missing(self) -> Iterator[tuple[SharingPolicy, int]]:
+        for repetition in range(self.settings.repetitions):
+            for policy in order(repetition):
+                wanted = policy.name in self.settings.policies
+                if wanted and not self.records.is_complete(policy.name, repetition):
+                    yield policy, repetition
+
+    def _run(self, policy: SharingPolicy, repetition: int, session: int) -> None:
+        jobs = draw(self.trace)
+        orders = [self._order(job) for job in jobs]
+        self.say(f"{policy.name}, repetition {repetition}")
+        name = f"{session}-{policy.name}-{repetition}"
+        about = {"name": name, "session": session, "policy": policy.name, "repetition": repetition}
+        began = self.clock()
+        before = self.machine.energy_joules()
+        limit = min(self._left(), _PATIENCE * expected_seconds(policy, jobs, self.records))
+        try:
+            done, _ = self.play(policy, orders, began + limit)
+        except (RuntimeError, TimeoutError, OSError, MpsError) as error:  # the other policies may go
+            self.records.add("run", **about, state=FAILED, failed=len(jobs), error=str(error)[:500])
+            self.say(f"{policy.name}, repetition {repetition}: failed: {str(error)[:300]}")
+            return
+        after = self.machine.energy_joules()
+        seconds = self.clock() - began
+        # A run that lacks a job is no run: its jobs would have had the GPU to themselves at the end.
+        state = COMPLETE if len(done) == len(jobs) else CUT
+        failed = sum(1 for ended in done.values() if ended.status)
+        for each in orders:
+            if (ended := done.get(each.job.number)) is None:
+                continue
+            self.records.add(
+                "job",
+                run=name,
+                **as_record(each.job),
+                asked=each.count,
+                rate=each.rate,
+                status=ended.status,
+                cap=ended.cap,
+                tail=ended.tail,
+                **ended.story.as_record(),
+            )
+        self.records.add(
+            "run",
+            **about,
+            state=state,
+            failed=failed,
+            seconds=round(seconds, 2),
+            joules=None if before is None or after is None else round(after - before, 1),
+        )
+        self.say(f"{policy.name}, repetition {repetition}: {state} after {seconds:.0f} s, {failed} jobs failed")
+
+    def play(
+        self, policy: SharingPolicy, orders: Sequence[Order], deadline: float
+    ) -> tuple[dict[int, Ended], Mapping[str, Any]]:
+        """Let the jobs come when they come; return how each ended by number, and signatures by program."""
+        try:
+            self.launcher.begin(policy, orders)
+            began = self.clock()
+            coming = sorted(orders, key=lambda each: (each.job.arrives, each.job.number))
+            done: dict[int, Ended] = {}
+            while len(done) < len(orders) and self.clock() < deadline:
+                while coming and coming[0].job.arrives <= self.clock() - began:
+                    self.launcher.submit(coming.pop(0))
+                done |= self.launcher.poll()
+                self.sleep(POLL_SECONDS)
+            return done, self.launcher.signatures()
+        finally:
+            self.launcher.end()
+
+    def _order(self, job: TraceJob) -> Order:
+        if job.is_serving:
+            rate = self._request_rate(job.program)
+            return Order(job, max(1, round(job.seconds * rate)), rate)
+        first = self.records.first("alone", program=job.program)
+        assert first is not None, "every program runs alone first"
+        return Order(job, max(1, round(job.seconds * first["rate"])))
+
+    def _request_rate(self, program: str) -> float:
+        found = self.records.first("rate", program=program)
+        return SERVING_LOAD * (found["rate"] if found is not None else known_truth().rate_alone(program))
+
+    def _left(self) -> float:
+        return self.settings.budget_seconds - (self.clock() - self._began)
+
+
+def expected_seconds(policy: SharingPolicy, jobs: Sequence[TraceJob], records: Records) -> float:
+    """Return the seconds that a run of a policy will take: as the longest so far, or by the work."""
+    seen = [run["seconds"] for run in records.of("run", policy=policy.name, state=COMPLETE)]
+    if seen:
+        return 1.15 * max(seen) + _WORLD_SECONDS
+    work = sum(job.seconds for job in jobs)
+    if policy is FIFO:
+        return 1.1 * work + _START_SECONDS * len(jobs) + _WORLD_SECONDS
+    return 0.9 * work + _START_SECONDS * len(jobs) / 2 + _WORLD_SECONDS
+
+
+def _rate(ended: Ended) -> float:
+    """Return iterations per second of work of a job alone, without its first quarter second."""
+    points = ended.story.progress
+    if len(points) < 3:
+        raise RuntimeError("a program alone said too little of its progress")
+    (_, first, began), (_, last, over) = points[1], points[-1]
+    return round((last - first) / max(over - began, 1e-9), 4)
+
+
+def _start_seconds(ended: Ended) -> float | None:
+    story = ended.story
+    return None if story.ready is None or story.started is None else round(story.ready - story.started, 3)

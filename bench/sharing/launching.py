@@ -1,0 +1,79 @@
+"""What the driver asks of whoever starts jobs: processes here (local.py) or pods of a cluster (pods.py)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bench.sharing.joblog import JobStory
+from bench.sharing.policies import SharingPolicy
+from bench.sharing.trace import TraceJob
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A job with the count that its work came to on this GPU.
+
+    Attributes:
+        rate: of its requests, per second; 0: it works as fast as it can.
+        seconds: after which it ends in any case; None: it does its count.
+    """
+
+    job: TraceJob
+    count: int
+    rate: float = 0.0
+    seconds: float | None = None
+
+    def arguments(self) -> list[str]:
+        """The job program's command line, without what the launcher adds."""
+        limit = [] if self.seconds is None else ["--seconds", f"{self.seconds:g}"]
+        requests = ["--rate", f"{self.rate:.4f}", "--seed", str(self.job.number)] if self.rate else []
+        return [self.job.program, str(self.count), *requests, *limit]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        status: of its process; 0 is well.
+        cap: thread percentage that it ran under; None: none, or whatever the daemon's default was.
+    """
+
+    status: int
+    cap: int | None
+    story: JobStory
+    tail: str = ""
+
+
+class Launcher(Protocol):
+    """Starts jobs under one policy after the other."""
+
+    kind: str
+
+    def begin(self, policy: SharingPolicy, orders: Sequence[Order]) -> None:
+        """Make ready for a policy and the jobs that will come."""
+        ...
+
+    def submit(self, order: Order) -> None:
+        """A job comes."""
+        ...
+
+    def poll(self) -> dict[int, Ended]:
+        """Start who may start; return the jobs that ended since the last call, by number."""
+        ...
+
+    def signatures(self) -> dict[str, Any]:
+        """Return what was learnt of programs that ran since `begin`, by name, as a GpuShare would hold it."""
+        ...
+
+    def learn(self, signatures: Mapping[str, Any]) -> None:
+        """From the next `begin` on, these are known."""
+        ...
+
+    def end(self) -> None:
+        """End whoever still runs, and what the policy needed; also where `begin` failed."""
+        ...
+
+    def close(self) -> None:
+        """End everything."""
+        ...

@@ -1,0 +1,78 @@
+"""What was measured, as JSON lines in one file: each line says in `record` what it is.
+
+| record | what |
+|---|---|
+| settings | of the trace, and the jobs; the first line, and the same for all sessions |
+| session | one call of `run`: machine, GPU, launcher, when |
+| rate | what a serving program answers alone, one request after the other; from the first session |
+| alone | a program alone on the GPU, in every session: rate, and each request's milliseconds |
+| signature | what the node agent published of a program alone, for our own policy |
+| run | one policy in one repetition: seconds, energy; `state` is complete, cut or failed |
+| job | one job of a run: when it came, started and ended, and its progress log |
+
+Times of a job are seconds since its run began.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+FILE: Final = "sharing.jsonl"
+COMPLETE: Final = "complete"
+CUT: Final = "cut"
+FAILED: Final = "failed"
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Records:
+    """The file of one benchmark; adds whole lines, so that a session that is cut off leaves what it had."""
+
+    directory: Path
+    lines: list[Record] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, directory: Path) -> "Records":
+        """Read what earlier sessions left; a last line that was cut off is left out."""
+        directory.mkdir(parents=True, exist_ok=True)
+        found = cls(directory)
+        if found.path.exists():
+            text = found.path.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1]
+            if len(whole) < len(text):
+                found.path.write_bytes(whole)
+            found.lines = [json.loads(line) for line in whole.splitlines()]
+        return found
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.directory / FILE
+
+    def add(self, record: str, **values: Any) -> Record:
+        """Write one line."""
+        line = {"record": record, **values}
+        self.lines.append(line)
+        with self.path.open("a") as file:
+            file.write(json.dumps(line, separators=(",", ":")) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return line
+
+    def of(self, record: str, **values: Any) -> Iterator[Record]:
+        """Yield the lines of one kind with these values."""
+        for line in self.lines:
+            if line["record"] == record and all(line.get(key) == value for key, value in values.items()):
+                yield line
+
+    def first(self, record: str, **values: Any) -> Record | None:
+        """The first of them."""
+        return next(self.of(record, **values), None)
+
+    def is_complete(self, policy: str, repetition: int) -> bool:
+        """Whether a policy's run of a repetition is there."""
+        return self.first("run", policy=policy, repetition=repetition, state=COMPLETE) is not None

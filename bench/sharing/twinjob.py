@@ -1,0 +1,86 @@
+"""One job of the dry run: a tenant of the twin, with the profile that the table has of its program.
+
+The same command line and log as a job on a GPU. Under MPS its progress is the twin's; without it jobs take turns
+as the job simulator has it (`gpushare.sim.truth.taking_turns`), and know of each other by files in one directory.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.sharing.gpujob import parse
+from bench.sharing.trace import known_truth
+from bench.sharing.work import JobLog
+from gpushare.mps.identity import is_alive
+from gpushare.sim.truth import taking_turns
+from gpushare.twin.contention import SimulatedWorkload
+from gpushare.twin.mps.client import TwinContext
+
+TICK_SECONDS = 0.25
+CONTEXT_MIB = 500
+
+
+def main(arguments: list[str]) -> int:
+    """Be one job."""
+    read = parse(arguments)
+    log = JobLog(read.log.open("a") if read.log else sys.stdout)
+    log.say("start", wall=round(time.time(), 4), pid=os.getpid(), program=read.program)
+    alone = known_truth().rate_alone(read.program)
+    log.say("ready", sms=0, memory_mib=known_truth().memory_mib(read.program))
+    rates = (
+        _under_mps(read.program, alone) if read.turns is None else _taking_turns(read.program, alone, read.turns)
+    )
+    began = last = log.monotonic()
+    done = busy = 0.0
+    for rate in rates:
+        now = log.monotonic()
+        worked = (now - last) * rate
+        last = now
+        if read.rate:  # an even stream, answered at once where the rate allows: enough to try the machinery
+            before, done = done, min(done + worked, (now - began) * read.rate, float(read.count))
+            each = 1.0 / max(rate, 1e-6)
+            busy += (done - before) * each
+            for _ in range(int(done) - int(before)):
+                log.request(each, each)
+        else:
+            done, busy = min(done + worked, float(read.count)), now - began
+        over = done >= read.count or now - began > read.seconds
+        log.progress(done, busy, now=over)
+        if over:
+            break
+    log.say("end", count=int(done))
+    return 0
+
+
+def _under_mps(program: str, alone: float) -> Iterator[float]:
+    """Yield iterations/s over the time since the last one."""
+    counters = known_truth().profiles[program].counters
+    context = TwinContext(os.environ, SimulatedWorkload(program, counters, alone, CONTEXT_MIB))
+    context.allocate(CONTEXT_MIB)
+    try:
+        while True:
+            yield float(context.tick(10.0)["iterations_per_s"])
+    finally:
+        context.close()
+
+
+def _taking_turns(program: str, alone: float, directory: Path) -> Iterator[float]:
+    mine = directory / str(os.getpid())
+    mine.write_text(program)
+    try:
+        while True:
+            time.sleep(TICK_SECONDS)
+            others = [
+                known_truth().busy_ratio(path.read_text() or program)
+                for path in directory.iterdir()
+                if path != mine and is_alive(int(path.name))
+            ]
+            yield alone * taking_turns([known_truth().busy_ratio(program), *others])[0]
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

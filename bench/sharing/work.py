@@ -1,0 +1,87 @@
+"""One job's work and its log: a fixed count of iterations, or of requests that come when they come.
+
+The log is JSON lines: `start`, `ready` (the program is built and warm: work begins), four times a second
+`progress` (iterations so far, seconds of work so far), `requests` (milliseconds from a request's arrival to its
+answer, and of those the work), `end`. Seconds are of the machine's monotonic clock, which `start` also gives as
+seconds since 1970.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TextIO
+
+SAY_SECONDS: Final = 0.25
+_MOST_REQUESTS: Final = 500  # of one line
+
+
+@dataclass
+class JobLog:
+    """Writes the lines."""
+
+    file: TextIO
+    monotonic: Callable[[], float] = time.monotonic
+    said: float = 0.0
+    requests: list[tuple[float, float]] = field(default_factory=list)
+
+    def say(self, event: str, **values: Any) -> None:
+        """Write one line, at once."""
+        self.file.write(json.dumps({"event": event, "at": round(self.monotonic(), 4), **values}) + "\n")
+        self.file.flush()
+
+    def progress(self, count: float, busy: float, *, now: bool = False) -> None:
+        """Say how far it is, four times a second at most."""
+        if now or self.monotonic() - self.said >= SAY_SECONDS:
+            self.said = self.monotonic()
+            self.say("progress", count=round(count, 3), busy=round(busy, 4))
+        if self.requests and (now or len(self.requests) >= _MOST_REQUESTS):
+            self.say(
+                "requests",
+                ms=[round(1000 * whole, 2) for whole, _ in self.requests],
+                work_ms=[round(1000 * work, 2) for _, work in self.requests],
+            )
+            self.requests.clear()
+
+    def request(self, whole: float, work: float) -> None:
+        """Note one request."""
+        self.requests.append((whole, work))
+
+
+def serve(
+    step: Callable[[], None],
+    requests: int,
+    rate: float,
+    log: JobLog,
+    *,
+    seed: int,
+    sleep: Callable[[float], None] = time.sleep,
+    until: float = float("inf"),
+) -> int:
+    """Answer so many requests of a Poisson process, one after the other; return how many were answered.
+
+    Args:
+        step: answers one request and returns when the answer is there.
+        rate: of the requests, per second.
+        until: monotonic time after which no request is begun.
+    """
+    chance = random.Random(seed)
+    arrives = log.monotonic()
+    busy, answered = 0.0, 0
+    for _ in range(requests):
+        arrives += chance.expovariate(rate)
+        while (wait := arrives - log.monotonic()) > 0:
+            log.progress(answered, busy)
+            sleep(min(wait, SAY_SECONDS))
+        began = log.monotonic()
+        if began > until:
+            break
+        step()
+        ended = log.monotonic()
+        busy += ended - began
+        answered += 1
+        log.request(ended - arrives, ended - began)
+        log.progress(answered, busy)
+    log.progress(answered, busy, now=True)
+    return answered

@@ -1,0 +1,244 @@
+"""Figures of bench/sharing from records that are written by hand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.sharing.analysis import interval, percentile, ratio_of, runs, windows
+from bench.sharing.records import Records
+from bench.sharing.report import table, write_report
+
+RATE = 10.0  # iterations per second alone
+
+
+def add_alone(records: Records, session: int = 0, rate: float = RATE) -> None:
+    records.add("alone", session=session, program="train", rate=rate, ms=[], work_ms=[], start_seconds=1.0)
+    records.add("alone", session=session, program="serve", rate=100.0, ms=[10.0] * 99 + [20.0], work_ms=[])
+
+
+def add_run(records: Records, policy: str, jobs: list[dict[str, Any]], repetition: int = 0, **values: Any) -> None:
+    name = f"{policy}-{repetition}"
+    for number, job in enumerate(jobs):
+        records.add(
+            "job", **{"run": name, "number": number, "status": 0, "cap": None, "tail": "", "ms": [], **job}
+        )
+    records.add(
+        "run",
+        **{
+            "name": name,
+            "session": 0,
+            "policy": policy,
+            "repetition": repetition,
+            "state": "complete",
+            "failed": 0,
+            "seconds": 10.0,
+            "joules": 5000.0,
+            **values,
+        },
+    )
+
+
+def training(
+    arrives: float, ready: float, rates: list[tuple[float, float]], *, promise: float = 0.6, share: int = 50
+) -> dict[str, Any]:
+    """A job that went at each rate for so many seconds, one log line a second."""
+    progress, count, at = [[ready, 0.0, 0.0]], 0.0, ready
+    for rate, seconds in rates:
+        for _ in range(round(seconds)):
+            at, count = at + 1.0, count + rate
+            progress.append([at, count, at - ready])
+    return {
+        "program": "train",
+        "class": "throughput",
+        "share": share,
+        "promise": promise,
+        "arrives": arrives,
+        "started": ready - 0.5,
+        "ready": ready,
+        "ended": at,
+        "count": count,
+        "rate": 0.0,
+        "progress": progress,
+    }
+
+
+def serving(arrives: float, ready: float, ended: float, ms: list[float], *, work: float) -> dict[str, Any]:
+    return {
+        "program": "serve",
+        "class": "latency",
+        "share": 20,
+        "promise": 0.9,
+        "arrives": arrives,
+        "started": ready,
+        "ready": ready,
+        "ended": ended,
+        "count": len(ms),
+        "rate": 50.0,
+        "progress": [[ready, 0, 0.0], [ended, len(ms), work]],
+        "ms": ms,
+    }
+
+
+def test_one_job_alone_is_as_alone(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    add_run(records, "fifo", [training(0.0, 1.0, [(10.0, 8)])])
+    (run,) = runs(records)
+    assert run.makespan == pytest.approx(9.0)
+    assert run.summed_progress == pytest.approx(8.0 / 9.0)
+    assert run.jobs[0].slowdown == pytest.approx(1.0)
+    assert run.jobs[0].completion == pytest.approx(9.0)
+    assert run.below_ratio == 0.0
+    assert run.joules == 5000.0
+
+
+def test_seconds_below_the_promise_are_those_of_the_slow_windows(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    add_run(records, "mps-pairs", [training(0.0, 0.0, [(10.0, 4), (5.0, 4), (5.9, 2)], promise=0.6)])
+    (run,) = runs(records)
+    assert [window.progress for window in run.jobs[0].windows] == pytest.approx([1.0, 1.0, 0.5, 0.5, 0.59])
+    assert run.jobs[0].below_seconds == pytest.approx(4.0)  # 0.59 is within the tolerance of 0.6
+    assert run.below_ratio == pytest.approx(0.4)
+    assert run.jobs[0].slowdown == pytest.approx(10.0 / 7.18)
+
+
+def test_work_is_by_the_rate_alone_of_the_same_session(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records, 0, rate=10.0)
+    add_alone(records, 1, rate=20.0)
+    add_run(records, "fifo", [training(0.0, 0.0, [(10.0, 4)])], 0, session=0)
+    add_run(records, "fifo", [training(0.0, 0.0, [(10.0, 4)])], 1, session=1)
+    add_run(records, "fifo", [training(0.0, 0.0, [(10.0, 4)])], 2, session=2)
+    assert [run.jobs[0].slowdown for run in runs(records)] == pytest.approx([1.0, 2.0, 1.5])
+
+
+def test_a_serving_job_is_slow_where_its_answers_are_and_not_where_it_waits(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    add_run(
+        records,
+        "gpushare",
+        [
+            serving(0.0, 0.0, 8.0, [10.0] * 400, work=4.0),
+            serving(0.0, 0.0, 8.0, [15.0] * 396 + [30.0] * 4, work=8.0),
+        ],
+    )
+    (run,) = runs(records)
+    assert [job.slowdown for job in run.jobs] == pytest.approx([1.0, 2.0])
+    assert [job.below_seconds for job in run.jobs] == pytest.approx([0.0, 8.0])
+    assert run.summed_progress == pytest.approx(2.0)  # each was offered eight seconds of requests
+
+
+def test_latency_is_over_alone_and_alone_counts_the_exclusive_runs_requests(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    add_run(records, "fifo", [serving(0.0, 0.0, 2.0, [10.0] * 100, work=1.0)])
+    add_run(records, "gpushare", [serving(0.0, 0.0, 2.0, [10.0] * 50 + [40.0] * 50, work=1.0)])
+    fifo, ours = runs(records)
+    # alone: 199 requests of 10 ms and one of 20, so p99 is 10
+    assert fifo.p99 == pytest.approx({"serve": 1.0})
+    assert ours.p50 == pytest.approx({"serve": 1.0})
+    assert ours.p99 == pytest.approx({"serve": 4.0})
+
+
+def test_best_effort_is_counted_while_a_latency_job_runs(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    add_run(
+        records,
+        "gpushare",
+        [training(0.0, 0.0, [(10.0, 4), (4.0, 4)]), serving(0.0, 4.0, 8.0, [10.0] * 200, work=2.0)],
+    )
+    (run,) = runs(records)
+    assert run.beside_latency == pytest.approx(0.4)
+
+
+def test_runs_that_were_cut_and_jobs_that_failed_do_not_count(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    add_run(records, "fifo", [training(0.0, 0.0, [(10.0, 4)])], state="cut")
+    add_run(
+        records, "mps-equal", [training(0.0, 0.0, [(10.0, 4)]), training(0.0, 0.0, [(1.0, 2)]) | {"status": 1}]
+    )
+    add_run(records, "mps-pairs", [training(0.0, 0.0, [(1.0, 2)]) | {"status": 1}], failed=1)
+    (run,) = runs(records)
+    assert (run.policy, len(run.jobs)) == ("mps-equal", 1)
+
+
+def test_intervals_are_students() -> None:
+    assert interval([]) is None
+    alone = interval([2.0])
+    assert alone is not None
+    assert alone.half_width is None
+    three = interval([1.0, 2.0, 3.0])
+    assert three is not None
+    assert three.mean == pytest.approx(2.0)
+    assert three.half_width == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+
+
+def test_makespans_are_compared_within_a_repetition(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    for repetition, (ours, theirs) in enumerate([(4, 8), (6, 8)]):
+        add_run(records, "gpushare", [training(0.0, 0.0, [(10.0, ours)])], repetition)
+        add_run(records, "fifo", [training(0.0, 0.0, [(10.0, theirs)])], repetition)
+    add_run(records, "gpushare", [training(0.0, 0.0, [(10.0, 100)])], 2)  # the other one is missing
+    found = runs(records)
+    ratio = ratio_of([r for r in found if r.policy == "gpushare"], [r for r in found if r.policy == "fifo"])
+    assert ratio is not None
+    assert (ratio.mean, ratio.number) == (pytest.approx(0.625), 2)
+
+
+def test_windows_of_a_log_with_gaps_are_straight_between_its_lines() -> None:
+    found = windows([[0.0, 0, 0.0], [5.0, 50, 5.0]], RATE)
+    assert [(w.begin, w.end) for w in found] == [(0.0, 2.0), (2.0, 5.0)]
+    assert [w.progress for w in found] == pytest.approx([1.0, 1.0])
+    assert windows([[1.0, 0, 0.0]], RATE) == ()
+    assert [w.progress for w in windows([[0.0, 0, 0.0], [3.0, 0, 0.0]], RATE)] == [None]
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
+    assert percentile([3.0, 1.0, 2.0, 4.0], 0.99) == 4.0
+    assert percentile([5.0], 0.0) == 5.0
+
+
+def test_a_line_that_was_cut_off_is_dropped_and_the_file_goes_on(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    with records.path.open("a") as file:
+        file.write('{"record":"run","pol')
+    again = Records.open(tmp_path)
+    assert again.lines == records.lines
+    add_run(again, "fifo", [training(0.0, 0.0, [(10.0, 4)])])
+    assert Records.open(tmp_path).is_complete("fifo", 0)
+    assert not Records.open(tmp_path).is_complete("fifo", 1)
+
+
+def test_the_report_has_a_row_for_each_policy_and_a_figure(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    jobs = [{"program": name, "seconds": 4.0, "arrives": 1.0} for name in ("train", "serve")]
+    records.add("settings", jobs=2, seed=1, list=jobs)
+    records.add(
+        "session",
+        number=0,
+        began="2026-11-22T22:00:00+00:00",
+        gpu="NVIDIA H200",
+        simulated=True,
+        launcher="processes",
+        driver="580",
+        commit="abc",
+    )
+    assert "No run is complete" in table(records)
+    add_alone(records)
+    for repetition in range(2):
+        for policy, seconds in (("fifo", 8), ("gpushare", 6)):
+            serve = serving(0.0, 1.0, 5.0, [10.0] * 200, work=2.0)
+            add_run(records, policy, [training(0.0, 0.0, [(10.0, seconds)]), serve], repetition)
+    text = write_report(tmp_path)
+    rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in text.splitlines() if line.startswith("| ")}
+    assert rows["exclusive, first come first served"][:2] == [" 2 ", " 0.75 ± 0.00 "]
+    assert rows["gpushare"][2].strip() == "6.0 ± 0.0"
+    assert "without Kubernetes" in text
+    assert (tmp_path / "sharing.png").stat().st_size > 10_000

@@ -1,0 +1,199 @@
+"""A session of bench/sharing against a launcher whose GPU is a queue in virtual time."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.sharing.driver import Driver, SessionSettings, expected_seconds
+from bench.sharing.joblog import JobStory
+from bench.sharing.launching import Ended, Order
+from bench.sharing.machine import Machine, simulated, why_not
+from bench.sharing.policies import FIFO, OURS, POLICIES, SharingPolicy
+from bench.sharing.records import Records
+from bench.sharing.trace import TraceSettings, draw, programs
+
+from gpushare.core.gpu import GpuInfo, GpuProcess
+
+TRACE = TraceSettings(jobs=10, least_seconds=2.0, most_seconds=4.0)
+RATE = 20.0
+
+
+class QueuedGpu:
+    """One job after the other, each at RATE; counts what was begun and how it was ended."""
+
+    kind = "queue"
+
+    def __init__(self, broken: Sequence[str] = (), stuck: Sequence[str] = ()) -> None:
+        self.now = 0.0
+        self.broken, self.stuck = broken, stuck
+        self.begun: list[str] = []
+        self.ends = 0
+        self.known: dict[str, Any] = {}
+        self.submitted: list[tuple[str, float, float]] = []
+        self._policy = FIFO
+        self._began = 0.0
+        self._free_at = 0.0
+        self._running: dict[int, tuple[float, float, Order]] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def begin(self, policy: SharingPolicy, orders: Sequence[Order]) -> None:
+        self.begun.append(policy.name)
+        self._policy, self._began, self._free_at, self._running = policy, self.now, self.now, {}
+        if policy.name in self.broken:
+            raise RuntimeError("the MPS daemon does not start")
+
+    def submit(self, order: Order) -> None:
+        self.submitted.append((self._policy.name, order.job.arrives, self.now - self._began))
+        if self._policy.name in self.stuck:
+            return
+        begin = max(self.now, self._free_at)
+        seconds = order.count / (order.rate or RATE) if order.seconds is None else order.seconds
+        self._free_at = begin + 1.0 + seconds
+        self._running[order.job.number] = begin, self._free_at, order
+
+    def poll(self) -> dict[int, Ended]:
+        over = {number: each for number, each in self._running.items() if each[1] <= self.now}
+        for number in over:
+            del self._running[number]
+        return {number: Ended(0, None, self._story(*each)) for number, each in over.items()}
+
+    def _story(self, begin: float, end: float, order: Order) -> JobStory:
+        ready, end = begin + 1.0 - self._began, end - self._began
+        count = order.count if order.seconds is None else round(RATE * order.seconds)
+        middle = (ready + end) / 2
+        progress = [(ready, 0.0, 0.0), (middle, count / 2, middle - ready), (end, float(count), end - ready)]
+        return JobStory(begin - self._began, ready, end, count, progress)
+
+    def signatures(self) -> Mapping[str, Any]:
+        return {name: {"gpuModel": "x"} for name in programs()} if self._policy.name == "signatures" else {}
+
+    def learn(self, signatures: Mapping[str, Any]) -> None:
+        self.known |= signatures
+
+    def end(self) -> None:
+        self.ends += 1
+
+    def close(self) -> None:
+        pass
+
+
+def session(
+    directory: Path, gpu: QueuedGpu, budget: float, machine: Machine | None = None, **settings: Any
+) -> tuple[bool, Records]:
+    records = Records.open(directory)
+    driver = Driver(
+        records,
+        gpu,
+        machine or simulated(),
+        SessionSettings(budget, **settings),
+        TRACE,
+        lambda _: None,
+        gpu.clock,
+        gpu.sleep,
+    )
+    return driver.session(), records
+
+
+def complete(records: Records) -> list[tuple[str, int]]:
+    return [(run["policy"], run["repetition"]) for run in records.of("run", state="complete")]
+
+
+def test_everything_is_run_once_and_a_second_session_has_nothing_to_do(tmp_path: Path) -> None:
+    gpu = QueuedGpu()
+    done, records = session(tmp_path, gpu, 10_000.0, repetitions=2)
+    assert done
+    assert sorted(complete(records)) == sorted((name, number) for name in POLICIES for number in range(2))
+    assert gpu.ends == len(gpu.begun)
+    assert set(gpu.known) == set(programs())
+    again = QueuedGpu()
+    done, records = session(tmp_path, again, 10_000.0, repetitions=2)
+    assert done
+    assert again.begun == ["fifo"]  # every program alone, and no more: rates and signatures are kept
+    assert len(list(records.of("session"))) == 2
+    assert {line["session"] for line in records.of("alone")} == {0, 1}
+
+
+def test_all_policies_get_the_same_jobs_at_the_same_moments(tmp_path: Path) -> None:
+    gpu = QueuedGpu()
+    session(tmp_path, gpu, 10_000.0, repetitions=1)
+    by_policy = {name: [] for name in POLICIES}
+    for name, arrives, submitted in gpu.submitted[2 * len(programs()) :]:
+        if name in by_policy:
+            by_policy[name].append(arrives)
+            assert arrives <= submitted + 1e-6 < arrives + 1.0
+    jobs = [job.arrives for job in draw(TRACE)]
+    assert all(arrivals[-len(jobs) :] == jobs for arrivals in by_policy.values())
+    asked = {
+        name: [(each["number"], each["asked"]) for each in Records.open(tmp_path).of("job", run=f"0-{name}-0")]
+        for name in POLICIES
+    }
+    assert all(each == asked["fifo"] for each in asked.values())
+
+
+def test_a_session_begins_nothing_that_would_end_after_it_and_the_next_goes_on(tmp_path: Path) -> None:
+    sessions = 0
+    done = False
+    while not done:
+        gpu = QueuedGpu()
+        done, records = session(tmp_path, gpu, 330.0, repetitions=2)
+        sessions += 1
+        assert gpu.now < 330.0
+        assert sessions < 10
+    assert sessions > 2
+    assert len(complete(records)) == len(set(complete(records))) == 2 * len(POLICIES)
+    assert not list(records.of("run", state="cut"))
+
+
+def test_a_policy_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    gpu = QueuedGpu(broken=["mps-pairs"])
+    done, records = session(tmp_path, gpu, 10_000.0, repetitions=1)
+    assert not done
+    (failed,) = records.of("run", state="failed")
+    assert (failed["policy"], failed["error"]) == ("mps-pairs", "the MPS daemon does not start")
+    assert len(complete(records)) == len(POLICIES) - 1
+    assert gpu.ends == len(gpu.begun)
+
+
+def test_jobs_that_never_end_cost_no_more_than_some_patience(tmp_path: Path) -> None:
+    gpu = QueuedGpu(stuck=["mps-equal"])
+    _, records = session(tmp_path, gpu, 10_000.0, repetitions=1)
+    (cut,) = records.of("run", state="cut")
+    assert cut["policy"] == "mps-equal"
+    assert len(complete(records)) == len(POLICIES) - 1
+
+
+def test_a_run_is_expected_to_take_what_it_took(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    jobs = draw(TRACE)
+    guessed = expected_seconds(FIFO, jobs, records)
+    assert guessed > sum(job.seconds for job in jobs)
+    assert expected_seconds(OURS, jobs, records) < guessed
+    records.add("run", policy="fifo", repetition=0, state="complete", seconds=1000.0)
+    records.add("run", policy="fifo", repetition=1, state="cut", seconds=5000.0)
+    assert 1000.0 < expected_seconds(FIFO, jobs, records) < 1300.0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "mode", "words"),
+    [
+        (0, 0, 0, "no GPU is here"),
+        (1, 0, 3, "compute mode"),
+        (1, 2, 0, "in use by 2 processes (pid 40, 41)"),
+        (2, 0, 0, None),
+    ],
+)
+def test_a_gpu_that_is_not_free_is_said_in_a_sentence(
+    gpus: int, processes: int, mode: int, words: str | None
+) -> None:
+    found = why_not(
+        [GpuInfo(f"GPU-{number}", number, "NVIDIA H200", 1000, 132) for number in range(gpus)],
+        [GpuProcess(40 + number, 100, is_mps_client=False) for number in range(processes)],
+        mode,
+    )
+    assert (found is None) if words is None else (found is not None and words in found)
