@@ -166,8 +166,8 @@ class GpuShareWorld:
             self.gpu_directory = self._bench.gpu
             simulated = "H200:1" if twin else ""
             agent = agent_bench.NodeAgent(work / "agent", self._bench.base, simulated=simulated, node=NODE)
-            agent.api.gpushares = self._gpushares(jobs, known)
             self.agent = self._bench.agent = agent
+            agent.share(*self._gpushares(jobs, known))
             agent.start()
             self._bench.until(self._bench.agent_says_healthy, 60, "a healthy GPU on the GpuNode")
         except BaseException:

@@ -28,6 +28,7 @@ from tests.deviceplugin.fakes import FakeKubelet, NodeApi, raw_pod
 
 from gpushare.core.api import GpuStatus, names
 from gpushare.core.gpu import Counters
+from gpushare.kube import GPUSHARES
 from gpushare.mps.layout import GpuDirectory, write_atomically, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus
 from gpushare.twin.mps.state import TwinState, state_path
@@ -152,6 +153,11 @@ class NodeAgent:
         with contextlib.suppress(grpc.aio.AioRpcError):  # the agent is down; PodResources tells it later
             self._in_loop(self._allocate(list(ids)))
         self.put({**pod, "status": {"phase": "Running"}})
+
+    def share(self, *gpushares: dict[str, Any]) -> None:
+        """GpuShares appear or change."""
+        for gpushare in gpushares:
+            self._call(self.api.store.put, GPUSHARES, gpushare)
 
     def remove(self, name: str) -> None:
         """A pod is gone."""
