@@ -12,7 +12,7 @@ from gpushare.mps.layout import GpuDirectory
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 IDLE = ["sh", "-c", "exec sleep infinity"]
-# Under these shares the first makes 0.34 beside the second, 0.82 alone; promised are 0.82 / 1.5 = 0.55 (twin.drawn).
+# Under these shares the first makes 0.34 beside the second, 0.82 alone; promised is 0.55 (twin.drawn).
 VICTIM, BAD = ("resnet50-train", "0.6"), ("stream", "0.4")
 KEPT = 0.5  # true progress of the first that it makes only beside a throttled neighbour
 
