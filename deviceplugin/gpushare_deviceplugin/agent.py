@@ -23,6 +23,7 @@ from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.container_runtime import ContainerRuntime
 from gpushare_deviceplugin.decisions import DecisionWriter
+from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
@@ -104,6 +105,7 @@ class Agent:
         self.outside = OutsideMps(
             self.state, self.cluster.find_pod, self.cluster.tell, clock, policy=options.outside_mps
         )
+        self.exclusive = ExclusiveMode(self.state, options.directory, enabled=options.exclusive_process)
         self.sampler = Sampler(
             self.state,
             open_devices,
@@ -115,6 +117,7 @@ class Agent:
             pace=self.loop.pace,
             is_due=self.loop.is_due,
             on_measure=self.loop.conclude,
+            exclusive=self.exclusive,
         )
         self.readings = Readings(
             self.state,
@@ -168,7 +171,11 @@ class Agent:
         return GpuNodeStatus.of(
             status.gpus,
             driver_version=status.driver_version,
-            conditions=(*conditions_of(self.state), *self.runtime.conditions()),
+            conditions=(
+                *conditions_of(self.state),
+                *self.runtime.conditions(),
+                *self.exclusive.conditions(),
+            ),
         )
 
     def figures(self) -> NodeFigures:
@@ -204,7 +211,7 @@ class Agent:
             # before that they would show a node without pods.
             self._start(tasks, "plugin", self.registrar.run)
             await pods.synced.wait()
-            self.outside.is_ready = True
+            self.outside.is_ready = self.exclusive.is_ready = True
             self._start(tasks, "outside", self.outside.run)
             self._start(tasks, "loop", self.loop.run)
             self._start(tasks, "slo", self.slos.run)

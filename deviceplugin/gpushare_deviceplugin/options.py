@@ -28,6 +28,7 @@ class AgentOptions:
         dcgm_url: dcgm-exporter's metrics on this node; empty where GPM serves.
         runtime_files: what tells how the container runtime gives GPUs.
         metrics_port: 0 for no metrics.
+        exclusive_process: whether shared GPUs are kept in compute mode EXCLUSIVE_PROCESS.
         loop: whether broken promises are acted on; retract_after_seconds: of `core.control.WatchSettings`.
         prometheus_url: the Prometheus that answers gpushare.io/slo-query; empty for none.
         defaults: what pods are owed where neither they nor a GpuShare says.
@@ -44,6 +45,7 @@ class AgentOptions:
     log_level: str
     runtime_files: RuntimeFiles = field(default_factory=RuntimeFiles)
     outside_mps: OutsidePolicy = OutsidePolicy.EVENT
+    exclusive_process: bool = False
     loop: bool = True
     retract_after_seconds: float = 300.0
     defaults: Defaults = field(default_factory=Defaults)
@@ -75,6 +77,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         "what becomes of pods' processes outside MPS",
         choices=[p.value for p in OutsidePolicy],
     )
+    add("exclusive-process", "false", "whether shared GPUs take MPS clients only", choices=["true", "false"])
     standard = Defaults()
     add("loop", "true", "whether broken promises are acted on", choices=["true", "false"])
     add("retract-after-seconds", "300", "how long a throttle may last before a tenant has to leave", type=float)
@@ -113,6 +116,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         sample_seconds=float(read.sample_seconds),
         log_level=str(read.log_level).upper(),
         outside_mps=OutsidePolicy(read.outside_mps),
+        exclusive_process=read.exclusive_process == "true",
         loop=read.loop == "true",
         retract_after_seconds=read.retract_after_seconds,
         prometheus_url=str(read.prometheus_url),

@@ -12,6 +12,7 @@ from typing import Final
 from gpushare.core.gpu import Devices, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
 from gpushare.mps.status import GateStatus
 from gpushare.runtime.backoff import Backoff
+from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.gates import Gates, conclude_health
 from gpushare_deviceplugin.measuring import Measurer, merge
 from gpushare_deviceplugin.state import NodeState
@@ -19,6 +20,7 @@ from gpushare_deviceplugin.status import GpuMeasure, tenants_of
 
 _log = logging.getLogger(__name__)
 
+GIVE_BACK_SECONDS: Final = 5.0
 HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes this long may never return
 BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
 NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
@@ -69,6 +71,7 @@ class Sampler:
         is_due: whether a GPU's samples since the last conclusion are to be concluded from.
         on_measure: is given each new measure of a GPU; one without a sample says who is there. Returns whether it
             changed something on the GPU, so that its next moments tell of neither side.
+        exclusive: keeps the GPUs' compute mode, in each round and at the end.
 
     Attributes:
         measures: the last measure of each GPU, by uuid; gates: the last word of each gate.
@@ -88,6 +91,7 @@ class Sampler:
         pace: Callable[[], float] = lambda: math.inf,
         is_due: IsDue = _when_long_enough,
         on_measure: OnMeasure = _nobody_watches,
+        exclusive: ExclusiveMode | None = None,
     ) -> None:
         self.measures: dict[str, GpuMeasure] = {}
         self.gates: dict[str, GateStatus | None] = {}
@@ -103,6 +107,7 @@ class Sampler:
         self._pace = pace
         self._is_due = is_due
         self._on_measure = on_measure
+        self._exclusive = exclusive
         self._unlisted: set[str] = set()
         self._devices: Devices | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
@@ -121,12 +126,14 @@ class Sampler:
                 self.beat_at = self._clock()
                 await asyncio.sleep(max(0.05, delay - (self._clock() - started)))
         finally:
+            await self._give_back()
             self._thread.shutdown(wait=False)
 
     async def step(self) -> float:
         """Run one round; return how many seconds after its start the next one is due."""
         loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._thread, self._read)
+        shared = self._exclusive.shared() if self._exclusive is not None else frozenset()
+        work = loop.run_in_executor(self._thread, self._read, shared)
         try:
             readings = await asyncio.wait_for(asyncio.shield(work), HUNG_SECONDS)
         except DevicesError as error:
@@ -165,14 +172,28 @@ class Sampler:
         except DevicesError:
             return None
 
-    def _read(self) -> list[tuple[GpuInfo, Reading]]:
+    async def _give_back(self) -> None:
+        """Leave the GPUs as they were, as far as the driver answers now."""
+        if self._exclusive is None or self._devices is None:
+            return
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._exclusive.give_back, self._devices)
+        try:
+            await asyncio.wait_for(asyncio.shield(work), GIVE_BACK_SECONDS)
+        except (DevicesError, TimeoutError) as error:
+            _log.error("the GPUs' compute mode may stay exclusive: %s", error)
+
+    def _read(self, shared: frozenset[str]) -> list[tuple[GpuInfo, Reading]]:
         """Read everything for one round, in the devices' thread."""
         if self._devices is None:
             self._devices = self._open()
             self.driver_version = self._devices.driver_version()
         devices = self._devices
         try:
-            return [(gpu, self._read_gpu(devices, gpu.uuid)) for gpu in devices.list()]
+            listed = devices.list()
+            if self._exclusive is not None:
+                for gpu in listed:
+                    self._exclusive.keep(devices, gpu.uuid, shared)
+            return [(gpu, self._read_gpu(devices, gpu.uuid)) for gpu in listed]
         except DevicesError:
             self._devices = None
             with contextlib.suppress(Exception):  # the driver is gone; close whatever can be closed

@@ -144,6 +144,13 @@ def test_the_agent_may_end_processes_only_where_its_policy_says_so(render: Rende
     assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "end"} in agent["env"]
     (agent,) = containers(workloads(render({}))["agent"])
     assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "event"} in agent["env"]
+    assert {"name": "GPUSHARE_EXCLUSIVE_PROCESS", "value": "false"} in agent["env"]
+    both = render({"agent": {"outsideMps": "end", "exclusiveProcess": True}})
+    (agent,) = containers(workloads(both)["agent"])
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["KILL", "SYS_ADMIN"]}
+    assert agent_options.parse_options(
+        [], {v["name"]: v.get("value", "n") for v in agent["env"]}
+    ).exclusive_process
 
 
 @VALUES

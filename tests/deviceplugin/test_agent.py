@@ -17,10 +17,11 @@ import yaml
 from aiohttp.test_utils import TestServer, unused_port
 from tests.deviceplugin.fakes import FakeKubelet, NodeApi, raw_pod
 
-from gpushare.core.api import names
-from gpushare.core.gpu import Counters, Health
+from gpushare.core.api import ConditionStatus, names
+from gpushare.core.gpu import ComputeMode, Counters, Health
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_atomically, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus, SelfTest, SelfTestResult
+from gpushare.twin.devices import SimulatedDevices
 from gpushare.twin.gpus import parse_simulated
 from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 from gpushare_deviceplugin import api_pb2
@@ -118,6 +119,10 @@ class Node:
                 )
                 write_atomically(state_path(place), twin.to_json())
             await asyncio.sleep(0.1)
+
+    def set(self, name: str, value: str) -> None:
+        """Set a variable for the agents that start from now on."""
+        self._environment[name] = value
 
     def connect(self, uuid: str, pod_uid: str) -> None:
         self._clients[uuid] = (ClientStatus(4242, pod_uid, 50, 8192, 900),)
@@ -354,3 +359,47 @@ async def test_a_process_outside_mps_is_told_and_counted(node: Node) -> None:
     assert [event["type"] for event in told] == ["Warning"]
     assert f"process {stray.pid} uses GPU {B}" in told[0]["note"]
     await until(node.api, lambda: f"{gauge} 0.0" in node.metrics(), "its end is not counted")
+
+
+@pytest.mark.slow
+async def test_shared_gpus_are_exclusive_and_set_back_also_after_a_killed_agent(node: Node) -> None:
+    """Real agents, one after another; the twin's GPU keeps its mode as silicon does."""
+    api, kubelet = node.api, node.kubelet
+    gpu = SimulatedDevices(GPUS, node.directory, time.monotonic)
+
+    def modes() -> list[ComputeMode]:
+        return [gpu.compute_mode(A), gpu.compute_mode(B)]
+
+    await asyncio.wait_for(kubelet.registered.get(), SOON)
+    api.put(raw_pod("web", B, phase="Running"))
+    kubelet.held["shop/web"] = list(device_ids(B)[:25])
+    await until(api, lambda: api.statuses and api.statuses[-1].gpus[1].tenants, "no tenant")
+    assert modes() == [ComputeMode.DEFAULT] * 2, "off by default"
+    assert await node.stop() == 0
+
+    node.set("GPUSHARE_EXCLUSIVE_PROCESS", "true")
+    await node.start()
+    shared = [ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS]
+    await until(api, lambda: modes() == shared, "not exclusive while shared")
+    assert await node.stop(signal.SIGKILL) == -signal.SIGKILL
+    assert modes() == shared
+    written = len(api.statuses)
+    await node.start()
+    await until(api, lambda: len(api.statuses) > written, "no GpuNode")
+    [condition] = [c for c in api.statuses[-1].conditions if c.type == "ExclusiveWhileShared"]
+    assert condition.status is ConditionStatus.TRUE
+    assert modes() == shared, "the next agent knows the pods before it does anything"
+    assert await node.stop(signal.SIGKILL) == -signal.SIGKILL
+
+    del kubelet.held["shop/web"]
+    api.remove("web")
+    await node.start()
+    await until(
+        api, lambda: modes() == [ComputeMode.DEFAULT] * 2, "not set back by the agent after the killed one"
+    )
+
+    api.put(raw_pod("again", A, phase="Running"))
+    kubelet.held["shop/again"] = list(device_ids(A)[:25])
+    await until(api, lambda: modes()[0] is ComputeMode.EXCLUSIVE_PROCESS, "not exclusive")
+    assert await node.stop() == 0
+    assert modes() == [ComputeMode.DEFAULT] * 2, "an orderly end sets everything back"

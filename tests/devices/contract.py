@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from gpushare.core.gpu import Devices, DevicesError, Health
+from gpushare.core.gpu import ComputeMode, Devices, DevicesError, Health
 
 
 def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
@@ -37,15 +37,31 @@ def check_contract(devices: Devices, sleep: Callable[[float], None]) -> None:
         if sample.sm_clock_mhz is not None and sample.max_sm_clock_mhz is not None:
             assert sample.sm_clock_mhz <= sample.max_sm_clock_mhz
 
+        assert devices.compute_mode(gpu.uuid) in set(ComputeMode)
         for process in devices.processes(gpu.uuid):
             assert process.pid > 0
             assert process.memory_used_mib is None or 0 <= process.memory_used_mib <= gpu.memory_mib
     unknown = "GPU-00000000-0000-0000-0000-000000000000"
     assert devices.health(unknown).health is Health.UNHEALTHY  # never an exception
-    for call in (devices.sample, devices.processes):
+    for call in (devices.sample, devices.processes, devices.compute_mode):
         try:
             call(unknown)
         except DevicesError as error:
             assert not error.retryable  # noqa: PT017 - also run by tests/gpu without pytest
         else:
             raise AssertionError(f"{call} knows a GPU that is not there")
+
+
+def check_compute_mode(devices: Devices) -> None:
+    """Hold a side to what it says of compute modes. It sets them: never run it on a GPU that others use."""
+    for gpu in devices.list():
+        before = devices.compute_mode(gpu.uuid)
+        for mode in (ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT, before):
+            devices.set_compute_mode(gpu.uuid, mode)
+            assert devices.compute_mode(gpu.uuid) is mode
+    try:
+        devices.set_compute_mode("GPU-00000000-0000-0000-0000-000000000000", ComputeMode.DEFAULT)
+    except DevicesError as error:
+        assert not error.retryable  # noqa: PT017 - as above
+    else:
+        raise AssertionError("a GPU that is not there was set")

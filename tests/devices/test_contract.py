@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.devices.contract import check_contract
+from tests.devices.contract import check_compute_mode, check_contract
 
 from gpushare.core.gpu import Counters, DevicesError
 from gpushare.mps.layout import GpuDirectory, write_atomically
@@ -53,6 +53,7 @@ def test_simulated(tmp_path: Path) -> None:
     write_twin(tmp_path, clock)
     devices = SimulatedDevices(parse_simulated("H200:2", "n"), tmp_path, clock)
     check_contract(devices, clock.sleep)
+    check_compute_mode(devices)
     assert [(p.pid, p.is_mps_client) for p in devices.processes(devices.list()[0].uuid)] == [
         (77, True),
         (78, False),

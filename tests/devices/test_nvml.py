@@ -11,9 +11,9 @@ from typing import Any
 import pynvml
 import pytest
 from fakenvml import HANDLE, MIB, UNKNOWN, UUID, FakeNvml, installed
-from tests.devices.contract import check_contract
+from tests.devices.contract import check_compute_mode, check_contract
 
-from gpushare.core.gpu import DevicesError, Health
+from gpushare.core.gpu import ComputeMode, DevicesError, Health
 from gpushare.devices.clock import CALM_SECONDS, MOVING_SECONDS, SmClock, pause
 from gpushare.devices.gpm import METRICS, counters_of
 from gpushare.devices.nvml import REOPEN_SECONDS, NvmlDevices
@@ -51,6 +51,7 @@ def devices(driver: FakeNvml, clock: Clock) -> NvmlDevices:
 
 def test_the_contract(devices: NvmlDevices, clock: Clock, driver: FakeNvml) -> None:
     check_contract(devices, clock.sleep)
+    check_compute_mode(devices)
     [gpu] = devices.list()
     assert (gpu.uuid, gpu.model, gpu.memory_mib, gpu.sm_count) == (UUID, "NVIDIA H200", 143771, 132)
     assert devices.driver_version() == "580.159.04"
@@ -327,3 +328,17 @@ def test_a_driver_that_cannot_list_is_let_go_of(driver: FakeNvml, clock: Clock) 
     with pytest.raises(DevicesError, match="NVML cannot list GPUs: Unknown Error"):
         NvmlDevices.open(clock)
     assert driver.opened == 0
+
+
+def test_a_compute_mode_that_may_not_be_set_and_one_that_is_not_known(
+    devices: NvmlDevices, driver: FakeNvml
+) -> None:
+    driver.codes = {"nvmlDeviceSetComputeMode": pynvml.NVML_ERROR_NO_PERMISSION}
+    with pytest.raises(DevicesError, match="Insufficient Permissions"):
+        devices.set_compute_mode(UUID, ComputeMode.EXCLUSIVE_PROCESS)
+    driver.codes, driver.compute_mode = {}, pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD
+    with pytest.raises(DevicesError, match="compute mode 1"):
+        devices.compute_mode(UUID)
+    driver.compute_mode = pynvml.NVML_COMPUTEMODE_DEFAULT
+    devices.set_compute_mode(UUID, ComputeMode.EXCLUSIVE_PROCESS)
+    assert driver.compute_mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS == 3

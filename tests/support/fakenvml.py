@@ -58,6 +58,7 @@ class FakeNvml:
         self.codes: dict[str, int] = {}
         self.is_lost = False
         self.mig = 0
+        self.compute_mode = 0
         self.has_gpm = True
         self.gpm: dict[int, tuple[int, float]] = {}
         self.clients: list[tuple[int, int]] = [(11, 500 * MIB)]
@@ -140,6 +141,16 @@ class FakeNvml:
     def nvmlDeviceGetMigMode(self, handle: int, current: int, pending: int) -> None:
         put(c_uint, current, self.mig)
         put(c_uint, pending, self.mig)
+
+    @c_function(c_void_p, c_void_p)
+    def nvmlDeviceGetComputeMode(self, handle: int, mode: int) -> int:
+        put(c_uint, mode, self.compute_mode)
+        return self._check(handle)
+
+    @c_function(c_void_p, c_uint)
+    def nvmlDeviceSetComputeMode(self, handle: int, mode: int) -> int:
+        self.compute_mode = mode
+        return self._check(handle)
 
     @c_function(c_void_p, c_void_p)
     def nvmlDeviceGetUtilizationRates(self, handle: int, rates: int) -> None:

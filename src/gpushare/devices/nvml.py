@@ -7,7 +7,16 @@ from typing import Any, Final
 
 import pynvml
 
-from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.core.gpu import (
+    ComputeMode,
+    Counters,
+    DevicesError,
+    GpuHealth,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    Health,
+)
 from gpushare.devices.clock import ClockPolling, SmClock
 from gpushare.devices.dcgm import DcgmScrape
 from gpushare.devices.driver import driver_errors, explain
@@ -22,6 +31,11 @@ _SERVER_NAME: Final = "nvidia-cuda-mps-server"
 # CUDA cores of one SM by compute capability (CUDA programming guide, table of arithmetic throughput).
 _CORES_PER_SM: Final = {(7, 0): 64, (7, 2): 64, (7, 5): 64, (8, 0): 64}
 _CORES_PER_SM_LATER: Final = 128
+_COMPUTE_MODES: Final = {
+    ComputeMode.DEFAULT: pynvml.NVML_COMPUTEMODE_DEFAULT,
+    ComputeMode.EXCLUSIVE_PROCESS: pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS,
+    ComputeMode.PROHIBITED: pynvml.NVML_COMPUTEMODE_PROHIBITED,
+}
 
 
 class NvmlDevices:
@@ -213,6 +227,22 @@ class NvmlDevices:
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), is_mps_client=True) for p in clients.values()),
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), False, _is_named_server(p.pid)) for p in outside),
         )
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        """The GPU's compute mode; the one for threads, which no driver since CUDA 8 sets, is an error."""
+        handle = self._handle(uuid)
+        with driver_errors(f"the compute mode of GPU {uuid} cannot be read"):
+            number = pynvml.nvmlDeviceGetComputeMode(handle)
+        found = next((mode for mode, known in _COMPUTE_MODES.items() if known == number), None)
+        if found is None:
+            raise DevicesError(f"GPU {uuid} is in compute mode {number}, which is not known", retryable=True)
+        return found
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        """Set it; the driver asks for CAP_SYS_ADMIN. It lasts until the driver is unloaded."""
+        handle = self._handle(uuid)
+        with driver_errors(f"GPU {uuid} cannot be set to compute mode {mode.value}"):
+            pynvml.nvmlDeviceSetComputeMode(handle, _COMPUTE_MODES[mode])
 
     def close(self) -> None:
         """Free GPM's samples and the driver; a lost GPU may refuse."""

@@ -99,6 +99,11 @@ class GpuDirectory:
         return self.path / "throttled.json"
 
     @property
+    def compute_mode(self) -> Path:
+        """Return the agent's record of the compute mode that the GPU had before it was made exclusive."""
+        return self.path / "compute-mode.json"
+
+    @property
     def twin_state(self) -> Path:
         """Return the twin's state file of a simulated GPU; real GPUs have no such file."""
         return self.path / "twin.json"

@@ -4,7 +4,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.core.gpu import (
+    ComputeMode,
+    Counters,
+    DevicesError,
+    GpuHealth,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    Health,
+)
 from gpushare.mps.layout import Fresh, GpuDirectory
 from gpushare.twin.gpus import MAX_SM_CLOCKS
 from gpushare.twin.mps.state import TwinState, state_reader
@@ -24,6 +33,7 @@ class SimulatedDevices:
 
     def __init__(self, gpus: tuple[GpuInfo, ...], directory: Path, clock: Callable[[], float]) -> None:
         self._gpus = gpus
+        self._directory = directory
         self._clock = clock
         self._readers: dict[str, Fresh[TwinState]] = {
             gpu.uuid: Fresh(state_reader(GpuDirectory.of(directory, gpu.uuid)), clock, STALE_SECONDS)
@@ -77,6 +87,24 @@ class SimulatedDevices:
         if state is None:
             return ()
         return tuple(GpuProcess(c.pid, c.memory_used_mib, c.is_mps_client) for c in state.clients)
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        """The mode that was set last, by whatever process: it is the GPU's, not ours."""
+        try:
+            return ComputeMode(self._mode_file(uuid).read_text())
+        except FileNotFoundError:
+            return ComputeMode.DEFAULT
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        """Record the mode. Nobody is kept out by it: the twin's programs ask no driver for a context."""
+        file = self._mode_file(uuid)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(mode.value)
+
+    def _mode_file(self, uuid: str) -> Path:
+        if uuid not in self._readers:
+            raise DevicesError(f"GPU {uuid} is not on this node", retryable=False)
+        return GpuDirectory.of(self._directory, uuid).path / "twin-compute-mode"
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -1,12 +1,23 @@
 """A GPU as the rest of core sees it: its pipes, health, processes outside MPS, and the Protocol of its devices."""
 
-from gpushare.core.gpu.devices import Devices, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.core.gpu.devices import (
+    ComputeMode,
+    Devices,
+    DevicesError,
+    GpuHealth,
+    GpuInfo,
+    GpuProcess,
+    GpuSample,
+    Health,
+)
+from gpushare.core.gpu.exclusive import ModeChange, mode_change
 from gpushare.core.gpu.outside import Found, OutsideProcess, OutsideWatch, look, pids_outside
 from gpushare.core.gpu.pipes import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, mean_counters
 
 __all__ = [
     "COUNTERS",
     "MIN_SIGNATURE_SECONDS",
+    "ComputeMode",
     "Counters",
     "Devices",
     "DevicesError",
@@ -16,9 +27,11 @@ __all__ = [
     "GpuProcess",
     "GpuSample",
     "Health",
+    "ModeChange",
     "OutsideProcess",
     "OutsideWatch",
     "look",
     "mean_counters",
+    "mode_change",
     "pids_outside",
 ]

@@ -18,6 +18,14 @@ class Health(StrEnum):
     UNHEALTHY = "Unhealthy"
 
 
+class ComputeMode(StrEnum):
+    """How many processes may have a context on a GPU. Under EXCLUSIVE_PROCESS that one is the MPS server."""
+
+    DEFAULT = "Default"
+    EXCLUSIVE_PROCESS = "ExclusiveProcess"
+    PROHIBITED = "Prohibited"
+
+
 @dataclass(frozen=True, slots=True)
 class GpuInfo:
     """One GPU of a node.
@@ -100,6 +108,14 @@ class Devices(Protocol):
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """Processes with a context on the GPU, the MPS server among them where it has one."""
+        ...
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        """The GPU's compute mode."""
+        ...
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        """Set it for contexts that are made from now on; asks for the rights of an administrator."""
         ...
 
     def driver_version(self) -> str | None:
