@@ -138,7 +138,7 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
 
     Args:
         tenants: uids of the pods on this GPU, which all get an event for a fault of their server. So does every
-            pod that was connected when it began, by the gate's record of it.
+            pod that was connected when it began, by the gate's record of it, and before a restart.
 
     A gate continues its predecessor's counts, so a count that grew is reported even by another gate (the whole MPS
     host restarted). A gate that begins at zero has less than before, and nothing is reported.
@@ -152,7 +152,9 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
         new.daemon_restarts > old.daemon_restarts or new.server_restarts > old.server_restarts
     ):
         note = f"MPS of GPU {new.gpu_uuid} was restarted; processes that it served have ended"
-        found += [Notice(uid, "MpsRestarted", note) for uid in tenants]
+        # kubelet's list of a pod that came a moment ago may still be on its way; the gate knows its processes
+        connected = (client.pod_uid for client in old.clients if client.pod_uid is not None)
+        found += [Notice(uid, "MpsRestarted", note) for uid in dict.fromkeys((*tenants, *connected))]
         found.append(Notice(None, "MpsRestarted", note))
     seen = {(h.pod_uid, h.reason) for h in old.held} if old is not None else set()
     for held in new.held:

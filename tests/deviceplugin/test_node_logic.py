@@ -264,6 +264,11 @@ class TestGates:
         fault = gate(gate_started_at=9.0, daemon_restarts=2, faults=2, last_fault="XID 31")
         assert [n.reason for n in notices(old, fault, ["u1"])] == ["GpuFault", "GpuFault"]
         assert notices(None, host, ["u1"]) == ()  # an agent that starts does not tell what is old
+        young = gate(
+            gate_started_at=1.0, daemon_restarts=2, faults=1, clients=(client("u2"), client("u3"), client(None))
+        )
+        told = [n.pod_uid for n in notices(young, host, ["u2"])]
+        assert told == ["u2", "u3", None]  # connected, though kubelet's list does not have it yet
 
     def test_a_pod_that_a_fault_ended_still_hears_of_it_for_a_while(self) -> None:
         now = [100.0]

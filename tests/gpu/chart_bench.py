@@ -150,11 +150,16 @@ class ChartBench:
 
     def ended(self, name: str) -> Json | None:
         """How a pod's container ended, if it did."""
-        for status in self.space.get(name)["status"].get("containerStatuses", []):
+        found: Json = self.space.get(name)["status"]
+        for status in found.get("containerStatuses", []):
             if "terminated" in status["state"]:
                 ended: Json = status["state"]["terminated"]
                 return ended
-        return None
+        return (
+            {"reason": found.get("reason"), "message": found.get("message")}
+            if found["phase"] == "Failed"
+            else None
+        )
 
     def until_ended(self, *names: str, seconds: float = START) -> None:
         for name in names:
@@ -292,7 +297,7 @@ class ChartBench:
     def upgrade(self, *sets: str) -> None:
         given = [word for one in sets for word in ("--set", one)]
         chart = str(ROOT / "helm" / "gpushare")
-        self.helm("upgrade", RELEASE, chart, "--reuse-values", *given, "--wait", "--timeout", "120s")
+        self.helm("upgrade", RELEASE, chart, "--reset-then-reuse-values", *given, "--wait", "--timeout", "120s")
 
 
 def measured(action: Callable[[], object]) -> float:

@@ -92,7 +92,8 @@ def ten_at_once(bench: ChartBench) -> Details:
 def outside(bench: ChartBench) -> Details:
     """A pod without a share that takes the GPU, and a share's program that leaves MPS, are seen and named."""
     bench.neighbours()
-    everything = {"NVIDIA_VISIBLE_DEVICES": "all"}
+    # the twin's driver knows who uses which GPU by this variable
+    everything = {"NVIDIA_VISIBLE_DEVICES": bench.gpus()[0]["uuid"] if bench.simulated else "all"}
     result: Details = {}
     cases = {
         "stranger": bench.pod("stranger", bench.cuda("run", 25), env=everything, runtime_class=RUNTIME_CLASS),

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from gpushare.mps.frozen import record_of
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, write_decisions, write_status
 from gpushare.mps.removal import has_tenants, remove_unused
 from gpushare.mps.status import ClientStatus, GateState, GateStatus
@@ -25,6 +26,18 @@ def test_a_gpu_that_nobody_was_decided_for_leaves_nothing(gpu, tmp_path):
     write_status(gpu, status())
     write_decisions(gpu, Decisions())
     (gpu.log / "server.log").write_text("x")
+    assert remove_unused([gpu]) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_record_of_frozen_pods_goes_once_it_is_empty(gpu, tmp_path):
+    record = record_of(tmp_path)
+    record.mkdir()
+    (record / "a").write_text("/sys/fs/cgroup/a")  # our successor has to thaw it
+    remove_unused([gpu])
+    assert [path.name for path in record.iterdir()] == ["a"]
+    (record / "a").unlink()
+    gpu.create()
     assert remove_unused([gpu]) == ()
     assert list(tmp_path.iterdir()) == []
 

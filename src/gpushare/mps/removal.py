@@ -1,5 +1,6 @@
 """Remove what the MPS host leaves on its node at an orderly end: everything of GPUs without tenants."""
 
+import contextlib
 import json
 import logging
 import shutil
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from gpushare.mps.actions import sync_control
+from gpushare.mps.frozen import record_of
 from gpushare.mps.layout import Decisions, GpuDirectory, status_reader
 
 logger = logging.getLogger(__name__)
@@ -30,10 +32,18 @@ def has_tenants(gpu: GpuDirectory) -> bool:
 
 
 def remove_unused(gpus: Iterable[GpuDirectory]) -> tuple[GpuDirectory, ...]:
-    """End the daemons and remove the directories of GPUs without tenants; return those that stay."""
+    """End the daemons, remove the directories of GPUs without tenants and an empty record of frozen pods.
+
+    Returns:
+        the GPUs whose directories stay.
+    """
     listed = tuple(gpus)
     with ThreadPoolExecutor(max_workers=max(1, len(listed))) as pool:
-        return tuple(gpu for gpu, gone in zip(listed, pool.map(_remove, listed), strict=True) if not gone)
+        stay = tuple(gpu for gpu, gone in zip(listed, pool.map(_remove, listed), strict=True) if not gone)
+    for base in {gpu.path.parent for gpu in listed}:
+        with contextlib.suppress(OSError):  # a pod is in the record still, or none ever was
+            record_of(base).rmdir()
+    return stay
 
 
 def _remove(gpu: GpuDirectory) -> bool:
