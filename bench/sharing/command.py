@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.sharing.driver import Driver, SessionSettings, expected_seconds
+from bench.sharing.driver import Driver, SessionSettings, SignatureSource, expected_seconds
 from bench.sharing.launching import Launcher
 from bench.sharing.machine import Machine, NotReadyError, of_this_machine, simulated
 from bench.sharing.policies import POLICIES
@@ -38,6 +38,13 @@ def main(arguments: list[str]) -> None:
     standard, usual = TraceSettings(), SessionSettings()
     parser.add_argument("--alone-seconds", type=float, default=usual.alone_seconds)
     parser.add_argument("--signature-seconds", type=float, default=usual.signature_seconds)
+    parser.add_argument(
+        "--signatures",
+        type=SignatureSource,
+        choices=list(SignatureSource),
+        default=usual.signatures,
+        help="those that the agent takes in the first session (about two minutes), or the H200 table's",
+    )
     parser.add_argument("--jobs", type=int, default=standard.jobs)
     parser.add_argument("--least-seconds", type=float, default=standard.least_seconds)
     parser.add_argument("--most-seconds", type=float, default=standard.most_seconds)
@@ -56,6 +63,7 @@ def main(arguments: list[str]) -> None:
         read.repetitions,
         read.alone_seconds,
         read.signature_seconds,
+        read.signatures,
         tuple(read.policies),
     )
     if read.what == "plan":
@@ -93,7 +101,7 @@ def plan(trace: TraceSettings, settings: SessionSettings) -> str:
         lines.append(f"{name}: at most about {expected:.0f} s a run")
     lines.append(
         f"{settings.repetitions} repetitions: at most about {settings.repetitions * total / 60:.0f} minutes, and "
-        "in each session about one minute of programs alone, in the first three"
+        "in each session about one minute of programs alone, in the first one three minutes"
     )
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from typing import Any, Final
 
 from bench.sharing.launching import Ended, Launcher, Order
@@ -18,6 +19,7 @@ from bench.sharing.trace import (
     draw,
     known_truth,
     programs,
+    table_signatures,
 )
 from gpushare.core.api import JobClass
 from gpushare.mps.errors import MpsError
@@ -25,11 +27,18 @@ from gpushare.sim.table_trace import SERVING
 
 POLL_SECONDS: Final = 0.02
 _ENDLESS: Final = 10**9
-_START_SECONDS: Final = 2.0  # of a job: context, build, warm-up; a first guess
+_START_SECONDS: Final = 1.5  # of a job: context, build, warm-up; a first guess
 _WORLD_SECONDS: Final = 10.0
 _PATIENCE: Final = 2.5  # a run that takes so many times what was expected is cut
 # One after the other on the whole GPU, in the node's own world: what a workload's first pod alone would show.
 SIGNATURES: Final = SharingPolicy("signatures", "alone", World.GPUSHARE, places=1, in_order=True)
+
+
+class SignatureSource(StrEnum):
+    """Where the signatures come from that gpushare decides by."""
+
+    AGENT = "agent"
+    TABLE = "table"
 
 
 @dataclass(frozen=True)
@@ -39,13 +48,15 @@ class SessionSettings:
     Attributes:
         budget_seconds: nothing is begun that would end later.
         alone_seconds: each program alone, in every session; serving programs twice that.
-        signature_seconds: each program alone before the agent's eyes, once.
+        signature_seconds: each program alone before the agent's eyes, once, for so long at most.
+        signatures: whose: the agent's, or the table's, which cost no time (trace.table_signatures).
     """
 
     budget_seconds: float = 480.0
     repetitions: int = 3
     alone_seconds: float = 3.0
-    signature_seconds: float = 12.0
+    signature_seconds: float = 20.0
+    signatures: SignatureSource = SignatureSource.AGENT
     policies: tuple[str, ...] = tuple(POLICIES)
 
 
@@ -145,20 +156,26 @@ class Driver:
 
     def _signatures(self) -> bool:
         """Let the agent see every program alone, once; return whether there was time for it."""
+        if self.settings.signatures is SignatureSource.TABLE:
+            self._keep(table_signatures(self.machine.gpu.model), SignatureSource.TABLE)
+            return True
         seconds = self.settings.signature_seconds
-        if (seconds + _START_SECONDS) * len(programs()) + _WORLD_SECONDS > self._left():
+        if (0.7 * seconds + _START_SECONDS) * len(programs()) + _WORLD_SECONDS > self._left():
             self.say("no time left for the signatures")
             return False
         self.say("every program alone before the agent's eyes")
         orders = self._alone_orders(programs(), closed=False, seconds=seconds)
-        orders = [Order(each.job, each.count, each.rate, seconds) for each in orders]
+        orders = [Order(each.job, each.count, each.rate, seconds, until_known=True) for each in orders]
         _, found = self.play(SIGNATURES, orders, self.clock() + self._left())
+        self._keep(found, SignatureSource.AGENT)
+        return True
+
+    def _keep(self, found: Mapping[str, Any], source: SignatureSource) -> None:
         for program, signature in sorted(found.items()):
             self.records.add("signature", program=program, signature=signature)
         self.launcher.learn(found)
-        self.records.add("signatures", known=sorted(found))
+        self.records.add("signatures", known=sorted(found), source=source.value)
         self.say(f"{len(found)} of {len(programs())} programs have a signature")
-        return True
 
     # -- the runs
 
@@ -254,8 +271,8 @@ def expected_seconds(policy: SharingPolicy, jobs: Sequence[TraceJob], records: R
         return 1.15 * max(seen) + _WORLD_SECONDS
     work = sum(job.seconds for job in jobs)
     if policy is FIFO:
-        return 1.1 * work + _START_SECONDS * len(jobs) + _WORLD_SECONDS
-    return 0.9 * work + _START_SECONDS * len(jobs) / 2 + _WORLD_SECONDS
+        return 1.05 * work + _START_SECONDS * len(jobs) + _WORLD_SECONDS
+    return 0.75 * work + _START_SECONDS * len(jobs) / 2 + _WORLD_SECONDS
 
 
 def _rate(ended: Ended) -> float:

@@ -28,6 +28,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=0.0)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--stop", type=Path, help="it ends once this file is there")
     parser.add_argument("--turns", type=Path, help="of a simulated job without MPS: where all of them say so")
     return parser.parse_args(arguments)
 
@@ -35,7 +36,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Be one job."""
     read = parse(arguments)
-    log = JobLog(read.log.open("a") if read.log else sys.stdout)
+    log = JobLog(read.log.open("a") if read.log else sys.stdout, stop=read.stop)
     log.say("start", wall=round(time.time(), 4), pid=os.getpid(), program=read.program)
     # Not above: PyTorch is there on GPU machines only, and a zygote has it loaded.
     import torch
@@ -79,7 +80,7 @@ def _work(torch: Any, step: Callable[[], Any], in_flight: int, count: int, log: 
             pending.popleft().synchronize()
             done += 1
             log.progress(done, log.monotonic() - began)
-            if log.monotonic() > until:
+            if log.is_over(until):
                 break
     torch.cuda.synchronize()
     log.progress(done, log.monotonic() - began, now=True)

@@ -16,12 +16,14 @@ class Order:
     Attributes:
         rate: of its requests, per second; 0: it works as fast as it can.
         seconds: after which it ends in any case; None: it does its count.
+        until_known: it ends once the node agent has published its program's signature.
     """
 
     job: TraceJob
     count: int
     rate: float = 0.0
     seconds: float | None = None
+    until_known: bool = False
 
     def arguments(self) -> list[str]:
         """The job program's command line, without what the launcher adds."""

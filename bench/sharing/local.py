@@ -23,6 +23,7 @@ from gpushare.data import default_model
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_SECONDS = 1.0
+SIGNATURE_SECONDS = 5.0  # a signature over so long is enough to begin with
 _LOG_TAIL = 100_000
 _TAIL = 600  # characters of what a job said that failed
 
@@ -151,6 +152,7 @@ class LocalLauncher:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             self._world.look([order.job for order, _, _ in self._running.values()])
+            self._stop_the_known()
         return ended
 
     def signatures(self) -> dict[str, Any]:
@@ -181,6 +183,14 @@ class LocalLauncher:
             self._keep_logs()
             shutil.rmtree(self._work, ignore_errors=True)
 
+    def _stop_the_known(self) -> None:
+        assert self._world is not None
+        known = self._world.signatures()
+        for order, _, log in self._running.values():
+            seen = known.get(order.job.program, {}).get("windowSeconds") or 0.0
+            if order.until_known and seen >= SIGNATURE_SECONDS:
+                log.with_suffix(".stop").touch()
+
     def _keep_logs(self) -> None:
         if self._logs is None:
             return
@@ -207,7 +217,8 @@ class LocalLauncher:
             log = self._work / f"{name}.jsonl"
             log.unlink(missing_ok=True)
             self._world.admit(job, cap)
-            arguments = [*order.arguments(), "--log", str(log), *self._world.arguments()]
+            stop = ["--stop", str(log.with_suffix(".stop"))] if order.until_known else []
+            arguments = [*order.arguments(), "--log", str(log), *stop, *self._world.arguments()]
             environment = self._world.environment(job, cap)
             self._running[name] = order, cap, log
             out = self._work / f"{name}.out"

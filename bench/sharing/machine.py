@@ -97,9 +97,11 @@ def why_not(gpus: Sequence[GpuInfo], processes: Sequence[GpuProcess], compute_mo
 
 def describe(machine: Machine) -> dict[str, Any]:
     """Return what a session's record says of where it ran."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    ).stdout.strip()
+    commit = os.environ.get("COMMIT", "")  # where the sources came without git
+    with contextlib.suppress(OSError):
+        asked = ["git", "rev-parse", "--short", "HEAD"]
+        done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+        commit = done.stdout.strip() or commit
     return {
         "gpu": machine.gpu.model,
         "memory_mib": machine.gpu.memory_mib,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from gpushare.core.admission import Defaults
-from gpushare.core.api import JobClass
+from gpushare.core.api import CapPoint, JobClass, WorkloadSignature, to_json
 from gpushare.core.interference import Profile, auto_share, promised_progress
 from gpushare.data import H200_TABLE
 from gpushare.research.dataset import parse
@@ -83,6 +83,25 @@ def programs() -> Sequence[str]:
 def profile(program: str) -> Profile:
     """Return a program's measured profile."""
     return known_truth().profiles[program]
+
+
+def table_signatures(gpu_model: str) -> dict[str, Any]:
+    """Return the programs' signatures by the H200's table, as GpuShares hold them: counters, rate, cap curve."""
+    found = {}
+    for program in programs():
+        known = profile(program)
+        curve = tuple(CapPoint(cap, round(min(1.0, known.cap_curve[cap]), 4)) for cap in sorted(known.cap_curve))
+        found[program] = to_json(
+            WorkloadSignature(
+                gpu_model,
+                {name: round(min(1.0, value), 5) for name, value in known.counters.as_dict().items()},
+                known.iterations_per_s,
+                known.memory_mib,
+                tuple(point for point in curve if point.thread_percentage < 100),
+                window_seconds=60.0,
+            )
+        )
+    return found
 
 
 def draw(settings: TraceSettings) -> list[TraceJob]:

@@ -25,7 +25,7 @@ CONTEXT_MIB = 500
 def main(arguments: list[str]) -> int:
     """Be one job."""
     read = parse(arguments)
-    log = JobLog(read.log.open("a") if read.log else sys.stdout)
+    log = JobLog(read.log.open("a") if read.log else sys.stdout, stop=read.stop)
     log.say("start", wall=round(time.time(), 4), pid=os.getpid(), program=read.program)
     alone = known_truth().rate_alone(read.program)
     log.say("ready", sms=0, memory_mib=known_truth().memory_mib(read.program))
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
                 log.request(each, each)
         else:
             done, busy = min(done + worked, float(read.count)), now - began
-        over = done >= read.count or now - began > read.seconds
+        over = done >= read.count or log.is_over(began + read.seconds)
         log.progress(done, busy, now=over)
         if over:
             break

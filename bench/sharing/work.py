@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 SAY_SECONDS: Final = 0.25
@@ -23,7 +24,9 @@ class JobLog:
 
     file: TextIO
     monotonic: Callable[[], float] = time.monotonic
+    stop: Path | None = None
     said: float = 0.0
+    looked: float = 0.0
     requests: list[tuple[float, float]] = field(default_factory=list)
 
     def say(self, event: str, **values: Any) -> None:
@@ -43,6 +46,16 @@ class JobLog:
                 work_ms=[round(1000 * work, 2) for _, work in self.requests],
             )
             self.requests.clear()
+
+    def is_over(self, until: float) -> bool:
+        """Whether the job has to end before its work is done; looks for the file four times a second at most."""
+        now = self.monotonic()
+        if now > until or self.stop is None:
+            return now > until
+        if now - self.looked < SAY_SECONDS:
+            return False
+        self.looked = now
+        return self.stop.exists()
 
     def request(self, whole: float, work: float) -> None:
         """Note one request."""
@@ -75,7 +88,7 @@ def serve(
             log.progress(answered, busy)
             sleep(min(wait, SAY_SECONDS))
         began = log.monotonic()
-        if began > until:
+        if log.is_over(until):
             break
         step()
         ended = log.monotonic()

@@ -4,16 +4,26 @@ import io
 import json
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from bench.sharing.deciding import Decider
 from bench.sharing.joblog import story
 from bench.sharing.launching import Order
 from bench.sharing.policies import EQUAL, FIFO, HARD, OURS, POLICIES, may_start, order
-from bench.sharing.trace import LEAST_SHARE, TraceJob, TraceSettings, draw, known_truth, profile, programs
+from bench.sharing.trace import (
+    LEAST_SHARE,
+    TraceJob,
+    TraceSettings,
+    draw,
+    known_truth,
+    profile,
+    programs,
+    table_signatures,
+)
 from bench.sharing.work import JobLog, serve
 
-from gpushare.core.api import JobClass, WorkloadSignature, to_json
+from gpushare.core.api import JobClass, WorkloadSignature, from_json, to_json
 from gpushare.core.gpu import GpuInfo
 from gpushare.data import default_model
 
@@ -138,3 +148,27 @@ def test_an_order_is_the_jobs_command_line() -> None:
     assert Order(job(3, 20), 70, seconds=4).arguments() == ["lu-refine-fp32-4096", "70", "--seconds", "4"]
     assert OURS.places is None
     assert known_truth().rate_alone("chat-app-bf16-b8") > 0
+
+
+def test_a_job_stops_once_a_file_is_there_and_looks_for_it_now_and_then(tmp_path: Path) -> None:
+    now = [0.0]
+    log = JobLog(io.StringIO(), monotonic=lambda: now[0], stop=tmp_path / "stop")
+    now[0] = 1.0
+    assert not log.is_over(10.0)
+    (tmp_path / "stop").touch()
+    assert not log.is_over(10.0)  # it has just looked
+    now[0] = 1.3
+    assert log.is_over(10.0)
+    assert JobLog(io.StringIO(), monotonic=lambda: 11.0).is_over(10.0)
+
+
+def test_the_tables_signatures_are_what_gpushares_hold() -> None:
+    found = table_signatures("NVIDIA H100")
+    assert set(found) == set(programs())
+    kept = from_json(WorkloadSignature, found["cg-fp64-poisson-224"])
+    assert kept.is_usable()
+    assert kept.gpu_model == "NVIDIA H100"
+    assert [point.thread_percentage for point in kept.cap_curve] == [25, 33, 50, 75]
+    rates = [point.progress_ratio for point in kept.cap_curve]
+    assert rates == sorted(rates)
+    assert 0.6 < rates[0] < 0.75  # 114 of 169 iterations per second
