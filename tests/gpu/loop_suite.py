@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_bench import ids_of, pod_of, wait_until
+from counts import rate_of
 from gate_bench import Bench, pod_name, pod_uid, python_path
 from limit import OutOfTimeError, time_limit
 
@@ -102,10 +103,7 @@ class Job:
 
     def rate(self, begin: float, end: float) -> float | None:
         """Iterations per second between two times, None where it was not counting for most of it."""
-        inside = [(at, count) for at, count in self.counts if begin <= at <= end]
-        if len(inside) < 2 or inside[-1][0] - inside[0][0] < 0.45 * (end - begin):
-            return None
-        return (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
+        return rate_of(self.counts, begin, end)
 
 
 class Stage:

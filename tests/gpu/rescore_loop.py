@@ -8,13 +8,14 @@ out: they say nothing in its counters.
 """
 
 import argparse
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
+
+from counts import rate_of
 
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.interference import expectation
@@ -73,14 +74,6 @@ def programs_alone(session: Mapping[str, Any]) -> dict[str, Alone]:
     return found
 
 
-def counted(counts: Sequence[tuple[float, float]], at: float) -> float | None:
-    """Return a job's count at a time, between two of its own; None outside them."""
-    for (before, low), (after, high) in itertools.pairwise(counts):
-        if before <= at <= after:
-            return low + (high - low) * (at - before) / (after - before)
-    return None
-
-
 def windows(
     scene: Mapping[str, Any], alone: Mapping[str, Alone]
 ) -> Iterator[tuple[GpuSample, list[Mapping[str, Any]], dict[str, float], dict[str, Any]]]:
@@ -95,10 +88,9 @@ def windows(
         is_starting = any(begin <= at <= end + START_SECONDS for at in began.values())
         truth = {}
         for job in jobs:
-            counts = scene["counts"][job["program"]]
-            low, high = counted(counts, begin), counted(counts, end)
-            if low is not None and high is not None:
-                truth[job["program"]] = (high - low) / (end - begin) / alone[job["program"]].rate
+            rate = rate_of(scene["counts"][job["program"]], begin, end)
+            if rate is not None:
+                truth[job["program"]] = rate / alone[job["program"]].rate
         if lines and jobs and len(truth) == len(jobs) and not is_starting:
             yield sample_of(part), jobs, truth, lines[-1]["jobs"]
 
