@@ -81,9 +81,13 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 class ApiServer:
-    """etcd and kube-apiserver; the latter can be killed and started again."""
+    """etcd and kube-apiserver; the latter can be killed and started again.
 
-    def __init__(self, etcd: str, kube: Path, work: Path) -> None:
+    Args:
+        authorization: an AuthorizationConfiguration; None for RBAC alone.
+    """
+
+    def __init__(self, etcd: str, kube: Path, work: Path, authorization: Path | None = None) -> None:
         self.kubeconfig = work / "kubeconfig"
         self._work = work
         client, peer, port = _free_port(), _free_port(), _free_port()
@@ -101,7 +105,7 @@ class ApiServer:
             f"--secure-port={port}",
             f"--cert-dir={work}/apiserver",
             f"--token-auth-file={work}/tokens.csv",
-            "--authorization-mode=RBAC",
+            f"--authorization-config={authorization}" if authorization else "--authorization-mode=RBAC",
             "--service-account-issuer=https://localhost",
             f"--service-account-key-file={work}/sa.key",
             f"--service-account-signing-key-file={work}/sa.key",
@@ -158,15 +162,35 @@ class ApiServer:
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A fresh API server; skips where its programs are not built."""
-    etcd = shutil.which("etcd")
-    kube = next(iter(sorted(CACHE.glob("kube/*/kube"))), None)
-    if etcd is None or kube is None:
-        pytest.skip("no etcd or kube-apiserver: hack/cluster up builds them")
-    server = ApiServer(etcd, kube, tmp_path_factory.mktemp("api-server"))
+    server = ApiServer(*_programs(), tmp_path_factory.mktemp("api-server"))
     try:
         server.start()
         yield server
     finally:
+        server.close()
+
+
+def _programs() -> tuple[str, Path]:
+    etcd = shutil.which("etcd")
+    kube = next(iter(sorted(CACHE.glob("kube/*/kube"))), None)
+    if etcd is None or kube is None:
+        pytest.skip("no etcd or kube-apiserver: hack/cluster up builds them")
+    return etcd, kube
+
+
+@pytest.fixture
+def authorizing_server(tmp_path: Path) -> Iterator[Callable[[Path], ApiServer]]:
+    """Starts API servers with an AuthorizationConfiguration; ends them with the test."""
+    started: list[ApiServer] = []
+
+    def start(authorization: Path) -> ApiServer:
+        server = ApiServer(*_programs(), tmp_path, authorization)
+        started.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in started:
         server.close()
 
 
