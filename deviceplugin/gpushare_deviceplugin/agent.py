@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,7 @@ from gpushare_deviceplugin.exclusive import ExclusiveMode
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
+from gpushare_deviceplugin.hygiene import Hygiene
 from gpushare_deviceplugin.kubelet import AllocationReconciler, PodResources
 from gpushare_deviceplugin.loop import Loop
 from gpushare_deviceplugin.measuring import Measurer
@@ -42,7 +44,7 @@ from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.slo import SloReader
 from gpushare_deviceplugin.slo_sources import SloSources
 from gpushare_deviceplugin.state import NodeState
-from gpushare_deviceplugin.status import StatusWriter, build_status, conditions_of, tenants_of
+from gpushare_deviceplugin.status import GpuMeasure, Keeping, StatusWriter, build_status, conditions_of, tenants_of
 
 _log = logging.getLogger(__name__)
 EVENT_SECONDS: Final = 1.0
@@ -106,6 +108,9 @@ class Agent:
             self.state, self.cluster.find_pod, self.cluster.tell, clock, policy=options.outside_mps
         )
         self.exclusive = ExclusiveMode(self.state, options.directory, enabled=options.exclusive_process)
+        self.hygiene = Hygiene(
+            self.state, terms, self.outside.watches, tell=self.cluster.tell, clock=clock, settings=options.hygiene
+        )
         self.sampler = Sampler(
             self.state,
             open_devices,
@@ -116,8 +121,9 @@ class Agent:
             on_processes=self.outside.take,
             pace=self.loop.pace,
             is_due=self.loop.is_due,
-            on_measure=self.loop.conclude,
             exclusive=self.exclusive,
+            on_measure=self._on_measure,
+            drained=self.hygiene.drained,
         )
         self.readings = Readings(
             self.state,
@@ -159,6 +165,13 @@ class Agent:
             self._throttle_files[uuid] = throttled_reader(GpuDirectory.of(self._directory, uuid))
         return throttle_in_force(self._throttle_files[uuid], boottime())
 
+    def _on_measure(self, uuid: str, gate: GateStatus | None, measure: GpuMeasure) -> bool:
+        self.hygiene.take(uuid, gate, measure)
+        return self.loop.conclude(uuid, gate, measure)
+
+    def _keeping(self, uuid: str, pod: ManagedPod, share_percent: int) -> Keeping:
+        return replace(self.loop.keeping(uuid, pod, share_percent), trouble=self.hygiene.of(uuid, pod.uid))
+
     def build(self) -> GpuNodeStatus:
         """Return the GpuNode's present status."""
         status = build_status(
@@ -166,7 +179,7 @@ class Agent:
             self.sampler.gates,
             self.sampler.measures,
             self.sampler.driver_version,
-            self.loop.keeping,
+            self._keeping,
         )
         return GpuNodeStatus.of(
             status.gpus,
@@ -188,6 +201,7 @@ class Agent:
             self.outside.watches,
             ended=self.outside.ended,
             loop=self.loop,
+            keeping=self._keeping,
             readings=self.readings.counts,
             slo_failures=self.slos.failures,
             is_registered=self.registrar.is_registered,
@@ -215,6 +229,7 @@ class Agent:
             self._start(tasks, "outside", self.outside.run)
             self._start(tasks, "loop", self.loop.run)
             self._start(tasks, "slo", self.slos.run)
+            self._start(tasks, "hygiene", self.hygiene.run)
             if self.loop.enabled:
                 self._start(tasks, "readings", self.readings.run)
             self._start(tasks, "frugal", frugal.keep_small)

@@ -10,7 +10,7 @@ from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.loop import Loop, LoopCounts
 from gpushare_deviceplugin.readings import ReadingCounts
 from gpushare_deviceplugin.state import NodeState
-from gpushare_deviceplugin.status import GpuMeasure, build_status
+from gpushare_deviceplugin.status import GpuMeasure, KeepingOf, build_status
 
 _ENFORCED = {Ceilings.ENFORCED: True, Ceilings.NOT_ENFORCED: False}
 _MET = {ConditionStatus.TRUE: True, ConditionStatus.FALSE: False, ConditionStatus.UNKNOWN: None}
@@ -25,12 +25,13 @@ def node_figures(
     *,
     ended: Mapping[str, int],
     loop: Loop,
+    keeping: KeepingOf,
     readings: Mapping[str, ReadingCounts],
     slo_failures: Mapping[str, int],
     is_registered: bool,
 ) -> NodeFigures:
     """Return the present figures; built from the same status as the GpuNode, so that the two never differ."""
-    status = build_status(state, gates, measures, keeping=loop.keeping)
+    status = build_status(state, gates, measures, keeping=keeping)
     return NodeFigures(
         node=node,
         devices=tuple(
@@ -128,6 +129,7 @@ def _tenants(gpu: GpuStatus, measure: GpuMeasure, loop: Loop) -> list[TenantFigu
                 predicted_progress_ratio=measured.predicted_progress_ratio if measured else None,
                 slo_target_seconds=tenant.slo.target_seconds if tenant.slo else None,
                 slo_measured_seconds=tenant.slo.measured_seconds if tenant.slo else None,
+                trouble=tenant.trouble.kind.value if tenant.trouble else "",
                 is_slo_met=_MET[tenant.slo.met] if tenant.slo else None,
             )
         )

@@ -76,14 +76,18 @@ def mps_status(status: GateStatus | None) -> MpsStatus:
     )
 
 
-def conclude_health(device: GpuHealth, status: GateStatus | None) -> GpuHealth:
-    """Return a GPU's health: well if its device is and its MPS is up: a client without MPS would be uncapped."""
+def conclude_health(device: GpuHealth, status: GateStatus | None, drained: str = "") -> GpuHealth:
+    """Return a GPU's health: well if its device is and its MPS is up: a client without MPS would be uncapped.
+
+    Args:
+        drained: why it is to get no new pods all the same.
+    """
     if device.health is Health.UNHEALTHY:
         return device
     if status is None:
         return GpuHealth(Health.UNHEALTHY, "the MPS host does not report")
     if status.state in {GateState.ACTIVE, GateState.DEGRADED}:
-        return device
+        return GpuHealth(Health.UNHEALTHY, drained) if drained else device
     reasons = {
         GateState.STARTING: "MPS is starting",
         GateState.SELF_TEST: "MPS tests whether ceilings bind",

@@ -10,6 +10,7 @@ from typing import Final
 
 from gpushare.core.admission import Defaults
 from gpushare.core.api import HOST_DIRECTORY, JobClass
+from gpushare.core.control import HygieneAction, HygieneSettings
 from gpushare.runtime.options import options_of
 from gpushare_deviceplugin.allocation import DeviceListStrategy
 from gpushare_deviceplugin.container_runtime import RuntimeFiles
@@ -31,6 +32,7 @@ class AgentOptions:
         exclusive_process: whether shared GPUs are kept in compute mode EXCLUSIVE_PROCESS.
         loop: whether broken promises are acted on; retract_after_seconds: of `core.control.WatchSettings`.
         prometheus_url: the Prometheus that answers gpushare.io/slo-query; empty for none.
+        hygiene: what becomes of pods in trouble.
         defaults: what pods are owed where neither they nor a GpuShare says.
     """
 
@@ -50,6 +52,7 @@ class AgentOptions:
     retract_after_seconds: float = 300.0
     defaults: Defaults = field(default_factory=Defaults)
     prometheus_url: str = ""
+    hygiene: HygieneSettings = field(default_factory=HygieneSettings)
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
@@ -89,6 +92,10 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     )
     add("max-slowdown", str(standard.max_slowdown_ratio), "tolerated slowdown of class throughput", type=float)
     add("latency-max-slowdown", str(standard.latency_max_slowdown_ratio), "that of class latency", type=float)
+    actions = [action.value for action in HygieneAction]
+    for trouble in ("stalled", "outside-mps", "fault"):
+        add(f"hygiene-{trouble}", "report", f"what becomes of trouble of the kind {trouble}", choices=actions)
+    add("stalled-after-seconds", "1800", "how long a pod does nothing before that is trouble", type=float)
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
     if read.prometheus_url and not read.prometheus_url.startswith(("http://", "https://")):
@@ -99,6 +106,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error("--sample-seconds must be 0.2 or more: counters need 0.1 s between readings")
     if not (1 <= read.max_slowdown < math.inf and 1 <= read.latency_max_slowdown < math.inf):
         parser.error("--max-slowdown and --latency-max-slowdown are ratios of 1 or more")
+    if not 60 <= read.stalled_after_seconds < math.inf:
+        parser.error("--stalled-after-seconds must be 60 or more")
     if not 1 <= read.retract_after_seconds < math.inf:
         parser.error("--retract-after-seconds must be 1 or more")
     return AgentOptions(
@@ -120,6 +129,12 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         loop=read.loop == "true",
         retract_after_seconds=read.retract_after_seconds,
         prometheus_url=str(read.prometheus_url),
+        hygiene=HygieneSettings(
+            HygieneAction(read.hygiene_stalled),
+            HygieneAction(read.hygiene_outside_mps),
+            HygieneAction(read.hygiene_fault),
+            read.stalled_after_seconds,
+        ),
         defaults=Defaults(
             job_class=JobClass(read.default_class),
             max_slowdown_ratio=read.max_slowdown,

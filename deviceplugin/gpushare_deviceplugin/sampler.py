@@ -72,6 +72,7 @@ class Sampler:
         on_measure: is given each new measure of a GPU; one without a sample says who is there. Returns whether it
             changed something on the GPU, so that its next moments tell of neither side.
         exclusive: keeps the GPUs' compute mode, in each round and at the end.
+        drained: why a GPU is to get no new pods; empty where it may.
 
     Attributes:
         measures: the last measure of each GPU, by uuid; gates: the last word of each gate.
@@ -92,6 +93,7 @@ class Sampler:
         is_due: IsDue = _when_long_enough,
         on_measure: OnMeasure = _nobody_watches,
         exclusive: ExclusiveMode | None = None,
+        drained: Callable[[str], str] = lambda _: "",
     ) -> None:
         self.measures: dict[str, GpuMeasure] = {}
         self.gates: dict[str, GateStatus | None] = {}
@@ -108,6 +110,7 @@ class Sampler:
         self._is_due = is_due
         self._on_measure = on_measure
         self._exclusive = exclusive
+        self._drained = drained
         self._unlisted: set[str] = set()
         self._devices: Devices | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="devices")
@@ -242,7 +245,7 @@ class Sampler:
     def _conclude(self, uuid: str, device: GpuHealth) -> None:
         gate = self._gates.read(uuid)
         self.gates[uuid] = gate
-        self._state.set_health(uuid, conclude_health(device, gate))
+        self._state.set_health(uuid, conclude_health(device, gate, self._drained(uuid)))
 
     def _measure(self, uuid: str, reading: Reading) -> None:
         tenants = tuple(pod.uid for pod, _ in tenants_of(self._state, uuid))

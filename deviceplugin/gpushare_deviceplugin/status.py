@@ -14,6 +14,7 @@ from gpushare.core.api import (
     GpuStatus,
     TenantSlo,
     TenantStatus,
+    TenantTrouble,
     Utilization,
     WorkloadSignature,
 )
@@ -77,12 +78,14 @@ class Keeping:
         throttle_ratio: part of the time that it is kept stopped; None while it runs freely.
         retract: why it should leave; None while it may stay.
         slo: how it fares against its own target.
+        trouble: what is wrong with it.
     """
 
     promise_ratio: float | None = None
     throttle_ratio: float | None = None
     retract: str | None = None
     slo: TenantSlo | None = None
+    trouble: TenantTrouble | None = None
 
 
 KeepingOf = Callable[[str, ManagedPod, int], Keeping]  # GPU's uuid, pod, its percent of it
@@ -156,6 +159,7 @@ def _tenants(state: NodeState, uuid: str, measure: GpuMeasure, keeping: KeepingO
                 throttle_ratio=kept.throttle_ratio,
                 retract=kept.retract,
                 slo=kept.slo,
+                trouble=kept.trouble,
                 profile=measured.profile,
             )
         )
@@ -203,7 +207,7 @@ def urgent_part(status: GpuNodeStatus) -> object:
             gpu.health,
             gpu.mps.state,
             tuple(
-                (t.pod_uid, t.share_percent, t.retract is not None, t.slo and (t.slo.met, t.slo.reason))
+                (t.pod_uid, t.share_percent, t.retract is not None, t.slo and (t.slo.met, t.slo.reason), t.trouble)
                 for t in gpu.tenants
             ),
         )

@@ -45,6 +45,12 @@ class OperatorMetrics:
             "Pods that an agent wants moved away and that are still there.",
             registry=self.registry,
         )
+        self.replacements = Counter(
+            "gpushare_replacements_total",
+            "Pods in trouble that were evicted so that others are made in their place, by what was wrong.",
+            ["kind"],
+            registry=self.registry,
+        )
         self.windows_learnt = Counter(
             "gpushare_operator_windows_learnt_total",
             "Windows of shared GPUs that taught something about their workloads.",

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Final, Self
 
-from gpushare.core.api import GpuNode, GpuStatus
-from gpushare.core.control import Fares, RetractionAsk, fares_of
+from gpushare.core.api import GpuNode, GpuStatus, TenantTrouble
+from gpushare.core.control import Fares, ReplacementAsk, RetractionAsk, fares_of
 from gpushare.kube import Json
 
 _SHARED: Final = 2  # tenants from which a GPU is shared
@@ -42,6 +42,7 @@ class NodeReport:
         sets: of each GPU that is shared and undisturbed.
         fares: of each pod, by uid.
         asks: pod, GPU and reason of each pod that the agent wants moved away.
+        troubles: pod, GPU and what is wrong, of each pod in trouble.
         observed_at: when the agent looked, by its own clock; compared with itself only.
     """
 
@@ -49,6 +50,7 @@ class NodeReport:
     asks: tuple[tuple[str, str, str], ...] = ()
     observed_at: str = ""
     sets: tuple[ReportedSet, ...] = ()
+    troubles: tuple[tuple[str, str, TenantTrouble], ...] = ()
 
     @classmethod
     def of(cls, obj: Json) -> Self:
@@ -61,7 +63,13 @@ class NodeReport:
             if tenant.retract
         )
         sets = tuple(found for gpu in status.gpus if (found := _set_of(gpu)) is not None)
-        return cls(fares_of([status]), asks, status.observed_at or "", sets)
+        troubles = tuple(
+            (tenant.pod_uid, gpu.uuid, tenant.trouble)
+            for gpu in status.gpus
+            for tenant in gpu.tenants
+            if tenant.trouble is not None
+        )
+        return cls(fares_of([status]), asks, status.observed_at or "", sets, troubles)
 
 
 def _set_of(gpu: GpuStatus) -> ReportedSet | None:
@@ -96,12 +104,14 @@ class Reports:
     def __init__(self) -> None:
         self._heard: dict[str, _Heard] = {}
         self._asking: set[str] = set()
+        self._troubled: set[str] = set()
 
     def put(self, node: str, report: NodeReport | None, now: float) -> None:
         """Record a GpuNode that came or changed; None: it is gone."""
         if report is None:
             self._heard.pop(node, None)
             self._asking.discard(node)
+            self._troubled.discard(node)
             return
         before = self._heard.get(node)
         if before is None:
@@ -111,6 +121,7 @@ class Reports:
         else:
             self._heard[node] = _Heard(report, now, is_alive=True)
         (self._asking.add if report.asks else self._asking.discard)(node)
+        (self._troubled.add if report.troubles else self._troubled.discard)(node)
 
     def asks(self, now: float) -> tuple[tuple[str, RetractionAsk], ...]:
         """Return every wish that a pod be moved away, with the node that it comes from."""
@@ -120,3 +131,16 @@ class Reports:
             for heard in (self._heard[node],)
             for uid, gpu, reason in heard.report.asks
         )
+
+    def troubles(self, now: float) -> tuple[tuple[str, ReplacementAsk], ...]:
+        """Return every pod in trouble, with the node that says so."""
+        return tuple(
+            (node, ReplacementAsk(uid, gpu, one.kind, one.message, max(0.0, now - heard.at), heard.is_alive))
+            for node in sorted(self._troubled)
+            for heard in (self._heard[node],)
+            for uid, gpu, one in heard.report.troubles
+        )
+
+    def silent(self, now: float, seconds: float) -> frozenset[str]:
+        """Return the nodes whose agent has not written for so long, by our clock."""
+        return frozenset(node for node, heard in self._heard.items() if now - heard.at > seconds)

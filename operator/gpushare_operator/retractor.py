@@ -7,7 +7,7 @@ operator is killed in between (docs/adr/0124).
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
@@ -15,12 +15,16 @@ from gpushare.core import control
 from gpushare.core.admission import Needs, ShareKey, resolve
 from gpushare.core.api import JobClass, PodView, Retraction
 from gpushare.core.control import (
+    HygieneAction,
+    ReplacementAsk,
+    ReplacementPlan,
+    Replacements,
     Resident,
-    RetractionAsk,
     RetractionPlan,
     RetractionRecord,
     RetractionSituation,
 )
+from gpushare.core.control.retraction import SILENT_SECONDS
 from gpushare.kube import GPUSHARES, Api, ApiError, EventType, Json, NotFound, Retryable, record_event
 from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.moments import unix_seconds
@@ -93,6 +97,8 @@ class Retractor:
         self._refusals = Refusals()
         self._reasons: dict[str, str] = {}
         self._names: dict[str, str] = {}
+        self._replaced: dict[str, float] = {}
+        self._replaced_of_share: dict[str, tuple[int, float]] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -110,20 +116,89 @@ class Retractor:
     async def step(self) -> None:
         """Do what is due now."""
         now = self._clock()
+        self._world.silence(self.reports.silent(now, SILENT_SECONDS))
         situation = self._situation(now)
         plan = control.plan_retractions(situation, self._settings.retraction, now)
         for share, records in plan.records.items():
             self._world.retract(_key(share), tuple(map(_written, records)))
         for share, record in plan.done:
             await self._done(_key(share), record)
-        self._world.refuse(self._said(plan, situation, now))
         self._metrics.retractions_waiting.set(len(situation.asks))
+        asks = self._replacement_asks(now)
+        replacement = self._plan_replacement(asks, situation, now)
+        self._world.refuse(self._said_of_replacements(asks, replacement) | self._said(plan, situation, now))
         if plan.evict is not None:
             await self._evict(plan.evict, now)
+        elif replacement.evict is not None:
+            await self._replace(replacement.evict, asks[replacement.evict], now)
+
+    def _replacement_asks(self, now: float) -> dict[str, ReplacementAsk]:
+        """Return the pods whose trouble is to be ended by making another in their place, by uid."""
+        wanted = self._settings.hygiene
+        return {
+            ask.pod_uid: ask
+            for node, ask in self.reports.troubles(now)
+            if wanted.action_of(ask.kind) is HygieneAction.REPLACE and self._is_its_own(node, ask.pod_uid, ask.gpu)
+        }
+
+    def _plan_replacement(
+        self, asks: Mapping[str, ReplacementAsk], situation: RetractionSituation, now: float
+    ) -> ReplacementPlan:
+        self._replaced = {uid: at for uid, at in self._replaced.items() if 0.0 <= now - at < _ACCEPTED_SECONDS}
+        gpus = {ask.gpu for ask in asks.values()}
+        residents = self._residents(gpus)
+        left = {gpu: now for gpu, pods in residents.items() if any(pod.leaving for pod in pods)}
+        self._last_left |= left
+        retraction = self._settings.retraction
+        records = [one for held in situation.records.values() for one in held if not one.is_intent]
+        evicted = {one.pod_uid: one.at for one in records} | self._accepted | self._replaced
+        intended = {one.gpu for held in situation.records.values() for one in held if one.is_intent}
+        return control.plan_replacement(
+            [ask for ask in asks.values() if ask.gpu not in intended],
+            residents,
+            Replacements(
+                self._replaced_of_share,
+                evicted,
+                self._last_left,
+                [uid for uid in asks if self._refusals.is_waiting(uid, now)],
+            ),
+            per_minute=retraction.per_minute,
+            calm_seconds=retraction.calm_seconds,
+            now=now,
+        )
+
+    def _said_of_replacements(
+        self, asks: Mapping[str, ReplacementAsk], plan: ReplacementPlan
+    ) -> dict[ShareKey, tuple[str, str]]:
+        """Return what is said in the GpuShares of pods that are to be replaced and stay."""
+        said: dict[ShareKey, tuple[str, str]] = {}
+        for uid, ask in asks.items():
+            key, answer = self._world.share_of_pod(uid), self._refusals.answer(uid)
+            if key is None or uid in self._replaced or self._world.pods[uid].leaving:
+                continue
+            what = f"{self._name(uid)} should be replaced ({ask.reason})"
+            if uid in plan.never:
+                said[key] = ("NotRetractable", f"{what} and stays: {plan.never[uid]}")
+            elif answer is not None:
+                said[key] = (answer[0], f"{what}, and its eviction is refused: {answer[1]}")
+        return said
+
+    async def _replace(self, uid: str, ask: ReplacementAsk, now: float) -> None:
+        """Evict a pod in trouble, so that its controller makes another."""
+        pod = self._world.pods.get(uid)
+        if pod is None or not await self._evicted(pod, now):
+            return
+        self._replaced[uid] = now
+        share = str(self._world.share_of_pod(uid) or "")
+        self._replaced_of_share[share] = control.counted(self._replaced_of_share.get(share), now)
+        self._metrics.replacements.labels(ask.kind.value).inc()
+        _log.info("evicted pod %s, so that another is made in its place: %s", pod.key, ask.reason)
+        reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
+        await self._tell(reference, "Replaced", f"evicted so that another is made in its place: {ask.reason}")
 
     def _situation(self, now: float) -> RetractionSituation:
         """Return what is known; nearly no work while nobody asks and nothing is intended."""
-        asks = tuple(ask for node, ask in self.reports.asks(now) if self._is_its_own(node, ask))
+        asks = tuple(ask for node, ask in self.reports.asks(now) if self._is_its_own(node, ask.pod_uid, ask.gpu))
         self._reasons = {ask.pod_uid: ask.reason for ask in asks} | {
             uid: why for uid, why in self._reasons.items() if uid in self._accepted
         }
@@ -131,7 +206,7 @@ class Retractor:
         self._names = names | {uid: name for uid, name in self._names.items() if uid in self._accepted}
         records = {str(key): tuple(map(_read, held)) for key, held in self._world.retractions().items()}
         intents = {one.pod_uid: one for held in records.values() for one in held if one.is_intent}
-        self._refusals.keep(intents)
+        self._refusals.keep({*intents, *self._replacement_asks(now)})
         self._accepted = {
             uid: at for uid, at in self._accepted.items() if uid in intents and 0.0 <= now - at < _ACCEPTED_SECONDS
         }
@@ -146,16 +221,16 @@ class Retractor:
             residents=residents,
             records=records,
             written=frozenset(uid for uid in self._written_intents() if not self._refusals.is_waiting(uid, now)),
-            evicted=self._accepted,
+            evicted=self._accepted | self._replaced,
             last_left=self._last_left,
         )
 
-    def _is_its_own(self, node: str, ask: RetractionAsk) -> bool:
+    def _is_its_own(self, node: str, pod_uid: str, gpu: str) -> bool:
         """Return whether the pod is on that node and GPU: a node has no say about others' pods."""
-        pod = self._world.pods.get(ask.pod_uid)
+        pod = self._world.pods.get(pod_uid)
         if pod is None or pod.node != node:
             return False
-        return pod.decision is not None and ask.gpu in pod.decision.gpu_uuids
+        return pod.decision is not None and gpu in pod.decision.gpu_uuids
 
     def _residents(self, gpus: set[str]) -> dict[str, tuple[Resident, ...]]:
         """Return the pods placed on these GPUs."""
@@ -193,16 +268,7 @@ class Retractor:
 
     async def _evict(self, uid: str, now: float) -> None:
         pod = self._world.pods.get(uid)
-        if pod is None:
-            return
-        try:
-            await self._api.evict(pod.name, namespace=pod.namespace, uid=uid)
-        except NotFound:
-            return  # the watch is about to say so
-        except ApiError as error:
-            reason = self._refusals.add(uid, now, error)
-            self._metrics.retractions_refused.labels(reason).inc()
-            _log.warning("pod %s not evicted for a neighbour's promise, tried again: %s", pod.key, error)
+        if pod is None or not await self._evicted(pod, now):
             return
         self._accepted[uid] = now
         why = self._reasons.get(uid, "")
@@ -210,6 +276,19 @@ class Retractor:
         note = f"evicted so that its neighbours keep their promises: {why}"
         reference = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(pod.namespace, pod.name, uid)}
         await self._tell(reference, "Retracted", note)
+
+    async def _evicted(self, pod: PodView, now: float) -> bool:
+        """Ask the API server to evict a pod; return whether it agreed."""
+        try:
+            await self._api.evict(pod.name, namespace=pod.namespace, uid=pod.uid)
+        except NotFound:
+            return False  # the watch is about to say so
+        except ApiError as error:
+            reason = self._refusals.add(pod.uid, now, error)
+            self._metrics.retractions_refused.labels(reason).inc()
+            _log.warning("pod %s not evicted, tried again: %s", pod.key, error)
+            return False
+        return True
 
     async def _done(self, key: ShareKey, record: RetractionRecord) -> None:
         self._metrics.retractions.inc()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from gpushare.core.api import MANAGED_SELECTOR
-from gpushare.core.control import OperatorSettings, RetractionSettings
+from gpushare.core.control import HygieneAction, HygieneSettings, OperatorSettings, RetractionSettings
 from gpushare.core.placement import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
 from gpushare.runtime.certificates import metrics_certificate
@@ -54,7 +54,7 @@ class Environment:
         defaults = parse_settings(variables).defaults
         listed = (variables.get("GPUSHARE_NAMESPACES") or "").split(",")
         namespaces = tuple(name.strip() for name in listed if name.strip())
-        settings = OperatorSettings(defaults, retraction=_retraction(variables))
+        settings = OperatorSettings(defaults, retraction=_retraction(variables), hygiene=_hygiene(variables))
         return cls(settings, namespaces, int(variables.get("GPUSHARE_METRICS_PORT") or _METRICS_PORT))
 
 
@@ -68,6 +68,19 @@ def _retraction(variables: Mapping[str, str]) -> RetractionSettings:
     if not rate.isdecimal() or int(rate) < 1:
         raise ValueError(f'GPUSHARE_RETRACTIONS_PER_MINUTE: "{rate}" is not a whole number from 1')
     return RetractionSettings(evicts=mode == "evict", per_minute=int(rate))
+
+
+def _hygiene(variables: Mapping[str, str]) -> HygieneSettings:
+    """Read what becomes of pods in trouble."""
+    actions = []
+    for name in ("GPUSHARE_HYGIENE_STALLED", "GPUSHARE_HYGIENE_OUTSIDE_MPS", "GPUSHARE_HYGIENE_FAULT"):
+        text = variables.get(name) or HygieneAction.REPORT.value
+        try:
+            actions.append(HygieneAction(text))
+        except ValueError:
+            raise ValueError(f'{name}: "{text}" is none of {", ".join(HygieneAction)}') from None
+    stalled, outside_mps, fault = actions
+    return HygieneSettings(stalled, outside_mps, fault)
 
 
 class Operator:

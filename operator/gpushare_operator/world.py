@@ -39,6 +39,7 @@ class World:
         self._pods_of_share: dict[ShareKey, set[str]] = {}
         self._fares: dict[str, dict[str, Fares]] = {}  # by node and pod uid
         self._node_of_pod: dict[str, dict[str, Fares]] = {}
+        self._silent: frozenset[str] = frozenset()
         self._retracted: set[ShareKey] = set()  # with retractions in their status
         self._wanted: dict[ShareKey, tuple[Retraction, ...]] = {}  # not written yet
         self._refusals: dict[ShareKey, tuple[str, str]] = {}
@@ -65,7 +66,7 @@ class World:
             own = self._pods[uid].node
             for node, fares in self._node_of_pod.get(uid, {}).items():
                 if own in {None, node}:  # what other nodes say of it does not count
-                    found[uid] = fares
+                    found[uid] = Fares(is_silent=True) if node in self._silent else fares
         return found
 
     def share_of_pod(self, uid: str) -> ShareKey | None:
@@ -183,6 +184,14 @@ class World:
                 del self._node_of_pod[uid]
             if (share := self._share_of_pod.get(uid)) is not None:
                 self._touched(share)
+
+    def silence(self, nodes: frozenset[str]) -> None:
+        """Record which nodes' agents are silent: what they last reported of their pods no longer counts."""
+        changed, self._silent = nodes ^ self._silent, nodes
+        for node in changed:
+            for uid in self._fares.get(node, {}):
+                if (share := self._share_of_pod.get(uid)) is not None:
+                    self._touched(share)
 
     def _let_go(self, key: ShareKey) -> None:
         """Reassign the pods of a GpuShare."""

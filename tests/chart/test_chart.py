@@ -250,6 +250,12 @@ def test_the_operator_may_evict_only_where_it_is_to_retract(
     (role,) = of_kind(objects, "ClusterRole", "gpushare-operator")
     rights = [rule["verbs"] for rule in role["rules"] if "pods/eviction" in rule["resources"]]
     assert rights == ([["create"]] if evicts else [])
+    replacing = render({"policy": {"retraction": retraction, "hygiene": {"stalled": "replace"}}})
+    (role,) = of_kind(replacing, "ClusterRole", "gpushare-operator")
+    assert any("pods/eviction" in rule["resources"] for rule in role["rules"]), "replaced pods are evicted too"
+    (agent,) = containers(workloads(replacing)["agent"])
+    told = {one["name"]: one.get("value") for one in agent["env"]}
+    assert (told["GPUSHARE_HYGIENE_STALLED"], told["GPUSHARE_HYGIENE_FAULT"]) == ("replace", "report")
     (operator,) = containers(workloads(objects)["operator"])
     given = {one["name"]: one.get("value") for one in operator["env"]}
     assert (given["GPUSHARE_RETRACTION"], given["GPUSHARE_RETRACTIONS_PER_MINUTE"]) == (retraction, "5")

@@ -125,6 +125,11 @@ TROUBLE = {
         "0+0x40",
         "1+0x40",
     ),
+    "GpusharePodStalled": (
+        'gpushare_pod_trouble{node="n",gpu_uuid="G",namespace="ns",pod="p",kind="Stalled"}',
+        "0+0x40",
+        "1+0x40",
+    ),
     "GpushareSloMissed": (
         'gpushare_pod_slo_met{node="n",gpu_uuid="G",namespace="ns",pod="p"}',
         "1+0x40",

@@ -213,6 +213,7 @@ async def test_a_missed_target_is_met_again_by_throttling_the_neighbour(served: 
         {},
         ended={},
         loop=made.loop,
+        keeping=made.loop.keeping,
         readings={},
         slo_failures=made.slos.failures,
         is_registered=True,

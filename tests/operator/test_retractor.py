@@ -15,10 +15,11 @@ from gpushare.core.api import (
     Phase,
     PodView,
     TenantStatus,
+    TenantTrouble,
     names,
     to_json,
 )
-from gpushare.core.control import OperatorSettings, RetractionSettings
+from gpushare.core.control import HygieneSettings, OperatorSettings, RetractionSettings
 from gpushare.core.placement import known_of
 from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Retryable
 from gpushare.kube.fake import FakeApi
@@ -57,11 +58,14 @@ class EvictingApi(FakeApi):
 class Bench:
     """An operator on the fake, with a clock that the test turns."""
 
-    def __init__(self, settings: RetractionSettings | None = None) -> None:
+    def __init__(self, settings: RetractionSettings | None = None, hygiene: HygieneSettings | None = None) -> None:
         self.api, self.time = EvictingApi(), START
-        self.settings = OperatorSettings(Defaults(), retraction=settings or RetractionSettings())
+        self.settings = OperatorSettings(
+            Defaults(), retraction=settings or RetractionSettings(), hygiene=hygiene or HygieneSettings()
+        )
         self.metrics = OperatorMetrics()
         self.asks: dict[str, str] = {}
+        self.troubles: dict[str, TenantTrouble] = {}
         self.node = "n1"
         self.start()
 
@@ -107,12 +111,15 @@ class Bench:
         by_gpu: dict[str, list[TenantStatus]] = {}
         for pod in pods.values():
             assert pod.decision is not None
-            tenant = TenantStatus(pod.uid, share_percent=25, retract=self.asks.get(pod.uid))
+            tenant = TenantStatus(
+                pod.uid, share_percent=25, retract=self.asks.get(pod.uid), trouble=self.troubles.get(pod.uid)
+            )
             by_gpu.setdefault(pod.decision.gpu_uuids[0], []).append(tenant)
         gpus = tuple(GpuStatus(uuid=gpu, tenants=tuple(tenants)) for gpu, tenants in by_gpu.items())
         status = GpuNodeStatus.of(gpus, observed_at=f"T{self.time}")
         report = NodeReport.of({"metadata": {"name": "n1"}, "status": to_json(status)})
         self.retractor.node_changed(self.node, report)
+        self.world.put_node(self.node, report.fares)
 
     async def settle(self, seconds: int = 5) -> None:
         for _ in range(seconds):
@@ -222,6 +229,26 @@ async def test_a_budget_holds_the_pod_and_it_is_said_and_tried_again_until_it_ma
     await bench.settle(3)
     assert bench.condition("new", "RetractionRefused") is None
     assert bench.share("new").status.retractions[0].count == 1
+
+
+async def test_for_an_hour_a_budget_holds_one_pod_and_nobody_else_is_evicted_in_its_place(bench: Bench) -> None:
+    bench.asks["uid-new"] = WHY
+    bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=10)] * 10_000
+    await bench.settle(int(TOLD_AFTER_SECONDS) + 15)
+    said = bench.condition("new", "RetractionRefused")
+    assert said is not None
+    tried, writes = bench.api.tried, bench.share("new")
+    await bench.settle(3600 - int(TOLD_AFTER_SECONDS) - 15)
+    assert bench.api.evicted == []
+    assert 30 <= bench.api.tried - tried <= 70, "about once a minute"
+    assert bench.condition("new", "RetractionRefused") == said
+    assert bench.share("new") == writes, "written once, not every minute"
+    assert len(bench.told("Retracted")) == 0
+    [intent] = bench.share("new").status.retractions
+    assert intent.until is None
+    bench.api.errors.clear()
+    await bench.settle(70)
+    assert bench.api.evicted == ["new"]
 
 
 async def test_an_ask_that_ends_while_the_budget_holds_leaves_no_trace(bench: Bench) -> None:

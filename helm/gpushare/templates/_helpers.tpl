@@ -253,6 +253,16 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end }}
 
+{{/* What becomes of pods in trouble. */}}
+{{- define "gpushare.hygieneEnv" -}}
+- name: GPUSHARE_HYGIENE_STALLED
+  value: {{ .Values.policy.hygiene.stalled | quote }}
+- name: GPUSHARE_HYGIENE_OUTSIDE_MPS
+  value: {{ .Values.policy.hygiene.outsideMps | quote }}
+- name: GPUSHARE_HYGIENE_FAULT
+  value: {{ .Values.policy.hygiene.fault | quote }}
+{{- end }}
+
 {{/* What every part decides by, as names of environment variables. */}}
 {{- define "gpushare.settings" -}}
 GPUSHARE_POLICY: {{ .Values.policy.placement | quote }}

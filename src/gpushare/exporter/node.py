@@ -82,6 +82,7 @@ class TenantFigures:
     slo_target_seconds: float | None = None
     slo_measured_seconds: float | None = None
     is_slo_met: bool | None = None
+    trouble: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +295,12 @@ def _pod_families(now: NodeFigures) -> Iterator[Metric]:
     by_pod = [((now.node, t.gpu_uuid, t.namespace, t.pod, t.pod_uid), t) for t in now.tenants]
     for name, text, figure in _OF_PODS:
         yield _gauge(name, text, _POD, ((at, figure(t)) for at, t in by_pod))
+    yield _gauge(
+        "pod_trouble",
+        "1 for what is wrong with the pod.",
+        (*_POD, "kind"),
+        (((*at, t.trouble), 1.0 if t.trouble else None) for at, t in by_pod),
+    )
     yield _gauge(
         "pod_pipe_utilization_ratio",
         "The pod's own inferred use of a pipe of the GPU.",

@@ -2,6 +2,7 @@
 
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
+from gpushare.core.api.learned import LearnedEffect
 from gpushare.core.api.meta import Condition, ConditionStatus, LabelSelector, OwnerReference, SelectorOperator
 from gpushare.core.api.names import (
     API_VERSION,
@@ -20,7 +21,6 @@ from gpushare.core.api.objects import (
     GpuShareSpec,
     GpuShareStatus,
     GpuStatus,
-    LearnedEffect,
     MpsState,
     MpsStatus,
     Observed,
@@ -52,6 +52,7 @@ from gpushare.core.api.request import (
 )
 from gpushare.core.api.schema import from_json, openapi, to_json
 from gpushare.core.api.slo import PodSeries, PrometheusQuery, Slo, TenantSlo, in_time, parse_slo
+from gpushare.core.api.trouble import TenantTrouble, TroubleKind
 
 __all__ = [
     "API_VERSION",
@@ -94,6 +95,8 @@ __all__ = [
     "Slo",
     "TenantSlo",
     "TenantStatus",
+    "TenantTrouble",
+    "TroubleKind",
     "Utilization",
     "WorkloadSignature",
     "from_json",

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, ClassVar, Final
 
+from gpushare.core.api.learned import LearnedEffect
 from gpushare.core.api.meta import Condition, LabelSelector, OwnerReference
 from gpushare.core.api.names import API_VERSION
 from gpushare.core.api.request import FaultDomain, JobClass
 from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
 from gpushare.core.api.slo import TenantSlo
+from gpushare.core.api.trouble import TenantTrouble
 from gpushare.core.gpu import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, Health
 
 # The same language as `core.request` reads; tests hold the two together.
@@ -280,30 +282,6 @@ class PodPlacement:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnedEffect:
-    """What was seen of the workload beside others on one GPU model, beyond what the model predicts."""
-
-    gpu_model: str = described("GPU model it was seen on.", default="", required=True, maxLength=128)
-    sensitivity: float = described(
-        "Logarithm of its progress over the predicted one, under a cap of half the threads (less counts under a "
-        "milder cap, more under a stricter one); below 0 it suffers more than predicted.",
-        default=0.0,
-        required=True,
-    )
-    pressure: float = described(
-        "Logarithm of its neighbours' progress over the predicted one; below 0 it hurts more than predicted.",
-        default=0.0,
-        required=True,
-    )
-    windows: int = described("Windows that it was learnt from.", default=0, required=True, minimum=0)
-    deviation: float | None = described(
-        "Standard deviation of what the effects leave unexplained, of the logarithm.", default=None, minimum=0
-    )
-    sensitivity_error: float | None = described("Standard error of the sensitivity.", default=None, minimum=0)
-    pressure_error: float | None = described("Standard error of the pressure.", default=None, minimum=0)
-
-
-@dataclass(frozen=True, slots=True)
 class Retraction:
     """A pod of the group was moved away from these neighbours, and none is put beside them for a while."""
 
@@ -470,6 +448,7 @@ class TenantStatus:
         maxLength=1024,
     )
     slo: TenantSlo | None = described("How it fares against its own target, gpushare.io/slo.", default=None)
+    trouble: TenantTrouble | None = described("What is wrong with it; absent while nothing is.", default=None)
     profile: WorkloadSignature | None = described(
         "Its workload's signature as this node saw it alone on a GPU with all threads; absent once its GpuShare "
         "keeps one as good.",

@@ -10,6 +10,7 @@ from gpushare.core.api import (
     PodPlacement,
     ProfileMode,
     TenantSlo,
+    TenantTrouble,
     WorkloadSignature,
 )
 
@@ -18,6 +19,7 @@ PROFILED: Final = "Profiled"
 PROMISE_KEPT: Final = "PromiseKept"
 RETRACTION_REFUSED: Final = "RetractionRefused"
 SLO_MET: Final = "SLOMet"
+TROUBLED: Final = "Troubled"
 
 BROKEN: Final = "PromiseBroken"
 _MOST_NAMED: Final = 3  # pods that a message names
@@ -51,7 +53,10 @@ def profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition
 
 
 def promise_kept(
-    placements: Iterable[PodPlacement], errors: Mapping[str, float], before: Iterable[Condition]
+    placements: Iterable[PodPlacement],
+    errors: Mapping[str, float],
+    before: Iterable[Condition],
+    silent: Sequence[str] = (),
 ) -> Condition:
     """Return whether every pod makes what it may count on.
 
@@ -62,6 +67,7 @@ def promise_kept(
     Args:
         errors: of the inferred progress, one standard deviation, by pod uid.
         before: the conditions so far.
+        silent: pods whose node's agent is.
     """
     listed = list(placements)
     known = [(p, p.progress_ratio, p.promise_ratio) for p in listed]
@@ -74,6 +80,10 @@ def promise_kept(
     slowed = ""
     if throttled:
         slowed = f"; kept stopped for a part of the time, for a neighbour's promise: {_named(throttled)}"
+    if silent:
+        slowed += f"; nothing is heard of {_named(silent)}: its node's agent is silent, and throttles nobody"
+    if not measured and silent:
+        return Condition(PROMISE_KEPT, ConditionStatus.UNKNOWN, "AgentSilent", slowed.removeprefix("; "))
     if not measured:
         return Condition(
             PROMISE_KEPT, ConditionStatus.UNKNOWN, "NotMeasured", f"no pod's progress is known{slowed}"
@@ -113,6 +123,13 @@ def slo_met(pods: Mapping[str, TenantSlo | None]) -> Condition | None:
         why = _named([text for _, text in unknown], "; ")
         return Condition(SLO_MET, ConditionStatus.UNKNOWN, unknown[0][0], why)
     return Condition(SLO_MET, ConditionStatus.TRUE, "Met", "every pod meets its own latency target")
+
+
+def troubled(pods: Mapping[str, TenantTrouble]) -> Condition:
+    """Return that pods hold a share and make no good use of it; there is no such condition otherwise."""
+    [first, *_] = pods.values()
+    sentences = [f"{pod}: {trouble.message}" for pod, trouble in pods.items()]
+    return Condition(TROUBLED, ConditionStatus.TRUE, first.kind.value, _named(sentences, "; "))
 
 
 def retraction_refused(reason: str, message: str) -> Condition:

@@ -26,6 +26,7 @@ from gpushare.core.api import (
     Retraction,
     TenantSlo,
     TenantStatus,
+    TenantTrouble,
     WorkloadSignature,
     names,
 )
@@ -39,8 +40,10 @@ from gpushare.core.control.conditions import (
     ready,
     retraction_refused,
     slo_met,
+    troubled,
     wants_profile,
 )
+from gpushare.core.control.hygiene import HygieneSettings
 from gpushare.core.control.retraction import RetractionSettings
 from gpushare.core.interference import as_profile, promised_progress, recommended_fraction
 
@@ -57,6 +60,8 @@ class Fares:
         throttle_ratio: part of the time that it is kept stopped; None: it runs freely.
         profile: its workload's signature, where a node has measured it alone.
         slo: how it fares against its own latency target.
+        trouble: what is wrong with it.
+        is_silent: its node's agent is, so that nothing else is known.
     """
 
     progress_ratio: float | None = None
@@ -65,6 +70,8 @@ class Fares:
     error_ratio: float | None = None
     throttle_ratio: float | None = None
     slo: TenantSlo | None = None
+    trouble: TenantTrouble | None = None
+    is_silent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +100,13 @@ class OperatorSettings:
         defaults: for what neither pod nor GpuShare specifies.
         probation: whether the cluster keeps a workload without a profile alone on its GPU.
         retraction: whom it may evict, and how often.
+        hygiene: what becomes of pods in trouble.
     """
 
     defaults: Defaults
     probation: bool = False
     retraction: RetractionSettings = field(default_factory=RetractionSettings)
+    hygiene: HygieneSettings = field(default_factory=HygieneSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +179,11 @@ def status_of(
     observed = _worst(placements)
     job_class = _class_of(share, live, settings.defaults)
     errors = {uid: fare.error_ratio for uid, fare in fares.items() if fare.error_ratio is not None}
+    silent = [pod.name for pod in live if fares.get(pod.uid, Fares()).is_silent]
     conditions = [
         ready(situation.live, situation.placed, wrong),
         profiled(share.spec, profile),
-        promise_kept(placements, errors, share.status.conditions),
+        promise_kept(placements, errors, share.status.conditions, silent),
     ]
     targets = {
         pod.name: fares.get(pod.uid, Fares()).slo
@@ -182,6 +192,9 @@ def status_of(
     }
     if (met := slo_met(targets)) is not None:
         conditions.append(met)
+    troubles = {pod.name: trouble for pod in live if (trouble := fares.get(pod.uid, Fares()).trouble) is not None}
+    if troubles:
+        conditions.append(troubled(troubles))
     if standing.refusal is not None:
         conditions.append(retraction_refused(*standing.refusal))
     return GpuShareStatus(
@@ -313,6 +326,7 @@ def _fares(tenants: Sequence[TenantStatus]) -> Fares:
         _rounded(slowest[1]),
         _rounded(max((t.throttle_ratio for t in tenants if t.throttle_ratio), default=None)),
         next((tenant.slo for tenant in tenants if tenant.slo is not None), None),
+        next((tenant.trouble for tenant in tenants if tenant.trouble is not None), None),
     )
 
 

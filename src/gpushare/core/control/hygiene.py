@@ -1,0 +1,218 @@
+"""Pods that hold a share and make no good use of it: found, told, and by policy replaced or kept company from.
+
+Pure: what is seen and the time are arguments (docs/adr/0146).
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from gpushare.core.api import TroubleKind
+from gpushare.core.control.retraction import SILENT_SECONDS, Resident, backoff_seconds
+
+IDLE_SM_RATIO: Final = 0.005  # of a window: whoever shares a GPU that does less than this does nothing
+FAULT_SECONDS: Final = 120.0  # a container that ended in a fault is back by then, kubelet's first back-off is 10 s
+QUARANTINE_SECONDS: Final = 600.0  # a GPU gets no new pods for so long after a fault, where the policy is drain
+FORGOTTEN_SECONDS: Final = 86_400.0  # since a group's last replacement: the next one counts as the first
+_RATE_SECONDS: Final = 60.0
+
+
+class HygieneAction(StrEnum):
+    """What becomes of a trouble, beside being said."""
+
+    REPORT = "report"
+    REPLACE = "replace"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class HygieneSettings:
+    """What the chart says.
+
+    Attributes:
+        stalled_seconds: how long a pod does nothing before that is trouble.
+    """
+
+    stalled: HygieneAction = HygieneAction.REPORT
+    outside_mps: HygieneAction = HygieneAction.REPORT
+    fault: HygieneAction = HygieneAction.REPORT
+    stalled_seconds: float = 1800.0
+
+    def action_of(self, kind: TroubleKind) -> HygieneAction:
+        """Return what becomes of one kind."""
+        actions = {
+            TroubleKind.STALLED: self.stalled,
+            TroubleKind.OUTSIDE_MPS: self.outside_mps,
+            TroubleKind.GPU_FAULT: self.fault,
+        }
+        return actions[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class HygieneLook:
+    """One look at one GPU.
+
+    Attributes:
+        tenants: uids of its pods.
+        connected: those with processes under MPS; None: MPS does not say.
+        idle: those of them that surely did nothing in the window; None: nothing was measured.
+        faults: of the MPS server, as its gate counts them; None: the gate says nothing.
+        fault_pods: pods whose processes the last fault ended.
+    """
+
+    tenants: frozenset[str]
+    connected: frozenset[str] | None = None
+    idle: frozenset[str] | None = None
+    faults: int | None = None
+    fault_pods: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class HygieneWatch:
+    """What is remembered of one GPU; start with `HygieneWatch()`.
+
+    Attributes:
+        idle_since: since when a pod has done nothing.
+        lost_since: since when a pod whose processes a fault ended has had none.
+        faults: as last counted; None: never.
+        fault_at: when the count last grew.
+    """
+
+    idle_since: Mapping[str, float] = field(default_factory=dict)
+    lost_since: Mapping[str, float] = field(default_factory=dict)
+    faults: int | None = None
+    fault_at: float = float("-inf")
+
+    def after(self, look: HygieneLook, now: float) -> "HygieneWatch":
+        """Return the watch after a look; a pod of which nothing is known is not counted as idle."""
+        watch = self
+        if look.idle is not None:
+            idle = {uid: self.idle_since.get(uid, now) for uid in look.idle & look.tenants}
+            watch = replace(watch, idle_since=idle)
+        else:
+            there = {uid: at for uid, at in self.idle_since.items() if uid in look.tenants}
+            watch = replace(watch, idle_since=there)
+        lost = {uid: at for uid, at in self.lost_since.items() if uid in look.tenants}
+        if look.faults is not None:
+            if self.faults is not None and look.faults > self.faults:
+                lost |= dict.fromkeys(look.fault_pods & look.tenants, now)
+                watch = replace(watch, fault_at=now)
+            watch = replace(watch, faults=look.faults)
+        if look.connected is not None:
+            lost = {uid: at for uid, at in lost.items() if uid not in look.connected or at == now}
+        return replace(watch, lost_since=lost)
+
+    def stalled(self, now: float, settings: HygieneSettings) -> frozenset[str]:
+        """Return the pods that have done nothing for too long."""
+        limit = settings.stalled_seconds
+        return frozenset(uid for uid, since in self.idle_since.items() if now - since >= limit)
+
+    def lost(self, now: float) -> frozenset[str]:
+        """Return the pods that a fault left without a process."""
+        return frozenset(uid for uid, since in self.lost_since.items() if now - since >= FAULT_SECONDS)
+
+    def is_quarantined(self, now: float) -> bool:
+        """Return whether a fault was so short ago that newcomers had better go elsewhere."""
+        return now - self.fault_at < QUARANTINE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementAsk:
+    """A pod whose trouble ends when another is made in its place.
+
+    Attributes:
+        reason: the agent's sentence.
+        silent_seconds: since the agent last wrote, by the reader's clock.
+        is_confirmed: the agent has written since this process first saw its GpuNode.
+    """
+
+    pod_uid: str
+    gpu: str
+    kind: TroubleKind
+    reason: str
+    silent_seconds: float = 0.0
+    is_confirmed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Replacements:
+    """What was done lately.
+
+    Attributes:
+        of_share: by GpuShare, how often a pod of it was replaced, and when last.
+        evicted: when pods were evicted, for whatever reason, by uid.
+        last_left: when a pod was last seen leaving a GPU, by its UUID.
+        refused: pods whose eviction was refused moments ago.
+    """
+
+    of_share: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    evicted: Mapping[str, float] = field(default_factory=dict)
+    last_left: Mapping[str, float] = field(default_factory=dict)
+    refused: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementPlan:
+    """What to do now: whom to evict, and why not the others, by uid."""
+
+    evict: str | None = None
+    waiting: Mapping[str, str] = field(default_factory=dict)
+    never: Mapping[str, str] = field(default_factory=dict)
+
+
+def plan_replacement(
+    asks: Iterable[ReplacementAsk],
+    residents: Mapping[str, tuple[Resident, ...]],
+    done: Replacements,
+    *,
+    per_minute: int,
+    calm_seconds: float,
+    now: float,
+) -> ReplacementPlan:
+    """Decide which one pod is evicted now so that another is made in its place.
+
+    The budgets are retraction's: so many a minute over the cluster, one at a time on a GPU and then a pause,
+    PodDisruptionBudgets by the API. A group whose new pods get into trouble too is replaced ever more rarely.
+
+    Args:
+        residents: of every GPU that an ask names.
+    """
+    waiting: dict[str, str] = {}
+    never: dict[str, str] = {}
+    due: list[tuple[str, str]] = []
+    for ask in asks:
+        on_gpu = residents.get(ask.gpu, ())
+        pod = next((one for one in on_gpu if one.uid == ask.pod_uid), None)
+        if pod is None or pod.leaving or pod.ended or ask.silent_seconds > SILENT_SECONDS:
+            continue
+        if not pod.replaceable:
+            never[pod.uid] = "it has no controller that would make another pod in its place"
+        elif not ask.is_confirmed:
+            waiting[pod.uid] = "its node's agent has not written since the operator started"
+        elif any(one.leaving for one in on_gpu) or now - done.last_left.get(ask.gpu, -calm_seconds) < calm_seconds:
+            waiting[pod.uid] = "a pod leaves its GPU, or left it moments ago"
+        elif pod.uid in done.refused or pod.uid in done.evicted:
+            waiting[pod.uid] = "its eviction was just asked for"
+        elif (pause := _pause(done.of_share.get(pod.share), now)) > 0:
+            waiting[pod.uid] = f"a pod of its group was replaced lately, the next one may be in {pause:.0f} s"
+        else:
+            due.append((ask.gpu, pod.uid))
+    lately = sum(0.0 <= now - at < _RATE_SECONDS for at in done.evicted.values())
+    if lately >= per_minute:
+        waiting |= {uid: f"{lately} pods were evicted within a minute" for _, uid in due}
+        return ReplacementPlan(None, waiting, never)
+    return ReplacementPlan(min(due)[1] if due else None, waiting, never)
+
+
+def counted(before: tuple[int, float] | None, now: float) -> tuple[int, float]:
+    """Return a group's count of replacements after one more."""
+    is_forgotten = before is None or now - before[1] >= FORGOTTEN_SECONDS
+    return (1 if before is None or is_forgotten else before[0] + 1, now)
+
+
+def _pause(before: tuple[int, float] | None, now: float) -> float:
+    """Return for how long no further pod of a group is replaced."""
+    if before is None or now - before[1] >= FORGOTTEN_SECONDS:
+        return 0.0
+    return max(0.0, before[1] + backoff_seconds(before[0]) - now)

@@ -1,0 +1,178 @@
+"""Pods in trouble: how they are found, and which one is replaced now."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpushare.core.api import JobClass, TroubleKind
+from gpushare.core.control import (
+    HygieneAction,
+    HygieneLook,
+    HygieneSettings,
+    HygieneWatch,
+    ReplacementAsk,
+    Replacements,
+    Resident,
+    counted,
+    plan_replacement,
+)
+from gpushare.core.control.hygiene import FAULT_SECONDS, FORGOTTEN_SECONDS, QUARANTINE_SECONDS
+from gpushare.core.control.retraction import FIRST_BACKOFF_SECONDS, SILENT_SECONDS
+
+SETTINGS = HygieneSettings(stalled_seconds=600.0)
+BOTH = frozenset({"a", "b"})
+NOW = 10_000.0
+
+
+def looked(*looks: tuple[float, HygieneLook]) -> HygieneWatch:
+    watch = HygieneWatch()
+    for now, look in looks:
+        watch = watch.after(look, now)
+    return watch
+
+
+def idle(*uids: str) -> HygieneLook:
+    return HygieneLook(BOTH, BOTH, frozenset(uids))
+
+
+def test_a_pod_that_does_nothing_for_long_is_stalled_and_one_that_works_once_is_not():
+    watch = looked(*((at, idle("a", "b")) for at in range(0, 300, 5)), (300.0, idle("a")), (301.0, idle("a", "b")))
+    assert watch.stalled(599.0, SETTINGS) == frozenset()
+    assert watch.stalled(600.0, SETTINGS) == {"a"}
+    assert watch.stalled(901.0, SETTINGS) == BOTH
+
+
+def test_what_was_not_measured_decides_nothing_and_who_left_is_forgotten():
+    unknown = HygieneLook(BOTH, BOTH)
+    watch = looked((0.0, idle("a")), (700.0, unknown))
+    assert watch.stalled(700.0, SETTINGS) == {"a"}
+    watch = watch.after(HygieneLook(frozenset({"b"})), 701.0).after(idle("a"), 702.0)
+    assert watch.stalled(710.0, SETTINGS) == frozenset()
+
+
+def fault(count: int, *connected: str) -> HygieneLook:
+    return HygieneLook(BOTH, frozenset(connected), None, count, BOTH)
+
+
+def test_pods_that_a_fault_left_without_a_process_are_lost_after_a_while():
+    watch = looked((0.0, fault(3, "a", "b")), (10.0, fault(4)), (20.0, fault(4, "b")))
+    assert watch.lost(10.0 + FAULT_SECONDS - 1) == frozenset()
+    assert watch.lost(10.0 + FAULT_SECONDS) == {"a"}
+    assert watch.after(fault(4, "a", "b"), 500.0).lost(500.0) == frozenset()
+
+
+def test_faults_from_before_the_agent_and_of_a_gate_that_began_anew_are_none():
+    assert looked((0.0, fault(3)), (5.0, fault(3)), (6.0, fault(0))).lost(10_000.0) == frozenset()
+    assert not looked((0.0, fault(3)), (6.0, fault(0))).is_quarantined(6.0)
+
+
+def test_a_client_list_from_before_the_fault_was_noticed_does_not_end_the_trouble():
+    watch = looked((0.0, fault(0, "a")), (1.0, fault(1, "a")), (2.0, fault(1)))
+    assert watch.lost(1.0 + FAULT_SECONDS) == BOTH
+
+
+def test_a_fault_quarantines_its_gpu_for_ten_minutes():
+    watch = looked((0.0, fault(0)), (10.0, fault(1)))
+    assert watch.is_quarantined(10.0)
+    assert watch.is_quarantined(9.0 + QUARANTINE_SECONDS)
+    assert not watch.is_quarantined(10.0 + QUARANTINE_SECONDS)
+
+
+def test_each_kind_has_its_action():
+    chosen = HygieneSettings(HygieneAction.REPLACE, HygieneAction.DRAIN, HygieneAction.REPORT)
+    assert [chosen.action_of(kind) for kind in TroubleKind] == [
+        HygieneAction.REPLACE,
+        HygieneAction.DRAIN,
+        HygieneAction.REPORT,
+    ]
+
+
+def ask(uid: str = "a", gpu: str = "G", **more) -> ReplacementAsk:
+    return ReplacementAsk(uid, gpu, TroubleKind.STALLED, "does nothing", **more)
+
+
+def resident(uid: str = "a", **more) -> Resident:
+    return Resident(uid, f"shop/{uid}", JobClass.THROUGHPUT, **more)
+
+
+def plan(asks, residents, done=None, now=NOW, per_minute=2):
+    on_gpu = {"G": tuple(residents)}
+    return plan_replacement(
+        asks, on_gpu, done or Replacements(), per_minute=per_minute, calm_seconds=60.0, now=now
+    )
+
+
+def test_a_pod_in_trouble_is_evicted():
+    assert plan([ask()], [resident(), resident("b")]).evict == "a"
+    assert plan([ask()], [resident()]).evict == "a", "a pod alone on its GPU too"
+
+
+@pytest.mark.parametrize(
+    ("asked", "residents", "done", "why"),
+    [
+        (ask(), [resident(replaceable=False)], Replacements(), "no controller"),
+        (ask(is_confirmed=False), [resident()], Replacements(), "has not written"),
+        (ask(), [resident(), resident("b", leaving=True)], Replacements(), "a pod leaves its GPU"),
+        (ask(), [resident()], Replacements(last_left={"G": NOW - 59}), "left it moments ago"),
+        (ask(), [resident()], Replacements(refused=["a"]), "just asked for"),
+        (ask(), [resident()], Replacements(evicted={"a": NOW - 1}), "just asked for"),
+        (ask(), [resident()], Replacements({"shop/a": (1, NOW - 299)}), "replaced lately"),
+        (ask(), [resident()], Replacements(evicted={"x": NOW - 1, "y": NOW - 59}), "within a minute"),
+    ],
+)
+def test_why_one_stays(asked, residents, done, why):
+    found = plan([asked], residents, done)
+    assert found.evict is None
+    assert why in {**found.waiting, **found.never}["a"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "residents"),
+    [
+        (ask(silent_seconds=SILENT_SECONDS + 1), [resident()]),
+        (ask(), [resident(leaving=True)]),
+        (ask(), [resident(ended=True)]),
+        (ask(), [resident("b")]),
+    ],
+)
+def test_nothing_is_said_of_who_is_not_there_or_not_known(asked, residents):
+    found = plan([asked], residents)
+    assert (found.evict, found.waiting, found.never) == (None, {}, {})
+
+
+def test_a_group_in_trouble_again_and_again_is_replaced_ever_more_rarely():
+    done, now, at = None, NOW, []
+    for _ in range(4):
+        while (
+            plan([ask()], [resident()], Replacements({} if done is None else {"shop/a": done}), now).evict is None
+        ):
+            now += 10.0
+        done = counted(done, now)
+        at.append(now)
+        now += 10.0
+    pauses = [later - earlier for earlier, later in itertools.pairwise(at)]
+    assert pauses == [FIRST_BACKOFF_SECONDS, 2 * FIRST_BACKOFF_SECONDS, 4 * FIRST_BACKOFF_SECONDS]
+    assert counted(done, now + FORGOTTEN_SECONDS)[0] == 1
+
+
+uids = st.sampled_from(["a", "b", "c"])
+
+
+@given(
+    st.lists(st.builds(ask, uids, st.sampled_from(["G", "H"])), max_size=4),
+    st.lists(
+        st.builds(resident, uids, leaving=st.booleans(), replaceable=st.booleans()), unique_by=lambda r: r.uid
+    ),
+    st.dictionaries(st.sampled_from(["x", "y", "z"]), st.floats(NOW - 200, NOW)),
+    st.integers(1, 3),
+)
+def test_at_most_one_within_the_rate_and_only_who_may(asks, residents, evicted, per_minute):
+    found = plan(asks, residents, Replacements(evicted=evicted), per_minute=per_minute)
+    if found.evict is None:
+        return
+    [pod] = [one for one in residents if one.uid == found.evict]
+    assert pod.replaceable
+    assert not any(one.leaving for one in residents)
+    assert sum(NOW - at < 60 for at in evicted.values()) < per_minute

@@ -1,0 +1,145 @@
+"""Pods in trouble in the operator: said in the GpuShare, replaced by policy, and what a silent agent means."""
+
+from typing import Any
+
+import pytest
+from tests.operator.test_retractor import BUDGET, Bench
+
+from gpushare.core.api import TenantTrouble, TroubleKind
+from gpushare.core.control import HygieneAction, HygieneSettings
+from gpushare.core.control.retraction import SILENT_SECONDS
+from gpushare.kube import PODS, Retryable
+from gpushare_operator.reports import NodeReport
+from gpushare_operator.running import Environment
+
+STALLED = TenantTrouble(TroubleKind.STALLED, "its processes have done nothing on GPU GPU-1 for 30 minutes")
+FAULT = TenantTrouble(
+    TroubleKind.GPU_FAULT, "a fault of GPU GPU-1 ended its processes, and none has connected since"
+)
+
+
+async def made(**hygiene: Any) -> Bench:
+    bench = Bench(hygiene=HygieneSettings(**hygiene))
+    bench.pod("old")
+    bench.pod("new")
+    await bench.settle(3)
+    return bench
+
+
+async def test_trouble_is_a_condition_and_by_default_nobody_is_evicted() -> None:
+    bench = await made()
+    bench.troubles["uid-new"] = STALLED
+    await bench.settle()
+    assert bench.condition("new", "Troubled") == ("Stalled", f"new: {STALLED.message}")
+    assert bench.condition("old", "Troubled") is None
+    assert bench.api.tried == 0
+    bench.troubles.clear()
+    await bench.settle()
+    assert bench.condition("new", "Troubled") is None
+
+
+async def test_by_policy_a_pod_in_trouble_is_evicted_once_and_it_is_told() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.troubles["uid-new"] = STALLED
+    await bench.settle(20)
+    assert bench.api.evicted == ["new"]
+    assert bench.told("Replaced") == [("Pod", f"evicted so that another is made in its place: {STALLED.message}")]
+    assert bench.value("gpushare_replacements_total", {"kind": "Stalled"}) == 1
+    assert bench.share("new").status.retractions == (), "nothing is held against it"
+    assert bench.value("gpushare_retractions_total") == 0
+
+
+async def test_only_the_kind_that_the_policy_names_is_replaced() -> None:
+    bench = await made(fault=HygieneAction.REPLACE, stalled=HygieneAction.DRAIN)
+    bench.troubles["uid-new"] = STALLED
+    await bench.settle(20)
+    assert bench.api.tried == 0
+    bench.troubles["uid-new"] = FAULT
+    await bench.settle(5)
+    assert bench.api.evicted == ["new"]
+
+
+async def test_two_pods_of_one_gpu_leave_one_after_the_other() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.troubles = {"uid-new": STALLED, "uid-old": STALLED}
+    await bench.settle(30)
+    assert bench.api.evicted == ["new"]
+    bench.api.store.remove(PODS, "shop/new")
+    bench.troubles.pop("uid-new")
+    await bench.settle(50)
+    assert bench.api.evicted == ["new"], "a GPU that a pod has left is left alone for a minute"
+    await bench.settle(30)
+    assert bench.api.evicted == ["new", "old"]
+
+
+async def test_a_budget_holds_a_replacement_and_it_is_said() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.troubles["uid-new"] = STALLED
+    bench.api.errors = [Retryable(BUDGET, status=429, reason="TooManyRequests", retry_after_seconds=10)] * 3
+    await bench.settle(20)
+    assert bench.api.tried < 4
+    found = bench.condition("new", "RetractionRefused")
+    assert found is not None
+    assert found[0] == "DisruptionBudget"
+    assert found[1].startswith("new should be replaced (its processes have done nothing")
+    assert found[1].endswith(BUDGET)
+    await bench.settle(60)
+    assert bench.api.evicted == ["new"]
+    await bench.settle(3)
+    assert bench.condition("new", "RetractionRefused") is None
+
+
+async def test_a_pod_that_nobody_would_make_again_stays_and_it_is_said() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    raw = bench.api.store.objects(PODS)["shop/new"]
+    raw["metadata"]["ownerReferences"][0]["controller"] = False
+    bench.api.store.put(PODS, raw)
+    bench.troubles["uid-new"] = STALLED
+    await bench.settle(10)
+    assert bench.api.tried == 0
+    found = bench.condition("new", "RetractionRefused")
+    assert found is not None
+    assert found[0] == "NotRetractable"
+    assert "no controller" in found[1]
+
+
+async def test_another_nodes_word_about_a_pod_is_not_followed() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.node = "n2"
+    bench.troubles["uid-new"] = STALLED
+    await bench.settle(20)
+    assert bench.api.tried == 0
+    assert bench.condition("new", "Troubled") is None
+
+
+async def test_what_a_silent_agent_said_last_no_longer_counts() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    bench.troubles["uid-new"] = STALLED
+    bench.api.errors = [Retryable(BUDGET, status=429, retry_after_seconds=1)] * 10_000
+    await bench.settle(5)
+    assert bench.condition("new", "Troubled") is not None
+    kept, bench.retractor.node_changed = bench.retractor.node_changed, lambda node, report: None  # type: ignore[method-assign]
+    await bench.settle(int(SILENT_SECONDS) + 5)
+    assert bench.condition("new", "Troubled") is None
+    found = bench.condition("new", "PromiseKept")
+    assert found == (
+        "AgentSilent",
+        "nothing is heard of new: its node's agent is silent, and throttles nobody",
+    )
+    bench.retractor.node_changed = kept  # type: ignore[method-assign]
+    await bench.settle(5)
+    assert bench.condition("new", "Troubled") is not None
+    assert bench.condition("new", "PromiseKept") == ("NotMeasured", "no pod's progress is known")
+
+
+def test_the_charts_values() -> None:
+    read = Environment.read({"GPUSHARE_HYGIENE_STALLED": "replace", "GPUSHARE_HYGIENE_FAULT": "drain"})
+    assert read.settings.hygiene == HygieneSettings(
+        stalled=HygieneAction.REPLACE, outside_mps=HygieneAction.REPORT, fault=HygieneAction.DRAIN
+    )
+    with pytest.raises(ValueError, match='GPUSHARE_HYGIENE_FAULT: "end" is none of report, replace, drain'):
+        Environment.read({"GPUSHARE_HYGIENE_FAULT": "end"})
+
+
+def test_a_report_without_trouble_names_none() -> None:
+    assert NodeReport.of({"metadata": {"name": "n1"}}).troubles == ()
