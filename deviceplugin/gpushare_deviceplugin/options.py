@@ -93,8 +93,9 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("max-slowdown", str(standard.max_slowdown_ratio), "tolerated slowdown of class throughput", type=float)
     add("latency-max-slowdown", str(standard.latency_max_slowdown_ratio), "that of class latency", type=float)
     actions = [action.value for action in HygieneAction]
-    for trouble in ("stalled", "outside-mps", "fault"):
-        add(f"hygiene-{trouble}", "report", f"what becomes of trouble of the kind {trouble}", choices=actions)
+    add("hygiene-stalled", "report", "what becomes of pods that do nothing", choices=actions)
+    add("hygiene-outside-mps", "report", "what becomes of pods with processes outside MPS", choices=actions)
+    add("hygiene-fault", "report", "what becomes of pods that a fault left without a process", choices=actions)
     add("stalled-after-seconds", "1800", "how long a pod does nothing before that is trouble", type=float)
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
