@@ -6,8 +6,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from gpushare.core.api import JobClass, TenantTrouble, TroubleKind
-from gpushare.core.control import HygieneAction, HygieneLook, HygieneSettings, HygieneWatch
-from gpushare.core.control.hygiene import IDLE_SM_RATIO
+from gpushare.core.control import (
+    IDLE_SM_RATIO,
+    HygieneAction,
+    HygieneLook,
+    HygieneSettings,
+    HygieneWatch,
+)
 from gpushare.core.gpu import OutsideWatch
 from gpushare.mps.status import GateStatus, ThrottleRefusal
 from gpushare_deviceplugin.gates import Notice

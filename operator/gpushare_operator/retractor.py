@@ -15,6 +15,7 @@ from gpushare.core import control
 from gpushare.core.admission import Needs, ShareKey, resolve
 from gpushare.core.api import JobClass, PodView, Retraction
 from gpushare.core.control import (
+    SILENT_SECONDS,
     HygieneAction,
     ReplacementAsk,
     ReplacementPlan,
@@ -24,7 +25,6 @@ from gpushare.core.control import (
     RetractionRecord,
     RetractionSituation,
 )
-from gpushare.core.control.retraction import SILENT_SECONDS
 from gpushare.kube import GPUSHARES, Api, ApiError, EventType, Json, NotFound, Retryable, record_event
 from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.moments import unix_seconds

@@ -6,8 +6,7 @@ import pytest
 from tests.operator.test_retractor import BUDGET, Bench
 
 from gpushare.core.api import TenantTrouble, TroubleKind
-from gpushare.core.control import HygieneAction, HygieneSettings
-from gpushare.core.control.retraction import SILENT_SECONDS
+from gpushare.core.control import SILENT_SECONDS, HygieneAction, HygieneSettings
 from gpushare.kube import PODS, Retryable
 from gpushare_operator.reports import NodeReport
 from gpushare_operator.running import Environment

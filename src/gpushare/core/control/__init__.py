@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpushare.core.control.gain import Gain, GpuGain, NamespaceGain, gain_of, is_kept
 from gpushare.core.control.hygiene import (
+    IDLE_SM_RATIO,
     HygieneAction,
     HygieneLook,
     HygieneSettings,
@@ -16,6 +17,7 @@ from gpushare.core.control.hygiene import (
     plan_replacement,
 )
 from gpushare.core.control.retraction import (
+    SILENT_SECONDS,
     Resident,
     RetractionAsk,
     RetractionPlan,
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FREE",
+    "IDLE_SM_RATIO",
+    "SILENT_SECONDS",
     "Fares",
     "Gain",
     "GpuGain",
