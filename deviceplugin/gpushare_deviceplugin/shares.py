@@ -83,12 +83,13 @@ def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> Sha
     if not uids:
         return None
     spec = from_json(GpuShareSpec, obj.get("spec"))
-    profile = status.profile if status.profile is not None and status.profile.counters else None
+    kept = status.profile if status.profile is not None and status.profile.counters else None
+    profile = kept if kept is not None and not kept.contradiction() else None  # it is read anew
     return SharedProfile(
         pod_uids=uids,
         gpu_model=profile.gpu_model if profile else "",
         signature=_solo(profile) if profile else None,
-        kept=profile,
+        kept=kept,
         job_class=spec.job_class,
         max_slowdown=spec.max_slowdown,
         is_profiled=spec.profile is None or spec.profile.mode is not ProfileMode.OFF,

@@ -509,6 +509,20 @@ class TestMeasuring:
         assert shared.signature == SoloSignature(Counters(fp32_util=0.5), {50: 0.6})
         assert shared.pod_uids == {"u1"}
 
+    def test_a_profile_that_contradicts_itself_is_as_good_as_none_and_gives_way(self, state: NodeState) -> None:
+        a = tenant(state, "a", threads="100")
+        profile = {"gpuModel": "NVIDIA H200", "counters": {"sm_util": 0.1, "fp32_util": 0.6}, "windowSeconds": 900}
+        shared = reduce_gpushare({"status": {"profile": profile, "placements": [{"podUid": a, "pod": "a"}]}})
+        assert shared is not None
+        assert shared.signature is None
+        known = Signatures({"shop/a": shared})
+        for _ in range(3):
+            known.learn(state.pods[a], "NVIDIA H200", window(FP32, 6.0))
+        found = known.of(state.pods[a], "NVIDIA H200")
+        assert found is not None
+        assert found.counters.as_dict() == pytest.approx(FP32.as_dict())
+        assert known.news(state.pods[a], "NVIDIA H200") is not None
+
 
 class BrokenDevices:
     """Devices that the test breaks."""

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
 from gpushare.core.api import ConditionStatus
-from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
+from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health, Standstill
 from gpushare.exporter import NodeCollector
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.status import ClientStatus, GateState, GateStatus
@@ -188,6 +188,21 @@ async def test_no_gpm_leaves_memory_and_says_what_is_missing(bench: Bench) -> No
     await bench.rounds(8)
     assert bench.condition("CountersReady") == (ConditionStatus.TRUE, "")
     assert has_figures(bench)
+
+
+async def test_counters_that_stand_still_are_said_and_nothing_is_inferred_from_them(bench: Bench) -> None:
+    await bench.rounds(8)
+    assert has_figures(bench)
+    watch = Standstill()
+    for _ in range(4):
+        watch = watch.after(BUSY, 0.9)
+    bench.driver.error = DevicesError(watch.problem, retryable=True)  # as the real side raises it
+    await bench.rounds()
+    status, message = bench.condition("CountersReady")
+    assert status is ConditionStatus.FALSE
+    assert message == f"GPU {GPU_A}: its counters have read the same to the last digit for 3 windows"
+    assert not has_figures(bench)
+    assert bench.health == (Health.HEALTHY, ""), "it still takes tenants"
 
 
 async def test_no_permission_is_said_once_counted_and_over_when_it_is_over(

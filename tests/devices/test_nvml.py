@@ -138,6 +138,25 @@ def test_polling_reads_between_samples_and_ends_with_the_devices(driver: FakeNvm
     assert "sm-clock" not in {thread.name for thread in threading.enumerate()}
 
 
+@pytest.mark.parametrize(("values", "words"), [(37.5, "the same to the last digit"), (0.0, "zero for 3 windows")])
+def test_counters_that_stand_still_are_said_and_come_back_when_they_move(
+    values: float, words: str, devices: NvmlDevices, clock: Clock, driver: FakeNvml
+) -> None:
+    driver.gpm = dict.fromkeys(METRICS.values(), (0, values))
+    devices.sample(UUID)
+    for _ in range(3 if values else 2):  # until then nobody can know
+        clock.sleep(1)
+        assert devices.sample(UUID) is not None
+    clock.sleep(1)
+    with pytest.raises(DevicesError, match=words) as caught:
+        devices.sample(UUID)
+    assert caught.value.retryable
+    for moved in (12.0, 12.5):
+        driver.gpm[METRICS["sm_util"]] = (0, moved)
+        clock.sleep(1)
+        assert devices.sample(UUID) is not None
+
+
 def test_a_reading_that_makes_no_sense_is_no_reading() -> None:
     counters = counters_of({"sm_util": (0, 1e9), "fp32_util": (0, -1.0), "fp16_util": (0, 12.0)})
     assert counters.as_dict() == {"fp16_util": 0.12}

@@ -253,7 +253,10 @@ class FakeNvml:
         assert samples <= self.samples
         for slot in range(asked.numMetrics):
             metric = asked.metrics[slot]
-            metric.nvmlReturn, metric.value = self.gpm.get(metric.metricId, (0, 0.0))
+            is_moving = metric.metricId == pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL
+            metric.nvmlReturn, metric.value = self.gpm.get(
+                metric.metricId, (0, 90.0 + self.marks % 9 if is_moving else 0.0)
+            )
         return self._check(HANDLE)
 
 

@@ -16,6 +16,7 @@ from gpushare.core.gpu import (
     GpuProcess,
     GpuSample,
     Health,
+    Standstill,
 )
 from gpushare.devices.clock import ClockPolling, SmClock
 from gpushare.devices.dcgm import DcgmScrape
@@ -56,6 +57,7 @@ class NvmlDevices:
         self._gpm: dict[str, GpmSampler | None] = {}
         self._sampled_at: dict[str, float] = {}
         self._clocks: dict[str, SmClock] = {}
+        self._stills: dict[str, Standstill] = {}
         self._logged: set[str] = set()
         self._lost_at: float | None = None
         self._polls_clock = polls_clock
@@ -148,7 +150,11 @@ class NvmlDevices:
         return self._xid.health(uuid, handle)
 
     def sample(self, uuid: str) -> GpuSample | None:
-        """Counters since the call before; None at first, or when called within 100 ms."""
+        """Counters since the call before; None at first, or when called within 100 ms.
+
+        Raises:
+            DevicesError: the driver does not answer, or its counters stand still.
+        """
         handle = self._handle(uuid)
         read = self._counters(uuid, handle)
         if read is None:
@@ -157,8 +163,13 @@ class NvmlDevices:
         counters, window_seconds = read
         with driver_errors(f"GPU {uuid} cannot be sampled"):
             used_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) // _MIB
-        clock = self._clock_of(uuid, handle)
-        return GpuSample(counters, window_seconds, used_mib, _utilization(handle), clock.mean_mhz(), clock.max_mhz)
+        utilization, clock = _utilization(handle), self._clock_of(uuid, handle)
+        mean_mhz = clock.mean_mhz()
+        if self._gpm[uuid] is not None:  # dcgm-exporter repeats itself between its own readings
+            self._stills[uuid] = self._stills.get(uuid, Standstill()).after(counters, utilization)
+            if problem := self._stills[uuid].problem:
+                raise DevicesError(problem, retryable=True)
+        return GpuSample(counters, window_seconds, used_mib, utilization, mean_mhz, clock.max_mhz)
 
     def _clock_of(self, uuid: str, handle: Any) -> SmClock:
         if uuid not in self._clocks:

@@ -17,7 +17,6 @@ from gpushare.core.api.meta import Condition, ConditionStatus, LabelRequirement,
 from gpushare.core.api.objects import (
     FRACTION_PATTERN,
     MEMORY_PATTERN,
-    CapPoint,
     Ceilings,
     GpuNode,
     GpuNodeStatus,
@@ -34,11 +33,11 @@ from gpushare.core.api.objects import (
     ProfileSpec,
     TenantStatus,
     Utilization,
-    WorkloadSignature,
 )
 from gpushare.core.api.rejection import Rejection
 from gpushare.core.api.request import FaultDomain, JobClass, parse_fraction, parse_memory_mib
 from gpushare.core.api.schema import from_json, openapi, to_json
+from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
 from gpushare.core.gpu.devices import Health
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -23,12 +23,12 @@ from gpushare.core.api.objects import (
     PodPlacement,
     Retraction,
     TenantStatus,
-    WorkloadSignature,
 )
 from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass
 from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.api.slo import TenantSlo
+from gpushare.core.api.workload_signature import WorkloadSignature
 from gpushare.core.control.conditions import BROKEN, PROFILED, PROMISE_KEPT, READY, SLO_MET
 from gpushare.core.control.lifecycle import (
     Fares,

@@ -1,13 +1,15 @@
 """A workload's signature from the agent that saw it to the fraction of the next pod."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushare import data as gpushare_data
 from gpushare.core.admission.resolve import Defaults, Needs, resolve
-from gpushare.core.api import names
+from gpushare.core.api import ConditionStatus, names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.objects import (
     GpuNodeStatus,
@@ -16,15 +18,16 @@ from gpushare.core.api.objects import (
     GpuStatus,
     Phase,
     TenantStatus,
-    WorkloadSignature,
 )
 from gpushare.core.api.pod import PodView
 from gpushare.core.api.request import JobClass, parse_fraction
 from gpushare.core.api.schema import from_json, to_json
+from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
 from gpushare.core.control.conditions import PROFILED
 from gpushare.core.control.lifecycle import OperatorSettings, fares_of, status_of, transitions
 from gpushare.core.control.signatures import is_one_kind, taken
 from gpushare.core.interference import as_profile, recommended_fraction
+from gpushare.research.dataset import parse
 from gpushare.twin.contention import WORKLOADS
 
 NOW = "2026-11-21T11:00:00Z"
@@ -142,6 +145,49 @@ def test_a_look_with_the_clock_replaces_one_without_unless_it_is_much_shorter():
     assert not timed(40.0).gives_way(timed(9.0, 1980.0))
     assert not timed(10.0, 1980.0).gives_way(timed(9000.0)), "two nodes would replace each other's for ever"
     assert timed(10.0, 1980.0).gives_way(timed(40.0, 1400.0))
+
+
+@pytest.mark.parametrize(
+    ("counters", "curve", "words"),
+    [
+        ({"sm_util": 0.2, "fp32_util": 0.6}, {}, "fp32_util is 0.6, above sm_util, which is 0.2"),
+        (
+            {"sm_util": 0.9, "any_tensor_util": 0.1, "hmma_tensor_util": 0.5},
+            {},
+            "hmma_tensor_util is 0.5, above ",
+        ),
+        ({"sm_util": 1.4}, {}, "sm_util is 1.4, and a counter is from 0 to 1"),
+        ({"sm_util": float("nan")}, {}, "sm_util is nan"),
+        ({"sm_util": 0.9}, {25: 0.9, 50: 0.3}, "progress is 0.9 under 25% of the threads and 0.3 under 50%"),
+        ({"sm_util": 0.9}, {50: 1.7}, "progress is 1.7 under 50% of the threads and 1 under 100%"),
+    ],
+)
+def test_a_profile_that_contradicts_itself_is_not_used_and_is_taken_anew(counters, curve, words):
+    points = tuple(CapPoint(cap, progress) for cap, progress in curve.items())
+    wrong = WorkloadSignature(H200, counters, window_seconds=100.0, cap_curve=points)
+    assert words in wrong.contradiction()
+    assert as_profile(wrong) is None
+    share = replace(gpushare(), status=replace(gpushare().status, profile=wrong))
+    kept = status(share, [pod()])
+    [told] = [each for each in kept.conditions if each.type == PROFILED]
+    assert (told.status, told.reason) == (ConditionStatus.FALSE, "Contradictory")
+    assert words in told.message
+    anew = status(share, [pod()], signature("bert-infer", 5.0))
+    assert anew.profile.counters == signature("bert-infer").counters
+    assert not signature("bert-infer").contradiction()
+    assert taken(None, [wrong], GpuShareSpec(), is_one_kind=True, now=NOW) is None
+
+
+def test_no_measured_run_contradicts_itself():
+    for name in ("h200-colocation.jsonl", "h200-table.jsonl"):
+        data = parse((Path(gpushare_data.__file__).parent / name).read_bytes().splitlines())
+        for run in data.runs:
+            if run.is_solo:
+                [tenant] = run.tenants
+                curve = tuple(CapPoint(cap, progress) for cap, progress in data.cap_curve(tenant.workload).items())
+                assert not WorkloadSignature(H200, run.counters.as_dict(), cap_curve=curve).contradiction()
+    for workload in WORKLOADS:
+        assert not signature(workload).contradiction()
 
 
 def test_pods_of_several_workloads_under_one_selector_have_no_profile():

@@ -13,7 +13,6 @@ from gpushare.core.api.names import (
     SHARES_PER_GPU,
 )
 from gpushare.core.api.objects import (
-    CapPoint,
     Ceilings,
     GpuNode,
     GpuNodeStatus,
@@ -30,7 +29,6 @@ from gpushare.core.api.objects import (
     Retraction,
     TenantStatus,
     Utilization,
-    WorkloadSignature,
     retracted_often,
 )
 from gpushare.core.api.pod import PodView
@@ -53,6 +51,7 @@ from gpushare.core.api.request import (
 from gpushare.core.api.schema import from_json, openapi, to_json
 from gpushare.core.api.slo import PodSeries, PrometheusQuery, Slo, TenantSlo, in_time, parse_slo
 from gpushare.core.api.trouble import TenantTrouble, TroubleKind
+from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
 
 __all__ = [
     "API_VERSION",

@@ -18,7 +18,8 @@ from gpushare.core.api.request import FaultDomain, JobClass
 from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
 from gpushare.core.api.slo import TenantSlo
 from gpushare.core.api.trouble import TenantTrouble
-from gpushare.core.gpu import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, Health
+from gpushare.core.api.workload_signature import WorkloadSignature
+from gpushare.core.gpu import Counters, Health
 
 # The same language as `core.request` reads; tests hold the two together.
 FRACTION_PATTERN: Final = r"^(auto|0*0\.(0[1-9]|[1-9][0-9]?)0*|0*([1-9]|1[0-6])(\.0+)?)$"
@@ -32,8 +33,6 @@ _MEMORY_RULE: Final = CelRule(
     f"self.matches(r'{MEMORY_PATTERN}') && self.matches('^[0-9.]*[1-9]')",
     'allowed is an amount of memory above zero such as "8Gi" or "500Mi"',
 )
-LONGER_WINDOW: Final = 4.0
-"""A signature replaces one taken over a window this many times shorter: three writes from 5 s to all of 120 s."""
 _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
 _MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those become GPUs of their own (design.md 7)
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
@@ -146,91 +145,6 @@ class GpuShareSpec:
             ".fraction",
         ),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class CapPoint:
-    """One point of a cap curve."""
-
-    thread_percentage: int = described(
-        "MPS thread percentage.", default=100, required=True, minimum=1, maximum=100
-    )
-    progress_ratio: float = described(
-        "Progress under it relative to 100%.", default=1.0, name="progress", required=True, minimum=0
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadSignature:
-    """The signature of the workload, taken alone or beside neighbours that were stopped (docs/design.md 4)."""
-
-    gpu_model: str = described("GPU model it was taken on.", default="")
-    counters: Mapping[str, float] = described(
-        "Device counters at 100% threads, ratios from 0 to 1, by the names of the colocation dataset: "
-        f"{', '.join(COUNTERS)}. What the device cannot measure is absent. Of a signature taken under a cap they "
-        "are what follows from those seen there, and the cap curve has its progress there.",
-        default_factory=dict,
-        items=_RATIO,
-        maxProperties=32,
-    )
-    iterations_per_second: float | None = described(
-        "The workload's own rate where it reports one.", default=None, minimum=0
-    )
-    memory_peak_mib: int | None = described(
-        "Most device memory seen, MiB.", default=None, name="memoryPeakMiB", minimum=0
-    )
-    cap_curve: tuple[CapPoint, ...] = described(
-        "Progress under lower thread percentages where measured.",
-        default=(),
-        maxItems=100,
-        **list_map("threadPercentage"),
-    )
-    window_seconds: float | None = described("Length of the measurement.", default=None, minimum=0)
-    taken_at: str | None = described("When the measurement ended.", default=None, format="date-time")
-    thread_percentage: int | None = described(
-        "Thread percentage that it was taken under; absent: all threads.", default=None, minimum=1, maximum=99
-    )
-    sm_clock_mhz: float | None = described(
-        "Mean clock of the SMs while it was taken, MHz, since counters are ratios of cycles; absent: not known.",
-        default=None,
-        name="smClockMHz",
-        minimum=1,
-        maximum=10_000,
-    )
-
-    @property
-    def cap(self) -> int:
-        """The thread percentage that it was taken under."""
-        return 100 if self.thread_percentage is None else self.thread_percentage
-
-    def as_counters(self) -> Counters:
-        """The counters as a value; unknown names are left out."""
-        return Counters(**{name: self.counters[name] for name in COUNTERS if name in self.counters})
-
-    def is_usable(self) -> bool:
-        """Whether it says enough for the interference model: the SMs' use, over a window of some length."""
-        window = self.window_seconds
-        return "sm_util" in self.counters and (window is None or window >= MIN_SIGNATURE_SECONDS)
-
-    def gives_way(self, other: "WorkloadSignature") -> bool:
-        """Whether another signature is worth writing down in this one's place.
-
-        One that is more than twice as active is, however short: this one holds the program's start, or a pause.
-        The other way round it never is, so that two nodes do not replace each other's for ever. One taken under
-        more threads tells more, one taken under fewer never takes its place. One with the clock tells more than
-        one without, unless it is much shorter.
-        """
-        own, others = self.as_counters(), other.as_counters()
-        if not self.counters or others.is_far_more_active(own):
-            return True
-        if own.is_far_more_active(others):
-            return False
-        if self.cap != other.cap:
-            return other.cap > self.cap
-        longer = (other.window_seconds or 0.0) / max(self.window_seconds or 0.0, 1.0)
-        if (self.sm_clock_mhz is None) != (other.sm_clock_mhz is None):
-            return self.sm_clock_mhz is None and longer * LONGER_WINDOW >= 1.0
-        return longer >= LONGER_WINDOW
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,9 @@ def ready(live: int, placed: int, wrong: Sequence[str]) -> Condition:
 
 def profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition:
     """Return whether the workload's signature is known."""
+    if profile is not None and (contradiction := profile.contradiction()):
+        message = f"the profile contradicts itself and is not used: {contradiction}; it is taken anew"
+        return Condition(PROFILED, ConditionStatus.FALSE, "Contradictory", message)
     if profile is not None:
         return Condition(
             PROFILED, ConditionStatus.TRUE, "Taken", f"signature taken on {profile.gpu_model or 'a GPU'}"

@@ -13,6 +13,7 @@ from gpushare.core.gpu.devices import (
 from gpushare.core.gpu.exclusive import ModeChange, mode_change
 from gpushare.core.gpu.outside import Found, OutsideProcess, OutsideWatch, look, pids_outside
 from gpushare.core.gpu.pipes import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, mean_counters
+from gpushare.core.gpu.still import Standstill
 
 __all__ = [
     "COUNTERS",
@@ -30,6 +31,7 @@ __all__ = [
     "ModeChange",
     "OutsideProcess",
     "OutsideWatch",
+    "Standstill",
     "look",
     "mean_counters",
     "mode_change",

@@ -1,0 +1,126 @@
+"""A workload's signature as a GpuShare and a GpuNode hold it."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from gpushare.core.api.schema import described, list_map
+from gpushare.core.gpu import COUNTERS, MIN_SIGNATURE_SECONDS, Counters
+
+LONGER_WINDOW: Final = 4.0
+"""A signature replaces one taken over a window this many times shorter: three writes from 5 s to all of 120 s."""
+_RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
+# No pipe is busier than the SMs but that for integers, of which an SM has more than one unit; no tensor pipe is
+# busier than all of them.
+_PARTS: Final = (
+    *((name, "sm_util") for name in ("sm_occupancy", "fp64_util", "fp32_util", "fp16_util", "any_tensor_util")),
+    *((name, "any_tensor_util") for name in ("dfma_tensor_util", "hmma_tensor_util", "imma_tensor_util")),
+)
+_PART_SLACK: Final = 0.02
+_CURVE_SLACK: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class CapPoint:
+    """One point of a cap curve."""
+
+    thread_percentage: int = described(
+        "MPS thread percentage.", default=100, required=True, minimum=1, maximum=100
+    )
+    progress_ratio: float = described(
+        "Progress under it relative to 100%.", default=1.0, name="progress", required=True, minimum=0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSignature:
+    """The signature of the workload, taken alone or beside neighbours that were stopped (docs/design.md 4)."""
+
+    gpu_model: str = described("GPU model it was taken on.", default="")
+    counters: Mapping[str, float] = described(
+        "Device counters at 100% threads, ratios from 0 to 1, by the names of the colocation dataset: "
+        f"{', '.join(COUNTERS)}. What the device cannot measure is absent. Of a signature taken under a cap they "
+        "are what follows from those seen there, and the cap curve has its progress there.",
+        default_factory=dict,
+        items=_RATIO,
+        maxProperties=32,
+    )
+    iterations_per_second: float | None = described(
+        "The workload's own rate where it reports one.", default=None, minimum=0
+    )
+    memory_peak_mib: int | None = described(
+        "Most device memory seen, MiB.", default=None, name="memoryPeakMiB", minimum=0
+    )
+    cap_curve: tuple[CapPoint, ...] = described(
+        "Progress under lower thread percentages where measured.",
+        default=(),
+        maxItems=100,
+        **list_map("threadPercentage"),
+    )
+    window_seconds: float | None = described("Length of the measurement.", default=None, minimum=0)
+    taken_at: str | None = described("When the measurement ended.", default=None, format="date-time")
+    thread_percentage: int | None = described(
+        "Thread percentage that it was taken under; absent: all threads.", default=None, minimum=1, maximum=99
+    )
+    sm_clock_mhz: float | None = described(
+        "Mean clock of the SMs while it was taken, MHz, since counters are ratios of cycles; absent: not known.",
+        default=None,
+        name="smClockMHz",
+        minimum=1,
+        maximum=10_000,
+    )
+
+    @property
+    def cap(self) -> int:
+        """The thread percentage that it was taken under."""
+        return 100 if self.thread_percentage is None else self.thread_percentage
+
+    def as_counters(self) -> Counters:
+        """The counters as a value; unknown names are left out."""
+        return Counters(**{name: self.counters[name] for name in COUNTERS if name in self.counters})
+
+    def is_usable(self) -> bool:
+        """Whether it says enough for the interference model: the SMs' use, over a window of some length."""
+        window = self.window_seconds
+        is_long = window is None or window >= MIN_SIGNATURE_SECONDS
+        return "sm_util" in self.counters and is_long and not self.contradiction()
+
+    def contradiction(self) -> str:
+        """Return what in it cannot be true, in words; empty where nothing contradicts.
+
+        The 2,657 measured runs of the H200's three datasets keep all of it: no part is above its whole, and no
+        program's progress falls by more than 0.33 as its cap rises (one that serves bursts, in short windows).
+        """
+        wrong = sorted(name for name, ratio in self.counters.items() if not 0 <= ratio <= 1)
+        if wrong:
+            return f"{wrong[0]} is {self.counters[wrong[0]]:g}, and a counter is from 0 to 1"
+        for part, whole in _PARTS:
+            if self.counters.get(part, 0.0) > self.counters.get(whole, 1.0) + _PART_SLACK:
+                return f"{part} is {self.counters[part]:g}, above {whole}, which is {self.counters[whole]:g}"
+        points = sorted((point.thread_percentage, point.progress_ratio) for point in self.cap_curve)
+        for (low, more), (high, less) in itertools.pairwise([*points, (100, 1.0)]):
+            if not math.isfinite(more) or more > less + _CURVE_SLACK:
+                return f"progress is {more:g} under {low}% of the threads and {less:g} under {high}%"
+        return ""
+
+    def gives_way(self, other: "WorkloadSignature") -> bool:
+        """Whether another signature is worth writing down in this one's place.
+
+        One that is more than twice as active is, however short: this one holds the program's start, or a pause.
+        The other way round it never is, so that two nodes do not replace each other's for ever. One taken under
+        more threads tells more, one taken under fewer never takes its place. One with the clock tells more than
+        one without, unless it is much shorter.
+        """
+        own, others = self.as_counters(), other.as_counters()
+        if not self.counters or self.contradiction() or others.is_far_more_active(own):
+            return True
+        if own.is_far_more_active(others):
+            return False
+        if self.cap != other.cap:
+            return other.cap > self.cap
+        longer = (other.window_seconds or 0.0) / max(self.window_seconds or 0.0, 1.0)
+        if (self.sm_clock_mhz is None) != (other.sm_clock_mhz is None):
+            return self.sm_clock_mhz is None and longer * LONGER_WINDOW >= 1.0
+        return longer >= LONGER_WINDOW
