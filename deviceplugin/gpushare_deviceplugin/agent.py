@@ -185,7 +185,7 @@ class Agent:
             status.gpus,
             driver_version=status.driver_version,
             conditions=(
-                *conditions_of(self.state),
+                *conditions_of(self.state, self.sampler.gates),
                 *self.runtime.conditions(),
                 *self.exclusive.conditions(),
             ),

@@ -181,12 +181,19 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, DIGITS)
 
 
-def conditions_of(state: NodeState) -> tuple[Condition, ...]:
-    """Return the conditions: whether the driver answers, and whether every GPU gives counters."""
+def conditions_of(state: NodeState, gates: Mapping[str, GateStatus | None] | None = None) -> tuple[Condition, ...]:
+    """Return the conditions: whether the driver answers, every GPU gives counters, and pods can be throttled.
+
+    The last one is left out while no gate says.
+    """
+    reports = [gate for _, gate in sorted((gates or {}).items()) if gate is not None]
+    problem = next((gate.throttle.problem for gate in reports if gate.throttle.problem), "")
+    throttle = _condition("ThrottleReady", problem, good="Writable", bad="FreezerUnavailable")
     unmeasured = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(state.unmeasured.items()))
     return (
         _condition("DevicesReady", state.problem, good="Sampled", bad="DriverError"),
         _condition("CountersReady", unmeasured or state.problem, good="Measured", bad="NoCounters"),
+        *((throttle,) if reports else ()),
     )
 
 

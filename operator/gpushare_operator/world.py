@@ -4,8 +4,10 @@ In memory only, rebuilt from the API at every start; no I/O. It tells its listen
 status and which pods have no GpuShare.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
@@ -13,6 +15,8 @@ from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, PodView, 
 from gpushare.core.control import Fares, Standing
 
 _MOST_MODELS: Final = 16  # as in the schema
+_MOST_COMPARED: Final = 1000  # pods that a GpuShare is asked about for whether another one has them
+_MOST_TOUCHED: Final = 8  # GpuShares that say so of one pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,23 @@ class World:
             self._wanted.get(key, status.retractions),
             self._refusals.get(key),
             self._learnt.get(key, status.learned),
+            self._overlap_of(key),
         )
+
+    def _overlap_of(self, key: ShareKey) -> tuple[tuple[str, int], ...]:
+        """Return the GpuShares that have pods which this one selects too, with how many."""
+        share = self.shares.get(key)
+        selector = share.spec.selector if share is not None else None
+        if share is None or selector is None or self._shares.selecting(key.namespace) < 2:
+            return ()
+        looked_at = islice(self._may_concern(share), _MOST_COMPARED)
+        firsts = Counter(
+            first.name
+            for uid in looked_at
+            if (first := self._share_of_pod.get(uid)) not in {None, key}
+            and selector.matches(self._pods[uid].labels)
+        )
+        return tuple(sorted(firsts.items()))
 
     def retractions(self) -> dict[ShareKey, tuple[Retraction, ...]]:
         """Return the retractions of every GpuShare that has any, written yet or not."""
@@ -126,13 +146,17 @@ class World:
             index.setdefault(key, set()).add(pod.uid)
         if before is None or (before.labels, before.owner_uids) != (pod.labels, pod.owner_uids):
             self._assign(pod, self._find(pod))
+            self._touch_seconds(pod)
         else:
             self._assign(pod, self._share_of_pod[pod.uid])
 
     def drop_pod(self, uid: str) -> None:
         """Forget a pod that is gone."""
+        pod = self._pods.get(uid)
         self._forget_pod(uid)
         share = self._share_of_pod.pop(uid, None)
+        if pod is not None:
+            self._touch_seconds(pod)
         if share is not None:
             self._pods_of_share[share].discard(uid)
             self._touched(share)
@@ -197,6 +221,12 @@ class World:
         """Reassign the pods of a GpuShare."""
         for uid in set(self._pods_of_share.get(key, ())):
             self._assign(self._pods[uid], self._find(self._pods[uid]))
+
+    def _touch_seconds(self, pod: PodView) -> None:
+        """Touch the GpuShares besides the first whose selector matches a pod: they say that it is another's."""
+        if self._shares.selecting(pod.namespace) > 1:
+            for name in islice(self._shares.selecting_names(pod.namespace, pod.labels), 1, 1 + _MOST_TOUCHED):
+                self._touched(ShareKey(pod.namespace, name))
 
     def _assign(self, pod: PodView, new: ShareKey | None) -> None:
         """Assign a pod to a GpuShare; touch both it and the former one."""

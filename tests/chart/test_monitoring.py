@@ -153,6 +153,7 @@ TROUBLE = {
         "3+1x40",
     ),
     "GpushareAgentNotRegistered": ('gpushare_agent_registered{node="n"}', "1+0x40", "0+0x40"),
+    "GpushareAgentSilent": ('gpushare_extender_silent_nodes{pod="e"}', "0+0x40", "2+0x40"),
     "GpushareExtenderAway": ('gpushare_extender_ready{pod="e"}', "1+0x40", "0+0x40"),
     "GpushareBindFailures": ('gpushare_extender_bind_failures_total{reason="x"}', "9+0x40", "9+1x40"),
     "GpushareCertificateExpires": (

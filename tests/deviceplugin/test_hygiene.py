@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
-from gpushare.core.api import JobClass, TroubleKind
+from gpushare.core.api import ConditionStatus, JobClass, TroubleKind
 from gpushare.core.control import HygieneAction, HygieneSettings
 from gpushare.core.gpu import Counters, GpuHealth, GpuSample, Health, OutsideProcess, OutsideWatch
 from gpushare.mps.status import (
@@ -21,7 +21,14 @@ from gpushare_deviceplugin.gates import Notice, conclude_health
 from gpushare_deviceplugin.hygiene import Hygiene
 from gpushare_deviceplugin.shares import Terms
 from gpushare_deviceplugin.state import NodeState
-from gpushare_deviceplugin.status import GpuMeasure, Keeping, TenantMeasure, build_status, urgent_part
+from gpushare_deviceplugin.status import (
+    GpuMeasure,
+    Keeping,
+    TenantMeasure,
+    build_status,
+    conditions_of,
+    urgent_part,
+)
 
 ASLEEP, BUSY = TenantMeasure(clients=1, is_asleep=True), TenantMeasure(clients=1)
 LONG = 601.0
@@ -193,3 +200,16 @@ def test_trouble_is_published_at_once(state: NodeState, clock: Clock) -> None:
     assert urgent_part(after) != urgent_part(before)  # type: ignore[arg-type]
     [of_a] = [tenant for tenant in after.gpus[0].tenants if tenant.pod == "a"]  # type: ignore[attr-defined]
     assert of_a.trouble.kind is TroubleKind.STALLED
+
+
+def test_a_freezer_that_cannot_be_written_is_a_condition_of_the_gpunode(state: NodeState) -> None:
+    def condition(gate: GateStatus | None) -> tuple[ConditionStatus, str, str] | None:
+        found = [one for one in conditions_of(state, {GPU_A: gate}) if one.type == "ThrottleReady"]
+        return (found[0].status, found[0].reason, found[0].message) if found else None
+
+    well = GateStatus(GPU_A, GateState.ACTIVE, 0.0, throttle=ThrottleStatus(0.0))
+    assert condition(well) == (ConditionStatus.TRUE, "Writable", "")
+    bad = replace(well, throttle=ThrottleStatus(0.0, "/sys/fs/cgroup is mounted read-only"))
+    words = "/sys/fs/cgroup is mounted read-only"
+    assert condition(bad) == (ConditionStatus.FALSE, "FreezerUnavailable", words)
+    assert condition(None) is None, "who does not report is told by its GPU's health"

@@ -1,5 +1,6 @@
 """The operator's memory agrees with the rule after any history, and tells whom it concerns."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,6 +63,45 @@ def test_a_selector_wins_over_the_owner_and_gives_back() -> None:
     world.drop_share("shop", "own")
     assert world.share_of_pod("uid-a") == ShareKey("shop", "made")
     assert ShareKey("shop", "made") in touched
+
+
+def test_of_two_gpushares_that_select_a_pod_the_second_says_whose_it_is() -> None:
+    touched: set[Key] = set()
+    world = World(touched.add)
+    first, second = ShareKey("shop", "a"), ShareKey("shop", "b")
+    world.put_share(share("b", selector={"app": "web"}))
+    world.put_pod(pod("one", labels={"app": "web"}))
+    assert world.standing_of(second).overlaps == ()
+    touched.clear()
+    world.put_share(share("a", selector={"tier": "x"}))
+    world.put_pod(pod("two", labels={"app": "web", "tier": "x"}))
+    assert {first, second} <= touched, "the second one is told of a pod that it does not get"
+    assert world.share_of_pod("uid-two") == first
+    assert world.standing_of(second).overlaps == (("a", 1),)
+    assert world.standing_of(first).overlaps == ()
+    touched.clear()
+    world.drop_pod("uid-two")
+    assert second in touched
+    assert world.standing_of(second).overlaps == ()
+    world.put_pod(pod("two", labels={"app": "web", "tier": "x"}))
+    touched.clear()
+    world.drop_share("shop", "a")
+    assert second in touched
+    assert world.share_of_pod("uid-two") == second
+    assert world.standing_of(second).overlaps == ()
+
+
+def test_a_gpushare_deleted_under_running_pods_leaves_them_to_the_next() -> None:
+    touched: set[Key] = set()
+    world = World(touched.add)
+    world.put_share(share("own", selector={"app": "web"}))
+    world.put_pod(pod("a", "rs1", labels={"app": "web"}))
+    touched.clear()
+    world.drop_share("shop", "own")
+    assert world.share_of_pod("uid-a") is None
+    assert PodKey("shop", "uid-a") in touched, "it gets one of its owner's"
+    world.put_share(share("made", "rs1"))
+    assert world.share_of_pod("uid-a") == ShareKey("shop", "made")
 
 
 def test_a_pod_with_the_label_but_no_annotation_is_not_ours() -> None:
@@ -144,9 +184,17 @@ def test_any_history_leaves_what_share_of_says(history: list[tuple[str, int, Any
         found = world.share_of_pod(one.uid)
         assert (found.name if found else None) == (expected.name if expected else None)
         assert (found or PodKey("shop", one.uid)) in touched, "whoever has work is told"
-    for name in shares:
+    for name, one_share in shares.items():
         mine = {p.uid for p in world.pods_of(ShareKey("shop", name))}
         assert mine == {p.uid for p in pods.values() if world.share_of_pod(p.uid) == ShareKey("shop", name)}
+        selector = one_share.spec.selector
+        others = Counter(
+            found.name
+            for p in pods.values()
+            if selector is not None and selector.matches(p.labels)
+            if (found := world.share_of_pod(p.uid)) is not None and found.name != name
+        )
+        assert dict(world.standing_of(ShareKey("shop", name)).overlaps) == others
     assert {p.uid for p in world.pods.values()} == {p.uid for p in pods.values()}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from gpushare.core.admission import Defaults, resolve
 from gpushare.core.api import Decision, GpuShare, PodView, Rejection, names
+from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
@@ -80,6 +81,10 @@ class ShareLedger:
         self._other_pods: dict[str, OtherPod] = {}
         self._undecided = Undecided(self.state)
         self._second_choices: set[str] = set()
+        self.silent: frozenset[str] = frozenset()
+        """Nodes whose agent has not written for `SILENT_SECONDS`: they get no new pods."""
+        self._heard: set[str] = set()
+        self._heard_at: dict[str, float] = {}
 
     # -- what the watches say -------------------------------------------------------------------------------------
 
@@ -129,11 +134,16 @@ class ShareLedger:
     def gpunode_changed(self, change: Change, key: str, view: GpuNodeView) -> None:
         """Record a change of a node's GPUs, their health or their tenants."""
         if change is Change.DELETED:
+            self._heard.discard(key)
+            self._heard_at.pop(key, None)
             self._gpunodes.pop(key, None)
             self.state.remove_node(key)
             for other in self.claims.drop(key):
                 self._gpunode_is(other, self.claims.own(other))
             return
+        before = self._gpunodes.get(key)
+        if before is None or before.observed_at != view.observed_at:
+            self._heard.add(key)
         losers, gainers = self.claims.put(view)
         for name in (*losers, key, *gainers):
             self._gpunode_is(name, self.claims.own(name))
@@ -145,13 +155,44 @@ class ShareLedger:
             self._update_node(key)
             self.on_room()
         if before is None or before.unhealthy != view.unhealthy or before.gpus != view.gpus:
-            for gpu in view.gpus:
-                self.state.set_health(gpu.uuid, healthy=gpu.uuid not in view.unhealthy)
+            self._set_healths(key)
             self.on_room()
         if before is None or before.allocated != view.allocated:
             for uid in view.allocated:
                 self.fence.allocated(uid)
         self._undecided.place_all(key, view.allocated)
+
+    def listen(self, now: float) -> None:
+        """Let time pass for the agents: a node whose agent fell silent gets no new pods until it writes again.
+
+        A GpuNode that never says when its agent looked is not judged.
+
+        Args:
+            now: monotonic seconds; no agent's clock is compared with it.
+        """
+        self._heard_at |= dict.fromkeys(self._heard, now)
+        self._heard.clear()
+        before, self.silent = (
+            self.silent,
+            frozenset(
+                key
+                for key, at in self._heard_at.items()
+                if now - at > SILENT_SECONDS and self._gpunodes[key].observed_at
+            ),
+        )
+        for key in before ^ self.silent:
+            if key in self._gpunodes:
+                self._set_healths(key)
+        for key in self.silent - before:
+            _log.warning("the agent of node %s has been silent for %.0f s: no new pods there", key, SILENT_SECONDS)
+        if before - self.silent:
+            self.on_room()
+
+    def _set_healths(self, key: str) -> None:
+        view = self._gpunodes[key]
+        for gpu in view.gpus:
+            is_well = gpu.uuid not in view.unhealthy and key not in self.silent
+            self.state.set_health(gpu.uuid, healthy=is_well)
 
     def node_changed(self, change: Change, key: str, view: NodeView) -> None:
         """Record a change of a node's CPU, memory or taints."""

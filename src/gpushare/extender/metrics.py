@@ -56,6 +56,11 @@ class ExtenderMetrics:
             "GPUs that a node lists although they belong to another node.",
             registry=self.registry,
         )
+        self.silent_nodes = Gauge(
+            "gpushare_extender_silent_nodes",
+            "Nodes whose agent has been silent for so long that they get no new pods.",
+            registry=self.registry,
+        )
         self.ready = Gauge("gpushare_extender_ready", "1 once all watches are synced.", registry=self.registry)
 
     def watch(self, reflectors: Iterable[Reflector[Any]]) -> None:

@@ -14,13 +14,18 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeView:
-    """One GpuNode: its GPUs in order, the unhealthy ones, the pods allocated on it (uid, GPUs), its creation."""
+    """One GpuNode: its GPUs in order, the unhealthy ones, the pods allocated on it (uid, GPUs), its creation.
+
+    Attributes:
+        observed_at: when its agent looked, by the agent's clock; compared with itself only.
+    """
 
     name: str
     gpus: tuple[GpuSpec, ...]
     unhealthy: frozenset[str]
     allocated: Mapping[str, tuple[str, ...]]
     created_at: str = ""
+    observed_at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +54,9 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
             allocated[tenant["podUid"]] = (*allocated.get(tenant["podUid"], ()), gpus[-1].uuid)
     metadata = obj["metadata"]
     created_at = metadata.get("creationTimestamp") or ""
-    return GpuNodeView(intern(metadata["name"]), tuple(gpus), frozenset(unhealthy), allocated, created_at)
+    observed_at = (obj.get("status") or {}).get("observedAt") or ""
+    name = intern(metadata["name"])
+    return GpuNodeView(name, tuple(gpus), frozenset(unhealthy), allocated, created_at, observed_at)
 
 
 def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:

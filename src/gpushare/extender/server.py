@@ -144,6 +144,8 @@ class Extender:
     async def _wake(self) -> None:
         while True:
             await asyncio.sleep(WAKE_PERIOD_SECONDS)
+            self.ledger.listen(self._clock())
+            self.metrics.silent_nodes.set(len(self.ledger.silent))
             await self.wake()
             if not self.not_ready():
                 await self.explainer.round()

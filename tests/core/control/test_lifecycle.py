@@ -29,11 +29,12 @@ from gpushare.core.api.request import JobClass
 from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.api.slo import TenantSlo
 from gpushare.core.api.workload_signature import WorkloadSignature
-from gpushare.core.control.conditions import BROKEN, PROFILED, PROMISE_KEPT, READY, SLO_MET
+from gpushare.core.control.conditions import BROKEN, OVERLAPPING, PROFILED, PROMISE_KEPT, READY, SLO_MET
 from gpushare.core.control.lifecycle import (
     Fares,
     OperatorSettings,
     Situation,
+    Standing,
     differs_only_in_figures,
     fares_of,
     next_phase,
@@ -208,6 +209,14 @@ def test_latency_targets_have_a_condition_of_their_own() -> None:
     assert [reason for reason, _ in transitions(now, met(good, good, now))] == ["SloMet"]
     figures = replace(bad, message="p99 is 92ms over 5 s", measured_seconds=0.092)
     assert differs_only_in_figures(now, met(good, figures, now))
+
+
+def test_a_gpushare_says_which_pods_that_it_selects_are_anothers() -> None:
+    standing = Standing(overlaps=(("a", 1), ("b", 12)))
+    found = condition(status_of(SHARE, [], {}, SETTINGS, NOW, standing=standing), OVERLAPPING)
+    assert (found.status, found.reason) == (ConditionStatus.TRUE, "AnotherGpuShareFirst")
+    assert found.message.endswith("come first by name: 1 pod to a, 12 pods to b")
+    assert not any(one.type == OVERLAPPING for one in status_of(SHARE, [], {}, SETTINGS, NOW).conditions)
 
 
 def test_the_target_is_what_the_node_reports() -> None:

@@ -83,11 +83,13 @@ class ShareIndex:
         """
         if not self._shares:
             return None
+        name = next(self.selecting_names(namespace, labels), None)
+        return self.get(namespace, name) if name is not None else self.of_owners(namespace, owner_uids)
+
+    def selecting_names(self, namespace: str, labels: Mapping[str, str]) -> Iterator[str]:
+        """Return the GpuShares whose selector matches a pod; the first one speaks for it."""
         names = {name for term in terms_of_labels(labels) for name in self._by_term.get((namespace, term), ())}
-        for name in sorted(names):
-            if self._matches(namespace, name, labels):
-                return self.get(namespace, name)
-        return self.of_owners(namespace, owner_uids)
+        return (name for name in sorted(names) if self._matches(namespace, name, labels))
 
     def of_owners(self, namespace: str, owner_uids: Iterable[str]) -> GpuShare | None:
         """Return the first GpuShare without a selector that has one of these owners."""

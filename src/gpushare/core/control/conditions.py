@@ -20,6 +20,7 @@ PROMISE_KEPT: Final = "PromiseKept"
 RETRACTION_REFUSED: Final = "RetractionRefused"
 SLO_MET: Final = "SLOMet"
 TROUBLED: Final = "Troubled"
+OVERLAPPING: Final = "Overlapping"
 
 BROKEN: Final = "PromiseBroken"
 _MOST_NAMED: Final = 3  # pods that a message names
@@ -133,6 +134,13 @@ def troubled(pods: Mapping[str, TenantTrouble]) -> Condition:
     [first, *_] = pods.values()
     sentences = [f"{pod}: {trouble.message}" for pod, trouble in pods.items()]
     return Condition(TROUBLED, ConditionStatus.TRUE, first.kind.value, _named(sentences, "; "))
+
+
+def overlapping(first: Sequence[tuple[str, int]]) -> Condition:
+    """Return that other GpuShares select some of its pods and come first; there is no such condition otherwise."""
+    pods = [f"{count} {'pod' if count == 1 else 'pods'} to {name}" for name, count in first]
+    message = f"of the pods that it selects, some belong to GpuShares that come first by name: {_named(pods)}"
+    return Condition(OVERLAPPING, ConditionStatus.TRUE, "AnotherGpuShareFirst", message)
 
 
 def retraction_refused(reason: str, message: str) -> Condition:

@@ -35,6 +35,7 @@ from gpushare.core.control.conditions import (
     PROMISE_KEPT,
     SLO_MET,
     dated,
+    overlapping,
     profiled,
     promise_kept,
     ready,
@@ -117,11 +118,13 @@ class Standing:
         retractions: intended and done.
         refusal: why a pod that should leave its GPU stays, as (reason, sentence).
         learned: what was seen of its workload beside others.
+        overlaps: GpuShares that come first by name and have pods which this one selects too, with how many.
     """
 
     retractions: tuple[Retraction, ...] = ()
     refusal: tuple[str, str] | None = None
     learned: tuple[LearnedEffect, ...] = ()
+    overlaps: tuple[tuple[str, int], ...] = ()
 
 
 def next_phase(current: Phase, situation: Situation) -> Phase:
@@ -195,6 +198,8 @@ def status_of(
     troubles = {pod.name: trouble for pod in live if (trouble := fares.get(pod.uid, Fares()).trouble) is not None}
     if troubles:
         conditions.append(troubled(troubles))
+    if standing.overlaps:
+        conditions.append(overlapping(standing.overlaps))
     if standing.refusal is not None:
         conditions.append(retraction_refused(*standing.refusal))
     return GpuShareStatus(
