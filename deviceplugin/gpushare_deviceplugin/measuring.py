@@ -1,16 +1,19 @@
 """From a GPU's window to its tenants: clients and memory from the gate, progress and pipes by attribution."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gpushare.core.control import DriftWatch
 from gpushare.core.gpu import GpuSample, mean_counters
 from gpushare.core.progress import (
     Attribution,
+    PhasedAttribution,
     Prior,
     TenantEvidence,
     TenantLoad,
-    attribute,
+    attribute_phases,
     evidence,
     progress_alone,
 )
@@ -21,6 +24,8 @@ from gpushare_deviceplugin.shares import SoloSignature
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import GpuMeasure, TenantMeasure, tenants_of
+
+_log = logging.getLogger(__name__)
 
 # A tenant that makes less is asleep (it waits for requests or data, or has finished), unless the model expects so
 # little of it. The least of four real programs that shared a GPU without caps made 0.16 (docs/facts.md 30).
@@ -60,6 +65,7 @@ class Measurer:
         self._state = state
         self._signatures = signatures
         self._expected_of = expected
+        self._drifts: dict[str, DriftWatch] = {}
 
     def measure(self, uuid: str, gate: GateStatus | None, window: GpuSample | None) -> GpuMeasure:
         """Return the measures of a GPU and its tenants.
@@ -96,7 +102,8 @@ class Measurer:
         if threads == 100:
             return {pod.uid: replace(measured, progress_ratio=1.0, progress_error_ratio=0.0)}
         signature = self._signatures.of(pod, model)
-        [found] = attribute(window.counters, [_evidence(signature, threads, None)], window.sm_clock_mhz)
+        choices = [_evidence(each, threads, None) for each in self._phases(pod, model, signature)]
+        [found] = attribute_phases(window.counters, [choices], window.sm_clock_mhz).found
         return {
             pod.uid: replace(
                 measured,
@@ -126,13 +133,14 @@ class Measurer:
         priors: Sequence[Prior | None] = [None] * len(active)
         if len(known) == len(active) and not has_strangers:
             priors = self._expected(uuid, active, known, threads, duties)
-        proofs = [_evidence(s, cap, p) for s, cap, p in zip(signatures, threads, priors, strict=True)]
-        bounded = [
-            replace(proof, bound=throttled_bound(proof.bound, duty))
-            for proof, duty in zip(proofs, duties, strict=True)
+        choices = [
+            [_under(_evidence(phase, cap, prior), duty) for phase in self._phases(pod, model, signature)]
+            for pod, signature, cap, prior, duty in zip(active, signatures, threads, priors, duties, strict=True)
         ]
-        everyone = [*bounded, TenantEvidence(None)] if has_strangers else bounded
-        found = attribute(window.counters, everyone, window.sm_clock_mhz)
+        strangers = [[TenantEvidence(None)]] if has_strangers else []
+        phased = attribute_phases(window.counters, [*choices, *strangers], window.sm_clock_mhz)
+        self._watch_drift(uuid, active, phased, window.window_seconds)
+        found = phased.found
         return {
             pod.uid: replace(
                 tenants[pod.uid],
@@ -161,6 +169,24 @@ class Measurer:
         uids = tuple(pod.uid for pod in active)
         return self._expected_of(uuid, Question(self._state.gpus[uuid].model, uids, tuple(loads), duties))
 
+    def _phases(
+        self, pod: ManagedPod, model: str, signature: SoloSignature | None
+    ) -> Sequence[SoloSignature | None]:
+        return self._signatures.phases(pod, model) or (signature,)
+
+    def _watch_drift(
+        self, uuid: str, active: Sequence[ManagedPod], phased: PhasedAttribution, seconds: float
+    ) -> None:
+        """Have all tenants read anew whose signatures do not explain what the GPU does; it may be any of them."""
+        before = self._drifts.get(uuid, DriftWatch())
+        drift = self._drifts[uuid] = before.after([pod.uid for pod in active], phased.misfit, seconds)
+        if not drift.is_suspected:
+            return
+        names = ", ".join(pod.key for pod in active)
+        _log.info("GPU %s does not do what the signatures of %s say: they are read anew", uuid, names)
+        for pod in active:
+            self._signatures.doubt(pod, self._state.gpus[uuid].model)
+
     def _has_whole_gpus(self, pod: ManagedPod) -> bool:
         return len(self._state.allocated(pod) or {}) > 1
 
@@ -168,6 +194,10 @@ class Measurer:
 def throttled_bound(bound: float, duty: float) -> float:
     """Return the most progress that a tenant can make in a part of the time, of what its cap allows."""
     return bound * min(1.0, duty + DUTY_SLACK) if duty < 1.0 else bound
+
+
+def _under(proof: TenantEvidence, duty: float) -> TenantEvidence:
+    return replace(proof, bound=throttled_bound(proof.bound, duty))
 
 
 def _evidence(signature: SoloSignature | None, threads: int, prior: Prior | None) -> TenantEvidence:

@@ -207,8 +207,9 @@ class Readings:
             counts.failed += 1
             return
         model = self._state.gpus[uuid].model
+        is_new = self._signatures.of(plan.pod, model) is None
         self._signatures.learn(plan.pod, model, sample, plan.cap, is_reading=True)
-        if self._signatures.of(plan.pod, model) is not None:
+        if is_new and self._signatures.of(plan.pod, model) is not None:
             took = self._clock() - record.since.get(plan.pod.uid, began)
             _log.info(
                 "workload %s profiled in place in %d readings, %.0f s after its pod %s began",
@@ -244,9 +245,14 @@ class Readings:
         return now - last >= APART_SECONDS and spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
 
     def _is_wanted(self, pod: ManagedPod, model: str, record: _Record, now: float) -> bool:
-        """Return whether a pod is to be read: soon while nothing is known of it, seldom while it shows nothing."""
+        """Return whether a pod is to be read: soon while nothing is known of it, seldom while it shows nothing.
+
+        One whose windows do not fit what is known is read anew.
+        """
         read = record.read_at.get(pod.uid, [])
         is_light = self._signatures.is_light(pod, model)
+        if self._signatures.is_doubted(pod, model):
+            return True
         if not is_light and self._signatures.of(pod, model) is not None:
             return False
         is_seldom = bool(read) and (is_light or len(read) >= PATIENT_READINGS)

@@ -1,15 +1,20 @@
 """Each workload's GPU use alone: from its GpuShare's profile, else as this node saw it alone or in place."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from gpushare.core.api import CapPoint, WorkloadSignature
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
-from gpushare.core.progress import at_full_threads
+from gpushare.core.progress import BAD_FIT, at_full_threads, shape_misfit
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, shares_of
 
+_log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_Key = tuple[str, str]  # workload and GPU model
 MIN_SECONDS: Final = 5.0  # of running alone, before the average counts as a signature
 MIN_READINGS: Final = 2  # with its neighbours stopped, each the settled end of about a second
 MIN_READING_SECONDS: Final = 1.0
@@ -18,6 +23,12 @@ DIGITS: Final = 4  # of a counter on the wire
 IDLE_RATIO: Final = 0.01  # of the SMs: a client that only waits uses less, and tells nothing about its workload
 LIGHT_READINGS: Final = 6  # that show so little use, until a program counts as one that uses no more
 START_SECONDS: Final = 30.0  # longest start of a program; PyTorch's client idles for 7 to 9 s
+PHASE_SECONDS: Final = 10.0  # of other work than the signature knows of, until it counts as a phase of the program
+DOUBT_READINGS: Final = 2 * MIN_READINGS  # of a workload that is read anew
+MAX_PHASES: Final = 3  # the usual one among them; of the others the one that was not seen for longest is forgotten
+# Where all that is known is a profile, perhaps of another cap: the same program's windows miss it by up to 5,
+# other programs' by 9 and more (docs/measurements/attribution.md).
+FAR_FIT: Final = 6.0
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
 
 
@@ -89,6 +100,40 @@ class _Seen:
         return _Seen(Counters(**means), total, pod_uid, readings=self.readings + readings, sm_clock_mhz=clock)
 
 
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """Other work of a program than its signature knows of, seen under one cap."""
+
+    cap: int
+    seen: _Seen
+
+    def fits(self, cap: int, sample: GpuSample) -> bool:
+        """Return whether a window under a cap shows this work."""
+        return cap == self.cap and _fits(self.seen.counters, self.seen.sm_clock_mhz, sample, BAD_FIT)
+
+    @property
+    def lasts(self) -> bool:
+        """Return whether it was seen for long enough to count as a phase."""
+        return self.seen.is_signature and (
+            self.seen.seconds >= PHASE_SECONDS or self.seen.readings >= MIN_READINGS
+        )
+
+    @property
+    def signature(self) -> SoloSignature:
+        """Return its signature with all threads."""
+        return _solo(self.cap, self.seen)
+
+
+def _fits(signature: Counters, taken_mhz: float | None, sample: GpuSample, bar: float) -> bool:
+    missed = shape_misfit(signature, sample.counters, taken_mhz, sample.sm_clock_mhz)
+    return missed is None or missed <= bar
+
+
+def _solo(cap: int, seen: _Seen) -> SoloSignature:
+    counters, progress = at_full_threads(seen.counters, cap / 100)
+    return SoloSignature(counters, {} if cap == 100 else {cap: progress}, sm_clock_mhz=seen.sm_clock_mhz)
+
+
 class Signatures:
     """All signatures that this node knows.
 
@@ -98,7 +143,10 @@ class Signatures:
 
     def __init__(self, profiles: Mapping[str, SharedProfile]) -> None:
         self._profiles = profiles
-        self._seen: dict[tuple[str, str], dict[int, _Seen]] = {}  # by workload and model, then by cap
+        self._seen: dict[_Key, dict[int, _Seen]] = {}  # then by cap
+        self._phases: dict[_Key, tuple[_Phase, ...]] = {}  # besides the signature, the one seen last first
+        self._candidates: dict[_Key, _Phase] = {}
+        self._doubts: dict[_Key, int] = {}  # readings that are still wanted
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
         """Return a pod's signature on a GPU model; None until it was seen alone, or read in place, on one.
@@ -106,16 +154,29 @@ class Signatures:
         A program that hardly uses the GPU has one too, which is not published: without it nothing could be told of
         its neighbours.
         """
-        for profile in self._profiles_of(pod):
-            if profile.signature is not None and profile.gpu_model in ("", gpu_model):
-                return profile.signature
+        kept = self._kept(pod, gpu_model)
+        if kept is not None:
+            return kept
         found = self._best(pod, gpu_model)
         if found is None:
             light = [seen for seen in self._caps_of(pod, gpu_model).values() if seen.is_light]
             return SoloSignature(light[0].counters, {}, sm_clock_mhz=light[0].sm_clock_mhz) if light else None
-        cap, seen = found
-        counters, progress = at_full_threads(seen.counters, cap / 100)
-        return SoloSignature(counters, {} if cap == 100 else {cap: progress}, sm_clock_mhz=seen.sm_clock_mhz)
+        return _solo(*found)
+
+    def phases(self, pod: ManagedPod, gpu_model: str) -> tuple[SoloSignature, ...]:
+        """Return a pod's signature, then those of the other work that this node saw it do; none without one."""
+        usual = self.of(pod, gpu_model)
+        others = self._phases.get((pod.workload, gpu_model), ())
+        return () if usual is None else (usual, *(phase.signature for phase in others))
+
+    def doubt(self, pod: ManagedPod, gpu_model: str) -> None:
+        """Ask that a pod's workload be read anew: what it draws is not what its signatures say."""
+        self._doubts[pod.workload, gpu_model] = DOUBT_READINGS
+        _trim(self._doubts)
+
+    def is_doubted(self, pod: ManagedPod, gpu_model: str) -> bool:
+        """Return whether a pod's workload is to be read anew."""
+        return (pod.workload, gpu_model) in self._doubts
 
     def is_light(self, pod: ManagedPod, gpu_model: str) -> bool:
         """Return whether all that is known of a pod's workload is that it hardly used the GPU so far."""
@@ -145,6 +206,17 @@ class Signatures:
         """Return the profiles of a pod's GpuShares: only those in its own namespace."""
         return shares_of(pod, self._profiles)
 
+    def _kept(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
+        """Return the signature that a pod's GpuShare holds."""
+        return next(
+            (
+                each.signature
+                for each in self._profiles_of(pod)
+                if each.signature is not None and each.gpu_model in ("", gpu_model)
+            ),
+            None,
+        )
+
     def _best(self, pod: ManagedPod, gpu_model: str) -> tuple[int, _Seen] | None:
         """Return what was seen under the most threads, with them."""
         by_cap = self._caps_of(pod, gpu_model)
@@ -161,13 +233,76 @@ class Signatures:
         A program's start hardly uses the GPU. What precedes a window more than twice as active is forgotten, and
         so is that window when the next one is more active still: it may hold the start's end. The windows in which
         a later pod of a known workload starts are left out.
+
+        A window of other work than its signature knows of does not change the signature: when such work lasts, it
+        is a phase of the program, with a signature of its own.
         """
         key = (pod.workload, gpu_model)
+        is_other = self._is_other_work(pod, gpu_model, sample, cap)
+        self._settle(key, is_other=is_other, is_reading=is_reading)
+        if is_other:
+            self._learn_phase(key, pod, sample, cap, int(is_reading))
+            return
+        self._candidates.pop(key, None)
         by_cap = self._seen.pop(key, {})
         before = by_cap.get(cap) or _Seen(Counters(), 0.0, pod.uid)
         self._seen[key] = by_cap | {cap: before.next(pod.uid, sample, int(is_reading))}
-        if len(self._seen) > MAX_WORKLOADS:
-            del self._seen[next(iter(self._seen))]
+        _trim(self._seen)
+
+    def _settle(self, key: _Key, *, is_other: bool, is_reading: bool) -> None:
+        """Count a reading of a doubted workload, twice where it shows the usual work.
+
+        One that runs alone is seen all the time, and needs none.
+        """
+        left = self._doubts.pop(key, 0) - (1 if is_other else 2)
+        if is_reading and left > 0:
+            self._doubts[key] = left
+
+    def _is_other_work(self, pod: ManagedPod, gpu_model: str, sample: GpuSample, cap: int) -> bool:
+        """Return whether a window shows a program at other work than its signature knows of."""
+        if sample.counters.activity_ratio() < IDLE_RATIO:
+            return False
+        seen = self._caps_of(pod, gpu_model).get(cap)
+        if seen is not None and seen.is_signature:
+            known, mhz, bar = seen.counters, seen.sm_clock_mhz, BAD_FIT
+        elif (usual := self._kept(pod, gpu_model)) is not None:
+            known, mhz, bar = usual.counters, usual.sm_clock_mhz, FAR_FIT
+        else:
+            return False
+        return not sample.counters.is_far_more_active(known) and not _fits(known, mhz, sample, bar)
+
+    def _learn_phase(self, key: _Key, pod: ManagedPod, sample: GpuSample, cap: int, readings: int) -> None:
+        phases = self._phases.get(key, ())
+        at = next((at for at, phase in enumerate(phases) if phase.fits(cap, sample)), None)
+        if at is not None:
+            found = replace(phases[at], seen=phases[at].seen.next(pod.uid, sample, readings))
+            del self._phases[key]
+            self._phases[key] = (found, *phases[:at], *phases[at + 1 :])
+            self._candidates.pop(key, None)
+            return
+        candidate = self._candidates.get(key)
+        if candidate is None or not candidate.fits(cap, sample):
+            candidate = _Phase(cap, _Seen(Counters(), 0.0, pod.uid))
+        candidate = replace(candidate, seen=candidate.seen.next(pod.uid, sample, readings))
+        self._candidates[key] = candidate
+        _trim(self._candidates)
+        if candidate.lasts:
+            del self._candidates[key]
+            self._doubts.pop(key, None)
+            self._phases[key] = (candidate, *phases)[: MAX_PHASES - 1]
+            _trim(self._phases)
+            _log.info(
+                "workload %s does other work than its signature says, for %.0f s: a phase with one of its own",
+                pod.workload,
+                candidate.seen.seconds,
+                extra={"pod": pod.uid},
+            )
+
+
+def _trim(by_workload: dict[_Key, _T]) -> None:
+    """Forget the workload that was not seen for longest where there are too many."""
+    if len(by_workload) > MAX_WORKLOADS:
+        del by_workload[next(iter(by_workload))]
 
 
 def _cap(found: tuple[int, _Seen]) -> int:

@@ -374,6 +374,36 @@ class TestMeasuring:
         assert known.progress_ratio == pytest.approx(0.5, abs=0.05)
         assert known.pipes == half.counters.pipes()
 
+    def test_tenants_whose_windows_no_signature_explains_are_doubted_and_measured_by_what_is_read_then(
+        self, state: NodeState
+    ) -> None:
+        a, b = tenant(state, "a", threads="50"), tenant(state, "b", threads="50")
+        profiles = {
+            "shop/a": SharedProfile(frozenset({a}), "NVIDIA H200", SoloSignature(FP32)),
+            "shop/b": SharedProfile(frozenset({b}), "NVIDIA H200", SoloSignature(MEMORY)),
+        }
+        signatures = Signatures(profiles)
+        measurer = Measurer(state, signatures)
+        both = gate(clients=(client(a), client(b)))
+        pods = [state.pods[uid] for uid in (a, b)]
+
+        def progress(*parts: tuple[Counters, float], windows: int = 1) -> list[float | None]:
+            for _ in range(windows):
+                found = measurer.measure(GPU_A, both, window(mix(*parts), 5.0)).tenants
+            return [found[uid].progress_ratio for uid in (a, b)]
+
+        assert progress((FP32, 0.6), (MEMORY, 0.4), windows=40) == pytest.approx([0.6, 0.4], abs=0.05)
+        assert not any(signatures.is_doubted(pod, "NVIDIA H200") for pod in pods)
+        turned = Counters(fp32_util=0.05, dram_bw_util=0.1, integer_util=0.7, sm_util=0.8)
+        progress((turned, 0.6), (MEMORY, 0.4), windows=20)
+        assert all(signatures.is_doubted(pod, "NVIDIA H200") for pod in pods), "it may be either"
+        for pod, drawn in zip(pods, (turned, MEMORY), strict=True):
+            while signatures.is_doubted(pod, "NVIDIA H200"):
+                signatures.learn(pod, "NVIDIA H200", window(drawn), is_reading=True)
+        assert [len(signatures.phases(pod, "NVIDIA H200")) for pod in pods] == [2, 1]
+        assert progress((turned, 0.6), (MEMORY, 0.4)) == pytest.approx([0.6, 0.4], abs=0.05)
+        assert progress((FP32, 0.6), (MEMORY, 0.4)) == pytest.approx([0.6, 0.4], abs=0.05), "it may come back"
+
     def test_a_pod_that_lowers_its_own_threads_teaches_nothing_and_is_measured_under_its_own_cap(
         self, state: NodeState
     ) -> None:

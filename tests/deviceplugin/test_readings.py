@@ -8,7 +8,7 @@ from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
 from gpushare.core.api import JobClass
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare.core.progress import at_full_threads
+from gpushare.core.progress import at_full_threads, shape_misfit
 from gpushare.mps.duty import MAX_STOP_SECONDS
 from gpushare.mps.status import (
     ClientStatus,
@@ -28,7 +28,7 @@ from gpushare_deviceplugin.readings import (
     Readings,
 )
 from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, Terms
-from gpushare_deviceplugin.signatures import LIGHT_READINGS, Signatures
+from gpushare_deviceplugin.signatures import DOUBT_READINGS, LIGHT_READINGS, Signatures
 from gpushare_deviceplugin.state import NodeState
 
 H200 = "NVIDIA H200"
@@ -292,3 +292,32 @@ def test_the_shortest_time_out_of_a_pods_probes_counts() -> None:
     assert pod({}).probe_seconds is None
     assert pod({"livenessProbe": {**http, "timeoutSeconds": 5}}, {"readinessProbe": http}).probe_seconds == 1.0
     assert pod({"startupProbe": {**http, "timeoutSeconds": 3}}).probe_seconds == 3.0
+
+
+async def test_a_known_workload_that_does_other_work_now_is_read_anew_and_one_that_does_not_is_left_alone(
+    state: NodeState, clock: Clock
+) -> None:
+    bench = Bench(state, clock)
+    bench.add("old")
+    bench.add("new", known=False)
+    new, old = (state.pods[f"uid-{name}"] for name in ("new", "old"))
+    before = Counters(sm_util=0.6, fp32_util=0.02, dram_bw_util=0.5, graphics_util=0.9)
+    bench.profiles["shop/new"] = SharedProfile(frozenset({new.uid}), H200, SoloSignature(before))
+    bench.gpu.look()
+    await bench.gpu.sleep(10)
+    assert bench.readings.plan(GPU_A) is None, "both are known"
+    for pod in (new, old):
+        bench.signatures.doubt(pod, H200)
+    read: list[str] = []
+    for _ in range(240):
+        await bench.gpu.sleep(0.5)
+        bench.gpu.look()
+        if (plan := bench.readings.plan(GPU_A)) is not None:
+            read.append(plan.pod.name)
+            await bench.readings.read(GPU_A, plan)
+    assert 1 <= read.count("old") <= 2
+    assert 2 <= read.count("new") <= DOUBT_READINGS
+    assert bench.signatures.phases(old, H200) == (SoloSignature(DRAWS["old"]),)
+    usual, other = bench.signatures.phases(new, H200)
+    assert usual.counters == before
+    assert shape_misfit(DRAWS["new"], other.counters) == pytest.approx(0.0, abs=1.0)

@@ -85,6 +85,50 @@ def test_a_program_with_phases_has_a_signature_of_both() -> None:
     assert close(published[-1], 0.65, within=0.2)
 
 
+def at_work(signatures: Signatures, *spans: tuple[Counters, int], cap: int = 100) -> None:
+    """A pod does some work, alone, in windows of five seconds."""
+    pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    for counters, windows in spans:
+        for _ in range(windows):
+            signatures.learn(pod, H200, GpuSample(counters, 5.0, 900, 0.9), cap)
+
+
+def of_phases(signatures: Signatures) -> list[Counters]:
+    pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    return [each.counters for each in signatures.phases(pod, H200)]
+
+
+TENSOR = Counters(sm_util=0.45, fp32_util=0.02, dram_bw_util=0.1, hmma_tensor_util=0.3)
+STREAM = Counters(sm_util=0.5, fp32_util=0.02, dram_bw_util=0.6, hmma_tensor_util=0.0)
+TRAIN = Counters(sm_util=0.55, fp32_util=0.3, dram_bw_util=0.2, hmma_tensor_util=0.0)
+INTEGER = Counters(sm_util=0.5, fp32_util=0.0, dram_bw_util=0.0, hmma_tensor_util=0.0, integer_util=0.5)
+
+
+def test_a_program_that_trains_and_evaluates_has_a_signature_of_each() -> None:
+    signatures = Signatures({})
+    at_work(signatures, *[(TRAIN, 12), (TENSOR, 6)] * 4)
+    assert of_phases(signatures) == [TRAIN, TENSOR], "and neither holds anything of the other"
+
+
+def test_other_work_for_moments_is_no_phase() -> None:
+    signatures = Signatures({})
+    at_work(signatures, *[(TRAIN, 12), (TENSOR, 1)] * 10)
+    assert of_phases(signatures) == [TRAIN]
+
+
+def test_the_phase_that_was_not_seen_for_longest_is_forgotten() -> None:
+    signatures = Signatures({})
+    at_work(signatures, (TRAIN, 12), (TENSOR, 6), (STREAM, 6), (TENSOR, 6), (INTEGER, 6))
+    assert of_phases(signatures) == [TRAIN, INTEGER, TENSOR]
+
+
+def test_a_cap_is_no_phase() -> None:
+    signatures = Signatures({})
+    at_work(signatures, (TRAIN, 12))
+    at_work(signatures, (Counters(**{**TRAIN.as_dict(), "sm_util": 0.25, "dram_bw_util": 0.3}), 12), cap=25)
+    assert of_phases(signatures) == [TRAIN], "libraries choose other kernels under a cap"
+
+
 def test_the_next_pod_of_a_workload_does_not_dilute_it_by_its_start() -> None:
     signatures = Signatures({})
     assert close(learnt(signatures, [0.0] * 8 + [1.0] * 20)[-1])

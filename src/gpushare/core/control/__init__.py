@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from gpushare.core.control.drift import DriftWatch
 from gpushare.core.control.gain import Gain, GpuGain, NamespaceGain, gain_of, is_kept
 from gpushare.core.control.hygiene import (
     IDLE_SM_RATIO,
@@ -63,6 +64,7 @@ __all__ = [
     "FREE",
     "IDLE_SM_RATIO",
     "SILENT_SECONDS",
+    "DriftWatch",
     "Fares",
     "Gain",
     "GpuGain",

@@ -20,10 +20,19 @@ from gpushare.core.progress.attribution import (
     no_prediction,
 )
 from gpushare.core.progress.clock import at_clock
+from gpushare.core.progress.phases import (
+    BAD_FIT,
+    PhasedAttribution,
+    attribute_phases,
+    misfit,
+    shape_misfit,
+)
 
 __all__ = [
+    "BAD_FIT",
     "MAX_CAPPED_PROGRESS",
     "Attribution",
+    "PhasedAttribution",
     "Predict",
     "Prior",
     "TenantEvidence",
@@ -31,11 +40,14 @@ __all__ = [
     "at_clock",
     "at_full_threads",
     "attribute",
+    "attribute_phases",
     "busy_ratio",
     "evidence",
+    "misfit",
     "no_prediction",
     "predicted_cap_progress",
     "progress_alone",
     "progress_under",
     "promise_of",
+    "shape_misfit",
 ]
