@@ -23,7 +23,7 @@ check-static: venv
 	ruff format --check .
 	ruff check .
 	mypy
-	MYPYPATH=hack mypy --strict --explicit-package-bases -p devcluster -p chaosrun
+	MYPYPATH=hack:src mypy --strict --explicit-package-bases -p devcluster -p chaosrun -p story
 	lint-imports
 
 check-unit: venv
@@ -61,8 +61,12 @@ site: venv ## Build the documentation's site into dist/site, strictly: no warnin
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 .PHONY: demo
-demo: venv ## A local cluster with two simulated GPUs, gpushare, sample pods, and the table of who shares what
+demo: venv ## A local cluster with two simulated GPUs, gpushare, and a live table of pods that come and are dealt with
 	@hack/cluster demo
+
+.PHONY: demo-record
+demo-record: venv ## The same, and the recording of it that the site shows
+	@hack/cluster demo-record docs/guide/demo.cast
 
 .PHONY: demo-down
 demo-down: ## Remove every trace of the demo

@@ -32,7 +32,8 @@ def main() -> int:
     commands.add_parser("tools", help="build Kubernetes, kubectl and helm into the cache")
     commands.add_parser("test-programs", help="get what tests run: Debian's Prometheus and Chromium, and Kueue")
     commands.add_parser("install", help="build and load the images, helm install gpushare with simulated GPUs")
-    commands.add_parser("demo", help="cluster, gpushare, sample pods, and a table of who shares what")
+    commands.add_parser("demo", help="cluster, gpushare, and a story: pods come, and what happens is told")
+    commands.add_parser("demo-record", help="the same, and write the story's recording").add_argument("cast")
     commands.add_parser("demo-down", help="remove every trace of the demo")
     for verb, what in (
         ("restart", "kill -9 and start again"),
@@ -85,9 +86,9 @@ def _run(arguments: argparse.Namespace) -> int:
             print(json.dumps(backends.push_images(cluster)))
         case "install":
             print(json.dumps(demo.Demo(cluster).install()))
-        case "demo":
+        case "demo" | "demo-record":
             with exclusive():
-                demo.up()
+                return demo.up(record=Path(arguments.cast).resolve() if "cast" in arguments else None)
         case "demo-down":
             with exclusive():
                 demo.down()

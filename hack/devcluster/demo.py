@@ -1,9 +1,10 @@
-"""`make demo`: a cluster with two simulated GPUs, gpushare installed, pods sharing; idempotent."""
+"""`make demo`: a cluster with two simulated GPUs, gpushare installed, and a story told there; idempotent."""
 
 import json
 import os
 import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 from devcluster import backends, progress, tools
@@ -13,11 +14,7 @@ from devcluster.settings import HACK, IMAGE, KUBERNETES_VERSION, REPOSITORY
 RELEASE = "gpushare"
 RELEASE_NAMESPACE = "gpushare-system"
 DEMO_NAMESPACE = "gpushare-demo"
-SAMPLES = HACK / "demo"
 INSTALL_SECONDS = 180
-PLACED_SECONDS = 120
-# Progress is computed from a window of samples; give the agents time for a few before the table is printed.
-MEASURED_SECONDS = 45
 
 
 class Demo:
@@ -29,10 +26,6 @@ class Demo:
 
     def kubectl(self, *arguments: object, stdin: str | None = None) -> str:
         return progress.run([tools.kubectl(), *arguments], env=self.env, stdin=stdin, timeout_seconds=300)
-
-    def kubectl_json(self, *arguments: object) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.kubectl(*arguments, "-o", "json"))
-        return found
 
     # install ----------------------------------------------------------------------------------------------------
 
@@ -66,81 +59,61 @@ class Demo:
         except Failed as failed:
             return str(failed)
 
-    # sample pods ------------------------------------------------------------------------------------------------
+    # the story --------------------------------------------------------------------------------------------------
 
-    def apply_samples(self, image: str) -> None:
-        for sample in (SAMPLES / "train.yaml", SAMPLES / "recommend.yaml", SAMPLES / "serve.yaml"):
-            text = sample.read_text().replace(f"{IMAGE}:dev", image)
-            self.kubectl("-n", DEMO_NAMESPACE, "apply", "-f", "-", stdin=text)
+    def story(self, image: str, *, record: Path | None = None) -> int:
+        """Let pods come one after the other and tell what happens, on this terminal; return its exit status.
 
-    def wait_for_samples(self) -> None:
-        self.kubectl("-n", DEMO_NAMESPACE, "rollout", "status", "deployment", f"--timeout={PLACED_SECONDS}s")
-
-    def run_alone(self, image: str) -> None:
-        """Run each workload alone on a GPU for a few seconds; slowdown is reported relative to that run."""
-        self.kubectl("-n", DEMO_NAMESPACE, "delete", "deployments,pods", "--all", "--wait=true")
-        manifests = (SAMPLES / "alone.yaml").read_text().replace(f"{IMAGE}:dev", image)
-        self.kubectl("-n", DEMO_NAMESPACE, "apply", "-f", "-", stdin=manifests)
-        done = ["--for=jsonpath={.status.phase}=Succeeded", "pods", "-l", "gpushare-demo=alone"]
-        self.kubectl("-n", DEMO_NAMESPACE, "wait", *done, f"--timeout={PLACED_SECONDS}s")
-        self.kubectl("-n", DEMO_NAMESPACE, "delete", "pods", "-l", "gpushare-demo=alone", "--wait=true")
-
-    def knows_progress(self) -> bool:
-        """Return whether the agent reports the progress of every tenant."""
-        found = json.loads(self.top("--json"))
-        return bool(found) and all(row["progress_ratio"] is not None for row in found)
-
-    def wait_for_progress(self) -> None:
-        """Wait until the agent reports every tenant's progress, or the time is up; then the table shows dashes."""
-        deadline = time.monotonic() + MEASURED_SECONDS
-        while time.monotonic() < deadline:
-            if self.knows_progress():
-                return
-            time.sleep(1)
-
-    def top(self, *arguments: str) -> str:
-        program = REPOSITORY / ".venv" / "bin" / "gpushare"
-        return progress.run([program, "top", "-n", DEMO_NAMESPACE, *arguments], env=self.env)
+        Args:
+            record: where to write a recording of it, in asciinema's format.
+        """
+        python = REPOSITORY / ".venv" / "bin" / "python"
+        command: list[object] = [python, "-m", "story", "--kubeconfig", self.cluster.kubeconfig]
+        command += ["--namespace", DEMO_NAMESPACE, "--image", image, "--kubectl", tools.kubectl()]
+        if record is not None:
+            command = [python, "-m", "story.recording", record, *command]
+        env = {**self.env, "PYTHONPATH": f"{HACK}:{REPOSITORY / 'src'}"}
+        return subprocess.run([str(part) for part in command], env=env, check=False).returncode
 
 
 def _namespace(name: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
-def up() -> None:
-    """Run the whole demo and leave everything running."""
+def up(*, record: Path | None = None) -> int:
+    """Run the whole demo and leave everything running; return its exit status.
+
+    Args:
+        record: where to write a recording of the story.
+    """
     begun = time.monotonic()
     cluster = backends.pick()
     say(
         f"gpushare demo on the {cluster.name} cluster "
-        f"(the first run builds Kubernetes {KUBERNETES_VERSION} and its tools, about 15 minutes on 2 cores)"
+        f"(the first run builds Kubernetes {KUBERNETES_VERSION} and its tools, about 10 minutes on 2 cores)"
     )
     subprocess.run([HACK / "venv"], check=True)
     cluster.up()
     demo = Demo(cluster)
     images = demo.install()
     demo.kubectl("apply", "-f", "-", stdin=json.dumps(_namespace(DEMO_NAMESPACE)))
-    if not demo.knows_progress():
-        with step("letting each workload run alone for a few seconds, so that slowdown can be told"):
-            demo.run_alone(images["image"])
-    with step("starting pods of three kinds of workload, one of class latency"):
-        demo.apply_samples(images["image"])
-        demo.wait_for_samples()
-    with step("letting them run until the agent knows how they fare"):
-        demo.wait_for_progress()
-    say(f"the demo is up after {time.monotonic() - begun:.0f} s")
-    print(f"\n{demo.top()}\n{_next_things(cluster)}", flush=True)
+    say(f"gpushare is up after {time.monotonic() - begun:.0f} s; now pods come, and you are told what happens")
+    status = demo.story(images["image"], record=record)
+    print(_next_things(cluster), flush=True)
+    return status
 
 
 def _next_things(cluster: backends.Cluster) -> str:
     kubectl = tools.kubectl()
-    return f"""The cluster stays up. Try:
+    return f"""
+The cluster stays up. Look further:
   export KUBECONFIG={cluster.kubeconfig} PATH={kubectl.parent}:{REPOSITORY / ".venv" / "bin"}:$PATH
-  gpushare top --watch                                          # the table above, live
+  gpushare top                                                  # the table above, live; q leaves it
+  kubectl gpushare explain -n {DEMO_NAMESPACE} POD                  # why it is there, what was seen and done
+  kubectl -n {DEMO_NAMESPACE} get events --sort-by .metadata.creationTimestamp      # what you were told, and more
   kubectl get gpunodes -o wide; kubectl get gpushares -A        # the objects behind it
-  kubectl -n {DEMO_NAMESPACE} logs -f deploy/train --tail 5         # iterations/s of one tenant ...
-  kubectl -n {DEMO_NAMESPACE} scale deploy/train --replicas 3       # ... fall when neighbours arrive
-  kubectl -n {DEMO_NAMESPACE} get pods -o yaml | grep gpushare.io/      # what was asked and what was decided
+  kubectl -n {DEMO_NAMESPACE} describe gpushare deployment-etl      # its profile, and what it is kept apart from
+  kubectl -n {DEMO_NAMESPACE} logs -f deploy/train --tail 5         # true iterations/s of one tenant
   kubectl run wrong --image {IMAGE}:dev --annotations gpushare.io/fraction=1.5   # a wrong annotation is refused
   make demo-down                                                # remove every trace
 """

@@ -1,0 +1,1 @@
+"""The demo's story: pods come one after the other, and what gpushare does about them is told as it happens."""
