@@ -65,7 +65,7 @@ demo: venv ## A local cluster with two simulated GPUs, gpushare, and a live tabl
 	@hack/cluster demo
 
 .PHONY: demo-record
-demo-record: venv ## The same, and the recording of it that the site shows
+demo-record: venv ## The same, and the recording and the picture of it that the site shows
 	@hack/cluster demo-record docs/guide/demo.cast
 
 .PHONY: demo-down

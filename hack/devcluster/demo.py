@@ -65,12 +65,13 @@ class Demo:
         """Let pods come one after the other and tell what happens, on this terminal; return its exit status.
 
         Args:
-            record: where to write a recording of it, in asciinema's format.
+            record: where to write a recording of it, in asciinema's format; a picture of its end goes beside it.
         """
         python = REPOSITORY / ".venv" / "bin" / "python"
         command: list[object] = [python, "-m", "story", "--kubeconfig", self.cluster.kubeconfig]
         command += ["--namespace", DEMO_NAMESPACE, "--image", image, "--kubectl", tools.kubectl()]
         if record is not None:
+            command += ["--picture", record.with_suffix(".svg")]
             command = [python, "-m", "story.recording", record, *command]
         env = {**self.env, "PYTHONPATH": f"{HACK}:{REPOSITORY / 'src'}"}
         return subprocess.run([str(part) for part in command], env=env, check=False).returncode

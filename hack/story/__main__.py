@@ -8,12 +8,15 @@ import time
 import uuid
 from pathlib import Path
 
+from rich.text import Text
+
 from gpushare.cli.access import Where, see
 from gpushare.cli.console import out
 from gpushare.cli.gain import sentences
 from gpushare.kube import EVENTS, Api, ApiError, Json
 from story.acts import ACTS, Act
 from story.moment import Moment, look
+from story.picture import svg
 from story.screen import Screen
 from story.sentences import of_event
 
@@ -101,10 +104,12 @@ async def _tell(arguments: argparse.Namespace) -> None:
         with Screen(console) as screen:
             story = Story(api, where, screen, kubectl=kubectl, image=arguments.image)
             last = await story.tell()
-    console.print()
-    console.print("What sharing gains now:", style="bold")
-    for sentence in sentences(last.gain):
-        console.print(sentence, highlight=False)
+    gained = [Text("What sharing gains now:", "bold"), *map(Text, sentences(last.gain))]
+    for line in ["", *gained]:
+        console.print(line)
+    if arguments.picture is not None:
+        lines = [*screen.lines, Text(""), *gained]
+        arguments.picture.write_text(svg(lines, width=screen.width, title="make demo"))
 
 
 def main() -> int:
@@ -113,6 +118,7 @@ def main() -> int:
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--image", required=True, help="gpushare's, on the node")
     parser.add_argument("--kubectl", default="kubectl")
+    parser.add_argument("--picture", type=Path, help="where to put a picture of the end, as SVG")
     try:
         asyncio.run(_tell(parser.parse_args()))
     except (ApiError, TooLateError) as error:

@@ -40,6 +40,17 @@ class Screen:
         self._begun = time.monotonic()
         self._live: Live | None = None
         self._lines: list[Text] = []
+        self._said: list[Text] = []
+
+    @property
+    def width(self) -> int:
+        """Return how many columns it uses."""
+        return self._width
+
+    @property
+    def lines(self) -> list[Text]:
+        """Return all that was said, and the table as it is now."""
+        return [*self._said, Text(""), *self._lines]
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
@@ -62,9 +73,10 @@ class Screen:
         text = Text(sentence) if style is None else Text.assemble((f"{opening}:", style), f" {rest}")
         stamp = f"{time.monotonic() - self._begun:4.0f} s  "
         first, *others = text.wrap(self._console, max(self._width - len(stamp), 30))
-        self._console.print(Text.assemble((stamp, "dim"), first), soft_wrap=True)
-        for line in others:
-            self._console.print(Text.assemble(" " * len(stamp), line), soft_wrap=True)
+        said = [Text.assemble((stamp, "dim"), first), *(Text(" " * len(stamp)) + line for line in others)]
+        self._said += said
+        for line in said:
+            self._console.print(line, soft_wrap=True, highlight=False)
 
     def show(self, moment: Moment) -> None:
         """Show the table as it is now; on a terminal at once, otherwise at the end."""

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from rich.console import Console
+from rich.text import Text
 from story.acts import ACTS, BACKUP, ETL, FIRST
 from story.moment import Moment, Told, look
+from story.picture import svg
 from story.recording import record
 from story.screen import Screen
 from story.sentences import of_event
@@ -18,7 +21,8 @@ from story.sentences import of_event
 from gpushare.cli.access import Seen
 from gpushare.core.api import GpuNode, GpuShare
 
-SAMPLES = Path(__file__).resolve().parents[2] / "hack" / "demo"
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES, SITE_RECORDING = ROOT / "hack" / "demo", ROOT / "docs" / "guide" / "demo.cast"
 SPACE = "demo"
 Json = dict[str, Any]
 
@@ -209,6 +213,14 @@ def test_a_terminal_gets_the_table_live_below_the_sentences(monkeypatch: pytest.
     assert "Broken promise:" in text
 
 
+def test_a_picture_shows_the_lines_and_loads_nothing() -> None:
+    text = svg([Text("Throttle: etl", "yellow"), Text("POD  GPU", "bold")], width=60, title="make demo")
+    assert text.startswith("<svg")
+    assert "Throttle:&#160;etl" in text
+    assert "url(http" not in text
+    assert "@font-face" not in text
+
+
 def test_a_recording_is_asciinemas_format_and_holds_what_was_shown(tmp_path: Path) -> None:
     cast = tmp_path / "demo.cast"
     program = "import sys, time; print('one', flush=True); time.sleep(0.05); print('zwölf', sys.stdout.isatty())"
@@ -225,3 +237,17 @@ def test_a_story_that_ended_early_is_not_recorded(tmp_path: Path) -> None:
     cast = tmp_path / "demo.cast"
     assert record(cast, [sys.executable, "-c", "raise SystemExit(3)"]) == 3
     assert not cast.exists()
+
+
+def test_the_recording_on_the_site_is_small_and_shows_every_part_of_the_story() -> None:
+    cast = SITE_RECORDING.read_text()
+    assert len(cast) < 200_000, "it is loaded with its page"
+    first, *entries = [json.loads(line) for line in cast.splitlines()]
+    assert first["version"] == 2
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(text for _, _, text in entries))
+    openings = ["Packed", "Profiled in place", "Broken promise", "Throttle", "Asked to leave", "Retraction"]
+    openings += ["Placed elsewhere", "Kept by a throttle", "What sharing gains now"]
+    at = [text.find(f"{opening}:") for opening in openings]
+    assert min(at) >= 0, dict(zip(openings, at, strict=True))
+    assert at == sorted(at)
+    assert entries[-1][0] < 180, "within three minutes"
