@@ -14,7 +14,7 @@ from story.moment import Moment
 from story.sentences import all_of, fares, gpu_of, together
 
 FIRST: Final = ("train", "recommend")
-ETL, BACKUP = "etl", "backup"
+ETL, BACKUP, RANK = "etl", "backup", "rank"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,15 @@ def _is_throttled_and_all_kept(moment: Moment) -> str | None:
     )
 
 
+def _shares_the_rest(moment: Moment) -> str | None:
+    both = (ETL, RANK)
+    rows = [moment.row(program) for program in both]
+    if not all(_is_kept(row) for row in rows) or len({row.gpu for row in rows if row is not None}) > 1:
+        return None
+    where = gpu_of(rows[0]) if rows[0] is not None else ""
+    return f"Packed: {all_of(both)} share {where}. {fares(moment, both)}: together {together(moment, both):.2f}."
+
+
 ACTS: Final = (
     Act(
         f"The programs of {all_of(FIRST)} run alone for nine seconds, each on a GPU: that is their profile.",
@@ -159,4 +168,10 @@ ACTS: Final = (
     ),
     Act("", _is_profiled(BACKUP), "a profile of backup"),
     Act("", _is_throttled_and_all_kept, "every promise kept by a throttle", seconds=120),
+    Act(
+        "rank, a service like recommend, asks for 35%: there is room beside etl.",
+        _shares_the_rest,
+        "rank beside etl, both with their promises kept",
+        applies="rank.yaml",
+    ),
 )

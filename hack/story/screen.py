@@ -74,6 +74,8 @@ class Screen:
         stamp = f"{time.monotonic() - self._begun:4.0f} s  "
         first, *others = text.wrap(self._console, max(self._width - len(stamp), 30))
         said = [Text.assemble((stamp, "dim"), first), *(Text(" " * len(stamp)) + line for line in others)]
+        for line in said:
+            line.rstrip()
         self._said += said
         for line in said:
             self._console.print(line, soft_wrap=True, highlight=False)

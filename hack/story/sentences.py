@@ -29,6 +29,8 @@ def of_event(told: Told) -> str | None:
         note = "; ".join(part for part in note.split("; ") if not part.startswith("it makes"))
     if told.reason == "RetractionAsked":
         note = note.replace("is the newest tenant that can leave", "came last")
+    if told.reason == "Retracted":
+        note = f"is {note}"
     return f"{opening}: {told.about} {note.replace(_FIGURES, ' of its speed alone')}."
 
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 from rich.text import Text
-from story.acts import ACTS, BACKUP, ETL, FIRST
+from story.acts import ACTS, BACKUP, ETL, FIRST, RANK
 from story.moment import Moment, Told, look
 from story.picture import svg
 from story.recording import record
@@ -99,7 +99,7 @@ def test_every_manifest_that_an_act_applies_is_there_and_makes_the_pods_of_the_s
             for each in yaml.safe_load_all((SAMPLES / act.applies).read_text()):
                 if each["kind"] == "Deployment":
                     programs.add(each["spec"]["template"]["metadata"]["labels"]["app"])
-    assert programs == {*FIRST, ETL, BACKUP}
+    assert programs == {*FIRST, ETL, BACKUP, RANK}
 
 
 def test_an_event_becomes_a_sentence_with_programs_for_pods() -> None:
@@ -133,6 +133,11 @@ def test_an_event_becomes_a_sentence_with_programs_for_pods() -> None:
             "RetractionAsked",
             "is the newest tenant that can leave: train makes 0.29, and no throttle would keep the promise",
             "Asked to leave: etl came last: train makes 0.29, and no throttle would keep the promise.",
+        ),
+        (
+            "Retracted",
+            "evicted so that its neighbours keep their promises: train makes 0.29",
+            "Retraction: etl is evicted so that its neighbours keep their promises: train makes 0.29.",
         ),
         ("Pulled", "image is there", None),
     ],
@@ -245,7 +250,8 @@ def test_the_recording_on_the_site_is_small_and_shows_every_part_of_the_story() 
     first, *entries = [json.loads(line) for line in cast.splitlines()]
     assert first["version"] == 2
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", "".join(text for _, _, text in entries))
-    openings = ["Packed", "Profiled in place", "Broken promise", "Throttle", "Asked to leave", "Retraction"]
+    assert "Profiled in place:" in text
+    openings = ["Packed", "Broken promise", "Throttle", "Asked to leave", "Retraction"]
     openings += ["Placed elsewhere", "Kept by a throttle", "What sharing gains now"]
     at = [text.find(f"{opening}:") for opening in openings]
     assert min(at) >= 0, dict(zip(openings, at, strict=True))
