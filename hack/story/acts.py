@@ -166,12 +166,11 @@ ACTS: Final = (
         "backup on the same GPU",
         applies="backup.yaml",
     ),
-    Act("", _is_profiled(BACKUP), "a profile of backup"),
-    Act("", _is_throttled_and_all_kept, "every promise kept by a throttle", seconds=120),
     Act(
         "rank, a service like recommend, asks for 35%: there is room beside etl.",
         _shares_the_rest,
         "rank beside etl, both with their promises kept",
         applies="rank.yaml",
     ),
+    Act("", _is_throttled_and_all_kept, "every promise kept by a throttle", seconds=120),
 )
