@@ -54,11 +54,16 @@ FULL = NodeFigures(
             throttle_ratio=0.0,
             is_promise_broken=False,
             predicted_progress_ratio=0.7,
+            slo_target_seconds=0.05,
+            slo_measured_seconds=0.031,
+            is_slo_met=True,
+            trouble="Stalled",
         ),
     ),
     errors={"podresources": 2},
     allocation_mismatches=1,
     is_registered=True,
+    slo_failures={"Unreachable": 2},
 )
 
 
@@ -113,6 +118,7 @@ def test_names_end_in_their_unit() -> None:
     allowed = (
         "_ratio",
         "_bytes",
+        "_seconds",
         "_total",
         "_healthy",
         "_broken",
@@ -124,5 +130,7 @@ def test_names_end_in_their_unit() -> None:
         "_mismatches",
         "_registered",
         "_ready",
+        "_met",
+        "_trouble",
     )
     assert [name for name in series(FULL) if not name.endswith(allowed)] == []
