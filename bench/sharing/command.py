@@ -1,5 +1,6 @@
 """python -m bench sharing run|report|plan DIR: forty real jobs at one GPU under six ways of sharing it.
 
+    hack/gpu/cluster run -- python -m bench sharing run DIR   # jobs are pods of a cluster with gpushare, one GPU
     python -m bench sharing run DIR --without-kubernetes      # jobs are processes; root, on a machine with a GPU
     python -m bench sharing run DIR --without-kubernetes --simulated    # the dry run: the twin, on any machine
     python -m bench sharing report DIR                        # table and figure of what DIR holds
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from bench.sharing.driver import Driver, SessionSettings, SignatureSource, expected_seconds
 from bench.sharing.launching import Launcher
-from bench.sharing.machine import Machine, NotReadyError, of_this_machine, simulated
+from bench.sharing.machine import Machine, NotReadyError, of_a_node, of_this_machine, simulated
 from bench.sharing.policies import POLICIES
 from bench.sharing.records import Records
 from bench.sharing.trace import TraceSettings, draw
@@ -75,12 +76,14 @@ def main(arguments: list[str]) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     try:
-        machine = simulated() if read.simulated else of_this_machine()
-        launcher = _launcher(read, records, machine)
+        launcher, machine = _launcher(read, records)
     except NotReadyError as error:
         sys.exit(str(error))
     try:
-        Driver(records, launcher, machine, settings, trace, say).session()
+        driver = Driver(records, launcher, machine, settings, trace, say)
+        if (words := driver.why_not_here()) is not None:
+            sys.exit(words)
+        driver.session()
     finally:
         launcher.close()
 
@@ -119,13 +122,21 @@ def _trace_of(records: Records, read: argparse.Namespace, arguments: list[str]) 
     return kept
 
 
-def _launcher(read: argparse.Namespace, records: Records, machine: Machine) -> Launcher:
+def _launcher(read: argparse.Namespace, records: Records) -> tuple[Launcher, Machine]:
     if not read.without_kubernetes:
-        sys.exit("only --without-kubernetes so far")
+        from bench.sharing.pods import PodLauncher, place_of_this_cluster
+
+        if read.signatures is SignatureSource.TABLE:
+            raise NotReadyError(
+                "a cluster takes its own signatures: --signatures table is for --without-kubernetes"
+            )
+        place = place_of_this_cluster()
+        return PodLauncher(place), of_a_node(place.gpu, is_simulated=place.tenants.simulated)
     from bench.sharing.local import LocalLauncher
 
+    machine = simulated() if read.simulated else of_this_machine()
     known = {line["program"]: line["signature"] for line in records.of("signature")}
     # Short: a unix socket's path has at most 107 characters.
     work = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
     logs = read.directory / "session.log"
-    return LocalLauncher(work, machine.gpu, known, twin=read.simulated, logs=logs)
+    return LocalLauncher(work, machine.gpu, known, twin=read.simulated, logs=logs), machine

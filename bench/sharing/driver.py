@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
@@ -102,6 +102,22 @@ class Driver:
         self.say(f"{len(missing)} runs are missing" if missing else "complete")
         return not missing
 
+    def why_not_here(self) -> str | None:
+        """Return why what was begun elsewhere must not go on here; None: it may."""
+        begun = self.records.first("session")
+        if begun is None:
+            return None
+        here = {
+            "launcher": self.launcher.kind,
+            "gpu": self.machine.gpu.model,
+            "simulated": self.machine.is_simulated,
+        }
+        other = {name: begun[name] for name, value in here.items() if begun[name] != value}
+        if not other:
+            return None
+        told = ", ".join(f"{name} {value}" for name, value in other.items())
+        return f"{self.records.path} was begun with {told}: take another directory"
+
     # -- the programs alone
 
     def _alone(self, session: int) -> None:
@@ -165,8 +181,20 @@ class Driver:
             return False
         self.say("every program alone before the agent's eyes")
         orders = self._alone_orders(programs(), closed=False, seconds=seconds)
-        orders = [Order(each.job, each.count, each.rate, seconds, until_known=True) for each in orders]
-        _, found = self.play(SIGNATURES, orders, self.clock() + self._left())
+        # Class latency: uncapped. A whole GPU would be given without MPS.
+        orders = [
+            Order(
+                replace(each.job, share_percent=90, job_class=JobClass.LATENCY),
+                each.count,
+                each.rate,
+                seconds,
+                until_known=True,
+            )
+            for each in orders
+        ]
+        done, found = self.play(SIGNATURES, orders, self.clock() + self._left())
+        for tail in {ended.tail for ended in done.values() if ended.status}:
+            self.say(f"failed: {tail[-300:]}")
         self._keep(found, SignatureSource.AGENT)
         return True
 
@@ -218,6 +246,7 @@ class Driver:
                 status=ended.status,
                 cap=ended.cap,
                 tail=ended.tail,
+                restarts=ended.restarts,
                 **ended.story.as_record(),
             )
         self.records.add(

@@ -39,12 +39,14 @@ class Ended:
     Attributes:
         status: of its process; 0 is well.
         cap: thread percentage that it ran under; None: none, or whatever the daemon's default was.
+        restarts: how often its pod was taken away, and it began anew.
     """
 
     status: int
     cap: int | None
     story: JobStory
     tail: str = ""
+    restarts: int = 0
 
 
 class Launcher(Protocol):

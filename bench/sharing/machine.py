@@ -36,7 +36,7 @@ class Machine:
     @property
     def is_simulated(self) -> bool:
         """Whether it is the twin's."""
-        return self.nvml_handle is None
+        return self.driver == "simulated"
 
     def energy_joules(self) -> float | None:
         """Energy since the driver was loaded; None where nobody tells."""
@@ -52,6 +52,18 @@ class Machine:
 def simulated() -> Machine:
     """Return the twin's machine."""
     return Machine(parse_simulated("H200:1", "bench")[0], "simulated")
+
+
+def of_a_node(gpu: GpuInfo, *, is_simulated: bool) -> Machine:
+    """Return a cluster's GPU; its energy is told where it is this machine's too."""
+    if is_simulated:
+        return Machine(gpu, "simulated")
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        return Machine(gpu, pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+    return Machine(gpu, "", None)
 
 
 def of_this_machine() -> Machine:

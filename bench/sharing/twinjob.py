@@ -5,6 +5,7 @@ as the job simulator has it (`gpushare.sim.truth.taking_turns`), and know of eac
 """
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -13,13 +14,13 @@ from pathlib import Path
 from bench.sharing.gpujob import parse
 from bench.sharing.trace import known_truth
 from bench.sharing.work import JobLog
-from gpushare.mps.identity import is_alive
 from gpushare.sim.truth import taking_turns
 from gpushare.twin.contention import SimulatedWorkload
 from gpushare.twin.mps.client import TwinContext
 
 TICK_SECONDS = 0.25
 CONTEXT_MIB = 500
+_GONE_SECONDS = 3.0
 
 
 def main(arguments: list[str]) -> int:
@@ -67,19 +68,25 @@ def _under_mps(program: str, alone: float) -> Iterator[float]:
 
 
 def _taking_turns(program: str, alone: float, directory: Path) -> Iterator[float]:
-    mine = directory / str(os.getpid())
-    mine.write_text(program)
+    directory.mkdir(parents=True, exist_ok=True)
+    mine = directory / f"{socket.gethostname()}-{os.getpid()}"  # a pod's pids are its own
     try:
         while True:
+            mine.write_text(program)
             time.sleep(TICK_SECONDS)
-            others = [
-                known_truth().busy_ratio(path.read_text() or program)
-                for path in directory.iterdir()
-                if path != mine and is_alive(int(path.name))
-            ]
-            yield alone * taking_turns([known_truth().busy_ratio(program), *others])[0]
+            others = [name for path in directory.iterdir() if path != mine and (name := _program_of(path))]
+            busy = [known_truth().busy_ratio(name) for name in (program, *others)]
+            yield alone * taking_turns(busy)[0]
     finally:
         mine.unlink(missing_ok=True)
+
+
+def _program_of(path: Path) -> str:
+    """Return what another job wrote; empty where it has gone, or is just writing."""
+    try:
+        return path.read_text() if time.time() - path.stat().st_mtime < _GONE_SECONDS else ""
+    except FileNotFoundError:
+        return ""
 
 
 if __name__ == "__main__":

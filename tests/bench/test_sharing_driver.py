@@ -197,3 +197,16 @@ def test_a_gpu_that_is_not_free_is_said_in_a_sentence(
         mode,
     )
     assert (found is None) if words is None else (found is not None and words in found)
+
+
+def test_what_was_begun_on_another_gpu_does_not_go_on_here(tmp_path: Path) -> None:
+    gpu = QueuedGpu()
+    session(tmp_path, gpu, 10_000.0, repetitions=1)
+    records = Records.open(tmp_path)
+
+    def asked(machine: Machine) -> str | None:
+        return Driver(records, gpu, machine, SessionSettings(), TRACE, print).why_not_here()
+
+    assert asked(simulated()) is None
+    other = Machine(GpuInfo("GPU-2", 0, "NVIDIA L4", 23034, 58), "simulated")
+    assert "begun with gpu NVIDIA H200: take another" in str(asked(other))

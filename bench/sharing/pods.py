@@ -1,0 +1,229 @@
+"""Jobs as pods of a cluster with gpushare installed and one GPU, through kubectl and KUBECONFIG.
+
+Who starts is the cluster's decision: kube-scheduler's by what the node offers (`manifests.capacity_patch`), or
+gpushare's. A pod that is taken away, as a retraction does, is made anew, as a Job's controller would do it.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.sharing.joblog import story
+from bench.sharing.launching import Ended, Order
+from bench.sharing.machine import NotReadyError
+from bench.sharing.manifests import (
+    DAEMON,
+    NAMESPACE,
+    PERCENT,
+    REPLICA,
+    Json,
+    Place,
+    Tenants,
+    capacity_patch,
+    code,
+    daemon_pod,
+    gpushare_of,
+    job_pod,
+    offer,
+)
+from bench.sharing.policies import FIFO, SharingPolicy, World
+from bench.sharing.trace import programs
+from gpushare.core.api import names
+from gpushare.core.gpu import GpuInfo
+
+LOOK_SECONDS = 0.4
+PATIENCE_SECONDS = 90.0
+SIGNATURE_SECONDS = 5.0  # a signature over so long is enough to begin with
+_TAIL = 600
+
+
+class KubectlError(RuntimeError):
+    """kubectl said no."""
+
+
+def kubectl(*arguments: str, stdin: str | None = None, seconds: float = 60.0) -> str:
+    """Run kubectl with KUBECONFIG; return what it printed.
+
+    Raises:
+        KubectlError: with what it said.
+    """
+    done = subprocess.run(
+        ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=seconds, check=False
+    )
+    if done.returncode:
+        raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()[-400:]}")
+    return done.stdout
+
+
+def place_of_this_cluster() -> Place:
+    """Return the cluster's node with a GPU, and how pods come to PyTorch.
+
+    Raises:
+        NotReadyError: no cluster, no gpushare, or not one GPU.
+    """
+    if not shutil.which("kubectl") or not os.environ.get("KUBECONFIG"):
+        raise NotReadyError("kubectl and KUBECONFIG are needed, or --without-kubernetes")
+    file = os.environ.get("GPUSHARE_TENANTS")
+    if not file:
+        raise NotReadyError("GPUSHARE_TENANTS has to name a file that says how pods come to PyTorch")
+    try:
+        nodes = json.loads(kubectl("get", "gpunodes", "-o", "json"))["items"]
+    except KubectlError as error:
+        raise NotReadyError(f"gpushare is not installed here: {error}") from error
+    return place_of(nodes, Tenants.read(Path(file)))
+
+
+def place_of(nodes: Sequence[Json], tenants: Tenants) -> Place:
+    """Return where the pods run, from the cluster's GpuNodes.
+
+    Raises:
+        NotReadyError: there is not one healthy GPU and no more.
+    """
+    found = [(node["metadata"]["name"], gpu) for node in nodes for gpu in node.get("status", {}).get("gpus", [])]
+    if len(found) != 1:
+        raise NotReadyError(f"the benchmark is about one GPU, and this cluster has {len(found)}")
+    node, gpu = found[0]
+    if gpu["health"] != "Healthy":
+        raise NotReadyError(f"GPU {gpu['uuid']} is {gpu['health']}")
+    if gpu.get("tenants"):
+        raise NotReadyError(f"GPU {gpu['uuid']} has {len(gpu['tenants'])} pods already")
+    info = GpuInfo(gpu["uuid"], gpu["index"], gpu["model"], gpu["memoryMiB"], gpu["smCount"])
+    return Place(node, info, tenants)
+
+
+class PodLauncher:
+    """Starts jobs as pods."""
+
+    kind = "pods"
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._policy: SharingPolicy = FIFO
+        self._live: dict[str, Order] = {}
+        self._restarts: dict[str, int] = {}
+        self._programs: set[str] = set()
+        self._began_wall = 0.0
+        self._next_look = 0.0
+        with contextlib.suppress(KubectlError):
+            kubectl("create", "namespace", NAMESPACE)
+        self._wait(self._has_account, "the namespace's service account")
+        self._apply(code(place.tenants.simulated), *(gpushare_of(program) for program in programs()))
+
+    def begin(self, policy: SharingPolicy, orders: Sequence[Order]) -> None:
+        """Offer what the policy's pods ask for, and start its daemon."""
+        self._policy, self._live, self._restarts = policy, {}, {}
+        self._programs = {order.job.program for order in orders}
+        if policy.world is not World.GPUSHARE:
+            patch = json.dumps(list(capacity_patch(policy)))
+            kubectl("patch", "node", self._place.node, "--subresource=status", "--type=json", "-p", patch)
+            self._wait(self._offers, "the node's offer")
+        if policy.world is World.MPS:
+            self._create(daemon_pod(policy, self._place))
+            self._wait(self._daemon_is_ready, "the MPS daemon")
+        self._began_wall = time.time()
+
+    def submit(self, order: Order) -> None:
+        """Create the job's pod."""
+        self._create(job_pod(self._policy, order, self._place))
+        self._live[order.job.name] = order
+
+    def poll(self) -> dict[int, Ended]:
+        """Look at the pods twice a second."""
+        if time.monotonic() < self._next_look or not self._live:
+            return {}
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        found = {
+            pod["metadata"]["name"]: pod
+            for pod in json.loads(kubectl("-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
+        }
+        known = self.signatures() if any(order.until_known for order in self._live.values()) else {}
+        ended = {}
+        for name, order in list(self._live.items()):
+            pod = found.get(name)
+            if pod is None:  # taken away
+                self._restarts[name] = self._restarts.get(name, 0) + 1
+                self._create(job_pod(self._policy, order, self._place))
+            elif pod["status"].get("phase") in ("Succeeded", "Failed") or (
+                # Nobody runs beside it: its end is nobody else's.
+                order.until_known
+                and known.get(order.job.program, {}).get("windowSeconds", 0.0) >= SIGNATURE_SECONDS
+            ):
+                del self._live[name]
+                ended[order.job.number] = self._ended(order, pod)
+                kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=false")
+        return ended
+
+    def signatures(self) -> dict[str, Any]:
+        """Return what the GpuShares say of the programs that ran; the cluster keeps it."""
+        shares = json.loads(kubectl("-n", NAMESPACE, "get", "gpushares", "-o", "json"))["items"]
+        found = {share["metadata"]["name"]: share.get("status", {}).get("profile") for share in shares}
+        return {name: kept for name, kept in found.items() if kept and name in self._programs}
+
+    def learn(self, signatures: Mapping[str, Any]) -> None:
+        """Nothing: the cluster learns by itself."""
+
+    def end(self) -> None:
+        """Remove every pod of the benchmark, and wait until they are gone."""
+        kubectl("-n", NAMESPACE, "delete", "pods", "--all", "--wait=true", seconds=PATIENCE_SECONDS)
+        self._live = {}
+
+    def close(self) -> None:
+        """Leave the node as it was: no pods, and nothing offered that is not there. GpuShares stay."""
+        self.end()
+        paths = [f"/status/capacity/{name.replace('/', '~1')}" for name in (REPLICA, PERCENT)]
+        patch = [{"op": "remove", "path": path} for path in paths]
+        with contextlib.suppress(KubectlError):
+            asked = ("--subresource=status", "--type=json", "-p", json.dumps(patch))
+            kubectl("patch", "node", self._place.node, *asked)
+
+    def _ended(self, order: Order, pod: Json) -> Ended:
+        name = order.job.name
+        states = [each["state"] for each in pod["status"].get("containerStatuses", [])]
+        codes = [state["terminated"]["exitCode"] for state in states if "terminated" in state]
+        is_running = pod["status"].get("phase") == "Running"
+        status = 0 if is_running else codes[0] if codes else 1
+        text = kubectl("-n", NAMESPACE, "logs", name) if codes or is_running else pod["status"].get("message", "")
+        decided = pod["metadata"].get("annotations", {}).get(names.THREAD_PERCENTAGE)
+        cap = self._policy.cap(order.job) if decided is None else int(decided)
+        return Ended(
+            status,
+            cap,
+            story(text.splitlines(), self._began_wall),
+            text[-_TAIL:] if status else "",
+            self._restarts.get(name, 0),
+        )
+
+    def _create(self, pod: Json) -> None:
+        kubectl("create", "-f", "-", stdin=json.dumps(pod))
+
+    def _apply(self, *objects: Json) -> None:
+        listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(listed))
+
+    def _has_account(self) -> bool:
+        with contextlib.suppress(KubectlError):
+            return bool(kubectl("-n", NAMESPACE, "get", "serviceaccount", "default"))
+        return False
+
+    def _offers(self) -> bool:
+        node = json.loads(kubectl("get", "node", self._place.node, "-o", "json"))["status"]["allocatable"]
+        return all(node.get(name, "0") == amount for name, amount in offer(self._policy).items())
+
+    def _daemon_is_ready(self) -> bool:
+        with contextlib.suppress(KubectlError):
+            return "ready" in kubectl("-n", NAMESPACE, "logs", DAEMON)
+        return False
+
+    @staticmethod
+    def _wait(condition: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {PATIENCE_SECONDS:.0f} s")
+            time.sleep(0.3)

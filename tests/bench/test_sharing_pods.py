@@ -1,0 +1,198 @@
+"""What bench/sharing sends to a cluster, and which clusters it refuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.sharing.launching import Order
+from bench.sharing.machine import NotReadyError
+from bench.sharing.manifests import (
+    CODE_PATH,
+    NODE_PATH,
+    PERCENT,
+    REPLICA,
+    ROOT,
+    Place,
+    Tenants,
+    capacity_patch,
+    code,
+    daemon_pod,
+    gpushare_of,
+    job_pod,
+)
+from bench.sharing.pods import place_of
+from bench.sharing.policies import EQUAL, FIFO, HARD, OURS, PAIRS, POLICIES, SLICING
+from bench.sharing.trace import TraceJob
+
+from gpushare.core.api import JobClass
+from gpushare.core.gpu import GpuInfo
+
+GPU = GpuInfo("GPU-1", 0, "NVIDIA H200", 143_771, 132)
+REAL = Place("gpu-a", GPU, Tenants("tenant:1", "/opt/python", ("/opt/torch",)))
+TWIN = Place("gpu-a", GPU, Tenants("gpushare:1", "python", simulated=True))
+JOB = TraceJob(7, "chat-app-bf16-b8", 1.0, 5.0, 30, JobClass.LATENCY, 0.9)
+TRAINING = TraceJob(8, "unet3d-app-fp16-b2", 1.0, 5.0, 30, JobClass.THROUGHPUT, 0.6)
+
+
+def env(pod: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}
+
+
+def test_a_pod_of_ours_asks_for_a_fraction_and_for_nothing_else() -> None:
+    pod = job_pod(OURS, Order(JOB, 70, 20.0), REAL)
+    assert pod["metadata"]["annotations"] == {
+        "gpushare.io/fraction": "0.3",
+        "gpushare.io/memory": "6144Mi",
+        "gpushare.io/class": "latency",
+    }
+    container = pod["spec"]["containers"][0]
+    assert "resources" not in container
+    assert not any(name.startswith(("CUDA", "NVIDIA")) for name in env(pod))
+    assert "runtimeClassName" not in pod["spec"]
+    assert container["command"][:4] == ["/opt/python", "-u", "-m", "bench.sharing.gpujob"]
+    assert gpushare_of(JOB.program)["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("policy", [each for each in POLICIES.values() if each is not OURS], ids=lambda p: p.name)
+def test_pods_of_the_others_see_the_gpu_and_are_counted_by_kube_scheduler(policy: Any) -> None:
+    pod = job_pod(policy, Order(TRAINING, 70), REAL)
+    assert "annotations" not in pod["metadata"]
+    assert pod["spec"]["runtimeClassName"] == "nvidia"
+    assert env(pod)["NVIDIA_VISIBLE_DEVICES"] == GPU.uuid
+    limits = pod["spec"]["containers"][0]["resources"]["limits"]
+    offered = {
+        each["path"].rpartition("/")[2].replace("~1", "/"): each["value"] for each in capacity_patch(policy)
+    }
+    (asked,) = limits
+    assert int(offered[asked]) >= int(limits[asked]) > 0
+    assert limits[asked] == ("30" if policy is HARD else "1")
+    assert set(offered) == {REPLICA, PERCENT}
+    assert offered[PERCENT if asked == REPLICA else REPLICA] == "0"
+
+
+def test_who_runs_under_mps_finds_the_daemon_and_who_does_not_finds_none() -> None:
+    pipes = {
+        policy.name: env(job_pod(policy, Order(TRAINING, 7), REAL))["CUDA_MPS_PIPE_DIRECTORY"]
+        for policy in (FIFO, SLICING, EQUAL, PAIRS, HARD)
+    }
+    assert pipes["mps-equal"] == pipes["mps-pairs"] == pipes["hard-caps"] == f"{NODE_PATH}/mps/pipe"
+    assert pipes["fifo"] == pipes["time-slicing"]
+    assert not Path(pipes["fifo"]).exists()
+    caps = [
+        env(job_pod(HARD, Order(job, 7), REAL)).get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") for job in (TRAINING, JOB)
+    ]
+    assert caps == ["30", None]
+
+
+def test_the_daemon_is_told_what_nvidias_device_plugin_tells_its_own(tmp_path: Path) -> None:
+    pod = daemon_pod(EQUAL, REAL)
+    assert pod["spec"]["hostPID"]
+    command = pod["spec"]["containers"][0]["command"]
+    assert command[-1] == "nvidia-cuda-mps-control"
+    # the script itself, with a control program that writes down what it is told
+    told = tmp_path / "told"
+    control = tmp_path / "control"
+    control.write_text(f'#!/bin/sh\nif [ "$1" = -d ]; then echo "$@" >>{told}; else cat >>{told}; fi\n')
+    control.chmod(0o755)
+    script = command[2].replace("while :; do sleep 1; done", "kill -TERM $$")
+    done = subprocess.run(
+        ["sh", "-c", script, "daemon", str(control)],
+        env={
+            "PATH": "/usr/bin:/bin",
+            "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "pipe"),
+            "CUDA_MPS_LOG_DIRECTORY": str(tmp_path / "log"),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "ready" in done.stdout
+    assert told.read_text().splitlines() == [
+        "-d -multiuser-server",
+        "set_default_device_pinned_mem_limit 0 35942M",
+        "set_default_active_thread_percentage 25",
+        "start_server -uid 0",
+        "quit",
+    ]
+
+
+@pytest.mark.parametrize("is_simulated", [True, False])
+def test_the_code_in_the_config_map_is_all_that_a_job_needs(is_simulated: bool, tmp_path: Path) -> None:
+    pod = job_pod(FIFO, Order(TRAINING, 70), TWIN if is_simulated else REAL)
+    (volume,) = [each for each in pod["spec"]["volumes"] if each["name"] == "code"]
+    data = code(is_simulated)["data"]
+    assert sum(map(len, data.values())) < 500_000
+    for item in volume["configMap"]["items"]:
+        path = tmp_path / item["path"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(data[item["key"]])
+    folders = [place.replace(CODE_PATH, str(tmp_path)) for place in env(pod)["PYTHONPATH"].split(":")]
+    if is_simulated:  # gpushare is in the image
+        folders.append(str(ROOT / "src"))
+    else:  # of PyTorch only the names are here
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch" / "__init__.py").write_text(STAND_IN)
+        (tmp_path / "torch" / "nn.py").write_text("class Module: pass\nfunctional = None\n")
+    program = "twinjob" if is_simulated else "gpujob"
+    imports = f"import bench.sharing.{program}"
+    if not is_simulated:
+        imports += "\nfrom gpushare.research.calibration.table_suite import TABLE\nassert len(TABLE) == 10"
+    script = f"import sys\nsys.path[:0] = {folders!r}\n{imports}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+STAND_IN = "from torch import nn\n"
+
+
+def test_pods_mount_what_the_program_needs_and_simulated_ones_take_turns() -> None:
+    real = job_pod(SLICING, Order(TRAINING, 70), REAL)
+    places = {
+        each["mountPath"]: each["readOnly"]
+        for each in real["spec"]["containers"][0]["volumeMounts"]
+        if "readOnly" in each
+    }
+    assert places["/opt/torch"] is True
+    assert "--turns" not in real["spec"]["containers"][0]["command"]
+    twin = job_pod(SLICING, Order(TRAINING, 70), TWIN)
+    assert twin["spec"]["containers"][0]["command"][-2:] == ["--turns", f"{NODE_PATH}/turns"]
+    assert "runtimeClassName" not in twin["spec"]
+
+
+def gpu_node(count: int = 1, **values: object) -> list[dict[str, Any]]:
+    gpu = {
+        "uuid": "GPU-1",
+        "index": 0,
+        "model": "NVIDIA H200",
+        "memoryMiB": 143771,
+        "smCount": 132,
+        "health": "Healthy",
+    }
+    return [{"metadata": {"name": "n1"}, "status": {"gpus": [{**gpu, **values}] * count}}]
+
+
+def test_a_cluster_with_one_free_gpu_is_taken_and_others_are_told_why_not(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.json"
+    file.write_text(json.dumps({"image": "i", "python": "p", "mounts": ["/opt/a"], "simulated": False, "more": 1}))
+    tenants = Tenants.read(file)
+    assert tenants == Tenants("i", "p", ("/opt/a",))
+    assert place_of(gpu_node(), tenants).gpu == GPU
+    for nodes, words in (
+        ([], "has 0"),
+        (gpu_node(2), "has 2"),
+        (gpu_node(health="Unhealthy"), "is Unhealthy"),
+        (gpu_node(tenants=[{"podUid": "u"}]), "has 1 pods already"),
+    ):
+        with pytest.raises(NotReadyError, match=words):
+            place_of(nodes, tenants)
