@@ -18,7 +18,7 @@ from gpushare.core.api import (
     Utilization,
     WorkloadSignature,
 )
-from gpushare.core.gpu import GpuHealth, GpuSample, Health
+from gpushare.core.gpu import GpuHealth, GpuSample, Health, not_calibrated
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.gates import mps_status
 from gpushare_deviceplugin.pods import ManagedPod
@@ -182,10 +182,12 @@ def _rounded(value: float | None) -> float | None:
 
 
 def conditions_of(state: NodeState, gates: Mapping[str, GateStatus | None] | None = None) -> tuple[Condition, ...]:
-    """Return the conditions: whether the driver answers, every GPU gives counters, and pods can be throttled.
+    """Return the conditions of the node's GPUs.
 
-    The last one is left out while no gate says.
+    Whether the driver answers, every GPU gives counters, the model was fitted on their kind, and pods can be
+    throttled; the last one is left out while no gate says.
     """
+    strange = not_calibrated(gpu.model for gpu in state.gpus.values())
     reports = [gate for _, gate in sorted((gates or {}).items()) if gate is not None]
     problem = next((gate.throttle.problem for gate in reports if gate.throttle.problem), "")
     throttle = _condition("ThrottleReady", problem, good="Writable", bad="FreezerUnavailable")
@@ -193,6 +195,7 @@ def conditions_of(state: NodeState, gates: Mapping[str, GateStatus | None] | Non
     return (
         _condition("DevicesReady", state.problem, good="Sampled", bad="DriverError"),
         _condition("CountersReady", unmeasured or state.problem, good="Measured", bad="NoCounters"),
+        _condition("ModelCalibrated", strange, good="Fitted", bad="FittedElsewhere"),
         *((throttle,) if reports else ()),
     )
 

@@ -21,6 +21,8 @@ from gpushare_deviceplugin import sampler as sampling
 from gpushare_deviceplugin.agent import HUNG_SECONDS, Agent
 from gpushare_deviceplugin.options import parse_options
 from gpushare_deviceplugin.sampler import BACKOFF
+from gpushare_deviceplugin.state import NodeState
+from gpushare_deviceplugin.status import conditions_of
 
 WELL = GpuHealth(Health.HEALTHY)
 BUSY = Counters(sm_util=0.7, fp32_util=0.5, dram_bw_util=0.2, integer_util=0.1)
@@ -150,10 +152,19 @@ async def test_all_is_well(bench: Bench) -> None:
     assert set(await bench.rounds()) == {1.0}
     assert bench.condition("DevicesReady") == (ConditionStatus.TRUE, "")
     assert bench.condition("CountersReady") == (ConditionStatus.TRUE, "")
+    assert bench.condition("ModelCalibrated") == (ConditionStatus.TRUE, "")
     assert bench.health == (Health.HEALTHY, "")
     assert has_figures(bench)
     assert bench.metrics()["gpushare_agent_driver_ready"] == 1
     assert bench.agent.trouble() == ""
+
+
+def test_a_gpu_that_no_model_was_fitted_on_is_told(clock: Clock) -> None:
+    state = NodeState(clock)
+    state.set_gpus((GpuInfo(GPU_A, 0, "NVIDIA L4", 23034, 58),))
+    [found] = [each for each in conditions_of(state) if each.type == "ModelCalibrated"]
+    assert (found.status, found.reason) == (ConditionStatus.FALSE, "FittedElsewhere")
+    assert "NVIDIA L4 (1.75 times as wide)" in (found.message or "")
 
 
 async def test_no_driver_backs_off_and_is_no_reason_to_restart(bench: Bench) -> None:

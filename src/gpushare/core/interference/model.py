@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from gpushare.core.gpu import interval_widening
 from gpushare.core.interference import network
 from gpushare.core.interference.effects import NO_EFFECTS, exposure
 from gpushare.core.interference.profile import (
@@ -31,11 +32,6 @@ COVERAGE: Final = 0.9
 # A lone tenant under a cap: error of interpolating a measured cap curve (docs/interference.md).
 _ALONE_ERROR: Final = 0.05
 _MOST_PROGRESS: Final = 1.1
-# How far the H200's errors reach on GPUs not fitted on. Ratios of a GPU's own capacities carry over; caches,
-# block schedulers and bandwidth per SM do not. Not measured: a caution until that GPU is calibrated.
-_HOPPER: Final = ("H100", "GH200", "H800", "H20")
-_WIDEN_HOPPER: Final = 1.25
-_WIDEN_OTHER: Final = 1.75
 _ERRORS_IN_BOUND: Final = 1.645  # a 90% interval of a normal distribution, from its middle
 _FULL: Final = 1.001  # the GPU, and some rounding
 _AT_ONCE: Final = 2048  # sets in one batch; larger ones do not fit a core's cache and take 1.5 times as long
@@ -215,10 +211,8 @@ class InterferenceModel:
 
     def for_gpu(self, gpu_model: str) -> "InterferenceModel":
         """Return this model for another GPU: the same law on that GPU's ratios, with wider intervals."""
-        if self.gpu_model.lower() in gpu_model.lower() or gpu_model.lower() in self.gpu_model.lower():
-            return self
-        near = any(name.lower() in gpu_model.lower() for name in _HOPPER)
-        return replace(self, widening=_WIDEN_HOPPER if near else _WIDEN_OTHER)
+        widening = interval_widening(gpu_model, self.gpu_model)
+        return self if widening == 1.0 else replace(self, widening=widening)
 
     def to_json(self) -> str:
         """Serialise the artefact; the same model gives the same bytes."""
