@@ -219,6 +219,12 @@ def test_a_gpushare_says_which_pods_that_it_selects_are_anothers() -> None:
     assert not any(one.type == OVERLAPPING for one in status_of(SHARE, [], {}, SETTINGS, NOW).conditions)
 
 
+def test_a_workload_without_a_profile_runs_under_its_share_and_it_is_said() -> None:
+    found = condition(status_of(SHARE, [facts("a")], {}, SETTINGS, NOW), PROFILED)
+    assert (found.status, found.reason) == (ConditionStatus.FALSE, "NotYet")
+    assert "its share is its cap" in found.message
+
+
 def test_the_target_is_what_the_node_reports() -> None:
     tenant = TenantStatus("uid-a", slo=slo(ConditionStatus.FALSE, "Missed"))
     node = GpuNodeStatus.of((GpuStatus("GPU-1", tenants=(tenant,)),))

@@ -52,7 +52,11 @@ def profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition
         )
     if not wants_profile(spec):
         return Condition(PROFILED, ConditionStatus.FALSE, "Off", "profile.mode is Off")
-    message = "taken once a pod of it runs alone on a GPU with all its threads (fraction 1, or class latency)"
+    message = (
+        "taken once a pod of it runs alone on a GPU for some seconds, or beside throughput pods that can be "
+        "stopped for a moment; until then it may count on its share over maxSlowdown, and its share is its cap "
+        "(class latency has none)"
+    )
     return Condition(PROFILED, ConditionStatus.FALSE, "NotYet", message)
 
 
