@@ -8,6 +8,7 @@ from typing import Final
 from gpushare.core.control import DriftWatch
 from gpushare.core.gpu import GpuSample, mean_counters
 from gpushare.core.progress import (
+    BAD_FIT,
     Attribution,
     PhasedAttribution,
     Prior,
@@ -140,6 +141,10 @@ class Measurer:
         strangers = [[TenantEvidence(None)]] if has_strangers else []
         phased = attribute_phases(window.counters, [*choices, *strangers], window.sm_clock_mhz)
         self._watch_drift(uuid, active, phased, window.window_seconds)
+        if phased.misfit is not None and phased.misfit <= BAD_FIT:
+            for pod, phase, each in zip(active, phased.phases, phased.found, strict=False):
+                if each.progress_ratio is not None and each.progress_ratio >= ASLEEP_RATIO:
+                    self._signatures.saw(pod, model, phase, window.window_seconds)
         found = phased.found
         return {
             pod.uid: replace(

@@ -29,6 +29,10 @@ MAX_PHASES: Final = 3  # the usual one among them; of the others the one that wa
 # Where all that is known is a profile, perhaps of another cap: the same program's windows miss it by up to 5,
 # other programs' by 9 and more (docs/measurements/attribution.md).
 FAR_FIT: Final = 6.0
+# Without the usual work, while a phase is seen: from then on that is the usual one. Twice as long each time, lest
+# pods of one workload on two nodes, at different work, replace each other's signature for ever.
+TURNED_SECONDS: Final = 900.0
+_MOST_DOUBLINGS: Final = 8
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
 
 
@@ -147,6 +151,8 @@ class Signatures:
         self._phases: dict[_Key, tuple[_Phase, ...]] = {}  # besides the signature, the one seen last first
         self._candidates: dict[_Key, _Phase] = {}
         self._doubts: dict[_Key, int] = {}  # readings that are still wanted
+        self._unseen: dict[_Key, float] = {}  # seconds of other work since the usual one was seen
+        self._revisions: dict[_Key, int] = {}  # of signatures that were taken anew here
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
         """Return a pod's signature on a GPU model; None until it was seen alone, or read in place, on one.
@@ -178,6 +184,42 @@ class Signatures:
         """Return whether a pod's workload is to be read anew."""
         return (pod.workload, gpu_model) in self._doubts
 
+    def saw(self, pod: ManagedPod, gpu_model: str, phase: int, seconds: float) -> None:
+        """Note which of its `phases` a pod's workload was in; one of the others for long becomes the usual one."""
+        key = (pod.workload, gpu_model)
+        if phase == 0:
+            self._unseen.pop(key, None)
+            return
+        self._unseen[key] = self._unseen.get(key, 0.0) + seconds
+        _trim(self._unseen)
+        revision = self._revisions.get(key, 0)
+        if key not in self._phases or self._unseen[key] < TURNED_SECONDS * 2 ** min(revision, _MOST_DOUBLINGS):
+            return
+        usual, *others = self._phases.pop(key)
+        del self._unseen[key]
+        self._seen[key] = {usual.cap: usual.seen}
+        self._revisions[key] = revision + 1
+        if others:
+            self._phases[key] = tuple(others)
+        _trim(self._revisions)
+        _log.info(
+            "workload %s has changed: the signature of what it does now takes the place of the former one",
+            pod.workload,
+            extra={"pod": pod.uid},
+        )
+
+    def _adopt(self, pod: ManagedPod, gpu_model: str) -> None:
+        """Forget what was seen here before another node found that the workload had turned to other work."""
+        key = (pod.workload, gpu_model)
+        written = (_revision(each.kept) for each in self._profiles_of(pod) if each.gpu_model in ("", gpu_model))
+        latest = max(written, default=0)
+        if latest <= self._revisions.get(key, 0):
+            return
+        self._revisions[key] = latest
+        _trim(self._revisions)
+        for older in (self._seen, self._phases, self._candidates, self._unseen):
+            older.pop(key, None)
+
     def is_light(self, pod: ManagedPod, gpu_model: str) -> bool:
         """Return whether all that is known of a pod's workload is that it hardly used the GPU so far."""
         if any(each.signature is not None for each in self._profiles_of(pod)) or self._best(pod, gpu_model):
@@ -186,11 +228,14 @@ class Signatures:
 
     def news(self, pod: ManagedPod, gpu_model: str) -> WorkloadSignature | None:
         """Return the measured signature of a pod's workload, for its GpuShare; None if that has as good."""
+        self._adopt(pod, gpu_model)
         best = self._best(pod, gpu_model)
         if best is None:
             return None
         cap, seen = best
         counters, progress = at_full_threads(seen.counters, cap / 100)
+        kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
+        revision = self._revisions.get((pod.workload, gpu_model), 0)
         found = WorkloadSignature(
             gpu_model,
             {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()},
@@ -198,8 +243,8 @@ class Signatures:
             window_seconds=float(int(seen.seconds)),
             thread_percentage=None if cap == 100 else cap,
             sm_clock_mhz=round(seen.sm_clock_mhz, 1) if seen.sm_clock_mhz else None,
+            revision=revision or None,
         )
-        kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
         return found if kept is None or kept.gives_way(found) else None
 
     def _profiles_of(self, pod: ManagedPod) -> Iterator[SharedProfile]:
@@ -212,7 +257,9 @@ class Signatures:
             (
                 each.signature
                 for each in self._profiles_of(pod)
-                if each.signature is not None and each.gpu_model in ("", gpu_model)
+                if each.signature is not None
+                and each.gpu_model in ("", gpu_model)
+                and _revision(each.kept) >= self._revisions.get((pod.workload, gpu_model), 0)
             ),
             None,
         )
@@ -238,11 +285,14 @@ class Signatures:
         is a phase of the program, with a signature of its own.
         """
         key = (pod.workload, gpu_model)
+        self._adopt(pod, gpu_model)
         is_other = self._is_other_work(pod, gpu_model, sample, cap)
         self._settle(key, is_other=is_other, is_reading=is_reading)
         if is_other:
             self._learn_phase(key, pod, sample, cap, int(is_reading))
+            self.saw(pod, gpu_model, 1, 0.0 if is_reading else sample.window_seconds)
             return
+        self.saw(pod, gpu_model, 0, sample.window_seconds)
         self._candidates.pop(key, None)
         by_cap = self._seen.pop(key, {})
         before = by_cap.get(cap) or _Seen(Counters(), 0.0, pod.uid)
@@ -297,6 +347,10 @@ class Signatures:
                 candidate.seen.seconds,
                 extra={"pod": pod.uid},
             )
+
+
+def _revision(kept: WorkloadSignature | None) -> int:
+    return 0 if kept is None else kept.revision or 0
 
 
 def _trim(by_workload: dict[_Key, _T]) -> None:

@@ -10,7 +10,7 @@ from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.measuring import merge
 from gpushare_deviceplugin.sampler import WINDOWS
 from gpushare_deviceplugin.shares import SharedProfile, SoloSignature
-from gpushare_deviceplugin.signatures import IDLE_RATIO, MIN_SECONDS, Signatures
+from gpushare_deviceplugin.signatures import IDLE_RATIO, MIN_SECONDS, TURNED_SECONDS, Signatures
 
 H200 = "NVIDIA H200"
 BUSY = Counters(sm_util=0.55, fp32_util=0.3, dram_bw_util=0.2)
@@ -108,6 +108,45 @@ def test_a_program_that_trains_and_evaluates_has_a_signature_of_each() -> None:
     signatures = Signatures({})
     at_work(signatures, *[(TRAIN, 12), (TENSOR, 6)] * 4)
     assert of_phases(signatures) == [TRAIN, TENSOR], "and neither holds anything of the other"
+
+
+def test_work_that_a_program_turned_to_for_good_takes_the_place_of_its_profile_everywhere() -> None:
+    profiles: dict[str, SharedProfile] = {}
+    here, elsewhere = Signatures(profiles), Signatures(profiles)
+    pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+
+    def publish(signature: WorkloadSignature) -> None:
+        kept = profiles["shop/a"].kept if profiles else None
+        assert kept is None or kept.gives_way(signature)
+        solo = SoloSignature(signature.as_counters(), sm_clock_mhz=signature.sm_clock_mhz)
+        profiles["shop/a"] = SharedProfile(frozenset({"uid-a"}), H200, solo, signature)
+
+    at_work(elsewhere, (TRAIN, 3))
+    former = elsewhere.news(pod, H200)
+    assert former is not None
+    publish(former)
+    windows = int(TURNED_SECONDS / 5)
+    at_work(here, (TENSOR, windows - 1))
+    assert of_phases(here) == [TRAIN, TENSOR], "it may come back"
+    at_work(here, (TENSOR, 2))
+    assert of_phases(here) == [TENSOR]
+    news = here.news(pod, H200)
+    assert news is not None
+    assert news.revision == 1
+    publish(news)
+    assert not news.gives_way(former)
+    assert of_phases(here) == of_phases(elsewhere) == [TENSOR]
+    assert elsewhere.news(pod, H200) is None, "what it saw is older"
+    at_work(elsewhere, (TENSOR, windows + 1))
+    assert of_phases(elsewhere) == [TENSOR]
+    longer = elsewhere.news(pod, H200)
+    assert longer is None or longer.revision == 1, "there it is the usual work already"
+    at_work(here, (TRAIN, windows))
+    assert of_phases(here) == [TENSOR, TRAIN], "twice as long the next time"
+    at_work(here, (TRAIN, windows + 1))
+    news = here.news(pod, H200)
+    assert news is not None
+    assert news.revision == 2
 
 
 def test_other_work_for_moments_is_no_phase() -> None:

@@ -147,6 +147,18 @@ def test_a_look_with_the_clock_replaces_one_without_unless_it_is_much_shorter():
     assert timed(10.0, 1980.0).gives_way(timed(40.0, 1400.0))
 
 
+def test_a_signature_of_work_that_a_program_turned_to_replaces_any_of_before_and_never_the_other_way_round():
+    def revised(revision, seconds, activity=0.5, cap=None):
+        counters = {"sm_util": activity, "fp32_util": 0.3}
+        return WorkloadSignature(H200, counters, window_seconds=seconds, thread_percentage=cap, revision=revision)
+
+    assert revised(None, 9000.0, 0.9).gives_way(revised(1, 5.0, 0.4, 50)), "less active, shorter, under a cap"
+    assert not revised(1, 5.0, 0.4, 50).gives_way(revised(None, 9000.0, 0.9))
+    assert not revised(2, 5.0).gives_way(revised(1, 9000.0))
+    kept = taken(None, [revised(None, 9000.0), revised(1, 5.0, 0.4)], GpuShareSpec(), is_one_kind=True, now=NOW)
+    assert (kept.revision, kept.taken_at) == (1, NOW)
+
+
 @pytest.mark.parametrize(
     ("counters", "curve", "words"),
     [

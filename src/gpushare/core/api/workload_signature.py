@@ -72,6 +72,13 @@ class WorkloadSignature:
         maximum=10_000,
     )
 
+    revision: int | None = described(
+        "How often the workload was found at other work for long, and its signature taken anew; absent: never.",
+        default=None,
+        minimum=1,
+        maximum=1_000_000,
+    )
+
     @property
     def cap(self) -> int:
         """The thread percentage that it was taken under."""
@@ -108,13 +115,17 @@ class WorkloadSignature:
     def gives_way(self, other: "WorkloadSignature") -> bool:
         """Whether another signature is worth writing down in this one's place.
 
-        One that is more than twice as active is, however short: this one holds the program's start, or a pause.
-        The other way round it never is, so that two nodes do not replace each other's for ever. One taken under
-        more threads tells more, one taken under fewer never takes its place. One with the clock tells more than
-        one without, unless it is much shorter.
+        One of a later revision is, one of an earlier one never. One that is more than twice as active is, however
+        short: this one holds the program's start, or a pause. The other way round it never is, so that two nodes
+        do not replace each other's for ever. One taken under more threads tells more, one taken under fewer never
+        takes its place. One with the clock tells more than one without, unless it is much shorter.
         """
         own, others = self.as_counters(), other.as_counters()
-        if not self.counters or self.contradiction() or others.is_far_more_active(own):
+        if not self.counters or self.contradiction():
+            return True
+        if (self.revision or 0) != (other.revision or 0):
+            return (other.revision or 0) > (self.revision or 0)
+        if others.is_far_more_active(own):
             return True
         if own.is_far_more_active(others):
             return False

@@ -22,8 +22,8 @@ def taken(
     """Choose the signature that a GpuShare keeps.
 
     Args:
-        seen: signatures that agents published for its pods; of those on the kept one's GPU model the one under the
-            most threads wins, then the longest.
+        seen: signatures that agents published for its pods; of those on the kept one's GPU model the one of the
+            latest revision wins, then the one under the most threads, then the longest.
         is_one_kind: whether all its pods run one workload; otherwise nothing is taken.
         now: RFC 3339, for a newly taken signature.
     """
@@ -35,7 +35,11 @@ def taken(
         and (each.window_seconds or 0.0) >= asked
         and (kept is None or kept.gpu_model in {"", each.gpu_model})
     ]
-    best = max(fitting, key=lambda each: (each.cap, each.window_seconds or 0.0, each.gpu_model), default=None)
+    best = max(
+        fitting,
+        key=lambda each: (each.revision or 0, each.cap, each.window_seconds or 0.0, each.gpu_model),
+        default=None,
+    )
     if best is None or not is_one_kind or not (kept is None or kept.gives_way(best)):
         return kept
     return replace(best, taken_at=now)
