@@ -127,6 +127,7 @@ def job_pod(policy: SharingPolicy, order: Order, place: Place) -> Json:
             names.FRACTION: f"{job.share_percent / 100:g}",
             names.MEMORY: f"{MEMORY_MIB}Mi",
             names.CLASS: job.job_class.value,
+            names.WORKLOAD: job.program,  # a GpuShare with a selector profiles pods of one workload only
         }
         return pod
     _let_see_the_gpu(pod, place)

@@ -47,6 +47,7 @@ def test_a_pod_of_ours_asks_for_a_fraction_and_for_nothing_else() -> None:
         "gpushare.io/fraction": "0.3",
         "gpushare.io/memory": "6144Mi",
         "gpushare.io/class": "latency",
+        "gpushare.io/workload": "chat-app-bf16-b8",
     }
     container = pod["spec"]["containers"][0]
     assert "resources" not in container
