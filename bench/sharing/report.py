@@ -134,8 +134,16 @@ def _where(records: Records) -> str:
         f"{', '.join(places)}, seed {settings['seed']}: {work:.0f} s of work alone, arriving over "
         f"{settings['list'][-1]['arrives']:.0f} s. Jobs were {' and '.join(ways)}. {len(sessions)} sessions, "
         f"{sessions[0]['began']} to {sessions[-1]['began']}, driver {sessions[-1]['driver']}, commits "
-        f"{', '.join(sorted({each['commit'] for each in sessions}))}."
+        f"{', '.join(sorted({each['commit'] for each in sessions}))}.{_signatures(records)}"
     )
+
+
+def _signatures(records: Records) -> str:
+    line = records.first("signatures")
+    if line is None:
+        return ""
+    whose = {"agent": "the node agent's, taken of each program alone", "table": "the H200 table's, cap curves too"}
+    return f" Signatures: {whose[line['source']]} ({len(line['known'])} programs)."
 
 
 def _by_program(found: Sequence[RunFigures]) -> list[str]:

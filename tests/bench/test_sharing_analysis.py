@@ -232,6 +232,7 @@ def test_the_report_has_a_row_for_each_policy_and_a_figure(tmp_path: Path) -> No
     )
     assert "No run is complete" in table(records)
     add_alone(records)
+    records.add("signatures", known=["train"], source="table")
     for repetition in range(2):
         for policy, seconds in (("fifo", 8), ("gpushare", 6)):
             serve = serving(0.0, 1.0, 5.0, [10.0] * 200, work=2.0)
@@ -241,4 +242,5 @@ def test_the_report_has_a_row_for_each_policy_and_a_figure(tmp_path: Path) -> No
     assert rows["exclusive, first come first served"][:2] == [" 2 ", " 0.75 ± 0.00 "]
     assert rows["gpushare"][2].strip() == "6.0 ± 0.0"
     assert "without Kubernetes" in text
+    assert "Signatures: the H200 table's, cap curves too (1 programs)." in text
     assert (tmp_path / "sharing.png").stat().st_size > 10_000
