@@ -3,14 +3,14 @@
 import asyncio
 import itertools
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
 from tests.operator.live import PATIENCE_SECONDS, Running, Shares, decide, pod
 
-from gpushare.core.api import GpuNodeStatus, GpuStatus, Phase, Retraction, TenantStatus, to_json
+from gpushare.core.api import GpuNodeStatus, GpuStatus, Phase, Retraction, TenantStatus, TenantTrouble, to_json
 from gpushare.kube import EVENTS, GPUNODES, PODS, AlreadyExists, Api, Resource, Retryable
 
 pytestmark = pytest.mark.integration
@@ -51,8 +51,10 @@ async def budget(api: Api, namespace: str, allowed: int) -> None:
 
 
 @asynccontextmanager
-async def agent(api: Api, namespace: str, asks: dict[str, str | None]) -> AsyncIterator[None]:
-    """Write a GpuNode as a node's agent does, again and again, with its asks by pod uid."""
+async def agent(
+    api: Api, namespace: str, asks: dict[str, str | None], troubles: Mapping[str, TenantTrouble] | None = None
+) -> AsyncIterator[None]:
+    """Write a GpuNode as a node's agent does, again and again, with its asks and troubles by pod uid."""
     name = f"node-{namespace}"
     await api.create(
         GPUNODES, {"apiVersion": "gpushare.io/v1alpha1", "kind": "GpuNode", "metadata": {"name": name}}
@@ -60,7 +62,10 @@ async def agent(api: Api, namespace: str, asks: dict[str, str | None]) -> AsyncI
 
     async def report() -> None:
         for second in itertools.count():
-            tenants = tuple(TenantStatus(uid, share_percent=25, retract=why) for uid, why in asks.items())
+            tenants = tuple(
+                TenantStatus(uid, share_percent=25, retract=why, trouble=(troubles or {}).get(uid))
+                for uid, why in asks.items()
+            )
             status = GpuNodeStatus.of(
                 (GpuStatus(uuid=f"GPU-{namespace}", memory_mib=143771, tenants=tenants),),
                 observed_at=f"2026-11-22T{second // 3600 % 24:02d}:{second // 60 % 60:02d}:{second % 60:02d}Z",
