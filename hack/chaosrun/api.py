@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from devcluster.settings import API_PORT, NODE_IP
 
-TIMEOUT_SECONDS: Final = 4.0
+TIMEOUT_SECONDS: Final = 2.5  # a fault is taken back at most so late
 Json = dict[str, Any]
 
 

@@ -14,7 +14,11 @@ CLIENTS_PER_GPU: Final = 48
 RESERVE_MIB: Final = 512  # policy.gpuMemoryReserveMiB
 GATE_SILENT_SECONDS: Final = 6.0  # it writes every second; the agent takes it for dead after 10
 LEFT_FROZEN_SECONDS: Final = 5.0  # promised are 2 s; the longest freeze is in the report
+KUBELET_REJECTS: Final = "UnexpectedAdmissionError"  # of a pod that was bound while kubelet had no device plugin
 DEVICES_SEPARATOR: Final = "::"
+WAITS_BY_DESIGN: Final = (
+    "is promised"  # in the scheduler's message: beside its neighbours a promise could not be kept
+)
 
 
 class Rule(StrEnum):
@@ -27,6 +31,7 @@ class Rule(StrEnum):
     LOST = "pod lost"
     TWICE = "pod placed twice"
     ENDED = "tenant ended by us"
+    REJECTED = "new pod rejected by kubelet while no device plugin served"
     FROZEN = "tenant left frozen"
     OUTSIDE = "tenant outside MPS"
     SETTLED = "not settled in time"
@@ -78,6 +83,8 @@ def broken(picture: Picture, expected: Sequence[Expected], allowance: Allowance)
             continue
         if pod.is_deleting and not allowance.covers(pod):
             found.append(Violation(Rule.ENDED, f"{pod.name} is being deleted, and not by the load"))
+        elif pod.is_over and KUBELET_REJECTS in pod.why and not allowance.covers(pod):
+            found.append(Violation(Rule.REJECTED, f"{pod.name}, which never ran: {pod.why}"))
         elif (pod.is_over or pod.restarts) and not allowance.covers(pod):
             found.append(
                 Violation(Rule.ENDED, f"{pod.name} is {pod.phase} after {pod.restarts} restarts: {pod.why}")
@@ -196,6 +203,8 @@ def unsettled(picture: Picture, expected: Sequence[Expected], leaving: Sequence[
         pod = picture.pods.get(one.uid)
         if pod is None or pod.is_over:
             waiting.append(f"{one.name} is {'gone' if pod is None else pod.phase}")
+        elif not pod.is_bound and WAITS_BY_DESIGN in pod.why:
+            continue
         elif pod.phase != "Running":
             waiting.append(f"{one.name} is {pod.phase}: {pod.why}")
         elif clients.get(one.uid) not in pod.gpus:

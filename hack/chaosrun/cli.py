@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -36,11 +37,13 @@ from chaosrun.usage import Growth
 POPULATION = 8
 SOAK_FILE = "soak.json"
 # A run is about what breaks; who is moved away for a neighbour's promise would look like somebody who was lost.
-INSTALL = ("--set", "policy.retraction=none")
+# Generous tolerances, as a pod that waits for a neighbour's promise tests nothing.
+INSTALL = ("--set", "policy.retraction=none,policy.maxSlowdown=3,policy.latencyMaxSlowdown=2")
 
 
 def main() -> int:
     options = _parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that faults are taken back
     try:
         if options.report:
             return _report(options.report, options.write)

@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Sequence
 from typing import Final
 
-from devcluster.settings import API_PORT, NODE_IP
+from devcluster.settings import API_PORT
 
 CHAIN: Final = "GPUSHARE-CHAOS"
 HOOKS: Final = ("INPUT", "OUTPUT")
@@ -18,9 +18,9 @@ def lose_from(address: str) -> None:
 
 
 def lose_to(address: str) -> None:
-    """Lose every packet that this machine (so the API server, but also kubelet) sends to a pod."""
+    """Lose every packet that this machine (so the API server, but kubelet too) sends to a pod."""
     _ensure()
-    _iptables("-A", CHAIN, "-s", NODE_IP, "-d", address, "-p", "tcp", "-j", "DROP")
+    _iptables("-A", CHAIN, "-d", address, "-p", "tcp", "-j", "DROP")
 
 
 def clear() -> None:

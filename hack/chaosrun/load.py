@@ -139,6 +139,8 @@ class Load:
 
     def step(self, picture: Picture | None = None) -> None:
         """Ask the API server for what is still to be done; what fails is tried again at the next step."""
+        if picture is not None and picture.pods is None:
+            return  # it would not answer this either
         try:
             for one in tuple(self._orders):
                 self._create(one)

@@ -108,12 +108,12 @@ class ChaosRun:
         self._clock, self._sleep = clock, sleep
 
     def settle_first(self) -> list[str]:
-        """Bring up the load; return what is still missing when the time is up."""
+        """Bring up the load; return what is still missing when the time is up, or broken already."""
         self._load.fill(self._population)
         judge = _Judge()
         settled, waiting = self._until_settled(judge, Allowance(), GIVE_UP_SECONDS)
         self._freezes.longest()
-        return [] if settled is not None else [*waiting, self._load.last_refusal]
+        return [*judge.violations, *([] if settled is not None else [*waiting, self._load.last_refusal])]
 
     def run(self, seed: int, numbers: Sequence[int], kinds: Sequence[FaultKind], *, until: float) -> list[Outcome]:
         """Make these faults, as many as the time allows; stop where the cluster does not come back."""

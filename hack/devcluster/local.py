@@ -35,6 +35,7 @@ KUBELET_DIRECTORY = Path("/var/lib/kubelet")  # the standard path: device plugin
 POD_LINKS = Path("/var/log/containers")
 RUN_DIRECTORY = Path("/run/gpushare")  # hostPath directories of gpushare's own pods
 CGROUPS = Path("/sys/fs/cgroup")
+RUN_DIRECTORY_MIB = 64
 CNI_RESULTS = Path("/var/lib/cni/results")
 # in starting order; stopped in reverse
 COMPONENTS = (
@@ -86,6 +87,7 @@ class LocalCluster:
         self._own(KUBELET_DIRECTORY)
         for directory in ("log", "pods", "cni"):
             (self.state / directory).mkdir(parents=True, exist_ok=True)
+        self._mount_run_directory()
         pki.make(self.state / "pki")
         for component in ("controller-manager", "scheduler", "proxy", "kubelet"):
             self._write_kubeconfig(component, self.state / "conf" / f"{component}.kubeconfig")
@@ -334,8 +336,17 @@ bin_dir = "{self.cni_directory}"
             "podLogsDir": str(self.state / "pods"),
             # a burst of pods must not wait for the client's own rate limit
             "serializeImagePulls": False,
+            # tests kill parts again and again; kubelet's usual pause grows to five minutes
+            "crashLoopBackOff": {"maxContainerRestartPeriod": "2s"},
             "shutdownGracePeriod": "0s",
         }
+
+    def _mount_run_directory(self) -> None:
+        """Give gpushare's directory a small file system of its own, so that tests may fill it."""
+        if not RUN_DIRECTORY.exists():
+            RUN_DIRECTORY.mkdir(parents=True)
+            size = f"size={RUN_DIRECTORY_MIB}m,mode=755"
+            run(["mount", "-t", "tmpfs", "-o", size, "gpushare-dev", RUN_DIRECTORY])
 
     def _own(self, directory: Path) -> None:
         """Mark a directory outside the state directory as created by us, so that `down` may remove it."""

@@ -122,6 +122,12 @@ def test_a_tenant_that_ended_is_ours_unless_the_fault_ends_it(change: dict[str, 
     assert rules(ended, Allowance(Ends.OF_THE_NODE)) == []
 
 
+def test_a_pod_that_kubelet_rejected_never_was_a_tenant() -> None:
+    rejected = with_pod(replace(PODS["a"], phase="Failed", why="UnexpectedAdmissionError; Pod was rejected"))
+    assert rules(rejected) == [Rule.REJECTED]
+    assert rules(rejected, Allowance(Ends.OF_THE_GPU, ONE)) == []
+
+
 def test_a_tenant_outside_mps() -> None:
     outside = replace(SOUND, outside=frozenset({"b"}))
     assert rules(outside) == [Rule.OUTSIDE]
@@ -145,6 +151,9 @@ def missing(picture: Picture, leaving: tuple[str, ...] = ()) -> str:
 def test_what_has_not_settled_is_said() -> None:
     waits = with_pod(replace(PODS["a"], phase="Pending", why="no room"))
     assert "load/a is Pending: no room" in missing(waits)
+    careful = "1 has room, but a tenant there could keep only 0.05 of its speed alone, 0.08 is promised"
+    assert missing(with_pod(replace(PODS["a"], phase="Pending", is_bound=False, why=careful))) == ""
+    assert missing(with_pod(replace(PODS["a"], phase="Pending", is_bound=True, why=careful))) != ""
     silent = replace(SOUND, gpus=(replace(SOUND.gpus[0], gate_age_seconds=30.0), SOUND.gpus[1]))
     assert "the gate of GPU-1 is Active, written 30 s ago" in missing(silent)
     sick = replace(SOUND, gpus=(replace(SOUND.gpus[0], health="Unhealthy"), SOUND.gpus[1]))
