@@ -1,8 +1,8 @@
 """Memory, descriptors and threads of each part while the load churns, and whether they stay flat."""
 
 import contextlib
-import itertools
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,15 +99,21 @@ def growth(role: str, samples: Sequence[Usage]) -> Growth:
     def median(chosen: Sequence[Usage], name: str) -> float:
         return float(statistics.median(getattr(one, name) for one in chosen))
 
-    changes = sum(a.pids != b.pids for a, b in itertools.pairwise(steady))
+    lasting, later = _lasting(first), _lasting(last)
     return Growth(
         role,
-        len(last[-1].pids),
+        len(later),
         median(first, "memory_kib") / 1024,
         median(last, "memory_kib") / 1024,
         median(first, "descriptors"),
         median(last, "descriptors"),
         median(first, "threads"),
         median(last, "threads"),
-        changes,
+        len(lasting - later),
     )
+
+
+def _lasting(samples: Sequence[Usage]) -> set[int]:
+    """Return the pids that most samples have: helpers and forks come and go."""
+    seen = Counter(pid for one in samples for pid in one.pids)
+    return {pid for pid, count in seen.items() if count > len(samples) / 2}

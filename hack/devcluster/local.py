@@ -74,6 +74,7 @@ class LocalCluster:
         tools.install_packages()
         kube, coredns, pause = tools.kubernetes(), tools.coredns(), tools.pause()
         self._prepare()
+        self._mount_run_directory()
         network.up(self.state)
         say(f"starting Kubernetes {KUBERNETES_VERSION} ({self.state})")
         self._start_control_plane(kube)
@@ -87,7 +88,6 @@ class LocalCluster:
         self._own(KUBELET_DIRECTORY)
         for directory in ("log", "pods", "cni"):
             (self.state / directory).mkdir(parents=True, exist_ok=True)
-        self._mount_run_directory()
         pki.make(self.state / "pki")
         for component in ("controller-manager", "scheduler", "proxy", "kubelet"):
             self._write_kubeconfig(component, self.state / "conf" / f"{component}.kubeconfig")

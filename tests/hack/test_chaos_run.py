@@ -271,6 +271,8 @@ def test_descriptors_threads_and_restarts_count_too() -> None:
     assert not growth("gate", start + usages(*[100_000] * 20, descriptors=30)).is_flat
     assert not growth("gate", start + usages(*[100_000] * 20, threads=9)).is_flat
     assert growth("gate", start + usages(*[100_000] * 20, pids=(2,))).restarts == 1
+    helper = Usage((1, 7), 150_000, 30, 9)
+    assert growth("agent", [*start, helper, *start, helper, *start]).is_flat
     with pytest.raises(ValueError, match="too few"):
         growth("gate", start[:5])
 
