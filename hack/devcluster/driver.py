@@ -15,6 +15,7 @@ LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 PROGRAMS = Path("/usr/bin")
 DRIVER_PROGRAMS = ("nvidia-smi", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
 DRIVER_LIBRARIES = ("libcuda*.so*", "libnvidia*.so*", "libnvcuvid*.so*", "libnvoptix*.so*")
+BEFORE = ".before-gpushare"
 TOOLKIT_CONFIG = Path("/etc/nvidia-container-runtime/config.toml")
 
 
@@ -35,6 +36,12 @@ class Placed:
         self._note(target)
         shutil.copy2(source, target, follow_symlinks=False)
 
+    def replace(self, source: Path, target: Path) -> None:
+        """Copy over what is there, and keep that beside it."""
+        if os.path.lexists(target):
+            target.rename(target.with_name(target.name + BEFORE))
+        self.copy(source, target)
+
     def write(self, target: Path, text: str) -> None:
         if target.exists():
             return
@@ -45,6 +52,8 @@ class Placed:
     def remove(self) -> None:
         for name in self.files():
             Path(name).unlink(missing_ok=True)
+            if os.path.lexists(name + BEFORE):
+                Path(name + BEFORE).rename(name)
 
     def _note(self, target: Path) -> None:
         """Before the file is there, so that an end in between leaves nothing unknown."""
@@ -61,8 +70,8 @@ def install(placed: Placed) -> None:
                 placed.copy(library, LIBRARIES / library.name)
     for program in DRIVER_PROGRAMS:
         found = next((path for path in sorted(root.rglob(f"*{program}*")) if is_elf(path)), None)
-        if found is not None and not (PROGRAMS / program).exists():
-            placed.copy(found.resolve(), PROGRAMS / program)
+        if found is not None and not is_elf(PROGRAMS / program):  # a script round the program is not enough
+            placed.replace(found.resolve(), PROGRAMS / program)
     _forget(root)
     run(["ldconfig"], timeout_seconds=60)
     missing = [program for program in DRIVER_PROGRAMS if shutil.which(program) is None]

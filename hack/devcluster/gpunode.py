@@ -263,7 +263,8 @@ BinaryName = "{driver.PROGRAMS / "nvidia-container-runtime"}"
         if self.simulated:
             return {"image": image, "python": "python", "mounts": [], "simulated": True}
         python, mounts = hostimage.python()
-        return {"image": TENANT_IMAGE, "python": python, "mounts": mounts, "simulated": False}
+        plain = {"plain_python": hostimage.PLAIN_PYTHON, "simulated": False}
+        return {"image": TENANT_IMAGE, "python": python, "mounts": mounts, **plain}
 
     def environment(self) -> dict[str, str]:
         """What a command of `run` finds beside its own environment."""

@@ -30,6 +30,7 @@ LEFT_OUT = (
     "libtsan",
     "libnccl",
 )
+PLAIN_PYTHON = "/usr/bin/python3"  # the system's, in the image
 DIRECTORIES = {"tmp": 0o1777, "root": 0o700} | dict.fromkeys(("etc", "proc", "sys", "dev", "run", "jobs"), 0o755)
 SETTINGS = ("/etc/ld.so.conf", "/etc/passwd", "/etc/group", "/etc/nsswitch.conf")
 UNNEEDED_PYTHON = {"test", "idlelib", "tkinter", "ensurepip", "lib2to3", "__pycache__", "dist-packages"}

@@ -104,8 +104,12 @@ def test_only_files_that_were_placed_are_taken_away_again(tmp_path: Path) -> Non
     placed.copy(source, tmp_path / "deep/new")
     placed.write(tmp_path / "deep/config", "text")
     assert there.read_text() == "the machine's own"
+    script = tmp_path / "script"
+    script.write_text("the machine's script")
+    placed.replace(source, script)
+    assert script.read_text() == "ours"
     driver.Placed(tmp_path / "record.json").remove()  # by another process
-    assert there.exists()
+    assert (there.read_text(), script.read_text()) == ("the machine's own", "the machine's script")
     assert list((tmp_path / "deep").iterdir()) == []
 
 
