@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -124,13 +125,13 @@ def test_a_pod_mounts_the_outermost_folders_that_python_imports_from(tmp_path: P
 
 def test_a_command_of_run_ends_with_all_that_it_started_at_its_limit(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    script = f"""import subprocess
-child = subprocess.Popen(["sleep", "600"])
-open({str(pid_file)!r}, "w").write(str(child.pid))
-child.wait()"""
-    command = [sys.executable, "-c", script]
+    command = ["sh", "-c", f"sleep 600 & echo $! > {pid_file}; wait"]
     assert gpucli._run(command, dict(os.environ), 8.0) == 124
-    assert not Path(f"/proc/{pid_file.read_text()}/cwd").is_dir()
+    child = Path("/proc", pid_file.read_text().strip(), "exe")
+    deadline = time.monotonic() + 60
+    while os.path.lexists(child) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not os.path.lexists(child)
     assert gpucli._run([sys.executable, "-c", "raise SystemExit(3)"], dict(os.environ), 60.0) == 3
 
 
