@@ -28,6 +28,7 @@ class Rule(StrEnum):
     MEMORY = "over-commit of memory"
     CLIENTS = "over-commit of clients"
     LIMIT = "a pod beyond its own limit"
+    DEVICE = "device id of kubelet's for two pods"
     LOST = "pod lost"
     TWICE = "pod placed twice"
     ENDED = "tenant ended by us"
@@ -125,7 +126,7 @@ def _devices(picture: Picture) -> Iterable[Violation]:
             continue
         for one in ids:
             if (other := owner.setdefault(one, pod.name)) != pod.name:
-                yield Violation(Rule.SHARES, f"kubelet gave {one} to {other} and {pod.name}")
+                yield Violation(Rule.DEVICE, f"kubelet gave {one} to {other} and {pod.name}")
                 break
 
 

@@ -82,9 +82,9 @@ def test_memory_beyond_what_the_gpu_has_less_the_reserve() -> None:
 
 def test_one_device_of_kubelet_for_two_pods() -> None:
     twice = replace(SOUND, devices={**SOUND.devices, "b": devices(ONE, 29, 60)})
-    assert rules(twice) == [Rule.SHARES]
+    assert rules(twice) == [Rule.DEVICE]
     gone = replace(twice, pods={uid: one for uid, one in PODS.items() if uid != "a"})
-    assert Rule.SHARES not in rules(gone)  # kubelet's record outlives a pod until it needs the device
+    assert Rule.DEVICE not in rules(gone)  # kubelet's record outlives a pod until it needs the device
 
 
 def test_more_clients_than_a_server_takes() -> None:
