@@ -30,7 +30,7 @@ def test_faults_at_random_over_commit_nothing_lose_nobody_and_end_nobody(
     assert made, outcomes
     # That all settles at last is asserted; within 60 s only where the machine is not busy with other things.
     assert [one.waited_for for one in made if one.settled_seconds is None] == []
-    # What kubelet itself does (docs/measurements/hostile.md): it rejects a pod that was bound just before the agent
-    # was killed, and may give an id of an allocation under way again.
+    # What kubelet itself does (docs/measurements/hostile.md): it rejects a pod that was bound just before the
+    # agent was killed, and may give an id of an allocation under way again.
     known = (f"{Rule.SETTLED}: ", f"{Rule.REJECTED}: ", f"{Rule.DEVICE}: ")
     assert [text for one in made for text in one.violations if not text.startswith(known)] == [], outcomes
