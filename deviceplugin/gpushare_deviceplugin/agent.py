@@ -29,7 +29,7 @@ from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
 from gpushare_deviceplugin.hygiene import Hygiene
-from gpushare_deviceplugin.kubelet import AllocationReconciler, PodResources
+from gpushare_deviceplugin.kubelet import AllocationReconciler, AllocationsUnderWay, PodResources
 from gpushare_deviceplugin.loop import Loop
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.options import AgentOptions
@@ -147,13 +147,15 @@ class Agent:
         )
         kubelet: Path = options.kubelet_directory
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
-        self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct)
+        under_way = AllocationsUnderWay()
+        self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct, under_way)
         plugin = DevicePlugin(
             self.state,
             options.directory,
             by_cdi=self.runtime.gives_by_cdi,
             refresh_pods=self.cluster.refresh_pods,
             on_allocated=self.reconciler.poke,
+            under_way=under_way,
         )
         self.registrar = Registrar(plugin, self.state, kubelet / "device-plugins")
         self.decisions = DecisionWriter(self.state, options.directory, terms)

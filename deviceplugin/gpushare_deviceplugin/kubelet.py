@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -20,6 +22,48 @@ _log = logging.getLogger(__name__)
 LIST_SECONDS: Final = 5.0
 PERIOD_SECONDS: Final = 10.0
 FAST_POLLS_SECONDS: Final = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.5, 0.5)  # after an Allocate
+
+
+# kubelet notes an allocation within milliseconds of the plugin's answer, and later on a busy node.
+QUIET_SECONDS: Final = 0.25
+LONGEST_WAIT_SECONDS: Final = 5.0  # in a burst of pods the allocations are read all the same
+
+
+class AllocationsUnderWay:
+    """Knows when kubelet may be in the middle of an allocation.
+
+    Listing PodResources has kubelet free the ids of ended pods, and with them it forgets the ids of an allocation
+    under way (UpdateAllocatedDevices in its devicemanager/manager.go, v1.35): the next pod may get the same ones.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._open = 0
+        self._ended_at: float | None = None
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Mark one call of kubelet's to the plugin that is part of an allocation."""
+        self._open += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._ended_at = self._clock()
+
+    def seconds_left(self) -> float:
+        """Return how long to wait before the next look; 0 when kubelet has been quiet for long enough."""
+        if self._open:
+            return QUIET_SECONDS
+        if self._ended_at is None:
+            return 0.0
+        return max(0.0, self._ended_at + QUIET_SECONDS - self._clock())
+
+    async def over(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Wait until kubelet is quiet, at most `LONGEST_WAIT_SECONDS`."""
+        until = self._clock() + LONGEST_WAIT_SECONDS
+        while (seconds := self.seconds_left()) > 0 and self._clock() < until:
+            await sleep(seconds)
 
 
 class PodResourcesError(Exception):
@@ -67,6 +111,7 @@ class AllocationReconciler:
 
     Args:
         correct: writes a pod's decision annotations; may raise, then it is tried again at the next round.
+        under_way: kubelet's allocations, of which none may be under way when it is asked.
     """
 
     def __init__(
@@ -74,7 +119,9 @@ class AllocationReconciler:
         state: NodeState,
         source: PodResourcesSource,
         correct: Callable[[ManagedPod, Decision], Awaitable[bool]],
+        under_way: AllocationsUnderWay | None = None,
     ) -> None:
+        self._under_way = under_way or AllocationsUnderWay()
         self._state = state
         self._source = source
         self._correct = correct
@@ -105,6 +152,7 @@ class AllocationReconciler:
 
     async def reconcile(self) -> None:
         """Run one round; log a problem once until it is over, and count it."""
+        await self._under_way.over()
         try:
             by_key = await self._source.list()
         except PodResourcesError as error:

@@ -18,6 +18,7 @@ from gpushare_deviceplugin.allocation import (
     prefer,
 )
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginServicer
+from gpushare_deviceplugin.kubelet import AllocationsUnderWay
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class DevicePlugin(DevicePluginServicer):
         by_cdi: whether a container is given these GPUs by CDI.
         refresh_pods: asks the API for this node's pods, for when kubelet's watch was faster than ours.
         on_allocated: called after each Allocate that was granted.
+        under_way: is told of each call that is part of an allocation.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class DevicePlugin(DevicePluginServicer):
         by_cdi: Callable[[Sequence[str]], bool] = lambda _: False,
         refresh_pods: Callable[[], Awaitable[None]] | None = None,
         on_allocated: Callable[[], None] = lambda: None,
+        under_way: AllocationsUnderWay | None = None,
     ) -> None:
+        self._under_way = under_way or AllocationsUnderWay()
         self._state = state
         self._directory = directory
         self._by_cdi = by_cdi
@@ -95,20 +99,25 @@ class DevicePlugin(DevicePluginServicer):
         self, request: api_pb2.PreferredAllocationRequest, context: Context
     ) -> api_pb2.PreferredAllocationResponse:
         """Return ids of the GPU that was decided for the pending pod of that size."""
-        responses = []
-        for asked in request.container_requests:
-            await self._know_pending(asked.allocation_size)
-            chosen = prefer(
-                list(asked.available_deviceIDs),
-                list(asked.must_include_deviceIDs),
-                asked.allocation_size,
-                self._state.pending(),
-            )
-            responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
-        return api_pb2.PreferredAllocationResponse(container_responses=responses)
+        with self._under_way.call():
+            responses = []
+            for asked in request.container_requests:
+                await self._know_pending(asked.allocation_size)
+                chosen = prefer(
+                    list(asked.available_deviceIDs),
+                    list(asked.must_include_deviceIDs),
+                    asked.allocation_size,
+                    self._state.pending(),
+                )
+                responses.append(api_pb2.ContainerPreferredAllocationResponse(deviceIDs=chosen))
+            return api_pb2.PreferredAllocationResponse(container_responses=responses)
 
     async def Allocate(self, request: api_pb2.AllocateRequest, context: Context) -> api_pb2.AllocateResponse:
         """Return what each container is given; refuse ids that make no sense together."""
+        with self._under_way.call():
+            return await self._allocate(request, context)
+
+    async def _allocate(self, request: api_pb2.AllocateRequest, context: Context) -> api_pb2.AllocateResponse:
         responses = []
         for asked in request.container_requests:
             shares = check_grant(list(asked.devices_ids), self._state.gpus)

@@ -48,9 +48,9 @@ def chaos_table(outcomes: Sequence[Outcome], heading: str) -> str:
             f"| {_seconds(took, statistics.median)} | {_seconds(took, max)} "
             f"| {sum(bool(one.rules) for one in found) or ''} |"
         )
-    if details := [(one, text) for one in made for text in one.violations]:
+    if any(one.violations for one in made):
         lines += ["", "What was broken:", ""]
-        lines += [f"- fault {one.number} ({one.kind}): {text[:300]}" for one, text in details]
+        lines += [line for one in made for line in _broken(one)]
     if skipped := Counter(f"{one.kind}: {one.skipped}" for one in outcomes if one.skipped):
         lines += ["", "Could not be made, and not counted:", ""]
         lines += [f"- {text} ({count})" for text, count in skipped.most_common(8)]
@@ -79,6 +79,16 @@ def write(page: Path, marks: tuple[str, str], text: str) -> None:
     before, mark, rest = page.read_text().partition(marks[0])
     after = rest.partition(marks[1])[2] if mark else "\n"
     page.write_text(f"{before if mark else before.rstrip() + chr(10) * 2}{marks[0]}\n{text}\n{marks[1]}{after}")
+
+
+def _broken(one: Outcome) -> list[str]:
+    """Return a line for each rule that a fault broke, with the first of what was seen."""
+    lines = []
+    for rule, count in Counter(one.rules).items():
+        first = next(text for text in one.violations if text.startswith(f"{rule}: "))
+        more = f" (and {count - 1} more)" if count > 1 else ""
+        lines.append(f"- fault {one.number} ({one.kind}): {first[:300]}{more}")
+    return lines
 
 
 def _seconds(times: Sequence[float], of: object) -> str:
