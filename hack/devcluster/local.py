@@ -391,7 +391,10 @@ bin_dir = "{self.cni_directory}"
     def _end_containers(self) -> None:
         """Kill the processes of this cluster's pods: members of its cgroups, and the shims of its containerd."""
         for _ in range(50):
-            pids = {pid for group in _pod_cgroups() for pid in _members(group)} | self._shims()
+            groups = _pod_cgroups()
+            for group in groups:
+                thaw(group)
+            pids = {pid for group in groups for pid in _members(group)} | self._shims()
             if not pids:
                 return
             for pid in pids:
@@ -457,6 +460,14 @@ def _pod_cgroups() -> list[Path]:
     # os.walk skips groups that vanish meanwhile
     groups = [Path(place) for root in roots for place, _, _ in os.walk(root)]
     return sorted(groups, key=lambda group: len(group.parts), reverse=True)
+
+
+def thaw(group: Path) -> None:
+    """Let a cgroup's processes run: a pod may be stopped by a throttle, and what is frozen does not die."""
+    for name, running in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        if (group / name).exists():
+            with contextlib.suppress(OSError):
+                (group / name).write_text(running)
 
 
 def _members(group: Path) -> list[int]:
