@@ -137,25 +137,31 @@ def host_restarted(bench: ChartBench) -> Details:
 
 def _served_again(bench: ChartBench, at: float) -> Details:
     """Seconds from a trouble until a newcomer runs kernels under its cap, and until the GpuNode says Healthy."""
-    number = 0
+    number = uncapped = 0
+    most = int(bench.gpus()[0]["smCount"] * 0.1)
     deadline = time.time() + 60
     while True:
         name = f"next-{number}"
         bench.start(bench.pod(name, bench.cuda("run", 1), "0.1", "2Gi"))
         try:
             kernel = bench.until(name, "kernel", seconds=40)
-            break
+            if bench.events_of(name, "context")[0]["sms"] <= most:
+                break
+            # it came while nobody listened, so it runs without MPS: then it has to be named
+            wait_for(f"OutsideMps on {name}", lambda name=name: "OutsideMps" in bench.reasons(name), seconds=30)
+            uncapped, number = uncapped + 1, number + 1
+            must(time.time() < deadline, "nobody is served under a cap again")
         except Failed:  # it was let in while the server went down
             if time.time() > deadline:
                 raise
             number += 1
     context = bench.events_of(name, "context")[0]
-    must(context["sms"] <= int(bench.gpus()[0]["smCount"] * 0.1), f"{context['sms']} SMs afterwards")
     wait_for("the GPU healthy", bench.healthy, seconds=60)
     return {
         "next_kernel_s": round(kernel["t"] - at, 2),
         "healthy_s": round(time.time() - at, 2),
-        "refused_before": number,
+        "others_before": number,
+        "of_them_uncapped": uncapped,
         "newcomer_sms": context["sms"],
     }
 
