@@ -1,4 +1,4 @@
-"""python -m bench gate|latency|learning|loop|operator|sharing|throughput [options]"""
+"""python -m bench awkward|gate|hami|latency|learning|loop|operator|sharing|throughput [options]"""
 
 import sys
 from importlib import import_module
@@ -8,7 +8,9 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "hack"))  # devcluster
 
 # One by one: a GPU machine has not what the others need.
 COMMANDS = {
+    "awkward": "bench.awkward",
     "gate": "bench.gate",
+    "hami": "bench.hami",
     "latency": "bench.latency",
     "learning": "bench.learning",
     "loop": "bench.loop",

@@ -85,9 +85,9 @@ class ControlPlane:
         self.metrics_port = free_port()
         self.scheduler_port = free_port()
         self._kube = str(tools.kubernetes())
-        self._context = ssl.create_default_context()
-        self._context.check_hostname = False
-        self._context.verify_mode = ssl.CERT_NONE
+        self.context = ssl.create_default_context()
+        self.context.check_hostname = False
+        self.context.verify_mode = ssl.CERT_NONE
 
     def start(self, name: str, *command: str, env: dict[str, str] | None = None) -> None:
         log = (self.directory / f"{name}.log").open("ab")
@@ -116,7 +116,7 @@ class ControlPlane:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {TOKEN}", "Content-Type": content_type},
         )
-        with urllib.request.urlopen(request, context=self._context, timeout=30) as response:
+        with urllib.request.urlopen(request, context=self.context, timeout=30) as response:
             raw = response.read()
         return json.loads(raw) if raw.startswith(b"{") else raw.decode()
 
@@ -230,7 +230,7 @@ class ControlPlane:
             f"https://127.0.0.1:{port}/debug/pprof/profile?seconds={seconds}",
             headers={"Authorization": f"Bearer {TOKEN}"} if name == "apiserver" else {},
         )
-        with urllib.request.urlopen(request, context=self._context, timeout=seconds + 30) as response:
+        with urllib.request.urlopen(request, context=self.context, timeout=seconds + 30) as response:
             (into / f"{name}.pprof").write_bytes(response.read())
 
     def wait(self, name: str, ready: Any, seconds: float = 60) -> None:
