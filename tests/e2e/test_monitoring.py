@@ -19,6 +19,8 @@ from gpushare.cli.report.usage_page import render_usage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
+PARTS = ("operator", "admission", "scheduler", "agent", "mps")
+
 # What a healthy release has nothing to say of, by what is asked: there is no such series before the first time.
 RIGHT_NOTHING = {
     "gpushare_mps_held_connections{": "by reason, once a process waits",
@@ -48,6 +50,7 @@ def prometheus(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFa
         "templates/monitoring/podmonitor.yaml",
     ]
     text = progress.run([tools.helm(), "template", RELEASE, CHART, "-n", RELEASE_NAMESPACE, *values], cwd=ROOT)
+    wait_for("a pod of every part, none on its way out", lambda: _all_ready(cluster), seconds=180)
     pods = cluster.get("-n", RELEASE_NAMESPACE, "pods")["items"]
     folder = tmp_path_factory.mktemp("prometheus")
     (folder / "rules.yml").write_text(json.dumps(rules()))
@@ -61,6 +64,17 @@ def prometheus(cluster: Cluster, image: str, tmp_path_factory: pytest.TempPathFa
     )
     yield running
     running.stop()
+
+
+def _all_ready(cluster: Cluster) -> bool:
+    """Whether each part has pods and all of them are ready: an upgrade before this may still be under way."""
+    pods = cluster.get("-n", RELEASE_NAMESPACE, "pods")["items"]
+    ready = {
+        pod["metadata"]["labels"].get("app.kubernetes.io/component")
+        for pod in pods
+        if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+    }
+    return ready >= set(PARTS) and not any("deletionTimestamp" in pod["metadata"] for pod in pods)
 
 
 class Audience:
@@ -85,7 +99,7 @@ def test_every_panel_and_alert_is_answered_by_the_running_release(
         """Each part's pods are found, by the ports that the PodMonitor names, and answer."""
         found = prometheus.query("min by (app_kubernetes_io_component) (up)")
         up = {one["metric"]["app_kubernetes_io_component"]: one["value"][1] for one in found}
-        return up == dict.fromkeys(("operator", "admission", "scheduler", "agent", "mps"), "1")
+        return up == dict.fromkeys(PARTS, "1")
 
     wait_for("every part scraped", targets, seconds=120)
     audience = Audience(prometheus)

@@ -100,14 +100,23 @@ def former(tmp_path: Path) -> Path:
 
 def replace_hosts(cluster: Cluster) -> None:
     """The MPS host's pods are replaced only when somebody deletes them."""
-    cluster.kubectl(
-        "-n", RELEASE_NAMESPACE, "delete", "pods", "-l", "app.kubernetes.io/component=mps", "--timeout=120s"
-    )
+    hosts = ("-n", RELEASE_NAMESPACE, "pods", "-l", "app.kubernetes.io/component=mps")
+    former = {pod["metadata"]["uid"] for pod in cluster.get(*hosts)["items"]}
+    cluster.kubectl(*hosts[:2], "delete", *hosts[2:], "--timeout=120s")
 
     def healthy() -> bool:
-        gpus = cluster.gpus()
-        return len(gpus) == 2 and all(
-            gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in gpus
+        gpus, pods = cluster.gpus(), cluster.get(*hosts)["items"]
+        ready = [
+            pod
+            for pod in pods
+            if pod["metadata"]["uid"] not in former
+            and any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+        ]
+        return (
+            bool(pods)
+            and len(ready) == len(pods)
+            and len(gpus) == 2
+            and all(gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in gpus)
         )
 
     wait_for("two healthy GPUs behind new hosts", healthy, seconds=180)
