@@ -224,10 +224,8 @@ async def killed(scene: Scene) -> str:
     await scene.restart()
     every = await scene.bound(*names, seconds=120)
     took = max(scene.bound_at.values()) - began
-    return (
-        f"killed with {at} bound; {len(scene.bound_at)} of 20 after {took:.1f} s{'' if every else ' and no more'}, "
-        + str(await scene.full())
-    )
+    end = "" if every else " and no more"
+    return f"killed with {at} bound; {len(scene.bound_at)} of 20 after {took:.1f} s{end}, {await scene.full()}"
 
 
 async def eleven(scene: Scene) -> str:

@@ -1,8 +1,8 @@
 """HAMi's scheduler beside gpushare's extender: the same API server, kube-scheduler, nodes and pods, in turn.
 
 HAMi's scheduler is built from its own source (docs/comparison.md); its configuration is what its chart renders.
-The nodes are objects only. In place of its device plugin this program does what the plugin's Allocate does last: it
-marks the pod's binding as a success and takes the node's lock away, at once and for nothing, which favours HAMi.
+The nodes are objects only. In place of its device plugin this program does what the plugin's Allocate does last:
+it marks the pod's binding as a success and takes the node's lock away, at once, which favours HAMi.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from gpushare.kube import NODES, PODS, Api, Reflector, connect
 SPLIT_COUNT = 10  # devicePlugin.deviceSplitCount of its chart
 LOCK = "hami.io/mutex.lock"
 RESOURCES = ("gpu", "gpumem", "gpucores", "gpumem-percentage", "priority")
-FILTERS = 30
+FILTERS = 20
 
 # charts/hami/templates/scheduler/device-configmap.yaml with its values.yaml, the part about NVIDIA
 DEVICE_CONFIGURATION = {
@@ -117,7 +117,7 @@ def scheduler_configuration(plane: controlplane.ControlPlane, kind: str) -> dict
 
 
 def start_hami(plane: controlplane.ControlPlane, binary: Path, kind: str) -> None:
-    """Start HAMi's scheduler and wait until it knows the nodes."""
+    """Start HAMi's scheduler and wait until it knows the nodes: two requests for each, at its own rate."""
     configuration = plane.directory / "device-config.yaml"
     configuration.write_text(json.dumps(DEVICE_CONFIGURATION))
     plane.start(
@@ -133,7 +133,7 @@ def start_hami(plane: controlplane.ControlPlane, binary: Path, kind: str) -> Non
         env={"KUBECONFIG": str(plane.kubeconfig), "POD_NAMESPACE": throughput.NAMESPACE},
     )
     url = f"http://127.0.0.1:{plane.extender_port}/readyz"
-    plane.wait("hami", lambda: urllib.request.urlopen(url, timeout=5).status == 200, seconds=120)
+    plane.wait("hami", lambda: urllib.request.urlopen(url, timeout=5).status == 200, seconds=1200)
 
 
 async def allocated(api: Api, key: str, node_name: str) -> None:
@@ -158,7 +158,7 @@ def filter_milliseconds(
             headers={"Content-Type": "application/json"},
         )
         began = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             answer.read()
         took.append(1000 * (time.perf_counter() - began))
     return sorted(took)
@@ -186,7 +186,7 @@ def overcommitted(pods: list[dict[str, Any]]) -> list[str]:
 async def measure(
     plane: controlplane.ControlPlane, binary: Path, kind: str, nodes: int, gpus: int, pods: int, seconds: float
 ) -> dict[str, Any]:
-    """Pods per second until all are bound or the time is over; filter latency and memory afterwards."""
+    """Filter latency before anybody is placed; then pods per second until all are bound or the time is over."""
     bound: dict[str, float] = {}
     done = asyncio.Event()
     waiting: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
@@ -204,7 +204,14 @@ async def measure(
 
     async with connect(plane.kubeconfig) as api:
         await throughput.create_all(api, NODES, [node(i, gpus) for i in range(nodes)])
+        began = time.monotonic()
         await asyncio.to_thread(start_hami, plane, binary, kind)
+        ready = time.monotonic() - began
+        more = [pod(f"filter-{i}", 10, 1000, "nobody") for i in range(FILTERS)]
+        await throughput.create_all(api, PODS, more, throughput.NAMESPACE)
+        asked = [await api.get(PODS, f"filter-{i}", namespace=throughput.NAMESPACE) for i in range(FILTERS)]
+        names = [fleet.node_name(i) for i in range(nodes)]
+        latencies = await asyncio.to_thread(filter_milliseconds, plane, asked, names)
         async with Reflector(api, PODS, lambda it: it["spec"].get("nodeName") or "", on_change=on_change) as seen:
             await seen.synced.wait()
             fractions = [fleet.FRACTIONS[i % len(fleet.FRACTIONS)] for i in range(pods)]
@@ -220,14 +227,9 @@ async def measure(
                 task.cancel()
             await asyncio.gather(*plugins, return_exceptions=True)
         listing = await api.list(PODS, lambda it: it)
-        plane.stop("scheduler")
-        more = [pod(f"filter-{i}", 10, 1000, "nobody") for i in range(FILTERS)]
-        await throughput.create_all(api, PODS, more, throughput.NAMESPACE)
-        asked = [await api.get(PODS, f"filter-{i}", namespace=throughput.NAMESPACE) for i in range(FILTERS)]
-    names = [fleet.node_name(i) for i in range(nodes)]
-    latencies = await asyncio.to_thread(filter_milliseconds, plane, asked, names)
     return {
         "system": kind,
+        "ready_seconds": ready,
         "bound": len(bound),
         "seconds": took,
         "pods_per_second": rate(sorted(bound.values())),
