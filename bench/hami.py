@@ -158,7 +158,7 @@ def filter_milliseconds(
             headers={"Content-Type": "application/json"},
         )
         began = time.perf_counter()
-        with urllib.request.urlopen(request, timeout=300) as answer:
+        with urllib.request.urlopen(request, timeout=1200) as answer:
             answer.read()
         took.append(1000 * (time.perf_counter() - began))
     return sorted(took)
