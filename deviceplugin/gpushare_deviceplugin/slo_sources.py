@@ -6,6 +6,7 @@ redirect, no proxy, no host name, no host network; an answer is bounded in time 
 
 import asyncio
 import math
+import re
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self
@@ -22,6 +23,8 @@ READ_TIMEOUT_SECONDS: Final = 3.0
 MOST_BYTES: Final = 4 * 2**20  # a large program's whole page; a model server's has some 100 KB
 MOST_ANSWER_BYTES: Final = 256 * 2**10  # of Prometheus, for one number
 MOST_LINES: Final = 2000  # of one family
+MOST_LINE_BYTES: Final = 4 * 2**10  # prometheus_client's parser takes the square of a line's length
+MOST_FAMILY_BYTES: Final = 256 * 2**10
 _CHUNK: Final = 64 * 2**10
 _SAME_QUANTILE: Final = 1e-9
 _HEADERS: Final = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity", "User-Agent": "gpushare"}
@@ -70,7 +73,7 @@ class SloSources:
         found = await self._get(url, MOST_BYTES, f"port {slo.source.port} of the pod")
         if isinstance(found, SloTrouble):
             return found
-        return parse_page(found.decode("utf-8", "replace"), slo.source, slo.quantile_ratio)
+        return parse_page(found, slo.source, slo.quantile_ratio)
 
     async def _ask(self, pod: ManagedPod, query: PrometheusQuery) -> SloReading:
         if not self._prometheus:
@@ -111,11 +114,14 @@ class SloSources:
             return SloTrouble(SloReason.UNREACHABLE, f"{who} cannot be read: {_plain(error)}")
 
 
-def parse_page(text: str, source: PodSeries, quantile_ratio: float) -> SloReading:
-    """Return a histogram's counts or a summary's quantile from a page in Prometheus' text format."""
-    lines = [line for line in text.split("\n") if line.startswith(source.series)]
-    if len(lines) > MOST_LINES:
-        return SloTrouble(SloReason.TOO_LARGE, f"{source.series} has more than {MOST_LINES} samples")
+def parse_page(page: bytes, source: PodSeries, quantile_ratio: float) -> SloReading:
+    """Return a histogram's counts or a summary's quantile from a page in Prometheus' text format.
+
+    A tenant writes the page and this runs in the agent's event loop, so what reaches the parser is bounded.
+    """
+    lines = _lines_of(page, source.series)
+    if isinstance(lines, SloTrouble):
+        return lines
     buckets: dict[float, float] = {}
     quantiles: dict[float, list[float]] = {}
     totals: list[float] = []
@@ -168,6 +174,26 @@ def parse_answer(body: bytes) -> SloReading:
     if not math.isfinite(stamp):
         return SloTrouble(SloReason.BAD_ANSWER, "the answer has no time")
     return QuantileSample(value, stamp=stamp)
+
+
+def _lines_of(page: bytes, series: str) -> list[str] | SloTrouble:
+    """Return the lines of a family; it is searched in bytes, and no further than a bound that it exceeds."""
+    family = re.compile(rb"\n(" + re.escape(series.encode()) + rb"(?:_bucket|_count|_sum)?[{ \t][^\n]*)")
+    lines: list[str] = []
+    room = MOST_FAMILY_BYTES
+    for found in family.finditer(b"\n" + page):
+        line = found[1]
+        room -= len(line)
+        if len(line) > MOST_LINE_BYTES:
+            return SloTrouble(
+                SloReason.TOO_LARGE, f"{series} has a line longer than {MOST_LINE_BYTES // 1024} KiB"
+            )
+        if room < 0:
+            return SloTrouble(SloReason.TOO_LARGE, f"{series} has more than {MOST_FAMILY_BYTES // 1024} KiB")
+        if len(lines) == MOST_LINES:
+            return SloTrouble(SloReason.TOO_LARGE, f"{series} has more than {MOST_LINES} samples")
+        lines.append(line.decode("utf-8", "replace"))
+    return lines
 
 
 def _samples(lines: Iterable[str]) -> Iterable[tuple[str, Mapping[str, str], float]]:

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import math
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
@@ -15,10 +16,13 @@ from tests.deviceplugin.fakes import make_pod
 
 from gpushare.core.api import PodSeries, PrometheusQuery, Slo
 from gpushare.core.control import QuantileSample, RequestCounts, SloReading, SloReason, SloTrouble
+from gpushare_deviceplugin import slo_sources
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.slo_sources import (
     MOST_ANSWER_BYTES,
     MOST_BYTES,
+    MOST_FAMILY_BYTES,
+    MOST_LINE_BYTES,
     MOST_LINES,
     SloSources,
     parse_answer,
@@ -55,22 +59,22 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def test_a_histogram_is_summed_over_its_labels() -> None:
-    assert parse_page(HISTOGRAM, SERIES, 0.99) == RequestCounts((0.01, 0.1), (11.0, 92.0), 103.0)
+    assert parse_page(HISTOGRAM.encode(), SERIES, 0.99) == RequestCounts((0.01, 0.1), (11.0, 92.0), 103.0)
     of_one = replace(SERIES, labels=(("handler", "/b"),))
-    assert parse_page(HISTOGRAM, of_one, 0.99) == RequestCounts((0.01, 0.1), (1.0, 2.0), 3.0)
+    assert parse_page(HISTOGRAM.encode(), of_one, 0.99) == RequestCounts((0.01, 0.1), (1.0, 2.0), 3.0)
     in_ms = replace(SERIES, unit_seconds=0.001)
-    found = parse_page(HISTOGRAM, in_ms, 0.99)
+    found = parse_page(HISTOGRAM.encode(), in_ms, 0.99)
     assert isinstance(found, RequestCounts)
     assert found.bounds_seconds == pytest.approx((1e-5, 1e-4))
 
 
 def test_a_summary_gives_its_worst_label_set_and_all_its_requests() -> None:
-    found = parse_page(SUMMARY, PodSeries(1, "rpc_ms", unit_seconds=0.001), 0.99)
+    found = parse_page(SUMMARY.encode(), PodSeries(1, "rpc_ms", unit_seconds=0.001), 0.99)
     assert found == QuantileSample(0.04, 51.0)
-    nothing = parse_page(SUMMARY, PodSeries(1, "rpc_ms", labels=(("code", "500"),)), 0.99)
+    nothing = parse_page(SUMMARY.encode(), PodSeries(1, "rpc_ms", labels=(("code", "500"),)), 0.99)
     assert isinstance(nothing, QuantileSample)
     assert math.isnan(nothing.seconds)
-    other = parse_page(SUMMARY, PodSeries(1, "rpc_ms"), 0.95)
+    other = parse_page(SUMMARY.encode(), PodSeries(1, "rpc_ms"), 0.95)
     assert isinstance(other, SloTrouble)
     assert other.detail == "the summary has no quantile 0.95; it has 0.5, 0.99"
 
@@ -88,15 +92,69 @@ def test_a_summary_gives_its_worst_label_set_and_all_its_requests() -> None:
     ],
 )
 def test_a_page_without_the_series_is_said(page: str, reason: SloReason) -> None:
-    found = parse_page(page, SERIES, 0.99)
+    found = parse_page(page.encode(), SERIES, 0.99)
     assert isinstance(found, SloTrouble)
     assert found.reason is reason
 
 
 @given(st.text(alphabet='request_seconds_bucket{}le="0.1",+Inf 7NaN\n#', max_size=200))
 def test_any_page_is_read_or_said(page: str) -> None:
-    parse_page(page, SERIES, 0.99)
-    parse_page(f"request_seconds_bucket{page}", SERIES, 0.99)
+    parse_page(page.encode(), SERIES, 0.99)
+    parse_page(f"request_seconds_bucket{page}".encode(), SERIES, 0.99)
+
+
+def test_families_that_begin_with_the_series_name_are_others() -> None:
+    others = "".join(f'request_seconds_by_path{{path="/{n}"}} 1\nrequest_secondsx 1\n' for n in range(MOST_LINES))
+    assert parse_page((HISTOGRAM + others).encode(), SERIES, 0.99) == parse_page(HISTOGRAM.encode(), SERIES, 0.99)
+    spaced = 'request_seconds_bucket {le="1"} 5\nrequest_seconds_bucket\t{le="+Inf"} 6\nrequest_seconds_count 6\n'
+    assert parse_page(spaced.encode(), SERIES, 0.99) == RequestCounts((1.0,), (5.0,), 6.0)
+
+
+def adversarial(size: int) -> list[str]:
+    """Pages of that size, each of a kind that costs a parser more than its length."""
+    inside = [
+        '\\"' * (size // 2),
+        "\\" * size,
+        ",".join(f'a{n}="b"' for n in range(size // 12)),
+        'a="",' * (size // 5),
+    ]
+    inside += ["," * size, "{" * size, "=" * size, '"' * size]
+    whole = [f'request_seconds_bucket{{le="{text}"}} 1\n' for text in inside[:2]]
+    whole += [f"request_seconds_bucket{{{text}}} 1\n" for text in inside[2:]]
+    return [*whole, f"request_seconds {' ' * size}1\n", f"request_seconds {'1' * size}\n"]
+
+
+def test_a_long_line_never_reaches_the_parser(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(text: str) -> object:
+        raise AssertionError(f"{len(text)} characters reached the parser")
+
+    monkeypatch.setattr(slo_sources, "text_string_to_metric_families", refuse)
+    for size in (2 * MOST_LINE_BYTES, MOST_BYTES - 64):
+        for page in adversarial(size):
+            found = parse_page(page.encode(), SERIES, 0.99)
+            assert isinstance(found, SloTrouble)
+            assert (found.reason, "longer than 4 KiB" in found.detail) == (SloReason.TOO_LARGE, True)
+
+
+def test_the_most_that_reaches_the_parser_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[str] = []
+    real = slo_sources.text_string_to_metric_families
+
+    def record(text: str) -> object:
+        passed.append(text)
+        return real(text)
+
+    monkeypatch.setattr(slo_sources, "text_string_to_metric_families", record)
+    began = time.process_time()
+    for line in adversarial(MOST_LINE_BYTES - 64):
+        fits = MOST_FAMILY_BYTES // len(line)
+        parse_page((line * fits).encode(), SERIES, 0.99)
+        found = parse_page((line * (fits + 2)).encode(), SERIES, 0.99)
+        assert isinstance(found, SloTrouble)
+        assert found.detail == "request_seconds has more than 256 KiB"
+    assert len(passed) == len(adversarial(100)), "of each kind the page that fits, and no larger one"
+    assert all(len(text) <= MOST_FAMILY_BYTES for text in passed)
+    assert time.process_time() - began < 60, "minutes or hours for a page, were lines of any length parsed"
 
 
 def answer_of(result: object, kind: str = "vector") -> bytes:
