@@ -91,6 +91,7 @@ class Hygiene:
             frozenset(pods),
             frozenset(client.pod_uid for client in gate.clients if client.pod_uid) if gate is not None else None,
             idle,
+            measure.sample.window_seconds if measure.sample is not None else 0.0,
             gate.faults if gate is not None else None,
             frozenset(gate.last_fault_pods) if gate is not None else frozenset(),
         )
@@ -111,7 +112,7 @@ class Hygiene:
             if refused.reason is ThrottleRefusal.FROZEN_BY_OTHERS
         }
         found = {}
-        for uid in watch.stalled(now, self._settings):
+        for uid in watch.stalled(self._settings):
             why = "; somebody other than gpushare has frozen it" if uid in frozen else ""
             sentence = f"its processes have done nothing on GPU {uuid} for {minutes:g} minutes{why}"
             found[uid] = TenantTrouble(TroubleKind.STALLED, sentence)

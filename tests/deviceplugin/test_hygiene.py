@@ -60,11 +60,11 @@ class Gpu:
         self.told.append(notice)
         self.heard.set()
 
-    def window(self, *, sm_util: float | None = 0.5, **tenants: TenantMeasure) -> None:
-        self.clock.now += 5.0
+    def window(self, *, sm_util: float | None = 0.5, seconds: float = 5.0, **tenants: TenantMeasure) -> None:
+        self.clock.now += seconds
         measured = {f"uid-{name}": measure for name, measure in tenants.items()}
         gate = replace(self.gate, clients=tuple(ClientStatus(1, uid) for uid, m in measured.items() if m.clients))
-        sample = GpuSample(Counters(sm_util=sm_util), 5.0, 900, 0.9)
+        sample = GpuSample(Counters(sm_util=sm_util), seconds, 900, 0.9)
         self.hygiene.take(GPU_A, gate, GpuMeasure(sample, measured))
 
     def kind(self, name: str) -> TroubleKind | None:
@@ -86,8 +86,7 @@ async def test_a_pod_that_does_nothing_for_ten_minutes_is_stalled_and_told_once(
 ) -> None:
     gpu = Gpu(state, clock)
     gpu.window(a=ASLEEP, b=BUSY)
-    clock.now += LONG
-    gpu.window(a=ASLEEP, b=BUSY)
+    gpu.window(seconds=LONG, a=ASLEEP, b=BUSY)
     gpu.window(a=ASLEEP, b=BUSY)
     assert (gpu.kind("a"), gpu.kind("b")) == (TroubleKind.STALLED, None)
     trouble = gpu.hygiene.of(GPU_A, "uid-a")
@@ -99,11 +98,21 @@ async def test_a_pod_that_does_nothing_for_ten_minutes_is_stalled_and_told_once(
     assert await gpu.notices(2) == [("uid-a", "PodStalled"), ("uid-a", "PodWorksAgain")]
 
 
+def test_half_an_hour_without_counters_stalls_nobody(state: NodeState, clock: Clock) -> None:
+    gpu = Gpu(state, clock, stalled=HygieneAction.REPLACE)
+    gpu.window(a=ASLEEP, b=BUSY)
+    for _ in range(360):
+        clock.now += 5.0
+        gpu.hygiene.take(GPU_A, gpu.gate, GpuMeasure(None, {"uid-a": ASLEEP, "uid-b": BUSY}))
+    assert gpu.kind("a") is None
+    gpu.window(a=ASLEEP, b=BUSY)
+    assert gpu.kind("a") is None
+
+
 def test_an_idle_gpu_tells_of_workloads_without_a_profile_too(state: NodeState, clock: Clock) -> None:
     gpu = Gpu(state, clock)
     gpu.window(sm_util=0.0, a=BUSY, b=TenantMeasure(clients=0))
-    clock.now += LONG
-    gpu.window(sm_util=0.0, a=BUSY, b=TenantMeasure(clients=0))
+    gpu.window(seconds=LONG, sm_util=0.0, a=BUSY, b=TenantMeasure(clients=0))
     assert (gpu.kind("a"), gpu.kind("b")) == (TroubleKind.STALLED, None), "one without a process waits elsewhere"
 
 
@@ -111,8 +120,7 @@ def test_an_idle_gpu_tells_of_workloads_without_a_profile_too(state: NodeState, 
 def test_what_is_not_known_or_little_is_not_nothing(state: NodeState, clock: Clock, sm_util: float | None) -> None:
     gpu = Gpu(state, clock)
     gpu.window(sm_util=sm_util, a=BUSY)
-    clock.now += LONG
-    gpu.window(sm_util=sm_util, a=BUSY)
+    gpu.window(seconds=LONG, sm_util=sm_util, a=BUSY)
     assert gpu.kind("a") is None
 
 
@@ -123,8 +131,7 @@ def test_a_pod_that_waits_for_requests_is_not_stalled(state: NodeState, clock: C
     gpu = Gpu(state, clock)
     gpu.terms = terms
     gpu.window(a=ASLEEP)
-    clock.now += LONG
-    gpu.window(a=ASLEEP)
+    gpu.window(seconds=LONG, a=ASLEEP)
     assert gpu.kind("a") is None
 
 
@@ -133,8 +140,7 @@ def test_a_pod_that_somebody_else_froze_is_said_to_be(state: NodeState, clock: C
     refused = (RefusedThrottle("uid-a", ThrottleRefusal.FROZEN_BY_OTHERS),)
     gpu.gate = replace(gpu.gate, throttle=ThrottleStatus(0.0, refused=refused))
     gpu.window(a=ASLEEP)
-    clock.now += LONG
-    gpu.window(a=ASLEEP)
+    gpu.window(seconds=LONG, a=ASLEEP)
     trouble = gpu.hygiene.of(GPU_A, "uid-a")
     assert trouble is not None
     assert trouble.message.endswith("; somebody other than gpushare has frozen it")
@@ -194,8 +200,7 @@ def test_trouble_is_published_at_once(state: NodeState, clock: Clock) -> None:
 
     gpu.window(a=ASLEEP)
     before = published()
-    clock.now += LONG
-    gpu.window(a=ASLEEP)
+    gpu.window(seconds=LONG, a=ASLEEP)
     after = published()
     assert urgent_part(after) != urgent_part(before)  # type: ignore[arg-type]
     [of_a] = [tenant for tenant in after.gpus[0].tenants if tenant.pod == "a"]  # type: ignore[attr-defined]

@@ -34,26 +34,52 @@ def looked(*looks: tuple[float, HygieneLook]) -> HygieneWatch:
 
 
 def idle(*uids: str) -> HygieneLook:
-    return HygieneLook(BOTH, BOTH, frozenset(uids))
+    return HygieneLook(BOTH, BOTH, frozenset(uids), 5.0)
 
 
 def test_a_pod_that_does_nothing_for_long_is_stalled_and_one_that_works_once_is_not():
-    watch = looked(*((at, idle("a", "b")) for at in range(0, 300, 5)), (300.0, idle("a")), (301.0, idle("a", "b")))
-    assert watch.stalled(599.0, SETTINGS) == frozenset()
-    assert watch.stalled(600.0, SETTINGS) == {"a"}
-    assert watch.stalled(901.0, SETTINGS) == BOTH
+    looks = [*((at, idle("a", "b")) for at in range(0, 300, 5)), (300, idle("a"))]
+    looks += [(at, idle("a", "b")) for at in range(305, 910, 5)]
+    assert looked(*((at, look) for at, look in looks if at < 600)).stalled(SETTINGS) == frozenset()
+    assert looked(*((at, look) for at, look in looks if at <= 600)).stalled(SETTINGS) == {"a"}
+    assert looked(*looks).stalled(SETTINGS) == BOTH
 
 
-def test_what_was_not_measured_decides_nothing_and_who_left_is_forgotten():
+def test_time_in_which_nothing_was_measured_is_no_idle_time():
     unknown = HygieneLook(BOTH, BOTH)
-    watch = looked((0.0, idle("a")), (700.0, unknown))
-    assert watch.stalled(700.0, SETTINGS) == {"a"}
-    watch = watch.after(HygieneLook(frozenset({"b"})), 701.0).after(idle("a"), 702.0)
-    assert watch.stalled(710.0, SETTINGS) == frozenset()
+    looks = [(0, idle("a", "b")), *((at, unknown) for at in range(5, 3600, 5)), (3600, idle("a", "b"))]
+    assert looked(*looks).stalled(SETTINGS) == frozenset()
+    looks = [*looks, *((at, idle("a")) for at in range(3605, 4195, 5))]
+    assert looked(*looks).stalled(SETTINGS) == frozenset()
+    assert looked(*looks, (4195, idle("a"))).stalled(SETTINGS) == {"a"}, "what was measured before still counts"
+
+
+def test_a_window_that_is_looked_at_twice_counts_once():
+    looks = [(at, idle("a")) for at in range(0, 400, 5) for _ in range(2)]
+    assert looked(*looks).stalled(SETTINGS) == frozenset()
+
+
+def test_who_left_is_forgotten():
+    looks = [(at, idle("a")) for at in range(0, 605, 5)]
+    watch = looked(*looks, (605, HygieneLook(BOTH, BOTH)))
+    assert watch.stalled(SETTINGS) == {"a"}, "what was found holds while nothing is measured"
+    watch = watch.after(HygieneLook(frozenset({"b"})), 610.0).after(idle("a"), 615.0)
+    assert watch.stalled(SETTINGS) == frozenset()
+
+
+@given(st.lists(st.tuples(st.sampled_from(["idle", "works", "unknown"]), st.sampled_from([1.0, 5.0, 200.0]))))
+def test_idle_time_is_never_longer_than_the_measured_windows_in_which_it_did_nothing(looks):
+    watch, now, most = HygieneWatch(), 0.0, 0.0
+    for kind, seconds in looks:
+        now += seconds
+        found = {"idle": frozenset("a"), "works": frozenset(), "unknown": None}[kind]
+        watch = watch.after(HygieneLook(BOTH, BOTH, found, min(seconds, 5.0)), now)
+        most = {"idle": most + min(seconds, 5.0), "works": 0.0, "unknown": most}[kind]
+        assert watch.idle_seconds.get("a", 0.0) <= most
 
 
 def fault(count: int, *connected: str) -> HygieneLook:
-    return HygieneLook(BOTH, frozenset(connected), None, count, BOTH)
+    return HygieneLook(BOTH, frozenset(connected), faults=count, fault_pods=BOTH)
 
 
 def test_pods_that_a_fault_left_without_a_process_are_lost_after_a_while():

@@ -1,4 +1,5 @@
-"""Pods that hold a share and make no good use of it: found, told, and by policy replaced or kept company from.
+"""Pods that hold a share and make no good use of it: found, reported, and by policy replaced or given
+no new neighbours.
 
 Pure: what is seen and the time are arguments (docs/adr/0146).
 """
@@ -19,7 +20,7 @@ _RATE_SECONDS: Final = 60.0
 
 
 class HygieneAction(StrEnum):
-    """What becomes of a trouble, beside being said."""
+    """What follows from a pod's trouble, besides the report."""
 
     REPORT = "report"
     REPLACE = "replace"
@@ -57,6 +58,7 @@ class HygieneLook:
         tenants: uids of its pods.
         connected: those with processes under MPS; None: MPS does not say.
         idle: those of them that surely did nothing in the window; None: nothing was measured.
+        seconds: length of that window.
         faults: of the MPS server, as its gate counts them; None: the gate says nothing.
         fault_pods: pods whose processes the last fault ended.
     """
@@ -64,6 +66,7 @@ class HygieneLook:
     tenants: frozenset[str]
     connected: frozenset[str] | None = None
     idle: frozenset[str] | None = None
+    seconds: float = 0.0
     faults: int | None = None
     fault_pods: frozenset[str] = frozenset()
 
@@ -73,26 +76,30 @@ class HygieneWatch:
     """What is remembered of one GPU; start with `HygieneWatch()`.
 
     Attributes:
-        idle_since: since when a pod has done nothing.
+        idle_seconds: for how long a pod has done nothing, in windows that were measured.
+        measured_at: end of the last such window.
         lost_since: since when a pod whose processes a fault ended has had none.
         faults: as last counted; None: never.
         fault_at: when the count last grew.
     """
 
-    idle_since: Mapping[str, float] = field(default_factory=dict)
+    idle_seconds: Mapping[str, float] = field(default_factory=dict)
+    measured_at: float = float("-inf")
     lost_since: Mapping[str, float] = field(default_factory=dict)
     faults: int | None = None
     fault_at: float = float("-inf")
 
     def after(self, look: HygieneLook, now: float) -> "HygieneWatch":
-        """Return the watch after a look; a pod of which nothing is known is not counted as idle."""
+        """Return the watch after a look; time in which nothing was measured counts neither as idle nor as work."""
         watch = self
         if look.idle is not None:
-            idle = {uid: self.idle_since.get(uid, now) for uid in look.idle & look.tenants}
-            watch = replace(watch, idle_since=idle)
+            elapsed = max(0.0, min(look.seconds, now - self.measured_at))
+            before = self.idle_seconds
+            idle = {uid: before[uid] + elapsed if uid in before else 0.0 for uid in look.idle & look.tenants}
+            watch = replace(watch, idle_seconds=idle, measured_at=now)
         else:
-            there = {uid: at for uid, at in self.idle_since.items() if uid in look.tenants}
-            watch = replace(watch, idle_since=there)
+            present = {uid: seconds for uid, seconds in self.idle_seconds.items() if uid in look.tenants}
+            watch = replace(watch, idle_seconds=present)
         lost = {uid: at for uid, at in self.lost_since.items() if uid in look.tenants}
         if look.faults is not None:
             if self.faults is not None and look.faults > self.faults:
@@ -103,10 +110,10 @@ class HygieneWatch:
             lost = {uid: at for uid, at in lost.items() if uid not in look.connected or at == now}
         return replace(watch, lost_since=lost)
 
-    def stalled(self, now: float, settings: HygieneSettings) -> frozenset[str]:
+    def stalled(self, settings: HygieneSettings) -> frozenset[str]:
         """Return the pods that have done nothing for too long."""
         limit = settings.stalled_seconds
-        return frozenset(uid for uid, since in self.idle_since.items() if now - since >= limit)
+        return frozenset(uid for uid, seconds in self.idle_seconds.items() if seconds >= limit)
 
     def lost(self, now: float) -> frozenset[str]:
         """Return the pods that a fault left without a process."""
