@@ -38,8 +38,12 @@ class Placed:
 
     def replace(self, source: Path, target: Path) -> None:
         """Copy over what is there, and keep that beside it."""
-        if os.path.lexists(target):
-            target.rename(target.with_name(target.name + BEFORE))
+        kept = target.with_name(target.name + BEFORE)
+        if os.path.lexists(kept):  # an earlier try was ended in between: what is there now is ours
+            target.unlink(missing_ok=True)
+        elif os.path.lexists(target):
+            self._note(kept)
+            target.rename(kept)
         self.copy(source, target)
 
     def write(self, target: Path, text: str) -> None:
@@ -50,13 +54,17 @@ class Placed:
         target.write_text(text)
 
     def remove(self) -> None:
-        for name in self.files():
-            Path(name).unlink(missing_ok=True)
-            if os.path.lexists(name + BEFORE):
-                Path(name + BEFORE).rename(name)
+        """Take them away; what was kept goes back, and what was noted but not yet moved stays where it is."""
+        names = self.files()
+        for name in names:
+            if not name.endswith(BEFORE) and name + BEFORE not in names:
+                Path(name).unlink(missing_ok=True)
+        for name in names:
+            if name.endswith(BEFORE) and os.path.lexists(name):
+                Path(name).replace(name.removesuffix(BEFORE))
 
     def _note(self, target: Path) -> None:
-        """Before the file is there, so that an end in between leaves nothing unknown."""
+        """Before anything is moved or written, so that an end in between leaves nothing unknown."""
         self._record.parent.mkdir(parents=True, exist_ok=True)
         self._record.write_text(json.dumps([*self.files(), str(target)]))
 

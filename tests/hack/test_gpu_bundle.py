@@ -114,6 +114,28 @@ def test_only_files_that_were_placed_are_taken_away_again(tmp_path: Path) -> Non
     assert list((tmp_path / "deep").iterdir()) == []
 
 
+@pytest.mark.parametrize("step", ["_note", "rename", "copy2"])
+def test_a_replacement_that_is_ended_at_any_step_loses_nothing(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, script, record = tmp_path / "source", tmp_path / "script", tmp_path / "record.json"
+    source.write_text("ours")
+    script.write_text("the machine's script")
+    owner = {"_note": driver.Placed, "rename": Path, "copy2": driver.shutil}[step]
+    for is_repeated in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, step, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                driver.Placed(record).replace(source, script)
+        if is_repeated:  # the next call ends it
+            driver.Placed(record).replace(source, script)
+            assert script.read_text() == "ours"
+        driver.Placed(record).remove()
+        assert script.read_text() == "the machine's script"
+        assert sorted(tmp_path.glob("script*")) == [script]
+        record.unlink(missing_ok=True)
+
+
 def test_a_pod_mounts_the_outermost_folders_that_python_imports_from(tmp_path: Path) -> None:
     names = ("venv", "venv/lib/site", "elsewhere", "system/python3.12", "system/python3.12/lib-dynload")
     for name in names:
