@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import fleet
+from bench.figures import percentile
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -77,11 +78,6 @@ def resident_mib(pid: int, field: str = "VmRSS") -> float:
     match = re.search(rf"{field}:\s+(\d+)", status)
     assert match is not None
     return int(match[1]) / 1024
-
-
-def percentile(values: list[float], ratio: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * ratio))]
 
 
 class Client:

@@ -104,12 +104,17 @@ def is_needless(retraction: JobRetraction, ends: Mapping[int, float], keeps: Kee
     return keeps(retraction.tenants) or keeps(left)
 
 
-def mean_with_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over seeds and half of its 95% interval; nan for what cannot be computed."""
+def mean_with_interval(values: Sequence[float], t: float | None = None) -> tuple[float, float]:
+    """Return the mean over seeds and half of its 95% interval; nan for what cannot be computed.
+
+    Args:
+        t: Student's, where the caller knows it better than the table.
+    """
     count = len(values)
     if count < 2:
         return (values[0] if values else math.nan), math.nan
-    return float(np.mean(values)), _student(count) * float(np.std(values, ddof=1)) / math.sqrt(count)
+    times = student(count) if t is None else t
+    return float(np.mean(values)), times * float(np.std(values, ddof=1)) / math.sqrt(count)
 
 
 def pooled_throughput(seeds: Sequence[TableFigures]) -> tuple[float, float]:
@@ -143,10 +148,11 @@ def _jackknife(rows: Sequence[_Row], figure: Callable[[Sequence[_Row]], float]) 
         return whole, math.nan
     without = [figure([*rows[:at], *rows[at + 1 :]]) for at in range(count)]
     spread = math.sqrt((count - 1) / count * sum((each - sum(without) / count) ** 2 for each in without))
-    return whole, _student(count) * spread
+    return whole, student(count) * spread
 
 
-def _student(count: int) -> float:
+def student(count: int) -> float:
+    """Return Student's t for the 95% interval of a mean of so many values."""
     return _STUDENT[count - 2] if count - 2 < len(_STUDENT) else 1.96
 
 

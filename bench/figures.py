@@ -1,0 +1,43 @@
+"""What every bench makes of its values: one percentile, and one mean with its interval."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpushare.sim import table_report
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over repetitions, and how far off it may be (95%); None of one repetition."""
+
+    mean: float
+    half_width: float | None
+    number: int
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """Return the mean of some repetitions with its interval (Student's t); None of nothing."""
+    if not values:
+        return None
+    mean, half = table_report.mean_with_interval(values, student(len(values)))
+    return Interval(mean, None if math.isnan(half) else half, len(values))
+
+
+def student(count: int) -> float:
+    """Return Student's t for the 95% interval of a mean of so many values: exact with the extra `fit`.
+
+    Without it, the job simulator's table (three digits).
+    """
+    try:
+        from scipy import stats  # noqa: PLC0415 (an extra, and slow to import)
+    except ImportError:
+        return table_report.student(count)
+    return float(stats.t.ppf(0.975, count - 1))
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """Return the smallest value that at least this part of the values does not exceed."""
+    return float(np.percentile(values, 100 * part, method="inverted_cdf"))
