@@ -40,6 +40,7 @@ class Ended:
         status: of its process; 0 is well.
         cap: thread percentage that it ran under; None: none, or whatever the daemon's default was.
         restarts: how often its pod was taken away, and it began anew.
+        first_started: of such a job, when its first pod ran, in seconds since its run began; None: none ran.
     """
 
     status: int
@@ -47,6 +48,7 @@ class Ended:
     story: JobStory
     tail: str = ""
     restarts: int = 0
+    first_started: float | None = None
 
 
 class Launcher(Protocol):

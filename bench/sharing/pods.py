@@ -44,7 +44,7 @@ _TAIL = 600
 
 
 class KubectlError(RuntimeError):
-    """kubectl said no."""
+    """kubectl said no, or nothing in time."""
 
 
 def kubectl(*arguments: str, stdin: str | None = None, seconds: float = 60.0) -> str:
@@ -53,9 +53,12 @@ def kubectl(*arguments: str, stdin: str | None = None, seconds: float = 60.0) ->
     Raises:
         KubectlError: with what it said.
     """
-    done = subprocess.run(
-        ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=seconds, check=False
-    )
+    try:
+        done = subprocess.run(
+            ["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise KubectlError(f"kubectl {' '.join(arguments)}: no answer within {seconds:g} s") from None
     if done.returncode:
         raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()[-400:]}")
     return done.stdout
@@ -107,6 +110,7 @@ class PodLauncher:
         self._policy: SharingPolicy = FIFO
         self._live: dict[str, Order] = {}
         self._restarts: dict[str, int] = {}
+        self._first_started: dict[str, float] = {}
         self._programs: set[str] = set()
         self._began_wall = 0.0
         self._next_look = 0.0
@@ -117,7 +121,7 @@ class PodLauncher:
 
     def begin(self, policy: SharingPolicy, orders: Sequence[Order]) -> None:
         """Offer what the policy's pods ask for, and start its daemon."""
-        self._policy, self._live, self._restarts = policy, {}, {}
+        self._policy, self._live, self._restarts, self._first_started = policy, {}, {}, {}
         self._programs = {order.job.program for order in orders}
         if policy.world is not World.GPUSHARE:
             patch = json.dumps(list(capacity_patch(policy)))
@@ -146,10 +150,15 @@ class PodLauncher:
         ended = {}
         for name, order in list(self._live.items()):
             pod = found.get(name)
+            phase = None if pod is None else pod["status"].get("phase")
+            if phase == "Running":
+                self._first_started.setdefault(name, time.time() - self._began_wall)
             if pod is None:  # taken away
                 self._restarts[name] = self._restarts.get(name, 0) + 1
                 self._create(job_pod(self._policy, order, self._place))
-            elif pod["status"].get("phase") in ("Succeeded", "Failed") or (
+            elif phase == "Failed" and "deletionTimestamp" in pod["metadata"]:
+                pass  # being taken away: it did not fail, and is made anew once it is gone
+            elif phase in ("Succeeded", "Failed") or (
                 # Nobody runs beside it: its end is nobody else's.
                 order.until_known
                 and known.get(order.job.program, {}).get("windowSeconds", 0.0) >= SIGNATURE_SECONDS
@@ -175,12 +184,14 @@ class PodLauncher:
 
     def close(self) -> None:
         """Leave the node as it was: no pods, and nothing offered that is not there. GpuShares stay."""
-        self.end()
-        paths = [f"/status/capacity/{name.replace('/', '~1')}" for name in (REPLICA, PERCENT)]
-        patch = [{"op": "remove", "path": path} for path in paths]
-        with contextlib.suppress(KubectlError):
-            asked = ("--subresource=status", "--type=json", "-p", json.dumps(patch))
-            kubectl("patch", "node", self._place.node, *asked)
+        try:
+            self.end()
+        finally:
+            paths = [f"/status/capacity/{name.replace('/', '~1')}" for name in (REPLICA, PERCENT)]
+            patch = [{"op": "remove", "path": path} for path in paths]
+            with contextlib.suppress(KubectlError):
+                asked = ("--subresource=status", "--type=json", "-p", json.dumps(patch))
+                kubectl("patch", "node", self._place.node, *asked)
 
     def _ended(self, order: Order, pod: Json) -> Ended:
         name = order.job.name
@@ -197,6 +208,7 @@ class PodLauncher:
             story(text.splitlines(), self._began_wall),
             text[-_TAIL:] if status else "",
             self._restarts.get(name, 0),
+            self._first_started.get(name) if name in self._restarts else None,
         )
 
     def _create(self, pod: Json) -> None:

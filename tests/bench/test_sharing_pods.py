@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.sharing.launching import Order
+from bench.sharing import pods
+from bench.sharing.launching import Ended, Order
 from bench.sharing.machine import NotReadyError
 from bench.sharing.manifests import (
     CODE_PATH,
+    NAMESPACE,
     NODE_PATH,
     PERCENT,
     REPLICA,
     ROOT,
+    Json,
     Place,
     Tenants,
     capacity_patch,
@@ -197,3 +200,103 @@ def test_a_cluster_with_one_free_gpu_is_taken_and_others_are_told_why_not(tmp_pa
     ):
         with pytest.raises(NotReadyError, match=words):
             place_of(nodes, tenants)
+
+
+class OneNode:
+    """The namespace of a cluster, as far as kubectl shows it to the launcher; what ends pods is the test."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Json] = {}
+        self.logs: dict[str, str] = {}
+        self.patches: list[list[Json]] = []
+        self.lost: set[str] = set()
+
+    def __call__(self, *arguments: str, stdin: str | None = None, seconds: float = 60.0) -> str:
+        words = [word for word in arguments if word not in ("-n", NAMESPACE)]
+        if words[0] in self.lost:
+            raise pods.KubectlError("no answer")
+        match words:
+            case ["create", "-f", "-"]:
+                pod = json.loads(str(stdin))
+                self.pods[pod["metadata"]["name"]] = pod | {"status": {"phase": "Pending"}}
+            case ["get", "serviceaccount", _]:
+                return "default"
+            case ["get", "pods", *_]:
+                return json.dumps({"items": list(self.pods.values())})
+            case ["logs", name]:
+                return self.logs.get(name, "")
+            case ["patch", "node", *_, patch]:
+                self.patches.append(json.loads(patch))
+        return ""
+
+    def status(self, name: str, phase: str, code: int | None = None) -> None:
+        states = [] if code is None else [{"state": {"terminated": {"exitCode": code}}}]
+        self.pods[name]["status"] = {"phase": phase, "containerStatuses": states}
+
+
+def look(launcher: pods.PodLauncher) -> dict[int, Ended]:
+    launcher._next_look = 0.0
+    return launcher.poll()
+
+
+def test_a_pod_that_is_taken_away_did_not_fail_and_its_first_start_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OneNode()
+    monkeypatch.setattr(pods, "kubectl", node)
+    launcher = pods.PodLauncher(TWIN)
+    order = Order(TRAINING, 70)
+    launcher.begin(OURS, [order])
+    launcher._began_wall -= 100.0
+    launcher.submit(order)
+    name = TRAINING.name
+    node.status(name, "Running")
+    assert look(launcher) == {}
+    node.status(name, "Failed", 137)  # SIGKILL at the end of its grace period
+    node.pods[name]["metadata"]["deletionTimestamp"] = "2026-11-23T00:00:00Z"
+    assert look(launcher) == {}
+    del node.pods[name]
+    assert look(launcher) == {}
+    assert node.pods[name]["status"]["phase"] == "Pending"  # made anew
+    launcher._began_wall -= 1000.0  # much later
+    node.status(name, "Running")
+    assert look(launcher) == {}
+    node.status(name, "Succeeded", 0)
+    ended = look(launcher)[TRAINING.number]
+    assert (ended.status, ended.restarts) == (0, 1)
+    assert ended.first_started is not None
+    assert 100.0 <= ended.first_started < 1000.0
+
+
+@pytest.mark.parametrize(("phase", "code"), [("Failed", 1), ("Succeeded", 0)])
+def test_a_pod_that_ends_by_itself_ends_its_job(phase: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OneNode()
+    monkeypatch.setattr(pods, "kubectl", node)
+    launcher = pods.PodLauncher(TWIN)
+    order = Order(TRAINING, 70)
+    launcher.begin(OURS, [order])
+    launcher.submit(order)
+    node.status(TRAINING.name, "Running")
+    assert look(launcher) == {}
+    node.status(TRAINING.name, phase, code)
+    ended = look(launcher)[TRAINING.number]
+    assert (ended.status, ended.restarts, ended.first_started) == (code, 0, None)
+
+
+def test_what_the_node_offers_is_taken_back_though_its_pods_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = OneNode()
+    monkeypatch.setattr(pods, "kubectl", node)
+    launcher = pods.PodLauncher(TWIN)
+    node.lost.add("delete")
+    with pytest.raises(pods.KubectlError):
+        launcher.close()
+    (patch,) = node.patches
+    assert {each["op"] for each in patch} == {"remove"}
+    assert {each["path"].rpartition("/")[2].replace("~1", "/") for each in patch} == {REPLICA, PERCENT}
+
+
+def test_a_kubectl_that_hangs_is_an_error_like_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "kubectl"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(pods.KubectlError, match=r"kubectl get pods: no answer within 0\.2 s"):
+        pods.kubectl("get", "pods", seconds=0.2)
