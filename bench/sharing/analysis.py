@@ -9,33 +9,25 @@
 - *Slowdown* of a job: its seconds of work over what they would have been alone.
 - *Below the promise*: windows of two seconds (two periods of the throttle) in which a job's progress is below its
   promise by more than 0.02, in job-seconds from `ready` to `end`.
+- A job that was taken away and began anew worked from its first start on, with no progress until its last `ready`.
+
+A run with a failed job is in no mean: its other jobs had more of the GPU. A run that its own patience cut is in
+none either, but its makespan is known to be at least so long. `outcomes` counts both.
 """
 
 import itertools
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from bench.figures import Interval, interval, percentile
 from bench.sharing.policies import FIFO
-from bench.sharing.records import COMPLETE, Record, Records
+from bench.sharing.records import COMPLETE, CUT, FAILED, PATIENCE, Record, Records
 
 WINDOW_SECONDS: Final = 2.0
 TOLERANCE: Final = 0.02
 LATENCY: Final = "latency"
-# Student's t, two sides, 95%, by degrees of freedom; beyond the table the normal's.
-_T95: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
-_NORMAL95: Final = 1.96
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean over repetitions, and how far off it may be (95%); None of one repetition."""
-
-    mean: float
-    half_width: float | None
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +41,25 @@ class Window:
 
 @dataclass(frozen=True)
 class JobFigures:
-    """One job of one run; seconds, and ratios to alone."""
+    """One job of one run; seconds, and ratios to alone.
+
+    Attributes:
+        began: its `ready`; of a job that was taken away and began anew its first start.
+    """
 
     number: int
     program: str
     job_class: str
     promise: float
     arrives: float
+    began: float
     ready: float
     ended: float
     work_seconds: float
     slowdown: float
     windows: tuple[Window, ...]
     ms: tuple[float, ...]
+    restarts: int
 
     @property
     def completion(self) -> float:
@@ -94,7 +92,6 @@ class RunFigures:
     summed_progress: float
     below_ratio: float
     joules: float | None
-    failed: int
     jobs: tuple[JobFigures, ...]
     p50: Mapping[str, float] = field(default_factory=dict)
     p99: Mapping[str, float] = field(default_factory=dict)
@@ -107,11 +104,49 @@ class RunFigures:
         """Completion times, by number."""
         return [job.completion for job in self.jobs]
 
+    @property
+    def restarts(self) -> int:
+        """How often a job of it was taken away and began anew."""
+        return sum(job.restarts for job in self.jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What became of a policy's runs.
+
+    Attributes:
+        counted: in the means.
+        failed: with a failed job, or broken off by an error.
+        cut: before their last job's end, by their own patience or by the session's budget.
+        failed_jobs: of all runs.
+    """
+
+    counted: int
+    failed: int
+    cut: int
+    failed_jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Makespan:
+    """Of one run; `is_least`: it was cut, and would have taken at least so long."""
+
+    seconds: float
+    is_least: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """A mean of what is known, some of it only from one side: `sign` is then ≥ or ≤, and there is no interval."""
+
+    interval: Interval | None
+    sign: str = ""
+
 
 def runs(records: Records) -> list[RunFigures]:
-    """Return the figures of every complete run in which a job ended well; the others do not count."""
+    """Return the figures of every complete run whose jobs all ended well; the others do not count."""
     rates = _rates(records)
-    complete = list(records.of("run", state=COMPLETE))
+    complete = [run for run in records.of("run", state=COMPLETE) if not _failed_jobs(records, run)]
     alone_ms: dict[str, list[float]] = {}
     for line in records.of("alone"):
         alone_ms.setdefault(line["program"], []).extend(line["ms"])
@@ -119,29 +154,60 @@ def runs(records: Records) -> list[RunFigures]:
         if run["policy"] == FIFO.name:  # one job at a time: its requests are answered by a GPU of their own too
             for job in records.of("job", run=run["name"], status=0):
                 alone_ms.setdefault(job["program"], []).extend(job["ms"])
-    figures = []
-    for run in complete:
-        well = [job for job in records.of("job", run=run["name"], status=0) if job["ended"] is not None]
-        if well:
-            figures.append(_run(run, well, rates, alone_ms))
-    return figures
+    return [_run(run, jobs, rates, alone_ms) for run in complete if (jobs := _jobs(records, run))]
 
 
-def interval(values: Sequence[float]) -> Interval | None:
-    """Return the mean of some repetitions with its interval; None of nothing."""
-    if not values:
-        return None
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return Interval(mean, None, 1)
-    t = _T95.get(len(values) - 1, _NORMAL95)
-    return Interval(mean, t * statistics.stdev(values) / math.sqrt(len(values)), len(values))
+def outcomes(records: Records) -> dict[str, Outcomes]:
+    """Return what became of all runs, by policy."""
+    by_policy: dict[str, list[Record]] = {}
+    for run in records.of("run"):
+        by_policy.setdefault(run["policy"], []).append(run)
+    found = {}
+    for policy, of_policy in by_policy.items():
+        failed_jobs = [_failed_jobs(records, run) for run in of_policy]
+        complete = [run["state"] == COMPLETE for run in of_policy]
+        failed = [run["state"] == FAILED or number > 0 for run, number in zip(of_policy, failed_jobs, strict=True)]
+        found[policy] = Outcomes(
+            counted=sum(well and not bad for well, bad in zip(complete, failed, strict=True)),
+            failed=sum(failed),
+            cut=sum(run["state"] == CUT for run in of_policy),
+            failed_jobs=sum(failed_jobs),
+        )
+    return found
 
 
-def ratio_of(one: Iterable[RunFigures], other: Iterable[RunFigures]) -> Interval | None:
+def makespans(records: Records, found: Iterable[RunFigures], policy: str) -> dict[int, Makespan]:
+    """Return a policy's makespans by repetition, of the runs that count and of those that their patience cut."""
+    cut = records.of("run", policy=policy, state=CUT, cut_by=PATIENCE)
+    least = {run["repetition"]: Makespan(run["makespan_over"], is_least=True) for run in cut}
+    return least | {run.repetition: Makespan(run.makespan) for run in found if run.policy == policy}
+
+
+def mean_of(spans: Mapping[int, Makespan]) -> Bounded:
+    """Return the mean makespan; at least so much where a run was cut."""
+    return _bounded([(span.seconds, span.is_least, False) for span in spans.values()])
+
+
+def ratio_of(one: Mapping[int, Makespan], other: Mapping[int, Makespan]) -> Bounded:
     """Return one policy's makespan over another's, repetition by repetition."""
-    makespans = {run.repetition: run.makespan for run in other}
-    return interval([run.makespan / makespans[run.repetition] for run in one if run.repetition in makespans])
+    return _bounded(
+        [
+            (span.seconds / other[repetition].seconds, span.is_least, other[repetition].is_least)
+            for repetition, span in one.items()
+            if repetition in other
+        ]
+    )
+
+
+def _bounded(values: Sequence[tuple[float, bool, bool]]) -> Bounded:
+    """Mean of (value, it may be more, it may be less)."""
+    found = interval([value for value, _, _ in values])
+    more, less = any(each for _, each, _ in values), any(each for _, _, each in values)
+    if found is None or (more and less):
+        return Bounded(None)
+    if more or less:
+        return Bounded(Interval(found.mean, None, found.number), "≥ " if more else "≤ ")
+    return Bounded(found)
 
 
 def windows(progress: Sequence[Sequence[float]], rate: float) -> tuple[Window, ...]:
@@ -165,12 +231,6 @@ def windows(progress: Sequence[Sequence[float]], rate: float) -> tuple[Window, .
     return tuple(found)
 
 
-def percentile(values: Sequence[float], part: float) -> float:
-    """Return the smallest value that at least this part of the values does not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
-
-
 def _at(progress: Sequence[Sequence[float]], moment: float) -> tuple[float, float]:
     """Return iterations and seconds of work by a moment, straight between what was logged."""
     before = progress[0]
@@ -192,6 +252,15 @@ def _rates(records: Records) -> dict[tuple[int | None, str], float]:
     return {**found, **{(None, program): statistics.fmean(values) for program, values in by_program.items()}}
 
 
+def _jobs(records: Records, run: Record) -> list[Record]:
+    return list(records.of("job", run=run["name"]))
+
+
+def _failed_jobs(records: Records, run: Record) -> int:
+    """Return how many jobs of a run failed; of one that broke off, all."""
+    return max(run["failed"], sum(job["status"] != 0 or job["ended"] is None for job in _jobs(records, run)))
+
+
 def _run(
     run: Record,
     jobs: Sequence[Record],
@@ -203,7 +272,7 @@ def _run(
         rate = rates.get((run["session"], job["program"]), rates[None, job["program"]])
         figures.append(_job(job, rate))
     makespan = max(job.ended for job in figures) - min(job.arrives for job in figures)
-    seconds = sum(job.ended - job.ready for job in figures)
+    seconds = sum(job.ended - job.began for job in figures)
     latency = [job for job in figures if job.job_class == LATENCY]
     serving = [job for job in figures if job.ms]
     return RunFigures(
@@ -213,7 +282,6 @@ def _run(
         sum(job.work_seconds for job in figures) / makespan,
         sum(job.below_seconds for job in figures) / seconds,
         run["joules"],
-        run["failed"],
         tuple(figures),
         p50=_latency(latency, alone_ms, 0.5),
         p99=_latency(latency, alone_ms, 0.99),
@@ -225,19 +293,24 @@ def _run(
 
 def _job(job: Mapping[str, Any], rate: float) -> JobFigures:
     progress = job["progress"]
-    busy = progress[-1][2]
+    ready = job["ready"]
+    began = job.get("first_started")  # only of a job that began anew
+    lost = 0.0 if began is None else max(0.0, ready - began)
+    before = windows([[ready - lost, 0.0, 0.0], [ready, 0.0, lost]], rate)
     return JobFigures(
         job["number"],
         job["program"],
         job["class"],
         job["promise"],
         job["arrives"],
-        job["ready"],
+        ready - lost,
+        ready,
         job["ended"],
         job["count"] / (job["rate"] or rate),
-        busy * rate / job["count"],
-        windows(progress, rate),
+        (lost + progress[-1][2]) * rate / job["count"],
+        (*before, *windows(progress, rate)),
         tuple(job["ms"]),
+        job.get("restarts", 0),
     )
 
 

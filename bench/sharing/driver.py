@@ -10,7 +10,7 @@ from typing import Any, Final
 from bench.sharing.launching import Ended, Launcher, Order
 from bench.sharing.machine import Machine, describe
 from bench.sharing.policies import FIFO, POLICIES, SharingPolicy, World, order
-from bench.sharing.records import COMPLETE, CUT, FAILED, Records
+from bench.sharing.records import BUDGET, COMPLETE, CUT, FAILED, PATIENCE, Records
 from bench.sharing.trace import (
     SERVING_LOAD,
     TraceJob,
@@ -58,6 +58,15 @@ class SessionSettings:
     signature_seconds: float = 20.0
     signatures: SignatureSource = SignatureSource.AGENT
     policies: tuple[str, ...] = tuple(POLICIES)
+
+
+@dataclass(frozen=True)
+class Played:
+    """How each job ended by number, signatures by program, and the seconds since jobs could come."""
+
+    ended: Mapping[int, Ended]
+    signatures: Mapping[str, Any]
+    seconds: float
 
 
 @dataclass
@@ -151,7 +160,7 @@ class Driver:
     def _play(self, policy: SharingPolicy, orders: Sequence[Order]) -> dict[str, Ended]:
         """Run each program alone; return how each ended that ended well."""
         limit = sum(each.seconds or 0.0 for each in orders) + 20.0 * len(orders)
-        done, _ = self.play(policy, orders, self.clock() + limit)
+        done = self.play(policy, orders, self.clock() + limit).ended
         names = {each.job.number: each.job.program for each in orders}
         for number, ended in done.items():
             if ended.status:
@@ -192,10 +201,10 @@ class Driver:
             )
             for each in orders
         ]
-        done, found = self.play(SIGNATURES, orders, self.clock() + self._left())
-        for tail in {ended.tail for ended in done.values() if ended.status}:
+        played = self.play(SIGNATURES, orders, self.clock() + self._left())
+        for tail in {ended.tail for ended in played.ended.values() if ended.status}:
             self.say(f"failed: {tail[-300:]}")
-        self._keep(found, SignatureSource.AGENT)
+        self._keep(played.signatures, SignatureSource.AGENT)
         return True
 
     def _keep(self, found: Mapping[str, Any], source: SignatureSource) -> None:
@@ -211,7 +220,7 @@ class Driver:
         for repetition in range(self.settings.repetitions):
             for policy in order(repetition):
                 wanted = policy.name in self.settings.policies
-                if wanted and not self.records.is_complete(policy.name, repetition):
+                if wanted and not self.records.is_settled(policy.name, repetition):
                     yield policy, repetition
 
     def _run(self, policy: SharingPolicy, repetition: int, session: int) -> None:
@@ -222,18 +231,25 @@ class Driver:
         about = {"name": name, "session": session, "policy": policy.name, "repetition": repetition}
         began = self.clock()
         before = self.machine.energy_joules()
-        limit = min(self._left(), _PATIENCE * expected_seconds(policy, jobs, self.records))
+        left, patience = self._left(), _PATIENCE * expected_seconds(policy, jobs, self.records)
         try:
-            done, _ = self.play(policy, orders, began + limit)
+            played = self.play(policy, orders, began + min(left, patience))
         except (RuntimeError, TimeoutError, OSError, MpsError) as error:  # the other policies may go
             self.records.add("run", **about, state=FAILED, failed=len(jobs), error=str(error)[:500])
             self.say(f"{policy.name}, repetition {repetition}: failed: {str(error)[:300]}")
             return
+        done = played.ended
         after = self.machine.energy_joules()
         seconds = self.clock() - began
         # A run that lacks a job is no run: its jobs would have had the GPU to themselves at the end.
         state = COMPLETE if len(done) == len(jobs) else CUT
         failed = sum(1 for ended in done.values() if ended.status)
+        cut: dict[str, Any] = {}
+        if state == CUT and patience < left:
+            over = max(0.0, played.seconds - min(job.arrives for job in jobs))
+            cut = {"cut_by": PATIENCE, "makespan_over": round(over, 2)}
+        elif state == CUT:
+            cut = {"cut_by": BUDGET}
         for each in orders:
             if (ended := done.get(each.job.number)) is None:
                 continue
@@ -247,22 +263,22 @@ class Driver:
                 cap=ended.cap,
                 tail=ended.tail,
                 restarts=ended.restarts,
+                first_started=None if ended.first_started is None else round(ended.first_started, 3),
                 **ended.story.as_record(),
             )
         self.records.add(
             "run",
             **about,
             state=state,
+            **cut,
             failed=failed,
             seconds=round(seconds, 2),
             joules=None if before is None or after is None else round(after - before, 1),
         )
         self.say(f"{policy.name}, repetition {repetition}: {state} after {seconds:.0f} s, {failed} jobs failed")
 
-    def play(
-        self, policy: SharingPolicy, orders: Sequence[Order], deadline: float
-    ) -> tuple[dict[int, Ended], Mapping[str, Any]]:
-        """Let the jobs come when they come; return how each ended by number, and signatures by program."""
+    def play(self, policy: SharingPolicy, orders: Sequence[Order], deadline: float) -> Played:
+        """Let the jobs come when they come, until all have ended or the deadline."""
         try:
             self.launcher.begin(policy, orders)
             began = self.clock()
@@ -273,7 +289,8 @@ class Driver:
                     self.launcher.submit(coming.pop(0))
                 done |= self.launcher.poll()
                 self.sleep(POLL_SECONDS)
-            return done, self.launcher.signatures()
+            seconds = self.clock() - began
+            return Played(done, self.launcher.signatures(), seconds)
         finally:
             self.launcher.end()
 

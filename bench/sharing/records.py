@@ -10,7 +10,9 @@
 | run | one policy in one repetition: seconds, energy; `state` is complete, cut or failed |
 | job | one job of a run: when it came, started and ended, and its progress log |
 
-Times of a job are seconds since its run began.
+Times of a job are seconds since its run began. A run that was cut says in `cut_by` by what: by the session's
+budget, and then another session does it again, or by its own patience: that is a result, a makespan of at least
+`makespan_over`. A job that was taken away has `restarts`, and in `first_started` when it first ran.
 """
 
 import json
@@ -24,6 +26,8 @@ FILE: Final = "sharing.jsonl"
 COMPLETE: Final = "complete"
 CUT: Final = "cut"
 FAILED: Final = "failed"
+PATIENCE: Final = "patience"
+BUDGET: Final = "budget"
 
 Record = dict[str, Any]
 
@@ -73,6 +77,7 @@ class Records:
         """The first of them."""
         return next(self.of(record, **values), None)
 
-    def is_complete(self, policy: str, repetition: int) -> bool:
-        """Whether a policy's run of a repetition is there."""
-        return self.first("run", policy=policy, repetition=repetition, state=COMPLETE) is not None
+    def is_settled(self, policy: str, repetition: int) -> bool:
+        """Whether a policy's run of a repetition is there: complete, or cut by its own patience."""
+        wanted = {"policy": policy, "repetition": repetition}
+        return any(self.first("run", **wanted, **end) for end in ({"state": COMPLETE}, {"cut_by": PATIENCE}))

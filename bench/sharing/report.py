@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from bench.sharing.analysis import Interval, RunFigures, interval, percentile, ratio_of, runs
+from bench.figures import Interval, interval, percentile
+from bench.sharing.analysis import Bounded, RunFigures, makespans, mean_of, outcomes, ratio_of, runs
 from bench.sharing.policies import OURS, POLICIES
 from bench.sharing.records import Records
 
@@ -24,7 +25,6 @@ def _worst(run: RunFigures) -> float | None:
 
 
 COLUMNS: Final[Sequence[tuple[str, str, Figure]]] = (
-    ("makespan, s", "{:.1f}", lambda run: run.makespan),
     ("summed progress", "{:.2f}", lambda run: run.summed_progress),
     ("completion, mean s", "{:.1f}", lambda run: _mean(run.completions)),
     ("p90 s", "{:.1f}", lambda run: percentile(run.completions, 0.9)),
@@ -37,7 +37,7 @@ COLUMNS: Final[Sequence[tuple[str, str, Figure]]] = (
     ("all serving p99 / alone", "{:.2f}", lambda run: _mean(list(run.all_p99.values()))),
     ("best effort beside latency", "{:.2f}", lambda run: run.beside_latency),
     ("energy, kJ", "{:.1f}", lambda run: None if run.joules is None else run.joules / 1000),
-    ("failed jobs", "{:.1f}", lambda run: float(run.failed)),
+    ("restarts", "{:.1f}", lambda run: float(run.restarts)),
 )
 
 
@@ -54,28 +54,41 @@ def write_report(directory: Path) -> str:
 
 def table(records: Records) -> str:
     """Return what a person reads first, as Markdown."""
-    found = runs(records)
+    found, ends = runs(records), outcomes(records)
     lines = [_where(records), ""]
-    if not found:
+    if not ends:
         return "\n".join([*lines, "No run is complete.", ""])
-    by_policy = {name: [run for run in found if run.policy == name] for name in POLICIES}
-    lines += [
-        "Mean over repetitions ± its 95% interval (Student's t).",
-        "",
-        "| policy | runs | makespan of ours over its | " + " | ".join(name for name, _, _ in COLUMNS) + " |",
-        "|---|---|---|" + "---|" * len(COLUMNS),
+    heads = [
+        "policy",
+        "runs",
+        "failed runs",
+        "failed jobs",
+        "cut runs",
+        "makespan of ours over its",
+        "makespan, s",
     ]
-    for name, of_policy in by_policy.items():
-        if not of_policy:
+    heads += [name for name, _, _ in COLUMNS]
+    lines += [
+        "Mean over repetitions ± its 95% interval (Student's t), of runs in which no job failed.",
+        "≥, ≤: a run that was cut after 2.5 times what was expected counts with that time.",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
+    ]
+    ours = makespans(records, found, OURS.name)
+    for name in POLICIES:
+        if (end := ends.get(name)) is None:
             continue
-        ratio = None if name == OURS.name else ratio_of(by_policy[OURS.name], of_policy)
-        cells = [
+        spans = makespans(records, found, name)
+        ratio = Bounded(None) if name == OURS.name else ratio_of(ours, spans)
+        of_policy = [run for run in found if run.policy == name]
+        cells = [POLICIES[name].title, *map(str, (end.counted, end.failed, end.failed_jobs, end.cut))]
+        cells += [_bounded_text(ratio, "{:.2f}"), _bounded_text(mean_of(spans), "{:.1f}")]
+        cells += [
             _text(interval([value for run in of_policy if (value := figure(run)) is not None]), form)
             for _, form, figure in COLUMNS
         ]
-        lines.append(
-            f"| {POLICIES[name].title} | {len(of_policy)} | {_text(ratio, '{:.2f}')} | " + " | ".join(cells) + " |"
-        )
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", *_by_program(found), ""])
 
 
@@ -148,6 +161,8 @@ def _signatures(records: Records) -> str:
 
 def _by_program(found: Sequence[RunFigures]) -> list[str]:
     """Return the mean slowdown of each program under each policy."""
+    if not found:
+        return []
     names = [name for name in POLICIES if any(run.policy == name for run in found)]
     programs = sorted({job.program for run in found for job in run.jobs})
     lines = ["| slowdown, mean | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
@@ -158,6 +173,10 @@ def _by_program(found: Sequence[RunFigures]) -> list[str]:
             cells.append(f"{statistics.fmean(values):.2f}" if values else "")
         lines.append(f"| {program} | " + " | ".join(cells) + " |")
     return lines
+
+
+def _bounded_text(figure: Bounded, form: str) -> str:
+    return f"{figure.sign}{_text(figure.interval, form)}"
 
 
 def _text(figure: Interval | None, form: str) -> str:

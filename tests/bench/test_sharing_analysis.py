@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.sharing.analysis import interval, percentile, ratio_of, runs, windows
+from bench.sharing.analysis import Outcomes, makespans, mean_of, outcomes, ratio_of, runs, windows
 from bench.sharing.records import Records
 from bench.sharing.report import table, write_report
 
@@ -154,70 +154,7 @@ def test_best_effort_is_counted_while_a_latency_job_runs(tmp_path: Path) -> None
     assert run.beside_latency == pytest.approx(0.4)
 
 
-def test_runs_that_were_cut_and_jobs_that_failed_do_not_count(tmp_path: Path) -> None:
-    records = Records.open(tmp_path)
-    add_alone(records)
-    add_run(records, "fifo", [training(0.0, 0.0, [(10.0, 4)])], state="cut")
-    add_run(
-        records, "mps-equal", [training(0.0, 0.0, [(10.0, 4)]), training(0.0, 0.0, [(1.0, 2)]) | {"status": 1}]
-    )
-    add_run(records, "mps-pairs", [training(0.0, 0.0, [(1.0, 2)]) | {"status": 1}], failed=1)
-    (run,) = runs(records)
-    assert (run.policy, len(run.jobs)) == ("mps-equal", 1)
-
-
-def test_intervals_are_students() -> None:
-    assert interval([]) is None
-    alone = interval([2.0])
-    assert alone is not None
-    assert alone.half_width is None
-    three = interval([1.0, 2.0, 3.0])
-    assert three is not None
-    assert three.mean == pytest.approx(2.0)
-    assert three.half_width == pytest.approx(4.303 / 3**0.5, rel=1e-3)
-
-
-def test_makespans_are_compared_within_a_repetition(tmp_path: Path) -> None:
-    records = Records.open(tmp_path)
-    add_alone(records)
-    for repetition, (ours, theirs) in enumerate([(4, 8), (6, 8)]):
-        add_run(records, "gpushare", [training(0.0, 0.0, [(10.0, ours)])], repetition)
-        add_run(records, "fifo", [training(0.0, 0.0, [(10.0, theirs)])], repetition)
-    add_run(records, "gpushare", [training(0.0, 0.0, [(10.0, 100)])], 2)  # the other one is missing
-    found = runs(records)
-    ratio = ratio_of([r for r in found if r.policy == "gpushare"], [r for r in found if r.policy == "fifo"])
-    assert ratio is not None
-    assert (ratio.mean, ratio.number) == (pytest.approx(0.625), 2)
-
-
-def test_windows_of_a_log_with_gaps_are_straight_between_its_lines() -> None:
-    found = windows([[0.0, 0, 0.0], [5.0, 50, 5.0]], RATE)
-    assert [(w.begin, w.end) for w in found] == [(0.0, 2.0), (2.0, 5.0)]
-    assert [w.progress for w in found] == pytest.approx([1.0, 1.0])
-    assert windows([[1.0, 0, 0.0]], RATE) == ()
-    assert [w.progress for w in windows([[0.0, 0, 0.0], [3.0, 0, 0.0]], RATE)] == [None]
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    assert percentile([3.0, 1.0, 2.0, 4.0], 0.5) == 2.0
-    assert percentile([3.0, 1.0, 2.0, 4.0], 0.99) == 4.0
-    assert percentile([5.0], 0.0) == 5.0
-
-
-def test_a_line_that_was_cut_off_is_dropped_and_the_file_goes_on(tmp_path: Path) -> None:
-    records = Records.open(tmp_path)
-    add_alone(records)
-    with records.path.open("a") as file:
-        file.write('{"record":"run","pol')
-    again = Records.open(tmp_path)
-    assert again.lines == records.lines
-    add_run(again, "fifo", [training(0.0, 0.0, [(10.0, 4)])])
-    assert Records.open(tmp_path).is_complete("fifo", 0)
-    assert not Records.open(tmp_path).is_complete("fifo", 1)
-
-
-def test_the_report_has_a_row_for_each_policy_and_a_figure(tmp_path: Path) -> None:
-    records = Records.open(tmp_path)
+def add_session(records: Records) -> None:
     jobs = [{"program": name, "seconds": 4.0, "arrives": 1.0} for name in ("train", "serve")]
     records.add("settings", jobs=2, seed=1, list=jobs)
     records.add(
@@ -230,6 +167,122 @@ def test_the_report_has_a_row_for_each_policy_and_a_figure(tmp_path: Path) -> No
         driver="580",
         commit="abc",
     )
+
+
+def rows(text: str) -> dict[str, dict[str, str]]:
+    """The first table's cells by policy and column."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    heads = [cell.strip() for cell in lines[0]]
+    return {
+        line[0].strip(): dict(zip(heads, map(str.strip, line), strict=True))
+        for line in lines[2:]
+        if len(line) == len(heads)
+    }
+
+
+def test_a_run_with_a_failed_job_is_in_no_mean_and_the_report_counts_it(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_session(records)
+    add_alone(records)
+    well = training(0.0, 0.0, [(10.0, 4)])
+    soon_dead = training(0.0, 0.0, [(10.0, 1)]) | {"status": 1}
+    add_run(records, "gpushare", [well, well], 0)
+    add_run(records, "mps-equal", [well, soon_dead], 0, failed=1)
+    add_run(records, "mps-equal", [training(0.0, 0.0, [(10.0, 8)])], 1)
+    add_run(records, "mps-pairs", [soon_dead, well | {"ended": None}], failed=2)
+    records.add("run", name="x", policy="hard-caps", repetition=0, state="failed", failed=2, error="no daemon")
+    assert [(run.policy, run.repetition) for run in runs(records)] == [("gpushare", 0), ("mps-equal", 1)]
+    assert outcomes(records) == {
+        "gpushare": Outcomes(1, 0, 0, 0),
+        "mps-equal": Outcomes(1, 1, 0, 1),
+        "mps-pairs": Outcomes(0, 1, 0, 2),
+        "hard-caps": Outcomes(0, 1, 0, 2),
+    }
+    equal = rows(table(records))["MPS, 4 equal parts"]
+    assert (equal["runs"], equal["failed runs"], equal["failed jobs"]) == ("1", "1", "1")
+    assert equal["makespan, s"] == "8.0"  # and not the mean with that of a run whose job died
+    assert equal["makespan of ours over its"] == ""
+    assert rows(table(records))["MPS, uncapped pairs"]["makespan, s"] == ""
+
+
+def test_a_run_that_its_patience_cut_is_a_makespan_of_at_least_so_long(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_session(records)
+    add_alone(records)
+    well = [training(0.0, 0.0, [(10.0, 8)])]
+    cut = {"state": "cut", "cut_by": "patience", "makespan_over": 40.0}
+    for repetition in range(2):
+        add_run(records, "gpushare", well, repetition)
+    add_run(records, "mps-equal", well, 0)
+    add_run(records, "mps-equal", [], 1, **cut)
+    add_run(records, "fifo", [], 0, state="cut", cut_by="budget")
+    add_run(records, "fifo", well, 0)
+    add_run(records, "mps-pairs", [], 0, **cut)
+    found = runs(records)
+    assert [run.policy for run in found] == ["gpushare", "gpushare", "mps-equal", "fifo"]
+    cells = rows(table(records))
+    assert cells["MPS, 4 equal parts"]["makespan, s"] == "≥ 24.0"
+    assert cells["MPS, 4 equal parts"]["makespan of ours over its"] == "≤ 0.60"
+    assert cells["MPS, uncapped pairs"]["makespan, s"] == "≥ 40.0"
+    assert cells["exclusive, first come first served"]["makespan, s"] == "8.0"
+    assert [cells[name]["cut runs"] for name in ("MPS, 4 equal parts", "gpushare")] == ["1", "0"]
+    ours, equal = (makespans(records, found, name) for name in ("gpushare", "mps-equal"))
+    assert ratio_of(equal, ours).sign == mean_of(equal).sign == "≥ "
+    assert ratio_of(equal, equal).interval is None  # of two cut runs nobody knows which is longer
+
+
+def test_a_job_that_was_taken_away_worked_in_vain_from_its_first_start_on(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_session(records)
+    add_alone(records)
+    again = training(0.0, 10.0, [(10.0, 10)]) | {"restarts": 2, "first_started": 4.0}
+    add_run(records, "gpushare", [again])
+    add_run(records, "fifo", [again | {"restarts": 0, "first_started": None}])
+    anew, smooth = (run for run in runs(records))
+    assert (smooth.below_ratio, smooth.jobs[0].slowdown) == (0.0, pytest.approx(1.0))
+    assert anew.jobs[0].below_seconds == pytest.approx(6.0)
+    assert anew.below_ratio == pytest.approx(6.0 / 16.0)
+    assert anew.jobs[0].slowdown == pytest.approx(1.6)
+    assert anew.makespan == smooth.makespan
+    assert rows(table(records))["gpushare"]["restarts"] == "2.0"
+
+
+def test_makespans_are_compared_within_a_repetition(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    for repetition, (ours, theirs) in enumerate([(4, 8), (6, 8)]):
+        add_run(records, "gpushare", [training(0.0, 0.0, [(10.0, ours)])], repetition)
+        add_run(records, "fifo", [training(0.0, 0.0, [(10.0, theirs)])], repetition)
+    add_run(records, "gpushare", [training(0.0, 0.0, [(10.0, 100)])], 2)  # the other one is missing
+    found = runs(records)
+    ratio = ratio_of(makespans(records, found, "gpushare"), makespans(records, found, "fifo")).interval
+    assert ratio is not None
+    assert (ratio.mean, ratio.number) == (pytest.approx(0.625), 2)
+
+
+def test_windows_of_a_log_with_gaps_are_straight_between_its_lines() -> None:
+    found = windows([[0.0, 0, 0.0], [5.0, 50, 5.0]], RATE)
+    assert [(w.begin, w.end) for w in found] == [(0.0, 2.0), (2.0, 5.0)]
+    assert [w.progress for w in found] == pytest.approx([1.0, 1.0])
+    assert windows([[1.0, 0, 0.0]], RATE) == ()
+    assert [w.progress for w in windows([[0.0, 0, 0.0], [3.0, 0, 0.0]], RATE)] == [None]
+
+
+def test_a_line_that_was_cut_off_is_dropped_and_the_file_goes_on(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_alone(records)
+    with records.path.open("a") as file:
+        file.write('{"record":"run","pol')
+    again = Records.open(tmp_path)
+    assert again.lines == records.lines
+    add_run(again, "fifo", [training(0.0, 0.0, [(10.0, 4)])])
+    assert Records.open(tmp_path).is_settled("fifo", 0)
+    assert not Records.open(tmp_path).is_settled("fifo", 1)
+
+
+def test_the_report_has_a_row_for_each_policy_and_a_figure(tmp_path: Path) -> None:
+    records = Records.open(tmp_path)
+    add_session(records)
     assert "No run is complete" in table(records)
     add_alone(records)
     records.add("signatures", known=["train"], source="table")
@@ -238,9 +291,9 @@ def test_the_report_has_a_row_for_each_policy_and_a_figure(tmp_path: Path) -> No
             serve = serving(0.0, 1.0, 5.0, [10.0] * 200, work=2.0)
             add_run(records, policy, [training(0.0, 0.0, [(10.0, seconds)]), serve], repetition)
     text = write_report(tmp_path)
-    rows = {line.split("|")[1].strip(): line.split("|")[2:] for line in text.splitlines() if line.startswith("| ")}
-    assert rows["exclusive, first come first served"][:2] == [" 2 ", " 0.75 ± 0.00 "]
-    assert rows["gpushare"][2].strip() == "6.0 ± 0.0"
+    exclusive = rows(text)["exclusive, first come first served"]
+    assert (exclusive["runs"], exclusive["makespan of ours over its"]) == ("2", "0.75 ± 0.00")
+    assert rows(text)["gpushare"]["makespan, s"] == "6.0 ± 0.0"
     assert "without Kubernetes" in text
     assert "Signatures: the H200 table's, cap curves too (1 programs)." in text
     assert (tmp_path / "sharing.png").stat().st_size > 10_000

@@ -9,7 +9,7 @@ from bench.sharing.driver import Driver, SessionSettings, expected_seconds
 from bench.sharing.joblog import JobStory
 from bench.sharing.launching import Ended, Order
 from bench.sharing.machine import Machine, simulated, why_not
-from bench.sharing.policies import FIFO, OURS, POLICIES, SharingPolicy
+from bench.sharing.policies import EQUAL, FIFO, OURS, POLICIES, SharingPolicy
 from bench.sharing.records import Records
 from bench.sharing.trace import TraceSettings, draw, programs
 
@@ -160,12 +160,33 @@ def test_a_policy_that_cannot_start_is_told_and_the_others_go_on(tmp_path: Path)
     assert gpu.ends == len(gpu.begun)
 
 
-def test_jobs_that_never_end_cost_no_more_than_some_patience(tmp_path: Path) -> None:
+def test_a_run_that_its_patience_cut_is_a_result_and_is_not_done_again(tmp_path: Path) -> None:
     gpu = QueuedGpu(stuck=["mps-equal"])
-    _, records = session(tmp_path, gpu, 10_000.0, repetitions=1)
+    done, records = session(tmp_path, gpu, 10_000.0, repetitions=1)
     (cut,) = records.of("run", state="cut")
-    assert cut["policy"] == "mps-equal"
+    expected = expected_seconds(EQUAL, draw(TRACE), Records(tmp_path))
+    assert (cut["policy"], cut["cut_by"]) == ("mps-equal", "patience")
+    assert 2 * expected < cut["makespan_over"] < 3 * expected
     assert len(complete(records)) == len(POLICIES) - 1
+    assert done
+    again = QueuedGpu()
+    assert session(tmp_path, again, 10_000.0, repetitions=1)[0]
+    assert again.begun == ["fifo"]
+
+
+def test_a_run_that_the_sessions_budget_cut_is_done_again(tmp_path: Path) -> None:
+    _, records = session(tmp_path, QueuedGpu(), 10_000.0, repetitions=0)
+    expected = expected_seconds(EQUAL, draw(TRACE), records)
+    alone = len(programs()) * 6.0  # of the next session, at most
+    _, records = session(
+        tmp_path, QueuedGpu(stuck=["mps-equal"]), alone + 1.2 * expected, repetitions=1, policies=("mps-equal",)
+    )
+    (cut,) = records.of("run", state="cut")
+    assert cut["cut_by"] == "budget"
+    assert "makespan_over" not in cut
+    done, records = session(tmp_path, QueuedGpu(), 10_000.0, repetitions=1, policies=("mps-equal",))
+    assert done
+    assert complete(records) == [("mps-equal", 0)]
 
 
 def test_a_run_is_expected_to_take_what_it_took(tmp_path: Path) -> None:
