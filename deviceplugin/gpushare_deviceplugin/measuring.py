@@ -46,7 +46,6 @@ def merge(samples: Iterable[GpuSample]) -> GpuSample:
         memory_used_mib=listed[-1].memory_used_mib,
         gpu_utilization_ratio=sum(busy) / len(busy) if busy else None,
         sm_clock_mhz=sum(mhz * s for mhz, s in clocks) / sum(s for _, s in clocks) if clocks else None,
-        max_sm_clock_mhz=listed[-1].max_sm_clock_mhz,
     )
 
 

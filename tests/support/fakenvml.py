@@ -163,12 +163,6 @@ class FakeNvml:
         put(c_uint, mhz, self.clock_mhz)
         return self._check(handle)
 
-    @c_function(c_void_p, c_uint, c_void_p)
-    def nvmlDeviceGetMaxClockInfo(self, handle: int, kind: int, mhz: int) -> int:
-        assert kind == pynvml.NVML_CLOCK_SM
-        put(c_uint, mhz, 1980)
-        return self._check(handle)
-
     @c_function(c_void_p, c_int, c_void_p)
     def nvmlDeviceGetFieldValues(self, handle: int, count: int, values: int) -> int:
         assert count == 1

@@ -1,6 +1,6 @@
 import pytest
 
-from gpushare.twin.gpus import MAX_SM_CLOCKS, MODELS, gpu_uuid, parse_simulated
+from gpushare.twin.gpus import MODELS, SM_CLOCKS, gpu_uuid, parse_simulated
 
 
 def test_a_list_of_models_becomes_gpus_by_index():
@@ -33,4 +33,4 @@ def test_what_is_not_a_list_of_models_is_refused_with_what_is_allowed(text):
 
 def test_every_model_is_a_gpu():
     assert all(parse_simulated(name, "a")[0].memory_mib > 10_000 for name in MODELS)
-    assert {product for product, _, _ in MODELS.values()} == MAX_SM_CLOCKS.keys()
+    assert {product for product, _, _ in MODELS.values()} == SM_CLOCKS.keys()

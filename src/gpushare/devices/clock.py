@@ -32,10 +32,6 @@ class SmClock:
         self._last: tuple[float, float] | None = None  # when it was read, MHz
         self._sum = self._seconds = 0.0  # of MHz times seconds, since the call before
         self._moved_at = clock()
-        try:
-            self.max_mhz: int | None = int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
-        except pynvml.NVMLError:
-            self.max_mhz = None
         self.read()
 
     def read(self) -> bool:

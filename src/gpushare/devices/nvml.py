@@ -163,13 +163,12 @@ class NvmlDevices:
         counters, window_seconds = read
         with driver_errors(f"GPU {uuid} cannot be sampled"):
             used_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) // _MIB
-        utilization, clock = _utilization(handle), self._clock_of(uuid, handle)
-        mean_mhz = clock.mean_mhz()
+        utilization, mean_mhz = _utilization(handle), self._clock_of(uuid, handle).mean_mhz()
         if self._gpm[uuid] is not None:  # dcgm-exporter repeats itself between its own readings
             self._stills[uuid] = self._stills.get(uuid, Standstill()).after(counters, utilization)
             if problem := self._stills[uuid].problem:
                 raise DevicesError(problem, retryable=True)
-        return GpuSample(counters, window_seconds, used_mib, utilization, mean_mhz, clock.max_mhz)
+        return GpuSample(counters, window_seconds, used_mib, utilization, mean_mhz)
 
     def _clock_of(self, uuid: str, handle: Any) -> SmClock:
         if uuid not in self._clocks:

@@ -15,7 +15,7 @@ from gpushare.core.gpu import (
     Health,
 )
 from gpushare.mps.layout import Fresh, GpuDirectory
-from gpushare.twin.gpus import MAX_SM_CLOCKS
+from gpushare.twin.gpus import SM_CLOCKS
 from gpushare.twin.mps.state import TwinState, state_reader
 
 MIN_WINDOW_SECONDS: Final = 0.1  # as GPM has it (docs/facts.md 21)
@@ -40,7 +40,7 @@ class SimulatedDevices:
             for gpu in gpus
         }
         self._sampled_at: dict[str, float] = {}
-        self._clocks = {gpu.uuid: MAX_SM_CLOCKS.get(gpu.model) for gpu in gpus}
+        self._clocks = {gpu.uuid: SM_CLOCKS.get(gpu.model) for gpu in gpus}
         self._counted: dict[str, tuple[int, Mapping[str, float]]] = {}
 
     def list(self) -> tuple[GpuInfo, ...]:
@@ -76,10 +76,8 @@ class SimulatedDevices:
         counters = state.counters
         if counted is not None and old is not None and old[0] == state.daemon_pid:
             counters = _mean(old[1], counted, now - before)
-        clock = self._clocks[uuid]
-        return GpuSample(
-            counters, now - before, state.memory_used_mib, counters.graphics_util, clock, max_sm_clock_mhz=clock
-        )
+        busy, clock = counters.graphics_util, self._clocks[uuid]
+        return GpuSample(counters, now - before, state.memory_used_mib, busy, clock)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
         """The twin's clients, and those that run outside MPS."""

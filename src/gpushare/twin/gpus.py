@@ -21,8 +21,8 @@ MODELS: Final[dict[str, tuple[str, int, int]]] = {
     "H100": ("NVIDIA H100 80GB HBM3", 81559, 132),
     "H200": ("NVIDIA H200", 143771, 132),
 }
-# Product name -> highest SM clock, MHz, as NVML prints it. The twin's GPUs always run at it.
-MAX_SM_CLOCKS: Final[dict[str, int]] = {
+# Product name -> MHz at which the twin's SMs always run: the highest clock that NVML prints.
+SM_CLOCKS: Final[dict[str, int]] = {
     "Tesla V100-SXM2-16GB": 1530,
     "Tesla T4": 1590,
     "NVIDIA L4": 2040,

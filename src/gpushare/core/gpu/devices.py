@@ -58,7 +58,7 @@ class GpuSample:
         window_seconds: length of the window.
         memory_used_mib: device memory in use at its end.
         gpu_utilization_ratio: what NVML calls utilisation, 0 to 1; None where absent.
-        sm_clock_mhz: mean SM clock over the window; max_sm_clock_mhz: the highest of this GPU; None where absent.
+        sm_clock_mhz: mean SM clock over the window; None where absent.
     """
 
     counters: Counters
@@ -66,7 +66,6 @@ class GpuSample:
     memory_used_mib: int
     gpu_utilization_ratio: float | None
     sm_clock_mhz: float | None = None
-    max_sm_clock_mhz: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
