@@ -98,8 +98,12 @@ def _figures(load: TenantLoad) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """The predictions for a question's tenants, and for those of them that run while others are stopped."""
+class ModelAnswer:
+    """The predictions for a question's tenants.
+
+    Attributes:
+        priors: with everyone running; parts: for those who run while others are stopped (`Question.parts`).
+    """
 
     question: Question
     priors: Priors
@@ -152,17 +156,6 @@ class _Answer:
 _STOPPED: Final = Prior(0.0, 0.0)
 
 
-def mixed_priors(
-    question: Question, priors: Priors, parts: Mapping[tuple[int, ...], Priors], duties: Sequence[float]
-) -> Priors:
-    """Return the predictions for a question's tenants while they run for these parts of the time.
-
-    Args:
-        priors: with everyone running; parts: for those who run while others are stopped (`Question.parts`).
-    """
-    return _Answer(question, priors, parts).under(duties)
-
-
 def _mixture(duties: Sequence[float], throttled: Sequence[int]) -> list[tuple[float, tuple[int, ...]]]:
     """Return the sets that run together, each with the part of the time in which it does."""
     found = []
@@ -185,7 +178,7 @@ class Forecasts:
         self._state = state
         self._ask = ask
         self._with_parts = with_parts
-        self._known: dict[str, _Answer] = {}
+        self._known: dict[str, ModelAnswer] = {}
         self._open: dict[str, Question] = {}
         self._opened = asyncio.Event()
         self._failures = 0
@@ -232,7 +225,7 @@ class Forecasts:
             _log.info("the interference model answers again")
         self._failures = 0
         for uuid, question in questions.items():
-            self._known[uuid] = _Answer(question, next(answers), {each: next(answers) for each in parts[uuid]})
+            self._known[uuid] = ModelAnswer(question, next(answers), {each: next(answers) for each in parts[uuid]})
         return PAUSE_SECONDS
 
 

@@ -21,7 +21,7 @@ from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.interference import expectation
 from gpushare.core.progress import Predict, Prior, TenantLoad, attribute, evidence, no_prediction
 from gpushare.data import default_model
-from gpushare_deviceplugin.forecasts import Question, mixed_priors
+from gpushare_deviceplugin.forecasts import ModelAnswer, Question
 from gpushare_deviceplugin.measuring import merge, throttled_bound
 from gpushare_deviceplugin.signatures import IDLE_RATIO
 
@@ -99,7 +99,7 @@ def misses(session: Mapping[str, Any], *, with_clock: bool = True, with_model: b
     """Return what inference misses by, of each job in each window; jobs that are called unknown are left out."""
     alone = programs_alone(session)
     predict = expectation(default_model().for_gpu(GPU)) if with_model else no_prediction
-    answers: dict[tuple[str, ...], Any] = {}
+    answers: dict[tuple[str, ...], ModelAnswer] = {}
     found = []
     for scene in session["scenes"]:
         for sample, jobs, truth, line in windows(scene, alone):
@@ -108,8 +108,8 @@ def misses(session: Mapping[str, Any], *, with_clock: bool = True, with_model: b
             names = tuple(job["program"] for job in jobs)
             key = (scene["scene"], *names)
             if key not in answers:
-                answers[key] = _answers(Question(GPU, names, tuple(loads)), predict)
-            priors: Sequence[Prior | None] = mixed_priors(*answers[key], duties)
+                answers[key] = _answer(Question(GPU, names, tuple(loads)), predict)
+            priors: Sequence[Prior | None] = answers[key].under(duties)
             known = [
                 replace(each, bound=throttled_bound(each.bound, duty))
                 for each, duty in zip(map(evidence, loads, priors), duties, strict=True)
@@ -129,9 +129,9 @@ def _load(program: Alone, cap: int, *, with_clock: bool) -> TenantLoad:
     return TenantLoad(program.counters, cap, sm_clock_mhz=program.sm_clock_mhz if with_clock else None)
 
 
-def _answers(question: Question, predict: Predict) -> tuple[Any, ...]:
+def _answer(question: Question, predict: Predict) -> ModelAnswer:
     parts = {running: tuple(predict(question.of(running).loads)) for running in question.parts()}
-    return question, tuple(predict(question.loads)), parts
+    return ModelAnswer(question, tuple(predict(question.loads)), parts)
 
 
 def by_job(found: Sequence[Miss]) -> dict[tuple[str, bool, str], list[Miss]]:
