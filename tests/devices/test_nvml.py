@@ -14,7 +14,7 @@ from fakenvml import HANDLE, MIB, UNKNOWN, UUID, FakeNvml, installed
 from tests.devices.contract import check_compute_mode, check_contract
 
 from gpushare.core.gpu import ComputeMode, DevicesError, Health
-from gpushare.devices.clock import CALM_SECONDS, MOVING_SECONDS, SmClock, pause
+from gpushare.devices.clock import CALM_READINGS, MOVING_SECONDS, ClockRounds, SmClock
 from gpushare.devices.gpm import METRICS, counters_of
 from gpushare.devices.nvml import REOPEN_SECONDS, NvmlDevices
 from gpushare.devices.xid import QUIET_SECONDS
@@ -107,16 +107,43 @@ def test_readings_in_between_count_by_their_time_and_come_faster_while_the_clock
     clock: Clock, driver: FakeNvml
 ) -> None:
     read = SmClock(HANDLE, clock)
+    rounds, calm_seconds = ClockRounds({UUID: read}), pytest.approx(CALM_READINGS * MOVING_SECONDS)
     clock.sleep(10)
-    assert pause({UUID: read}) == CALM_SECONDS
+    assert rounds.step() == calm_seconds
     assert read.mean_mhz() == 1980
     for mhz, seconds in ((1980, 0.4), (1400, 0.0), (1400, 0.6)):  # stopped for 0.6 s of the second
         clock.sleep(seconds)
         driver.clock_mhz = mhz
-        assert pause({UUID: read}) == (CALM_SECONDS if mhz == 1980 else MOVING_SECONDS)
+        assert rounds.step() == (calm_seconds if mhz == 1980 else MOVING_SECONDS)
     assert read.mean_mhz() == pytest.approx(0.4 * 1980 + 0.6 * 1400)
     clock.sleep(1)
     assert read.mean_mhz() == 1400, "each window has its own"
+
+
+def test_of_eight_clocks_only_those_that_move_are_read_often(clock: Clock, driver: FakeNvml) -> None:
+    driver.clocks = {HANDLE + n: 1980 for n in range(1, 9)}
+    clocks = {f"GPU-{handle}": SmClock(handle, clock) for handle in driver.clocks}
+    rounds = ClockRounds(clocks)
+
+    def readings_each_second(moving: int) -> float:
+        """Return how often clocks are read while some go up and down and the others tremble by a step."""
+        for seconds in (10, 30):  # the first ones until what was before is forgotten
+            before, end = driver.clock_reads, clock.now + seconds
+            while clock.now < end:
+                clock.sleep(rounds.step())
+                for at, (handle, mhz) in enumerate(driver.clocks.items()):
+                    driver.clocks[handle] = (1400 if at < moving else 1965) if mhz == 1980 else 1980
+        return (driver.clock_reads - before) / seconds
+
+    fast, calm = 1 / MOVING_SECONDS, 1 / (CALM_READINGS * MOVING_SECONDS)
+    assert readings_each_second(moving=0) == pytest.approx(8 * calm, rel=0.05)
+    assert readings_each_second(moving=1) == pytest.approx(fast + 7 * calm, rel=0.05)
+    for each in clocks.values():
+        each.mean_mhz()
+    assert readings_each_second(moving=8) == pytest.approx(8 * fast, rel=0.05)
+    assert [each.mean_mhz() for each in clocks.values()] == pytest.approx([1690] * 8, abs=10), (
+        "the mean stays right"
+    )
 
 
 def test_polling_reads_between_samples_and_ends_with_the_devices(driver: FakeNvml) -> None:

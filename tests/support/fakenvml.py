@@ -48,7 +48,8 @@ class FakeNvml:
 
     Attributes:
         missing: functions that this driver does not have; codes: what a function returns instead of an answer.
-        clock_mhz: the SM clock now; clock_reads: how often it was read.
+        clock_mhz: the SM clock now; clocks: of further GPUs by handle, which have nothing else; clock_reads: how
+            often clocks were read.
         clients, processes: (pid, bytes) as the two lists of compute processes name them.
         broken: what went wrong inside the fake; `installed` raises it.
     """
@@ -67,6 +68,7 @@ class FakeNvml:
         self.events: list[tuple[int, int]] = []
         self.recovery_action = 0
         self.clock_mhz = 1980
+        self.clocks: dict[int, int] = {}
         self.clock_reads = 0
         self.opened = 0
         self.marks = 0
@@ -160,8 +162,8 @@ class FakeNvml:
     def nvmlDeviceGetClockInfo(self, handle: int, kind: int, mhz: int) -> int:
         assert kind == pynvml.NVML_CLOCK_SM
         self.clock_reads += 1
-        put(c_uint, mhz, self.clock_mhz)
-        return self._check(handle)
+        put(c_uint, mhz, self.clocks.get(handle, self.clock_mhz))
+        return 0 if handle in self.clocks else self._check(handle)
 
     @c_function(c_void_p, c_int, c_void_p)
     def nvmlDeviceGetFieldValues(self, handle: int, count: int, values: int) -> int:

@@ -13,8 +13,10 @@ from typing import Any, Final
 import pynvml
 
 MOVING_SECONDS: Final = 0.08  # between two readings of a clock that moved lately; one reading takes 0.05 ms
-CALM_SECONDS: Final = 0.25  # of one that stands still
+CALM_READINGS: Final = 3  # of a moving clock for each of one that stands still: 4.2 a second
 _LATELY_SECONDS: Final = 5.0
+# A GPU's clock trembles by steps of 15 MHz; a tenant that is stopped and let go moves it by 100 MHz and more.
+_MOVE_RATIO: Final = 0.02
 _EDGE_MHZ: Final = 10_000  # no GPU runs faster; such a reading is wrong
 
 
@@ -34,21 +36,26 @@ class SmClock:
         self._moved_at = clock()
         self.read()
 
-    def read(self) -> bool:
-        """Read the clock; return whether it moved lately."""
+    @property
+    def is_moving(self) -> bool:
+        """Return whether it had moved lately when it was read last."""
+        with self._lock:
+            return self._last is not None and self._last[0] - self._moved_at < _LATELY_SECONDS
+
+    def read(self) -> None:
+        """Read the clock."""
         with self._lock:
             now, mhz = self._clock(), self._read()
             if mhz is None:
                 self._last, self._sum, self._seconds = None, 0.0, 0.0
-                return False
+                return
             if self._last is not None:
                 before_at, before = self._last
                 self._sum += (now - before_at) * (mhz + before) / 2
                 self._seconds += now - before_at
-                if mhz != before:
+                if abs(mhz - before) > _MOVE_RATIO * before:
                     self._moved_at = now
             self._last = (now, mhz)
-            return now - self._moved_at < _LATELY_SECONDS
 
     def mean_mhz(self) -> float | None:
         """Return the mean since the call before, MHz; None where the driver does not tell."""
@@ -68,6 +75,31 @@ class SmClock:
         return float(mhz) if 0 < mhz < _EDGE_MHZ else None
 
 
+class ClockRounds:
+    """Reads the clocks that move often, and the others once in a while, all at the same moment.
+
+    Args:
+        clocks: by GPU, a live view.
+    """
+
+    def __init__(self, clocks: Mapping[str, SmClock]) -> None:
+        self._clocks = clocks
+        self._left = 0  # readings of the moving ones, until all are read
+
+    def step(self) -> float:
+        """Read the clocks that are due; return the seconds until the next ones are."""
+        clocks = tuple(self._clocks.values())
+        is_full = self._left == 0
+        self._left = CALM_READINGS - 1 if is_full else self._left - 1
+        for clock in clocks:
+            if is_full or clock.is_moving:
+                clock.read()
+        if any(clock.is_moving for clock in clocks):
+            return MOVING_SECONDS
+        pause, self._left = MOVING_SECONDS * (1 + self._left), 0
+        return pause
+
+
 class ClockPolling:
     """Reads clocks in a thread of its own until `close`.
 
@@ -76,7 +108,7 @@ class ClockPolling:
     """
 
     def __init__(self, clocks: Mapping[str, SmClock]) -> None:
-        self._clocks = clocks
+        self._rounds = ClockRounds(clocks)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sm-clock", daemon=True)
         self._thread.start()
@@ -87,11 +119,5 @@ class ClockPolling:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over.wait(pause(self._clocks)):
+        while not self._over.wait(self._rounds.step()):
             pass
-
-
-def pause(clocks: Mapping[str, SmClock]) -> float:
-    """Read every clock once; return the seconds until the next time."""
-    moving = [clock.read() for clock in tuple(clocks.values())]
-    return MOVING_SECONDS if any(moving) else CALM_SECONDS
