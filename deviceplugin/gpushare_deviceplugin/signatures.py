@@ -29,8 +29,8 @@ MAX_PHASES: Final = 3  # the usual one among them; of the others the one that wa
 # Where all that is known is a profile, perhaps of another cap: the same program's windows miss it by up to 5,
 # other programs' by 9 and more (docs/measurements/attribution.md).
 FAR_FIT: Final = 6.0
-# Without the usual work, while a phase is seen: from then on that is the usual one. Twice as long each time, lest
-# pods of one workload on two nodes, at different work, replace each other's signature for ever.
+# Of phases, without the usual work in between: from then on the one that was seen for most of it is the usual one.
+# Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
 TURNED_SECONDS: Final = 900.0
 _MOST_DOUBLINGS: Final = 8
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
@@ -106,10 +106,15 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """Other work of a program than its signature knows of, seen under one cap."""
+    """Other work of a program than its signature knows of, seen under one cap.
+
+    Attributes:
+        lasted_seconds: for how long it was seen since the usual work was.
+    """
 
     cap: int
     seen: _Seen
+    lasted_seconds: float = 0.0
 
     def fits(self, cap: int, sample: GpuSample) -> bool:
         """Return whether a window under a cap shows this work."""
@@ -151,7 +156,6 @@ class Signatures:
         self._phases: dict[_Key, tuple[_Phase, ...]] = {}  # besides the signature, the one seen last first
         self._candidates: dict[_Key, _Phase] = {}
         self._doubts: dict[_Key, int] = {}  # readings that are still wanted
-        self._unseen: dict[_Key, float] = {}  # seconds of other work since the usual one was seen
         self._revisions: dict[_Key, int] = {}  # of signatures that were taken anew here
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
@@ -185,22 +189,31 @@ class Signatures:
         return (pod.workload, gpu_model) in self._doubts
 
     def saw(self, pod: ManagedPod, gpu_model: str, phase: int, seconds: float) -> None:
-        """Note which of its `phases` a pod's workload was in; one of the others for long becomes the usual one."""
+        """Note which of its `phases` a pod's workload was in.
+
+        When only others than the usual one are seen for long, the one that was seen for most of it becomes the
+        usual one.
+        """
         key = (pod.workload, gpu_model)
+        phases = self._phases.get(key, ())
+        if phase > len(phases) or not phases:  # forgotten, or the usual one, since `phases` was asked
+            return
         if phase == 0:
-            self._unseen.pop(key, None)
+            self._phases[key] = tuple(replace(each, lasted_seconds=0.0) for each in phases)
             return
-        self._unseen[key] = self._unseen.get(key, 0.0) + seconds
-        _trim(self._unseen)
+        now = replace(phases[phase - 1], lasted_seconds=phases[phase - 1].lasted_seconds + seconds)
+        self._phases[key] = phases = (*phases[: phase - 1], now, *phases[phase:])
         revision = self._revisions.get(key, 0)
-        if key not in self._phases or self._unseen[key] < TURNED_SECONDS * 2 ** min(revision, _MOST_DOUBLINGS):
+        lasted = sum(each.lasted_seconds for each in phases)
+        if lasted < TURNED_SECONDS * 2 ** min(revision, _MOST_DOUBLINGS):
             return
-        usual, *others = self._phases.pop(key)
-        del self._unseen[key]
+        usual = max(phases, key=lambda each: each.lasted_seconds)
+        others = tuple(replace(each, lasted_seconds=0.0) for each in phases if each is not usual)
+        del self._phases[key]
+        if others:
+            self._phases[key] = others
         self._seen[key] = {usual.cap: usual.seen}
         self._revisions[key] = revision + 1
-        if others:
-            self._phases[key] = tuple(others)
         _trim(self._revisions)
         _log.info(
             "workload %s has changed: the signature of what it does now takes the place of the former one",
@@ -217,7 +230,7 @@ class Signatures:
             return
         self._revisions[key] = latest
         _trim(self._revisions)
-        for older in (self._seen, self._phases, self._candidates, self._unseen):
+        for older in (self._seen, self._phases, self._candidates):
             older.pop(key, None)
 
     def is_light(self, pod: ManagedPod, gpu_model: str) -> bool:
@@ -289,8 +302,8 @@ class Signatures:
         is_other = self._is_other_work(pod, gpu_model, sample, cap)
         self._settle(key, is_other=is_other, is_reading=is_reading)
         if is_other:
-            self._learn_phase(key, pod, sample, cap, int(is_reading))
-            self.saw(pod, gpu_model, 1, 0.0 if is_reading else sample.window_seconds)
+            if self._learn_phase(key, pod, sample, cap, int(is_reading)):
+                self.saw(pod, gpu_model, 1, 0.0 if is_reading else sample.window_seconds)
             return
         self.saw(pod, gpu_model, 0, sample.window_seconds)
         self._candidates.pop(key, None)
@@ -321,7 +334,8 @@ class Signatures:
             return False
         return not sample.counters.is_far_more_active(known) and not _fits(known, mhz, sample, bar)
 
-    def _learn_phase(self, key: _Key, pod: ManagedPod, sample: GpuSample, cap: int, readings: int) -> None:
+    def _learn_phase(self, key: _Key, pod: ManagedPod, sample: GpuSample, cap: int, readings: int) -> bool:
+        """Learn from a window of other work; return whether it shows a phase, which is the first one then."""
         phases = self._phases.get(key, ())
         at = next((at for at, phase in enumerate(phases) if phase.fits(cap, sample)), None)
         if at is not None:
@@ -329,24 +343,26 @@ class Signatures:
             del self._phases[key]
             self._phases[key] = (found, *phases[:at], *phases[at + 1 :])
             self._candidates.pop(key, None)
-            return
+            return True
         candidate = self._candidates.get(key)
         if candidate is None or not candidate.fits(cap, sample):
             candidate = _Phase(cap, _Seen(Counters(), 0.0, pod.uid))
         candidate = replace(candidate, seen=candidate.seen.next(pod.uid, sample, readings))
         self._candidates[key] = candidate
         _trim(self._candidates)
-        if candidate.lasts:
-            del self._candidates[key]
-            self._doubts.pop(key, None)
-            self._phases[key] = (candidate, *phases)[: MAX_PHASES - 1]
-            _trim(self._phases)
-            _log.info(
-                "workload %s does other work than its signature says, for %.0f s: a phase with one of its own",
-                pod.workload,
-                candidate.seen.seconds,
-                extra={"pod": pod.uid},
-            )
+        if not candidate.lasts:
+            return False
+        del self._candidates[key]
+        self._doubts.pop(key, None)
+        self._phases[key] = (candidate, *phases)[: MAX_PHASES - 1]
+        _trim(self._phases)
+        _log.info(
+            "workload %s does other work than its signature says, for %.0f s: a phase with one of its own",
+            pod.workload,
+            candidate.seen.seconds,
+            extra={"pod": pod.uid},
+        )
+        return True
 
 
 def _revision(kept: WorkloadSignature | None) -> int:
