@@ -1,6 +1,7 @@
 """A server's certificate: taken up anew while running, and its end told."""
 
 import asyncio
+import logging
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -75,6 +76,33 @@ async def test_a_pair_that_comes_late_is_taken_up(tmp_path: Path) -> None:
         await certificate.keep(sleep)
     assert (certificate.reloads, slept) == (1, [certificates.CHECK_SECONDS] * 3)
     assert certificate.expires_at is not None
+
+
+def test_an_absent_pair_fails_once_and_nothing_is_said_of_an_old_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        certificate = Certificate(tmp_path, is_needed=False)
+        assert not any(certificate.reload_if_changed() for _ in range(5))
+        assert (certificate.is_loaded, certificate.failures) == (False, 1)
+        (tmp_path / "tls.crt").write_text("half")
+        assert not any(certificate.reload_if_changed() for _ in range(5))
+        assert certificate.failures == 2, "other files, another try"
+    assert "no usable certificate yet" in caplog.text
+    assert "old one" not in caplog.text
+
+
+def test_a_pair_that_goes_leaves_the_old_one_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_pair(tmp_path)
+    certificate = Certificate(tmp_path)
+    end = certificate.expires_at
+    (tmp_path / "tls.key").unlink()
+    with caplog.at_level(logging.ERROR):
+        assert not any(certificate.reload_if_changed() for _ in range(5))
+    assert (certificate.is_loaded, certificate.failures, certificate.expires_at) == (True, 1, end)
+    assert caplog.text.count("the old one stays") == 1
+    make_pair(tmp_path)
+    assert certificate.reload_if_changed()
 
 
 def test_without_a_directory_metrics_are_plain() -> None:

@@ -31,13 +31,16 @@ class Certificate:
 
     Attributes:
         context: for the server; always the same object.
-        reloads: how often a new pair was loaded; failures: how often loading failed.
+        is_loaded: there has been a usable pair.
+        reloads: how often a new pair was loaded; failures: how often loading failed, each state of the files
+            counted once.
         expires_at: end of the certificate in use, seconds since 1970; None where it cannot be told.
     """
 
     def __init__(self, directory: Path, *, is_needed: bool = True) -> None:
         self._pair = (directory / "tls.crt", directory / "tls.key")
         self.context = _new_context()
+        self.is_loaded = False
         self.reloads = 0
         self.failures = 0
         self.expires_at: float | None = None
@@ -46,6 +49,7 @@ class Certificate:
         try:
             self._seen = self._stamp()
             self.context.load_cert_chain(*self._pair)
+            self.is_loaded = True
             self.expires_at = _expiry_in(self._pair[0])
         except OSError as error:
             if is_needed:
@@ -61,10 +65,9 @@ class Certificate:
             self._seen = stamp
             _new_context().load_cert_chain(*self._pair)  # a wrong key must not reach the live context
             self.context.load_cert_chain(*self._pair)
+            self.is_loaded = True
             self.expires_at = _expiry_in(self._pair[0])
-        except (
-            OSError
-        ) as error:  # ssl.SSLError is an OSError; the files may be half-written, so the next change is tried again
+        except OSError as error:  # ssl.SSLError is one too; half-written files are tried again when they change
             self._failed(error)
             return False
         self._last_error = ""
@@ -75,7 +78,10 @@ class Certificate:
     def _failed(self, error: OSError) -> None:
         self.failures += 1
         if str(error) != self._last_error:
-            _log.error("new certificate cannot be used, the old one stays: %s", error)
+            if self.is_loaded:
+                _log.error("new certificate cannot be used, the old one stays: %s", error)
+            else:
+                _log.error("no usable certificate yet, every TLS handshake fails until there is one: %s", error)
         self._last_error = str(error)
 
     async def keep(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -85,9 +91,8 @@ class Certificate:
             await asyncio.to_thread(self.reload_if_changed)
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Return a value that changes when a file is rewritten or a Secret's symlink is swapped."""
-        stats = [path.stat() for path in self._pair]
-        return tuple((stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats)
+        """Return a value that changes when a file comes, goes or is rewritten, or a Secret's symlink is swapped."""
+        return tuple(_file_stamp(path) for path in self._pair)
 
 
 class CertificateCollector(Collector):
@@ -165,6 +170,14 @@ def _expiry_in(path: Path) -> float | None:
     except ValueError as error:
         _log.error("the end of %s cannot be told: %s", path, error)
         return None
+
+
+def _file_stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        stat = path.stat()
+    except OSError as error:
+        return (error.errno or 0, 0, 0)
+    return (stat.st_mtime_ns, stat.st_ino, stat.st_size)
 
 
 def _new_context() -> ssl.SSLContext:
