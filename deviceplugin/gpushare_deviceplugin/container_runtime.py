@@ -30,11 +30,16 @@ HONOURED: Final = "GpuVariableHonoured"
 _CDI_SINCE: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
 _VERSION: Final = re.compile(r"^([a-z-]+)://v?(\d+)\.(\d+)")
 _LARGEST_SPEC_BYTES: Final = 2 * 2**20
+_DEEPEST_SPEC: Final = 50  # a specification nests 6 deep; libyaml's loader recurses without a limit and overflows
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # by libyaml, where PyYAML was built with it
 _NOTHING: Final = frozenset({"", "void", "none"})  # values with which the toolkit gives no GPU
 # What the toolkit takes for privileged: pkg/config/image/privileged.go of nvidia-container-toolkit.
 _CAP_SYS_ADMIN: Final = 21
 _SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _ADVICE: Final = "docs/install.md, 'Pods that ask for no share', says how to end that"
+
+
+_Stamp = tuple[int, int, int]  # a file's mtime in ns, inode and size
 
 
 class Trust(StrEnum):
@@ -64,24 +69,62 @@ def why_no_cdi(version: str | None) -> str:
     return ""
 
 
-def cdi_gpus(directories: Iterable[Path]) -> frozenset[str]:
-    """Return the names under which CDI specifications in these directories offer NVIDIA GPUs; files not fit for
-    that are left out, as a container runtime does.
+class CdiSpecifications:
+    """The CDI specifications of some directories; a file is read again only once it changed.
+
+    Attributes:
+        parsed: how many files were read so far.
     """
-    found: set[str] = set()
-    for directory in directories:
-        for path in sorted((*directory.glob("*.json"), *directory.glob("*.yaml"))):
-            try:
-                if path.stat().st_size > _LARGEST_SPEC_BYTES:
+
+    def __init__(self, directories: Iterable[Path]) -> None:
+        self.parsed = 0
+        self._directories = tuple(directories)
+        self._kept: dict[Path, tuple[_Stamp, frozenset[str]]] = {}
+
+    def gpus(self) -> frozenset[str]:
+        """Return the names under which the specifications offer NVIDIA GPUs; files not fit for that are left out,
+        as a container runtime does.
+        """
+        kept: dict[Path, tuple[_Stamp, frozenset[str]]] = {}
+        for directory in self._directories:
+            for path in sorted((*directory.glob("*.json"), *directory.glob("*.yaml"))):
+                try:
+                    stat = path.stat()
+                except OSError:
                     continue
-                spec = yaml.safe_load(path.read_text())  # JSON is YAML
-            except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError):
-                continue
-            if isinstance(spec, dict) and spec.get("kind") == CDI_KIND and isinstance(spec.get("devices"), list):
-                found |= {
-                    str(each["name"]) for each in spec["devices"] if isinstance(each, dict) and "name" in each
-                }
-    return frozenset(found)
+                stamp = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+                before = self._kept.get(path)
+                kept[path] = before if before and before[0] == stamp else (stamp, self._read(path, stat.st_size))
+        self._kept = kept
+        return frozenset().union(*(names for _, names in kept.values()))
+
+    def _read(self, path: Path, size: int) -> frozenset[str]:
+        if size > _LARGEST_SPEC_BYTES:
+            return frozenset()
+        self.parsed += 1
+        try:
+            spec = _parse(path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError):
+            return frozenset()
+        if not (isinstance(spec, dict) and spec.get("kind") == CDI_KIND and isinstance(spec.get("devices"), list)):
+            return frozenset()
+        return frozenset(
+            str(each["name"]) for each in spec["devices"] if isinstance(each, dict) and "name" in each
+        )
+
+
+def _parse(text: str) -> object:
+    """Return what a YAML text, which JSON is too, says.
+
+    Raises:
+        yaml.YAMLError: it is none, or nests too deep.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=_LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST_SPEC:
+            raise yaml.YAMLError("nests too deep")
+    return yaml.load(text, Loader=_LOADER)  # noqa: S506 - one of the two safe loaders
 
 
 def is_privileged(status: str) -> bool:
@@ -166,6 +209,7 @@ class ContainerRuntime:
         self._state = state
         self._strategy = strategy
         self._files = files
+        self._specifications = CdiSpecifications(files.cdi)
         self._ask_version = version
         self._tell = tell
         self._clock = clock
@@ -251,7 +295,7 @@ class ContainerRuntime:
             privileged=is_privileged(_text(files.own_status) or ""),
             settings=_text(files.toolkit),
         )
-        return cdi_gpus(files.cdi), verdict or self.verdict
+        return self._specifications.gpus(), verdict or self.verdict
 
 
 def _text(path: Path | None) -> str | None:

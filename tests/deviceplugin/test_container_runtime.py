@@ -9,10 +9,10 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock
 from gpushare.core.api import ConditionStatus
 from gpushare_deviceplugin.allocation import DeviceListStrategy
 from gpushare_deviceplugin.container_runtime import (
+    CdiSpecifications,
     ContainerRuntime,
     RuntimeFiles,
     Trust,
-    cdi_gpus,
     is_privileged,
     node_runtime,
     verdict_of,
@@ -108,7 +108,28 @@ def test_cdi_specifications_are_read_and_what_is_none_is_passed_over(tmp_path: P
     (tmp_path / "deep.json").write_text("[" * 100_000)
     (tmp_path / "list.json").write_text('{"kind": "nvidia.com/gpu", "devices": [3, {"path": 1}]}')
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    assert cdi_gpus([tmp_path, tmp_path / "none"]) == {"0", "all", GPU_A, GPU_B}
+    (tmp_path / "deep.yaml").write_text("- " * 500_000)
+    (tmp_path / "date.yaml").write_text("2026-13-45")
+    assert CdiSpecifications([tmp_path, tmp_path / "none"]).gpus() == {"0", "all", GPU_A, GPU_B}
+
+
+def test_a_specification_is_read_again_only_when_it_changed(tmp_path: Path) -> None:
+    """Tens of milliseconds of the interpreter for each, every 30 s."""
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text(SPEC.format(uuid=GPU_A))
+    second.write_text("{")
+    specifications = CdiSpecifications([tmp_path])
+    for _ in range(3):
+        assert specifications.gpus() == {"0", "all", GPU_A}
+    assert specifications.parsed == 2, "the broken one neither"
+    renewed = tmp_path / "new"
+    renewed.write_text(SPEC.format(uuid=GPU_B))
+    renewed.rename(second)  # as nvidia-ctk writes it
+    assert specifications.gpus() == {"0", "all", GPU_A, GPU_B}
+    assert specifications.parsed == 3
+    first.unlink()
+    assert specifications.gpus() == {"0", "all", GPU_B}
+    assert specifications.parsed == 3
 
 
 async def test_cdi_is_the_default_where_the_node_has_it(tmp_path: Path, state: NodeState, clock: Clock) -> None:
