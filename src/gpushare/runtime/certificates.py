@@ -91,7 +91,7 @@ class Certificate:
             await asyncio.to_thread(self.reload_if_changed)
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Return a value that changes when a file comes, goes or is rewritten, or a Secret's symlink is swapped."""
+        """Return a value that changes when a file comes, goes or is rewritten, or a Secret's link swapped."""
         return tuple(_file_stamp(path) for path in self._pair)
 
 
