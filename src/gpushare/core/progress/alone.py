@@ -97,8 +97,7 @@ def promise_of(alone: float | None, share_percent: int, max_slowdown: float) -> 
 
     It is what its workload makes alone under a cap of its share, divided by the tolerated slowdown: its share says
     how much of a GPU it has, and the slowdown what neighbours may cost it of that (docs/adr/0142). A workload that
-    is not known is bounded by its share: a cap of a quarter of the threads never leaves less than a quarter of the
-    progress.
+    is not known is taken to make its share: a quarter of the progress under a cap of a quarter of the threads.
 
     Args:
         alone: progress alone under a cap of its share; None for a workload that is not known.
