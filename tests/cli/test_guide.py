@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import yaml
-from fakecluster import FakeCluster
+from fakecluster import FakeCluster, pod_object
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, check_workload, is_ours, mutate, mutate_templates
 from gpushare.core.api import GpuShare, Rejection
-from gpushare.kube import GPUSHARES, NODES
+from gpushare.kube import GPUSHARES, NODES, PODS
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
@@ -82,6 +82,7 @@ def test_every_command_of_the_plugin_answers(
 ) -> None:
     busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
     busy.put(GPUSHARES, {"metadata": {"name": "web", "namespace": "shop", "uid": "s"}})
+    busy.put(PODS, pod_object("first", "u9", gpu="GPU-1", share=25))  # that the first hour makes
     code, out, err = call(*words[2:])
     assert (code, bool(out)) == (0, True), (page, err)
 
