@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -16,12 +15,13 @@ from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 READ_SECONDS: Final = 5.0
-EVENT_SECONDS: Final = 60.0  # between two events of one kind on one pod
+EVENT_SECONDS: Final = 60.0  # between two events of one kind on one pod, and two log lines of one reason
+_MOST_WAITING: Final = 256  # events in the queue while the API server is slow
 _AT_ONCE: Final = 8
 _MISSED, _MET, _UNKNOWN = "SloMissed", "SloMet", "SloUnknown"
 _EVENTS: Final = {ConditionStatus.FALSE: _MISSED, ConditionStatus.TRUE: _MET, ConditionStatus.UNKNOWN: _UNKNOWN}
 # Unknown for these reasons is nobody's mistake.
-_QUIET: Final = frozenset({SloReason.STARTING, SloReason.TOO_FEW_REQUESTS})
+_QUIET: Final = frozenset({SloReason.STARTING, SloReason.BORDERLINE, SloReason.TOO_FEW_REQUESTS})
 
 ReadSlo = Callable[[ManagedPod, Slo], Awaitable[SloReading]]
 
@@ -55,11 +55,13 @@ class SloReader:
         self._clock = clock
         self._records: dict[str, SloRecord] = {}
         self._told_at: dict[tuple[str, str], float] = {}
+        self._logged_at: dict[tuple[str, str], float] = {}
+        self._notices: asyncio.Queue[Notice] = asyncio.Queue(_MOST_WAITING)
 
     def sign(self, pod_uid: str) -> SloSign | None:
         """Return what the loop hears of a pod's target."""
         record = self._records.get(pod_uid)
-        return record.sign() if record is not None else None
+        return record.sign(self._clock()) if record is not None else None
 
     def status(self, pod: ManagedPod) -> TenantSlo | None:
         """Return how a pod fares against its target; None for one without."""
@@ -86,41 +88,72 @@ class SloReader:
                 tasks.create_task(self._step(pod, room))
 
     async def run(self) -> None:
-        """Read until cancelled."""
+        """Read, and tell what changed, until cancelled; an API server that is away keeps no reading waiting."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.tell_all())
+            while True:
+                await self.step()
+                await asyncio.sleep(READ_SECONDS)
+
+    async def tell_all(self) -> None:
+        """Write the queued events until cancelled."""
         while True:
-            await self.step()
-            await asyncio.sleep(READ_SECONDS)
+            notice = await self._notices.get()
+            try:
+                await self._tell(notice)
+            except Exception:  # noqa: BLE001 - an event that cannot be written must not end the readings
+                self._state.counts.error("slo")
+                _log.exception("event %s of pod %s not written", notice.reason, notice.pod_uid)
 
     async def _step(self, pod: ManagedPod, room: asyncio.Semaphore) -> None:
         if pod.slo is None:
             return
         before = self._records.get(pod.uid, SloRecord())
-        if self._terms(pod).job_class is JobClass.LATENCY:
-            async with room:
-                reading = await self._read(pod, pod.slo)
-        else:
-            reading = SloTrouble(SloReason.NOT_LATENCY, "its GpuShare says class throughput, which has no target")
+        try:
+            reading = await self._reading(pod, pod.slo, room)
+            after = read_slo(before, reading, self._clock(), pod.slo)
+        except Exception:  # noqa: BLE001 - one pod's page must not end the readings of the others
+            self._state.counts.error("slo")
+            _log.exception("target of pod %s could not be read", pod.key)
+            reading = SloTrouble(SloReason.BAD_ANSWER, "the agent fails at what it read")
+            after = read_slo(before, reading, self._clock(), pod.slo)
         if isinstance(reading, SloTrouble):
             self.failures[reading.reason.value] += 1
-        after = read_slo(before, reading, self._clock(), pod.slo)
         self._records[pod.uid] = after
-        if (after.met, after.reason) != (before.met, before.reason):
+        if after.met is not before.met:
             self._state.touch()
-            await self._note(pod, before, after)
+        if (after.met, after.reason) != (before.met, before.reason):
+            self._note(pod, before, after)
 
-    async def _note(self, pod: ManagedPod, before: SloRecord, after: SloRecord) -> None:
-        _log.info("target %s of pod %s: %s, %s", pod.slo, pod.key, after.reason, after.detail)
+    async def _reading(self, pod: ManagedPod, slo: Slo, room: asyncio.Semaphore) -> SloReading:
+        if self._terms(pod).job_class is not JobClass.LATENCY:
+            return SloTrouble(SloReason.NOT_LATENCY, "its GpuShare says class throughput, which has no target")
+        async with room:
+            return await self._read(pod, slo)
+
+    def _note(self, pod: ManagedPod, before: SloRecord, after: SloRecord) -> None:
+        now = self._clock()
+        if _is_first(self._logged_at, (pod.uid, after.reason), now):
+            _log.info("target %s of pod %s: %s, %s", pod.slo, pod.key, after.reason, after.detail)
         if after.reason in _QUIET and before.met is ConditionStatus.UNKNOWN:
             return
-        reason, now = _EVENTS[after.met], self._clock()
-        if now - self._told_at.get((pod.uid, reason), -math.inf) < EVENT_SECONDS:
+        reason = _EVENTS[after.met]
+        if self._notices.full() or not _is_first(self._told_at, (pod.uid, reason), now):
             return
-        self._told_at = {key: at for key, at in self._told_at.items() if now - at < EVENT_SECONDS}
-        self._told_at[pod.uid, reason] = now
         words = {
             _MET: f"meets its target {pod.slo}: {after.detail}",
             _MISSED: f"misses its target {pod.slo}: {after.detail}",
             _UNKNOWN: f"it is unknown whether it meets its target {pod.slo} ({after.reason}): {after.detail}",
         }
         is_warning = after.met is not ConditionStatus.TRUE and after.reason not in _QUIET
-        await self._tell(Notice(pod.uid, reason, words[reason][:1024], is_warning=is_warning))
+        self._notices.put_nowait(Notice(pod.uid, reason, words[reason][:1024], is_warning=is_warning))
+
+
+def _is_first(at: dict[tuple[str, str], float], key: tuple[str, str], now: float) -> bool:
+    """Return whether this has not happened for a minute, and record that it does now."""
+    for old in [each for each, then in at.items() if now - then >= EVENT_SECONDS]:
+        del at[old]
+    if key in at:
+        return False
+    at[key] = now
+    return True

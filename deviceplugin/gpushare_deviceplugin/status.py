@@ -217,7 +217,7 @@ def urgent_part(status: GpuNodeStatus) -> object:
             gpu.health,
             gpu.mps.state,
             tuple(
-                (t.pod_uid, t.share_percent, t.retract is not None, t.slo and (t.slo.met, t.slo.reason), t.trouble)
+                (t.pod_uid, t.share_percent, t.retract is not None, t.slo and t.slo.met, t.trouble)
                 for t in gpu.tenants
             ),
         )

@@ -1,5 +1,8 @@
 """Latency targets on a node: from a pod's page over HTTP to throttle, events, GpuNode and metrics."""
 
+import asyncio
+import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +17,12 @@ from gpushare.core.control import QuantileSample, SloReading, SloReason, SloTrou
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.loop import Loop
+from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import Terms
 from gpushare_deviceplugin.slo import EVENT_SECONDS, READ_SECONDS, SloReader
 from gpushare_deviceplugin.slo_sources import SloSources
 from gpushare_deviceplugin.state import NodeState
-from gpushare_deviceplugin.status import build_status, urgent_part
+from gpushare_deviceplugin.status import Keeping, build_status, urgent_part
 
 __all__ = ["site"]
 TARGET = {names.SLO: "p99<50ms", names.SLO_FROM: "port=8080,series=request_seconds", names.CLASS: "latency"}
@@ -54,6 +58,7 @@ class Reads:
             self.next = reading
             self.clock.now += READ_SECONDS
             await self.reader.step()
+            await tell_queued(self.reader)
 
     def met(self) -> ConditionStatus | None:
         found = self.reader.status(self.pod)
@@ -63,6 +68,15 @@ class Reads:
 @pytest.fixture
 def reads(state: NodeState, clock: Clock) -> Reads:
     return Reads(state, clock)
+
+
+async def tell_queued(reader: SloReader) -> None:
+    """Let a reader write the events that are in its queue now."""
+    telling = asyncio.create_task(reader.tell_all())
+    await asyncio.sleep(0)  # one turn suffices: an event that is written at once suspends nobody
+    telling.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await telling
 
 
 def reasons(told: Sequence[Notice]) -> list[tuple[str, bool]]:
@@ -133,6 +147,91 @@ async def test_one_pods_slow_page_does_not_keep_the_others_waiting_for_ever(read
     assert len(reads.asked) == 21
 
 
+async def test_an_api_server_that_is_away_keeps_no_reading_waiting(reads: Reads) -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def wait_for_ever(notice: Notice) -> None:
+        reads.told.append(notice)
+        asked.set()
+        await answered.wait()
+
+    reads.reader = SloReader(reads.state, reads.terms, reads.read, tell=wait_for_ever, clock=reads.clock)
+    running = asyncio.create_task(reads.reader.run())
+    reads.next = DEAD
+    async with asyncio.timeout(30):
+        await asked.wait()
+        reads.next = BAD
+        for _ in range(2):
+            reads.clock.now += EVENT_SECONDS
+            await reads.reader.step()
+    assert reads.met() is ConditionStatus.FALSE
+    assert reasons(reads.told) == [("SloUnknown", True)], "the first event is still under way"
+    assert not running.done()
+    running.cancel()
+
+
+async def test_an_event_that_fails_ends_neither_readings_nor_later_events(reads: Reads) -> None:
+    async def fail_once(notice: Notice) -> None:
+        reads.told.append(notice)
+        if len(reads.told) == 1:
+            raise RuntimeError("not written")
+
+    reads.reader = SloReader(reads.state, reads.terms, reads.read, tell=fail_once, clock=reads.clock)
+    await reads.step(DEAD, BAD, BAD)
+    assert reasons(reads.told) == [("SloUnknown", True), ("SloMissed", True)]
+
+
+async def test_a_pod_whose_reading_fails_unexpectedly_leaves_the_others_theirs(reads: Reads) -> None:
+    async def read(pod: ManagedPod, slo: object) -> SloReading:
+        if pod.uid == reads.pod.uid:
+            raise RuntimeError("a defect")
+        await asyncio.sleep(0)
+        return GOOD
+
+    other = make_pod("web-2", phase="Running", **TARGET)
+    reads.state.put_pod(other)
+    reads.reader = SloReader(reads.state, reads.terms, read, tell=reads.tell, clock=reads.clock)
+    await reads.step(GOOD, GOOD)
+    found = reads.reader.status(other)
+    assert found is not None
+    assert found.met is ConditionStatus.TRUE
+    broken = reads.reader.status(reads.pod)
+    assert broken is not None
+    assert (broken.met, broken.reason) == (ConditionStatus.UNKNOWN, "BadAnswer")
+
+
+async def test_the_loop_hears_nothing_of_a_target_that_is_not_read_any_more(reads: Reads) -> None:
+    await reads.step(BAD, BAD)
+    assert reads.reader.sign(reads.pod.uid) is not None
+    reads.clock.now += 120.0
+    assert reads.reader.sign(reads.pod.uid) is None
+
+
+async def test_alternating_reasons_are_neither_urgent_nor_logged_each_time(
+    reads: Reads, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    other = SloTrouble(SloReason.NO_SERIES, "no such series")
+    reads.state.set_allocations({reads.pod.uid: {GPU_A: 25}})
+    parts = []
+    for _ in range(6):
+        for reading in (DEAD, other):
+            await reads.step(reading)
+            status = build_status(
+                reads.state, {}, {}, keeping=lambda _uuid, pod, _share: Keeping(slo=reads.reader.status(pod))
+            )
+            [tenant] = status.gpus[0].tenants
+            assert tenant.slo is not None
+            assert tenant.slo.reason == reading.reason
+            parts.append(urgent_part(status))
+    assert len(set(parts)) == 1
+    lines = [record for record in caplog.records if "p99<50ms" in record.getMessage()]
+    assert len(lines) == 2, "a minute has one of each reason"
+    await reads.step(DEAD, other, DEAD)
+    lines = [record for record in caplog.records if "p99<50ms" in record.getMessage()]
+    assert len(lines) == 4
+
+
 class Served(Node):
     """The loop's node, whose tenant "victim" serves requests that take longer while "calm" runs.
 
@@ -176,6 +275,7 @@ class Served(Node):
             self.window()
             if second % int(READ_SECONDS) == 0:
                 await self.slos.step()
+                await tell_queued(self.slos)
 
 
 @pytest.fixture

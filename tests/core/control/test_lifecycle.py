@@ -198,7 +198,7 @@ def test_latency_targets_have_a_condition_of_their_own() -> None:
     assert (missed.status, missed.reason, missed.message) == (ConditionStatus.FALSE, "Missed", "b misses p99<50ms")
     unknown = condition(met(good, dead), SLO_MET)
     assert (unknown.status, unknown.reason) == (ConditionStatus.UNKNOWN, "Unreachable")
-    assert unknown.message == "b: port 80 of the pod cannot be read"
+    assert unknown.message == "b: its page or Prometheus cannot be read"
     assert condition(met(good, None), SLO_MET).reason == "NotReported"
     without = status_of(SHARE, [facts("plain")], {}, SETTINGS, NOW)
     assert not any(one.type == SLO_MET for one in without.conditions)

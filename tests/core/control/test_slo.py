@@ -2,6 +2,7 @@
 
 import math
 from bisect import bisect_left
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,8 +10,10 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import ConditionStatus, PodSeries, Slo
 from gpushare.core.control.slo import (
+    BORDERLINE_SECONDS,
     LEAST_REQUESTS,
     LONGEST_WINDOW_SECONDS,
+    SIGN_SECONDS,
     STALE_SECONDS,
     TROUBLE_SECONDS,
     QuantileSample,
@@ -73,12 +76,34 @@ def test_two_windows_in_a_row_decide_in_either_direction():
 
 def test_the_sign_says_when_its_requests_began():
     seen = read(windows(SLOW, SLOW), start=100.0)
-    sign = seen[-1].sign()
+    sign = seen[-1].sign(110.0)
     assert sign is not None
     assert sign.is_missed
     assert sign.began_at == 105.0
     assert 0.1 < sign.measured_seconds <= 1.0
-    assert seen[0].sign() is None
+    assert seen[0].sign(100.0) is None
+
+
+def test_a_sign_without_new_windows_ends():
+    last = read(windows(SLOW, SLOW))[-1]
+    assert last.met is FALSE
+    assert last.sign(10.0 + SIGN_SECONDS) is not None
+    assert last.sign(11.0 + SIGN_SECONDS) is None
+    assert SIGN_SECONDS >= LONGEST_WINDOW_SECONDS, "a window may take so long"
+
+
+def test_windows_that_decide_nothing_are_borderline_after_a_while():
+    """Two in a hundred are slow where one may be: more than allowed, and no more than chance explains."""
+    borderline = [0.02] * 98 + [0.3] * 2
+    seen = read(windows(*[borderline] * 40))
+    assert all(each.met is UNKNOWN for each in seen)
+    reasons = [each.reason for each in seen]
+    begins = reasons.index(SloReason.BORDERLINE)
+    assert 5.0 * begins == 5.0 + BORDERLINE_SECONDS
+    assert set(reasons[:begins]) == {SloReason.STARTING}
+    assert set(reasons[begins:]) == {SloReason.BORDERLINE}
+    after = read(windows(FAST, FAST, borderline), replace(seen[-1], base=None), start=300.0)
+    assert [each.reason for each in after[2:]] == [SloReason.MET, SloReason.MET]
 
 
 def test_a_few_slow_requests_are_chance():
@@ -107,7 +132,7 @@ def test_a_pod_without_requests_is_no_longer_missed():
     idle = read([server.page()] * 20, seen[-1], start=15.0)
     assert idle[-1].met is UNKNOWN
     assert idle[-1].reason is SloReason.TOO_FEW_REQUESTS
-    assert idle[-1].sign() is None
+    assert idle[-1].sign(15.0 + 5 * 19) is None
     assert 15.0 + 5 * [each.met for each in idle].index(UNKNOWN) <= 10 + LONGEST_WINDOW_SECONDS + 5
 
 
@@ -115,7 +140,7 @@ def test_a_failed_reading_keeps_what_was_said_for_moments_and_gives_the_loop_not
     seen = read(windows(SLOW, SLOW))
     dead = read([DEAD] * 5, seen[-1], start=15.0)
     assert [each.met for each in dead] == [FALSE, FALSE, FALSE, UNKNOWN, UNKNOWN]
-    assert all(each.sign() is None for each in dead)
+    assert all(each.sign(15.0 + 5 * n) is None for n, each in enumerate(dead))
     assert dead[-1].reason is SloReason.UNREACHABLE
     assert dead[-1].detail == "refused"
     assert TROUBLE_SECONDS == 15.0
@@ -219,8 +244,8 @@ anything = st.one_of(
 
 @given(st.lists(anything, max_size=15), st.floats(min_value=0.1, max_value=120.0))
 def test_whatever_is_read_the_record_stays_sound(readings, step):
-    for record in read(readings, step=step):
-        sign = record.sign()
+    for number, record in enumerate(read(readings, step=step)):
+        sign = record.sign(step * number)
         assert record.reason
         if sign is not None:
             assert math.isfinite(sign.measured_seconds)

@@ -156,7 +156,7 @@ def _parse_series(text: str) -> PodSeries | Rejection:
     if not _PORT.fullmatch(port) or int(port) > 65535:
         return refuse("names no port of 1 to 65535")
     if not _PATH.fullmatch(path):
-        return refuse("has a path that is none")
+        return refuse("has no valid path")
     if not _SERIES.fullmatch(series):
         return refuse("names no series")
     unit = values.get("unit", "s")

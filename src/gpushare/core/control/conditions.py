@@ -13,6 +13,7 @@ from gpushare.core.api import (
     TenantTrouble,
     WorkloadSignature,
 )
+from gpushare.core.control.slo import SloReason
 
 READY: Final = "Ready"
 PROFILED: Final = "Profiled"
@@ -24,7 +25,23 @@ OVERLAPPING: Final = "Overlapping"
 
 BROKEN: Final = "PromiseBroken"
 _MOST_NAMED: Final = 3  # pods that a message names
-_SILENT: Final = "its node's agent does not report on it"
+# Why it is unknown whether a target is met, without figures: those are in the GpuNode and in the pod's events.
+_UNKNOWN: Final = {
+    SloReason.STARTING: "too few windows of its requests were read so far",
+    SloReason.BORDERLINE: "its requests take about as long as the target allows, so that chance decides",
+    SloReason.TOO_FEW_REQUESTS: "too few requests to judge",
+    SloReason.UNREACHABLE: "its page or Prometheus cannot be read",
+    SloReason.TOO_LARGE: "the answer is too large to be read",
+    SloReason.BAD_ANSWER: "the answer cannot be understood",
+    SloReason.NO_SERIES: "the series, or its quantile, is not in the answer",
+    SloReason.NOT_A_NUMBER: "the values are no numbers, or no rising counts",
+    SloReason.BUCKETS: "the histogram's largest bound is below the target",
+    SloReason.STALE: "Prometheus' own time stands still",
+    SloReason.NO_PROMETHEUS: "no Prometheus is set (the chart's value slo.prometheusUrl)",
+    SloReason.HOST_NETWORK: "the pod uses the node's network; use gpushare.io/slo-query",
+    SloReason.NOT_LATENCY: "its GpuShare says class throughput, which has no target",
+}
+_NOT_REPORTED: Final = ("NotReported", "its node's agent does not report on it")
 
 
 def ready(live: int, placed: int, wrong: Sequence[str]) -> Condition:
@@ -75,7 +92,7 @@ def promise_kept(
     Args:
         errors: of the inferred progress, one standard deviation, by pod uid.
         before: the conditions so far.
-        silent: pods whose node's agent is.
+        silent: pods whose node's agent has fallen silent.
     """
     listed = list(placements)
     known = [(p, p.progress_ratio, p.promise_ratio) for p in listed]
@@ -122,15 +139,24 @@ def slo_met(pods: Mapping[str, TenantSlo | None]) -> Condition | None:
     missed = [f"{pod} misses {slo.target}" for pod, slo in known.items() if slo.met is ConditionStatus.FALSE]
     if missed:
         return Condition(SLO_MET, ConditionStatus.FALSE, "Missed", _named(missed))
-    unknown = [
-        (slo.reason if slo is not None else "NotReported", f"{pod}: {slo.message if slo is not None else _SILENT}")
-        for pod, slo in pods.items()
-        if slo is None or slo.met is not ConditionStatus.TRUE
-    ]
+    unknown = {
+        pod: _why_unknown(slo) for pod, slo in pods.items() if slo is None or slo.met is not ConditionStatus.TRUE
+    }
     if unknown:
-        why = _named([text for _, text in unknown], "; ")
-        return Condition(SLO_MET, ConditionStatus.UNKNOWN, unknown[0][0], why)
+        [(reason, _), *_] = unknown.values()
+        why = _named([f"{pod}: {sentence}" for pod, (_, sentence) in unknown.items()], "; ")
+        return Condition(SLO_MET, ConditionStatus.UNKNOWN, reason, why)
     return Condition(SLO_MET, ConditionStatus.TRUE, "Met", "every pod meets its own latency target")
+
+
+def _why_unknown(slo: TenantSlo | None) -> tuple[str, str]:
+    """Return the reason and its sentence, which is the same at each reading."""
+    if slo is None:
+        return _NOT_REPORTED
+    try:
+        return slo.reason, _UNKNOWN[SloReason(slo.reason)]
+    except (ValueError, KeyError):  # of an agent of another version
+        return slo.reason, "its node's agent says why, in the GpuNode"
 
 
 def troubled(pods: Mapping[str, TenantTrouble]) -> Condition:

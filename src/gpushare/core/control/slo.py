@@ -17,6 +17,8 @@ LONGEST_WINDOW_SECONDS: Final = 60.0  # a window with fewer requests than that b
 WINDOWS_TO_SAY: Final = 2
 LOOKBACK_SECONDS: Final = 60.0  # what a query or a summary says is taken to be about so long
 TROUBLE_SECONDS: Final = 15.0  # what was said last holds for so long without a reading
+SIGN_SECONDS: Final = LONGEST_WINDOW_SECONDS + TROUBLE_SECONDS  # what the loop heard last holds no longer
+BORDERLINE_SECONDS: Final = 150.0  # windows that decide nothing for so long: the pod is about at its target
 STALE_SECONDS: Final = 30.0  # Prometheus' evaluation time has to advance within so long
 # Requests above the target count as too many when they exceed the expected ones by so many standard deviations and
 # half a request; 1 in 20 windows of a pod exactly at its target do, 1 in 400 pairs of them.
@@ -30,6 +32,7 @@ class SloReason(StrEnum):
     MET = "Met"
     MISSED = "Missed"
     STARTING = "Starting"
+    BORDERLINE = "Borderline"
     TOO_FEW_REQUESTS = "TooFewRequests"
     UNREACHABLE = "Unreachable"
     TOO_LARGE = "TooLarge"
@@ -112,6 +115,7 @@ class SloRecord:
         stamp: of the last sample that carried a new one, read at `stamp_at`.
         trouble_at: since when nothing is read; None while something is.
         resets: how often the counts went back lately.
+        undecided_at: end of the first of the windows that have decided nothing; None: it is decided, or none came.
     """
 
     met: ConditionStatus = ConditionStatus.UNKNOWN
@@ -126,9 +130,12 @@ class SloRecord:
     stamp_at: float = -math.inf
     trouble_at: float | None = None
     resets: int = 0
+    undecided_at: float | None = None
 
-    def sign(self) -> SloSign | None:
-        """Return what the loop hears of it; None while it is unknown."""
+    def sign(self, now: float) -> SloSign | None:
+        """Return what the loop hears of it; None while it is unknown, or when no window has come for long."""
+        if now - self.window[1] > SIGN_SECONDS:
+            return None
         if self.met is ConditionStatus.UNKNOWN or self.trouble_at is not None or self.measured_seconds is None:
             return None
         is_missed = self.met is ConditionStatus.FALSE
@@ -170,23 +177,13 @@ def _after_counts(record: SloRecord, reading: RequestCounts | QuantileSample, no
         if resets < _MOST_RESETS:
             return record
         why = "its counts go back again and again: do several processes answer on the port?"
-        return replace(
-            record, met=ConditionStatus.UNKNOWN, reason=SloReason.BAD_ANSWER, detail=why, measured_seconds=None
-        )
+        return _unknown(record, SloTrouble(SloReason.BAD_ANSWER, why))
     requests = _total(counted) - _total(record.base)
     if requests < LEAST_REQUESTS:
         if now - record.base_at < LONGEST_WINDOW_SECONDS:
             return record
-        return replace(
-            record,
-            met=ConditionStatus.UNKNOWN,
-            reason=SloReason.TOO_FEW_REQUESTS,
-            detail=f"fewer than {LEAST_REQUESTS} requests in a minute",
-            in_a_row=0,
-            measured_seconds=None,
-            base=counted,
-            base_at=now,
-        )
+        few = SloTrouble(SloReason.TOO_FEW_REQUESTS, f"fewer than {LEAST_REQUESTS} requests in a minute")
+        return _unknown(replace(record, in_a_row=0, base=counted, base_at=now), few)
     window = (record.base_at, now)
     after = replace(record, base=counted, base_at=now)
     seen = f" over {window[1] - window[0]:.0f} s, {requests:.0f} requests"
@@ -207,13 +204,15 @@ def _judged(
     """Return the record after a window; `verdict` is 1 for missed, -1 for met, 0 for neither."""
     in_a_row = 0 if verdict == 0 else verdict + (record.in_a_row if verdict * record.in_a_row > 0 else 0)
     in_a_row = max(-WINDOWS_TO_SAY, min(WINDOWS_TO_SAY, in_a_row))
-    met, reason = record.met, record.reason
+    met, reason, undecided_at = record.met, record.reason, None
     if abs(in_a_row) == WINDOWS_TO_SAY:
         is_met = in_a_row < 0
         met = ConditionStatus.TRUE if is_met else ConditionStatus.FALSE
         reason = SloReason.MET if is_met else SloReason.MISSED
     elif met is ConditionStatus.UNKNOWN:
-        reason = SloReason.STARTING
+        undecided_at = window[1] if record.undecided_at is None else record.undecided_at
+        is_long = window[1] - undecided_at >= BORDERLINE_SECONDS
+        reason = SloReason.BORDERLINE if is_long else SloReason.STARTING
     percent = f"p{slo.quantile_ratio * 100:.6g}"
     detail = f"{percent} is {in_time(seconds)}{seen}, the target is {in_time(slo.target_seconds)}"
     return replace(
@@ -225,6 +224,7 @@ def _judged(
         measured_seconds=seconds,
         window=window,
         resets=max(0, record.resets - 1),
+        undecided_at=undecided_at,
     )
 
 
@@ -234,12 +234,17 @@ def _after_trouble(record: SloRecord, trouble: SloTrouble, now: float) -> SloRec
     record = replace(record, trouble_at=since, base=None, in_a_row=0)
     if record.met is not ConditionStatus.UNKNOWN and now - since < TROUBLE_SECONDS:
         return record
+    return _unknown(record, trouble)
+
+
+def _unknown(record: SloRecord, why: SloTrouble) -> SloRecord:
     return replace(
         record,
         met=ConditionStatus.UNKNOWN,
-        reason=trouble.reason,
-        detail=trouble.detail,
+        reason=why.reason,
+        detail=why.detail,
         measured_seconds=None,
+        undecided_at=None,
     )
 
 
