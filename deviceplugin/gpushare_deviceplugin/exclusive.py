@@ -6,6 +6,8 @@ What a GPU had before lies in its directory, so an agent that comes after a kill
 import json
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +18,20 @@ from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 _KEY: Final = "own"
+
+
+class _Problem(StrEnum):
+    """Why a GPU is not in the compute mode that it should have; the condition's reason, the first that holds."""
+
+    CANNOT_RESET = "CannotReset"
+    OTHER_MODE = "OtherMode"
+    NOT_SET = "NotSet"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    problem: _Problem
+    why: str
 
 
 class ExclusiveMode:
@@ -34,7 +50,8 @@ class ExclusiveMode:
         self._directory = directory
         self._enabled = enabled
         self.is_ready = False
-        self._trouble: dict[str, str] = {}
+        self._trouble: dict[str, _Trouble] = {}
+        self._kept: frozenset[str] = frozenset()
 
     def shared(self) -> frozenset[str]:
         """Return the GPUs that pods use through MPS, from their decision on; pods of several whole GPUs do not."""
@@ -45,6 +62,7 @@ class ExclusiveMode:
         """Take one GPU a step to the mode that it should have; trouble is logged once."""
         if self.is_ready:
             self._step(devices, uuid, is_wanted=self._enabled and uuid in shared)
+            self._kept |= {uuid}
 
     def give_back(self, devices: Devices) -> None:
         """Set every GPU back: this agent ends, and may be the last one."""
@@ -52,21 +70,29 @@ class ExclusiveMode:
             self._step(devices, gpu.uuid, is_wanted=False)
 
     def conditions(self) -> tuple[Condition, ...]:
-        """Return what a GpuNode says of it: whether shared GPUs are exclusive; nothing where nobody asked."""
-        trouble = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(self._trouble.items()))
-        if not (self._enabled or trouble):
-            return ()
-        status = ConditionStatus.FALSE if trouble else ConditionStatus.TRUE
-        reason = "NotSet" if trouble else "Set"
-        return (Condition(type="ExclusiveWhileShared", status=status, reason=reason, message=trouble[:1024]),)
+        """Return what a GpuNode says of it: whether shared GPUs are exclusive.
+
+        Nothing where nobody asked, and nothing before the shared GPUs were looked at. Unknown where the option is
+        off and a GPU that an earlier agent made exclusive stays so.
+        """
+        trouble = dict(sorted(self._trouble.items()))
+        if not trouble:
+            looked_at = bool(self._kept) and self.shared() <= self._kept
+            return (_condition(ConditionStatus.TRUE, "Set", ""),) if self._enabled and looked_at else ()
+        problem = next(each for each in _Problem if any(each is one.problem for one in trouble.values()))
+        status = ConditionStatus.FALSE if self._enabled else ConditionStatus.UNKNOWN
+        others = "; ".join(f"GPU {uuid}: {one.why}" for uuid, one in trouble.items() if one.problem is not problem)
+        message = _sentence(problem, {uuid: one.why for uuid, one in trouble.items() if one.problem is problem})
+        return (_condition(status, problem.value, f"{message}; {others}" if others else message),)
 
     def _step(self, devices: Devices, uuid: str, *, is_wanted: bool) -> None:
         try:
             own = _remembered(self._path(uuid))
             if own is None and not is_wanted:
-                self._said(uuid, "")
+                self._note(uuid, None)
                 return
-            change = mode_change(devices.compute_mode(uuid), own, is_wanted=is_wanted)
+            now = devices.compute_mode(uuid)
+            change = mode_change(now, own, is_wanted=is_wanted)
             if change.remember is not None:
                 write_atomically(self._path(uuid), {_KEY: change.remember.value})
             if change.set_to is not None:
@@ -75,21 +101,38 @@ class ExclusiveMode:
             if change.forget:
                 self._path(uuid).unlink(missing_ok=True)
         except (DevicesError, OSError) as error:
-            self._said(uuid, f"its compute mode is not as it should be: {error}")
+            self._note(uuid, _Trouble(_Problem.NOT_SET if is_wanted else _Problem.CANNOT_RESET, str(error)))
             return
-        self._said(uuid, "")
+        is_foreign = is_wanted and now is ComputeMode.PROHIBITED
+        why = "somebody else set its compute mode to Prohibited, in which no pod can use it"
+        self._note(uuid, _Trouble(_Problem.OTHER_MODE, why) if is_foreign else None)
 
     def _path(self, uuid: str) -> Path:
         return GpuDirectory.of(self._directory, uuid).compute_mode
 
-    def _said(self, uuid: str, trouble: str) -> None:
-        if self._trouble.get(uuid, "") == trouble:
+    def _note(self, uuid: str, trouble: _Trouble | None) -> None:
+        if self._trouble.get(uuid) == trouble:
             return
-        if trouble:
-            _log.error("GPU %s: %s", uuid, trouble, extra={"gpu": uuid})
+        if trouble is not None:
+            _log.error("%s", _sentence(trouble.problem, {uuid: trouble.why}), extra={"gpu": uuid})
             self._trouble = {**self._trouble, uuid: trouble}  # another thread reads it
         else:
             self._trouble = {other: why for other, why in self._trouble.items() if other != uuid}
+
+
+def _condition(status: ConditionStatus, reason: str, message: str) -> Condition:
+    return Condition(type="ExclusiveWhileShared", status=status, reason=reason, message=message[:1024])
+
+
+def _sentence(problem: _Problem, why: Mapping[str, str]) -> str:
+    """Return one sentence on GPUs with the same problem, with what an administrator does about it."""
+    if problem is _Problem.CANNOT_RESET:
+        gpus, error = ", ".join(why), next(iter(why.values()))
+        return (
+            f"the compute mode EXCLUSIVE_PROCESS that an agent set cannot be set back on {gpus}; run on the node, for "
+            f"each of them: nvidia-smi -i UUID -c DEFAULT ({error})"
+        )
+    return "; ".join(f"GPU {uuid}: {each}" for uuid, each in why.items())
 
 
 def _remembered(path: Path) -> ComputeMode | None:

@@ -128,11 +128,52 @@ def test_switched_off_after_a_kill_it_is_set_back(node: Node) -> None:
     node.devices.refuses = True  # without the option the agent has not the right
     assert node.round() == [EXCLUSIVE, DEFAULT]
     [condition] = node.exclusive.conditions()
-    assert (condition.status, condition.reason) == (ConditionStatus.FALSE, "NotSet")
-    assert "Insufficient Permissions" in (condition.message or "")
+    assert (condition.status, condition.reason) == (ConditionStatus.UNKNOWN, "CannotReset")
+    for part in (A, "nvidia-smi -i UUID -c DEFAULT", "Insufficient Permissions"):
+        assert part in condition.message
     node.devices.refuses = False
     assert node.round() == [DEFAULT, DEFAULT]
     assert node.exclusive.conditions() == ()
+
+
+def test_an_administrator_sets_back_what_the_agent_may_not(node: Node) -> None:
+    node.state.put_pod(make_pod("a", gpu=A))
+    node.round()
+    node.agent(enabled=False)
+    node.devices.refuses = True
+    node.round()
+    node.devices.refuses = False
+    node.devices.set_compute_mode(A, DEFAULT)  # nvidia-smi -c DEFAULT
+    node.devices.refuses = True
+    assert node.round() == [DEFAULT, DEFAULT]
+    assert node.exclusive.conditions() == ()
+    assert not GpuDirectory.of(node.directory, A).compute_mode.exists()
+
+
+def test_nothing_is_told_before_every_shared_gpu_was_looked_at(node: Node) -> None:
+    node.exclusive.is_ready = False
+    node.state.put_pod(make_pod("a", gpu=A))
+    node.state.put_pod(make_pod("b", gpu=B))
+    node.round()
+    assert node.exclusive.conditions() == ()
+    node.exclusive.is_ready = True
+    node.exclusive.keep(node.devices, A, node.exclusive.shared())
+    assert node.exclusive.conditions() == ()
+    node.round()
+    [condition] = node.exclusive.conditions()
+    assert (condition.status, condition.reason) == (ConditionStatus.TRUE, "Set")
+
+
+def test_a_refusal_by_the_driver_and_another_mode_are_told_together(node: Node) -> None:
+    node.devices.set_compute_mode(B, PROHIBITED)
+    node.devices.refuses = True
+    node.state.put_pod(make_pod("a", gpu=A))
+    node.state.put_pod(make_pod("b", gpu=B))
+    node.round()
+    [condition] = node.exclusive.conditions()
+    assert (condition.status, condition.reason) == (ConditionStatus.FALSE, "OtherMode")
+    assert f"GPU {B}: somebody else" in condition.message
+    assert f"GPU {A}: GPU {A} cannot be set" in condition.message
 
 
 def test_before_the_pods_are_known_nothing_is_set_back(node: Node) -> None:
@@ -148,8 +189,17 @@ def test_what_an_administrator_set_stays(node: Node, mode: ComputeMode) -> None:
     node.devices.set_compute_mode(A, mode)
     node.state.put_pod(make_pod("a", gpu=A))
     assert node.round() == [mode, DEFAULT]
+    [condition] = node.exclusive.conditions()
+    expected = {
+        EXCLUSIVE: (ConditionStatus.TRUE, "Set"),
+        PROHIBITED: (ConditionStatus.FALSE, "OtherMode"),
+    }
+    assert (condition.status, condition.reason) == expected[mode]
     node.exclusive.give_back(node.devices)
     assert node.round()[0] is mode
+    node.state.drop_pod("uid-a")
+    node.round()
+    assert node.exclusive.conditions()[0].status is ConditionStatus.TRUE, "nobody shares it, so nothing is missing"
 
 
 def test_an_orderly_end_gives_everything_back(node: Node) -> None:

@@ -54,6 +54,15 @@ def test_who_was_decided_or_connected_keeps_the_directory_that_it_mounts(gpu):
     assert gpu.tenant.is_dir()
 
 
+def test_a_gpu_that_is_still_exclusive_keeps_the_record_of_its_own_mode(gpu):
+    gpu.compute_mode.write_text('{"own": "Default"}')
+    write_decisions(gpu, Decisions())
+    assert remove_unused([gpu]) == (gpu,)
+    assert gpu.compute_mode.read_text() == '{"own": "Default"}'
+    gpu.compute_mode.unlink()
+    assert remove_unused([gpu]) == ()
+
+
 def test_a_daemon_ends_with_its_directory(twin, twin_gpu):
     assert twin.program.daemon_pid() is not None
     assert remove_unused([twin_gpu]) == ()

@@ -34,6 +34,8 @@ def has_tenants(gpu: GpuDirectory) -> bool:
 def remove_unused(gpus: Iterable[GpuDirectory]) -> tuple[GpuDirectory, ...]:
     """End the daemons, remove the directories of GPUs without tenants and an empty record of frozen pods.
 
+    A GPU that is still exclusive keeps its directory too: in it lies the compute mode to set back.
+
     Returns:
         the GPUs whose directories stay.
     """
@@ -51,6 +53,9 @@ def _remove(gpu: GpuDirectory) -> bool:
         return False
     sync_control(gpu).stop(DAEMON_SECONDS)
     if has_tenants(gpu):  # decided meanwhile: the next host starts another daemon
+        return False
+    if gpu.compute_mode.exists():
+        logger.info("%s stays for the agent, which has to set back the GPU's compute mode", gpu.path)
         return False
     try:
         shutil.rmtree(gpu.path)
