@@ -129,8 +129,8 @@ def _sentence(problem: _Problem, why: Mapping[str, str]) -> str:
     if problem is _Problem.CANNOT_RESET:
         gpus, error = ", ".join(why), next(iter(why.values()))
         return (
-            f"the compute mode EXCLUSIVE_PROCESS that an agent set cannot be set back on {gpus}; run on the node, for "
-            f"each of them: nvidia-smi -i UUID -c DEFAULT ({error})"
+            f"the compute mode EXCLUSIVE_PROCESS that an agent set cannot be set back on {gpus}; run on the node, "
+            f"for each of them: nvidia-smi -i UUID -c DEFAULT ({error})"
         )
     return "; ".join(f"GPU {uuid}: {each}" for uuid, each in why.items())
 
