@@ -35,9 +35,10 @@ test: venv ## Every test this machine can run, integration and e2e on a cluster 
 	@hack/test $(PYTEST_ARGS)
 
 .PHONY: test-gpu
-test-gpu: venv ## The tests that need an NVIDIA GPU; CLUSTER=existing: the chart and its suite on your cluster's GPUs
+test-gpu: venv ## The tests that need an NVIDIA GPU; CLUSTER=existing: installs the chart, faults and restarts MPS there (YES=1: also where in use)
 ifeq ($(CLUSTER),existing)
-	hack/gpu/cluster up install test run -- python3 tests/gpu/chart_suite.py --skip uninstalled --out dist
+	hack/gpu/cluster $(if $(filter 1,$(YES)),--yes) up install test run -- \
+		python3 tests/gpu/chart_suite.py --skip uninstalled --out dist $(if $(filter 1,$(YES)),--yes)
 else
 	pytest -m gpu $(PYTEST_ARGS)
 endif

@@ -4,7 +4,8 @@
     hack/gpu/cluster down
 
 CLUSTER=existing takes the cluster of KUBECONFIG instead: `up` and `down` leave it as it is, `install` needs
-IMAGE (and TENANT_IMAGE, an image with PyTorch). `--simulated` takes the twin's GPUs. A COMMAND of `run` finds
+IMAGE (and TENANT_IMAGE, an image with PyTorch), and refuses where gpushare is installed or in use unless
+--yes is there. `--simulated` takes the twin's GPUs. A COMMAND of `run` finds
 KUBECONFIG, kubectl and helm, and in GPUSHARE_TENANTS a file that says how pods come to PyTorch. With OUT set,
 the logs of every part lie there at the end.
 """
@@ -55,6 +56,7 @@ def main() -> int:
         "--bundle", default=os.environ.get("GPU_BUNDLE", "dist/gpu"), help="folder of the two parts"
     )
     parser.add_argument("--simulated", action="store_true", help="the twin's GPUs, to try it without one")
+    parser.add_argument("--yes", action="store_true", help="install also over a gpushare that is in use")
     parser.add_argument("--set", action="append", default=[], help="a value of the chart, for install")
     parser.add_argument("--limit", type=float, default=LIMITS["run"], help="seconds that `run` may take")
     parser.add_argument("verbs", nargs="+", choices=LIMITS)
@@ -88,7 +90,7 @@ def _split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
 
 def _pick(options: argparse.Namespace) -> Cluster:
     if os.environ.get("CLUSTER") == "existing":
-        return ExistingGpus()
+        return ExistingGpus(yes=options.yes)
     return GpuNode(Path(options.bundle).resolve(), simulated=options.simulated)
 
 

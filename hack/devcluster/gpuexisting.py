@@ -1,4 +1,7 @@
-"""A cluster with GPUs that was there before: the chart goes into it and comes out of it, nothing else changes."""
+"""A cluster with GPUs that was there before: the chart goes into it and comes out of it, nothing else changes.
+
+Where somebody uses gpushare there already, nothing is installed unless it is asked for twice (`--yes`).
+"""
 
 import json
 import os
@@ -8,13 +11,16 @@ from devcluster.gpunode import INSTALL_SECONDS, RELEASE, RELEASE_NAMESPACE, RUNT
 from devcluster.progress import Failed, step
 from devcluster.settings import REPOSITORY, cache_dir
 
+GPU_NODES = "gpunodes.gpushare.io"
+
 
 class ExistingGpus:
     """The cluster of the current kubeconfig context, whose nodes have NVIDIA's driver and container toolkit."""
 
     name = "existing"
 
-    def __init__(self) -> None:
+    def __init__(self, *, yes: bool = False) -> None:
+        self._yes = yes
         self._cluster = backends.ExistingCluster()
         self.kubeconfig = self._cluster.kubeconfig
 
@@ -28,7 +34,16 @@ class ExistingGpus:
         return self._cluster.status()
 
     def install(self, *sets: str) -> None:
-        """Install the chart with IMAGE, or with its own default image where IMAGE is unset."""
+        """Install the chart with IMAGE, or with its own default image where IMAGE is unset.
+
+        Raises:
+            Failed: gpushare is there already, or pods share the GPUs.
+        """
+        if not self._yes and (used := [*self._releases(), *self._tenants()]):
+            raise Failed(
+                f"gpushare is in use in the cluster of {self.kubeconfig}: {', '.join(used)}. This would replace "
+                "it and harm who uses it; --yes (make test-gpu: YES=1) does so"
+            )
         own = []
         if image := os.environ.get("IMAGE"):
             repository, _, tag = image.rpartition(":")
@@ -48,6 +63,32 @@ class ExistingGpus:
 
     def _place(self) -> list[object]:
         return ["--kubeconfig", self.kubeconfig, "--namespace", RELEASE_NAMESPACE]
+
+    def _releases(self) -> list[str]:
+        command = [
+            tools.helm(),
+            "--kubeconfig",
+            self.kubeconfig,
+            "list",
+            "--all-namespaces",
+            "--all",
+            "-o",
+            "json",
+        ]
+        found = json.loads(progress.run(command, timeout_seconds=30))
+        return [
+            f"release {one['namespace']}/{one['name']}"
+            for one in found
+            if one["name"] == RELEASE or one["chart"].startswith(f"{RELEASE}-")
+        ]
+
+    def _tenants(self) -> list[str]:
+        kubectl = [tools.kubectl(), f"--kubeconfig={self.kubeconfig}", "--request-timeout=10s", "get"]
+        if not progress.run([*kubectl, "crd", GPU_NODES, "--ignore-not-found", "-o", "name"]).strip():
+            return []
+        nodes = json.loads(progress.run([*kubectl, GPU_NODES, "-o", "json"]))["items"]
+        gpus = [gpu for node in nodes for gpu in node.get("status", {}).get("gpus", [])]
+        return [f"pod {one.get('namespace')}/{one.get('pod')}" for gpu in gpus for one in gpu.get("tenants", [])]
 
     def _has_runtime_class(self) -> bool:
         try:

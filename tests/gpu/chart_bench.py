@@ -46,6 +46,7 @@ class ChartBench:
         self.plain_python = tenants.get("plain_python", self.python)  # one without PyTorch starts sooner
         self.mounts, self.simulated = tenants["mounts"], tenants["simulated"]
         self.cluster = Cluster(os.environ["KUBECONFIG"], "kubectl", "existing")
+        self._revision: int | None = None
         self.space = Namespace(self.cluster, self.image)
         programs = {name: (HERE / name).read_text() for name in PROGRAMS}
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "programs"}, "data": programs}
@@ -305,9 +306,25 @@ class ChartBench:
         return done.stdout
 
     def upgrade(self, *sets: str) -> None:
+        """Change values of the release, until `restore`."""
+        if self._revision is None:
+            self._revision = int(json.loads(self.helm("status", RELEASE, "-o", "json"))["version"])
         given = [word for one in sets for word in ("--set", one)]
         chart = str(ROOT / "helm" / "gpushare")
         self.helm("upgrade", RELEASE, chart, "--reset-then-reuse-values", *given, "--wait", "--timeout", "120s")
+
+    def restore(self) -> None:
+        """Put the release back to what it was before the first `upgrade`, unless it is uninstalled."""
+        if self._revision is None or not self.helm("list", "--all", "--short", "--filter", f"^{RELEASE}$").strip():
+            return
+        self.helm("rollback", RELEASE, str(self._revision))
+        self._revision = None
+
+
+def tenants_of(cluster: Cluster) -> list[str]:
+    """The pods that share the cluster's GPUs, as its GpuNodes have them."""
+    tenants = [tenant for gpu in cluster.gpus() for tenant in gpu.get("tenants", [])]
+    return sorted(f"{tenant.get('namespace')}/{tenant.get('pod')}" for tenant in tenants)
 
 
 def measured(action: Callable[[], object]) -> float:

@@ -1,0 +1,283 @@
+"""The e2e suite for GPUs: what it makes of its steps, what it refuses and puts back; its two tenants agree."""
+
+import ast
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from devcluster import gpuexisting
+from devcluster.progress import Failed
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU_TESTS = ROOT / "tests" / "gpu"
+
+
+@pytest.fixture
+def suite(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(GPU_TESTS))
+    return importlib.import_module("chart_suite")
+
+
+def row(name: str, details: dict[str, Any] | None = None, ok: bool | None = True) -> dict[str, Any]:
+    return {"step": name, "ok": ok, "details": details or {}}
+
+
+def test_a_missed_bar_is_told_and_fails_only_a_strict_suite(suite: ModuleType) -> None:
+    results = [
+        row("kept", {"met": True}),
+        row("late", {"median": 2.0, "met": False}),
+        row("within", {"stranger": {"met": True}, "leaver": {"met": False}}),
+        row("elsewhere", ok=None),
+    ]
+    assert [line.split("|")[2].strip() for line in suite.table(results).splitlines()[2:]] == [
+        "holds",
+        "holds, bar missed",
+        "holds, bar missed",
+        "not here",
+    ]
+    assert suite.summary(results) == "3 of 4 steps hold; bar missed: ['late', 'within']; failed: none"
+    assert (suite.exit_code(results, strict=False), suite.exit_code(results, strict=True)) == (0, 1)
+    assert suite.exit_code([row("kept", {"met": True}), row("elsewhere", ok=None)], strict=True) == 0
+    broken = [*results, row("broken", {"met": True}, ok=False)]
+    assert (suite.exit_code(broken, strict=False), suite.exit_code(broken, strict=True)) == (1, 1)
+    assert suite.summary(broken).endswith("failed: ['broken']")
+
+
+class Bench:
+    """What a step's record asks of the bench."""
+
+    def __init__(self, clears: bool) -> None:
+        self.cluster = SimpleNamespace(try_kubectl=lambda *_, **__: SimpleNamespace(out=""))
+        self.space = SimpleNamespace(name="e2e")
+        self._clears = clears
+
+    def clear(self) -> None:
+        if not self._clears:
+            raise AssertionError("the GPUs free of the suite's pods: not within 40 s")
+
+
+def test_a_step_whose_pods_do_not_go_fails(suite: ModuleType) -> None:
+    def fine(_: Bench) -> dict[str, Any]:
+        return {"met": True}
+
+    assert suite._one(Bench(clears=True), fine, 60.0)["ok"] is True
+    stuck = suite._one(Bench(clears=False), fine, 60.0)
+    assert stuck["ok"] is False
+    assert "its pods did not go: the GPUs free" in suite.table([stuck])
+
+
+PROGRAM = """#!/usr/bin/env python3
+import json, pathlib, sys
+here = pathlib.Path(sys.argv[0])
+with here.with_suffix(".told").open("a") as told:
+    told.write(json.dumps(sys.argv[1:]) + "\\n")
+for words, answer in json.loads(here.with_suffix(".answers").read_text()):
+    if set(words) <= set(sys.argv[1:]):
+        print(answer)
+        break
+"""
+
+
+class Program:
+    """kubectl or helm on a path of its own: answers by the words it is called with, and remembers them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(PROGRAM.replace("/usr/bin/env python3", sys.executable))
+        path.chmod(0o755)
+        self.answers()
+
+    def answers(self, *answers: tuple[list[str], str]) -> None:
+        self.path.with_suffix(".answers").write_text(json.dumps(answers))
+
+    @property
+    def told(self) -> list[list[str]]:
+        file = self.path.with_suffix(".told")
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+@pytest.fixture
+def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
+    program = Program(tmp_path / "bin" / "kubectl")
+    monkeypatch.setattr(gpuexisting.tools, "kubectl", lambda: program.path)
+    return program
+
+
+@pytest.fixture
+def helm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    program = Program(tmp_path / "bin" / "helm")
+    monkeypatch.setattr(gpuexisting.tools, "helm", lambda: program.path)
+    monkeypatch.setenv("PATH", f"{program.path.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    return program
+
+
+def gpu_nodes(*tenants: dict[str, str]) -> str:
+    return json.dumps({"items": [{"status": {"gpus": [{"uuid": "GPU-1", "tenants": list(tenants)}]}}]})
+
+
+def releases(*names: tuple[str, str]) -> str:
+    return json.dumps([{"name": name, "namespace": "theirs", "chart": chart} for name, chart in names])
+
+
+TENANT = {"podUid": "u", "namespace": "shop", "pod": "web-1"}
+CRD = (["crd"], "customresourcedefinition.apiextensions.k8s.io/gpunodes.gpushare.io")
+
+
+@pytest.mark.parametrize(
+    ("found", "nodes", "words"),
+    [
+        (releases(("gpushare", "gpushare-0.9.0")), None, "release theirs/gpushare"),
+        (releases(("gpus", "gpushare-0.9.0"), ("web", "nginx-1")), None, "release theirs/gpus"),
+        (releases(), gpu_nodes(TENANT), "pod shop/web-1"),
+    ],
+)
+def test_nothing_is_installed_where_gpushare_is_in_use_unless_it_is_asked_for(
+    found: str, nodes: str | None, words: str, kubectl: Program, helm: Program
+) -> None:
+    helm.answers((["list"], found))
+    # of the two calls that name the resource, the definition's is the one with `crd`
+    kubectl.answers(*([] if nodes is None else [CRD, (["gpunodes.gpushare.io"], nodes)]))
+    with pytest.raises(Failed, match=f"{words}.*YES=1"):
+        gpuexisting.ExistingGpus().install()
+    assert not [told for told in helm.told if "upgrade" in told]
+    gpuexisting.ExistingGpus(yes=True).install()
+    assert [told[:3] for told in helm.told if "upgrade" in told] == [["upgrade", "--install", "gpushare"]]
+
+
+@pytest.mark.parametrize("has_definitions", [True, False])
+def test_an_unused_cluster_gets_the_chart(has_definitions: bool, kubectl: Program, helm: Program) -> None:
+    helm.answers((["list"], releases(("web", "nginx-1.0"))))
+    kubectl.answers(*([CRD, (["gpunodes.gpushare.io"], gpu_nodes())] if has_definitions else []))
+    gpuexisting.ExistingGpus().install()
+    assert "upgrade" in helm.told[-1]
+
+
+def test_make_asks_twice_only_with_yes() -> None:
+    def made(*words: str) -> str:
+        command = ["make", "-n", "test-gpu", "CLUSTER=existing", *words]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert "--yes" not in made()
+    assert "--yes" not in made("YES=0")
+    assert made("YES=1").count("--yes") == 2
+
+
+def test_the_suite_refuses_gpus_with_tenants(
+    suite: ModuleType,
+    kubectl: Program,
+    helm: Program,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    kubectl.answers((["gpunodes"], gpu_nodes(TENANT)))
+    monkeypatch.setattr(sys, "argv", ["chart_suite.py", "--out", str(tmp_path / "out")])
+    assert suite.main() == 2
+    assert "shop/web-1" in capsys.readouterr().out
+    assert len(kubectl.told) == 1  # it only looked
+    assert helm.told == []
+
+
+def test_an_upgraded_release_is_put_back_once_and_an_uninstalled_one_is_not(
+    suite: ModuleType, kubectl: Program, helm: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants = tmp_path / "tenants.json"
+    tenants.write_text(json.dumps({"image": "i", "python": "p", "mounts": [], "simulated": True}))
+    monkeypatch.setenv("GPUSHARE_TENANTS", str(tenants))
+    bench = suite.ChartBench(tmp_path)
+    there = (["list"], "gpushare")
+    helm.answers((["status"], '{"version": 7}'), there)
+    bench.restore()
+    assert helm.told == []  # nothing was changed
+    bench.upgrade("policy.maxSlowdown=1.3")
+    helm.answers((["status"], '{"version": 8}'), there)
+    bench.upgrade("logging.level=DEBUG")
+    bench.restore()
+    assert [told[:3] for told in helm.told if "rollback" in told] == [["rollback", "gpushare", "7"]]
+    bench.restore()
+    assert len([told for told in helm.told if "rollback" in told]) == 1
+    bench.upgrade("logging.level=DEBUG")
+    helm.answers((["list"], ""))
+    bench.restore()
+    assert len([told for told in helm.told if "rollback" in told]) == 1
+
+
+def test_what_was_changed_is_put_back_where_a_step_ends_the_suite(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    called = []
+
+    class Changed:
+        def __init__(self, _: Path) -> None:
+            pass
+
+        def restore(self) -> None:
+            called.append("restore")
+            raise AssertionError("helm does not answer")
+
+        def close(self) -> None:
+            called.append("close")
+
+    def ended(_: object) -> dict[str, Any]:
+        sys.exit(143)  # as SIGTERM does
+
+    monkeypatch.setattr(suite, "ChartBench", Changed)
+    monkeypatch.setattr(suite, "STEPS", (ended,))
+    monkeypatch.setattr(suite.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["chart_suite.py", "--yes", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        suite.main()
+    assert called == ["restore", "close"]
+    monkeypatch.setattr(suite, "STEPS", ())
+    assert suite.main() == 1  # and that it could not be put back fails the suite
+    assert "put_back | FAILS" in (tmp_path / "chart_suite.md").read_text()
+
+
+def spoken(program: str) -> tuple[dict[str, set[str]], list[str]]:
+    """The events that a tenant says, each with its keys, and the arguments that it takes."""
+    events: dict[str, set[str]] = {}
+    arguments = []
+    for node in ast.walk(ast.parse((GPU_TESTS / program).read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name) and node.func.id == "say":
+            assert isinstance(node.args[0], ast.Constant), "an event's name is a literal"
+            events.setdefault(str(node.args[0].value), set()).update(str(word.arg) for word in node.keywords)
+        if isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            arguments.append(ast.unparse(node))
+    return events, sorted(arguments)
+
+
+def test_the_twins_tenant_takes_the_same_modes_and_says_the_same_events_as_cudas() -> None:
+    cuda, twin = spoken("cuda_tenant.py"), spoken("chart_twin_tenant.py")
+    assert "'long'" in "".join(cuda[1])
+    assert len(cuda[0]) >= 10
+    assert twin == cuda
+
+
+def test_a_long_kernel_of_the_twins_tenant_is_one_kernel(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(GPU_TESTS))
+    tenant = importlib.import_module("chart_twin_tenant")
+    now = [100.0]
+
+    def tick(_: float) -> dict[str, float]:
+        now[0] += 0.5
+        return {"iterations_per_s": 7.0}
+
+    monkeypatch.setattr(tenant, "time", SimpleNamespace(time=lambda: now[0]))
+    tenant.run(SimpleNamespace(tick=tick), SimpleNamespace(mode="long", seconds=5.0, mib=0))
+    said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["event"] for line in said[:3]] == ["long", "kernel", "rate"]
+    assert said[0]["t"] == 100.0
+    assert said[1]["t"] >= 105.0
