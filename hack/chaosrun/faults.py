@@ -150,7 +150,7 @@ class Injector:
     def _killer(self, role: str) -> Callable[[Fault], Injected]:
         def make(fault: Fault) -> Injected:
             pid = self._one(fault, role)
-            _signal([pid], signal.SIGKILL)
+            _hit([pid], signal.SIGKILL, role)
             return Injected(f"{role}, pid {pid}")
 
         return make
@@ -160,9 +160,7 @@ class Injector:
 
     def _kill_all(self, role: str) -> Injected:
         pids = self._pids(role)
-        if not pids:
-            raise NotPossibleError(f"no process of {role}")
-        _signal(pids, signal.SIGKILL)
+        _hit(pids, signal.SIGKILL, role)
         return Injected(f"{role}, pids {pids}")
 
     def _kill_host(self) -> Injected:
@@ -171,9 +169,7 @@ class Injector:
         return injected
 
     def _stall(self, pids: Sequence[int], what: str) -> Injected:
-        if not pids:
-            raise NotPossibleError(f"no process of {what}")
-        _signal(pids, signal.SIGSTOP)
+        _hit(pids, signal.SIGSTOP, what)
         return Injected(f"{what}, pids {list(pids)}", undo=[lambda: _signal(pids, signal.SIGCONT)])
 
     def _stall_scheduler(self, fault: Fault) -> Injected:
@@ -213,7 +209,7 @@ class Injector:
         pids = [one.pid for one in found if gpu in one.command]
         if number is signal.SIGSTOP:
             return self._stall(pids, f"gate of {gpu}")
-        _signal(pids, number)
+        _hit(pids, number, f"gate of {gpu}")
         return Injected(f"gate of {gpu}, pids {pids}")
 
     def _mps_pid(self, gpu: str, field_name: str) -> int:
@@ -226,7 +222,7 @@ class Injector:
     def _kill_of_gpu(self, fault: Fault, field_name: str) -> Injected:
         gpu = self._gpu(fault)
         pid = self._mps_pid(gpu, field_name)
-        _signal([pid], signal.SIGKILL)
+        _hit([pid], signal.SIGKILL, f"{field_name} of {gpu}")
         return Injected(f"{field_name} {pid} of {gpu}", Allowance(Ends.OF_THE_GPU, gpu))
 
     def _stall_daemon(self, fault: Fault) -> Injected:
@@ -318,7 +314,10 @@ class Injector:
     # the network ------------------------------------------------------------------------------------------------
 
     def _break_watches(self) -> Injected:
-        return Injected(f"{cuts.break_connections(list(self._addresses().values()))} connections")
+        count = cuts.break_connections(list(self._addresses().values()))
+        if not count:
+            raise NotPossibleError("no pod of ours has a connection to the API server")
+        return Injected(f"{count} connections")
 
     def _addresses(self) -> dict[str, str]:
         """Return the address of each pod of ours that speaks to the API server, by name."""
@@ -338,16 +337,29 @@ class Injector:
         return Injected(name, undo=[cuts.clear])
 
     def _cut_admission(self) -> Injected:
-        names = [name for name in self._addresses() if "admission" in name]
+        addresses = {name: address for name, address in self._addresses().items() if "admission" in name}
+        if not addresses:
+            raise NotPossibleError("no pod of admission has an address")
+        names = sorted(addresses)
         for name in names:
-            cuts.lose_to(self._addresses()[name])
+            cuts.lose_to(addresses[name])
         return Injected(", ".join(names), undo=[cuts.clear])
 
 
-def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+def _signal(pids: Sequence[int], number: signal.Signals) -> int:
+    """Signal whoever of these is still there; return how many."""
+    reached = 0
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+            reached += 1
+    return reached
+
+
+def _hit(pids: Sequence[int], number: signal.Signals, what: str) -> None:
+    """Signal processes; what reaches none of them is no fault."""
+    if not _signal(pids, number):
+        raise NotPossibleError(f"no process of {what}")
 
 
 def lasting_seconds(fault: Fault) -> float:

@@ -63,12 +63,14 @@ class KindTraits:
         what: for the report.
         seconds: shortest and longest time that it lasts; 0 for what happens at once.
         weight: how often it comes, relative to the others.
+        takes_plugin: kubelet is without the device plugin for a while, and rejects pods that are bound meanwhile.
     """
 
     what: str
     ends: Ends = Ends.NOBODY
     seconds: tuple[float, float] = (0.0, 0.0)
     weight: float = 1.0
+    takes_plugin: bool = False
 
 
 _SHORT: Final = (2.0, 6.0)  # below the 15 s of a lease and of a busy MPS daemon
@@ -79,14 +81,14 @@ TRAITS: Final[dict[FaultKind, KindTraits]] = {
     _K.KILL_EXTENDER: KindTraits("kill -9 of one extender"),
     _K.KILL_EXTENDERS: KindTraits("kill -9 of every extender"),
     _K.KILL_SCHEDULER: KindTraits("kill -9 of one kube-scheduler beside an extender"),
-    _K.KILL_AGENT: KindTraits("kill -9 of the agent, its forecaster included", weight=2.0),
+    _K.KILL_AGENT: KindTraits("kill -9 of the agent, its forecaster included", weight=2.0, takes_plugin=True),
     _K.KILL_GATE: KindTraits("kill -9 of one GPU's gate", weight=2.0),
     _K.KILL_THROTTLE: KindTraits("kill -9 of the throttle's process", weight=2.0),
     _K.KILL_HOST: KindTraits("kill -9 of the MPS host", Ends.OF_THE_NODE, weight=0.5),
     _K.KILL_DAEMON: KindTraits("kill -9 of one GPU's MPS daemon", Ends.OF_THE_GPU),
     _K.KILL_SERVER: KindTraits("kill -9 of one GPU's MPS server", Ends.OF_THE_GPU),
     _K.MPS_FAULT: KindTraits("a fatal fault in one GPU's MPS server", Ends.OF_THE_GPU),
-    _K.DELETE_PART: KindTraits("pod of operator, admission, scheduler or agent deleted"),
+    _K.DELETE_PART: KindTraits("pod of operator, admission, scheduler or agent deleted", takes_plugin=True),
     _K.STALL_OPERATOR: KindTraits("the operator stands still (SIGSTOP)", seconds=_SHORT),
     _K.STALL_ADMISSION: KindTraits("one admission server stands still", seconds=_SHORT),
     _K.STALL_SCHEDULER: KindTraits(
@@ -102,7 +104,7 @@ TRAITS: Final[dict[FaultKind, KindTraits]] = {
     _K.SLOW_APISERVER: KindTraits("the API server runs a quarter of the time", seconds=_SHORT),
     _K.RESTART_ETCD: KindTraits("kill -9 of etcd, started again"),
     _K.STALL_ETCD: KindTraits("etcd stands still", seconds=_SHORT),
-    _K.RESTART_KUBELET: KindTraits("kill -9 of kubelet, started again", weight=1.5),
+    _K.RESTART_KUBELET: KindTraits("kill -9 of kubelet, started again", weight=1.5, takes_plugin=True),
     _K.STALL_KUBELET: KindTraits("kubelet stands still", seconds=_SHORT),
     _K.RESTART_CONTAINERD: KindTraits("kill -9 of containerd, started again"),
     _K.RESTART_CONTROLLERS: KindTraits("kill -9 of kube-controller-manager, started again", weight=0.5),
