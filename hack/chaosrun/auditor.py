@@ -1,11 +1,12 @@
 """Judge a picture of the cluster: what is broken, and what has not settled yet. Pure; time is an argument."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from chaosrun.freezes import FreezeReport
 from chaosrun.picture import Expected, GpuSeen, Picture, PodSeen
 from chaosrun.plan import Ends
 
@@ -14,6 +15,10 @@ CLIENTS_PER_GPU: Final = 48
 RESERVE_MIB: Final = 512  # policy.gpuMemoryReserveMiB
 GATE_SILENT_SECONDS: Final = 6.0  # it writes every second; the agent takes it for dead after 10
 LEFT_FROZEN_SECONDS: Final = 5.0  # promised are 2 s; the longest freeze is in the report
+GAP_SECONDS: Final = LEFT_FROZEN_SECONDS  # a freeze as long could hide in a longer time without a look
+UNWATCHED_SECONDS: Final = 5.0
+# Kubelet may give the ids of an allocation under way to the next pod too (docs/measurements/hostile.md).
+DEVICE_RACE_SECONDS: Final = 10.0
 KUBELET_REJECTS: Final = "UnexpectedAdmissionError"  # of a pod that was bound while kubelet had no device plugin
 DEVICES_SEPARATOR: Final = "::"
 WAITS_BY_DESIGN: Final = (
@@ -29,11 +34,16 @@ class Rule(StrEnum):
     CLIENTS = "over-commit of clients"
     LIMIT = "a pod beyond its own limit"
     DEVICE = "device id of kubelet's for two pods"
+    DEVICE_RACE = "device id of kubelet's for two pods that came at once"
     LOST = "pod lost"
     TWICE = "pod placed twice"
     ENDED = "tenant ended by us"
     REJECTED = "new pod rejected by kubelet while no device plugin served"
     FROZEN = "tenant left frozen"
+    UNWATCHED = "tenant whose freezer nobody watched"
+    GAP = "too long without a look at the freezers"
+    DIFFERS = "gate.json and the twin disagree for long"
+    STARTS = "pod with room no client in time"
     OUTSIDE = "tenant outside MPS"
     SETTLED = "not settled in time"
 
@@ -119,27 +129,30 @@ def _sums(picture: Picture) -> Iterable[Violation]:
 
 def _devices(picture: Picture) -> Iterable[Violation]:
     """No device id of kubelet's belongs to two live pods."""
-    owner: dict[str, str] = {}
+    owner: dict[str, PodSeen] = {}
     for uid, ids in picture.devices.items():
         pod = (picture.pods or {}).get(uid)
         if pod is None or pod.is_over:
             continue
         for one in ids:
-            if (other := owner.setdefault(one, pod.name)) != pod.name:
-                yield Violation(Rule.DEVICE, f"kubelet gave {one} to {other} and {pod.name}")
+            if (other := owner.setdefault(one, pod)).uid != pod.uid:
+                rule = Rule.DEVICE_RACE if _came_at_once(pod, other) else Rule.DEVICE
+                yield Violation(rule, f"kubelet gave {one} to {other.name} and {pod.name}")
                 break
 
 
+def _came_at_once(one: PodSeen, other: PodSeen) -> bool:
+    if one.admitted_at is None or other.admitted_at is None:
+        return False
+    return abs(one.admitted_at - other.admitted_at) <= DEVICE_RACE_SECONDS
+
+
 def _clients(gpus: Sequence[GpuSeen]) -> Iterable[Violation]:
-    at: dict[str, set[str]] = {}
     for gpu in gpus:
-        alive = [client for client in gpu.clients if client.is_alive]
-        if len(alive) > CLIENTS_PER_GPU:
-            yield Violation(Rule.CLIENTS, f"{len(alive)} clients on {gpu.uuid}")
-        for client in alive:
-            if client.pod_uid is not None:
-                at.setdefault(client.pod_uid, set()).add(gpu.uuid)
-    for uid, uuids in at.items():
+        alive = sum(client.is_alive for client in gpu.clients)
+        if alive > CLIENTS_PER_GPU:
+            yield Violation(Rule.CLIENTS, f"{alive} clients on {gpu.uuid}")
+    for uid, uuids in clients_by_pod(gpus).items():
         if len(uuids) > 1:
             yield Violation(Rule.TWICE, f"pod {uid} has clients on {', '.join(sorted(uuids))}")
 
@@ -169,13 +182,56 @@ def _names(pods: Iterable[PodSeen]) -> Iterable[Violation]:
             yield Violation(Rule.TWICE, f"{count} pods are named {name}")
 
 
-def left_frozen(seconds_by_pod: Mapping[str, float]) -> list[Violation]:
-    """Return whoever stood still in every look of too long a time."""
-    return [
+def left_frozen(report: FreezeReport) -> list[Violation]:
+    """Return whoever stood still in every look of too long a time, and where nobody would have seen it."""
+    found = [
         Violation(Rule.FROZEN, f"pod {uid} was frozen for {seconds:.1f} s")
-        for uid, seconds in seconds_by_pod.items()
+        for uid, seconds in report.longest.items()
         if seconds > LEFT_FROZEN_SECONDS
     ]
+    found += [
+        Violation(Rule.UNWATCHED, f"the cgroup of pod {uid} is not found")
+        for uid, seconds in report.unwatched.items()
+        if seconds > UNWATCHED_SECONDS
+    ]
+    if report.gap_seconds > GAP_SECONDS:
+        found.append(Violation(Rule.GAP, f"{report.gap_seconds:.1f} s"))
+    return found
+
+
+def clients_by_pod(gpus: Iterable[GpuSeen]) -> dict[str, set[str]]:
+    """Return the GPUs of which each pod has live clients, by uid."""
+    found: dict[str, set[str]] = {}
+    for gpu in gpus:
+        for client in gpu.clients:
+            if client.is_alive and client.pod_uid is not None:
+                found.setdefault(client.pod_uid, set()).add(gpu.uuid)
+    return found
+
+
+def differences(gpu: GpuSeen) -> dict[tuple[str, int, str], str]:
+    """Return where a gate's status tells otherwise than the twin, each with a sentence; nothing of stale files."""
+    if max(gpu.gate_age_seconds, gpu.twin_age_seconds) > GATE_SILENT_SECONDS:
+        return {}
+    real = {client.pid: client for client in gpu.clients if client.is_alive}
+    told = {client.pid: client for client in gpu.told if client.is_alive}
+    found = {
+        (
+            gpu.uuid,
+            pid,
+            "client",
+        ): f"process {pid} is a client of {gpu.uuid} by {'twin' if pid in real else 'gate'} alone"
+        for pid in real.keys() ^ told.keys()
+    }
+    for pid in real.keys() & told.keys():
+        for name in ("pod_uid", "thread_percentage", "memory_used_mib"):
+            said, seen = getattr(told[pid], name), getattr(real[pid], name)
+            # A gate that was started later does not know what a client had connected under.
+            if said != seen and (said is not None or name == "pod_uid"):
+                found[gpu.uuid, pid, name] = (
+                    f"{name} of client {pid} of {gpu.uuid} is {seen}, the gate says {said}"
+                )
+    return found
 
 
 def unsettled(picture: Picture, expected: Sequence[Expected], leaving: Sequence[str]) -> list[str]:
@@ -188,17 +244,13 @@ def unsettled(picture: Picture, expected: Sequence[Expected], leaving: Sequence[
     if picture.pods is None:
         return ["the API server does not answer"]
     waiting = list(picture.unready)
-    clients = {
-        client.pod_uid: gpu.uuid
-        for gpu in picture.gpus
-        for client in gpu.clients
-        if client.is_alive and client.pod_uid
-    }
+    clients = clients_by_pod(picture.gpus)
     for gpu in picture.gpus:
         if (gpu.health, gpu.mps_state) != ("Healthy", "Active"):
             waiting.append(f"GpuNode says {gpu.uuid} is {gpu.health}, MPS {gpu.mps_state}")
         if gpu.gate_state != "Active" or gpu.gate_age_seconds > GATE_SILENT_SECONDS:
             waiting.append(f"the gate of {gpu.uuid} is {gpu.gate_state}, written {gpu.gate_age_seconds:.0f} s ago")
+        waiting += differences(gpu).values()
     told = {uid: share for gpu in picture.gpus for uid, share in gpu.tenants.items()}
     for one in expected:
         pod = picture.pods.get(one.uid)
@@ -208,7 +260,7 @@ def unsettled(picture: Picture, expected: Sequence[Expected], leaving: Sequence[
             continue
         elif pod.phase != "Running":
             waiting.append(f"{one.name} is {pod.phase}: {pod.why}")
-        elif clients.get(one.uid) not in pod.gpus:
+        elif clients.get(one.uid, set()).isdisjoint(pod.gpus):
             waiting.append(f"{one.name} is no client of {', '.join(pod.gpus) or 'any GPU'}")
         elif {each.partition(DEVICES_SEPARATOR)[0] for each in picture.devices.get(one.uid, ())} != set(pod.gpus):
             waiting.append(f"{one.name} has other devices of kubelet's than was decided")

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,20 +30,21 @@ from devcluster.settings import REPOSITORY
 
 from chaosrun import report
 from chaosrun.plan import QUICK, FaultKind
-from chaosrun.run import FAULTS_FILE, read_header, read_outcomes, write_header
+from chaosrun.run import FAULTS_FILE, Outcome, read_header, read_outcomes, write_header
 from chaosrun.setting import set_up
-from chaosrun.soak import SoakResult, soak
+from chaosrun.soak import SHORTEST_MINUTES, SoakResult, soak
 from chaosrun.usage import Growth
 
 POPULATION = 8
 SOAK_FILE = "soak.json"
+SOAK_COUNTS = ("created", "deleted", "violations", "longest_freeze_seconds", "longest_gap_seconds", "unwatched")
 # A run is about what breaks; who is moved away for a neighbour's promise would look like somebody who was lost.
 # Generous tolerances, as a pod that waits for a neighbour's promise tests nothing.
 INSTALL = ("--set", "policy.retraction=none,policy.maxSlowdown=3,policy.latencyMaxSlowdown=2")
 
 
 def main() -> int:
-    options = _parse()
+    options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that faults are taken back
     try:
         if options.report:
@@ -62,7 +64,8 @@ def main() -> int:
         return 1
 
 
-def _parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; what makes no sense ends the program."""
     parser = argparse.ArgumentParser(
         prog="hack/chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -81,7 +84,10 @@ def _parse() -> argparse.Namespace:
         "--report", type=Path, nargs="+", metavar="DIR", help="print the tables of these runs together"
     )
     parser.add_argument("--write", type=Path, metavar="PAGE", help="with --report: replace them in this page")
-    return parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.soak and options.minutes is not None and options.minutes < SHORTEST_MINUTES:
+        parser.error(f"a soak of less than {SHORTEST_MINUTES:.1f} minutes has too few samples to compare")
+    return options
 
 
 def _new_directory() -> Path:
@@ -91,10 +97,11 @@ def _new_directory() -> Path:
 def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace) -> int:
     begun = time.monotonic()
     kinds = tuple(options.only or (QUICK if options.kinds == "quick" else FaultKind))
-    header: dict[str, Any] = {"seed": options.seed, "kinds": list(kinds), **_machine()}
+    here = _machine()
+    header: dict[str, Any] = {"seed": options.seed, "kinds": list(kinds), **here}
     if options.resume:
-        former = read_header(directory)
-        header = {**header, "seed": former["seed"], "kinds": former["kinds"]}
+        header = read_header(directory)  # stays as it was: what was made so far is of then
+        header["resumed"] = [*header.get("resumed", []), here]
     write_header(directory, header)
     done = read_outcomes(directory)
     first = done[-1].number + 1 if done else 0
@@ -102,16 +109,16 @@ def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse
     until = begun + options.minutes * 60 if options.minutes else float("inf")
     say(f"faults {first} to {options.faults - 1} of seed {seed}, into {directory}")
     with set_up(cluster, image, seed + first, f"{seed}-{first}") as setting:
-        run = setting.chaos(directory, POPULATION)
+        run = setting.chaos(directory, POPULATION, here["commit"])
         if missing := run.settle_first():
             raise Failed(f"the load does not come up: {'; '.join(missing)}")
         new = run.run(seed, range(first, options.faults), kinds, until=until)
-    print(report.chaos_table(read_outcomes(directory), _heading([directory])))
+    print(report.chaos_table(read_outcomes(directory), heading([directory])))
     return int(any(one.violations for one in new))
 
 
 def _soak(cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace) -> int:
-    minutes = options.minutes or 120.0
+    minutes = 120.0 if options.minutes is None else options.minutes
     write_header(directory, {"minutes": minutes, "pods_per_minute": options.pods_per_minute, **_machine()})
     with set_up(cluster, image, options.seed, f"soak-{options.seed}") as setting:
         result = soak(
@@ -129,9 +136,7 @@ def _soak(cluster: LocalCluster, image: str, directory: Path, options: argparse.
 
 
 def _keep_soak(directory: Path, result: SoakResult) -> None:
-    values = {
-        name: getattr(result, name) for name in ("created", "deleted", "violations", "longest_freeze_seconds")
-    }
+    values = {name: getattr(result, name) for name in SOAK_COUNTS}
     values["growths"] = [
         {name: getattr(one, name) for name in Growth.__dataclass_fields__} for one in result.growths
     ]
@@ -152,7 +157,7 @@ def _report(directories: list[Path], page: Path | None) -> int:
     texts = []
     if chaos:
         outcomes = [outcome for one in chaos for outcome in read_outcomes(one)]
-        texts.append((report.CHAOS_MARKS, report.chaos_table(outcomes, _heading(chaos))))
+        texts.append((report.CHAOS_MARKS, report.chaos_table(outcomes, heading(chaos))))
     texts += [(report.SOAK_MARKS, _soak_text(one)) for one in directories if (one / SOAK_FILE).exists()]
     for marks, text in texts:
         print(text)
@@ -161,10 +166,30 @@ def _report(directories: list[Path], page: Path | None) -> int:
     return 0
 
 
-def _heading(directories: list[Path]) -> str:
+def heading(directories: Sequence[Path]) -> str:
+    """Return when, of which commits and where these runs were made, by what each fault was made with."""
     headers = [read_header(one) for one in directories]
-    seeds = ", ".join(dict.fromkeys(str(one["seed"]) for one in headers))
-    return f"{_what(headers[-1])}, seed {seeds}"
+    times = [each for one in headers for each in (one, *one.get("resumed", []))]
+    commits = [
+        commit
+        for directory, header in zip(directories, headers, strict=True)
+        for commit in _commits(read_outcomes(directory), header["commit"])
+    ]
+    dates, machines, seeds = (
+        ", ".join(dict.fromkeys(str(one[name]) for one in of))
+        for of, name in ((times, "date"), (times, "machine"), (headers, "seed"))
+    )
+    return f"{dates}, commit {'; '.join(dict.fromkeys(commits))}, {machines}, seed {seeds}"
+
+
+def _commits(outcomes: Sequence[Outcome], first: str) -> list[str]:
+    """Return the commits, with the faults of each where there are several; older outcomes do not say theirs."""
+    numbers: dict[str, list[int]] = {}
+    for one in outcomes:
+        numbers.setdefault(one.commit or first, []).append(one.number)
+    if len(numbers) < 2:
+        return list(numbers) or [first]
+    return [f"{commit} (faults {min(found)} to {max(found)})" for commit, found in numbers.items()]
 
 
 def _what(header: dict[str, Any]) -> str:

@@ -111,6 +111,10 @@ class Load:
         """Return whether nothing is left to ask of the API server."""
         return not self._orders and not self._to_delete
 
+    def running(self, picture: Picture) -> set[str]:
+        """Return the uids of its pods, those that leave included, that have processes."""
+        return {uid for uid in (*self._book, *self._leaving) if uid in picture.processes}
+
     def fill(self, most: int) -> None:
         """Order pods until there are so many, or the room is used."""
         while len(self._book) + len(self._orders) < most:

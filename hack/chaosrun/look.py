@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from chaosrun import node
@@ -11,7 +12,7 @@ from chaosrun.parts import RELEASE_NAMESPACE, Part, missing_roles
 from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
 
 MANAGED: Final = "gpushare.io%2Fmanaged%3Dtrue"
-SILENT: Final = 1e6  # seconds: a gate that never wrote
+SILENT: Final = 1e6  # seconds: a gate or a twin that never wrote
 
 
 class Eye:
@@ -28,6 +29,7 @@ class Eye:
         """Look now."""
         found = node.processes()
         counted = Counter(one.pod_uid for one in found)
+        pod_of = {one.pid: one.pod_uid for one in found}
         outside = frozenset(one.pod_uid for one in found if one.comm == node.OUTSIDE_COMM)
         try:
             pods = self._pods()
@@ -35,7 +37,7 @@ class Eye:
             unready = self._unready_parts() + self._unready_nodes()
         except (NoAnswerError, RefusedError) as error:
             pods, unready = None, [str(error)]
-        gpus = tuple(_gpu(gpu) for one in self._nodes for gpu in one.get("status", {}).get("gpus") or [])
+        gpus = tuple(_gpu(gpu, pod_of) for one in self._nodes for gpu in one.get("status", {}).get("gpus") or [])
         unready += missing_roles(self.parts, found, len(gpus))
         return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready))
 
@@ -88,6 +90,7 @@ def pod_seen(item: Json) -> PodSeen:
         is_deleting="deletionTimestamp" in metadata,
         restarts=sum(int(one.get("restartCount", 0)) for one in containers),
         why=_why(status, containers),
+        admitted_at=datetime.fromisoformat(begun).timestamp() if (begun := status.get("startTime")) else None,
     )
 
 
@@ -117,9 +120,23 @@ def _is_ready(item: Json) -> bool:
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
-def _gpu(gpu: Json) -> GpuSeen:
-    gate: dict[str, Any] = node.gate_file(gpu["uuid"]) or {}
-    clients = tuple(
+def clients_of_twin(twin: Json, pod_of: Mapping[int, str]) -> tuple[ClientSeen, ...]:
+    """Return the MPS clients that the twin's daemon serves; whose they are is told by the cgroups."""
+    return tuple(
+        ClientSeen(
+            pid=one["pid"],
+            pod_uid=pod_of.get(one["pid"]),
+            thread_percentage=one["thread_percentage"],
+            memory_used_mib=one["memory_used_mib"],
+            is_alive=node.is_alive(one["pid"], None),
+        )
+        for one in twin.get("clients") or []
+        if one["is_mps_client"]
+    )
+
+
+def _clients_of_gate(gate: Json) -> tuple[ClientSeen, ...]:
+    return tuple(
         ClientSeen(
             pid=one["pid"],
             pod_uid=one.get("pod_uid"),
@@ -129,6 +146,11 @@ def _gpu(gpu: Json) -> GpuSeen:
         )
         for one in gate.get("clients") or []
     )
+
+
+def _gpu(gpu: Json, pod_of: Mapping[int, str]) -> GpuSeen:
+    gate: dict[str, Any] = node.gate_file(gpu["uuid"]) or {}
+    twin: dict[str, Any] = node.twin_file(gpu["uuid"]) or {}
     return GpuSeen(
         uuid=gpu["uuid"],
         memory_mib=gpu.get("memoryMiB", 0),
@@ -136,6 +158,12 @@ def _gpu(gpu: Json) -> GpuSeen:
         mps_state=gpu.get("mps", {}).get("state", ""),
         tenants={one["podUid"]: one.get("share", 0) for one in gpu.get("tenants") or []},
         gate_state=gate.get("state", "silent"),
-        gate_age_seconds=time.time() - gate["written_at"] if "written_at" in gate else SILENT,
-        clients=clients,
+        gate_age_seconds=_age(gate),
+        clients=clients_of_twin(twin, pod_of),
+        told=_clients_of_gate(gate),
+        twin_age_seconds=_age(twin),
     )
+
+
+def _age(written: Json) -> float:
+    return time.time() - written["written_at"] if "written_at" in written else SILENT

@@ -5,9 +5,6 @@ import json
 import os
 import re
 import stat
-import threading
-import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,10 +14,6 @@ RUN: Final = Path("/run/gpushare")
 CHECKPOINT: Final = Path("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint")
 SHARE_RESOURCE: Final = "gpushare.io/share"
 OUTSIDE_COMM: Final = "gpu-no-mps"  # the twin's name for a process that uses a GPU without MPS
-FREEZER_V1: Final = Path("/sys/fs/cgroup/freezer")
-FREEZER_V2: Final = Path("/sys/fs/cgroup")
-LOOK_SECONDS: Final = 0.1
-GAP_SECONDS: Final = 0.4  # between two looks further apart a pod may well have run
 _POD: Final = re.compile(r"[/-]pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12})")
 
 
@@ -82,100 +75,29 @@ def devices_by_pod(checkpoint: Path = CHECKPOINT) -> dict[str, tuple[str, ...]]:
 
 def gate_file(gpu: str, run: Path = RUN) -> dict[str, Any] | None:
     """Return a gate's status; None without one, or while something hangs in its place."""
-    path = run / gpu / "gate.json"
+    return _object(run / gpu / "gate.json")
+
+
+def twin_file(gpu: str, run: Path = RUN) -> dict[str, Any] | None:
+    """Return what the twin's daemon says of its clients; None without it, or while it hangs."""
+    return _object(run / gpu / "twin.json")
+
+
+def _object(path: Path) -> dict[str, Any] | None:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            return None
-        found: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe may stand there: wait for nobody
+    except OSError:
         return None
-    return found
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        try:
+            found = json.loads(file.read())
+        except (OSError, ValueError):
+            return None
+    return found if isinstance(found, dict) else None
 
 
 def gpus_on_node(run: Path = RUN) -> tuple[str, ...]:
     """Return the UUIDs of the node's GPUs."""
     return tuple(sorted(path.parent.name for path in run.glob("*/tenant")))
-
-
-class FreezeWatch:
-    """Looks at each pod's freezer ten times a second, and knows the longest time that it stood still.
-
-    A time counts as far as looks at short intervals all found the pod frozen: a throttled one is frozen for at
-    most half a second and then runs.
-    """
-
-    def __init__(self, root: Path | None = None) -> None:
-        self._is_v1 = root is None and FREEZER_V1.is_dir()
-        self._root = root or (FREEZER_V1 if self._is_v1 else FREEZER_V2)
-        self._cgroups: dict[str, Path] = {}
-        self._since: dict[str, tuple[float, float]] = {}
-        self._longest: dict[str, float] = {}
-        self._lock = threading.Lock()
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="freeze-watch", daemon=True)
-        self.looks_frozen = 0
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._end.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def watch(self, uids: Iterable[str]) -> None:
-        """Look at these pods from now on."""
-        wanted = set(uids)
-        with self._lock:
-            for uid in set(self._cgroups) - wanted:
-                del self._cgroups[uid]
-            missing = wanted - set(self._cgroups)
-        found = {uid: path for uid in missing if (path := self._find(uid)) is not None}
-        with self._lock:
-            self._cgroups |= found
-
-    def longest(self) -> dict[str, float]:
-        """Return the longest time of each pod since the last call, seconds."""
-        with self._lock:
-            found, self._longest = self._longest, {}
-        return found
-
-    def look(self, now: float) -> None:
-        """Look at every pod once."""
-        with self._lock:
-            pods = dict(self._cgroups)
-        for uid, path in pods.items():
-            if not self._is_frozen(path):
-                self._since.pop(uid, None)
-                continue
-            self.looks_frozen += 1
-            first, last = self._since.get(uid, (now, now))
-            if now - last > GAP_SECONDS:
-                first = now
-            self._since[uid] = (first, now)
-            with self._lock:
-                self._longest[uid] = max(self._longest.get(uid, 0.0), now - first)
-        for uid in set(self._since) - set(pods):
-            del self._since[uid]
-
-    def _watch(self) -> None:
-        while not self._end.wait(LOOK_SECONDS):
-            self.look(time.monotonic())
-
-    def _find(self, uid: str) -> Path | None:
-        for pattern in (
-            f"kubepods/pod{uid}",
-            f"kubepods/*/pod{uid}",
-            f"kubepods.slice/**/*pod{uid.replace('-', '_')}.slice",
-        ):
-            for path in self._root.glob(pattern):
-                return path
-        return None
-
-    def _is_frozen(self, path: Path) -> bool:
-        try:
-            if self._is_v1:
-                return (path / "freezer.state").read_text().strip() == "FROZEN"
-            return "frozen 1" in (path / "cgroup.events").read_text()
-        except OSError:
-            return False

@@ -16,6 +16,7 @@ class PodSeen:
         share: percent of one GPU, the limit `gpushare.io/share`.
         memory_mib: the decision's memory limit; 0 before.
         why: the reason why it waits or ended.
+        admitted_at: when kubelet took it, Unix time in whole seconds; None before.
     """
 
     uid: str
@@ -29,6 +30,7 @@ class PodSeen:
     is_deleting: bool = False
     restarts: int = 0
     why: str = ""
+    admitted_at: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -38,7 +40,7 @@ class PodSeen:
 
 @dataclass(frozen=True, slots=True)
 class ClientSeen:
-    """An MPS client by the gate's status; `is_alive` by /proc."""
+    """An MPS client by the twin or by the gate; `is_alive` by /proc, the twin's `pod_uid` by cgroup."""
 
     pid: int
     pod_uid: str | None
@@ -49,10 +51,13 @@ class ClientSeen:
 
 @dataclass(frozen=True, slots=True)
 class GpuSeen:
-    """A GPU by its GpuNode and its gate's status file.
+    """A GPU by its GpuNode, its twin and its gate's status file.
 
     Attributes:
         tenants: pod uid -> share, by the agent.
+        clients: by the twin's daemon, which is what runs.
+        told: the clients by the gate's status file, which is part of what is tested.
+        twin_age_seconds: since the twin wrote.
         gate_state: of the status file; gate_age_seconds: since it was written.
     """
 
@@ -64,6 +69,8 @@ class GpuSeen:
     gate_state: str = "Active"
     gate_age_seconds: float = 0.0
     clients: tuple[ClientSeen, ...] = ()
+    told: tuple[ClientSeen, ...] = ()
+    twin_age_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

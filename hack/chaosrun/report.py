@@ -22,6 +22,10 @@ def chaos_table(outcomes: Sequence[Outcome], heading: str) -> str:
     ended = sum(len(one.ended) for one in made)
     times = [one.settled_seconds for one in made if one.settled_seconds is not None]
     freeze = max((one.longest_freeze_seconds for one in made), default=0.0)
+    watched = []
+    if gaps := [one.longest_gap_seconds for one in made if one.longest_gap_seconds is not None]:
+        unfound = sum(one.unwatched for one in made)
+        watched = [f"Without a look at the freezers: {max(gaps):.1f} s at most; freezers not found: {unfound}."]
     settled = f"a median of {_seconds(times, statistics.median)} s, at most {_seconds(times, max)} s"
     lines = [
         f"{heading}: {len(made)} faults.",
@@ -31,6 +35,7 @@ def chaos_table(outcomes: Sequence[Outcome], heading: str) -> str:
         f"Settled after {settled} (bar: {SETTLED_SECONDS:.0f} s).",
         f"Tenants that the faults themselves ended: {ended}.",
         f"The longest that a pod was seen frozen: {freeze:.1f} s.",
+        *watched,
         "",
         "| fault | times | ends by itself | tenants ended | settled: median, s | longest, s | broken |",
         "|---|---|---|---|---|---|---|",

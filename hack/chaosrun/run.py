@@ -12,9 +12,10 @@ from typing import Any, Final
 from chaosrun import auditor
 from chaosrun.auditor import Allowance, Rule, Violation
 from chaosrun.faults import Injected, Injector, NotPossibleError, lasting_seconds
+from chaosrun.freezes import FreezeWatch
+from chaosrun.lasting import Differences
 from chaosrun.load import Load
 from chaosrun.look import Eye
-from chaosrun.node import FreezeWatch
 from chaosrun.picture import Picture
 from chaosrun.plan import Fault, FaultKind, fault
 
@@ -37,6 +38,9 @@ class Outcome:
         longest_freeze_seconds: of any pod, since the fault before.
         skipped: why it could not be made; such a fault does not count.
         waited_for: what was still missing when the time was up.
+        longest_gap_seconds: without a look at the freezers, since the fault before; older runs did not tell.
+        unwatched: pods whose freezer was not found.
+        commit: of what was tested; a resumed run may be of several.
     """
 
     number: int
@@ -51,6 +55,9 @@ class Outcome:
     waited_for: tuple[str, ...] = ()
     pods: int = 0
     load_average: float = 0.0
+    longest_gap_seconds: float | None = None
+    unwatched: int = 0
+    commit: str = ""
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -99,27 +106,41 @@ class ChaosRun:
         directory: Path,
         *,
         population: int,
+        commit: str = "",
         diagnose: Callable[[Path], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._eye, self._load, self._injector, self._freezes = eye, load, injector, freezes
         self._directory, self._population, self._diagnose = directory, population, diagnose
-        self._clock, self._sleep = clock, sleep
+        self._clock, self._sleep, self._commit = clock, sleep, commit
+        self._differences = Differences()
 
     def settle_first(self) -> list[str]:
         """Bring up the load; return what is still missing when the time is up, or broken already."""
         self._load.fill(self._population)
         judge = _Judge()
         settled, waiting = self._until_settled(judge, Allowance(), GIVE_UP_SECONDS)
-        self._freezes.longest()
+        self._freezes.report(self._clock())
         return [*judge.violations, *([] if settled is not None else [*waiting, self._load.last_refusal])]
 
-    def run(self, seed: int, numbers: Sequence[int], kinds: Sequence[FaultKind], *, until: float) -> list[Outcome]:
-        """Make these faults, as many as the time allows; stop where the cluster does not come back."""
-        outcomes = []
+    def run(
+        self,
+        seed: int,
+        numbers: Sequence[int],
+        kinds: Sequence[FaultKind],
+        *,
+        until: float,
+        most: int | None = None,
+    ) -> list[Outcome]:
+        """Make these faults, as many as the time allows; stop where the cluster does not come back.
+
+        Args:
+            most: end after so many that could be made.
+        """
+        outcomes: list[Outcome] = []
         for number in numbers:
-            if self._clock() >= until:
+            if self._clock() >= until or sum(not one.skipped for one in outcomes) == most:
                 break
             outcome = self.one(fault(seed, number, kinds))
             outcomes.append(outcome)
@@ -136,7 +157,7 @@ class ChaosRun:
         try:
             injected = self._injector.make(planned)
         except NotPossibleError as error:
-            return Outcome(planned.number, planned.kind, skipped=str(error))
+            return Outcome(planned.number, planned.kind, skipped=str(error), commit=self._commit)
         judge = _Judge()
         self._load.churn(planned.churn, self._population)
         try:
@@ -146,7 +167,7 @@ class ChaosRun:
         settled, waiting = self._until_settled(judge, injected.allowance, GIVE_UP_SECONDS)
         if settled is None or settled > SETTLED_SECONDS:
             judge.add([Violation(Rule.SETTLED, "; ".join(waiting)[:1500])])
-        freezes = self._freezes.longest()
+        freezes = self._freezes.report(self._clock())
         judge.add(auditor.left_frozen(freezes))
         return Outcome(
             planned.number,
@@ -155,11 +176,14 @@ class ChaosRun:
             round(lasting_seconds(planned), 2),
             None if settled is None else round(settled, 1),
             tuple(sorted(judge.ended)),
-            round(max(freezes.values(), default=0.0), 2),
+            round(max(freezes.longest.values(), default=0.0), 2),
             tuple(judge.violations),
             waited_for=tuple(waiting) if settled is None or settled > SETTLED_SECONDS else (),
             pods=len(self._load.expected),
             load_average=round(os.getloadavg()[0], 1),
+            longest_gap_seconds=round(freezes.gap_seconds, 2),
+            unwatched=len(freezes.unwatched),
+            commit=self._commit,
         )
 
     def _while_in_force(self, planned: Fault, injected: Injected, judge: _Judge) -> None:
@@ -195,10 +219,11 @@ class ChaosRun:
         picture = self._eye.picture()
         expected, leaving = self._load.expected, self._load.leaving
         judge.add(auditor.broken(picture, expected, allowance))
+        judge.add(self._differences.look(picture, self._clock()))
         waiting = auditor.unsettled(picture, expected, leaving)
         if not self._load.is_idle:
             waiting.append(f"the load waits for the API server or admission ({self._load.last_refusal})")
-        self._freezes.watch(picture.processes)
+        self._freezes.watch(self._load.running(picture), self._clock())
         self._let_load_go_on(picture, allowance, judge)
         return waiting
 

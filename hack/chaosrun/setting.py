@@ -14,6 +14,7 @@ from devcluster.progress import Failed, say, wait_for
 from chaosrun import node
 from chaosrun.api import Api, NoAnswerError, RefusedError
 from chaosrun.faults import Injector
+from chaosrun.freezes import FreezeWatch
 from chaosrun.load import Load
 from chaosrun.look import Eye
 from chaosrun.parts import RELEASE_NAMESPACE
@@ -30,11 +31,11 @@ class Setting:
     cluster: LocalCluster
     eye: Eye
     load: Load
-    freezes: node.FreezeWatch
+    freezes: FreezeWatch
     injector: Injector
 
-    def chaos(self, directory: Path, population: int) -> ChaosRun:
-        """Return a run that writes into a directory."""
+    def chaos(self, directory: Path, population: int, commit: str = "") -> ChaosRun:
+        """Return a run that writes into a directory; `commit` is what it is of."""
         return ChaosRun(
             self.eye,
             self.load,
@@ -42,6 +43,7 @@ class Setting:
             self.freezes,
             directory,
             population=population,
+            commit=commit,
             diagnose=lambda where: diagnose(self.cluster, where),
         )
 
@@ -62,7 +64,7 @@ def set_up(cluster: LocalCluster, image: str, seed: int, name: str) -> Iterator[
     wait_for("the namespace's service account", lambda: _exists(api, account), timeout_seconds=60)
     gpus = wait_for_gpus(eye)
     load = Load(api, namespace, image, seed, gpus=len(gpus), gpu_memory_mib=min(gpus.values()))
-    freezes = node.FreezeWatch()
+    freezes = FreezeWatch()
     freezes.start()
     try:
         yield Setting(cluster, eye, load, freezes, injector)
@@ -109,7 +111,7 @@ def diagnose(cluster: LocalCluster, where: Path) -> None:
             text = str(failed)
         (where / name).write_text(text)
     for gpu in node.gpus_on_node():
-        for name in ("gate.json", "decisions.json", "throttle.json", "throttled.json"):
+        for name in ("gate.json", "decisions.json", "throttle.json", "throttled.json", "twin.json"):
             path = node.RUN / gpu / name
             if path.is_file():
                 (where / f"{gpu}-{name}").write_bytes(path.read_bytes())

@@ -14,6 +14,7 @@ from chaosrun.parts import ROLES, Part, processes_of
 FLAT_RATIO: Final = 1.05  # the bar for memory
 FLAT_COUNT: Final = 3  # descriptors and threads that may come and go with what is connected at the moment
 WARM_UP_PART: Final = 0.25  # of the samples: caches fill, modules load
+FEWEST_SAMPLES: Final = 8  # of which the first and the last third still have two each
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,10 @@ class Growth:
 
     @property
     def is_flat(self) -> bool:
-        """Return whether nothing grew beyond the bar and nothing was restarted; shrinking is no leak."""
+        """Return whether it runs, nothing grew beyond the bar and nothing was restarted; shrinking is no leak."""
         return (
-            self.restarts == 0
+            self.processes > 0
+            and self.restarts == 0
             and self.memory_ratio <= FLAT_RATIO
             and self.descriptors_last - self.descriptors_first <= FLAT_COUNT
             and self.threads_last - self.threads_first <= FLAT_COUNT
@@ -88,11 +90,11 @@ def growth(role: str, samples: Sequence[Usage]) -> Growth:
     """Compare the first third of the samples with the last one, after the warm-up.
 
     Raises:
-        ValueError: fewer than six samples are left.
+        ValueError: fewer than FEWEST_SAMPLES.
     """
     steady = samples[int(len(samples) * WARM_UP_PART) :]
     third = len(steady) // 3
-    if third < 2:
+    if len(samples) < FEWEST_SAMPLES:
         raise ValueError(f"{len(samples)} samples of {role} are too few to compare")
     first, last = steady[:third], steady[-third:]
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 from chaosrun.auditor import RESERVE_MIB, Allowance, Rule, broken, left_frozen, unsettled
+from chaosrun.freezes import FreezeReport
+from chaosrun.lasting import DIFFERS_SECONDS, STARTS_SECONDS, Differences, Starts
 from chaosrun.picture import ClientSeen, Expected, GpuSeen, Picture, PodSeen
 from chaosrun.plan import Ends
 
@@ -21,15 +23,19 @@ def devices(gpu: str, first: int, count: int) -> tuple[str, ...]:
 
 
 def client(uid: str, percent: int = 30, **other: object) -> ClientSeen:
-    return ClientSeen(hash(uid) % 10_000, uid, percent, 500, **other)
+    return ClientSeen(1000 + ord(uid[0]), uid, percent, 500, **other)
+
+
+def gpu_seen(uuid: str, tenants: dict[str, int], *clients: ClientSeen) -> GpuSeen:
+    return GpuSeen(uuid, MEMORY_MIB, tenants=tenants, clients=clients, told=clients)
 
 
 PODS = {one.uid: one for one in (pod("a"), pod("b", 60), pod("c", 40, TWO))}
 SOUND = Picture(
     PODS,
     (
-        GpuSeen(ONE, MEMORY_MIB, tenants={"a": 30, "b": 60}, clients=(client("a"), client("b", 60))),
-        GpuSeen(TWO, MEMORY_MIB, tenants={"c": 40}, clients=(client("c", 40),)),
+        gpu_seen(ONE, {"a": 30, "b": 60}, client("a"), client("b", 60)),
+        gpu_seen(TWO, {"c": 40}, client("c", 40)),
     ),
     {"a": devices(ONE, 0, 30), "b": devices(ONE, 30, 60), "c": devices(TWO, 0, 40)},
 )
@@ -85,6 +91,9 @@ def test_one_device_of_kubelet_for_two_pods() -> None:
     assert rules(twice) == [Rule.DEVICE]
     gone = replace(twice, pods={uid: one for uid, one in PODS.items() if uid != "a"})
     assert Rule.DEVICE not in rules(gone)  # kubelet's record outlives a pod until it needs the device
+    for later, rule in ((10.0, Rule.DEVICE_RACE), (11.0, Rule.DEVICE)):
+        times = {"a": replace(PODS["a"], admitted_at=50.0), "b": replace(PODS["b"], admitted_at=50.0 + later)}
+        assert rules(replace(twice, pods={**PODS, **times})) == [rule]
 
 
 def test_more_clients_than_a_server_takes() -> None:
@@ -141,7 +150,81 @@ def test_nothing_is_said_of_pods_while_the_api_server_is_away_but_of_clients() -
 
 
 def test_whoever_stood_still_for_too_long_is_left_frozen() -> None:
-    assert [one.rule for one in left_frozen({"a": 5.1, "b": 1.3})] == [Rule.FROZEN]
+    assert [one.rule for one in left_frozen(FreezeReport({"a": 5.1, "b": 1.3}))] == [Rule.FROZEN]
+
+
+def test_a_freeze_that_nobody_would_have_seen_is_said() -> None:
+    assert left_frozen(FreezeReport({}, 4.9, {"a": 4.9})) == []
+    assert [one.rule for one in left_frozen(FreezeReport({}, 5.1, {"a": 0.0}))] == [Rule.GAP]
+    assert [one.rule for one in left_frozen(FreezeReport({}, 0.1, {"a": 5.1}))] == [Rule.UNWATCHED]
+
+
+def test_limits_and_clients_are_judged_by_the_twin_whatever_the_gate_says() -> None:
+    more = replace(SOUND.gpus[0], clients=(client("a", 31), client("b", 60)))
+    assert rules(replace(SOUND, gpus=(more, SOUND.gpus[1]))) == [Rule.LIMIT]
+    crowd = tuple(ClientSeen(number, None) for number in range(49))
+    assert rules(replace(SOUND, gpus=(replace(more, clients=crowd), SOUND.gpus[1]))) == [Rule.CLIENTS]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ((client("a"),), "is a client of GPU-1 by twin alone"),
+        ((client("a"), client("b", 60), client("x")), "is a client of GPU-1 by gate alone"),
+        ((client("a", 29), client("b", 60)), "thread_percentage of client 1097 of GPU-1 is 30, the gate says 29"),
+        (
+            (replace(client("a"), memory_used_mib=400), client("b", 60)),
+            "memory_used_mib of client 1097 of GPU-1 is 500, the gate says 400",
+        ),
+        ((replace(client("a"), pod_uid=None), client("b", 60)), "pod_uid of client 1097 of GPU-1 is a, the gate"),
+    ],
+)
+def test_a_gate_that_tells_otherwise_than_the_twin_for_long(told: tuple[ClientSeen, ...], words: str) -> None:
+    differs = replace(SOUND, gpus=(replace(SOUND.gpus[0], told=told), SOUND.gpus[1]))
+    assert words in missing(differs)
+    seen = Differences()
+    assert seen.look(differs, 0.0) == seen.look(differs, DIFFERS_SECONDS) == []
+    (lasting,) = seen.look(differs, DIFFERS_SECONDS + 1)
+    assert lasting.rule is Rule.DIFFERS
+    assert words in lasting.detail
+    assert seen.look(SOUND, DIFFERS_SECONDS + 2) == seen.look(differs, 1000.0) == []
+
+
+def test_stale_files_and_what_a_new_gate_cannot_know_are_no_difference() -> None:
+    unknown = replace(client("a"), thread_percentage=None, memory_used_mib=None)
+    first = replace(SOUND.gpus[0], told=(unknown, client("b", 60)))
+    assert missing(replace(SOUND, gpus=(first, SOUND.gpus[1]))) == ""
+    stale = replace(SOUND.gpus[0], told=(), twin_age_seconds=20.0)
+    assert missing(replace(SOUND, gpus=(stale, SOUND.gpus[1]))) == ""
+
+
+def late(picture: Picture, refusal: str | None = None) -> list[str]:
+    starts = Starts()
+    assert starts.look(picture, BOOK, 100.0, refusal=refusal) == []
+    found = starts.look(picture, BOOK, 101.0 + STARTS_SECONDS, refusal=refusal)
+    assert {one.rule for one in found} <= {Rule.STARTS}
+    return [one.detail for one in found]
+
+
+def test_a_pod_with_room_that_is_no_client_in_time() -> None:
+    assert late(SOUND) == []
+    pending = replace(PODS["c"], phase="Pending", gpus=(), is_bound=False, why="Unschedulable")
+    assert late(with_pod(pending)) == ["load/c is Pending: Unschedulable, for more than 60 s"]
+    first, second = SOUND.gpus
+    assert len(late(replace(SOUND, gpus=(first, replace(second, clients=()))))) == 1  # it runs, but uses nothing
+    assert late(SOUND, "500: no admission") == ["pods cannot be created: 500: no admission, for more than 60 s"]
+    assert len(late(replace(with_pod(pending), gpus=()))) == 3  # no GPU is known: that is no lack of room
+
+
+def test_who_waits_for_room_or_for_a_neighbours_promise_is_not_late() -> None:
+    pending = replace(PODS["c"], phase="Pending", gpus=(), is_bound=False)
+    assert late(with_pod(replace(pending, why="a tenant could keep only 0.05, 0.08 is promised"))) == []
+    full = replace(with_pod(pending), pods={"c": pending, "d": pod("d", 61), "e": pod("e", 61, TWO)})
+    assert late(full) == []
+    starts = Starts()
+    for moment, picture in ((0.0, with_pod(pending)), (50.0, SOUND), (70.0, with_pod(pending))):
+        assert starts.look(picture, BOOK, moment) == []
+    assert starts.look(replace(SOUND, pods=None), BOOK, 200.0) == []
 
 
 def missing(picture: Picture, leaving: tuple[str, ...] = ()) -> str:

@@ -1,23 +1,32 @@
 """hack/chaos: the plan, the run with fakes and a clock that the test turns, resuming, report and soak."""
 
+import contextlib
 import json
+import os
+import subprocess
 import threading
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from chaosrun import report
+from chaosrun import cuts, node, report
+from chaosrun.api import RefusedError
 from chaosrun.auditor import Allowance, Rule
-from chaosrun.faults import Injected, NotPossibleError
+from chaosrun.cli import heading, parse
+from chaosrun.faults import Injected, Injector, NotPossibleError
+from chaosrun.freezes import FreezeReport, FreezeWatch
 from chaosrun.hang import STATE, HungDriver
 from chaosrun.load import LARGEST_PERCENT, Load, order, room_percent
-from chaosrun.look import pod_seen
-from chaosrun.node import FreezeWatch, Process, pod_uid_in
+from chaosrun.look import clients_of_twin, pod_seen
+from chaosrun.node import Process, gate_file, pod_uid_in, twin_file
 from chaosrun.parts import Part, missing_roles
 from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
 from chaosrun.plan import QUICK, TRAITS, Ends, Fault, FaultKind, fault
-from chaosrun.run import FAULTS_FILE, ChaosRun, Outcome, read_outcomes
-from chaosrun.usage import Usage, growth
+from chaosrun.run import FAULTS_FILE, ChaosRun, Outcome, read_outcomes, write_header
+from chaosrun.soak import SHORTEST_MINUTES, soak
+from chaosrun.usage import FEWEST_SAMPLES, Usage, growth
 
 GPU = "GPU-1"
 
@@ -90,6 +99,8 @@ class FakeCluster:
     undone: int = 0
     frozen: dict[str, float] = field(default_factory=dict)
     refuses: str = ""
+    parts: dict[str, Part] = field(default_factory=dict)
+    part_pods: tuple[dict, ...] = ()
 
     def picture(self) -> Picture:
         pods = {}
@@ -100,11 +111,13 @@ class FakeCluster:
             pods[uid] = PodSeen(uid, f"load/{name}", phase, share, (GPU,), share, 10, is_bound=True)
         unready = ("agent is not ready",) if self.clock < self.recovers_at else ()
         running = {uid: pod for uid, pod in pods.items() if not pod.is_over}
+        clients = tuple(ClientSeen(number, uid) for number, uid in enumerate(running))
         gpu = GpuSeen(
             GPU,
             143_000,
             tenants={uid: pod.share for uid, pod in running.items()},
-            clients=tuple(ClientSeen(1, uid) for uid in running),
+            clients=clients,
+            told=clients,
         )
         return Picture(pods, (gpu,), {uid: (f"{GPU}::{uid}",) for uid in pods}, {}, frozenset(), unready)
 
@@ -120,10 +133,10 @@ class FakeCluster:
 
         return Injected("something", self.allowance, [undo])
 
-    def watch(self, _: object) -> None: ...
+    def watch(self, _: object, __: float) -> None: ...
 
-    def longest(self) -> dict[str, float]:
-        return self.frozen
+    def report(self, _: float) -> FreezeReport:
+        return FreezeReport(self.frozen, 1.0)
 
     def sleep(self, seconds: float) -> None:
         self.clock += max(seconds, 0.01)
@@ -161,6 +174,7 @@ def test_faults_that_settle_break_nothing(cluster: FakeCluster, tmp_path: Path) 
     for one in outcomes:
         assert one.settled_seconds is not None
         assert 7.0 <= one.settled_seconds <= 8.0
+        assert one.longest_gap_seconds == 1.0
     assert cluster.undone == 5
     assert cluster.api.made > 4  # pods were replaced meanwhile
     assert read_outcomes(tmp_path) == outcomes
@@ -219,6 +233,8 @@ def test_what_cannot_be_made_is_skipped_and_the_time_ends_a_run(cluster: FakeClu
     (one,) = run.run(3, range(1), QUIET, until=1e9)
     assert one.skipped == cluster.refuses
     assert run.run(3, range(5), QUIET, until=cluster.clock) == []
+    cluster.refuses = ""
+    assert len(run.run(3, range(5), QUIET, until=1e9, most=2)) == 2
 
 
 def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
@@ -228,6 +244,44 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
     )
     assert read_outcomes(tmp_path) == [whole]
     assert read_outcomes(tmp_path / "none") == []
+
+
+def test_a_resumed_runs_heading_names_every_commit_and_the_faults_of_each(tmp_path: Path) -> None:
+    first = {"seed": 3, "kinds": [], "date": "2026-01-01", "commit": "aaa", "machine": "2 cores"}
+    write_header(tmp_path, first)
+    lines = [Outcome(0, "kill-agent"), Outcome(1, "kill-gate", commit="aaa")]
+    (tmp_path / FAULTS_FILE).write_text("".join(json.dumps(asdict(one)) + "\n" for one in lines))
+    assert heading([tmp_path]) == "2026-01-01, commit aaa, 2 cores, seed 3"
+    again = {"date": "2026-01-02", "commit": "bbb", "machine": "4 cores"}
+    write_header(tmp_path, {**first, "resumed": [again]})
+    with (tmp_path / FAULTS_FILE).open("a") as file:
+        file.write(json.dumps(asdict(Outcome(2, "kill-gate", commit="bbb"))) + "\n")
+    assert heading([tmp_path]) == (
+        "2026-01-01, 2026-01-02, commit aaa (faults 0 to 1); bbb (faults 2 to 2), 2 cores, 4 cores, seed 3"
+    )
+
+
+def test_a_fault_that_hits_nothing_is_not_made(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> None:
+    monkeypatch.setattr(node, "processes", tuple)
+    monkeypatch.setattr(node, "gpus_on_node", lambda: (GPU,))
+    monkeypatch.setattr(cuts, "break_connections", lambda _: 0)
+    injector = Injector(cluster, cluster.api, cluster)
+    hitting_processes = [kind for kind in FaultKind if kind.startswith("kill-") and "daemon" not in kind]
+    hitting_processes += [FaultKind.STALL_GATE, FaultKind.STALL_AGENT]
+    for kind in (*hitting_processes, FaultKind.BREAK_WATCHES, FaultKind.CUT_PART, FaultKind.CUT_ADMISSION):
+        with pytest.raises(NotPossibleError):
+            injector.make(Fault(0, kind, 0.5, 1.0, 1))
+
+
+def test_a_process_that_ended_meanwhile_is_not_hit(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    cluster.parts = {"u1": Part.MPS}
+    gate = Process(ended.pid, "u1", f"python -m gpushare.mps.keeper {GPU}", "python")
+    monkeypatch.setattr(node, "processes", lambda: (gate,))
+    monkeypatch.setattr(node, "gpus_on_node", lambda: (GPU,))
+    with pytest.raises(NotPossibleError, match="no process of gate of GPU-1"):
+        Injector(cluster, cluster.api, cluster).make(Fault(0, FaultKind.KILL_GATE, 0.5, 1.0, 1))
 
 
 def test_the_table_counts_what_broke_and_leaves_out_what_was_skipped(tmp_path: Path) -> None:
@@ -244,6 +298,10 @@ def test_the_table_counts_what_broke_and_leaves_out_what_was_skipped(tmp_path: P
     assert "| kill -9 of the agent, its forecaster included | 2 | nobody |  | 4.0 | 6.0 | 1 |" in text
     assert "| a fatal fault in one GPU's MPS server | 1 | those of the GPU | 2 | 3.0 | 3.0 |  |" in text
     assert "fill-disk: no own disk (1)" in text
+    assert "Without a look" not in text  # runs of before did not tell
+    outcomes[2] = replace(outcomes[2], longest_gap_seconds=2.5, unwatched=1)
+    told = report.chaos_table(outcomes, "today")
+    assert "Without a look at the freezers: 2.5 s at most; freezers not found: 1." in told
     page = tmp_path / "page.md"
     page.write_text("# Title\n")
     for words in ("first", "second"):
@@ -273,28 +331,127 @@ def test_descriptors_threads_and_restarts_count_too() -> None:
     assert growth("gate", start + usages(*[100_000] * 20, pids=(2,))).restarts == 1
     helper = Usage((1, 7), 150_000, 30, 9)
     assert growth("agent", [*start, helper, *start, helper, *start]).is_flat
+    assert growth("gate", start[:FEWEST_SAMPLES]).is_flat
     with pytest.raises(ValueError, match="too few"):
-        growth("gate", start[:5])
+        growth("gate", start[: FEWEST_SAMPLES - 1])
+
+
+def test_a_part_that_does_not_run_is_not_flat() -> None:
+    assert not growth("gate", usages(*[0] * 20, descriptors=0, threads=0, pids=())).is_flat
+
+
+@pytest.mark.parametrize("minutes", [0.0, 1.0, SHORTEST_MINUTES - 0.01])
+def test_a_soak_too_short_to_compare_is_refused(minutes: float, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--soak", "--minutes", str(minutes)])
+    assert "too few samples" in capsys.readouterr().err
+    assert parse(["--soak", "--minutes", str(SHORTEST_MINUTES)]).minutes == SHORTEST_MINUTES
+    assert parse(["--minutes", str(minutes)]).minutes == minutes  # of a run of faults
+
+
+def short_soak(cluster: FakeCluster, load: Load, directory: Path) -> tuple[list[str], bool]:
+    result = soak(
+        cluster,
+        load,
+        cluster,
+        directory,
+        minutes=SHORTEST_MINUTES,
+        pods_per_minute=20,
+        population=4,
+        clock=lambda: cluster.clock,
+        sleep=cluster.sleep,
+        sample=lambda _: {"agent": usages(100_000)[0]},
+    )
+    assert (result.created > 4) == (not result.violations)
+    return [one.partition(": ")[0] for one in result.violations], all(one.is_flat for one in result.growths)
+
+
+def test_a_soak_whose_pods_run_breaks_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
+    cluster.parts = {}
+    load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
+    assert short_soak(cluster, load, tmp_path) == ([], True)
+
+
+def test_a_soak_that_can_create_nothing_is_broken(cluster: FakeCluster, tmp_path: Path) -> None:
+    class Refusing(FakeApi):
+        def create(self, _path: str, _body: dict) -> dict:
+            raise RefusedError(403, "no")
+
+    cluster.parts = {}
+    load = Load(Refusing(), "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
+    assert short_soak(cluster, load, tmp_path) == ([Rule.STARTS], True)
 
 
 UID = "0f0e0d0c-1111-2222-3333-444455556666"
 
 
-def test_a_freeze_counts_as_far_as_looks_at_short_intervals_found_it(tmp_path: Path) -> None:
-    group = tmp_path / "kubepods" / "besteffort" / f"pod{UID}"
-    group.mkdir(parents=True)
-    events = group / "cgroup.events"
-    watch = FreezeWatch(tmp_path)
-    watch.watch([UID])
+class FakeCgroup:
+    """A pod's cgroups in either version, written as a test wants them."""
+
+    def __init__(self, root: Path, *, is_v1: bool) -> None:
+        self.is_v1 = is_v1
+        place = Path("somewhere") / "kubepods" / "besteffort" / f"pod{UID}"
+        self.freezer = (root / "freezer" if is_v1 else root) / place
+        self.cpu = (root / "cpuacct" if is_v1 else root) / place
+        for one in (self.freezer, self.cpu):
+            one.mkdir(parents=True, exist_ok=True)
+        self.watch = FreezeWatch(root, "/somewhere")
+        self.watch.watch([UID], 0.0)
+
+    def look(self, now: float, *, frozen: bool, cpu: int = 0) -> None:
+        if self.is_v1:
+            (self.freezer / "freezer.state").write_text("FROZEN\n" if frozen else "THAWED\n")
+            (self.cpu / "cpuacct.usage").write_text(f"{cpu}\n")
+        else:
+            (self.freezer / "cgroup.events").write_text(f"populated 1\nfrozen {frozen:d}\n")
+            (self.cpu / "cpu.stat").write_text(f"usage_usec {cpu}\nuser_usec 1\n")
+        self.watch.look(now)
+
+    def longest(self, now: float) -> float | None:
+        return self.watch.report(now).longest.get(UID)
+
+
+@pytest.fixture(params=[True, False], ids=["v1", "v2"])
+def cgroup(request: pytest.FixtureRequest, tmp_path: Path) -> FakeCgroup:
+    return FakeCgroup(tmp_path, is_v1=request.param)
+
+
+def test_a_freeze_counts_while_every_look_finds_it(cgroup: FakeCgroup) -> None:
     for moment, state in ((0.0, 0), (0.1, 1), (0.3, 1), (0.6, 1), (0.8, 0), (0.9, 1), (1.0, 1)):
-        events.write_text(f"populated 1\nfrozen {state}\n")
-        watch.look(moment)
-    assert watch.longest() == {UID: pytest.approx(0.5)}
-    watch.look(9.0)  # nobody knows what it did since 1.0
-    assert watch.longest() == {UID: 0.0}
-    for moment in (9.2, 9.4, 9.6):
-        watch.look(moment)
-    assert watch.longest() == {UID: pytest.approx(0.6)}
+        cgroup.look(moment, frozen=bool(state))
+    assert cgroup.longest(1.0) == pytest.approx(0.5)
+
+
+def test_over_a_gap_a_freeze_goes_on_if_the_pod_used_no_cpu_time(cgroup: FakeCgroup) -> None:
+    for number in range(200):  # a busy machine: looks 0.5 s apart
+        cgroup.look(0.5 * number, frozen=True, cpu=77)
+    assert cgroup.longest(100.0) == pytest.approx(99.5)
+    cgroup.look(100.0, frozen=True, cpu=78)  # it ran in between
+    assert cgroup.longest(100.0) == 0.0
+    cgroup.look(109.0, frozen=True, cpu=78)
+    assert cgroup.longest(110.0) == pytest.approx(9.0)
+
+
+def test_over_a_gap_a_freeze_ends_where_nobody_knows_the_cpu_time(cgroup: FakeCgroup) -> None:
+    cgroup.look(0.0, frozen=True)
+    for file in (cgroup.cpu / "cpuacct.usage", cgroup.cpu / "cpu.stat"):
+        file.unlink(missing_ok=True)
+    cgroup.watch.look(0.3)
+    cgroup.watch.look(0.9)
+    assert cgroup.longest(1.0) == pytest.approx(0.3)
+
+
+def test_the_longest_gap_and_the_pods_nobody_watches_are_reported(cgroup: FakeCgroup) -> None:
+    for moment in (10.0, 10.1, 13.1, 13.2):
+        cgroup.look(moment, frozen=False)
+    assert cgroup.watch.report(13.3) == FreezeReport({}, pytest.approx(3.0), {})
+    other = UID.replace("0f0e", "aaaa")
+    cgroup.watch.watch([UID, other], 20.0)
+    cgroup.watch.watch([UID, other], 26.0)
+    assert cgroup.watch.report(27.0) == FreezeReport({}, pytest.approx(13.8), {other: 7.0})  # nobody looked
+    (cgroup.freezer.parent / f"pod{other}").mkdir()
+    cgroup.watch.watch([UID, other], 28.0)
+    assert cgroup.watch.report(28.0).unwatched == {}
 
 
 @pytest.mark.parametrize(
@@ -346,15 +503,73 @@ def test_a_hung_driver_holds_its_readers_until_it_is_taken_back(tmp_path: Path) 
     hung = HungDriver(tmp_path)
     hung.start()
     read: list[bytes] = []
-    reader = threading.Thread(target=lambda: read.append(state.read_bytes()), daemon=True)
+
+    def reading() -> None:  # again and again, as the agent does; an empty file is no state
+        while not any(read):
+            try:
+                read.append(state.read_bytes())
+            except FileNotFoundError:
+                read.append(b"gone")
+
+    reader = threading.Thread(target=reading, daemon=True)
     reader.start()
-    reader.join(0.2)
-    assert reader.is_alive()
+    held = opened_for_writing(state)  # the reader is inside `open`; with a writer it goes on to wait in `read`
     new = tmp_path / "new"
     new.write_text('{"later": 1}')
     new.replace(state)  # as the twin does every second
+    wait_until(state.is_fifo)
+    assert read == []
+    os.close(held)
+    wait_until(lambda: read == [b""])
+    assert reader.is_alive()
     hung.stop()
-    reader.join(30)
-    assert read == [b""]
+    reader.join(60)
+    assert read[-1] == b"gone"
     assert not state.is_fifo()
     assert list(tmp_path.glob(".chaos*")) == []
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def opened_for_writing(pipe: Path) -> int:
+    """Open a pipe once somebody is inside `open` for reading it: before, a non-blocking open fails."""
+    descriptors: list[int] = []
+
+    def is_open() -> bool:
+        with contextlib.suppress(OSError):
+            descriptors.append(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(descriptors)
+
+    wait_until(is_open)
+    return descriptors[0]
+
+
+def test_who_reads_a_hung_gpus_files_waits_for_nobody(tmp_path: Path) -> None:
+    place = tmp_path / GPU
+    place.mkdir()
+    assert twin_file(GPU, tmp_path) is None
+    (place / "gate.json").write_text('{"state": "Active"}')
+    os.mkfifo(place / "twin.json")
+    assert (gate_file(GPU, tmp_path), twin_file(GPU, tmp_path)) == ({"state": "Active"}, None)
+    (place / "gate.json").write_text("[1")
+    assert gate_file(GPU, tmp_path) is None
+
+
+def test_the_twins_clients_belong_to_the_pods_of_their_cgroups() -> None:
+    def told(pid: int, *, is_mps_client: bool) -> dict[str, object]:
+        return {"pid": pid, "is_mps_client": is_mps_client, "thread_percentage": 10, "memory_used_mib": 125}
+
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    me = os.getpid()
+    twin = {"clients": [told(me, is_mps_client=True), told(ended.pid, is_mps_client=True)]}
+    twin["clients"].append(told(1, is_mps_client=False))
+    assert clients_of_twin(twin, {me: UID}) == (
+        ClientSeen(me, UID, 10, 125),
+        ClientSeen(ended.pid, None, 10, 125, is_alive=False),
+    )

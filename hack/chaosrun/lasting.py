@@ -1,0 +1,84 @@
+"""What is wrong only when it lasts: each keeps since when, and time is an argument."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from chaosrun.auditor import (
+    SHARES_PER_GPU,
+    WAITS_BY_DESIGN,
+    Rule,
+    Violation,
+    clients_by_pod,
+    differences,
+)
+from chaosrun.picture import Expected, Picture, PodSeen
+
+DIFFERS_SECONDS: Final = 15.0  # the gate asks the daemon every second, memory every few
+STARTS_SECONDS: Final = 60.0
+LOAD: Final = "the load"  # stands for the pods that could not even be created
+
+
+class Differences:
+    """Knows since when a gate's status tells otherwise than the twin."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[str, int, str], float] = {}
+
+    def look(self, picture: Picture, now: float) -> list[Violation]:
+        """Return the differences that were in every look of too long a time."""
+        present = {key: text for gpu in picture.gpus for key, text in differences(gpu).items()}
+        self._since = {key: self._since.get(key, now) for key in present}
+        return [
+            Violation(Rule.DIFFERS, present[key])
+            for key, since in self._since.items()
+            if now - since > DIFFERS_SECONDS
+        ]
+
+
+class Starts:
+    """Knows since when a pod that has room is no client of its GPU."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def look(
+        self, picture: Picture, expected: Sequence[Expected], now: float, *, refusal: str | None = None
+    ) -> list[Violation]:
+        """Return who has waited for too long; nothing is known of pods while the API server is away.
+
+        Args:
+            refusal: why pods of the load could not be created; None when all of them were.
+        """
+        if picture.pods is None:
+            return []
+        waits = {} if refusal is None else {LOAD: f"pods cannot be created: {refusal}"}
+        at, free = clients_by_pod(picture.gpus), _free(picture)
+        for one in expected:
+            pod = picture.pods.get(one.uid)
+            if pod is None or pod.is_over or (pod.gpus and not at.get(one.uid, set()).isdisjoint(pod.gpus)):
+                continue
+            if not pod.is_bound and (WAITS_BY_DESIGN in pod.why or max(free.values(), default=0) < one.share):
+                continue
+            waits[one.uid] = f"{one.name} is {pod.phase}: {pod.why}"
+        self._since = {uid: self._since.get(uid, now) for uid in waits}
+        return [
+            Violation(Rule.STARTS, f"{waits[uid]}, for more than {STARTS_SECONDS:.0f} s")
+            for uid, since in self._since.items()
+            if now - since > STARTS_SECONDS
+        ]
+
+
+def _free(picture: Picture) -> Mapping[str, int]:
+    """Return the percent that nobody was given, by GPU; none when no GPU is known, which is no lack of room."""
+    free = {gpu.uuid: SHARES_PER_GPU for gpu in picture.gpus}
+    if not free:
+        return {"": SHARES_PER_GPU}
+    for pod in (picture.pods or {}).values():
+        if not pod.is_over:
+            for uuid in pod.gpus:
+                free[uuid] = free.get(uuid, 0) - _held(pod)
+    return free
+
+
+def _held(pod: PodSeen) -> int:
+    return pod.share if len(pod.gpus) == 1 else SHARES_PER_GPU
