@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 from chaosrun.auditor import Rule
-from chaosrun.plan import QUICK
+from chaosrun.plan import QUICK, TRAITS, FaultKind
+from chaosrun.run import Outcome
 from chaosrun.setting import set_up
 from devcluster.local import LocalCluster
 from livecluster import Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-SEED, FAULTS = 7, 15
-MINUTES = 1.5  # a busy machine makes fewer: 13 at a load of 27, 3 at 70
+# Six of this seed: a driver hangs; agent, gate, MPS server, kubelet and operator fail.
+SEED, FAULTS = 16571, 6
+MINUTES = 3.0  # a machine at a load of 70 makes fewer
 POPULATION = 6
 
 
@@ -25,12 +27,22 @@ def test_faults_at_random_over_commit_nothing_lose_nobody_and_end_nobody(
     with set_up(LocalCluster(), image, SEED, "e2e") as setting:
         run = setting.chaos(tmp_path, POPULATION)
         assert run.settle_first() == []
-        outcomes = run.run(SEED, range(FAULTS), QUICK, until=time.monotonic() + MINUTES * 60)
+        until = time.monotonic() + MINUTES * 60
+        outcomes = run.run(SEED, range(3 * FAULTS), QUICK, until=until, most=FAULTS)
     made = [one for one in outcomes if not one.skipped]
-    assert made, outcomes
+    assert len(made) == FAULTS or (made and time.monotonic() > until), outcomes
     # That all settles at last is asserted; within 60 s only where the machine is not busy with other things.
     assert [one.waited_for for one in made if one.settled_seconds is None] == []
-    # What kubelet itself does (docs/measurements/hostile.md): it rejects a pod that was bound just before the
-    # agent was killed, and may give an id of an allocation under way again.
-    known = (f"{Rule.SETTLED}: ", f"{Rule.REJECTED}: ", f"{Rule.DEVICE}: ")
-    assert [text for one in made for text in one.violations if not text.startswith(known)] == [], outcomes
+    assert [text for one in made for text in one.violations if not is_known(one, text)] == [], outcomes
+
+
+def is_known(outcome: Outcome, violation: str) -> bool:
+    """Return whether a busy machine or kubelet itself (docs/measurements/hostile.md) did what is told.
+
+    Kubelet rejects a pod that was bound just before it lost the plugin, and may give an id of an allocation under
+    way to the pod that comes next.
+    """
+    rule = violation.partition(": ")[0]
+    if rule == Rule.REJECTED:
+        return TRAITS[FaultKind(outcome.kind)].takes_plugin
+    return rule in {Rule.SETTLED, Rule.GAP, Rule.DEVICE_RACE}
