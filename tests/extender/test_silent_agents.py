@@ -4,11 +4,13 @@ import logging
 
 import pytest
 
-from gpushare.core.api import PodView, Reason, names
+from gpushare.core.api import PodView, Reason, Rejection, names
 from gpushare.core.control import SILENT_SECONDS
+from gpushare.core.placement import PlacementRequest, decide
 from gpushare.core.placement.policies import BestFit
 from gpushare.extender.ledger import ShareLedger
 from gpushare.extender.reduce import NodeView, reduce_gpunode
+from gpushare.extender.verbs import UNRESOLVABLE
 from gpushare.kube import Change
 
 LONG = SILENT_SECONDS + 1
@@ -32,10 +34,17 @@ class Nodes:
         obj = {"metadata": {"name": node}, "status": {"gpus": gpus, "observedAt": observed_at}}
         self.ledger.gpunode_changed(Change.MODIFIED, node, reduce_gpunode(obj))
 
-    def refused(self) -> dict[str, Reason]:
-        metadata = {"uid": "p", "name": "p", "namespace": "default", "annotations": {names.FRACTION: "0.25"}}
+    def rejections(self, fraction: str = "0.25") -> dict[str, Rejection]:
+        metadata = {"uid": "p", "name": "p", "namespace": "default", "annotations": {names.FRACTION: fraction}}
         candidates = self.ledger.candidates(PodView.from_object({"metadata": metadata}), ["n1", "n2"])
-        return {node: rejection.reason for node, rejection in candidates.rejections().items()}
+        assert not isinstance(candidates, Rejection)
+        return candidates.rejections()
+
+    def refused(self) -> dict[str, Reason]:
+        return {node: rejection.reason for node, rejection in self.rejections().items()}
+
+    def details(self) -> dict[str, str]:
+        return {node: rejection.detail for node, rejection in self.rejections().items()}
 
 
 @pytest.fixture
@@ -54,7 +63,8 @@ def test_a_silent_nodes_gpus_are_refused_until_its_agent_writes_again(
         for second in range(5):
             nodes.ledger.listen(100.0 + LONG + second)
     assert nodes.ledger.silent == {"n1"}
-    assert nodes.refused() == {"n1": Reason.GPU_UNHEALTHY}
+    assert nodes.refused() == {"n1": Reason.AGENT_SILENT}
+    assert nodes.details() == {"n1": "the node's agent has not reported for more than 150 s"}
     assert caplog.text.count("the agent of node n1 has been silent") == 1
     rooms = nodes.rooms
     nodes.write("n1", "T1")
@@ -79,6 +89,39 @@ def test_an_unhealthy_gpu_stays_so_when_its_agent_is_heard_again(nodes: Nodes) -
     nodes.write("n2", "T1")
     nodes.ledger.listen(LONG + 1)
     assert nodes.refused() == {"n1": Reason.GPU_UNHEALTHY}
+
+
+def test_on_a_silent_node_it_is_the_silence_that_is_told(nodes: Nodes) -> None:
+    """Whatever else was wrong there before: of a node that nobody hears of nothing else is known."""
+    nodes.write("n1", "T1", health="Unhealthy")
+    nodes.ledger.listen(0.0)
+    nodes.write("n2", "T1")
+    nodes.ledger.listen(LONG)
+    assert nodes.refused() == {"n1": Reason.AGENT_SILENT}
+    nodes.ledger.node_changed(Change.MODIFIED, "n1", NodeView("n1", 32_000, 500_000))
+    assert nodes.refused() == {"n1": Reason.AGENT_SILENT}, "its row was made anew"
+    nodes.write("n1", "T1", health="Healthy")
+    assert nodes.refused() == {"n1": Reason.AGENT_SILENT}, "not its agent's word"
+    nodes.ledger.listen(2 * LONG)
+    assert nodes.refused() == {"n1": Reason.AGENT_SILENT, "n2": Reason.AGENT_SILENT}
+    assert Reason.AGENT_SILENT in UNRESOLVABLE, "no victim's end mends it"
+
+
+def test_for_the_cluster_a_silent_node_is_farther_than_a_full_one(nodes: Nodes) -> None:
+    nodes.ledger.listen(0.0)
+    nodes.ledger.listen(LONG)
+    request = PlacementRequest("p", share_milli=250)
+    told = decide(request, nodes.ledger.context)
+    assert isinstance(told, Rejection)
+    assert told == Rejection(
+        Reason.AGENT_SILENT,
+        "fits on none of 2 nodes; on the 2 closest: the node's agent has not reported for more than 150 s",
+    )
+    nodes.write("n2", "T1", health="Unhealthy")
+    nodes.ledger.listen(LONG + 1)
+    told = decide(request, nodes.ledger.context)
+    assert isinstance(told, Rejection)
+    assert told.reason is Reason.GPU_UNHEALTHY
 
 
 def test_a_started_extender_takes_every_agent_for_alive_first(nodes: Nodes) -> None:

@@ -190,9 +190,9 @@ class ShareLedger:
 
     def _set_healths(self, key: str) -> None:
         view = self._gpunodes[key]
+        self.state.set_silence(key, int(SILENT_SECONDS) if key in self.silent else 0)
         for gpu in view.gpus:
-            is_well = gpu.uuid not in view.unhealthy and key not in self.silent
-            self.state.set_health(gpu.uuid, healthy=is_well)
+            self.state.set_health(gpu.uuid, healthy=gpu.uuid not in view.unhealthy)
 
     def node_changed(self, change: Change, key: str, view: NodeView) -> None:
         """Record a change of a node's CPU, memory or taints."""

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 MAX_BODY_BYTES: Final = 64 * 2**20  # whole nodes of a large cluster, if nodeCacheCapable is off
 MAX_SCORE: Final = 10  # MaxExtenderPriority
 UNRESOLVABLE: Final = frozenset(
-    {Reason.INVALID_ANNOTATION, Reason.NO_GPUS, Reason.GPU_MODEL, Reason.GPU_UNHEALTHY}
+    {Reason.INVALID_ANNOTATION, Reason.NO_GPUS, Reason.AGENT_SILENT, Reason.GPU_MODEL, Reason.GPU_UNHEALTHY}
 )
 """Refusals that no pod's leaving can mend; kube-scheduler then does not look for victims there."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -9,6 +9,7 @@ class Reason(StrEnum):
 
     INVALID_ANNOTATION = "InvalidAnnotation"
     NO_GPUS = "NoGpus"
+    AGENT_SILENT = "AgentSilent"
     GPU_UNHEALTHY = "GpuUnhealthy"
     GPU_MODEL = "GpuModel"
     SHARE = "NotEnoughShare"

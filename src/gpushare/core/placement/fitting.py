@@ -19,6 +19,7 @@ class Usable(NamedTuple):
     """Which GPUs pass each test and all before it; every array of shape (width, rows)."""
 
     present: BoolArray
+    heard: BoolArray
     healthy: BoolArray
     model: BoolArray
     domain: BoolArray
@@ -30,6 +31,8 @@ class Usable(NamedTuple):
 def usable_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> Usable:
     """Test the GPUs of `rows` for one tenant of this shape; tests that cannot fail here cost nothing."""
     present = state.present.take(rows, 1)
+    silent = state.silent_seconds.take(rows) > 0
+    heard = present & ~silent if silent.any() else present
     healthy = state.healthy.take(rows, 1)
     model = healthy
     if shape.models:
@@ -44,7 +47,7 @@ def usable_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> Usable:
     memory = share
     if state.tracks_memory or shape.memory_mib:
         memory = share & (state.memory_free_mib.take(rows, 1) >= memory_need_mib(state, shape, rows))
-    return Usable(present, healthy, model, domain, clients, share, memory)
+    return Usable(present, heard, healthy, model, domain, clients, share, memory)
 
 
 def fitting_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> BoolArray:
@@ -144,11 +147,15 @@ def _code(state: ClusterState, shape: Shape, rows: IntArray) -> IntArray:
     if shape.gpu_count:
         usable = usable_gpus(state, shape, rows)
         for test in range(len(usable) - 1, -1, -1):
+            if test and usable[test] is usable[test - 1]:
+                continue  # nothing was tested: who fails it, fails the one before
             passing = usable[test].sum(axis=0)
             fails = passing < shape.gpu_count
             if not fails.any():
                 continue
-            if test == _SHARE and shape.gpu_count == 1:
+            if test == _HEARD:
+                passing = state.silent_seconds.take(rows)
+            elif test == _SHARE and shape.gpu_count == 1:
                 passing = np.where(usable.clients, state.share_free_milli.take(rows, 1), 0).max(axis=0, initial=0)
             elif test == _GPU_MEMORY:
                 passing = np.where(usable.share, state.memory_free_mib.take(rows, 1), 0).max(axis=0, initial=0)
@@ -184,6 +191,7 @@ def _memory(shape: Shape, figure: int) -> str:
 
 _STAGES: Final[tuple[tuple[Reason, Callable[[Shape, int], str]], ...]] = (
     (Reason.NO_GPUS, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} that gpushare manages"),
+    (Reason.AGENT_SILENT, lambda _, n: f"the node's agent has not reported for more than {n} s"),
     (Reason.GPU_UNHEALTHY, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} healthy"),
     (Reason.GPU_MODEL, lambda s, n: f"needs {_gpus(s.gpu_count)} of {_models(s)}, has {n} healthy"),
     (Reason.FAULT_DOMAIN, lambda s, n: f"needs {_gpus(s.gpu_count)} in a {s.fault_domain} fault domain, has {n}"),
@@ -193,7 +201,7 @@ _STAGES: Final[tuple[tuple[Reason, Callable[[Shape, int], str]], ...]] = (
     (Reason.CPU, lambda s, n: f"needs {s.cpu_milli}m of CPU, has {n}m free"),
     (Reason.NODE_MEMORY, lambda s, n: f"needs {s.node_memory_mib} MiB of memory, has {n} MiB free"),
 )
-_SHARE, _GPU_MEMORY, _CPU, _NODE_MEMORY = 5, 6, 7, 8
+_HEARD, _SHARE, _GPU_MEMORY, _CPU, _NODE_MEMORY = 1, 6, 7, 8, 9
 
 
 def _rejection_of(shape: Shape, code: int) -> Rejection:

@@ -97,7 +97,8 @@ class ClusterState:
 
     Arrays of shape (width, rows): `present, healthy` bool, `share_free_milli, memory_free_mib, memory_usable_mib,
     clients` int64, `isolated` bool (an isolated tenant is there), `model_ids` int64 (-1 absent). Arrays of shape
-    (rows,): `alive` bool, `cpu_free_milli, node_memory_free_mib` int64 (UNLIMITED when not counted), `gpu_counts`.
+    (rows,): `alive` bool, `cpu_free_milli, node_memory_free_mib` int64 (UNLIMITED when not counted), `gpu_counts`,
+    `silent_seconds` int64 (for how long the node's agent has been silent at least, 0 while it is heard).
     `kinds` of shape (1 + MAX_GPUS_PER_POD, rows): pods there by GPUs asked, fractions of one on line 0.
     Policies read them; only the methods here write them.
     """
@@ -122,6 +123,7 @@ class ClusterState:
         self._uuids: list[tuple[str, ...]] = []
         self._gpu_at: dict[str, tuple[int, int]] = {}
         self._unhealthy: set[str] = set()
+        self._silent_seconds: dict[str, int] = {}
         self._reservations: dict[str, Reservation] = {}
         self.reserved_shapes: Counter[Shape] = Counter()
         """Number of reserved pods by shape of request."""
@@ -169,12 +171,13 @@ class ClusterState:
         other_cpu_milli, other_memory_mib = self._other_use.get(spec.name, (0, 0))
         self.cpu_free_milli[row] -= other_cpu_milli
         self.node_memory_free_mib[row] -= other_memory_mib
+        self.silent_seconds[row] = self._silent_seconds.get(spec.name, 0)
         for slot, gpu in enumerate(spec.gpus):
             self._gpu_at[gpu.uuid] = (row, slot)
             usable = max(0, (gpu.memory_mib or 0) - self.gpu_memory_reserve_mib)
             self.tracks_memory |= usable > 0
             self.present[slot, row] = True
-            self.healthy[slot, row] = gpu.uuid not in self._unhealthy
+            self.healthy[slot, row] = gpu.uuid not in self._unhealthy and not self.silent_seconds[row]
             self.share_free_milli[slot, row] = GPU_MILLI
             self.memory_usable_mib[slot, row] = self.memory_free_mib[slot, row] = usable
             self.model_ids[slot, row] = self._model_id(gpu.model)
@@ -219,9 +222,27 @@ class ClusterState:
             self._unhealthy.add(uuid)
         if uuid in self._gpu_at:
             row, slot = self._gpu_at[uuid]
-            if bool(self.healthy[slot, row]) != healthy:
-                self.healthy[slot, row] = healthy
+            takes_pods = healthy and not self.silent_seconds[row]
+            if bool(self.healthy[slot, row]) != takes_pods:
+                self.healthy[slot, row] = takes_pods
                 self._touch(row)
+
+    def set_silence(self, node: str, seconds: int) -> None:
+        """Set for how long a node's agent has been silent, at least; its GPUs take no new tenants until it is 0.
+
+        Remembered for a node that is not known yet.
+        """
+        if seconds:
+            self._silent_seconds[node] = seconds
+        else:
+            self._silent_seconds.pop(node, None)
+        row = self._rows.get(node)
+        if row is None or self.silent_seconds[row] == seconds:
+            return
+        self.silent_seconds[row] = seconds
+        for slot, uuid in enumerate(self._uuids[row]):
+            self.healthy[slot, row] = uuid not in self._unhealthy and not seconds
+        self._touch(row)
 
     def set_other_use(self, node: str, cpu_milli: int, memory_mib: int) -> None:
         """Set what pods without a reservation take of a node; remembered for a node not known yet."""
@@ -397,6 +418,7 @@ class ClusterState:
         self.cpu_free_milli: IntArray = np.zeros(rows, np.int64)
         self.node_memory_free_mib: IntArray = np.zeros(rows, np.int64)
         self.gpu_counts: IntArray = np.zeros(rows, np.int64)
+        self.silent_seconds: IntArray = np.zeros(rows, np.int64)
         self.kinds: IntArray = np.zeros((1 + MAX_GPUS_PER_POD, rows), np.int64)
 
     _ARRAYS = (
@@ -413,6 +435,7 @@ class ClusterState:
         "cpu_free_milli",
         "node_memory_free_mib",
         "gpu_counts",
+        "silent_seconds",
     )
 
     def _claim_row(self, gpus: int) -> int:
