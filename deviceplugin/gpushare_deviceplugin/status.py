@@ -18,7 +18,7 @@ from gpushare.core.api import (
     Utilization,
     WorkloadSignature,
 )
-from gpushare.core.gpu import GpuHealth, GpuSample, Health, not_calibrated
+from gpushare.core.gpu import GpuHealth, GpuSample, Health, calibration_warning
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.gates import mps_status
 from gpushare_deviceplugin.pods import ManagedPod
@@ -187,7 +187,7 @@ def conditions_of(state: NodeState, gates: Mapping[str, GateStatus | None] | Non
     Whether the driver answers, every GPU gives counters, the model was fitted on their kind, and pods can be
     throttled; the last one is left out while no gate says.
     """
-    strange = not_calibrated(gpu.model for gpu in state.gpus.values())
+    uncalibrated = calibration_warning(gpu.model for gpu in state.gpus.values())
     reports = [gate for _, gate in sorted((gates or {}).items()) if gate is not None]
     problem = next((gate.throttle.problem for gate in reports if gate.throttle.problem), "")
     throttle = _condition("ThrottleReady", problem, good="Writable", bad="FreezerUnavailable")
@@ -195,7 +195,7 @@ def conditions_of(state: NodeState, gates: Mapping[str, GateStatus | None] | Non
     return (
         _condition("DevicesReady", state.problem, good="Sampled", bad="DriverError"),
         _condition("CountersReady", unmeasured or state.problem, good="Measured", bad="NoCounters"),
-        _condition("ModelCalibrated", strange, good="Fitted", bad="FittedElsewhere"),
+        _condition("ModelCalibrated", uncalibrated, good="Fitted", bad="FittedElsewhere"),
         *((throttle,) if reports else ()),
     )
 

@@ -126,7 +126,9 @@ class Retractor:
         self._metrics.retractions_waiting.set(len(situation.asks))
         asks = self._replacement_asks(now)
         replacement = self._plan_replacement(asks, situation, now)
-        self._world.refuse(self._said_of_replacements(asks, replacement) | self._said(plan, situation, now))
+        self._world.refuse(
+            self._refused_replacements(asks, replacement) | self._refused_retractions(plan, situation, now)
+        )
         if plan.evict is not None:
             await self._evict(plan.evict, now)
         elif replacement.evict is not None:
@@ -167,21 +169,21 @@ class Retractor:
             now=now,
         )
 
-    def _said_of_replacements(
+    def _refused_replacements(
         self, asks: Mapping[str, ReplacementAsk], plan: ReplacementPlan
     ) -> dict[ShareKey, tuple[str, str]]:
         """Return what is said in the GpuShares of pods that are to be replaced and stay."""
-        said: dict[ShareKey, tuple[str, str]] = {}
+        refused: dict[ShareKey, tuple[str, str]] = {}
         for uid, ask in asks.items():
             key, answer = self._world.share_of_pod(uid), self._refusals.answer(uid)
             if key is None or uid in self._replaced or self._world.pods[uid].leaving:
                 continue
             what = f"{self._name(uid)} should be replaced ({ask.reason})"
             if uid in plan.never:
-                said[key] = ("NotRetractable", f"{what} and stays: {plan.never[uid]}")
+                refused[key] = ("NotRetractable", f"{what} and stays: {plan.never[uid]}")
             elif answer is not None:
-                said[key] = (answer[0], f"{what}, and its eviction is refused: {answer[1]}")
-        return said
+                refused[key] = (answer[0], f"{what}, and its eviction is refused: {answer[1]}")
+        return refused
 
     async def _replace(self, uid: str, ask: ReplacementAsk, now: float) -> None:
         """Evict a pod in trouble, so that its controller makes another."""
@@ -308,14 +310,14 @@ class Retractor:
             {"apiVersion": GPUSHARES.api_version, "kind": GPUSHARES.kind, "metadata": metadata}, "Retracted", note
         )
 
-    def _said(
+    def _refused_retractions(
         self, plan: RetractionPlan, situation: RetractionSituation, now: float
     ) -> dict[ShareKey, tuple[str, str]]:
         """Return what is said in the GpuShares of pods that should leave and cannot; one pod for each."""
-        said: dict[ShareKey, tuple[str, str]] = {}
+        refused: dict[ShareKey, tuple[str, str]] = {}
         for uid, why in plan.never.items():
             if (key := self._world.share_of_pod(uid)) is not None:
-                said[key] = ("NotRetractable", f"{self._name(uid)} should leave its GPU and stays: {why}")
+                refused[key] = ("NotRetractable", f"{self._name(uid)} should leave its GPU and stays: {why}")
         for share, held in situation.records.items():
             for intent in held:
                 answer = self._refusals.answer(intent.pod_uid)
@@ -325,8 +327,8 @@ class Retractor:
                         "neighbours keep their promises, and its eviction is refused; it is tried again every "
                         f"minute while the node asks for it: {answer[1]}"
                     )
-                    said[_key(share)] = (answer[0], sentence)
-        return said
+                    refused[_key(share)] = (answer[0], sentence)
+        return refused
 
     def _name(self, uid: str) -> str:
         pod = self._world.pods.get(uid)

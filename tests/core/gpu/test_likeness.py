@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpushare.core.gpu import FITTED_ON, interval_widening, not_calibrated
+from gpushare.core.gpu import FITTED_ON, calibration_warning, interval_widening
 from gpushare.data import default_model
 
 
@@ -30,8 +30,8 @@ def test_intervals_are_wider_the_less_a_gpu_is_like_the_fitted_one(model: str, w
 
 
 def test_a_node_is_told_which_of_its_gpus_no_model_was_fitted_on() -> None:
-    assert not_calibrated([]) == ""
-    assert not_calibrated(["NVIDIA H200", ""]) == ""
-    told = not_calibrated(["NVIDIA L4", "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA L4"])
+    assert calibration_warning([]) == ""
+    assert calibration_warning(["NVIDIA H200", ""]) == ""
+    told = calibration_warning(["NVIDIA L4", "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA L4"])
     assert "NVIDIA H100 80GB HBM3 (1.25 times as wide), NVIDIA L4 (1.75 times as wide)" in told
     assert told.startswith("predictions were fitted on NVIDIA H200")

@@ -11,7 +11,7 @@ from gpushare.core.gpu.devices import (
     Health,
 )
 from gpushare.core.gpu.exclusive import ModeChange, mode_change
-from gpushare.core.gpu.likeness import FITTED_ON, interval_widening, not_calibrated
+from gpushare.core.gpu.likeness import FITTED_ON, calibration_warning, interval_widening
 from gpushare.core.gpu.outside import Found, OutsideProcess, OutsideWatch, look, pids_outside
 from gpushare.core.gpu.pipes import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, mean_counters
 from gpushare.core.gpu.still import Standstill
@@ -34,10 +34,10 @@ __all__ = [
     "OutsideProcess",
     "OutsideWatch",
     "Standstill",
+    "calibration_warning",
     "interval_widening",
     "look",
     "mean_counters",
     "mode_change",
-    "not_calibrated",
     "pids_outside",
 ]

@@ -26,7 +26,7 @@ def _words(gpu_model: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", gpu_model.lower()))
 
 
-def not_calibrated(gpu_models: Iterable[str]) -> str:
+def calibration_warning(gpu_models: Iterable[str]) -> str:
     """Return a sentence on the GPU models that no model was fitted on; empty where all are known.
 
     Args:
