@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Final
 
 from gpushare.core.control import DriftWatch
-from gpushare.core.gpu import GpuSample, mean_counters
+from gpushare.core.gpu import Counters, GpuSample, mean_counters
 from gpushare.core.progress import (
     BAD_FIT,
     Attribution,
     PhasedAttribution,
+    PhaseSearch,
     Prior,
     TenantEvidence,
     TenantLoad,
@@ -58,6 +59,10 @@ def nothing_expected(_: str, question: Question) -> Sequence[Prior | None]:
     return (None,) * len(question.loads)
 
 
+# Whom a search for phases is about: tenants with their caps, and the signatures of each.
+_SearchKey = tuple[tuple[tuple[str, int], ...], tuple[tuple[Counters | None, ...], ...]]
+
+
 class Measurer:
     """Measures the tenants of a GPU, and learns signatures from those that run alone."""
 
@@ -66,6 +71,7 @@ class Measurer:
         self._signatures = signatures
         self._expected_of = expected
         self._drifts: dict[str, DriftWatch] = {}
+        self._searches: dict[str, tuple[_SearchKey, PhaseSearch]] = {}
 
     def measure(self, uuid: str, gate: GateStatus | None, window: GpuSample | None) -> GpuMeasure:
         """Return the measures of a GPU and its tenants.
@@ -138,7 +144,7 @@ class Measurer:
             for pod, signature, cap, prior, duty in zip(active, signatures, threads, priors, duties, strict=True)
         ]
         strangers = [[TenantEvidence(None)]] if has_strangers else []
-        phased = attribute_phases(window.counters, [*choices, *strangers], window.sm_clock_mhz)
+        phased = self._attributed(uuid, active, threads, [*choices, *strangers], window)
         self._watch_drift(uuid, active, phased, window.window_seconds)
         if phased.misfit is not None and phased.misfit <= BAD_FIT:
             for pod, phase, each in zip(active, phased.phases, phased.found, strict=False):
@@ -172,6 +178,25 @@ class Measurer:
         loads = [_load(s, cap) for s, cap in zip(signatures, threads, strict=True)]
         uids = tuple(pod.uid for pod in active)
         return self._expected_of(uuid, Question(self._state.gpus[uuid].model, uids, tuple(loads), duties))
+
+    def _attributed(
+        self,
+        uuid: str,
+        active: Sequence[ManagedPod],
+        threads: Sequence[int],
+        choices: Sequence[Sequence[TenantEvidence]],
+        window: GpuSample,
+    ) -> PhasedAttribution:
+        """Attribute a window, with what those before told of the same tenants, caps and signatures."""
+        whom = tuple((pod.uid, cap) for pod, cap in zip(active, threads, strict=True))
+        key = whom, tuple(tuple(each.signature for each in known) for known in choices)
+        before, search = self._searches.get(uuid, (None, PhaseSearch()))
+        if before != key:
+            search = PhaseSearch()
+        seconds, mhz = window.window_seconds, window.sm_clock_mhz
+        phased = attribute_phases(window.counters, choices, mhz, search, seconds)
+        self._searches[uuid] = key, phased.search
+        return phased
 
     def _phases(
         self, pod: ManagedPod, model: str, signature: SoloSignature | None

@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, make_pod
 
 from gpushare.core.api import Ceilings, GpuNodeStatus, MpsState, WorkloadSignature, names
 from gpushare.core.gpu import Counters, DevicesError, GpuHealth, GpuInfo, GpuProcess, GpuSample, Health
-from gpushare.core.progress import Prior, at_full_threads
+from gpushare.core.progress import Prior, at_full_threads, attribute
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
     ClientStatus,
@@ -403,6 +404,37 @@ class TestMeasuring:
         assert [len(signatures.phases(pod, "NVIDIA H200")) for pod in pods] == [2, 1]
         assert progress((turned, 0.6), (MEMORY, 0.4)) == pytest.approx([0.6, 0.4], abs=0.05)
         assert progress((FP32, 0.6), (MEMORY, 0.4)) == pytest.approx([0.6, 0.4], abs=0.05), "it may come back"
+
+    def test_phases_that_do_not_explain_the_windows_are_not_tried_in_each_of_them_until_the_set_changes(
+        self, state: NodeState, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        a, b = tenant(state, "a"), tenant(state, "b")
+        turned = Counters(fp32_util=0.05, dram_bw_util=0.1, integer_util=0.7, sm_util=0.8)
+        strange = Counters(fp32_util=0.9, dram_bw_util=0.9, integer_util=0.9, sm_util=0.2)
+        signatures = Signatures({})
+        for uid, drawn in ((a, [FP32] * 3 + [turned] * 3), (b, [MEMORY] * 3)):
+            for each in drawn:
+                signatures.learn(state.pods[uid], "NVIDIA H200", window(each, 5.0))
+        assert [len(signatures.phases(state.pods[uid], "NVIDIA H200")) for uid in (a, b)] == [2, 1]
+        measurer, inferences = Measurer(state, signatures), 0
+
+        def counted(*arguments: Any) -> Any:
+            nonlocal inferences
+            inferences += 1
+            return attribute(*arguments)
+
+        monkeypatch.setattr("gpushare.core.progress.phases.attribute", counted)
+
+        def of_windows(count: int, threads: int) -> int:
+            before = inferences
+            for _ in range(count):
+                measurer.measure(GPU_A, gate(clients=(client(a, threads), client(b))), window(strange))
+            return inferences - before
+
+        assert of_windows(20, threads=50) == 21, "the other phase once"
+        assert of_windows(5, threads=50) == 5
+        assert of_windows(5, threads=40) == 6, "another cap: once more"
+        assert of_windows(40, threads=40) == 41, "and after half a minute"
 
     def test_a_pod_that_lowers_its_own_threads_teaches_nothing_and_is_measured_under_its_own_cap(
         self, state: NodeState

@@ -1,14 +1,17 @@
 """Phases and misfits: a window goes to the signatures that explain it, and one that none explains stands out."""
 
+from collections.abc import Iterable
 from dataclasses import replace
+from itertools import repeat
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare.core.gpu import Counters
-from gpushare.core.progress import BAD_FIT, attribute_phases, misfit, shape_misfit
+from gpushare.core.progress import BAD_FIT, PhaseSearch, attribute, attribute_phases, misfit, shape_misfit
 from gpushare.core.progress.attribution import TenantEvidence
+from gpushare.core.progress.phases import GOOD_FIT, MOST_TRIES, REST_SECONDS
 
 TRAIN = Counters(
     sm_util=0.8, sm_occupancy=0.3, fp32_util=0.3, integer_util=0.2, dram_bw_util=0.2, hmma_tensor_util=0.0
@@ -58,6 +61,98 @@ def test_the_usual_phase_counts_while_it_explains_the_window() -> None:
     nearly = replace(TRAIN, fp32_util=0.31)
     found = attribute_phases(TRAIN, [[TenantEvidence(nearly), TenantEvidence(TRAIN)]])
     assert found.phases == (0,)
+
+
+PIPES = ("fp32_util", "integer_util", "dram_bw_util", "hmma_tensor_util", "imma_tensor_util", "dfma_tensor_util")
+UNKNOWN_WORK = Counters(**dict.fromkeys(PIPES, 0.0), fp64_util=0.9, sm_util=0.9, sm_occupancy=0.5)
+
+
+def many(count: int) -> list[list[TenantEvidence]]:
+    """Tenants with three phases each: of each tenant's and phase's own proportions, none with fp64."""
+
+    def signature(tenant: int, phase: int) -> Counters:
+        drawn = {pipe: 0.02 + 0.5 * ((3 * tenant + 5 * phase + 7 * at) % 11) / 11 for at, pipe in enumerate(PIPES)}
+        return Counters(**drawn, fp64_util=0.0, sm_util=0.6, sm_occupancy=0.3)
+
+    return [[TenantEvidence(signature(tenant, phase)) for phase in range(3)] for tenant in range(count)]
+
+
+class Windows:
+    """Windows of the same tenants, one after the other; counts the inferences of each."""
+
+    def __init__(self, choices: list[list[TenantEvidence]], patch: pytest.MonkeyPatch) -> None:
+        self.choices, self.search, self.inferences = choices, PhaseSearch(), 0
+        patch.setattr("gpushare.core.progress.phases.attribute", self._counted)
+
+    def _counted(self, *arguments: object) -> object:
+        self.inferences += 1
+        return attribute(*arguments)  # type: ignore[arg-type]
+
+    def see(self, windows: Iterable[Counters]) -> list[tuple[int, tuple[int, ...]]]:
+        """Return how many inferences each window took, and its phases."""
+        seen = []
+        for window in windows:
+            before = self.inferences
+            found = attribute_phases(window, self.choices, None, self.search, 1.0)
+            self.search = found.search
+            seen.append((self.inferences - before, found.phases))
+        return seen
+
+    def work(self, *in_phase: tuple[int, int], each: float = 0.12) -> Counters:
+        """Return the sum of the tenants' work, the usual one but of those named."""
+        at = dict(in_phase)
+        return mix(*((known[at.get(n, 0)].signature or Counters(), each) for n, known in enumerate(self.choices)))
+
+
+def test_windows_that_no_phase_explains_cost_a_few_inferences_each_and_then_one_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    windows = Windows(many(8), monkeypatch)
+    costs = [cost for cost, _ in windows.see(repeat(UNKNOWN_WORK, 70))]
+    tries = 8 * 2
+    assert costs[:4] == [1 + MOST_TRIES] * 4, "each of the others once, a few in each window"
+    assert costs[4 : 3 + int(REST_SECONDS)] == [1] * (int(REST_SECONDS) - 1)
+    assert sum(costs) <= 70 + 3 * tries
+
+
+def test_a_window_that_the_usual_phases_explain_costs_one_inference(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = Windows(many(3), monkeypatch)
+    assert windows.see(repeat(windows.work(each=0.3), 40)) == [(1, (0, 0, 0))] * 40
+
+
+def test_the_phase_that_was_seen_last_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = Windows(
+        [[TenantEvidence(each) for each in (TRAIN, TRAIN, TRAIN, EVALUATE)], *tenants(OTHER)], monkeypatch
+    )
+    trains, evaluates = mix((TRAIN, 0.6), (OTHER, 0.3)), mix((EVALUATE, 0.6), (OTHER, 0.3))
+    assert windows.see([trains]) == [(1, (0, 0))]
+    assert windows.see([evaluates]) == [(4, (3, 0))], "after two others that are no better"
+    assert windows.see([trains]) == [(2, (0, 0))]
+    assert windows.see([evaluates]) == [(2, (3, 0))]
+    assert windows.see([evaluates]) == [(1, (3, 0))], "the next window begins with it"
+
+
+def test_a_phase_that_comes_while_nothing_is_tried_is_found_by_its_worse_misfit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    windows = Windows([[TenantEvidence(TRAIN), TenantEvidence(EVALUATE)], [TenantEvidence(OTHER)]], monkeypatch)
+    strange = replace(mix((TRAIN, 0.6), (OTHER, 0.3)), integer_util=0.19)
+    [(cost, found), *rest] = windows.see(repeat(strange, 5))
+    assert (cost, found) == (2, (0, 0))
+    assert windows.search.misfit > GOOD_FIT
+    assert rest == [(1, (0, 0))] * 4
+    assert windows.see([mix((EVALUATE, 0.6), (OTHER, 0.3))]) == [(2, (1, 0))]
+    assert windows.see([mix((TRAIN, 0.6), (OTHER, 0.3))]) == [(2, (0, 0))]
+
+
+def test_the_usual_phase_is_tried_again_while_another_explains_the_windows_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    windows = Windows([[TenantEvidence(TRAIN), TenantEvidence(replace(TRAIN, fp32_util=0.31))]], monkeypatch)
+    windows.search = PhaseSearch((1,), rest_seconds=REST_SECONDS)
+    seen = windows.see(repeat(mix((TRAIN, 0.6)), int(REST_SECONDS) + 1))
+    assert {found for _, found in seen[: int(REST_SECONDS) - 1]} == {(1,)}
+    assert seen[-1][1] == (0,)
 
 
 @given(st.floats(0.05, 3.0))

@@ -23,6 +23,7 @@ from gpushare.core.progress.clock import at_clock
 from gpushare.core.progress.phases import (
     BAD_FIT,
     PhasedAttribution,
+    PhaseSearch,
     attribute_phases,
     misfit,
     shape_misfit,
@@ -32,6 +33,7 @@ __all__ = [
     "BAD_FIT",
     "MAX_CAPPED_PROGRESS",
     "Attribution",
+    "PhaseSearch",
     "PhasedAttribution",
     "Predict",
     "Prior",

@@ -236,10 +236,15 @@ def bounded_minimum(hessian: _Matrix, gradient: _Vector, upper: _Vector, start: 
     x = list(start)
     for _ in range(_SWEEPS):
         moved = 0.0
-        for i, row in enumerate(hessian):
-            new = min(max(x[i] + (gradient[i] - _dot(row, x)) / row[i], 0.0), upper[i])
-            moved = max(moved, abs(new - x[i]))
+        for i, row in enumerate(hessian):  # nearly all of the inference's time: plain comparisons, no calls
+            old = x[i]
+            new = old + (gradient[i] - sum(map(mul, row, x))) / row[i]
+            if new < 0.0:
+                new = 0.0
+            elif new > upper[i]:
+                new = upper[i]
             x[i] = new
+            moved = max(moved, abs(new - old))
         if moved < _TOLERANCE:
             break
     return x
