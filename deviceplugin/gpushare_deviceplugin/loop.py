@@ -133,7 +133,8 @@ class Loop:
         if _has_moved(gpu.counters, fresh[-1]):
             gpu.alert_until = now + ALERT_SECONDS
         duties = gpu.actions.duties.values()
-        if not duties and not gpu.actions.broken and now >= gpu.alert_until:
+        is_wrong = gpu.actions.broken or gpu.actions.missed
+        if not duties and not is_wrong and now >= gpu.alert_until:
             return len(fresh) >= CALM_SAMPLES
         seconds = UNEVEN_SECONDS if any(duty < 0.5 for duty in duties) else WATCH_SECONDS
         if not duties and now < gpu.hurry_until:
@@ -191,7 +192,7 @@ class Loop:
         )
 
     def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
-        """Return whether a tenant's promise is broken, or its own target missed; None while neither is known."""
+        """Return whether a tenant's promise is broken; None while its progress is unknown."""
         gpu = self._gpus.get(uuid)
         if gpu is None or not (pod_uid in gpu.known or pod_uid in gpu.actions.broken):
             return None

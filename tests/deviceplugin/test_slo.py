@@ -14,6 +14,7 @@ from tests.deviceplugin.test_slo_sources import Site, site
 
 from gpushare.core.api import ConditionStatus, JobClass, names
 from gpushare.core.control import QuantileSample, SloReading, SloReason, SloTrouble, WatchSettings
+from gpushare.core.gpu import GpuSample
 from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.loop import Loop
@@ -241,6 +242,7 @@ class Served(Node):
     def __init__(self, state: NodeState, clock: Clock, root: Path, site: Site) -> None:
         self.site = site
         self.counts = [0, 0, 0]
+        self.is_overloaded = False
         self.sources = SloSources(timeout_seconds=30.0)
         super().__init__(state, clock, root)
         self.slos = SloReader(state, self.terms, self.sources.read, tell=self.tell, clock=clock)
@@ -261,7 +263,7 @@ class Served(Node):
 
     def serve(self) -> None:
         """A hundred requests a second; the more "calm" runs, the more of them are slow."""
-        slow = round(20 * max(0.0, self.asked()["calm"] - 0.5))
+        slow = 50 if self.is_overloaded else round(20 * max(0.0, self.asked()["calm"] - 0.5))
         self.counts = [self.counts[0] + 100 - slow, self.counts[1] + 100, self.counts[2] + 100]
         lines = [
             f'request_seconds_bucket{{le="{bound}"}} {count}'
@@ -288,13 +290,28 @@ def served(state: NodeState, clock: Clock, tmp_path: Path, site: Site) -> Served
     return made
 
 
+async def test_windows_are_short_until_a_target_is_given_up(served: Served) -> None:
+    served.is_overloaded = True
+    async with served.sources:
+        await served.seconds(20)
+        assert served.loop.is_due(GPU_A, [GpuSample(served.seen, 1.0, 900, 0.9)] * 2)
+        await served.seconds(200)
+        found = served.slos.status(served.state.pods["uid-victim"])
+    assert found is not None
+    assert found.met is ConditionStatus.FALSE
+    assert served.asked()["calm"] == 1.0, "it got its time back"
+    assert not served.loop.is_due(GPU_A, [GpuSample(served.seen, 1.0, 900, 0.9)] * 2)
+    assert served.loop.is_broken(GPU_A, "uid-victim") is False
+    assert served.loop.counts[GPU_A].broken == 0
+
+
 async def test_a_missed_target_is_met_again_by_throttling_the_neighbour(served: Served) -> None:
     made, state = served, served.state
     async with made.sources:
         await made.seconds(25)
         assert made.slos.status(state.pods["uid-victim"]).met is ConditionStatus.FALSE
         assert made.asked()["calm"] < 1.0
-        assert made.loop.is_broken(GPU_A, "uid-victim")
+        assert made.loop.is_broken(GPU_A, "uid-victim") is False, "its promise of progress is kept"
         await made.seconds(40)
     found = made.slos.status(state.pods["uid-victim"])
     assert found.met is ConditionStatus.TRUE

@@ -297,7 +297,7 @@ def _pod_families(now: NodeFigures) -> Iterator[Metric]:
         yield _gauge(name, text, _POD, ((at, figure(t)) for at, t in by_pod))
     yield _gauge(
         "pod_trouble",
-        "1 for what is wrong with the pod.",
+        "1 while the pod is in trouble, by kind.",
         (*_POD, "kind"),
         (((*at, t.trouble), 1.0 if t.trouble else None) for at, t in by_pod),
     )

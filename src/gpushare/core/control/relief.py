@@ -142,3 +142,28 @@ def let_go(
             if all(known.room(other, raised) >= margin for other in felt):
                 return raised
     return dict(duties)
+
+
+def newest(known: KnownTenants) -> list[str]:
+    """Return the throughput tenants that work, newest first."""
+    batch = [(each.order, uid) for uid, each in known.working.items() if each.job_class is JobClass.THROUGHPUT]
+    return [uid for _, uid in sorted(batch, reverse=True)]
+
+
+def may_leave(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> list[str]:
+    """Return the throughput tenants whose leaving may suffice for the victim, or else may help it, newest first.
+
+    That may be the victim itself. `duties` are what the others would run at.
+    """
+    response = known.responses[victim]
+    helps, suffices = [], []
+    for uid, tenant in known.working.items():
+        if tenant.job_class is not JobClass.THROUGHPUT:
+            continue
+        without = {**duties, uid: 0.0}
+        if uid == victim or response.effect(uid) + response.effect_error(uid) >= LEAST_EFFECT:
+            helps.append((tenant.order, uid))
+        if uid == victim or known.room(victim, without) + known.error(victim, without) >= 0:
+            suffices.append((tenant.order, uid))
+    may_leave = [each for each in suffices if each in helps] or helps
+    return [uid for _, uid in sorted(may_leave, reverse=True)]

@@ -36,6 +36,8 @@ class SloRelief:
         given_up_at: when it was found that neighbours are not why it is missed.
         calm_seconds: how long it has to be met before they get their time back.
         let_go_at: when they last got some back.
+        asked_seconds: the quantile when a neighbour was asked to leave for it; None: nobody was, or it is judged.
+        left_at: when such a neighbour had left.
     """
 
     is_missed: bool = False
@@ -46,6 +48,8 @@ class SloRelief:
     given_up_at: float = float("-inf")
     calm_seconds: float = FIRST_CALM_SECONDS
     let_go_at: float = float("-inf")
+    asked_seconds: float | None = None
+    left_at: float = float("-inf")
 
     @property
     def has_helped(self) -> bool:
@@ -64,14 +68,35 @@ class SloRelief:
 
     def beside_others(self) -> "SloRelief":
         """Return the record once tenants came or left: what was tried with the others no longer counts."""
-        return replace(self, first_seconds=None, stuck_seconds=0.0, given_up_at=float("-inf"))
+        return replace(self, first_seconds=None, stuck_seconds=0.0, given_up_at=float("-inf"), asked_seconds=None)
+
+    def without_one(self, now: float) -> "SloRelief":
+        """Return the record once the neighbour that was asked to leave for it has left."""
+        return replace(self, first_seconds=None, stuck_seconds=0.0, left_at=now)
+
+    def given_up(self, now: float) -> "SloRelief":
+        """Return the record once it was found that neighbours are not why it is missed."""
+        return replace(self, given_up_at=now, stuck_seconds=0.0, first_seconds=None, asked_seconds=None)
+
+    def is_after_leaving(self, sign: SloSign) -> bool:
+        """Return whether these requests came after the neighbour had left, if one was asked to."""
+        return sign.began_at >= self.left_at
+
+    def judged(self, now: float) -> "SloRelief":
+        """Return the record once requests came after the leaving; a quantile that did not fall gives up."""
+        if self.asked_seconds is None or self.left_at == float("-inf"):
+            return self
+        if self.now_seconds > _HELPED * self.asked_seconds:
+            return self.given_up(now)
+        return replace(self, asked_seconds=None)
 
     def heard(self, sign: SloSign | None, now: float) -> "SloRelief":
         """Return the record after a window; without a sign the target says nothing."""
         if sign is None:
-            return replace(self, is_missed=False, first_seconds=None, stuck_seconds=0.0)
+            return replace(self, is_missed=False, first_seconds=None, stuck_seconds=0.0, asked_seconds=None)
         if not sign.is_missed:
-            return replace(self, is_missed=False, now_seconds=sign.measured_seconds, stuck_seconds=0.0)
+            now_seconds = sign.measured_seconds
+            return replace(self, is_missed=False, now_seconds=now_seconds, stuck_seconds=0.0, asked_seconds=None)
         relapsed = not self.is_missed and now - self.let_go_at < _RELAPSE_SECONDS
         calm = min(LONGEST_CALM_SECONDS, 2 * self.calm_seconds) if relapsed else self.calm_seconds
         if now - self.missed_at > 3 * LONGEST_CALM_SECONDS:

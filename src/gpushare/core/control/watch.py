@@ -8,17 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpushare.core.api import JobClass
 from gpushare.core.control.effects import LEAST_ERROR, Response
 from gpushare.core.control.relief import (
-    LEAST_EFFECT,
     KnownTenants,
     given_back,
     let_go,
+    may_leave,
+    newest,
     relieved,
 )
 from gpushare.core.control.slo import SloSign
-from gpushare.core.control.slo_relief import SloRelief, gives_a_step, is_neighbours_doing, signs_of
+from gpushare.core.control.slo_relief import (
+    GIVEN_UP_SECONDS,
+    SloRelief,
+    gives_a_step,
+    is_neighbours_doing,
+    signs_of,
+)
 from gpushare.core.control.window import (
     FREE,
     WatchActions,
@@ -66,6 +72,15 @@ class TenantWatch:
 
 
 @dataclass(frozen=True, slots=True)
+class _Cause:
+    """Why a tenant should leave: a sentence, and whose latency target that is for."""
+
+    leaving: str
+    why: str
+    target_of: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GpuWatch:
     """What the loop remembers of one GPU; start with `GpuWatch()`, and hand it back as it came.
 
@@ -77,7 +92,9 @@ class GpuWatch:
         retract: the tenant that should leave.
         retract_why: why.
         calm_seconds: for how long nothing has called for the retraction any more.
+        retract_for: whose latency target that is for; None: for a promise.
         retracted_at: when the last such tenant had left.
+        left_for_target_at: when the last one had left for a latency target.
     """
 
     tenants: Mapping[str, TenantWatch] = field(default_factory=dict)
@@ -86,8 +103,10 @@ class GpuWatch:
     seen_at: float = -math.inf
     retract: str | None = None
     retract_why: str = ""
+    retract_for: str | None = None
     calm_seconds: float = 0.0
     retracted_at: float = -math.inf
+    left_for_target_at: float = -math.inf
 
     @property
     def duties(self) -> dict[str, float]:
@@ -121,7 +140,7 @@ def watch(
     state = _with_present(state, window, now, settings)
     state = replace(state, last_ends_at=ends_at, seen_at=now)
     if ends_at - window.seconds < state.changed_at + settings.delay_seconds:
-        return state, _actions(state)
+        return state, _actions(state, now)
     state = _observed(state, window, elapsed)
     known = _known(state, window)
     state, judged = _judged(state, known, elapsed, settings)
@@ -129,17 +148,22 @@ def watch(
     state, moved = _with_duties(state, known, settings, window=window, now=now, elapsed=elapsed)
     state = _with_throttled_seconds(state, known, elapsed, settings)
     state, asked = _retraction(state, known, now, elapsed, settings)
-    return state, _actions(state, (*judged, *moved, *asked))
+    return state, _actions(state, now, (*judged, *moved, *asked))
 
 
-def _actions(state: GpuWatch, notes: tuple[WatchNote, ...] = ()) -> WatchActions:
-    broken = tuple(sorted(uid for uid, each in state.tenants.items() if each.is_broken or each.slo.is_missed))
-    return WatchActions(state.duties, state.retract, state.retract_why, broken, notes)
+def _actions(state: GpuWatch, now: float, notes: tuple[WatchNote, ...] = ()) -> WatchActions:
+    tenants = sorted(state.tenants.items())
+    broken = tuple(uid for uid, each in tenants if each.is_broken)
+    missed = tuple(uid for uid, each in tenants if len(tenants) > 1 and each.slo.is_pressing(now))
+    return WatchActions(state.duties, state.retract, state.retract_why, broken, missed, notes)
 
 
 def _in_time(state: GpuWatch, now: float) -> GpuWatch:
     """Return the state with no time stamp later than now: a clock that went back starts anew from here."""
-    if max(state.changed_at, state.last_ends_at, state.seen_at, state.retracted_at) <= now:
+    if (
+        max(state.changed_at, state.last_ends_at, state.seen_at, state.retracted_at, state.left_for_target_at)
+        <= now
+    ):
         return state
     return replace(
         state,
@@ -147,6 +171,7 @@ def _in_time(state: GpuWatch, now: float) -> GpuWatch:
         last_ends_at=min(now, state.last_ends_at),
         seen_at=min(now, state.seen_at),
         retracted_at=min(now, state.retracted_at),
+        left_for_target_at=min(now, state.left_for_target_at),
     )
 
 
@@ -158,7 +183,7 @@ def _without_window(
         state = replace(state, seen_at=now)
     blind = now - state.seen_at
     if not state.duties or blind < settings.blind_seconds:
-        return state, _actions(state)
+        return state, _actions(state, now)
     why = f": {window.why_not}" if window is not None and window.why_not else ""
     notes = tuple(
         WatchNote(
@@ -170,7 +195,7 @@ def _without_window(
     )
     tenants = {uid: replace(tenant, duty=FREE, throttled_seconds=0.0) for uid, tenant in state.tenants.items()}
     state = replace(state, tenants=tenants, changed_at=now)
-    return state, _actions(state, notes)
+    return state, _actions(state, now, notes)
 
 
 def _with_present(state: GpuWatch, window: Window, now: float, settings: WatchSettings) -> GpuWatch:
@@ -188,13 +213,31 @@ def _with_present(state: GpuWatch, window: Window, now: float, settings: WatchSe
             uid: replace(tenant, hopeless_seconds=0.0, throttled_seconds=0.0, broken_seconds=0.0)
             for uid, tenant in tenants.items()
         }
-    tenants = {uid: replace(tenant, slo=tenant.slo.beside_others()) for uid, tenant in tenants.items()}
+    is_ours = left == {state.retract} and not present - state.tenants.keys()
+    tenants = {
+        uid: replace(
+            tenant,
+            slo=tenant.slo.without_one(now)
+            if is_ours and uid == state.retract_for
+            else tenant.slo.beside_others(),
+        )
+        for uid, tenant in tenants.items()
+    }
     if len(tenants) == 1:
         tenants = {uid: replace(tenant, duty=FREE) for uid, tenant in tenants.items()}
     changed_at = max(state.changed_at, now - settings.delay_seconds) if state.tenants else state.changed_at
     state = replace(state, tenants=tenants, changed_at=changed_at)
     if state.retract is not None and state.retract in left:
-        state = replace(state, retract=None, retract_why="", calm_seconds=0.0, retracted_at=now)
+        is_for_target = state.retract_for is not None
+        state = replace(
+            state,
+            retract=None,
+            retract_why="",
+            retract_for=None,
+            calm_seconds=0.0,
+            retracted_at=now,
+            left_for_target_at=now if is_for_target else state.left_for_target_at,
+        )
     return state
 
 
@@ -382,21 +425,26 @@ def _slo_step(
     fresh = {
         uid: sign
         for uid, sign in pressing.items()
-        if not state.duties or sign.began_at >= state.changed_at + settings.delay_seconds
+        if (not state.duties or sign.began_at >= state.changed_at + settings.delay_seconds)
+        and state.tenants[uid].slo.is_after_leaving(sign)
     }
     broken = [uid for uid, tenant in state.tenants.items() if tenant.is_broken]
     stepped = gives_a_step(known, duties, [*pressing, *broken], settings)
     tenants = dict(state.tenants)
     for uid, sign in fresh.items():
-        relief = tenants[uid].slo
+        relief = tenants[uid].slo.judged(now)
+        if not relief.is_pressing(now):
+            tenants[uid] = replace(tenants[uid], slo=relief)
+            continue
         if stepped is not None:
             first = sign.measured_seconds if relief.first_seconds is None else relief.first_seconds
             relief = replace(relief, first_seconds=first, stuck_seconds=0.0)
         else:
             relief = replace(relief, stuck_seconds=relief.stuck_seconds + elapsed)
         if relief.stuck_seconds >= settings.hopeless_seconds and not is_neighbours_doing(known, uid, relief):
-            relief = replace(relief, given_up_at=now, stuck_seconds=0.0, first_seconds=None)
+            relief = relief.given_up(now)
         tenants[uid] = replace(tenants[uid], slo=relief)
+    fresh = {uid: sign for uid, sign in fresh.items() if tenants[uid].slo.is_pressing(now)}
     return replace(state, tenants=tenants), fresh, stepped if fresh else None
 
 
@@ -433,18 +481,30 @@ def _retraction(
     settings: WatchSettings,
 ) -> tuple[GpuWatch, list[WatchNote]]:
     """Ask for one tenant to leave where no duty helps, or drop that when nothing calls for it any more."""
-    cause = _cause(state, known, settings)
+    cause = _cause(state, known, now, settings)
     if state.retract is not None:
         calm = 0.0 if cause is not None else state.calm_seconds + elapsed
         if calm < settings.hopeless_seconds:
             return replace(state, calm_seconds=calm), []
         note = WatchNote(state.retract, WatchReason.RETRACTION_DROPPED, f"may stay: calm for {calm:.0f} s")
-        return replace(state, retract=None, retract_why="", calm_seconds=0.0), [note]
+        return replace(state, retract=None, retract_why="", retract_for=None, calm_seconds=0.0), [note]
     if cause is None or len(known.duties) < 2 or now - state.retracted_at < settings.settle_seconds:
         return state, []
-    leaving, why = cause
-    state = replace(state, retract=leaving, retract_why=why, calm_seconds=0.0)
-    return state, [WatchNote(leaving, WatchReason.RETRACTION_ASKED, f"is the newest tenant that can leave: {why}")]
+    tenants = dict(state.tenants)
+    if cause.target_of is not None:
+        relief = tenants[cause.target_of].slo
+        relief = replace(relief, asked_seconds=relief.now_seconds if relief.is_missed else None, left_at=-math.inf)
+        tenants[cause.target_of] = replace(tenants[cause.target_of], slo=relief)
+    state = replace(
+        state,
+        tenants=tenants,
+        retract=cause.leaving,
+        retract_why=cause.why,
+        retract_for=cause.target_of,
+        calm_seconds=0.0,
+    )
+    message = f"is the newest tenant that can leave: {cause.why}"
+    return state, [WatchNote(cause.leaving, WatchReason.RETRACTION_ASKED, message)]
 
 
 def _with_throttled_seconds(
@@ -457,10 +517,11 @@ def _with_throttled_seconds(
     return replace(state, tenants=tenants)
 
 
-def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tuple[str, str] | None:
-    """Return who should leave, and why in a sentence; None: nothing calls for a retraction.
+def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> _Cause | None:
+    """Return who should leave, and why; None: nothing calls for a retraction.
 
-    A throttle that keeps the promise may last while sharing brings more than it costs.
+    A throttle that keeps the promise may last while sharing brings more than it costs. For latency targets, which
+    a tenant reports itself, one tenant an hour leaves a GPU at most.
     """
     limit = settings.retract_after_seconds
     for uid, tenant in state.tenants.items():
@@ -472,57 +533,54 @@ def _cause(state: GpuWatch, known: KnownTenants, settings: WatchSettings) -> tup
             why = f"{uid} {_figures(known, uid)}, for {tenant.broken_seconds:.0f} s"
         else:
             continue
-        leaving = next(iter(_may_leave(known, uid, known.duties)), None)
+        leaving = next(iter(may_leave(known, uid, known.duties)), None)
         if leaving is not None:
-            return leaving, why
+            return _Cause(leaving, why)
+    return _missed_target(state, known, now, settings) or _lasting_throttle(state, known, now, settings)
+
+
+def _missed_target(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> _Cause | None:
+    """Return who should leave for a target that is missed with nobody left who could give time."""
+    if now - state.left_for_target_at < GIVEN_UP_SECONDS:
+        return None
     for uid, tenant in state.tenants.items():
-        if not tenant.slo.is_missed or tenant.slo.stuck_seconds < settings.hopeless_seconds:
+        relief = tenant.slo
+        if uid not in known.working or not relief.is_missed or relief.stuck_seconds < settings.hopeless_seconds:
             continue
-        newest = sorted(
-            ((each.order, other) for other, each in known.working.items() if _is_other_batch(each, uid)),
-            reverse=True,
-        )
-        if uid in known.working and newest:
-            seconds = tenant.slo.stuck_seconds
+        believed = may_leave(known, uid, known.duties) if uid in known.tenants else []
+        gave = [other for other in newest(known) if other != uid and known.duties[other] < FREE]
+        if relief.has_helped:  # measured: then those who gave the time count, whatever is believed
+            believed = [other for other in believed if other in gave] or gave
+        if believed:
+            seconds = relief.stuck_seconds
             why = f"{uid} has missed its latency target for {seconds:.0f} s with nobody left who could give time"
-            return newest[0][1], why
+            return _Cause(believed[0], why, uid)
+    return None
+
+
+def _lasting_throttle(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> _Cause | None:
+    """Return who should leave since a throttle lasts that costs more than sharing brings."""
+    limit = settings.retract_after_seconds
     lasting = {uid: each for uid, each in state.tenants.items() if each.throttled_seconds >= limit}
     if not lasting or not known.tenants:
         return None
     longest = max(lasting, key=lambda uid: (lasting[uid].throttled_seconds, uid))
     free = {**known.duties, **dict.fromkeys(lasting, FREE)}
-    victim = min(known.tenants, key=lambda uid: (known.room(uid, free), uid))
+    victim, what = min(known.tenants, key=lambda uid: (known.room(uid, free), uid)), "keeps its promise"
+    target_of = next((uid for uid, each in state.tenants.items() if each.slo.holds(now)), None)
+    if target_of is not None:
+        if target_of not in known.tenants or now - state.left_for_target_at < GIVEN_UP_SECONDS:
+            return None
+        victim, what = target_of, "meets its latency target"
     together = sum(known.progress(uid, known.duties) for uid in known.tenants)
     sums = {
         leaving: sum(known.progress(uid, {**free, leaving: 0.0}) for uid in known.tenants)
-        for leaving in _may_leave(known, victim, free)
+        for leaving in may_leave(known, victim, free)
     }
     leaving = next((uid for uid, apart in sums.items() if apart > together), None)
     if leaving is None:
         return None
     duty, seconds = lasting[longest].duty, lasting[longest].throttled_seconds
-    throttle = f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} keeps its promise"
-    return leaving, f"{throttle}, and all make {together:.2f} together, {sums[leaving]:.2f} without {leaving}"
-
-
-def _is_other_batch(tenant: WatchedTenant, victim: str) -> bool:
-    return tenant.uid != victim and tenant.job_class is JobClass.THROUGHPUT
-
-
-def _may_leave(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> list[str]:
-    """Return the throughput tenants whose leaving may suffice for the victim, or else may help it, newest first.
-
-    That may be the victim itself. `duties` are what the others would run at.
-    """
-    response = known.responses[victim]
-    helps, suffices = [], []
-    for uid, tenant in known.working.items():
-        if tenant.job_class is not JobClass.THROUGHPUT:
-            continue
-        without = {**duties, uid: 0.0}
-        if uid == victim or response.effect(uid) + response.effect_error(uid) >= LEAST_EFFECT:
-            helps.append((tenant.order, uid))
-        if uid == victim or known.room(victim, without) + known.error(victim, without) >= 0:
-            suffices.append((tenant.order, uid))
-    may_leave = [each for each in suffices if each in helps] or helps
-    return [uid for _, uid in sorted(may_leave, reverse=True)]
+    throttle = f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} {what}"
+    why = f"{throttle}, and all make {together:.2f} together, {sums[leaving]:.2f} without {leaving}"
+    return _Cause(leaving, why, target_of)

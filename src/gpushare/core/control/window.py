@@ -124,8 +124,8 @@ class WatchActions:
         duties: part of the time that a tenant may run, by uid; who is not listed runs free.
         retract: the tenant that should leave the GPU, as long as that holds; None: nobody.
         retract_why: one sentence with figures.
-        broken: tenants whose promise is broken, or that miss their own latency target: since two windows in a row
-            showed it, until it is kept again.
+        broken: tenants whose promise is broken: since two windows in a row showed it, until it is kept again.
+        missed: tenants that miss their own latency target, while their neighbours may be why.
         notes: what was done in this call.
     """
 
@@ -133,4 +133,5 @@ class WatchActions:
     retract: str | None = None
     retract_why: str = ""
     broken: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
     notes: tuple[WatchNote, ...] = ()
