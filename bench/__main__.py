@@ -6,7 +6,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "hack"))  # devcluster: the tools of a control plane
 
-# One by one: a GPU machine has not what the others need.
+# Imported one by one: a GPU machine lacks what the others need.
 COMMANDS = {
     "awkward": "bench.awkward",
     "gate": "bench.gate",

@@ -1,4 +1,4 @@
-"""Twelve awkward situations, told by HAMi's scheduler and by gpushare's extender each on the same small cluster.
+"""Twelve awkward situations: what HAMi's scheduler and what gpushare's extender make of each on a small cluster.
 
 One node with one or two GPUs (an object only), the real API server and kube-scheduler; the device plugins are
 played as in `bench hami`. What is printed is what happened, not who was right.
@@ -61,7 +61,7 @@ class Gpushare:
         """UUID, percent and MiB that a bound pod was given."""
         notes = pod["metadata"]["annotations"]
         memory = notes[names.MEMORY_LIMIT].partition("=")[2].rstrip("M")
-        return notes[names.GPU], int(notes[names.THREAD_PERCENTAGE]), int(memory)
+        return notes[names.GPU], throughput.share_percent(pod), int(memory)
 
     async def make_sick(self, api: Api) -> None:
         view = throughput.small_gpunode(0, 2)
@@ -83,7 +83,7 @@ class Hami:
         await throughput.create_all(api, NODES, [hami.node(0, gpus)])
 
     def start(self, plane: controlplane.ControlPlane) -> None:
-        hami.start_hami(plane, self._binary, hami.TUNED)
+        hami.start_hami(plane, self._binary, hami.TUNED, nodes=1)
 
     def configuration(self, plane: controlplane.ControlPlane) -> dict[str, Any]:
         return hami.scheduler_configuration(plane, hami.TUNED)
@@ -219,7 +219,7 @@ async def restarted(scene: Scene) -> str:
 async def killed(scene: Scene) -> str:
     names = [f"p{i}" for i in range(20)]
     began = await scene.ask(*[(name, 10, 1000) for name in names])
-    await scene.anyone.wait()
+    await asyncio.wait_for(scene.anyone.wait(), 60)
     at = len(scene.bound_at)
     await scene.restart()
     every = await scene.bound(*names, seconds=120)
@@ -314,7 +314,7 @@ async def scene_of(plane: controlplane.ControlPlane, system: Gpushare | Hami, gp
             yield scene
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            throughput.raise_failures(await asyncio.gather(*tasks, return_exceptions=True))
 
 
 async def one(plane: controlplane.ControlPlane, system: Gpushare | Hami, what: str) -> str:
