@@ -147,6 +147,7 @@ class Retractor:
         self, asks: Mapping[str, ReplacementAsk], situation: RetractionSituation, now: float
     ) -> ReplacementPlan:
         self._replaced = {uid: at for uid, at in self._replaced.items() if 0.0 <= now - at < _ACCEPTED_SECONDS}
+        self._replaced_of_share = control.remembered(self._replaced_of_share, now)
         gpus = {ask.gpu for ask in asks.values()}
         residents = self._residents(gpus)
         left = {gpu: now for gpu, pods in residents.items() if any(pod.leaving for pod in pods)}

@@ -71,6 +71,21 @@ async def test_two_pods_of_one_gpu_leave_one_after_the_other() -> None:
     assert bench.api.evicted == ["new", "old"]
 
 
+async def test_groups_that_were_replaced_long_ago_are_forgotten() -> None:
+    bench = await made(stalled=HygieneAction.REPLACE)
+    for name in ("new", "old"):
+        bench.troubles = {f"uid-{name}": STALLED}
+        await bench.settle(5)
+        bench.api.store.remove(PODS, f"shop/{name}")
+        bench.troubles.clear()
+        await bench.settle(70)
+    assert bench.api.evicted == ["new", "old"]
+    assert len(bench.retractor._replaced_of_share) == 2
+    bench.time += 86_400.0
+    await bench.settle(1)
+    assert not bench.retractor._replaced_of_share
+
+
 async def test_a_budget_holds_a_replacement_and_it_is_said() -> None:
     bench = await made(stalled=HygieneAction.REPLACE)
     bench.troubles["uid-new"] = STALLED

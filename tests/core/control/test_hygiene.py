@@ -17,6 +17,7 @@ from gpushare.core.control import (
     Resident,
     counted,
     plan_replacement,
+    remembered,
 )
 from gpushare.core.control.hygiene import FAULT_SECONDS, FORGOTTEN_SECONDS, QUARANTINE_SECONDS
 from gpushare.core.control.retraction import FIRST_BACKOFF_SECONDS, SILENT_SECONDS
@@ -202,3 +203,8 @@ def test_at_most_one_within_the_rate_and_only_who_may(asks, residents, evicted, 
     assert pod.replaceable
     assert not any(one.leaving for one in residents)
     assert sum(NOW - at < 60 for at in evicted.values()) < per_minute
+
+
+def test_replacements_are_remembered_for_a_day_by_a_clock_that_may_be_set_back():
+    of_share = {"a": (1, NOW - FORGOTTEN_SECONDS), "b": (2, NOW - FORGOTTEN_SECONDS + 1), "c": (3, NOW + 60.0)}
+    assert remembered(of_share, NOW) == {"b": (2, NOW - FORGOTTEN_SECONDS + 1)}

@@ -16,6 +16,7 @@ from gpushare.core.control.hygiene import (
     Replacements,
     counted,
     plan_replacement,
+    remembered,
 )
 from gpushare.core.control.retraction import (
     SILENT_SECONDS,
@@ -109,6 +110,7 @@ __all__ = [
     "plan_replacement",
     "plan_retractions",
     "read_slo",
+    "remembered",
     "status_of",
     "transitions",
     "watch",

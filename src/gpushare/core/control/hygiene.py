@@ -218,6 +218,11 @@ def counted(before: tuple[int, float] | None, now: float) -> tuple[int, float]:
     return (1 if before is None or is_forgotten else before[0] + 1, now)
 
 
+def remembered(of_share: Mapping[str, tuple[int, float]], now: float) -> dict[str, tuple[int, float]]:
+    """Return the counts of replacements that still matter; one of the future is of a clock that was set back."""
+    return {share: (n, at) for share, (n, at) in of_share.items() if 0.0 <= now - at < FORGOTTEN_SECONDS}
+
+
 def _pause(before: tuple[int, float] | None, now: float) -> float:
     """Return for how long no further pod of a group is replaced."""
     if before is None or now - before[1] >= FORGOTTEN_SECONDS:
