@@ -48,7 +48,7 @@ class Certificate:
         self._seen: tuple[tuple[int, int, int], ...] | None = None
         try:
             self._seen = self._stamp()
-            self.context.load_cert_chain(*self._pair)
+            self._load(self.context)
             self.is_loaded = True
             self.expires_at = _expiry_in(self._pair[0])
         except OSError as error:
@@ -63,8 +63,8 @@ class Certificate:
             if stamp == self._seen:
                 return False
             self._seen = stamp
-            _new_context().load_cert_chain(*self._pair)  # a wrong key must not reach the live context
-            self.context.load_cert_chain(*self._pair)
+            self._load(_new_context())  # a wrong key must not reach the live context
+            self._load(self.context)
             self.is_loaded = True
             self.expires_at = _expiry_in(self._pair[0])
         except OSError as error:  # ssl.SSLError is one too; half-written files are tried again when they change
@@ -74,6 +74,11 @@ class Certificate:
         self.reloads += 1
         _log.info("new certificate taken up")
         return True
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        for path in self._pair:  # the context's own error for a file that is absent or unreadable does not name it
+            path.open("rb").close()
+        context.load_cert_chain(*self._pair)
 
     def _failed(self, error: OSError) -> None:
         self.failures += 1
