@@ -10,12 +10,16 @@ import grpc
 from aiohttp import web
 
 from gpushare.core.api import GpuNodeStatus, from_json, names
+from gpushare.core.gpu import GpuHealth, Health
 from gpushare.kube import EVENTS, GPUNODES, NODES, PODS
 from gpushare.kube.fake import ObjectStore, app
+from gpushare.mps.status import ClientStatus, GateState, GateStatus
 from gpushare_deviceplugin import api_pb2, api_pb2_grpc, podresources_pb2, podresources_pb2_grpc
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
+from gpushare_deviceplugin.state import NodeState
 
 GPU_A, GPU_B = "GPU-aaaaaaaa-0000-0000-0000-000000000000", "GPU-bbbbbbbb-0000-0000-0000-000000000000"
+WELL = GpuHealth(Health.HEALTHY)
 
 
 class Clock:
@@ -241,3 +245,19 @@ class NodeApi:
                 self.statuses.append(from_json(GpuNodeStatus, (await request.json())["status"]))
             self.changed.set()
         return response
+
+
+def gate(state: GateState = GateState.ACTIVE, at: float = 1.0, **fields: object) -> GateStatus:
+    return GateStatus(GPU_A, state, at, **fields)  # type: ignore[arg-type]  # fields by name
+
+
+def client(uid: str | None, threads: int | None = 50, used: int | None = 500) -> ClientStatus:
+    return ClientStatus(hash(uid) % 9999, uid, threads, 8192, used)
+
+
+def tenant(state: NodeState, name: str, gpu: str = GPU_A, share: int = 25, threads: str = "50") -> str:
+    pod = make_pod(name, gpu=gpu, share=share, threads=threads, phase="Running", **{"gpushare.io/workload": name})
+    state.put_pod(pod)
+    gpus = gpu.split(",")
+    state.set_allocations({**(state.allocations or {}), pod.uid: {g: share // len(gpus) for g in gpus}})
+    return pod.uid

@@ -1,0 +1,65 @@
+"""What the tests of the chart share: sets of values, and how to find objects among those rendered."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm" / "gpushare"
+Json = dict[str, Any]
+Render = Any  # conftest's fixture
+VALUE_SETS: dict[str, Json] = {
+    "defaults": {},
+    "simulated": {"simulated": {"gpus": "H200:2"}, "image": {"pullPolicy": "Never"}},
+    "everything": {
+        "certManager": {"enabled": True},
+        "metrics": {"tokenSecret": "scrape", "tls": {"enabled": True}},
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "prometheusRule": {"enabled": True},
+        "networkPolicy": {"enabled": True, "metricsFrom": [{"namespaceSelector": {}}]},
+        "priorityClasses": {"quota": True},
+        "watch": {"namespaces": ["a", "b"]},
+        "runtimeClassName": "nvidia",
+        "nodes": {"selector": {"pool": "gpu"}},
+        "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": ["one"]},
+        "scheduler": {
+            "command": ["/usr/local/bin/kube", "kube-scheduler"],
+            "tolerations": [{"operator": "Exists"}],
+        },
+        "operator": {"podAnnotations": {"a": "b"}},
+        "envCapsFallback": True,
+        "policy": {"chargeMemory": False, "restricted": ["latency", "isolated"], "refuseAboveBaseline": True},
+    },
+    "bare": {
+        "crds": {"install": False},
+        "dashboards": {"enabled": False},
+        "priorityClasses": {"node": "", "cluster": ""},
+        "admission": {"replicas": 1},
+        "scheduler": {"replicas": 1},
+        "nodes": {"affinity": {}, "tolerations": []},
+        "nameOverride": "share",
+    },
+}
+VALUES = pytest.mark.parametrize("values", VALUE_SETS.values(), ids=VALUE_SETS.keys())
+
+
+def of_kind(objects: list[Json], kind: str, name: str | None = None) -> list[Json]:
+    return [o for o in objects if o["kind"] == kind and name in (None, o["metadata"]["name"])]
+
+
+def workloads(objects: list[Json]) -> dict[str, Json]:
+    """Part -> its Deployment or DaemonSet."""
+    found = of_kind(objects, "Deployment") + of_kind(objects, "DaemonSet")
+    return {o["metadata"]["labels"]["app.kubernetes.io/component"]: o for o in found}
+
+
+def containers(workload: Json) -> list[Json]:
+    return workload["spec"]["template"]["spec"]["containers"]
+
+
+def webhooks(objects: list[Json]) -> Iterator[Json]:
+    for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
+        for configuration in of_kind(objects, kind):
+            yield from configuration["webhooks"]
