@@ -1,8 +1,10 @@
-"""What every bench makes of its values: one percentile, and one mean with its interval."""
+"""What every bench makes of its values, one percentile and one mean with its interval, and what a process holds."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -41,3 +43,11 @@ def student(count: int) -> float:
 def percentile(values: Sequence[float], part: float) -> float:
     """Return the smallest value that at least this part of the values does not exceed."""
     return float(np.percentile(values, 100 * part, method="inverted_cdf"))
+
+
+def resident_mib(pid: int, field: str = "VmRSS") -> float:
+    """Return the resident memory of a process now; the most so far with `VmHWM`."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    match = re.search(rf"{field}:\s+(\d+)", status)
+    assert match is not None
+    return int(match[1]) / 1024

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
+from bench.figures import resident_mib
 from gpushare.mps.identity import is_alive
 from gpushare.mps.layout import (
     Decisions,
@@ -225,11 +226,6 @@ def hosted() -> Iterator[Host]:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def rss_mib(pid: int) -> float:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
 def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
@@ -249,12 +245,12 @@ def flood(processes: int, starts: int) -> dict[str, object]:
         usual = [host.start_seconds() for _ in range(starts)]
         with running([host.spawn(HOSTILE, SPIN) for _ in range((processes + 1) // 2)]):
             busy = [host.start_seconds() for _ in range(starts)]
-        before = rss_mib(gate)
+        before = resident_mib(gate)
         flooders = [host.spawn(HOSTILE, CONNECT, "keep" if n % 2 else "close") for n in range(processes)]
         with running(flooders), Health(host) as health:
             host.until(lambda: health.most_unread > 0, "connections that come too fast")
             during = [host.start_seconds() for _ in range(starts)]
-            after = rss_mib(gate)
+            after = resident_mib(gate)
         host.until(lambda: host.status().connections == 0, "nothing left of the flood")
         status = host.status()
         return {

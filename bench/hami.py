@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import controlplane, fleet, latency, throughput
+from bench.figures import resident_mib
 from gpushare.kube import GPUNODES, NODES, PODS, Api, Reflector, connect
 
 SPLIT_COUNT = 10  # devicePlugin.deviceSplitCount of its chart
@@ -231,7 +232,7 @@ async def measure(
         "seconds": took,
         "pods_per_second": rate(sorted(bound.values())),
         "filter_ms": [statistics.median(latencies), latencies[-1]],
-        "resident_mib": latency.resident_mib(plane.processes["hami"].pid),
+        "resident_mib": resident_mib(plane.processes["hami"].pid),
         "overcommitted": overcommitted(listing.items),
     }
 
@@ -270,7 +271,7 @@ async def measure_ours(
         "seconds": found["all_bound_after_seconds"],
         "pods_per_second": found["pods_per_second"],
         "filter_ms": [statistics.median(latencies), latencies[-1]],
-        "resident_mib": latency.resident_mib(plane.processes["extender"].pid),
+        "resident_mib": resident_mib(plane.processes["extender"].pid),
         "overcommitted": [],  # throughput.measure has looked, and would have ended
     }
 

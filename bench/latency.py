@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import fleet
-from bench.figures import percentile
+from bench.figures import percentile, resident_mib
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -70,14 +70,6 @@ def wait_ready(port: int, seconds: float = 180) -> float:
                 return time.monotonic() - started
         time.sleep(0.1)
     raise SystemExit("the extender did not become ready")
-
-
-def resident_mib(pid: int, field: str = "VmRSS") -> float:
-    """Resident memory of a process now; the most so far with `VmHWM`."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    match = re.search(rf"{field}:\s+(\d+)", status)
-    assert match is not None
-    return int(match[1]) / 1024
 
 
 class Client:

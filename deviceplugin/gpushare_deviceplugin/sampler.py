@@ -24,6 +24,10 @@ GIVE_BACK_SECONDS: Final = 5.0
 HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes this long may never return
 BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
 NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
+NO_SM_ACTIVITY: Final = (
+    "dcgm-exporter gives counters without DCGM_FI_PROF_SM_ACTIVE, which its own list leaves out; nothing is learnt of "
+    "workloads until its list names it (docs/guide/other-gpus.md)"
+)
 SETTLE_SECONDS: Final = 0.45  # queued work runs on for 0.2 to 0.4 s after a pod was stopped (docs/facts.md 25)
 WINDOWS: Final = 5  # samples merged into a window, where nobody asks for shorter ones
 OnProcesses = Callable[[str, tuple[GpuProcess, ...] | None, GateStatus | None], None]
@@ -58,7 +62,9 @@ class Reading:
         """Return why there are no counters; empty when there are, or when the GPU is unhealthy and needs none."""
         if self.error or self.health.health is Health.UNHEALTHY or self.sample is None:
             return self.error
-        return "" if self.sample.counters.as_dict() else NO_COUNTERS
+        if not self.sample.counters.as_dict():
+            return NO_COUNTERS
+        return "" if self.sample.counters.sm_util is not None else NO_SM_ACTIVITY
 
 
 class Sampler:

@@ -201,6 +201,15 @@ async def test_no_gpm_leaves_memory_and_says_what_is_missing(bench: Bench) -> No
     assert has_figures(bench)
 
 
+async def test_a_list_of_fields_without_sm_activity_is_said(bench: Bench) -> None:
+    """What dcgm-exporter's own list has of profiling."""
+    bench.driver.counters = Counters(graphics_util=0.9, any_tensor_util=0.0, dram_bw_util=0.3)
+    await bench.rounds()
+    status, message = bench.condition("CountersReady")
+    assert status is ConditionStatus.FALSE
+    assert "DCGM_FI_PROF_SM_ACTIVE" in message
+
+
 async def test_counters_that_stand_still_are_said_and_nothing_is_inferred_from_them(bench: Bench) -> None:
     await bench.rounds(8)
     assert has_figures(bench)

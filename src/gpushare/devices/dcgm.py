@@ -1,11 +1,17 @@
-"""dcgm-exporter's figures, for GPUs before Hopper, which have no GPM (Volta to Ada)."""
+"""dcgm-exporter's figures, for GPUs before Hopper, which have no GPM (Volta to Ada).
 
+Read as the exporter's source writes them (NVIDIA/dcgm-exporter, 3.1.8 to 4.5.3): one line a GPU and field, ratios with
+six digits, no line where the driver has no value. Label values are not escaped there, and a value that it cannot
+convert is a sentence, so every line is read on its own.
+"""
+
+import math
+import re
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
-
-from prometheus_client.parser import text_string_to_metric_families
 
 from gpushare.core.gpu import Counters, DevicesError
 
@@ -28,6 +34,16 @@ FIELDS: Final[Mapping[str, str]] = {
     "DCGM_FI_PROF_PIPE_INT_ACTIVE": "integer_util",
 }
 _INSTANCE_LABEL: Final = "GPU_I_ID"  # a line of one MIG instance, not of the GPU
+_METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_NUMBER: Final = r"[-+0-9.eE]+|[-+]?(?:[iI]nf|NaN)"
+_SAMPLE: Final = re.compile(rf"([a-zA-Z_:][a-zA-Z0-9_:]*)\{{(.*)\}}\s+({_NUMBER})(?:\s+-?\d+)?\s*$")
+_LABEL: Final = re.compile(r"(?:^|,)([a-zA-Z_][a-zA-Z0-9_]*)=\"(.*?)\"(?=,[a-zA-Z_][a-zA-Z0-9_]*=\"|,?$)")
+# GPUs with an fp64 tensor pipe; a word of the name, for an RTX A1000 is no A100.
+_WITH_DFMA: Final = frozenset({"a100", "a100x", "a800", "a30", "a30x", "h100", "h200", "h20", "h800", "gh200"})
+_EDGE: Final = 1.5  # a window's edges push a ratio slightly above 1; beyond this it is wrong
+IDLE_RATIO: Final = 0.005
+REPEATS_SECONDS: Final = 35.0
+"""For so long a reading that shows the same busy figures is the same one: the exporter reads every 30 s by default."""
 
 
 def parse_exposition(text: str) -> dict[str, Counters]:
@@ -38,17 +54,38 @@ def parse_exposition(text: str) -> dict[str, Counters]:
     """
     found: dict[str, dict[str, float]] = {}
     models: dict[str, str] = {}
-    for family in text_string_to_metric_families(text):
-        name = FIELDS.get(family.name)
+    for name, labels, value in _samples(text):
+        uuid = labels.get("UUID", "")
+        if not uuid or labels.get(_INSTANCE_LABEL) or not 0 <= value <= _EDGE:
+            continue
+        found.setdefault(uuid, {})[name] = min(1.0, value)
+        models[uuid] = labels.get("modelName", "")
+    return {uuid: _honest(values, models[uuid]) for uuid, values in found.items()}
+
+
+def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
+    """Yield our name, labels and value of each line of a field that we know.
+
+    Raises:
+        ValueError: a line that no exposition holds, such as of a web page.
+    """
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        metric = _METRIC.match(line)
+        if metric is None or line[metric.end() : metric.end() + 1] not in ("{", " "):
+            raise ValueError(f"not a line of metrics: {line[:60]!r}")
+        name = FIELDS.get(metric[0])
         if name is None:
             continue
-        for sample in family.samples:
-            uuid = sample.labels.get("UUID", "")
-            if not uuid or sample.labels.get(_INSTANCE_LABEL) or not 0 <= sample.value <= 1.5:
-                continue
-            found.setdefault(uuid, {})[name] = min(1.0, sample.value)
-            models[uuid] = sample.labels.get("modelName", "")
-    return {uuid: _honest(values, models[uuid]) for uuid, values in found.items()}
+        sample = _SAMPLE.match(line)
+        if sample is None:  # the exporter says that it failed to convert a value
+            continue
+        try:
+            value = float(sample[3])
+        except ValueError:
+            continue
+        yield name, dict(_LABEL.findall(sample[2])), value
 
 
 def _honest(values: dict[str, float], model: str) -> Counters:
@@ -58,12 +95,12 @@ def _honest(values: dict[str, float], model: str) -> Counters:
     is unknown: fp16, int8 and, on GPUs with DFMA, fp64 are then unknown, unless the sum is zero.
     """
     tensor = values.get("any_tensor_util", 0.0)
-    if "hmma_tensor_util" in values or tensor <= 0.005:
+    if "hmma_tensor_util" in values or tensor <= IDLE_RATIO:
         return Counters(**values)
     if "V100" in model:
         return Counters(**{**values, "hmma_tensor_util": tensor})
     hidden = {"fp16_util", "imma_tensor_util", "hmma_tensor_util"}
-    if any(name in model for name in ("A100", "A30", "H100", "H200", "GH200")):
+    if _WITH_DFMA & set(re.findall(r"[a-z0-9]+", model.lower())):
         hidden |= {"fp64_util", "dfma_tensor_util"}
     return Counters(**{name: value for name, value in values.items() if name not in hidden})
 
@@ -94,3 +131,29 @@ class DcgmScrape:
             raise DevicesError(f"dcgm-exporter does not answer: {error}", retryable=True) from error
         wanted = set(uuids)
         return {uuid: counters for uuid, counters in parsed.items() if uuid in wanted}
+
+
+@dataclass(slots=True)
+class DcgmReadings:
+    """Tells the exporter's new readings of one GPU from the ones that it repeats until its next.
+
+    A window that was counted twice would be learnt from twice, and the later time may have other tenants.
+    """
+
+    clock: Callable[[], float]
+    last: Counters | None = None
+    last_at: float = -math.inf
+
+    def window(self, counters: Counters) -> float | None:
+        """Return the seconds that a new reading stands for; None of the first, and of one that is shown again.
+
+        An idle GPU shows the same zeros again and again, and a program may be as even: these count.
+        """
+        now = self.clock()
+        since = now - self.last_at
+        busy = any(value > IDLE_RATIO for value in counters.as_dict().values())
+        if counters == self.last and busy and since < REPEATS_SECONDS:
+            return None
+        is_first = self.last is None
+        self.last, self.last_at = counters, now
+        return None if is_first else since

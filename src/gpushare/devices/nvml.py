@@ -19,7 +19,7 @@ from gpushare.core.gpu import (
     Standstill,
 )
 from gpushare.devices.clock import ClockPolling, SmClock
-from gpushare.devices.dcgm import DcgmScrape
+from gpushare.devices.dcgm import DcgmReadings, DcgmScrape
 from gpushare.devices.driver import driver_errors, explain
 from gpushare.devices.gpm import MIN_WINDOW_SECONDS, GpmSampler, GpmWindow
 from gpushare.devices.xid import XidWatch
@@ -56,6 +56,7 @@ class NvmlDevices:
         self._infos: tuple[GpuInfo, ...] = ()
         self._gpm: dict[str, GpmSampler | None] = {}
         self._sampled_at: dict[str, float] = {}
+        self._readings: dict[str, DcgmReadings] = {}
         self._clocks: dict[str, SmClock] = {}
         self._stills: dict[str, Standstill] = {}
         self._logged: set[str] = set()
@@ -124,6 +125,7 @@ class NvmlDevices:
             pynvml.nvmlInit()
             self._handles.clear()
             self._sampled_at.clear()
+            self._readings.clear()
             self._enumerate()
         self._xid = XidWatch(self._handles, self._clock, known)
 
@@ -198,7 +200,11 @@ class NvmlDevices:
             return None
         if self._dcgm is None:
             return Counters(), now - before
-        return self._dcgm.read([uuid]).get(uuid, Counters()), now - before
+        counters = self._dcgm.read([uuid]).get(uuid)
+        if counters is None:
+            return Counters(), now - before
+        window = self._readings.setdefault(uuid, DcgmReadings(self._clock)).window(counters)
+        return None if window is None else (counters, window)
 
     def _open_sampler(self, uuid: str, handle: Any) -> GpmSampler | None:
         try:

@@ -1,0 +1,274 @@
+"""dcgm-exporter's pages as several of its versions write them, rendered here by the rules of its source.
+
+From NVIDIA/dcgm-exporter (Apache-2.0): pkg/dcgmexporter/pipeline.go of tags 3.1.8-3.1.5 and 3.3.9-3.6.1 and
+internal/pkg/rendermetrics/render_metrics.go of 4.2.0-4.1.0, 4.4.2-4.7.1 and the commit "Rename Hostname label" of 2025
+write `NAME{gpu,UUID[,pci_bus_id],device,modelName[,GPU_I_PROFILE,GPU_I_ID][,Hostname][,labels][,attributes]} VALUE`
+without escaping; gpu_collector.go prints doubles with %f, leaves out what DCGM has no value for, and writes
+"ERROR - FAILED TO CONVERT TO STRING" for a type that it does not know.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from fakenvml import UUID, installed
+
+from gpushare.core.gpu import Counters, DevicesError
+from gpushare.devices.dcgm import REPEATS_SECONDS, DcgmReadings, DcgmScrape, parse_exposition
+from gpushare.devices.nvml import NvmlDevices
+
+A = "GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52"
+B = "GPU-84412445-5790-0b3f-f714-da8aa3b2c0b0"
+FAILED = "ERROR - FAILED TO CONVERT TO STRING"
+# Its default-counters.csv names these three fields of profiling alone, the others are comments there.
+DEFAULT = {
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": 0.995630,
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.0,
+    "DCGM_FI_PROF_DRAM_ACTIVE": 0.3,
+}
+ALL = {
+    **DEFAULT,
+    "DCGM_FI_PROF_SM_ACTIVE": 0.81,
+    "DCGM_FI_PROF_SM_OCCUPANCY": 0.25,
+    "DCGM_FI_PROF_PIPE_FP64_ACTIVE": 0.01,
+    "DCGM_FI_PROF_PIPE_FP32_ACTIVE": 0.25,
+    "DCGM_FI_PROF_PIPE_FP16_ACTIVE": 0.02,
+}
+
+
+@dataclass(frozen=True)
+class Version:
+    """What differs between versions."""
+
+    name: str
+    has_pci: bool = True
+    hostname: str = "Hostname"
+
+
+VERSIONS = (
+    Version("3.1.8-3.1.5", has_pci=False),
+    Version("3.3.9-3.6.1"),
+    Version("4.2.0-4.1.0"),
+    Version("4.4.2-4.7.1"),
+    Version("4.5.3-4.8.2 and later", hostname="hostname"),
+)
+versions = pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    uuid: str
+    values: Mapping[str, float | str]
+    index: int = 0
+    model: str = "NVIDIA A100-SXM4-80GB"
+    mig: tuple[str, int] | None = None
+    extra: Mapping[str, str] = field(default_factory=dict)
+
+
+def page(version: Version, *gpus: Gpu) -> str:
+    """Return what the exporter answers; fields in the order of their first GPU."""
+    names = list(dict.fromkeys(name for gpu in gpus for name in gpu.values))
+    text = ""
+    for name in names:
+        text += f"# HELP {name} What it is (in some unit).\n# TYPE {name} gauge\n"
+        for gpu in gpus:
+            if name in gpu.values:
+                value = gpu.values[name]
+                written = f"{value:f}" if isinstance(value, float) else value
+                text += f"{name}{{{_labels(version, gpu)}}} {written}\n"
+    return text
+
+
+def _labels(version: Version, gpu: Gpu) -> str:
+    labels: dict[str, str] = {"gpu": str(gpu.index), "UUID": gpu.uuid}
+    if version.has_pci:
+        labels["pci_bus_id"] = f"00000000:0{gpu.index}:04.0"
+    labels |= {"device": f"nvidia{gpu.index}", "modelName": gpu.model}
+    if gpu.mig is not None:
+        labels |= {"GPU_I_PROFILE": gpu.mig[0], "GPU_I_ID": str(gpu.mig[1])}
+    labels |= {version.hostname: "n1", "DCGM_FI_DRIVER_VERSION": "535.161.08", **gpu.extra}
+    return ",".join(f'{name}="{value}"' for name, value in labels.items())
+
+
+@versions
+def test_every_version_is_read_with_and_without_pods_labels(version: Version) -> None:
+    pods = {"container": "main", "namespace": "shop", "pod": "web-0", "pod_uid": "1-2", "vgpu": "3"}
+    text = page(
+        version,
+        Gpu(A, {"DCGM_FI_DEV_GPU_UTIL": "97", **ALL}, extra=pods),
+        Gpu(B, {"DCGM_FI_DEV_GPU_UTIL": "3", **ALL, "DCGM_FI_PROF_SM_ACTIVE": 0.5}, index=1),
+    )
+    read = parse_exposition(text)
+    assert set(read) == {A, B}
+    assert (read[A].sm_util, read[A].sm_occupancy, read[A].dram_bw_util) == (0.81, 0.25, 0.3)
+    assert read[A].graphics_util == pytest.approx(0.99563)
+    assert (read[A].fp64_util, read[A].fp32_util, read[A].fp16_util) == (0.01, 0.25, 0.02)
+    assert read[B].sm_util == 0.5
+
+
+@versions
+def test_its_default_list_of_fields_leaves_sm_activity_out(version: Version) -> None:
+    counters = parse_exposition(page(version, Gpu(A, {"DCGM_FI_DEV_SM_CLOCK": "1410", **DEFAULT})))[A]
+    assert counters.sm_util is None
+    assert counters.dram_bw_util == 0.3
+
+
+@versions
+def test_without_dcp_there_are_no_lines_of_profiling(version: Version) -> None:
+    text = page(version, Gpu(A, {"DCGM_FI_DEV_GPU_UTIL": "97", "DCGM_FI_DEV_XID_ERRORS": "0"}))
+    assert parse_exposition(text) == {}
+
+
+@versions
+def test_mig_instances_are_not_the_gpu(version: Version) -> None:
+    text = page(
+        version,
+        Gpu(A, ALL, mig=("1g.10gb", 13)),
+        Gpu(A, ALL, mig=("2g.20gb", 5)),
+        Gpu(B, {**ALL, "DCGM_FI_PROF_SM_ACTIVE": 0.4}, index=1),
+    )
+    read = parse_exposition(text)
+    assert set(read) == {B}
+    assert read[B].sm_util == 0.4
+
+
+@versions
+@pytest.mark.parametrize("value", [FAILED, "140737488355328.000000", "NaN", "", "-1.000000"])
+def test_a_value_that_is_none_leaves_the_other_fields_and_gpus_alone(version: Version, value: str) -> None:
+    text = page(
+        version,
+        Gpu(A, {**ALL, "DCGM_FI_PROF_PIPE_FP16_ACTIVE": value, "DCGM_FI_DEV_FB_USED": FAILED}),
+        Gpu(B, ALL, index=1),
+    )
+    read = parse_exposition(text)
+    assert read[A].fp16_util is None
+    assert read[A].sm_util == 0.81
+    assert read[B].fp16_util == 0.02
+
+
+@versions
+def test_labels_are_not_escaped_there(version: Version) -> None:
+    odd = {"err_msg": 'said "no", and {more}', "pod": "web-0"}
+    read = parse_exposition(page(version, Gpu(A, ALL, extra=odd)))
+    assert read[A].sm_util == 0.81
+
+
+def test_the_old_namespace_has_other_names_and_is_not_read() -> None:
+    text = f'dcgm_fi_prof_dram_active{{gpu="0",uuid="{A}",device="nvidia0",modelName="Tesla V100"}} 0.3\n'
+    assert parse_exposition(text) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "has_dfma"),
+    [
+        ("NVIDIA A100-SXM4-80GB", True),
+        ("NVIDIA-A100-SXM4-80GB", True),  # --replace-blanks-in-model-name
+        ("NVIDIA A30", True),
+        ("NVIDIA RTX A1000", False),
+        ("NVIDIA RTX A3000 Laptop GPU", False),
+        ("NVIDIA L40S", False),
+        ("Tesla T4", False),
+    ],
+)
+def test_fp64_is_hidden_where_the_sum_of_tensor_pipes_may_hold_some_of_it(model: str, has_dfma: bool) -> None:
+    busy = {**ALL, "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.4}
+    counters = parse_exposition(page(VERSIONS[-1], Gpu(A, busy, model=model)))[A]
+    assert (counters.fp64_util is None) is has_dfma
+    assert counters.fp16_util is None
+
+
+def test_a_page_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a line of metrics"):
+        parse_exposition("<html><body>sign in</body></html>")
+
+
+# -- the same reading twice
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_reading_is_counted_once_until_the_exporters_next() -> None:
+    clock = Clock()
+    readings = DcgmReadings(clock)
+    busy, idle = Counters(sm_util=0.5, dram_bw_util=0.2), Counters(sm_util=0.0, dram_bw_util=0.000012)
+    assert readings.window(busy) is None  # since when is not known
+    windows = []
+    for second in range(1, 61):
+        clock.now = float(second)
+        counters = Counters(sm_util=0.5, dram_bw_util=0.2) if second < 30 else Counters(sm_util=0.4)
+        windows.append(readings.window(counters))
+    assert [second + 1 for second, window in enumerate(windows) if window] == [30]
+    assert windows[29] == 30.0
+    clock.now = 30.0 + REPEATS_SECONDS
+    assert readings.window(Counters(sm_util=0.4)) == REPEATS_SECONDS  # as even as that, but it lives
+    clock.now += 1.0
+    assert readings.window(idle) == 1.0
+    clock.now += 1.0
+    assert readings.window(idle) == 1.0
+
+
+@contextmanager
+def exporter(answers: Sequence[tuple[int, str]]) -> Iterator[str]:
+    """An exporter that gives these answers one after the other, and the last one for ever."""
+    left = list(answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            code, text = left.pop(0) if len(left) > 1 else left[0]
+            self.send_response(code)
+            self.send_header("Content-Type", "text/plain; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_over_http_an_exporter_that_starts_anew_is_waited_for() -> None:
+    """After its start the exporter has no figures of profiling yet: no line, and no word of zero."""
+    before, after = Gpu(A, ALL), Gpu(A, {**ALL, "DCGM_FI_PROF_SM_ACTIVE": 0.1})
+    begun = page(VERSIONS[-1], Gpu(A, {"DCGM_FI_DEV_GPU_UTIL": "0"}))
+    pages = [(200, page(VERSIONS[-1], before)), (500, "error"), (200, begun), (200, page(VERSIONS[-1], after))]
+    with exporter(pages) as url:
+        scrape = DcgmScrape(url)
+        assert scrape.read([A, B])[A].sm_util == 0.81
+        with pytest.raises(DevicesError, match="HTTP Error 500"):
+            scrape.read([A])
+        assert scrape.read([A]) == {}
+        assert scrape.read([A])[A].sm_util == 0.1
+
+
+def test_the_devices_count_the_exporters_readings_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    first = page(VERSIONS[2], Gpu(UUID, ALL))
+    second = page(VERSIONS[2], Gpu(UUID, {**ALL, "DCGM_FI_PROF_SM_ACTIVE": 0.6}))
+    with installed(monkeypatch) as driver, exporter([(200, first), (200, first), (200, second)]) as url:
+        driver.has_gpm = False
+        devices = NvmlDevices.open(clock, url)
+        samples = []
+        for now in (0.0, 1.0, 2.0, 3.0):
+            clock.now = now
+            samples.append(devices.sample(UUID))
+        devices.close()
+    assert samples[:3] == [None, None, None]
+    (last,) = samples[3:]
+    assert last is not None
+    assert (last.counters.sm_util, last.window_seconds) == (0.6, 2.0)
