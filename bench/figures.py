@@ -1,4 +1,4 @@
-"""What every bench makes of its values, one percentile and one mean with its interval, and what a process holds."""
+"""What every bench makes of its values, percentile and mean with its interval, and what a process holds."""
 
 import math
 import re

@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from bench import controlplane, fleet, latency, throughput
+from bench import controlplane, fleet, throughput
 from bench.figures import resident_mib
 from gpushare.kube import GPUNODES, NODES, PODS, Api, Reflector, connect
 

@@ -25,8 +25,8 @@ HUNG_SECONDS: Final = 10.0  # a driver call takes milliseconds; one that takes t
 BACKOFF: Final = Backoff(first_seconds=2.0, longest_seconds=60.0)
 NO_COUNTERS: Final = "neither GPM nor dcgm-exporter gives counters; progress and pipes stay unknown"
 NO_SM_ACTIVITY: Final = (
-    "dcgm-exporter gives counters without DCGM_FI_PROF_SM_ACTIVE, which its own list leaves out; nothing is learnt of "
-    "workloads until its list names it (docs/guide/other-gpus.md)"
+    "dcgm-exporter gives counters without DCGM_FI_PROF_SM_ACTIVE, which its own list leaves out; nothing is "
+    "learnt of workloads until its list names it (docs/guide/other-gpus.md)"
 )
 SETTLE_SECONDS: Final = 0.45  # queued work runs on for 0.2 to 0.4 s after a pod was stopped (docs/facts.md 25)
 WINDOWS: Final = 5  # samples merged into a window, where nobody asks for shorter ones

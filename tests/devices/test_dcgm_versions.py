@@ -1,8 +1,8 @@
 """dcgm-exporter's pages as several of its versions write them, rendered here by the rules of its source.
 
 From NVIDIA/dcgm-exporter (Apache-2.0): pkg/dcgmexporter/pipeline.go of tags 3.1.8-3.1.5 and 3.3.9-3.6.1 and
-internal/pkg/rendermetrics/render_metrics.go of 4.2.0-4.1.0, 4.4.2-4.7.1 and the commit "Rename Hostname label" of 2025
-write `NAME{gpu,UUID[,pci_bus_id],device,modelName[,GPU_I_PROFILE,GPU_I_ID][,Hostname][,labels][,attributes]} VALUE`
+internal/pkg/rendermetrics/render_metrics.go of 4.2.0-4.1.0, 4.4.2-4.7.1 and commit d5e5f51 after 4.5.3 write
+`NAME{gpu,UUID[,pci_bus_id],device,modelName[,GPU_I_PROFILE,GPU_I_ID][,Hostname][,labels][,attributes]} VALUE`
 without escaping; gpu_collector.go prints doubles with %f, leaves out what DCGM has no value for, and writes
 "ERROR - FAILED TO CONVERT TO STRING" for a type that it does not know.
 """
@@ -53,7 +53,7 @@ VERSIONS = (
     Version("3.3.9-3.6.1"),
     Version("4.2.0-4.1.0"),
     Version("4.4.2-4.7.1"),
-    Version("4.5.3-4.8.2 and later", hostname="hostname"),
+    Version("after 4.5.3-4.8.2", hostname="hostname"),
 )
 versions = pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
 

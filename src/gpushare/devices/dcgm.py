@@ -1,8 +1,8 @@
 """dcgm-exporter's figures, for GPUs before Hopper, which have no GPM (Volta to Ada).
 
-Read as the exporter's source writes them (NVIDIA/dcgm-exporter, 3.1.8 to 4.5.3): one line a GPU and field, ratios with
-six digits, no line where the driver has no value. Label values are not escaped there, and a value that it cannot
-convert is a sentence, so every line is read on its own.
+Read as the exporter's source writes them (NVIDIA/dcgm-exporter, 3.1.8 to 4.5.3): one line a GPU and field, ratios
+with six digits, no line where the driver has no value. Label values are not escaped there, and a value that it
+cannot convert is a sentence, so every line is read on its own.
 """
 
 import math
@@ -43,7 +43,7 @@ _WITH_DFMA: Final = frozenset({"a100", "a100x", "a800", "a30", "a30x", "h100", "
 _EDGE: Final = 1.5  # a window's edges push a ratio slightly above 1; beyond this it is wrong
 IDLE_RATIO: Final = 0.005
 REPEATS_SECONDS: Final = 35.0
-"""For so long a reading that shows the same busy figures is the same one: the exporter reads every 30 s by default."""
+"""For so long a reading with the same busy figures is the same one: the exporter reads every 30 s by default."""
 
 
 def parse_exposition(text: str) -> dict[str, Counters]:
