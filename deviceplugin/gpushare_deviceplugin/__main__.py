@@ -9,13 +9,17 @@ import sys
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.options import AgentOptions, parse_options
 
+LINGER_SECONDS = 1.0
+"""After SIGTERM: by then kubelet has admitted what was bound before the extender saw this pod leave (ADR 0160)."""
+
 
 async def _until_stopped(options: AgentOptions) -> None:
     """Run until SIGTERM or SIGINT; stopping changes nothing for the pods."""
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: loop.call_later(LINGER_SECONDS, task.cancel))
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
     from gpushare_deviceplugin.agent import run_agent  # noqa: PLC0415 - after frugal.before_imports
 
     with contextlib.suppress(asyncio.CancelledError):

@@ -214,6 +214,10 @@ class Agent:
         age = self._clock() - self.sampler.beat_at
         return f"no round of sampling for {age:.0f} s" if age > HUNG_SECONDS + BACKOFF.longest_seconds else ""
 
+    def not_ready(self) -> str:
+        """Return why kubelet would give no shares now; empty once it has taken the plugin."""
+        return "" if self.registrar.is_registered else "kubelet has not taken the device plugin"
+
     async def run(self) -> None:
         """Run every part until cancelled; a part that fails is logged and started again."""
         await self.sampler.step()  # so that the first listing that kubelet sees is complete
@@ -306,6 +310,7 @@ async def run_agent(options: AgentOptions) -> None:
         if options.metrics_port:
             metrics = metrics_route(registry_of(NodeCollector(agent.figures)))
             routes = {"/metrics": metrics, "/healthz": probe_route(agent.trouble)}
+            routes["/readyz"] = probe_route(agent.not_ready)
             server = MetricsServer(
                 routes,
                 options.metrics_port,

@@ -35,6 +35,9 @@ class DevicePlugin(DevicePluginServicer):
         refresh_pods: asks the API for this node's pods, for when kubelet's watch was faster than ours.
         on_allocated: called after each Allocate that was granted.
         under_way: is told of each call that is part of an allocation.
+
+    Attributes:
+        has_lost_kubelet: it watched, and no longer does: most likely it restarts.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class DevicePlugin(DevicePluginServicer):
         on_allocated: Callable[[], None] = lambda: None,
         under_way: AllocationsUnderWay | None = None,
     ) -> None:
+        self.has_lost_kubelet = False
         self._under_way = under_way or AllocationsUnderWay()
         self._state = state
         self._directory = directory
@@ -67,6 +71,7 @@ class DevicePlugin(DevicePluginServicer):
         """Send every id with its GPU's health, and again at each change, until `end_streams`."""
         changed = self._state.subscribe()
         self._streams.add(changed)
+        self.has_lost_kubelet = False
         sent: api_pb2.ListAndWatchResponse | None = None
         try:
             while changed in self._streams:
@@ -77,6 +82,7 @@ class DevicePlugin(DevicePluginServicer):
                     sent = listing
                 await changed.wait()
         finally:
+            self.has_lost_kubelet = self._streams == {changed}
             self._streams.discard(changed)
             self._state.unsubscribe(changed)
 

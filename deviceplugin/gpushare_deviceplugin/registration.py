@@ -21,6 +21,7 @@ _log = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"
 SOCKET: Final = "gpushare.sock"
 WATCH_SECONDS: Final = 1.0  # a stat of two files; kubelet itself needs seconds to restart
+QUICK_SECONDS: Final = 0.05  # while it does: what is bound before we have registered is rejected for good
 BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=30.0)
 REGISTER_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 0.2  # for calls that are being answered; then they are cancelled
@@ -68,7 +69,7 @@ class Registrar:
                 self._state.counts.registrations += 1
                 _log.info("registered %s with kubelet", names.SHARE_RESOURCE)
                 while _inode(self._kubelet) == inode and _inode(self._socket) is not None:
-                    await self._sleep(WATCH_SECONDS)
+                    await self._sleep(QUICK_SECONDS if self._plugin.has_lost_kubelet else WATCH_SECONDS)
                 _log.info("kubelet restarted: registering again")
             except (*CALL_ERRORS, RuntimeError) as error:
                 self._state.counts.error("registration")

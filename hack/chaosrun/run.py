@@ -40,6 +40,7 @@ class Outcome:
         waited_for: what was still missing when the time was up.
         longest_gap_seconds: without a look at the freezers, since the fault before; older runs did not tell.
         unwatched: pods whose freezer was not found.
+        last_missing: what was still missing in the look before all had settled, which is where the time went.
         commit: of what was tested; a resumed run may be of several.
     """
 
@@ -58,6 +59,7 @@ class Outcome:
     longest_gap_seconds: float | None = None
     unwatched: int = 0
     commit: str = ""
+    last_missing: tuple[str, ...] = ()
 
     @property
     def rules(self) -> tuple[str, ...]:
@@ -115,6 +117,7 @@ class ChaosRun:
         self._directory, self._population, self._diagnose = directory, population, diagnose
         self._clock, self._sleep, self._commit = clock, sleep, commit
         self._differences = Differences()
+        self._last_missing: list[str] = []
 
     def settle_first(self) -> list[str]:
         """Bring up the load; return what is still missing when the time is up, or broken already."""
@@ -184,6 +187,7 @@ class ChaosRun:
             longest_gap_seconds=round(freezes.gap_seconds, 2),
             unwatched=len(freezes.unwatched),
             commit=self._commit,
+            last_missing=tuple(self._last_missing),
         )
 
     def _while_in_force(self, planned: Fault, injected: Injected, judge: _Judge) -> None:
@@ -199,11 +203,12 @@ class ChaosRun:
         begun = self._clock()
         good_since: float | None = None
         late: list[str] = []
+        self._last_missing = []
         while True:
             seconds = self._clock() - begun
             waiting = self._look(judge, allowance)
             if waiting:
-                good_since = None
+                good_since, self._last_missing = None, waiting
             elif good_since is None:
                 good_since = seconds
             elif seconds - good_since >= CONFIRM_SECONDS:

@@ -99,7 +99,7 @@ def test_every_part_serves_metrics_over_tls_and_kubelet_asks_so(render: Render, 
         (mount,) = [m for m in container["volumeMounts"] if m["name"] == "metrics-tls"]
         (volume,) = [v for v in parts[part]["spec"]["template"]["spec"]["volumes"] if v["name"] == "metrics-tls"]
         assert (mount["mountPath"], volume["secret"]["secretName"]) == (directory, used)
-        for kind in ("readinessProbe", "livenessProbe"):
+        for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = container.get(kind, {}).get("httpGet", {})
             if probe.get("port") == "metrics":
                 assert probe["scheme"] == "HTTPS", part
@@ -118,6 +118,13 @@ def test_every_part_serves_metrics_over_tls_and_kubelet_asks_so(render: Render, 
     assert (used in certificates) is not bool(secret)
     for spec in certificates.values():
         assert of_kind(managed, spec["issuerRef"]["kind"], spec["issuerRef"]["name"])
+
+
+def test_an_agent_has_started_once_kubelet_has_taken_its_plugin(render: Render) -> None:
+    (container,) = containers(workloads(render())["agent"])
+    probe = container["startupProbe"]
+    assert (probe["httpGet"]["path"], probe["periodSeconds"]) == ("/readyz", 1), "what the extender waits for"
+    assert container["readinessProbe"]["httpGet"]["path"] == "/healthz"
 
 
 def test_without_tls_probes_are_plain(render: Render) -> None:

@@ -24,9 +24,11 @@ from gpushare.mps.status import ClientStatus, GateState, GateStatus, SelfTest, S
 from gpushare.twin.devices import SimulatedDevices
 from gpushare.twin.gpus import parse_simulated
 from gpushare.twin.mps.state import TwinClient, TwinState, state_path
+from gpushare_deviceplugin import __main__ as main
 from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import device_ids
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
+from gpushare_deviceplugin.options import parse_options
 
 NODE = "n1"
 GPUS = parse_simulated("H200:2", NODE)
@@ -222,6 +224,30 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     assert decisions_reader(GpuDirectory.of(node.directory, B)).read() == before
     assert [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"]
     assert await node.stop() == 0
+
+
+async def test_after_sigterm_it_serves_what_is_bound_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extender learns a moment later that the agent's pod leaves; SIGINT, a person's, waits for nothing."""
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def run_agent(_: object) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("gpushare_deviceplugin.agent.run_agent", run_agent)
+    monkeypatch.setattr(main, "LINGER_SECONDS", 3600.0)
+    task = asyncio.create_task(main._until_stopped(parse_options(["--node-name", NODE])))
+    await asyncio.wait_for(begun.wait(), SOON)
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not ended.is_set()
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(task, SOON)
+    assert ended.is_set()
 
 
 @pytest.mark.slow

@@ -94,6 +94,31 @@ async def test_registers_again_when_kubelet_restarts(
     assert state.counts.registrations == 3
 
 
+async def test_looks_often_for_a_kubelet_that_it_lost(
+    state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
+) -> None:
+    """Kubelet rejects for good what is bound to the node before the plugin has registered again."""
+    plugin = DevicePlugin(state, Path("/run/gpushare"))
+    async with serving(plugin, state, kubelet, sleep) as stub:
+        stream = stub.ListAndWatch(api_pb2.Empty())
+        await stream.read()
+        assert await sleep.asleep() == registration.WATCH_SECONDS
+        await sleep.turn()
+        assert await sleep.asleep() == registration.WATCH_SECONDS
+        stream.cancel()  # as kubelet's end does
+        while not plugin.has_lost_kubelet:  # noqa: ASYNC110 - the server learns of it in its own time
+            await asyncio.sleep(0.01)
+        await sleep.turn()
+        assert await sleep.asleep() == registration.QUICK_SECONDS
+        await kubelet.stop()
+        await kubelet.start()
+        await sleep.turn()
+        request = await kubelet.registered.get()
+        async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/{request.endpoint}") as channel:
+            await DevicePluginStub(channel).ListAndWatch(api_pb2.Empty()).read()
+            assert not plugin.has_lost_kubelet
+
+
 async def test_a_stream_ends_with_ok_when_the_plugin_is_served_anew(
     state: NodeState, kubelet: FakeKubelet, sleep: Sleeper
 ) -> None:

@@ -10,6 +10,7 @@ from gpushare.core.api import Decision, GpuShare, PodView, Rejection, names
 from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
+    AGENT_AWAY,
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
     MILLI_PER_PERCENT,
     Candidates,
@@ -32,6 +33,7 @@ from gpushare.data import default_model
 from gpushare.extender.claims import GpuClaims
 from gpushare.extender.fence import Fence
 from gpushare.extender.others import OtherPod, OtherPods, Undecided
+from gpushare.extender.presence import AgentPresence
 from gpushare.extender.reduce import GpuNodeView, NodeView
 from gpushare.extender.workloads import KnownWorkloads
 from gpushare.kube import Change
@@ -83,6 +85,9 @@ class ShareLedger:
         self._second_choices: set[str] = set()
         self.silent: frozenset[str] = frozenset()
         """Nodes whose agent has not written for `SILENT_SECONDS`: they get no new pods."""
+        self.away: set[str] = set()
+        """Nodes whose agent does not run, or where kubelet has just rejected a pod: no new pods either."""
+        self._presence = AgentPresence()
         self._heard: set[str] = set()
         self._heard_at: dict[str, float] = {}
 
@@ -94,6 +99,9 @@ class ShareLedger:
         if before is not None and before != pod.uid:
             self._forget(before)
         if change is Change.DELETED or pod.finished:
+            if pod.unserved and pod.node is not None and before == pod.uid:  # news, and not a list's old pod
+                self._presence.rejected(pod.node)
+                self._presence_changed(pod.node)
             self._forget(pod.uid)
             self._uids.pop(key, None)
             return
@@ -115,6 +123,12 @@ class ShareLedger:
         before = self._other_pods.get(key)
         if before is not None and before.uid != pod.uid:  # replaced while the watch was down
             self.other_pod_changed(Change.DELETED, key, before)
+        if pod.serves is not None:
+            if change is Change.DELETED:
+                self._presence.drop(pod.node, pod.uid)
+            else:
+                self._presence.put(pod.node, pod.uid, serving=pod.serves)
+            self._presence_changed(pod.node)
         if change is Change.DELETED:
             self._other_pods.pop(key, None)
             self.others.drop(pod)
@@ -137,6 +151,8 @@ class ShareLedger:
             self._heard.discard(key)
             self._heard_at.pop(key, None)
             self._gpunodes.pop(key, None)
+            self._presence.forget(key)
+            self._presence_changed(key)
             self.state.remove_node(key)
             for other in self.claims.drop(key):
                 self._gpunode_is(other, self.claims.own(other))
@@ -187,10 +203,24 @@ class ShareLedger:
             _log.warning("the agent of node %s has been silent for %.0f s: no new pods there", key, SILENT_SECONDS)
         if before - self.silent:
             self.on_room()
+        for key in self._presence.listen(now):
+            self._presence_changed(key)
+
+    def _presence_changed(self, key: str) -> None:
+        """Take a node's GPUs out, or back in, as its agent comes and goes."""
+        away = self._presence.is_away(key)
+        if away == (key in self.away):
+            return
+        self.away ^= {key}
+        if key in self._gpunodes:
+            self._set_healths(key)
+        if not away:
+            self.on_room()
 
     def _set_healths(self, key: str) -> None:
         view = self._gpunodes[key]
-        self.state.set_silence(key, int(SILENT_SECONDS) if key in self.silent else 0)
+        silence = AGENT_AWAY if key in self.away else int(SILENT_SECONDS) if key in self.silent else 0
+        self.state.set_silence(key, silence)
         for gpu in view.gpus:
             self.state.set_health(gpu.uuid, healthy=gpu.uuid not in view.unhealthy)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from gpushare.core.api import names, requests_of, share_limit_of
 from gpushare.core.placement import GPU_MILLI, MILLI_PER_PERCENT, ClusterState, Placement, PlacementRequest
+from gpushare.extender.presence import serves
 
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 ON_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
@@ -19,17 +20,26 @@ ON_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed
 
 @dataclass(frozen=True, slots=True)
 class OtherPod:
-    """Another system's pod on a node; `limit_percent` is its limit `gpushare.io/share`, nearly always 0."""
+    """Another system's pod on a node.
+
+    Attributes:
+        limit_percent: its limit `gpushare.io/share`, nearly always 0.
+        serves: for a pod of gpushare's agent, whether it runs; None for any other pod.
+    """
 
     uid: str
     node: str
     cpu_milli: int
     memory_mib: int
     limit_percent: int = 0
+    serves: bool | None = None
 
 
-def reduce_other_pod(obj: Mapping[str, Any]) -> OtherPod | None:
+def reduce_other_pod(obj: Mapping[str, Any], namespace: str = "") -> OtherPod | None:
     """Reduce one pod; return None for ours, for unbound ones and for those that have ended.
+
+    Args:
+        namespace: where gpushare's own parts are.
 
     Raises:
         KeyError: it has no uid. ValueError: a request is not a quantity.
@@ -43,7 +53,9 @@ def reduce_other_pod(obj: Mapping[str, Any]) -> OtherPod | None:
     ):
         return None
     cpu_milli, memory_mib = requests_of(spec)
-    return OtherPod(metadata["uid"], intern(node), cpu_milli, memory_mib, share_limit_of(spec))
+    return OtherPod(
+        metadata["uid"], intern(node), cpu_milli, memory_mib, share_limit_of(spec), serves(obj, namespace)
+    )
 
 
 class OtherPods:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -23,7 +24,7 @@ from gpushare.extender.others import ON_A_NODE, reduce_other_pod
 from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
-from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector
+from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector, current_namespace
 from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.http import HttpAnswer, MetricsServer, Route, metrics_route, metrics_token, probe_route
 
@@ -59,7 +60,7 @@ class Extender:
             Reflector(
                 api,
                 PODS,
-                reduce_other_pod,
+                partial(reduce_other_pod, namespace=current_namespace(options.kubeconfig)),
                 on_change=ledger.other_pod_changed,
                 label_selector=names.UNMANAGED_SELECTOR,
                 field_selector=ON_A_NODE,

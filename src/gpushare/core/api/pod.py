@@ -11,6 +11,9 @@ from gpushare.core.api.pod_resources import requests_of, share_limit_of
 
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 _KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
+_REJECTED: Final = "UnexpectedAdmissionError"
+# kubelet's pkg/kubelet/cm/devicemanager: before a plugin has registered, and once its connection is gone.
+_NO_PLUGIN: Final = ("cannot allocate unregistered device", "no healthy devices present")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class PodView:
         has_preferences: it says which of the nodes it may run on it would rather have, in affinity or spreading.
         short_of_shares: kube-scheduler's own count found too few shares on some node and left it waiting.
         leaving: it is being deleted.
+        unserved: kubelet rejected it for good, as no device plugin served when it came.
     """
 
     uid: str
@@ -53,6 +57,7 @@ class PodView:
     has_preferences: bool = False
     short_of_shares: bool = False
     leaving: bool = False
+    unserved: bool = False
 
     @classmethod
     def from_object(cls, obj: Mapping[str, Any]) -> Self:
@@ -98,6 +103,7 @@ class PodView:
             has_preferences=_has_preferences(spec),
             short_of_shares=_is_short_of_shares(status),
             leaving="deletionTimestamp" in metadata,
+            unserved=status.get("reason") == _REJECTED and _names_no_plugin(status.get("message") or ""),
         )
 
     @property
@@ -133,3 +139,7 @@ def _is_short_of_shares(status: Mapping[str, Any]) -> bool:
         and names.SHARE_RESOURCE in (one.get("message") or "")
         for one in status.get("conditions") or ()
     )
+
+
+def _names_no_plugin(message: str) -> bool:
+    return names.SHARE_RESOURCE in message and any(text in message for text in _NO_PLUGIN)

@@ -33,9 +33,10 @@ from gpushare.core.placement.shapes import (
     PlacementRequest,
     Shape,
 )
-from gpushare.core.placement.state import UNLIMITED, ClusterState, FloatArray, IntArray
+from gpushare.core.placement.state import AGENT_AWAY, UNLIMITED, ClusterState, FloatArray, IntArray
 
 __all__ = [
+    "AGENT_AWAY",
     "DEFAULT_GPU_MEMORY_RESERVE_MIB",
     "GPU_MILLI",
     "MILLI_PER_PERCENT",

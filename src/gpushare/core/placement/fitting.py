@@ -8,7 +8,7 @@ import numpy as np
 from gpushare.core.api import FaultDomain, Reason, Rejection, names
 from gpushare.core.placement.node_cache import kept_by_row
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Shape
-from gpushare.core.placement.state import BoolArray, ClusterState, IntArray
+from gpushare.core.placement.state import AGENT_AWAY, BoolArray, ClusterState, IntArray
 
 _MAX: Final = names.MAX_CLIENTS_PER_GPU
 _FIGURE_BITS: Final = 44  # room for MiB of a node and for thousandths of a CPU; the stage sits above
@@ -189,9 +189,15 @@ def _memory(shape: Shape, figure: int) -> str:
     return f"needs {wanted} on {_gpus(shape.gpu_count)}, the freest with enough share has {figure} MiB free"
 
 
+def _silent(seconds: int) -> str:
+    if seconds == AGENT_AWAY:
+        return "the node's agent is not running, so kubelet has no shares to give there now"
+    return f"the node's agent has not reported for more than {seconds} s"
+
+
 _STAGES: Final[tuple[tuple[Reason, Callable[[Shape, int], str]], ...]] = (
     (Reason.NO_GPUS, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} that gpushare manages"),
-    (Reason.AGENT_SILENT, lambda _, n: f"the node's agent has not reported for more than {n} s"),
+    (Reason.AGENT_SILENT, lambda _, n: _silent(n)),
     (Reason.GPU_UNHEALTHY, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} healthy"),
     (Reason.GPU_MODEL, lambda s, n: f"needs {_gpus(s.gpu_count)} of {_models(s)}, has {n} healthy"),
     (Reason.FAULT_DOMAIN, lambda s, n: f"needs {_gpus(s.gpu_count)} in a {s.fault_domain} fault domain, has {n}"),

@@ -30,6 +30,7 @@ from gpushare.core.placement.shapes import (
 )
 
 __all__ = [
+    "AGENT_AWAY",
     "GPU_MILLI",
     "MILLI_PER_PERCENT",
     "UNLIMITED",
@@ -46,6 +47,9 @@ __all__ = [
 
 UNLIMITED: Final = np.iinfo(np.int64).max // 4
 """Free CPU or memory of a node that does not report it: kube-scheduler counts it."""
+
+AGENT_AWAY: Final = 1
+"""Seconds of silence that stand for an agent that does not run; silence itself counts from far more on."""
 
 MAX_TABLES: Final = 1024
 """Tables kept of 8 bytes a node each: 40 MB at 5,000 nodes; the least recently used goes first."""
@@ -229,6 +233,8 @@ class ClusterState:
 
     def set_silence(self, node: str, seconds: int) -> None:
         """Set for how long a node's agent has been silent, at least; its GPUs take no new tenants until it is 0.
+
+        `AGENT_AWAY` for one that does not run at all.
 
         Remembered for a node that is not known yet.
         """

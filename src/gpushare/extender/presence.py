@@ -1,0 +1,71 @@
+"""Which nodes' agents run: kubelet rejects for good a pod that comes while no plugin serves (ADR 0160)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+COMPONENT_LABEL: Final = "app.kubernetes.io/component"
+AGENT: Final = "agent"
+HOLD_SECONDS: Final = 10.0  # kubelet then says on its node that it has no shares
+
+
+def serves(obj: Mapping[str, Any], namespace: str) -> bool | None:
+    """Return whether a pod of the agent runs and has registered with kubelet; None for any other pod.
+
+    Args:
+        namespace: gpushare's own; a pod of somebody else's that has the agent's label is not believed.
+    """
+    metadata = obj["metadata"]
+    is_agent = (metadata.get("labels") or {}).get(COMPONENT_LABEL) == AGENT
+    if not is_agent or metadata.get("namespace") != namespace:
+        return None
+    containers = (obj.get("status") or {}).get("containerStatuses") or ()
+    return (
+        "deletionTimestamp" not in metadata
+        and bool(containers)
+        and all(one.get("started") and "running" in (one.get("state") or {}) for one in containers)
+    )
+
+
+@dataclass(slots=True)
+class AgentPresence:
+    """Remembers the agents' pods of each node, and where kubelet has just rejected a pod.
+
+    A node on which no agent was ever seen is not judged.
+    """
+
+    _agents: dict[str, dict[str, bool]] = field(default_factory=dict)
+    _rejected: set[str] = field(default_factory=set)
+    _rejected_at: dict[str, float] = field(default_factory=dict)
+
+    def is_away(self, node: str) -> bool:
+        """Return whether kubelet would reject a pod that is bound to the node now, as far as is known."""
+        agents = self._agents.get(node)
+        gone = agents is not None and not any(agents.values())
+        return gone or node in self._rejected or node in self._rejected_at
+
+    def put(self, node: str, uid: str, *, serving: bool) -> None:
+        """Record an agent's pod."""
+        self._agents.setdefault(node, {})[uid] = serving
+
+    def drop(self, node: str, uid: str) -> None:
+        """Record that an agent's pod is gone; the node stays without one until another comes."""
+        self._agents.get(node, {}).pop(uid, None)
+
+    def forget(self, node: str) -> None:
+        """Forget a node that is none of ours any more, unless an agent's pod is there."""
+        if not self._agents.get(node):
+            self._agents.pop(node, None)
+
+    def rejected(self, node: str) -> None:
+        """Record that kubelet rejected a pod for want of the device plugin."""
+        self._rejected.add(node)
+
+    def listen(self, now: float) -> frozenset[str]:
+        """Let time pass; return the nodes of which a rejection no longer tells anything."""
+        self._rejected_at |= dict.fromkeys(self._rejected, now)
+        self._rejected.clear()
+        over = frozenset(node for node, at in self._rejected_at.items() if now - at > HOLD_SECONDS)
+        for node in over:
+            del self._rejected_at[node]
+        return over
