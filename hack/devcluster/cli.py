@@ -30,7 +30,9 @@ def main() -> int:
     )
     commands.add_parser("push-images", help="build the images and put them on the node, print their names as JSON")
     commands.add_parser("tools", help="build Kubernetes, kubectl and helm into the cache")
-    commands.add_parser("test-programs", help="get what tests run: Debian's Prometheus and Chromium, and Kueue")
+    commands.add_parser(
+        "test-programs", help="get what tests run: Prometheus, Chromium, Kueue, krew, Argo CD diff"
+    )
     commands.add_parser("install", help="build and load the images, helm install gpushare with simulated GPUs")
     commands.add_parser("demo", help="cluster, gpushare, and a story: pods come, and what happens is told")
     commands.add_parser("demo-record", help="the same, and write the story's recording").add_argument("cast")
@@ -100,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _test_programs() -> int:
     """Fetch or build what can be had; tests of the rest skip, and say why."""
-    for fetch in (debian.prometheus, debian.chromium, tools.kueue):
+    for fetch in (debian.prometheus, debian.chromium, tools.kueue, tools.clients):
         try:
             print(fetch())
         except Failed as failed:

@@ -16,6 +16,9 @@ HELM = "helm.sh/helm/v3/cmd/helm"
 # A module of its own: Kueue's dependencies are those of an older Kubernetes, and only one test needs it.
 KUEUE_MODULE = HACK / "kueue"
 KUEUE = "sigs.k8s.io/kueue"
+# And one for what tests run as a user would: krew, and Argo CD's own comparison of an object with its file.
+CLIENTS_MODULE = HACK / "clients"
+CLIENTS = ("sigs.k8s.io/krew/cmd/krew", "./argodiff")
 KWOK = "sigs.k8s.io/kwok/cmd/kwok@v0.8.0"
 KIND = "sigs.k8s.io/kind@v0.33.0"
 # What gives containers their GPU, and the programs of it that do so.
@@ -137,6 +140,23 @@ def kueue() -> Path:
 def built_kueue() -> Path | None:
     """Return what `kueue` would, where it is built already."""
     found = cache_dir() / "kueue" / cache.key_of(KUEUE_MODULE, KUEUE)
+    return found if found.is_dir() else None
+
+
+def clients() -> Path:
+    """Return the directory with `krew` and `argodiff`."""
+
+    def build(into: Path) -> None:
+        with progress.step("building krew and Argo CD's diff for tests (first time only; 2 minutes on 2 cores)"):
+            command = [_go(), "build", "-mod=readonly", "-trimpath", "-ldflags=-s -w", "-o", f"{into}/"]
+            progress.run([*command, *CLIENTS], cwd=CLIENTS_MODULE, env=_go_env(), timeout_seconds=3600)
+
+    return cache.cached("clients", cache.key_of(CLIENTS_MODULE, *CLIENTS), build)
+
+
+def built_clients() -> Path | None:
+    """Return what `clients` would, where they are built already."""
+    found = cache_dir() / "clients" / cache.key_of(CLIENTS_MODULE, *CLIENTS)
     return found if found.is_dir() else None
 
 

@@ -1,8 +1,9 @@
-"""The plugin's archive runs where it is unpacked, and krew's manifest is what krew takes."""
+"""The plugin's archive runs where it is unpacked, and krew itself installs it from our manifest."""
 
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import krew
 import pytest
+import yaml
+from devcluster import tools
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,6 +43,51 @@ def test_the_archive_runs_and_names_itself_as_kubectl_does(unpacked: Path) -> No
     done = run(unpacked / "kubectl-gpushare", "top", "--help")
     assert (done.returncode, "Usage: kubectl gpushare top" in done.stdout) == (0, True), done.stderr
     assert run(unpacked / "kubectl_complete-gpushare", "ga").stdout == "gain\n:4\n"
+
+
+@pytest.mark.slow
+def test_krew_installs_it_from_the_manifest_and_kubectl_runs_it(tmp_path: Path) -> None:
+    programs = tools.built_clients()
+    if programs is None:
+        pytest.skip("no krew: hack/cluster test-programs builds it")
+    folder, root, path = tmp_path / "folder", tmp_path / "krew", tmp_path / "bin"
+    shutil.copytree(ROOT / "src/gpushare", folder / "site/gpushare")
+    archive = tmp_path / "plugin.tar.gz"
+    found = krew.manifest(
+        "0.1.0", "https://example.com/plugin.tar.gz", krew.pack(folder, archive), os.uname().machine
+    )
+    (tmp_path / "gpushare.yaml").write_text(yaml.safe_dump(found, sort_keys=False))
+    path.mkdir()
+    (path / "kubectl-krew").symlink_to(programs / "krew")
+    (path / "kubectl").symlink_to(tools.kubectl().resolve())
+    environment = {
+        **os.environ,
+        "KREW_ROOT": str(root),
+        "KREW_NO_UPGRADE_CHECK": "1",
+        "PATH": f"{root}/bin:{path}:{os.environ['PATH']}",
+        "GPUSHARE_PYTHON": sys.executable,
+        "PYTHONPATH": "",
+    }
+
+    def kubectl(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [path / "kubectl", *words], capture_output=True, text=True, env=environment, timeout=300, check=False
+        )
+
+    files = (f"--manifest={tmp_path}/gpushare.yaml", f"--archive={archive}")
+    done = kubectl("krew", "install", *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Installed plugin: gpushare" in done.stdout + done.stderr
+    assert "Needs Python" in done.stdout + done.stderr, "the caveat is shown"
+    helped = kubectl("gpushare", "--help")
+    assert (helped.returncode, "Usage: kubectl gpushare" in helped.stdout) == (0, True), helped.stderr
+    assert (root / "store/gpushare/v0.1.0/kubectl_complete-gpushare").is_file()
+    environment["KREW_ROOT"] = str(tmp_path / "another")
+    with archive.open("ab") as file:
+        file.write(b"another byte")
+    refused = kubectl("krew", "install", *files)
+    assert refused.returncode != 0
+    assert "checksum" in refused.stdout + refused.stderr
 
 
 def test_another_python_is_a_sentence(unpacked: Path, tmp_path: Path) -> None:
