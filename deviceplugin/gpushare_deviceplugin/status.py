@@ -17,6 +17,7 @@ from gpushare.core.api import (
     TenantTrouble,
     Utilization,
     WorkloadSignature,
+    names,
 )
 from gpushare.core.gpu import GpuHealth, GpuSample, Health, calibration_warning
 from gpushare.mps.status import GateStatus
@@ -190,7 +191,7 @@ def conditions_of(state: NodeState, gates: Mapping[str, GateStatus | None] | Non
     uncalibrated = calibration_warning(gpu.model for gpu in state.gpus.values())
     reports = [gate for _, gate in sorted((gates or {}).items()) if gate is not None]
     problem = next((gate.throttle.problem for gate in reports if gate.throttle.problem), "")
-    throttle = _condition("ThrottleReady", problem, good="Writable", bad="FreezerUnavailable")
+    throttle = _condition(names.THROTTLE_READY, problem, good="Writable", bad="FreezerUnavailable")
     unmeasured = "; ".join(f"GPU {uuid}: {why}" for uuid, why in sorted(state.unmeasured.items()))
     return (
         _condition("DevicesReady", state.problem, good="Sampled", bad="DriverError"),

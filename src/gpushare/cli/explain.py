@@ -1,5 +1,6 @@
 """`gpushare explain`: why a pod is where it is, or why it waits."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -99,7 +100,7 @@ def _context(cluster: LiveCluster, request: PlacementRequest) -> DecisionContext
     state = state_of(replace(cluster, pods=others))
     history = Counter(state.reserved_shapes) + Counter([request.shape])
     policy = make(cluster.settings.policy, history, np.random.default_rng(0))
-    return DecisionContext(state, policy, Judge(default_model))
+    return DecisionContext(state, policy, Judge(default_model), time.time(), cluster.settings.probation)
 
 
 def _seen(nodes: Sequence[GpuNode]) -> dict[str, TenantStatus]:

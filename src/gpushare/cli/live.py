@@ -19,6 +19,8 @@ from gpushare.core.placement import (
     SettingsError,
     known_of,
     parse_settings,
+    term_of,
+    unprofiled_of,
 )
 from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Json
 from gpushare.runtime.moments import unix_seconds
@@ -53,6 +55,7 @@ class LiveCluster:
         notes: sentences on what was left out and why.
         settings: what the release decides by.
         shares: every GpuShare.
+        unfreezable: nodes on which nobody can be stopped for a moment.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -61,6 +64,7 @@ class LiveCluster:
     notes: tuple[str, ...] = field(default=())
     settings: Settings = field(default_factory=Settings)
     shares: ShareIndex = field(default_factory=ShareIndex, compare=False)
+    unfreezable: frozenset[str] = frozenset()
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """What a pod asks here: merged with the GpuShare that speaks for it and the release's defaults."""
@@ -126,7 +130,12 @@ def _reduced_pod(obj: Json) -> Json:
                 for kind in ("containers", "initContainers")
             },
         },
-        "status": {"phase": (obj.get("status") or {}).get("phase")},
+        "status": {
+            "phase": (obj.get("status") or {}).get("phase"),
+            "containerStatuses": [
+                {"state": each.get("state")} for each in (obj.get("status") or {}).get("containerStatuses") or ()
+            ],
+        },
     }
 
 
@@ -192,7 +201,10 @@ def cluster_of(objects: Objects) -> LiveCluster:
             )
             continue
         kept.append((request, placement))
-    return LiveCluster(tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, shares)
+    unfreezable = frozenset(node.name for node in gpunodes if not node.status.can_freeze)
+    return LiveCluster(
+        tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, shares, unfreezable
+    )
 
 
 def request_of(
@@ -216,6 +228,7 @@ def request_of(
         fault_domain=needs.fault_domain,
         known=known_of(share, unix_seconds) if share is not None else None,
         max_slowdown=needs.max_slowdown_ratio,
+        unprofiled=unprofiled_of(pod, share),
     )
 
 
@@ -224,4 +237,5 @@ def _placement(pod: PodView, request: PlacementRequest) -> Placement | None:
     decision = pod.decision
     if pod.node is None or decision is None or len(decision.gpu_uuids) != request.gpu_count:
         return None
-    return Placement(pod.node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage)
+    term = term_of(pod, request.unprofiled, unix_seconds(decision.decided_at), unix_seconds(pod.started_at))
+    return Placement(pod.node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage, term)

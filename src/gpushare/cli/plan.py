@@ -110,7 +110,8 @@ def plan(
     history = Counter(state.reserved_shapes) + Counter(request.shape for request in asked)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         chooser = make(policy or cluster.settings.policy, history, np.random.default_rng(seed))
-        packing = DecisionContext(state, chooser, Judge(default_model), time.time())
+        probation = cluster.settings.probation
+        packing = DecisionContext(state, chooser, Judge(default_model), time.time(), probation)
         lines = [plan_one(request, packing) for request in bar.track(asked, description="placing")]
     if as_json:
         typer.echo(json.dumps({"policy": chooser.name, "pods": [line.as_json() for line in lines]}))
@@ -135,6 +136,8 @@ def state_of(cluster: LiveCluster) -> ClusterState:
     state = ClusterState(cluster.nodes, gpu_memory_reserve_mib=cluster.settings.gpu_memory_reserve_mib)
     for uuid in cluster.unhealthy:
         state.set_health(uuid, healthy=False)
+    for node in cluster.unfreezable:
+        state.set_freezing(node, works=False)
     for request, placement in cluster.pods:
         if placement is not None:
             state.reserve(request.pod_uid, placement, request)

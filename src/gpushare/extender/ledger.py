@@ -13,6 +13,7 @@ from gpushare.core.placement import (
     AGENT_AWAY,
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
     MILLI_PER_PERCENT,
+    NO_PROBATION,
     Candidates,
     ClusterState,
     DecisionContext,
@@ -25,9 +26,14 @@ from gpushare.core.placement import (
     Placement,
     PlacementPolicy,
     PlacementRequest,
+    ProbationSettings,
     cap_of,
+    closed_places,
     decide,
     survey,
+    term_of,
+    unprofiled_of,
+    window_seconds,
 )
 from gpushare.data import default_model
 from gpushare.extender.claims import GpuClaims
@@ -37,6 +43,7 @@ from gpushare.extender.presence import AgentPresence
 from gpushare.extender.reduce import GpuNodeView, NodeView
 from gpushare.extender.workloads import KnownWorkloads
 from gpushare.kube import Change
+from gpushare.runtime.moments import unix_seconds
 
 _log = logging.getLogger(__name__)
 
@@ -59,11 +66,12 @@ class ShareLedger:
         on_room: Callable[[], None] = lambda: None,
         model: Callable[[], InterferenceModel] = default_model,
         now: Callable[[], float] = time.time,
+        probation: ProbationSettings = NO_PROBATION,
     ) -> None:
         """Create it empty; something freed or healthy calls `on_room`, a first profile calls `model`.
 
         Args:
-            now: Unix time, by which retractions end.
+            now: Unix time, by which retractions and probations end.
         """
         self.state = ClusterState(gpu_memory_reserve_mib=gpu_memory_reserve_mib)
         self.pods: dict[str, PodView] = {}
@@ -72,7 +80,9 @@ class ShareLedger:
         self.binding: set[str] = set()
         """Uids whose bind is in progress."""
         self._defaults = defaults or Defaults()
-        self._context = DecisionContext(self.state, policy, Judge(model, self._known, self._knows_anything))
+        judge = Judge(model, self._known, self._knows_anything)
+        self._context = DecisionContext(self.state, policy, judge, probation=probation)
+        self._closed: frozenset[str] = frozenset()
         self._now = now
         self._workloads = KnownWorkloads(self._context.judge.forget)
         self._uids: dict[str, str] = {}
@@ -167,6 +177,7 @@ class ShareLedger:
     def _gpunode_is(self, key: str, view: GpuNodeView) -> None:
         before = self._gpunodes.get(key)
         self._gpunodes[key] = view
+        self.state.set_freezing(key, works=view.freezes)
         if before is None or before.gpus != view.gpus:
             self._update_node(key)
             self.on_room()
@@ -215,6 +226,15 @@ class ShareLedger:
         if key in self._gpunodes:
             self._set_healths(key)
         if not away:
+            self.on_room()
+
+    def end_probations(self) -> None:
+        """Tell of room where a GPU is no longer one pod's alone: its window ended, or the profile is there."""
+        context = self.context
+        before = self._closed
+        now_closed = closed_places(context.state, context.judge, context.now)
+        self._closed = frozenset(each.closed.gpu_uuid for each in now_closed)
+        if before - self._closed:
             self.on_room()
 
     def _set_healths(self, key: str) -> None:
@@ -271,6 +291,7 @@ class ShareLedger:
             fault_domain=needs.fault_domain,
             known=self._workloads.of(pod),
             max_slowdown=needs.max_slowdown_ratio,
+            unprofiled=unprofiled_of(pod, share),
         )
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
@@ -343,7 +364,10 @@ class ShareLedger:
         assert reservation is not None, "decided only for pods that hold a reservation"
         placement = reservation.placement
         cap = placement.thread_percentage or cap_of(reservation.request)
-        return Decision(placement.gpu_uuids, cap, placement.memory_mib, decided_at)
+        seconds = None
+        if placement.probation is not None:
+            seconds = window_seconds(reservation.request, self._context.probation)
+        return Decision(placement.gpu_uuids, cap, placement.memory_mib, decided_at, seconds)
 
     def evictable(self) -> dict[str, Evictable]:
         """Return our pods as preemption weighs them, by uid."""
@@ -399,6 +423,10 @@ class ShareLedger:
             if known is not None:
                 self.state.release(pod.uid)
             self.state.reserve(pod.uid, decided, request)
+        if decision.probation_seconds is not None:
+            unprofiled = unprofiled_of(pod, self._workloads.share_of(pod))
+            began, started = unix_seconds(decision.decided_at), unix_seconds(pod.started_at)
+            self.state.set_probation(pod.uid, term_of(pod, unprofiled, began, started))
         gpunode = self._gpunodes.get(node)
         if pod.admitted or (gpunode is not None and pod.uid in gpunode.allocated):
             self.fence.allocated(pod.uid)

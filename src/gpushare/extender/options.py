@@ -9,7 +9,7 @@ from typing import Final
 
 from gpushare.core.admission import AUTO_FRACTION
 from gpushare.core.api import JobClass
-from gpushare.core.placement import PlacementPolicy, Settings, SettingsError, parse_settings
+from gpushare.core.placement import PlacementPolicy, ProbationSettings, Settings, SettingsError, parse_settings
 from gpushare.core.placement import settings as installation
 from gpushare.core.placement.policies import BestFit, GpuShareFit
 from gpushare.extender.fence import FENCE_TIMEOUT_SECONDS
@@ -62,6 +62,12 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add(
         "gpu-memory-reserve", str(installation.DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants"
     )
+    probation = ProbationSettings()
+    add(
+        "probation-seconds", f"{probation.seconds:g}", "how long an unknown workload has a GPU to itself; 0: never"
+    )
+    add("most-probations", str(probation.most), "how many GPUs at a time")
+    add("freezes", "true", "whether throughput pods can be stopped for a moment", choices=["true", "false"])
     add(
         "fence-timeout",
         str(FENCE_TIMEOUT_SECONDS),
@@ -80,6 +86,9 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
                 installation.MAX_SLOWDOWN: read.max_slowdown,
                 installation.LATENCY_MAX_SLOWDOWN: read.latency_max_slowdown,
                 installation.GPU_MEMORY_RESERVE: read.gpu_memory_reserve,
+                installation.PROBATION_SECONDS: read.probation_seconds,
+                installation.MOST_PROBATIONS: read.most_probations,
+                installation.FREEZES: read.freezes,
             }
         )
     except SettingsError as error:

@@ -1,6 +1,6 @@
 """Nodes and GpuNodes reduced to the few fields that placement needs; pure functions for the watches."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from sys import intern
 from typing import Any, Final
@@ -18,6 +18,7 @@ class GpuNodeView:
 
     Attributes:
         observed_at: when its agent looked, by the agent's clock; compared with itself only.
+        freezes: whether tenants can be stopped for a moment there, as far as its agent says.
     """
 
     name: str
@@ -26,6 +27,7 @@ class GpuNodeView:
     allocated: Mapping[str, tuple[str, ...]]
     created_at: str = ""
     observed_at: str = ""
+    freezes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,13 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
     created_at = metadata.get("creationTimestamp") or ""
     observed_at = (obj.get("status") or {}).get("observedAt") or ""
     name = intern(metadata["name"])
-    return GpuNodeView(name, tuple(gpus), frozenset(unhealthy), allocated, created_at, observed_at)
+    freezes = _can_freeze((obj.get("status") or {}).get("conditions") or ())
+    return GpuNodeView(name, tuple(gpus), frozenset(unhealthy), allocated, created_at, observed_at, freezes)
+
+
+def _can_freeze(conditions: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a GpuNode's conditions leave open that its tenants can be stopped for a moment."""
+    return not any(one.get("type") == names.THROTTLE_READY and one.get("status") == "False" for one in conditions)
 
 
 def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:

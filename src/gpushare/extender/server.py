@@ -47,6 +47,7 @@ class Extender:
             gpu_memory_reserve_mib=options.settings.gpu_memory_reserve_mib,
             fence=Fence(options.fence_timeout_seconds),
             on_room=lambda: self.waiting.room(clock()),
+            probation=options.settings.probation,
         )
         ledger = self.ledger
         # In this order: nodes before the pods on them, so that each pod is counted once.
@@ -146,6 +147,7 @@ class Extender:
         while True:
             await asyncio.sleep(WAKE_PERIOD_SECONDS)
             self.ledger.listen(self._clock())
+            self.ledger.end_probations()
             self.metrics.silent_nodes.set(len(self.ledger.silent))
             await self.wake()
             if not self.not_ready():

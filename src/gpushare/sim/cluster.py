@@ -20,6 +20,7 @@ from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
     GPU_MILLI,
+    NO_PROBATION,
     ClusterState,
     DecisionContext,
     Judge,
@@ -28,6 +29,7 @@ from gpushare.core.placement import (
     Placement,
     PlacementPolicy,
     PlacementRequest,
+    ProbationSettings,
     decide,
     fragmented_milli,
 )
@@ -97,6 +99,7 @@ def fill(
     cpu_pods: CpuPods = CpuPods.POLICY,
     on_arrival: Callable[[int, int], None] | None = None,
     on_decision: Callable[[int, Placement | Rejection], None] | None = None,
+    probation: ProbationSettings = NO_PROBATION,
 ) -> FillResult:
     """Run the protocol once.
 
@@ -105,12 +108,13 @@ def fill(
         cpu_pods: who places the pods that ask for no GPU.
         on_arrival: called with the pods that arrived so far and all of them, after each.
         on_decision: called with the index into `pods` and what was decided.
+        probation: whether unknown workloads get a GPU of their own; no time passes, so none of them ends.
     """
     state = ClusterState(
         (nodes[index] for index in rng.permutation(len(nodes)).tolist()),
         gpu_memory_reserve_mib=DEFAULT_GPU_MEMORY_RESERVE_MIB,
     )
-    context = DecisionContext(state, policy, Judge(model))
+    context = DecisionContext(state, policy, Judge(model), probation=probation)
     kube_scheduler = None
     if cpu_pods is not CpuPods.POLICY:
         kube_scheduler = KubeSchedulerRule(state, rng, balanced=cpu_pods is CpuPods.SCHEDULER_BALANCED)

@@ -21,6 +21,7 @@ from gpushare.core.placement import (
     NodeSpec,
     PlacementRequest,
     Settings,
+    Unprofiled,
     decide,
 )
 from gpushare.research.dataset import Mechanism
@@ -69,6 +70,8 @@ class GpuSharePolicy:
             state.reserve(request.pod_uid, decided, request)
             assert decided.thread_percentage is not None, "a job asks for a GPU"
             cluster.start(job, int(decided.gpu_uuids[0]), decided.thread_percentage)
+        for closed in state.closed_gpus.at(cluster.now_seconds):  # then it takes others again
+            cluster.wake_at(closed.term.until)
 
     def request_of(self, job: Job, memory_mib: int) -> PlacementRequest:
         """What the pod of a job asks.
@@ -97,6 +100,7 @@ class GpuSharePolicy:
             workload=needs.workload,
             known=known,
             max_slowdown=job.max_slowdown,
+            unprofiled=Unprofiled(frozenset({job.workload}), job.name) if profile is None else None,
         )
 
     def new_context(self, cluster: JobCluster) -> DecisionContext:

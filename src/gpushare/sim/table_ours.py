@@ -253,7 +253,8 @@ class LiveOnTable:
             profile = self._known_of(asked.workload)
             known = replace(known, key=f"{asked.workload}@{profile.effects}", profile=profile)
         apart, wants_own = self._evictor.apart(share, pods, cluster.now_seconds)
-        return replace(request, known=replace(known, name=share, apart=apart, wants_own=wants_own))
+        known = replace(known, name=share, apart=apart, wants_own=wants_own)
+        return replace(request, known=known, unprofiled=None)  # without profiles none is taken
 
     @staticmethod
     def _held(cluster: JobCluster, gpu: int) -> object:

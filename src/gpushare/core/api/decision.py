@@ -8,6 +8,7 @@ from typing import Final
 from gpushare.core.api import names
 
 _THREADS: Final = re.compile(r"[1-9][0-9]?|100")
+_SECONDS: Final = re.compile(r"[1-9][0-9]{0,3}")
 _LIMIT: Final = re.compile(r"([0-9]{1,3})=([1-9][0-9]{0,8})M")
 
 
@@ -20,21 +21,28 @@ class Decision:
         thread_percentage: 1 to 100, the MPS active-thread ceiling on each GPU.
         memory_limit_mib: device memory ceiling on each GPU, all of the pod's processes together.
         decided_at: RFC 3339 time, UTC.
+        probation_seconds: for how long the pod has its GPU to itself, while its workload's profile is taken; None:
+            it is not on probation.
     """
 
     gpu_uuids: tuple[str, ...]
     thread_percentage: int
     memory_limit_mib: int
     decided_at: str
+    probation_seconds: int | None = None
 
     def to_annotations(self) -> dict[str, str]:
-        """Return the four decision annotations."""
+        """Return the decision annotations: four, and one more on probation."""
         limits = ",".join(f"{index}={self.memory_limit_mib}M" for index in range(len(self.gpu_uuids)))
+        probation = (
+            {} if self.probation_seconds is None else {names.PROBATION_SECONDS: str(self.probation_seconds)}
+        )
         return {
             names.GPU: ",".join(self.gpu_uuids),
             names.THREAD_PERCENTAGE: str(self.thread_percentage),
             names.MEMORY_LIMIT: limits,
             names.DECIDED_AT: self.decided_at,
+            **probation,
         }
 
     @classmethod
@@ -55,7 +63,16 @@ class Decision:
             raise ValueError(f"annotation {names.THREAD_PERCENTAGE}: {threads[:200]!r} is not 1 to 100")
         limits = annotations.get(names.MEMORY_LIMIT, "")
         limit = _LIMIT.fullmatch(limits.partition(",")[0])
-        decision = cls(uuids, int(threads), int(limit[2]) if limit else 0, annotations.get(names.DECIDED_AT, ""))
+        seconds = annotations.get(names.PROBATION_SECONDS)
+        if seconds is not None and not _SECONDS.fullmatch(seconds):
+            raise ValueError(f"annotation {names.PROBATION_SECONDS}: {seconds[:200]!r} is not 1 to 9999")
+        decision = cls(
+            uuids,
+            int(threads),
+            int(limit[2]) if limit else 0,
+            annotations.get(names.DECIDED_AT, ""),
+            None if seconds is None else int(seconds),
+        )
         if limits != decision.to_annotations()[names.MEMORY_LIMIT] or limit is None:
             raise ValueError(
                 f"annotation {names.MEMORY_LIMIT}: {limits[:200]!r} is not of the form 0=8192M, one for each GPU"

@@ -23,10 +23,15 @@ GPU: Final = f"{GROUP}/gpu"
 THREAD_PERCENTAGE: Final = f"{GROUP}/thread-percentage"
 MEMORY_LIMIT: Final = f"{GROUP}/memory-limit"
 DECIDED_AT: Final = f"{GROUP}/decided-at"
-DECISION_ANNOTATIONS: Final = (GPU, THREAD_PERCENTAGE, MEMORY_LIMIT, DECIDED_AT)
+PROBATION_SECONDS: Final = f"{GROUP}/probation-seconds"
+"""Only on a pod that has its GPU to itself for so long, while its workload's profile is taken."""
+DECISION_ANNOTATIONS: Final = (GPU, THREAD_PERCENTAGE, MEMORY_LIMIT, DECIDED_AT, PROBATION_SECONDS)
 
 ROOM_SINCE: Final = f"{GROUP}/room-since"
 """Touched by the extender on a waiting pod, to have kube-scheduler try it again; says nothing else."""
+
+THROTTLE_READY: Final = "ThrottleReady"
+"""Condition of a GpuNode: whether its tenants can be stopped for a moment."""
 
 MANAGED_LABEL: Final = f"{GROUP}/managed"
 MANAGED_SELECTOR: Final = f"{MANAGED_LABEL}=true"

@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import Any, ClassVar, Final
 
 from gpushare.core.api.learned import LearnedEffect
-from gpushare.core.api.meta import Condition, LabelSelector, OwnerReference
-from gpushare.core.api.names import API_VERSION
+from gpushare.core.api.meta import Condition, ConditionStatus, LabelSelector, OwnerReference
+from gpushare.core.api.names import API_VERSION, THROTTLE_READY
 from gpushare.core.api.request import FaultDomain, JobClass
 from gpushare.core.api.schema import ATOMIC_LIST, ATOMIC_MAP, CelRule, described, from_json, list_map, to_json
 from gpushare.core.api.slo import TenantSlo
@@ -415,6 +415,13 @@ class GpuNodeStatus:
     conditions: tuple[Condition, ...] = described(
         "Conditions in the usual form.", default=(), maxItems=32, **list_map("type")
     )
+
+    @property
+    def can_freeze(self) -> bool:
+        """Whether the agent leaves open that tenants can be stopped for a moment."""
+        return not any(
+            one.type == THROTTLE_READY and one.status is ConditionStatus.FALSE for one in self.conditions
+        )
 
     @classmethod
     def of(

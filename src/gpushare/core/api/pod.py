@@ -35,6 +35,7 @@ class PodView:
         short_of_shares: kube-scheduler's own count found too few shares on some node and left it waiting.
         leaving: it is being deleted.
         unserved: kubelet rejected it for good, as no device plugin served when it came.
+        started_at: when the first of its containers that run now started, RFC 3339; empty while none does.
     """
 
     uid: str
@@ -58,6 +59,7 @@ class PodView:
     short_of_shares: bool = False
     leaving: bool = False
     unserved: bool = False
+    started_at: str = ""
 
     @classmethod
     def from_object(cls, obj: Mapping[str, Any]) -> Self:
@@ -104,6 +106,7 @@ class PodView:
             short_of_shares=_is_short_of_shares(status),
             leaving="deletionTimestamp" in metadata,
             unserved=status.get("reason") == _REJECTED and _names_no_plugin(status.get("message") or ""),
+            started_at=_started_at(status),
         )
 
     @property
@@ -130,6 +133,11 @@ def _has_preferences(spec: Mapping[str, Any]) -> bool:
     ) or any(
         one.get("whenUnsatisfiable") == "ScheduleAnyway" for one in spec.get("topologySpreadConstraints") or ()
     )
+
+
+def _started_at(status: Mapping[str, Any]) -> str:
+    running = [(one.get("state") or {}).get("running") or {} for one in status.get("containerStatuses") or ()]
+    return min((at for one in running if (at := one.get("startedAt"))), default="")
 
 
 def _is_short_of_shares(status: Mapping[str, Any]) -> bool:

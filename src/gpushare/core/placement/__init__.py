@@ -1,6 +1,7 @@
 """Where a pod goes: what fits, whom it hurts, what ranks, which GPU, which cap."""
 
 from gpushare.core.placement import settings
+from gpushare.core.placement.closed_gpus import ProbationTerm, Unprofiled, term_of, unprofiled_of
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
 from gpushare.core.placement.explanation import (
     Elsewhere,
@@ -17,6 +18,13 @@ from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.judge import Judge
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
 from gpushare.core.placement.preemption import Evictable, choose_victims
+from gpushare.core.placement.probation import (
+    NO_PROBATION,
+    ProbationSettings,
+    clock_time,
+    closed_places,
+    window_seconds,
+)
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
@@ -40,6 +48,7 @@ __all__ = [
     "DEFAULT_GPU_MEMORY_RESERVE_MIB",
     "GPU_MILLI",
     "MILLI_PER_PERCENT",
+    "NO_PROBATION",
     "UNKNOWN_NODE",
     "UNLIMITED",
     "Candidates",
@@ -65,11 +74,16 @@ __all__ = [
     "Placement",
     "PlacementPolicy",
     "PlacementRequest",
+    "ProbationSettings",
+    "ProbationTerm",
     "Settings",
     "SettingsError",
     "Shape",
+    "Unprofiled",
     "cap_of",
     "choose_victims",
+    "clock_time",
+    "closed_places",
     "decide",
     "elsewhere_of",
     "explain",
@@ -79,4 +93,7 @@ __all__ = [
     "settings",
     "summarize",
     "survey",
+    "term_of",
+    "unprofiled_of",
+    "window_seconds",
 ]

@@ -10,7 +10,7 @@ from typing import Self
 
 import numpy as np
 
-from gpushare.core.api import Reason, Rejection
+from gpushare.core.api import Rejection
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.caution import Cautious, cautious
@@ -18,6 +18,7 @@ from gpushare.core.placement.fitting import refusals, summarize, usable_slots
 from gpushare.core.placement.judge import Judge
 from gpushare.core.placement.outlook import best_cap
 from gpushare.core.placement.policies import make
+from gpushare.core.placement.probation import NO_PROBATION, Probationary, ProbationSettings, on_probation
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, PlacementPolicy, fit, scores
 from gpushare.core.placement.settings import Settings
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest, Shape
@@ -29,13 +30,16 @@ class DecisionContext:
     """What a decision looks at: who holds what, how nodes are ranked, and what tenants do to each other.
 
     Attributes:
-        now: seconds of the clock by which retractions end (Unix time on a live cluster); 0: none has ended yet.
+        now: seconds of the clock by which retractions and probations end (Unix time on a live cluster); 0: none
+            has ended yet.
+        probation: whether unknown workloads get a GPU of their own for a while.
     """
 
     state: ClusterState
     policy: PlacementPolicy
     judge: Judge
     now: float = 0.0
+    probation: ProbationSettings = NO_PROBATION
 
     @classmethod
     def of(
@@ -54,15 +58,16 @@ class DecisionContext:
             rng: for the policy that draws lots.
         """
         policy = make(settings.policy, history or {}, rng or np.random.default_rng(0))
-        return cls(state, policy, Judge(model))
+        return cls(state, policy, Judge(model), probation=settings.probation)
 
     def at(self, now: float) -> Self:
         """The same at a time."""
         return replace(self, now=now)
 
     def policy_for(self, request: PlacementRequest) -> PlacementPolicy:
-        """The placement policy for one request, kept off the GPUs where a promise could not be kept."""
-        return cautious(self.policy, self.judge, self.state, request, self.now)
+        """The policy for one request, kept off GPUs where a promise could not be kept, or that are closed."""
+        careful = cautious(self.policy, self.judge, self.state, request, self.now)
+        return on_probation(careful, self.judge, self.state, request, self.probation, now=self.now)
 
 
 def decide(
@@ -80,7 +85,8 @@ def decide(
     """
     state, shape = context.state, request.shape
     # 1. What fits: health, share, memory, clients, model, fault domain; the node's CPU and memory (fitting.py).
-    # 2. Whom it would hurt: GPUs where a promise could not be kept, throttling included, are out (judge.py).
+    # 2. Whom it would hurt: GPUs where a promise could not be kept, throttling included, are out (judge.py), and
+    #    those that another pod has to itself while its workload's profile is taken (probation.py).
     # 3. What ranks: the gain in summed progress less the loss by fragmentation (caution.py, policies/).
     policy = context.policy_for(request)
     row = _best_row(state, policy, shape) if node is None else _row_of(state, policy, shape, node)
@@ -98,11 +104,16 @@ def decide(
     cap = None
     if slots:
         cap = cap_of(request)
-        if isinstance(policy, Cautious):
-            cap = best_cap(context.judge, state, policy.newcomer, slots[0], row)
-    # 6. The decision.
+        careful = policy.inner if isinstance(policy, Probationary) else policy
+        if isinstance(careful, Cautious):
+            cap = best_cap(context.judge, state, careful.newcomer, slots[0], row)
+    # 6. The decision, with the term for which the GPU is the pod's alone, if it is on probation.
     return Placement(
-        state.node_name(row), tuple(uuids[slot] for slot in slots), _memory_mib(state, shape, row, slots), cap
+        state.node_name(row),
+        tuple(uuids[slot] for slot in slots),
+        _memory_mib(state, shape, row, slots),
+        cap,
+        policy.term(state, row, slots[0]) if isinstance(policy, Probationary) else None,
     )
 
 
@@ -163,7 +174,7 @@ def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Reje
             rejections, groups = policy.refusals(state, shape, with_room)
             commonest = int(np.bincount(groups).argmax())
             return Rejection(
-                Reason.SLOWDOWN,
+                rejections[commonest].reason,
                 f"fits on none of {len(rows)} nodes; on {int((groups == commonest).sum())} of the "
                 f"{len(with_room)} with room: {rejections[commonest].detail}",
             )
@@ -181,7 +192,7 @@ def _preferred(
     gpu_fits = fit(state, shape, np.array([row]))[1]
     if not all(gpu_fits[slot, 0] for slot in slots):
         return ()
-    if isinstance(policy, Cautious) and not all(policy.takes(state, row, slot) for slot in slots):
+    if isinstance(policy, Cautious | Probationary) and not all(policy.takes(state, row, slot) for slot in slots):
         return ()
     return slots
 

@@ -168,6 +168,12 @@ class Judge:
         """Whether something is known of any tenant; where not, there is nothing to judge by."""
         return self._anything() if self._known is not None else state.known_tenants > 0
 
+    def is_profiled(self, state: ClusterState, pod_uid: str) -> bool:
+        """Whether the profile of a placed pod's workload is there."""
+        held = state.reservation(pod_uid)
+        known = (held.request.known if held is not None else None) if self._known is None else self._known(pod_uid)
+        return known is not None and known.profile is not None
+
     def resident_sets(self, state: ClusterState) -> IntArray:
         """Number of the set of tenants on each GPU, (width, rows)."""
         if len(self._sets) > MOST_SETS + state.clients.size:

@@ -7,6 +7,7 @@ from typing import Final
 from gpushare.core.admission import AUTO_FRACTION, Defaults
 from gpushare.core.api import Rejection, parse_class, parse_fraction
 from gpushare.core.placement.policies import NAMES
+from gpushare.core.placement.probation import MOST_SECONDS, ProbationSettings
 
 DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512
 """MiB of each GPU kept from tenants: the MPS server's own context."""
@@ -18,6 +19,9 @@ MAX_SLOWDOWN: Final = "GPUSHARE_MAX_SLOWDOWN"
 LATENCY_MAX_SLOWDOWN: Final = "GPUSHARE_LATENCY_MAX_SLOWDOWN"
 GPU_MEMORY_RESERVE: Final = "GPUSHARE_GPU_MEMORY_RESERVE"
 CHARGE_MEMORY: Final = "GPUSHARE_CHARGE_MEMORY"
+PROBATION_SECONDS: Final = "GPUSHARE_PROBATION_SECONDS"
+MOST_PROBATIONS: Final = "GPUSHARE_MOST_PROBATIONS"
+FREEZES: Final = "GPUSHARE_FREEZES"
 
 
 class SettingsError(ValueError):
@@ -32,11 +36,13 @@ class Settings:
         policy: name of the placement policy.
         defaults: what a pod gets that neither it nor its GpuShare says, the tolerated slowdown among it.
         gpu_memory_reserve_mib: of each GPU, never given to tenants.
+        probation: when an unknown workload gets a GPU of its own for a while.
     """
 
     policy: str = "gpushare"
     defaults: Defaults = field(default_factory=Defaults)
     gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
+    probation: ProbationSettings = field(default_factory=ProbationSettings)
 
     def to_mapping(self) -> dict[str, str]:
         """As the chart renders them: names of environment variables and their values."""
@@ -48,6 +54,9 @@ class Settings:
             LATENCY_MAX_SLOWDOWN: f"{self.defaults.latency_max_slowdown_ratio:g}",
             GPU_MEMORY_RESERVE: str(self.gpu_memory_reserve_mib),
             CHARGE_MEMORY: "true" if self.defaults.charge_memory else "false",
+            PROBATION_SECONDS: f"{self.probation.seconds:g}",
+            MOST_PROBATIONS: str(self.probation.most),
+            FREEZES: "true" if self.probation.freezes else "false",
         }
 
 
@@ -83,8 +92,13 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
 
     if not read[GPU_MEMORY_RESERVE].isdecimal():
         raise refused(GPU_MEMORY_RESERVE, "a number of MiB")
-    if read[CHARGE_MEMORY] not in ("true", "false"):
-        raise refused(CHARGE_MEMORY, "true or false")
+    for name in (CHARGE_MEMORY, FREEZES):
+        if read[name] not in ("true", "false"):
+            raise refused(name, "true or false")
+    if not read[PROBATION_SECONDS].isdecimal() or int(read[PROBATION_SECONDS]) > MOST_SECONDS:
+        raise refused(PROBATION_SECONDS, f"a whole number of seconds, 0 to {MOST_SECONDS:g}")
+    if not read[MOST_PROBATIONS].isdecimal() or int(read[MOST_PROBATIONS]) < 1:
+        raise refused(MOST_PROBATIONS, "a whole number from 1")
     return Settings(
         read[POLICY],
         Defaults(
@@ -95,4 +109,7 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
             charge_memory=read[CHARGE_MEMORY] == "true",
         ),
         int(read[GPU_MEMORY_RESERVE]),
+        ProbationSettings(
+            float(read[PROBATION_SECONDS]), int(read[MOST_PROBATIONS]), freezes=read[FREEZES] == "true"
+        ),
     )

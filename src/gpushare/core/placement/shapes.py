@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from gpushare.core.admission import Defaults
 from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass, names
+from gpushare.core.placement.closed_gpus import ProbationTerm, Unprofiled
 from gpushare.core.placement.known import KnownWorkload
 
 GPU_MILLI: Final = 1000
@@ -49,6 +50,7 @@ class PlacementRequest:
         clients: MPS clients that it holds on each GPU at least.
         known: what is known of its workload; None where nothing is.
         max_slowdown: that it tolerates, 1 or more, where its workload does not say itself.
+        unprofiled: its workload, while that has no profile and may get one.
     """
 
     pod_uid: str
@@ -64,6 +66,7 @@ class PlacementRequest:
     clients: int = 1
     known: KnownWorkload | None = field(default=None, compare=False)
     max_slowdown: float | None = field(default=None, compare=False)
+    unprofiled: Unprofiled | None = field(default=None, compare=False, repr=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
     """The part that decides where it can go: requests of one shape are interchangeable to the engine."""
 
@@ -128,12 +131,14 @@ class Placement:
         memory_mib: GPU memory it gets on each (the least of them, when a default share differs by GPU).
         thread_percentage: its cap, 1 to 100; None while it is not decided. It does not count in comparisons: a
             changed cap moves no pod.
+        probation: the term during which the GPU is the pod's alone; None: it is not on probation.
     """
 
     node: str
     gpu_uuids: tuple[str, ...]
     memory_mib: int = 0
     thread_percentage: int | None = field(default=None, compare=False)
+    probation: ProbationTerm | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,17 @@ passes over contiguous memory. A slot that a node does not have is `present == F
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
-from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain
+from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass
 from gpushare.core.placement.caps import thread_percentage
+from gpushare.core.placement.closed_gpus import ClosedGpu, ClosedGpus, ProbationTerm
+from gpushare.core.placement.reservations import Journal, Reservation, Snapshot
 from gpushare.core.placement.shapes import (
     GPU_MILLI,
     MILLI_PER_PERCENT,
@@ -59,33 +61,6 @@ BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """What one pod holds; `slots` is None while its node or one of its GPUs is unknown (counted on arrival)."""
-
-    placement: Placement
-    request: PlacementRequest
-    order: int
-    row: int = -1
-    slots: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """A point that `undo` returns to."""
-
-    position: int
-    order: int
-
-
-@dataclass(slots=True)
-class _Journal:
-    """Reservations made and released since the oldest open snapshot, newest last."""
-
-    entries: list[tuple[str, Reservation | None]] = field(default_factory=list)
-    open_snapshots: int = 0
-
-
 @dataclass(slots=True)
 class RowTable:
     """One value a node, kept between two decisions; stale once `token` or `epoch` differ, or rows changed."""
@@ -100,9 +75,11 @@ class ClusterState:
     """GPUs, nodes and reservations.
 
     Arrays of shape (width, rows): `present, healthy` bool, `share_free_milli, memory_free_mib, memory_usable_mib,
-    clients` int64, `isolated` bool (an isolated tenant is there), `model_ids` int64 (-1 absent). Arrays of shape
+    clients, latency` int64 (tenants of that class), `isolated` bool (an isolated tenant is there), `model_ids`
+    int64 (-1 absent). Arrays of shape
     (rows,): `alive` bool, `cpu_free_milli, node_memory_free_mib` int64 (UNLIMITED when not counted), `gpu_counts`,
-    `silent_seconds` int64 (for how long the node's agent has been silent at least, 0 while it is heard).
+    `silent_seconds` int64 (for how long the node's agent has been silent at least, 0 while it is heard),
+    `unfreezable` bool (nobody can be stopped there).
     `kinds` of shape (1 + MAX_GPUS_PER_POD, rows): pods there by GPUs asked, fractions of one on line 0.
     Policies read them; only the methods here write them.
     """
@@ -137,9 +114,14 @@ class ClusterState:
         self._waiting: dict[str, set[str]] = {}
         self._other_use: dict[str, tuple[int, int]] = {}
         self._order = 0
-        self._journal = _Journal()
+        self._journal = Journal()
         self.isolated_count = 0
         """Isolated tenants, counted per GPU: while it is 0, the check is skipped."""
+        self.latency_count = 0
+        """Tenants of class latency, counted per GPU."""
+        self.closed_gpus = ClosedGpus()
+        """GPUs that one pod has to itself while its workload is on probation."""
+        self._unfreezable: set[str] = set()
         self.tracks_memory = False
         """Whether any GPU's memory is known."""
         self.large_memory_count = 0
@@ -176,6 +158,7 @@ class ClusterState:
         self.cpu_free_milli[row] -= other_cpu_milli
         self.node_memory_free_mib[row] -= other_memory_mib
         self.silent_seconds[row] = self._silent_seconds.get(spec.name, 0)
+        self.unfreezable[row] = spec.name in self._unfreezable
         for slot, gpu in enumerate(spec.gpus):
             self._gpu_at[gpu.uuid] = (row, slot)
             usable = max(0, (gpu.memory_mib or 0) - self.gpu_memory_reserve_mib)
@@ -250,6 +233,14 @@ class ClusterState:
             self.healthy[slot, row] = uuid not in self._unhealthy and not seconds
         self._touch(row)
 
+    def set_freezing(self, node: str, *, works: bool) -> None:
+        """Set whether tenants of a node can be stopped for a moment; remembered for a node not known yet."""
+        (self._unfreezable.discard if works else self._unfreezable.add)(node)
+        row = self._rows.get(node)
+        if row is not None and bool(self.unfreezable[row]) == works:
+            self.unfreezable[row] = not works
+            self._touch(row)
+
     def set_other_use(self, node: str, cpu_milli: int, memory_mib: int) -> None:
         """Set what pods without a reservation take of a node; remembered for a node not known yet."""
         cpu_before, memory_before = self._other_use.pop(node, (0, 0))
@@ -286,6 +277,15 @@ class ClusterState:
         self._drop(pod_uid, reservation)
         self._log(pod_uid, reservation)
         return reservation
+
+    def set_probation(self, pod_uid: str, term: ProbationTerm | None) -> None:
+        """Set or end the term during which a reserved pod has its GPU to itself."""
+        held = self._reservations[pod_uid]
+        if held.placement.probation != term:
+            held = replace(held, placement=replace(held.placement, probation=term))
+            self._reservations[pod_uid] = held
+            self.closed_gpus.drop(pod_uid)
+            self._close(pod_uid, held)
 
     def reservation(self, pod_uid: str) -> Reservation | None:
         """Return a pod's reservation."""
@@ -400,6 +400,10 @@ class ClusterState:
         """The GPUs of a row by slot."""
         return self._uuids[row]
 
+    def gpu_at(self, uuid: str) -> tuple[int, int] | None:
+        """The row and slot of a GPU."""
+        return self._gpu_at.get(uuid)
+
     def gpu_node(self, uuid: str) -> str | None:
         """The node that carries a GPU."""
         at = self._gpu_at.get(uuid)
@@ -419,12 +423,14 @@ class ClusterState:
         self.memory_free_mib: IntArray = np.zeros((width, rows), np.int64)
         self.memory_usable_mib: IntArray = np.zeros((width, rows), np.int64)
         self.clients: IntArray = np.zeros((width, rows), np.int64)
+        self.latency: IntArray = np.zeros((width, rows), np.int64)
         self.model_ids: IntArray = np.full((width, rows), -1, np.int64)
         self.alive: BoolArray = np.zeros(rows, bool)
         self.cpu_free_milli: IntArray = np.zeros(rows, np.int64)
         self.node_memory_free_mib: IntArray = np.zeros(rows, np.int64)
         self.gpu_counts: IntArray = np.zeros(rows, np.int64)
         self.silent_seconds: IntArray = np.zeros(rows, np.int64)
+        self.unfreezable: BoolArray = np.zeros(rows, bool)
         self.kinds: IntArray = np.zeros((1 + MAX_GPUS_PER_POD, rows), np.int64)
 
     _ARRAYS = (
@@ -435,6 +441,7 @@ class ClusterState:
         "memory_free_mib",
         "memory_usable_mib",
         "clients",
+        "latency",
         "model_ids",
         "kinds",
         "alive",
@@ -442,6 +449,7 @@ class ClusterState:
         "node_memory_free_mib",
         "gpu_counts",
         "silent_seconds",
+        "unfreezable",
     )
 
     def _claim_row(self, gpus: int) -> int:
@@ -494,10 +502,12 @@ class ClusterState:
         self._reservations[pod_uid] = reservation
         self.reserved_shapes[reservation.request.shape] += 1
         self.known_tenants += _is_known(reservation)
+        self._close(pod_uid, reservation)
         self._count(pod_uid, reservation)
 
     def _drop(self, pod_uid: str, reservation: Reservation) -> None:
         self._uncount(pod_uid, reservation)
+        self.closed_gpus.drop(pod_uid)
         del self._reservations[pod_uid]
         self.reserved_shapes[reservation.request.shape] -= 1
         self.known_tenants -= _is_known(reservation)
@@ -509,6 +519,11 @@ class ClusterState:
             if not waiting:
                 del self._waiting[reservation.placement.node]
 
+    def _close(self, pod_uid: str, reservation: Reservation) -> None:
+        placement = reservation.placement
+        if placement.probation is not None:
+            self.closed_gpus.put(ClosedGpu(pod_uid, placement.gpu_uuids[0], placement.probation))
+
     def _count(self, pod_uid: str, reservation: Reservation) -> None:
         placement, request = reservation.placement, reservation.request
         row = self._rows.get(placement.node)
@@ -518,11 +533,14 @@ class ClusterState:
             return
         slots = tuple(at[1] for at in places if at is not None)
         isolated = request.fault_domain is FaultDomain.ISOLATED
+        is_latency = request.job_class is JobClass.LATENCY
+        self.latency_count += is_latency * len(slots)
         for slot in slots:
             self.share_free_milli[slot, row] -= request.share_milli
             self.memory_free_mib[slot, row] -= placement.memory_mib
             self.large_memory_count += self._is_large(reservation, slot, row)
             self.clients[slot, row] += request.clients
+            self.latency[slot, row] += is_latency
             if isolated:
                 self.isolated[slot, row] = True
                 self.isolated_count += 1
@@ -538,11 +556,14 @@ class ClusterState:
         if reservation.slots is None:
             return
         request, row = reservation.request, reservation.row
+        is_latency = request.job_class is JobClass.LATENCY
+        self.latency_count -= is_latency * len(reservation.slots)
         for slot in reservation.slots:
             self.share_free_milli[slot, row] += request.share_milli
             self.memory_free_mib[slot, row] += reservation.placement.memory_mib
             self.large_memory_count -= self._is_large(reservation, slot, row)
             self.clients[slot, row] -= request.clients
+            self.latency[slot, row] -= is_latency
             tenants = self._tenants[row, slot]
             del tenants[pod_uid]
             if request.fault_domain is FaultDomain.ISOLATED:
