@@ -6,7 +6,8 @@ They name the same GPU, the same cap and the same reason for each refusal (docs/
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from gpushare.cli.live import Objects, cluster_of
 from gpushare.cli.plan import plan_one, state_of
 from gpushare.core.api import JobClass, Rejection
-from gpushare.core.placement import DecisionContext, Judge, Settings, survey
+from gpushare.core.placement import DecisionContext, Judge, ProbationSettings, Settings, survey
 from gpushare.core.placement.policies import make
 from gpushare.data import default_model
 from gpushare.extender.wire import plain
@@ -100,6 +101,11 @@ async def ask_extender(running, name: str, nodes: list[str]):
     return best, decided["gpushare.io/gpu"], int(decided["gpushare.io/thread-percentage"])
 
 
+def timeless(sentences: dict[str, str]) -> dict[str, str]:
+    """Without the ends of probations: no time passes for plan and simulators."""
+    return {node: re.sub(r"until [0-9:]+ UTC", "until later", text) for node, text in sentences.items()}
+
+
 class MemoryOnly:
     """What `sim jobs` asks of a truth before anything runs."""
 
@@ -140,11 +146,12 @@ async def play(
         demand_ratio=(sum(each.percent for each in wanted) + 0.5) / 100 / sum(widths),
         rng=np.random.default_rng(seed),
         on_decision=lambda index, decided: simulated.append((index, decided)),
+        probation=release.probation,
     )
     assert len(simulated) >= len(wanted)
     simulated = simulated[: len(wanted)]
 
-    planned = DecisionContext(state_of(live), policy(), Judge(default_model))
+    planned = DecisionContext(state_of(live), policy(), Judge(default_model), probation=release.probation)
     jobs = None
     if set(widths) == {1}:
         jobs = JobCluster(
@@ -179,9 +186,12 @@ async def play(
             by_extender = await ask_extender(running, f"p{index}", names)
             assert by_plan == by_simulator
             if isinstance(by_plan, Rejection):
-                assert by_extender == {node: plain(refused.detail) for node, refused in elsewhere.items()}
+                assert timeless(by_extender) == timeless(
+                    {node: plain(refused.detail) for node, refused in elsewhere.items()}
+                )
             else:
                 assert by_plan.thread_percentage == by_simulator.thread_percentage
+                assert by_plan.probation == by_simulator.probation
                 assert by_extender == (by_plan.node, by_plan.gpu_uuids[0], by_plan.thread_percentage)
             if jobs is not None:
                 jobs.queue = [index]
@@ -205,6 +215,20 @@ WIDTHS = st.one_of(
 @given(widths=WIDTHS, wanted=st.lists(WANTED, min_size=1, max_size=9), seed=st.integers(0, 99))
 def test_extender_plan_and_simulators_decide_alike(make_cluster, serve_cluster, widths, wanted, seed):
     asyncio.run(play(make_cluster, serve_cluster, Settings("bestfit"), widths, wanted, seed))
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    widths=WIDTHS,
+    wanted=st.lists(
+        st.builds(replace, WANTED, profiled=st.sampled_from([False, False, True])), min_size=2, max_size=9
+    ),
+    seed=st.integers(0, 99),
+    probation=st.builds(ProbationSettings, st.just(60.0), st.integers(1, 2), freezes=st.booleans()),
+)
+def test_they_decide_alike_who_is_on_probation(make_cluster, serve_cluster, widths, wanted, seed, probation):
+    release = Settings("bestfit", probation=probation)
+    asyncio.run(play(make_cluster, serve_cluster, release, widths, wanted, seed))
 
 
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -115,7 +115,8 @@ async def test_the_life_of_a_deployments_gpushare(
     for raw in (first, second):
         untouched = await real_api.get(PODS, raw["metadata"]["name"], namespace=namespace)
         assert "finalizers" not in untouched["metadata"]
-        assert set(untouched["metadata"]["annotations"]) == {names.FRACTION, *names.DECISION_ANNOTATIONS}
+        decided = set(names.DECISION_ANNOTATIONS) - {names.PROBATION_SECONDS}
+        assert set(untouched["metadata"]["annotations"]) == {names.FRACTION, *decided}
         managers = {one["manager"] for one in untouched["metadata"]["managedFields"]}
         assert "gpushare-operator" not in managers
 

@@ -11,7 +11,12 @@ UUIDS = st.lists(
     st.from_regex(r"GPU-[0-9a-f]{8}-[0-9a-f]{4}", fullmatch=True), min_size=1, max_size=8, unique=True
 ).map(tuple)
 DECISIONS = st.builds(
-    Decision, UUIDS, st.integers(1, 100), st.integers(1, 999_999_999), st.just("2026-11-21T11:00:00Z")
+    Decision,
+    UUIDS,
+    st.integers(1, 100),
+    st.integers(1, 999_999_999),
+    st.just("2026-11-21T11:00:00Z"),
+    st.none() | st.integers(1, 9999),
 )
 GOOD = Decision(("GPU-a", "GPU-b"), 25, 8192, "2026-11-21T11:00:00Z").to_annotations()
 
@@ -28,7 +33,8 @@ def test_annotations_are_the_documented_ones() -> None:
 @given(DECISIONS)
 def test_round_trip(decision: Decision) -> None:
     annotations = decision.to_annotations()
-    assert set(annotations) == set(names.DECISION_ANNOTATIONS)
+    without = {names.PROBATION_SECONDS} if decision.probation_seconds is None else set()
+    assert set(annotations) == set(names.DECISION_ANNOTATIONS) - without
     assert Decision.from_annotations({"other": "x", **annotations}) == decision
 
 
@@ -57,6 +63,10 @@ def test_no_decision(annotations: dict[str, str]) -> None:
         (names.MEMORY_LIMIT, "0=8192M,1=8192M\n"),
         (names.MEMORY_LIMIT, "0=8192G,1=8192G"),
         (names.MEMORY_LIMIT, "0=" + "9" * 9999 + "M"),
+        (names.PROBATION_SECONDS, ""),
+        (names.PROBATION_SECONDS, "0"),
+        (names.PROBATION_SECONDS, "60s"),
+        (names.PROBATION_SECONDS, "99999"),
     ],
 )
 def test_a_malformed_decision_is_an_error_that_names_the_annotation(annotation: str, value: str) -> None:
