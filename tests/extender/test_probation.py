@@ -1,0 +1,201 @@
+"""The extender puts unknown workloads on probation, and a restarted one ends in the same state."""
+
+from typing import Any
+
+import pytest
+
+from gpushare.core.api import GpuShare, PodView, Reason, Rejection, names
+from gpushare.core.placement import Placement, PlacementRequest, ProbationSettings
+from gpushare.core.placement.policies import BestFit
+from gpushare.extender.ledger import ShareLedger
+from gpushare.extender.reduce import reduce_gpunode
+from gpushare.kube import Change
+from gpushare.twin.contention import WORKLOADS
+
+DECIDED = 1_795_402_800.0  # 2026-11-23T03:00:00Z
+MODEL = "NVIDIA H200"
+
+
+class Cluster:
+    """Two nodes of one GPU each; the API's objects, and an extender that can be started anew on them."""
+
+    def __init__(self) -> None:
+        self.now = DECIDED
+        self.rooms = 0
+        self.pods: dict[str, dict[str, Any]] = {}
+        self.shares: dict[str, dict[str, Any]] = {}
+        self.conditions: list[dict[str, str]] = []
+        self.ledger = self.start()
+
+    def start(self) -> ShareLedger:
+        """A fresh extender with everything that the API holds."""
+        self.ledger = ledger = ShareLedger(
+            BestFit(), on_room=self.room, now=lambda: self.now, probation=ProbationSettings()
+        )
+        for node in ("n1", "n2"):
+            self.write(node)
+        for key, share in self.shares.items():
+            ledger.share_changed(Change.ADDED, key, GpuShare.from_object(share))
+        for pod in self.pods.values():
+            ledger.pod_changed(Change.ADDED, f"default/{pod['metadata']['name']}", PodView.from_object(pod))
+        return ledger
+
+    def room(self) -> None:
+        self.rooms += 1
+
+    def write(self, node: str, conditions: tuple[dict[str, str], ...] = ()) -> None:
+        gpu = {"uuid": f"GPU-{node}", "index": 0, "model": MODEL, "memoryMiB": 81920, "health": "Healthy"}
+        obj = {"metadata": {"name": node}, "status": {"gpus": [gpu], "conditions": list(conditions)}}
+        self.ledger.gpunode_changed(Change.MODIFIED, node, reduce_gpunode(obj))
+
+    def make(self, name: str, owner: str = "", fraction: str = "0.25", **annotations: str) -> PodView:
+        said = {names.FRACTION: fraction} | {f"gpushare.io/{key}": text for key, text in annotations.items()}
+        references = [{"kind": "Job", "name": owner, "uid": f"uid-{owner}", "controller": True}] if owner else []
+        self.pods[name] = {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": f"uid-{name}",
+                "annotations": said,
+                "ownerReferences": references,
+            },
+            "spec": {},
+            "status": {},
+        }
+        return self.tell(name)
+
+    def tell(self, name: str) -> PodView:
+        view = PodView.from_object(self.pods[name])
+        self.ledger.pod_changed(Change.MODIFIED, f"default/{name}", view)
+        return view
+
+    def bind(self, name: str, node: str) -> dict[str, str]:
+        """What the binder does; return the decision's annotations."""
+        view = PodView.from_object(self.pods[name])
+        request = self.ledger.request_of(view)
+        assert isinstance(request, PlacementRequest)
+        chosen = self.ledger.choose(view, request, node)
+        assert isinstance(chosen, Placement), chosen
+        self.ledger.reserve(request, chosen)
+        decision = self.ledger.decision(view.uid, "2026-11-23T03:00:00Z").to_annotations()
+        self.pods[name]["metadata"]["annotations"] |= decision
+        self.pods[name]["spec"]["nodeName"] = node
+        self.tell(name)
+        return decision
+
+    def put_share(self, name: str, owner: str, **status: Any) -> None:
+        self.shares[f"default/{name}"] = {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": f"share-{name}",
+                "ownerReferences": [
+                    {"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": f"uid-{owner}"}
+                ],
+            },
+            "spec": {},
+            "status": status,
+        }
+        share = GpuShare.from_object(self.shares[f"default/{name}"])
+        self.ledger.share_changed(Change.MODIFIED, f"default/{name}", share)
+
+    def refusals(self, name: str) -> dict[str, Rejection]:
+        found = self.ledger.candidates(PodView.from_object(self.pods[name]), ["n1", "n2"])
+        assert not isinstance(found, Rejection)
+        return found.rejections()
+
+    def scores(self, name: str) -> dict[str, float]:
+        found = self.ledger.candidates(PodView.from_object(self.pods[name]), ["n1", "n2"])
+        assert not isinstance(found, Rejection)
+        return dict(zip(found.nodes, found.scores.tolist(), strict=True))
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """A latency pod holds most of n1, and a new workload has n2's GPU to itself."""
+    made = Cluster()
+    made.make("web", "web", "0.5", **{"class": "latency"})
+    made.bind("web", "n1")
+    made.make("new-1", "new")
+    return made
+
+
+def test_it_prefers_the_empty_gpu_and_the_decision_says_so(cluster: Cluster) -> None:
+    scores = cluster.scores("new-1")
+    assert scores["n2"] > scores["n1"]
+    cluster.make("late", "late")
+    assert names.PROBATION_SECONDS not in cluster.bind("late", "n1"), "kube-scheduler sent it there all the same"
+    assert cluster.bind("new-1", "n2")[names.PROBATION_SECONDS] == "60"
+    cluster.make("other", "other", "0.3")
+    refused = cluster.refusals("other")
+    assert refused["n2"].reason is Reason.PROBATION
+    assert "GPU-n2, which is on probation by pod default/new-1 until 03:05:00 UTC at the latest" in str(
+        refused["n2"]
+    )
+    assert cluster.make("new-2", "new").uid not in cluster.ledger.state.reservations
+    assert names.PROBATION_SECONDS not in cluster.bind("new-2", "n1"), "its workload has its turn"
+
+
+def test_a_restarted_extender_knows_who_is_on_probation_until_when(cluster: Cluster) -> None:
+    cluster.bind("new-1", "n2")
+    cluster.pods["new-1"]["status"] = {
+        "containerStatuses": [{"state": {"running": {"startedAt": "2026-11-23T03:00:20Z"}}}]
+    }
+    cluster.tell("new-1")
+    cluster.make("other", "other", "0.3")
+    before = str(cluster.refusals("other")["n2"])
+    assert "until 03:01:20 UTC" in before, "a minute after its container started"
+    cluster.start()
+    assert str(cluster.refusals("other")["n2"]) == before
+    cluster.now = DECIDED + 81
+    assert cluster.refusals("other") == {}
+    cluster.start()
+    assert cluster.refusals("other") == {}
+
+
+def test_waiting_pods_are_told_when_a_window_ends(cluster: Cluster) -> None:
+    cluster.bind("new-1", "n2")
+    cluster.ledger.end_probations()
+    told = cluster.rooms
+    cluster.now = DECIDED + 299
+    cluster.ledger.end_probations()
+    assert cluster.rooms == told
+    cluster.now = DECIDED + 300
+    cluster.ledger.end_probations()
+    assert cluster.rooms == told + 1
+    cluster.ledger.end_probations()
+    assert cluster.rooms == told + 1
+
+
+def test_the_profile_opens_the_gpu_and_its_gpushare_may_come_late(cluster: Cluster) -> None:
+    cluster.bind("new-1", "n2")
+    cluster.ledger.end_probations()
+    cluster.make("other", "other", "0.3")
+    cluster.put_share("job-new", "new")
+    assert cluster.refusals("other")["n2"].reason is Reason.PROBATION
+    counters = WORKLOADS["latency-probe"].solo.as_dict()
+    cluster.put_share("job-new", "new", profile={"gpuModel": MODEL, "counters": counters, "windowSeconds": 10.0})
+    assert "n2" not in cluster.refusals("other")
+    told = cluster.rooms
+    cluster.ledger.end_probations()
+    assert cluster.rooms == told + 1
+    cluster.start()
+    assert "n2" not in cluster.refusals("other")
+
+
+def test_a_pod_that_is_gone_leaves_no_closed_gpu(cluster: Cluster) -> None:
+    cluster.bind("new-1", "n2")
+    cluster.make("other", "other", "0.3")
+    cluster.ledger.pod_changed(Change.DELETED, "default/new-1", PodView.from_object(cluster.pods["new-1"]))
+    assert cluster.refusals("other") == {}
+
+
+def test_a_node_where_nobody_can_be_stopped_is_none_to_be_read_on() -> None:
+    cluster = Cluster()
+    cluster.make("batch", "batch", "0.3")
+    cluster.bind("batch", "n1")
+    cluster.make("new-1", "new")
+    assert cluster.scores("new-1")["n1"] > cluster.scores("new-1")["n2"]
+    cluster.write("n1", ({"type": names.THROTTLE_READY, "status": "False"},))
+    assert cluster.scores("new-1")["n1"] < cluster.scores("new-1")["n2"]
+    assert names.PROBATION_SECONDS in cluster.bind("new-1", "n2")
