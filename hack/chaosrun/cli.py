@@ -3,6 +3,7 @@
     hack/chaos --faults 1000 --seed 42 [--minutes N] [--directory DIR]
     hack/chaos --resume DIR --faults 1000 [--minutes N]     go on where that run stopped, with the same faults
     hack/chaos --soak --minutes 120 --pods-per-minute 20
+    hack/chaos --upgrade --minutes 3 [--former COMMIT]      churn while helm upgrades and rolls back
     hack/chaos --report DIR --write docs/measurements/hostile.md
 
 Needs root and the local backend of hack/cluster: it brings the cluster up and installs gpushare. Everything is
@@ -33,6 +34,8 @@ from chaosrun.plan import QUICK, FaultKind
 from chaosrun.run import FAULTS_FILE, Outcome, read_header, read_outcomes, write_header
 from chaosrun.setting import set_up
 from chaosrun.soak import SHORTEST_MINUTES, SoakResult, soak
+from chaosrun.upgrade import FORMER
+from chaosrun.upgrading import UPGRADE_FILE, read_stages, upgrade
 from chaosrun.usage import Growth
 
 POPULATION = 8
@@ -55,6 +58,8 @@ def main() -> int:
         directory = options.resume or options.directory or _new_directory()
         directory.mkdir(parents=True, exist_ok=True)
         cluster.up()
+        if options.upgrade:
+            return _upgrade(cluster, directory, options)
         image = Demo(cluster).install(*INSTALL)["image"]
         if options.soak:
             return _soak(cluster, image, directory, options)
@@ -75,10 +80,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=42, help="the same seed gives the same faults")
     parser.add_argument("--kinds", choices=["all", "quick"], default="all", help="quick: what CI takes")
     parser.add_argument("--only", type=FaultKind, nargs="+", metavar="KIND", help=f"of: {', '.join(FaultKind)}")
-    parser.add_argument("--minutes", type=float, help="stop after so many; for --soak its length (default 120)")
+    parser.add_argument("--minutes", type=float, help="stop after so many; of a soak or of a stage")
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run of that directory")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="where to write")
     parser.add_argument("--soak", action="store_true", help="no faults: churn, and measure each part")
+    parser.add_argument("--upgrade", action="store_true", help="no faults: churn, upgrade and roll back")
+    parser.add_argument("--former", default=FORMER, metavar="COMMIT", help="what to upgrade from")
     parser.add_argument("--pods-per-minute", type=float, default=20.0)
     parser.add_argument(
         "--report", type=Path, nargs="+", metavar="DIR", help="print the tables of these runs together"
@@ -135,6 +142,30 @@ def _soak(cluster: LocalCluster, image: str, directory: Path, options: argparse.
     return int(bool(result.violations) or not all(one.is_flat for one in result.growths))
 
 
+def _upgrade(cluster: LocalCluster, directory: Path, options: argparse.Namespace) -> int:
+    minutes = 3.0 if options.minutes is None else options.minutes
+    header = {"former": options.former[:7], "minutes": minutes, "pods_per_minute": options.pods_per_minute}
+    write_header(directory, {**header, **_machine()})
+    stages = upgrade(
+        cluster,
+        directory,
+        former=options.former,
+        install=lambda: Demo(cluster).install(*INSTALL)["image"],
+        seconds=minutes * 60,
+        pods_per_minute=options.pods_per_minute,
+        population=POPULATION,
+        seed=options.seed,
+    )
+    print(_upgrade_text(directory))
+    return int(any(one.violations or one.settled_seconds is None for one in stages))
+
+
+def _upgrade_text(directory: Path) -> str:
+    header = read_header(directory)
+    heading = f"{_what(header)}: from {header['former']} and back, {header['pods_per_minute']:g} pods a minute"
+    return report.upgrade_table(read_stages(directory), heading)
+
+
 def _keep_soak(directory: Path, result: SoakResult) -> None:
     values = {name: getattr(result, name) for name in SOAK_COUNTS}
     values["growths"] = [
@@ -159,6 +190,7 @@ def _report(directories: list[Path], page: Path | None) -> int:
         outcomes = [outcome for one in chaos for outcome in read_outcomes(one)]
         texts.append((report.CHAOS_MARKS, report.chaos_table(outcomes, heading(chaos))))
     texts += [(report.SOAK_MARKS, _soak_text(one)) for one in directories if (one / SOAK_FILE).exists()]
+    texts += [(report.UPGRADE_MARKS, _upgrade_text(one)) for one in directories if (one / UPGRADE_FILE).exists()]
     for marks, text in texts:
         print(text)
         if page is not None:

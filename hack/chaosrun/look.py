@@ -25,6 +25,10 @@ class Eye:
         self._nodes: list[Json] = []
         self._wanted: Counter[Part] = Counter()
 
+    def count_parts_anew(self) -> None:
+        """Forget how many pods each part has had: an upgrade has more of some for a while."""
+        self._wanted.clear()
+
     def picture(self) -> Picture:
         """Look now."""
         found = node.processes()

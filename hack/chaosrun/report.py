@@ -9,10 +9,12 @@ from typing import Final
 from chaosrun.auditor import Rule
 from chaosrun.plan import TRAITS, FaultKind
 from chaosrun.run import SETTLED_SECONDS, Outcome
+from chaosrun.upgrade import Stage
 from chaosrun.usage import Growth
 
 CHAOS_MARKS: Final = ("<!-- chaos: written by hack/chaos -->", "<!-- end of chaos -->")
 SOAK_MARKS: Final = ("<!-- soak: written by hack/chaos -->", "<!-- end of soak -->")
+UPGRADE_MARKS: Final = ("<!-- upgrade: written by hack/chaos -->", "<!-- end of upgrade -->")
 
 
 def chaos_table(outcomes: Sequence[Outcome], heading: str) -> str:
@@ -77,6 +79,28 @@ def soak_table(growths: Sequence[Growth], heading: str) -> str:
         for one in growths
     ]
     return "\n".join(lines)
+
+
+def upgrade_table(stages: Sequence[Stage], heading: str) -> str:
+    """Return the Markdown of an upgrade under churn: a row for each stage, and every broken rule."""
+    lines = [
+        f"{heading}.",
+        "",
+        "| stage | seconds | pods created | gone | settled after, s | rules broken |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in stages:
+        settled = "not" if one.settled_seconds is None else f"{one.settled_seconds:.1f}"
+        broken = Counter(text.partition(": ")[0] for text in one.violations)
+        told = ", ".join(f"{count} {rule}" for rule, count in broken.items())
+        lines.append(
+            f"| {one.name} | {one.seconds:.0f} | {one.created} | {one.deleted} | {settled} | {told or 'none'} |"
+        )
+    broken_lines = [f"- {one.name}: {text[:300]}" for one in stages for text in one.violations]
+    broken_lines += [
+        f"- {one.name}, not settled: {'; '.join(one.waited_for)[:300]}" for one in stages if one.waited_for
+    ]
+    return "\n".join([*lines, *(["", *broken_lines] if broken_lines else [])])
 
 
 def write(page: Path, marks: tuple[str, str], text: str) -> None:

@@ -8,15 +8,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from chaosrun import auditor, usage
-from chaosrun.auditor import Allowance
+from chaosrun import usage
+from chaosrun.churn import LOOK_EVERY_SECONDS, Churn
 from chaosrun.freezes import FreezeWatch
-from chaosrun.lasting import Differences, Starts
 from chaosrun.load import Load
 from chaosrun.look import Eye
 from chaosrun.parts import Part
 
-LOOK_EVERY_SECONDS: Final = 2.0
 SAMPLE_EVERY_SECONDS: Final = 10.0
 SHORTEST_MINUTES: Final = 2 * usage.FEWEST_SAMPLES * SAMPLE_EVERY_SECONDS / 60  # a busy machine takes half of them
 USAGE_FILE: Final = "usage.jsonl"
@@ -52,31 +50,10 @@ def soak(
     begun = clock()
     series: dict[str, list[usage.Usage]] = defaultdict(list)
     violations: dict[str, None] = {}
-    differences, starts = Differences(), Starts()
-    churned, next_sample, longest, gap = 0, 0.0, 0.0, 0.0
-    unwatched: set[str] = set()
-    freezes.report(clock())
-    load.fill(population)
+    next_sample = 0.0
+    churn = Churn(eye, load, freezes, pods_per_minute=pods_per_minute, population=population, clock=clock)
     while (now := clock() - begun) < minutes * 60:
-        picture = eye.picture()
-        wrong = auditor.broken(picture, load.expected, Allowance()) + differences.look(picture, clock())
-        wrong += starts.look(picture, load.expected, clock(), refusal=None if load.is_idle else load.last_refusal)
-        if picture.pods is not None:
-            for pod in load.expected:
-                seen = picture.pods.get(pod.uid)
-                if seen is None or seen.is_over:
-                    load.forget(pod.uid)
-        due = int(now / 60 * pods_per_minute)
-        if due > churned:
-            load.churn(due - churned, population)
-            churned = due
-        load.fill(population)
-        load.step(picture)
-        freezes.watch(load.running(picture), clock())
-        seen_frozen = freezes.report(clock())
-        longest, gap = max([longest, *seen_frozen.longest.values()]), max(gap, seen_frozen.gap_seconds)
-        unwatched |= seen_frozen.unwatched.keys()
-        wrong += auditor.left_frozen(seen_frozen)
+        wrong, _ = churn.look()
         for one in wrong:
             violations.setdefault(f"{one.rule}: {one.detail}")
         if now >= next_sample:
@@ -88,4 +65,12 @@ def soak(
                 series[name].append(one_usage)
         sleep(max(0.0, LOOK_EVERY_SECONDS - (clock() - begun - now)))
     growths = tuple(usage.growth(name, found) for name, found in series.items())
-    return SoakResult(growths, load.created, load.deleted, tuple(violations), longest, gap, len(unwatched))
+    return SoakResult(
+        growths,
+        load.created,
+        load.deleted,
+        tuple(violations),
+        churn.longest_freeze_seconds,
+        churn.longest_gap_seconds,
+        len(churn.unwatched),
+    )

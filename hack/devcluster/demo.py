@@ -9,7 +9,7 @@ from typing import Any
 
 from devcluster import backends, progress, tools
 from devcluster.progress import Failed, say, step
-from devcluster.settings import HACK, IMAGE, KUBERNETES_VERSION, REPOSITORY
+from devcluster.settings import HACK, IMAGE, KUBERNETES_VERSION, REPOSITORY, patience
 
 RELEASE = "gpushare"
 RELEASE_NAMESPACE = "gpushare-system"
@@ -42,7 +42,7 @@ class Demo:
         for one in sets:
             command += ["--set", one]
         # CRDs outlive a release on purpose; a later release adopts them
-        command += [*extra, "--take-ownership", "--wait", "--timeout", f"{INSTALL_SECONDS}s"]
+        command += [*extra, "--take-ownership", "--wait", "--timeout", f"{INSTALL_SECONDS * patience():.0f}s"]
         with step("helm install gpushare, and waiting until every part is ready"):
             try:
                 progress.run(command, env=self.env)

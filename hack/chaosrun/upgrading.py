@@ -1,0 +1,80 @@
+"""The stages of an upgrade under churn, one after the other, on the running cluster."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from devcluster.local import LocalCluster
+from devcluster.progress import say, wait_for
+
+from chaosrun import auditor
+from chaosrun.churn import Churn
+from chaosrun.setting import Setting, diagnose, set_up
+from chaosrun.upgrade import Stage, former_sources, install_former, replace_hosts, roll_back, stage
+
+UPGRADE_FILE: Final = "upgrade.json"
+
+
+def upgrade(
+    cluster: LocalCluster,
+    directory: Path,
+    *,
+    former: str,
+    install: Callable[[], str],
+    seconds: float,
+    pods_per_minute: float,
+    population: int,
+    seed: int,
+) -> list[Stage]:
+    """Install the former release, then churn through an upgrade to today's, a rollback and an upgrade again.
+
+    Args:
+        install: installs today's release; returns the image of the load's pods.
+        seconds: of churn after each change.
+    """
+    image = install()  # puts the load's image on the node
+    sources = former_sources(former, directory / "former")
+    install_former(sources)
+    replace_hosts(cluster)
+    stages: list[Stage] = []
+    with set_up(cluster, image, seed, f"upgrade-{seed}") as setting:
+        _wait_until_settled(setting)
+        churn = Churn(
+            setting.eye, setting.load, setting.freezes, pods_per_minute=pods_per_minute, population=population
+        )
+        acts: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("the former release", lambda: None),
+            ("upgrade", install),
+            ("rollback", lambda: roll_back(cluster)),
+            ("upgrade again", install),
+        )
+        for name, act in acts:
+            say(f"churn: {name}")
+            setting.eye.count_parts_anew()
+            found = stage(churn, name, act, seconds=seconds, when_done=setting.eye.count_parts_anew)
+            stages.append(found)
+            if found.violations or found.waited_for:
+                diagnose(cluster, directory / f"broken-{len(stages)}")
+            (directory / UPGRADE_FILE).write_text(json.dumps([asdict(one) for one in stages], indent=1) + "\n")
+            say(f"  {found}")
+    return stages
+
+
+def read_stages(directory: Path) -> list[Stage]:
+    """Return what an upgrade under churn has written."""
+    found = json.loads((directory / UPGRADE_FILE).read_text())
+    return [
+        Stage(**{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()})
+        for one in found
+    ]
+
+
+def _wait_until_settled(setting: Setting) -> None:
+    wait_for(
+        "every part ready",
+        lambda: not auditor.unsettled(setting.eye.picture(), (), ()),
+        timeout_seconds=180,
+        interval_seconds=1.0,
+    )

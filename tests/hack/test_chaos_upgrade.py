@@ -1,0 +1,135 @@
+"""hack/chaos --upgrade: a stage under churn with fakes and a clock that the test turns, its record and table."""
+
+import json
+import subprocess
+import threading
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from chaosrun import report
+from chaosrun.auditor import Rule
+from chaosrun.churn import Churn
+from chaosrun.load import Load
+from chaosrun.look import Eye
+from chaosrun.upgrade import FORMER, SETTLED_SECONDS, Stage, former_sources, stage
+from chaosrun.upgrading import UPGRADE_FILE, read_stages
+from devcluster.progress import Failed
+from devcluster.settings import REPOSITORY
+from tests.hack.test_chaos_run import FakeApi, FakeCluster
+
+DONE = Stage("upgrade", 200.0, 60, 58, 4.2, (), ())
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster(FakeApi())
+
+
+@pytest.fixture
+def churn(cluster: FakeCluster) -> Churn:
+    load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
+    return Churn(cluster, load, cluster, pods_per_minute=20, population=4, clock=lambda: cluster.clock)
+
+
+def staged(cluster: FakeCluster, churn: Churn, **changes: object) -> Stage:
+    arguments: dict = {"act": lambda: None, "seconds": 60.0} | changes
+    act = arguments.pop("act")
+    return stage(churn, "upgrade", act, clock=lambda: cluster.clock, sleep=cluster.sleep, **arguments)
+
+
+def test_a_stage_churns_at_the_rate_while_helm_works_and_after_and_settles(
+    cluster: FakeCluster, churn: Churn
+) -> None:
+    done: list[float] = []
+    found = staged(cluster, churn, when_done=lambda: done.append(cluster.clock))
+    assert found.violations == found.waited_for == ()
+    assert found.settled_seconds is not None
+    assert found.seconds >= 60
+    assert 18 <= found.deleted <= 21, "20 a minute, of which the last may still go"
+    assert found.created >= found.deleted
+    assert len(done) == 1
+    again = staged(cluster, churn)
+    assert 18 <= again.deleted <= 22, "of this stage alone"
+
+
+def test_a_tenant_that_ends_meanwhile_is_broken(cluster: FakeCluster, churn: Churn) -> None:
+    cluster.ended.add("load-1")
+    found = staged(cluster, churn)
+    assert [one.partition(": ")[0] for one in found.violations] == [Rule.ENDED]
+
+
+def test_what_does_not_settle_is_told(cluster: FakeCluster, churn: Churn) -> None:
+    cluster.recovers_at = 1e9
+    found = staged(cluster, churn, seconds=10.0)
+    assert found.settled_seconds is None
+    assert found.waited_for == ("agent is not ready",)
+    assert cluster.clock >= 10.0 + SETTLED_SECONDS
+
+
+def test_churn_goes_on_as_long_as_helm_works_and_its_failure_ends_the_stage(
+    cluster: FakeCluster, churn: Churn
+) -> None:
+    churned, release = [], threading.Event()
+
+    def act() -> None:
+        release.wait()
+        raise Failed("helm: no")
+
+    def sleep(seconds: float) -> None:
+        cluster.sleep(seconds)
+        churned.append(churn.load.created)
+        if churned[-1] > 30:  # seen by this test alone while helm works
+            release.set()
+
+    with pytest.raises(Failed, match="helm: no"):
+        stage(churn, "upgrade", act, seconds=0.0, clock=lambda: cluster.clock, sleep=sleep)
+    assert churned[-1] > 30
+
+
+def test_the_record_is_read_as_it_was_written_and_the_table_names_what_broke(tmp_path: Path) -> None:
+    broken = replace(
+        DONE,
+        name="rollback",
+        settled_seconds=None,
+        waited_for=("agent is not ready",),
+        violations=(f"{Rule.REJECTED}: load-7", f"{Rule.REJECTED}: load-8"),
+    )
+    (tmp_path / UPGRADE_FILE).write_text(json.dumps([asdict(DONE), asdict(broken)]))
+    assert read_stages(tmp_path) == [DONE, broken]
+    table = report.upgrade_table([DONE, broken], "2026-11-23, from abc and back")
+    assert "| upgrade | 200 | 60 | 58 | 4.2 | none |" in table
+    assert f"| rollback | 200 | 60 | 58 | not | 2 {Rule.REJECTED} |" in table
+    assert "- rollback, not settled: agent is not ready" in table
+    assert table.count("load-7") == 1
+
+
+def test_the_former_release_gets_todays_tools(tmp_path: Path) -> None:
+    git = ["git", "-C", str(REPOSITORY), "cat-file", "-e", f"{FORMER}^{{commit}}"]
+    if subprocess.run(git, capture_output=True, check=False).returncode:
+        pytest.skip("a shallow clone: the former release is not in its history")
+    sources = former_sources(FORMER, tmp_path / "former")
+    assert (sources / "helm" / "gpushare" / "Chart.yaml").is_file()
+    assert (sources / "hack" / "chaosrun" / "upgrade.py").is_file()
+    with pytest.raises(Failed, match="no sources"):
+        former_sources("0" * 40, tmp_path / "none")
+
+
+def test_pods_that_an_upgrade_had_beside_others_are_not_missing_afterwards() -> None:
+    def part(name: str) -> dict:
+        labels = {"app.kubernetes.io/component": "admission"}
+        ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        return {"metadata": {"name": name, "uid": name, "labels": labels}, "status": ready}
+
+    class Parts(FakeApi):
+        def items(self, path: str) -> list[dict]:
+            return list(self.pods.values()) if path.endswith("gpushare-system/pods") else []
+
+    api = Parts()
+    eye = Eye(api)
+    api.pods = {name: part(name) for name in ("a", "b", "c")}
+    assert not any("pods of admission" in one for one in eye.picture().unready)
+    del api.pods["c"]
+    assert "2 of 3 pods of admission" in eye.picture().unready
+    eye.count_parts_anew()
+    assert not any("pods of admission" in one for one in eye.picture().unready)
