@@ -45,6 +45,8 @@ HURRY_SECONDS: Final = 0.5  # a window, and the time between samples, until a br
 WATCH_SECONDS: Final = 1.0  # a window while something is wrong: a whole cycle of the throttle (mps.duty)
 UNEVEN_SECONDS: Final = 2.0  # with a duty below a half: its cycle is shorter, and no divisor of a second
 MOVED_RATIO: Final = 0.1  # a counter that differs by more from the last window's: something has changed
+SETTLED_SECONDS: Final = 30.0  # nothing new for so long, though something is wrong: windows twice as long
+SETTLED_WINDOW_SECONDS: Final = 2.0
 EVENT_SECONDS: Final = 60.0  # between two events of one kind on one pod
 _MOST_WAITING: Final = 256  # events in the queue while the API server is slow
 _WARNINGS: Final = frozenset({WatchReason.PROMISE_BROKEN, WatchReason.RETRACTION_ASKED})
@@ -54,13 +56,17 @@ _NOTHING: Final = WatchActions()
 
 @dataclass(slots=True)
 class _Gpu:
-    """What the loop keeps of one GPU; `stops` are who is stopped for a reading, until when."""
+    """What the loop keeps of one GPU; `stops` are who is stopped for a reading, until when.
+
+    `news_at` is when last anything changed: who is there, what the GPU draws, what is done, who is short of what.
+    """
 
     watch: GpuWatch = field(default_factory=GpuWatch)
     actions: WatchActions = _NOTHING
     concluded_at: float = -math.inf
     alert_until: float = -math.inf
     hurry_until: float = -math.inf
+    news_at: float = -math.inf
     tenants: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     counters: Mapping[str, float] = field(default_factory=dict)
@@ -131,13 +137,15 @@ class Loop:
             return len(fresh) >= CALM_SAMPLES
         now = self._clock()
         if _has_moved(gpu.counters, fresh[-1]):
-            gpu.alert_until = now + ALERT_SECONDS
+            gpu.alert_until, gpu.news_at = now + ALERT_SECONDS, now
         duties = gpu.actions.duties.values()
         is_wrong = gpu.actions.broken or gpu.actions.missed
         if not duties and not is_wrong and now >= gpu.alert_until:
             return len(fresh) >= CALM_SAMPLES
         seconds = UNEVEN_SECONDS if any(duty < 0.5 for duty in duties) else WATCH_SECONDS
-        if not duties and now < gpu.hurry_until:
+        if now - gpu.news_at >= SETTLED_SECONDS:
+            seconds = SETTLED_WINDOW_SECONDS
+        elif not duties and now < gpu.hurry_until:
             seconds = HURRY_SECONDS
         return sum(sample.window_seconds for sample in fresh) >= 0.9 * seconds
 
@@ -158,7 +166,7 @@ class Loop:
         if gate is not None:
             self._gates[uuid] = gate
         if measure.sample is None:
-            gpu.alert_until = now + ALERT_SECONDS
+            gpu.alert_until, gpu.news_at = now + ALERT_SECONDS, now
             if len(tenants_of(self._state, uuid)) > 1:
                 gpu.hurry_until = now + 2 * BEAT_SECONDS
         tenants = frozenset(measure.tenants)
@@ -172,6 +180,8 @@ class Loop:
         gpu.counters = measure.sample.counters.as_dict()
         gpu.concluded_at = now
         window = self._window(uuid, gate, measure, measure.sample.window_seconds, now)
+        if any(_is_below(each) and each.uid not in gpu.actions.broken for each in window.tenants):
+            gpu.news_at = now
         if any(t.progress is not None and t.progress < t.promise and t.active for t in window.tenants):
             gpu.alert_until = max(gpu.alert_until, now + ALERT_SECONDS / 2)
             if now >= gpu.hurry_until + ALERT_SECONDS:  # for moments: what is never certain is watched at ease
@@ -240,6 +250,8 @@ class Loop:
             self._note(note.uid, note.reason, note.message, uuid, now)
         if gpu.actions.duties != before.duties:
             self._write(uuid, gpu)
+        if _in_force(gpu.actions) != _in_force(before):
+            gpu.news_at = now
         if (gpu.actions.retract, gpu.actions.broken) != (before.retract, before.broken):
             self._state.touch()
 
@@ -320,6 +332,18 @@ class Loop:
     async def _tell_all(self) -> None:
         while True:
             await self._tell(await self._notices.get())
+
+
+def _in_force(actions: WatchActions) -> tuple[object, ...]:
+    """Return what is done and who is short of what, without the notes."""
+    return dict(actions.duties), actions.retract, actions.broken, actions.missed
+
+
+def _is_below(tenant: WatchedTenant) -> bool:
+    """Return whether this window alone shows a promise broken by more than its error."""
+    if tenant.progress is None or tenant.error is None:
+        return False
+    return tenant.active and tenant.progress + tenant.error < tenant.promise
 
 
 def _has_moved(before: Mapping[str, float], sample: GpuSample) -> bool:

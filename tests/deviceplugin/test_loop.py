@@ -31,7 +31,14 @@ from gpushare.mps.status import (
 from gpushare_deviceplugin.decisions import decide
 from gpushare_deviceplugin.forecasts import Question
 from gpushare_deviceplugin.gates import Notice
-from gpushare_deviceplugin.loop import ALERT_SECONDS, CALM_SAMPLES, EVENT_SECONDS, HURRY_SECONDS, Loop
+from gpushare_deviceplugin.loop import (
+    ALERT_SECONDS,
+    CALM_SAMPLES,
+    EVENT_SECONDS,
+    HURRY_SECONDS,
+    SETTLED_SECONDS,
+    Loop,
+)
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, Terms, reduce_gpushare, terms_of
@@ -357,6 +364,27 @@ def test_windows_are_short_while_something_is_wrong_and_long_else(node: Node) ->
     node.add("bad", 25, "2026-11-22T12:00:00Z")
     node.windows(1)
     assert until_due(node.seen) == 1
+
+
+def test_what_stays_wrong_without_news_is_watched_in_windows_twice_as_long(node: Node) -> None:
+    def until_due(counters: Counters) -> int:
+        sample = GpuSample(counters, 1.0, 900, 0.9)
+        return next(n for n in range(1, 99) if node.loop.is_due(GPU_A, [sample] * n))
+
+    node.problem = "no freezer"  # nothing can be done about it, so nothing changes
+    node.windows(5)
+    assert node.loop.is_broken(GPU_A, "uid-victim")
+    assert until_due(node.seen) == 1
+    node.windows(25)  # somebody is asked to leave, and that is the last news
+    node.windows(int(SETTLED_SECONDS))
+    assert until_due(node.seen) == 2
+    assert until_due(replace(node.seen, fp32_util=(node.seen.fp32_util or 0) - 0.2)) == 1, "something has changed"
+    node.windows(int(SETTLED_SECONDS))
+    assert until_due(node.seen) == 2
+    node.add("calm", 25, "2026-11-22T12:00:00Z")
+    gate = node.gate()
+    node.loop.conclude(GPU_A, gate, node.measurer.measure(GPU_A, gate, None))
+    assert until_due(node.seen) == 1, "somebody came"
 
 
 def test_samples_are_wanted_sooner_for_moments_after_somebody_came_and_not_for_one_who_is_alone(

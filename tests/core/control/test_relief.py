@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gpushare.core.api import JobClass
 from gpushare.core.control import FREE, WatchedTenant, WatchSettings
 from gpushare.core.control.effects import Response
-from gpushare.core.control.relief import KnownTenants, given_back, let_go, relieved
+from gpushare.core.control.relief import LEAST_EFFECT, KnownTenants, given_back, let_go, may_be_throttled, relieved
 
 SETTINGS = WatchSettings()
 
@@ -90,3 +90,72 @@ def test_relief_never_costs_anyone_its_own_promise_and_stops_when_nobody_lacks(
             assert scene.room(uid, duties) >= 0.02 - 2e-3
     if all(scene.room(uid, scene.duties) >= 0.02 for uid in broken):
         assert duties == scene.duties
+
+
+def relieved_plainly(scene, broken, *, margin, max_step, step=0.02):
+    """The same search as its description reads: who lacks, who could give and who helps is sorted at each step."""
+    found = dict(scene.duties)
+    running = {uid: response.running(found) for uid, response in scene.responses.items()}
+
+    def lower(uid):
+        return max(SETTINGS.min_duty, scene.duties[uid] - max_step, found[uid] - step)
+
+    def height(uid):
+        return found[uid] * running[uid] / max(step, scene.tenants[uid].promise), uid
+
+    def can_give(uid):
+        is_asked = uid not in broken and may_be_throttled(scene.tenants[uid], SETTINGS)
+        is_left = lower(uid) * running[uid] >= scene.tenants[uid].promise + margin
+        return is_asked and lower(uid) < found[uid] and is_left
+
+    def lacks(uid):
+        return found[uid] * running[uid] < scene.tenants[uid].promise + margin
+
+    while lacking := sorted(filter(lacks, broken), key=height):
+        donors = sorted(filter(can_give, scene.tenants), key=height, reverse=True)
+        pairs = ((victim, donor) for victim in lacking for donor in donors)
+        helping = (donor for victim, donor in pairs if scene.responses[victim].effect(donor) >= LEAST_EFFECT)
+        donor = next(helping, None)
+        if donor is None:
+            break
+        given_time = found[donor] - lower(donor)
+        for uid, response in scene.responses.items():
+            running[uid] += response.effect(donor) * given_time
+        found[donor] = lower(donor)
+    return {uid: round(duty, 3) for uid, duty in found.items()}
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.fixed_dictionaries(dict.fromkeys("abcde", RATIO)),
+    st.fixed_dictionaries(dict.fromkeys("abcde", RATIO)),
+    st.dictionaries(st.tuples(st.sampled_from("abcde"), st.sampled_from("abcde")), RATIO, max_size=20),
+    st.fixed_dictionaries(dict.fromkeys("abcde", st.sampled_from((1.0, 1.0, 0.75, 0.5, 0.1)))),
+    st.sets(st.sampled_from("abcde"), min_size=1),
+    st.sampled_from((0.0, 0.01, 0.03)),
+    st.sampled_from((1.0, 0.5)),
+)
+def test_the_search_finds_what_the_plain_one_finds(promises, alone, effects, duties, broken, margin, max_step):
+    scene = known(promises, alone, effects, latency={"e"}, duties=duties)
+    found = relief(scene, sorted(broken), margin, max_step)
+    assert found == relieved_plainly(scene, sorted(broken), margin=margin, max_step=max_step)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.fixed_dictionaries(dict.fromkeys("abcd", RATIO)),
+    st.fixed_dictionaries(dict.fromkeys("abcd", RATIO)),
+    st.dictionaries(st.tuples(st.sampled_from("abcd"), st.sampled_from("abcd")), RATIO),
+)
+def test_who_came_or_left_is_never_remembered(promises, alone, effects):
+    scene = known(promises, alone, effects)
+    relief(scene, ["a"])
+    three = {uid: tenant for uid, tenant in scene.tenants.items() if uid != "d"}
+    responses = {uid: scene.responses[uid].beside(o for o in three if o != uid) for uid in three}
+    left = KnownTenants(three, three, responses, dict.fromkeys(three, FREE))
+    fresh = known(
+        {uid: promises[uid] for uid in three},
+        alone,
+        {pair: cost for pair, cost in effects.items() if "d" not in pair},
+    )
+    assert relief(left, ["a"]) == relief(fresh, ["a"])

@@ -1,7 +1,8 @@
 """Which duties keep the promises of one GPU, by what is believed of its tenants' effects on each other."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpushare.core.api import JobClass
@@ -22,12 +23,18 @@ class KnownTenants:
         tenants: those of them whose progress is known.
         responses: of the same tenants.
         duties: in force during the window, of everyone that works.
+        costs: what each tenant's neighbours cost it, those that cost nothing left out.
     """
 
     working: Mapping[str, WatchedTenant]
     tenants: Mapping[str, WatchedTenant]
     responses: Mapping[str, Response]
     duties: Mapping[str, float]
+    costs: Mapping[str, Mapping[str, float]] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Read the costs once: the search asks for each of them many times."""
+        object.__setattr__(self, "costs", {uid: each.costs() for uid, each in self.responses.items()})
 
     def progress(self, uid: str, duties: Mapping[str, float]) -> float:
         """Return a tenant's expected progress under these duties."""
@@ -73,36 +80,46 @@ def relieved(
     """
     found = dict(duties)
     running = {uid: response.running(duties) for uid, response in known.responses.items()}
-    promise = {uid: tenant.promise for uid, tenant in known.tenants.items()}
+    enough = {uid: tenant.promise + margin for uid, tenant in known.tenants.items()}
+    if all(found[uid] * running[uid] >= enough[uid] for uid in broken):
+        return _rounded(found)
     lowest = {
         uid: max(settings.min_duty, duties[uid] - max_step)
-        for uid, tenant in known.tenants.items()
+        for uid, tenant in sorted(known.tenants.items())
         if uid not in broken and may_be_throttled(tenant, settings)
     }
+    felt = known.costs
+    helpers = {
+        victim: [donor for donor in lowest if felt[victim].get(donor, 0.0) >= LEAST_EFFECT] for victim in broken
+    }
+    scale = {uid: max(_STEP, tenant.promise) for uid, tenant in known.tenants.items()}
 
-    def height(uid: str) -> tuple[float, str]:
-        return found[uid] * running[uid] / max(_STEP, promise[uid]), uid
+    def best_of(donors: Iterable[str]) -> str | None:
+        """Return the donor furthest above its promise that has a step to give; most of the search's time."""
+        best, highest = None, -math.inf
+        for uid in donors:
+            duty, progress = found[uid], running[uid]
+            lower = max(lowest[uid], duty - _STEP)
+            if lower < duty and lower * progress >= enough[uid] and duty * progress / scale[uid] >= highest:
+                best, highest = uid, duty * progress / scale[uid]
+        return best
 
-    def can_give(uid: str) -> bool:
-        lower = max(lowest[uid], found[uid] - _STEP)
-        return lower < found[uid] and lower * running[uid] >= promise[uid] + margin
-
-    while lacking := [uid for uid in broken if found[uid] * running[uid] < promise[uid] + margin]:
-        donors = sorted(filter(can_give, lowest), key=height, reverse=True)
-        helping = (
-            donor
-            for victim in sorted(lacking, key=height)
-            for donor in donors
-            if known.responses[victim].effect(donor) >= LEAST_EFFECT
-        )
-        donor = next(helping, None)
+    while lacking := [uid for uid in broken if found[uid] * running[uid] < enough[uid]]:
+        lacking.sort(key=lambda uid: (found[uid] * running[uid] / scale[uid], uid))
+        donor = next(filter(None, (best_of(helpers[victim]) for victim in lacking)), None)
         if donor is None:
             break
         lower = max(lowest[donor], found[donor] - _STEP)
-        for uid, response in known.responses.items():
-            running[uid] += response.effect(donor) * (found[donor] - lower)
+        given = found[donor] - lower
+        for uid, costs in felt.items():
+            if donor in costs:
+                running[uid] += costs[donor] * given
         found[donor] = lower
-    return {uid: round(duty, 3) for uid, duty in found.items()}
+    return _rounded(found)
+
+
+def _rounded(duties: Mapping[str, float]) -> dict[str, float]:
+    return {uid: round(duty, 3) for uid, duty in duties.items()}
 
 
 def given_back(

@@ -93,6 +93,8 @@ class SloRelief:
     def heard(self, sign: SloSign | None, now: float) -> "SloRelief":
         """Return the record after a window; without a sign the target says nothing."""
         if sign is None:
+            if not (self.is_missed or self.stuck_seconds) and self.first_seconds is self.asked_seconds is None:
+                return self
             return replace(self, is_missed=False, first_seconds=None, stuck_seconds=0.0, asked_seconds=None)
         if not sign.is_missed:
             now_seconds = sign.measured_seconds

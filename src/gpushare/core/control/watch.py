@@ -355,7 +355,10 @@ def _figures(known: KnownTenants, uid: str) -> str:
 def _heard(state: GpuWatch, window: Window, now: float) -> GpuWatch:
     """Record what is read of the tenants' latency targets."""
     signs = signs_of(window.tenants)
-    tenants = {uid: replace(one, slo=one.slo.heard(signs.get(uid), now)) for uid, one in state.tenants.items()}
+    tenants = {}
+    for uid, one in state.tenants.items():
+        slo = one.slo.heard(signs.get(uid), now)
+        tenants[uid] = one if slo is one.slo else replace(one, slo=slo)
     return replace(state, tenants=tenants)
 
 
@@ -513,7 +516,10 @@ def _with_throttled_seconds(
     tenants = {}
     for uid, tenant in state.tenants.items():
         seconds = tenant.throttled_seconds + (elapsed if uid in known.duties else 0.0)
-        tenants[uid] = replace(tenant, throttled_seconds=seconds if tenant.duty < settings.lasting_duty else 0.0)
+        seconds = seconds if tenant.duty < settings.lasting_duty else 0.0
+        tenants[uid] = (
+            tenant if seconds == tenant.throttled_seconds else replace(tenant, throttled_seconds=seconds)
+        )
     return replace(state, tenants=tenants)
 
 
