@@ -102,7 +102,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _test_programs() -> int:
     """Fetch or build what can be had; tests of the rest skip, and say why."""
-    for fetch in (debian.prometheus, debian.chromium, tools.kueue, tools.clients):
+    for fetch in (debian.prometheus, debian.chromium, tools.kueue, tools.jobset_definition, tools.clients):
         try:
             print(fetch())
         except Failed as failed:

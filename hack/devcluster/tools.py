@@ -16,6 +16,7 @@ HELM = "helm.sh/helm/v3/cmd/helm"
 # A module of its own: Kueue's dependencies are those of an older Kubernetes, and only one test needs it.
 KUEUE_MODULE = HACK / "kueue"
 KUEUE = "sigs.k8s.io/kueue"
+JOBSET = "sigs.k8s.io/jobset"
 # And one for what tests run as a user would: krew, and Argo CD's own comparison of an object with its file.
 CLIENTS_MODULE = HACK / "clients"
 CLIENTS = ("sigs.k8s.io/krew/cmd/krew", "./argodiff")
@@ -141,6 +142,26 @@ def built_kueue() -> Path | None:
     """Return what `kueue` would, where it is built already."""
     found = cache_dir() / "kueue" / cache.key_of(KUEUE_MODULE, KUEUE)
     return found if found.is_dir() else None
+
+
+def jobset_definition() -> Path:
+    """Return the directory with JobSet's definition (`jobset.yaml`), of the version that Kueue is built with."""
+
+    def build(into: Path) -> None:
+        go, env = _go(), _go_env()
+        progress.run([go, "mod", "download", JOBSET], cwd=KUEUE_MODULE, env=env, timeout_seconds=600)
+        source = Path(
+            progress.run([go, "list", "-m", "-f", "{{.Dir}}", JOBSET], cwd=KUEUE_MODULE, env=env).strip()
+        )
+        shutil.copy(source / "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml", into / "jobset.yaml")
+
+    return cache.cached("jobset", cache.key_of(KUEUE_MODULE, JOBSET), build)
+
+
+def built_jobset_definition() -> Path | None:
+    """Return the file that `jobset_definition` fetches, where it is there already."""
+    found = cache_dir() / "jobset" / cache.key_of(KUEUE_MODULE, JOBSET) / "jobset.yaml"
+    return found if found.is_file() else None
 
 
 def clients() -> Path:

@@ -1,0 +1,121 @@
+"""Argo CD sees no drift: its own engine syncs and compares objects on a real API server with our webhooks."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from devcluster import tools
+from tests.operator.conftest import DEFINITIONS
+from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixtures
+    WORKLOADS,
+    namespace,
+    pod,
+    refusal,
+    webhooks,
+    workload,
+)
+
+from gpushare.core.api import names
+from gpushare.kube import PODS, AlreadyExists, Api, Resource
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+Json = dict[str, Any]
+SHARE = {names.SHARE_RESOURCE: "25"}
+JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", namespaced=True)
+# How Argo CD compares: by default; with the sync option ServerSideApply; with the compare option ServerSideDiff,
+# and with IncludeMutationWebhook beside it.
+WAYS = {"client", "structured", "server", "server-and-webhooks"}
+
+
+def jobset() -> Json:
+    template = {"spec": workload("Job", fraction="0.25")["spec"]}
+    replicated = [{"name": "gpu", "replicas": 1, "template": template}]
+    spec = {"replicatedJobs": replicated}
+    return {"apiVersion": JOBSETS.api_version, "kind": "JobSet", "metadata": {}, "spec": spec}
+
+
+def containers_of(obj: Json) -> list[Json]:
+    """The containers of a pod, of a template, or of a JobSet's first template."""
+    spec = obj["spec"]
+    if "replicatedJobs" in spec:
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    found: list[Json] = (spec["template"]["spec"] if "template" in spec else spec)["containers"]
+    return found
+
+
+@pytest.fixture
+async def jobsets(real_api: Api, namespace: str) -> AsyncIterator[None]:  # noqa: F811
+    """JobSet's own definition, served."""
+    path = tools.built_jobset_definition()
+    if path is None:
+        pytest.skip("no definition of JobSets: hack/cluster test-programs fetches it")
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await real_api.create(DEFINITIONS, yaml.safe_load(path.read_text()))
+                break
+            except AlreadyExists:  # another test's, which is on its way out
+                await asyncio.sleep(0.5)
+    try:
+        body = jobset()
+        body["metadata"]["name"] = "probe"
+        async with asyncio.timeout(60):
+            while await refusal(real_api, namespace, body, JOBSETS) is not None:  # noqa: ASYNC110 - not served yet
+                await asyncio.sleep(0.2)
+        await real_api.delete(JOBSETS, "probe", namespace=namespace)
+        yield
+    finally:
+        await real_api.delete(DEFINITIONS, "jobsets.jobset.x-k8s.io")
+
+
+@pytest.mark.parametrize("sync", ["client", "server"])
+@pytest.mark.usefixtures("jobsets")
+async def test_what_admission_adds_is_no_drift_and_a_change_is(
+    real_api: Api,
+    namespace: str,  # noqa: F811
+    kubeconfig: Path,
+    tmp_path: Path,
+    sync: str,
+) -> None:
+    programs = tools.built_clients()
+    if programs is None:
+        pytest.skip("no program on Argo CD's engine: hack/cluster test-programs builds it")
+    path = tmp_path / "wanted.yaml"
+
+    async def out_of_sync(resource: Resource, wanted: Json, *options: str) -> dict[str, Json]:
+        path.write_text(yaml.safe_dump(wanted))
+        command = [
+            programs / "argodiff",
+            "--kubeconfig",
+            kubeconfig,
+            "--resource",
+            resource.plural,
+            *options,
+            path,
+        ]
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)
+        assert set(found) == WAYS
+        return {way: said for way, said in found.items() if said["outOfSync"]}
+
+    for resource, wanted in (
+        (WORKLOADS["Job"], workload("Job", fraction="0.25")),
+        (PODS, pod("one", fraction="0.25")),
+        (JOBSETS, jobset()),
+    ):
+        wanted["metadata"] |= {"name": "one", "namespace": namespace}
+        assert await out_of_sync(resource, wanted, "--sync", sync) == {}, resource.kind
+        live = await real_api.get(resource, "one", namespace=namespace)
+        assert [each["resources"]["limits"] for each in containers_of(live)] == [SHARE], "admission has added it"
+        assert await out_of_sync(resource, wanted, "--sync", sync) == {}, f"a second sync of the {resource.kind}"
+        wanted["metadata"]["labels"] = {"new": "label"}
+        assert set(await out_of_sync(resource, wanted)) == WAYS, "a real change is seen"
