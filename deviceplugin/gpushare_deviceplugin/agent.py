@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpushare.core.api import GpuNodeStatus
 from gpushare.core.control import WatchSettings
-from gpushare.core.gpu import Devices, GpuHealth
+from gpushare.core.gpu import FITTED_ON, Devices, GpuHealth
 from gpushare.devices.simulated import simulated_opener
 from gpushare.exporter import NodeCollector, NodeFigures
 from gpushare.kube import Api, connect
@@ -20,6 +20,7 @@ from gpushare.mps.layout import GpuDirectory, LastGood, throttle_in_force, throt
 from gpushare.mps.status import GateStatus, ThrottleStatus
 from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.http import MetricsServer, metrics_route, metrics_token, probe_route, registry_of
+from gpushare.runtime.models import fitted_on
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.container_runtime import ContainerRuntime
@@ -79,6 +80,7 @@ class Agent:
         self._clock = clock
         self._node_name = options.node_name
         self._directory = options.directory
+        self._fitted_on = (FITTED_ON, *fitted_on(options.models))
         self._throttle_files: dict[str, LastGood[ThrottleStatus]] = {}
         self.state = NodeState(clock)
         self.cluster = AgentApi(api, options.node_name, self.state)
@@ -187,7 +189,7 @@ class Agent:
             status.gpus,
             driver_version=status.driver_version,
             conditions=(
-                *conditions_of(self.state, self.sampler.gates),
+                *conditions_of(self.state, self.sampler.gates, fitted_on=self._fitted_on),
                 *self.runtime.conditions(),
                 *self.exclusive.conditions(),
             ),

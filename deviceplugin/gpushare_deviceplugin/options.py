@@ -27,6 +27,7 @@ class AgentOptions:
         directory: the node's gpushare directory; kubelet_directory: kubelet's own.
         simulated: such as "H200:2"; empty for real GPUs.
         dcgm_url: dcgm-exporter's metrics on this node; empty where GPM serves.
+        models: folder of the interference models of further GPUs; empty for none.
         runtime_files: what tells how the container runtime gives GPUs.
         metrics_port: 0 for no metrics.
         exclusive_process: whether shared GPUs are kept in compute mode EXCLUSIVE_PROCESS.
@@ -50,6 +51,7 @@ class AgentOptions:
     exclusive_process: bool = False
     loop: bool = True
     retract_after_seconds: float = 300.0
+    models: str = ""
     defaults: Defaults = field(default_factory=Defaults)
     prometheus_url: str = ""
     hygiene: HygieneSettings = field(default_factory=HygieneSettings)
@@ -68,6 +70,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     )  # the chart uses this one name for the agent and the MPS host
     add("simulated", simulated, 'simulated GPUs instead of real ones, such as "H200:2"')
     add("dcgm-url", "", "dcgm-exporter's metrics on this node, for GPUs before Hopper")
+    add("models", "", "folder of the interference models of further GPUs (docs/guide/other-gpus.md)")
     add("prometheus-url", "", "the Prometheus that answers pods' gpushare.io/slo-query")
     add("device-list-strategy", "auto", "how containers get GPUs", choices=[s.value for s in DeviceListStrategy])
     add("cdi-directories", "/var/run/cdi", "where CDI specifications are, with commas between them")
@@ -117,6 +120,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         kubelet_directory=Path(read.kubelet_directory),
         simulated=read.simulated,
         dcgm_url=read.dcgm_url,
+        models=read.models,
         device_list_strategy=DeviceListStrategy(read.device_list_strategy),
         runtime_files=RuntimeFiles(
             tuple(Path(each) for each in read.cdi_directories.split(",") if each),

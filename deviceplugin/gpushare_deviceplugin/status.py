@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
@@ -19,7 +19,7 @@ from gpushare.core.api import (
     WorkloadSignature,
     names,
 )
-from gpushare.core.gpu import GpuHealth, GpuSample, Health, calibration_warning
+from gpushare.core.gpu import FITTED_ON, GpuHealth, GpuSample, Health, calibration_warning
 from gpushare.mps.status import GateStatus
 from gpushare_deviceplugin.gates import mps_status
 from gpushare_deviceplugin.pods import ManagedPod
@@ -182,13 +182,21 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, DIGITS)
 
 
-def conditions_of(state: NodeState, gates: Mapping[str, GateStatus | None] | None = None) -> tuple[Condition, ...]:
+def conditions_of(
+    state: NodeState,
+    gates: Mapping[str, GateStatus | None] | None = None,
+    *,
+    fitted_on: Sequence[str] = (FITTED_ON,),
+) -> tuple[Condition, ...]:
     """Return the conditions of the node's GPUs.
 
     Whether the driver answers, every GPU gives counters, the model was fitted on their kind, and pods can be
     throttled; the last one is left out while no gate says.
+
+    Args:
+        fitted_on: the GPU models that interference models were fitted on.
     """
-    uncalibrated = calibration_warning(gpu.model for gpu in state.gpus.values())
+    uncalibrated = calibration_warning((gpu.model for gpu in state.gpus.values()), fitted_on)
     reports = [gate for _, gate in sorted((gates or {}).items()) if gate is not None]
     problem = next((gate.throttle.problem for gate in reports if gate.throttle.problem), "")
     throttle = _condition(names.THROTTLE_READY, problem, good="Writable", bad="FreezerUnavailable")

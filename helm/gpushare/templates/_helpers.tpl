@@ -120,6 +120,30 @@ capabilities: {drop: [ALL]}
 {{- end }}
 {{- end }}
 
+{{/* Interference models of the cluster's own GPUs, mounted where pods are placed, learnt of and watched. */}}
+{{- define "gpushare.modelsEnv" -}}
+{{- if .Values.models }}
+- name: GPUSHARE_MODELS
+  value: /models
+{{- end }}
+{{- end }}
+{{- define "gpushare.modelsMount" -}}
+{{- if .Values.models }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
+{{- end }}
+{{- define "gpushare.modelsVolume" -}}
+{{- if .Values.models }}
+- name: models
+  configMap: {name: {{ include "gpushare.fullname" . }}-models}
+{{- end }}
+{{- end }}
+{{- define "gpushare.modelsChecksum" -}}
+{{- with .Values.models }}
+checksum/models: {{ toJson . | sha256sum }}
+{{- end }}
+{{- end }}
+
 {{/* The certificate for metrics and probes, mounted into every part but admission, which has its own. */}}
 {{- define "gpushare.tlsEnv" -}}
 {{- if .Values.metrics.tls.enabled }}

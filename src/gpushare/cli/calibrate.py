@@ -1,5 +1,6 @@
-"""`gpushare calibrate`: measure programs alone and together on this machine's GPU."""
+"""`gpushare calibrate`: measure programs alone and together on this machine's GPU, and fit the model of it."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
+from gpushare.cli.interference import fit
+from gpushare.research.calibration.run import CalibrationOrder, plan_of
 from gpushare.research.calibration.run import calibrate as measure
 
 app = typer.Typer(invoke_without_command=True)
@@ -23,22 +27,67 @@ app = typer.Typer(invoke_without_command=True)
 @app.callback()
 def calibrate(
     output: Annotated[Path, typer.Option("--output", "-o", help="The dataset; an existing one is resumed.")],
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model", help="Then fit the interference model and write it here (minutes of one CPU core)."
+        ),
+    ] = None,
     budget: Annotated[float, typer.Option(help="Minutes to measure at most.", min=0.1)] = 10.0,
+    plan: Annotated[bool, typer.Option("--plan", help="Only say what would be measured, and how long.")] = False,
     workloads: Annotated[str, typer.Option(help="Comma-separated names of the suite; default all.")] = "",
-    phases: Annotated[int, typer.Option(help="Groups of workers that live together.", min=1)] = 5,
-    runs_per_phase: Annotated[int, typer.Option(help="Runs in each group.", min=1)] = 140,
+    phases: Annotated[int, typer.Option(help="Groups of workers that live together.", min=1)] = 3,
+    runs_per_phase: Annotated[int, typer.Option(help="Runs in each group.", min=1)] = 200,
     seed: Annotated[int, typer.Option(help="Of the plan: which sets are measured.")] = 1,
     probes: Annotated[bool, typer.Option(help="Measure every workload beside the standard probes too.")] = True,
     time_slicing: Annotated[bool, typer.Option("--time-slicing", help="Without MPS, for comparison.")] = False,
+    dcgm_url: Annotated[
+        str, typer.Option(help="dcgm-exporter's metrics, for a GPU without GPM (before Hopper).")
+    ] = "",
+    dcgm_seconds: Annotated[float, typer.Option(help="The exporter's interval, in seconds.", min=0.1)] = 1.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tiny sizes on the CPU, to try the machinery.")
     ] = False,
+    simulated: Annotated[
+        str, typer.Option(help='Make a GPU of this model up, such as "NVIDIA L4": figures are the model\'s.')
+    ] = "",
 ) -> None:
     """Measure solo runs, pairs, triples, fours and more under MPS caps; writes a colocation dataset v1.
 
-    Needs PyTorch (CuPy for four of the programs) and an idle GPU with GPM (Hopper or later). Starts an MPS daemon
-    of its own and ends it; changes no setting of the GPU.
+    Needs PyTorch (CuPy for four of the programs) and an idle GPU with GPM (Hopper or later) or a dcgm-exporter.
+    Starts an MPS daemon of its own and ends it; changes no setting of the GPU. With --model, one command of about
+    a quarter of an hour gives what the chart takes: helm upgrade ... --set-file models.NAME=MODEL.
     """
+    order = CalibrationOrder(
+        phases,
+        runs_per_phase,
+        seed,
+        tuple(name for name in workloads.split(",") if name),
+        probes=probes,
+        time_slicing=time_slicing,
+        dry_run=dry_run,
+        simulated=simulated,
+        dcgm_url=dcgm_url,
+        dcgm_seconds=dcgm_seconds,
+    )
+    try:
+        if plan:
+            out().print(plan_of(order, output).words(budget * 60))
+            return
+        _measure(output, order, budget)
+    except (RuntimeError, OSError) as error:
+        raise UsageError(str(error)) from error
+    if model is not None:
+        began = time.monotonic()
+        fit(output, model, seed)
+        out().print(
+            f"fitted in {time.monotonic() - began:.0f} s; the chart takes it: helm upgrade ... "
+            f"--set-file models.{_name_of(model)}={model}",
+            soft_wrap=True,
+        )
+
+
+def _measure(output: Path, order: CalibrationOrder, budget: float) -> None:
     columns = (
         TextColumn("measuring"),
         BarColumn(),
@@ -49,22 +98,17 @@ def calibrate(
     console = Console(stderr=True)
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring")
-        try:
-            written = measure(
-                output,
-                budget_seconds=budget * 60,
-                phase_count=phases,
-                runs_per_phase=runs_per_phase,
-                workloads=[name for name in workloads.split(",") if name],
-                seed=seed,
-                skip_phases=0,
-                stop_phases=None,
-                time_slicing=time_slicing,
-                dry_run=dry_run,
-                probes=probes,
-                progress=lambda done, total: bar.update(task, completed=done, total=total),
-                log=console.log,
-            )
-        except (RuntimeError, OSError) as error:
-            raise UsageError(str(error)) from error
+        written = measure(
+            output,
+            order,
+            budget_seconds=budget * 60,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            log=console.log,
+        )
     console.print(f"{written} runs written to {output}")
+
+
+def _name_of(model: Path) -> str:
+    """Return a name for the chart: lower-case letters and digits of the file's own."""
+    kept = "".join(each for each in model.stem.lower() if each.isascii() and each.isalnum())
+    return kept or "own"

@@ -135,6 +135,7 @@ class InterferenceModel:
         fill: how the features that a profile lacks follow from those before them, all standardised.
         baselines: coefficients of the linear models that are reported beside this one.
         capacity: by `CONSERVED`, the highest share of that counter that any run of the dataset reached, 0 to 1.
+        others: models fitted on other GPUs, which `for_gpu` prefers there.
     """
 
     gpu_model: str
@@ -147,6 +148,7 @@ class InterferenceModel:
     baselines: Mapping[str, Array] = field(default_factory=dict)
     widening: float = 1.0
     capacity: tuple[float, ...] = (1.0,) * len(CONSERVED)
+    others: tuple["InterferenceModel", ...] = ()
 
     def table(self, profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> TenantTable:
         """Prepare tenants (aligned profiles and caps, 1 to 100)."""
@@ -210,7 +212,10 @@ class InterferenceModel:
         return tuple((kept[:, 0] * alone).tolist())
 
     def for_gpu(self, gpu_model: str) -> "InterferenceModel":
-        """Return this model for another GPU: the same law on that GPU's ratios, with wider intervals."""
+        """Return the model fitted on that GPU, else this one: the same law on its ratios, with wider intervals."""
+        for each in self.others:
+            if interval_widening(gpu_model, each.gpu_model) == 1.0:
+                return each
         widening = interval_widening(gpu_model, self.gpu_model)
         return self if widening == 1.0 else replace(self, widening=widening)
 

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from gpushare.research.calibration.run import calibrate
+from gpushare.research.calibration.run import CalibrationOrder, calibrate
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="gpushare.research.calibration")
@@ -20,6 +20,7 @@ if __name__ == "__main__":
     parser.add_argument("--no-probes", action="store_true")
     parser.add_argument("--time-slicing", action="store_true")
     parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--simulated", default="", help="a GPU model to make up")
     given = parser.parse_args()
     began = time.monotonic()
 
@@ -32,19 +33,17 @@ if __name__ == "__main__":
         if done % 20 == 0:
             log(f"{done} of {total} runs")
 
-    written = calibrate(
-        given.output,
-        budget_seconds=given.budget * 60,
+    order = CalibrationOrder(
         phase_count=given.phases,
         runs_per_phase=given.runs_per_phase,
-        workloads=[name for name in given.workloads.split(",") if name],
+        workloads=tuple(name for name in given.workloads.split(",") if name),
         seed=given.seed,
         skip_phases=given.skip_phases,
         stop_phases=given.stop_phases,
         time_slicing=given.time_slicing,
         dry_run=given.dry_run,
         probes=not given.no_probes,
-        progress=progress,
-        log=log,
+        simulated=given.simulated,
     )
+    written = calibrate(given.output, order, budget_seconds=given.budget * 60, progress=progress, log=log)
     log(f"{written} runs written to {given.output}")

@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
+from gpushare.research.calibration.counters import RunCounters
 from gpushare.research.calibration.plan import CalibrationPhase, Cell
 from gpushare.research.calibration.worker import serve
 from gpushare.research.calibration.workload import Stage, Workload
+from gpushare.research.dataset import Mechanism
 
 SCHEMA = "gpushare.io/colocation/v1"
 _READY_SECONDS = 90.0
@@ -33,6 +35,46 @@ class Timing:
     warm_seconds: float = 0.12
     window_seconds: float = 0.42
     shared_seconds: float = 0.60
+
+
+class WorkerPool(Protocol):
+    """The living workers of one phase: processes of this machine (`Pool`), or made up (`simulated`)."""
+
+    def alive(self) -> set[Cell]:
+        """Return the cells whose worker is alive."""
+        ...
+
+    def read_memory(self, memory_by_pid: dict[int, int]) -> None:
+        """Read memory by process from the driver."""
+        ...
+
+    def fire(
+        self, cells: Sequence[Cell], timing: Timing, counters: RunCounters, log: Log
+    ) -> dict[str, Any] | None:
+        """Run the cells at the same time for one window; None when one did not answer, which is then dropped."""
+        ...
+
+    def close(self) -> None:
+        """Let every worker end."""
+        ...
+
+
+PoolMaker = Callable[[Sequence[Cell], Log], WorkerPool]
+
+
+def pools_of(
+    suite: dict[str, Workload],
+    stage: Stage,
+    environment: dict[str, str] | None,
+    *,
+    probes: Collection[str] = (),
+) -> PoolMaker:
+    """Return what starts the workers of a phase; `environment` None: without MPS."""
+
+    def make(cells: Sequence[Cell], log: Log) -> Pool:
+        return Pool(suite, cells, stage, environment, log, probes=probes)
+
+    return make
 
 
 @dataclass(slots=True)
@@ -104,7 +146,9 @@ class Pool:
         """Return the worker's device memory; None where unknown."""
         return self._workers[cell].memory_mib
 
-    def fire(self, cells: Sequence[Cell], timing: Timing, counters: Any, log: Log) -> dict[str, Any] | None:
+    def fire(
+        self, cells: Sequence[Cell], timing: Timing, counters: RunCounters, log: Log
+    ) -> dict[str, Any] | None:
         """Run the cells at the same time for one window; None when one did not answer, which is then dropped."""
         if not self._fired % _CPU_EVERY:
             self._cpus = fastest_cpus()
@@ -128,17 +172,14 @@ class Pool:
         if any(answer is None or answer[0] != "ran" for answer in answers.values()):
             return None
         rates = [answer[1][0] for answer in answers.values() if answer]
-        return {
-            "tenants": [
-                {"workload": name, "thread_percentage": percentage}
-                | ({"probe": True} if name in self._probes else {})
-                for name, percentage in cells
-            ],
-            "iterations_per_s": [float(f"{rate:.6g}") for rate in rates],
-            "device": device,
-            "window_s": window,
-            "memory_mib": [self.memory_mib(cell) for cell in cells],
-        }
+        return run_line(
+            cells,
+            rates,
+            device=device,
+            window_seconds=window,
+            memory_mib=map(self.memory_mib, cells),
+            probes=self._probes,
+        )
 
     def drop(self, cell: Cell) -> None:
         """Drop a worker that cannot be used."""
@@ -182,6 +223,28 @@ def fastest_cpus() -> list[int]:
     return sorted(speed, key=lambda cpu: -speed[cpu])
 
 
+def run_line(
+    cells: Sequence[Cell],
+    rates: Sequence[float],
+    *,
+    device: dict[str, float],
+    window_seconds: float,
+    memory_mib: Iterable[int | None],
+    probes: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return one run as a line of the dataset."""
+    return {
+        "tenants": [
+            {"workload": name, "thread_percentage": percentage} | ({"probe": True} if name in probes else {})
+            for name, percentage in cells
+        ],
+        "iterations_per_s": [float(f"{rate:.6g}") for rate in rates],
+        "device": device,
+        "window_s": window_seconds,
+        "memory_mib": list(memory_mib),
+    }
+
+
 def measured_before(path: Path) -> Counter[tuple[Cell, ...]]:
     """Read the runs that a dataset already holds, for resuming; an incomplete last line is ignored."""
     done: Counter[tuple[Cell, ...]] = Counter()
@@ -197,23 +260,20 @@ def measured_before(path: Path) -> Counter[tuple[Cell, ...]]:
 
 
 def collect(
-    suite: dict[str, Workload],
     phases: Sequence[CalibrationPhase],
     output: Path,
     *,
-    stage: Stage,
+    pools: PoolMaker,
+    mechanism: Mechanism,
     timing: Timing,
     budget_seconds: float,
-    counters: Any,
-    environment: dict[str, str] | None,
+    counters: RunCounters,
     progress: Callable[[int, int], None],
     log: Log,
-    probes: Collection[str] = (),
 ) -> int:
     """Make the planned runs within the budget, resuming an existing dataset; return how many runs were written.
 
-    Each phase gets its part of the time that is left. `environment` None measures without MPS (time slicing);
-    `probes` names the workloads that are probes.
+    Each phase gets its part of the time that is left.
     """
     began = time.monotonic()
     done = measured_before(output)
@@ -222,8 +282,7 @@ def collect(
     seen = 0
     with output.open("a") as file:
         if fresh:
-            mechanism = "time-slicing" if environment is None else "mps"
-            _write(file, {"schema": SCHEMA, **counters.about(), "mechanism": mechanism})
+            _write(file, {"schema": SCHEMA, **counters.about(), "mechanism": mechanism.value})
         for number, phase in enumerate(phases):
             todo = []
             for run in phase.runs:
@@ -236,7 +295,7 @@ def collect(
                 continue
             asked = time.monotonic()
             until = asked + (budget_seconds - (asked - began)) / (len(phases) - number)
-            pool = Pool(suite, phase.cells, stage, environment, log, probes=probes)
+            pool = pools(phase.cells, log)
             log(f"{len(pool.alive())} of {len(phase.cells)} workers ready after {time.monotonic() - asked:.1f} s")
             pool.read_memory(counters.memory_by_pid())
             for position, run in enumerate(todo):

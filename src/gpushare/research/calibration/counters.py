@@ -2,9 +2,31 @@
 
 import contextlib
 import time
+from typing import Protocol
 
 from gpushare.core.gpu.devices import DevicesError
+from gpushare.devices.dcgm import DcgmScrape
 from gpushare.devices.nvml import NvmlDevices
+
+
+class RunCounters(Protocol):
+    """What is read over each run: of the driver (`DriverCounters`), or nothing (`NoCounters`)."""
+
+    def about(self) -> dict[str, str]:
+        """Return the header's facts: GPU model and driver."""
+        ...
+
+    def start(self) -> None:
+        """Begin the window."""
+        ...
+
+    def stop(self) -> dict[str, float]:
+        """End the window and read its counters; none where there are none."""
+        ...
+
+    def memory_by_pid(self) -> dict[int, int]:
+        """Return MiB in use by process."""
+        ...
 
 
 class DriverCounters:
@@ -49,12 +71,62 @@ class DriverCounters:
 
     def memory_by_pid(self) -> dict[int, int]:
         """MiB in use by process, MPS clients included; whose memory the driver does not tell is absent."""
+        return _memory_by_pid(self._devices, self._gpu.uuid)
+
+
+def _memory_by_pid(devices: NvmlDevices, uuid: str) -> dict[int, int]:
+    try:
+        processes = devices.processes(uuid)
+    except DevicesError:
+        return {}
+    tenants = (each for each in processes if not each.is_named_server)
+    return {each.pid: each.memory_used_mib for each in tenants if each.memory_used_mib is not None}
+
+
+class DcgmCounters:
+    """Counters of one GPU as dcgm-exporter showed them last, for GPUs before Hopper; ratios from 0 to 1.
+
+    A window must be longer than two of the exporter's intervals, so that its last reading lies within it.
+
+    Raises:
+        RuntimeError: no driver, no GPU, or no figures of profiling on the exporter's page.
+    """
+
+    def __init__(self, url: str, index: int = 0) -> None:
         try:
-            processes = self._devices.processes(self._gpu.uuid)
+            self._devices = NvmlDevices.open(time.monotonic)
+            gpus = {gpu.index: gpu for gpu in self._devices.list()}
+            if index not in gpus:
+                raise RuntimeError(f"the driver lists no GPU {index}")
+            self._gpu = gpus[index]
+            self._scrape = DcgmScrape(url)
+            first = self._scrape.read([self._gpu.uuid]).get(self._gpu.uuid)
+        except (DevicesError, ValueError) as error:
+            raise RuntimeError(str(error)) from None
+        if first is None or first.sm_util is None:
+            raise RuntimeError(
+                f"dcgm-exporter shows no DCGM_FI_PROF_SM_ACTIVE of GPU {self._gpu.uuid}: its list of fields must "
+                "name it (docs/guide/other-gpus.md)"
+            )
+
+    def about(self) -> dict[str, str]:
+        """The header's facts: GPU model and driver."""
+        return {"gpu_model": self._gpu.model, "driver": self._devices.driver_version() or "unknown"}
+
+    def start(self) -> None:
+        """The exporter reads all the time."""
+
+    def stop(self) -> dict[str, float]:
+        """Read the last figures; none where the exporter gives none now."""
+        try:
+            counters = self._scrape.read([self._gpu.uuid]).get(self._gpu.uuid)
         except DevicesError:
             return {}
-        tenants = (each for each in processes if not each.is_named_server)
-        return {each.pid: each.memory_used_mib for each in tenants if each.memory_used_mib is not None}
+        return {} if counters is None else {name: round(ratio, 4) for name, ratio in counters.as_dict().items()}
+
+    def memory_by_pid(self) -> dict[int, int]:
+        """MiB in use by process, as the driver has it."""
+        return _memory_by_pid(self._devices, self._gpu.uuid)
 
 
 class NoCounters:

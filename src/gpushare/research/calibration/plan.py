@@ -8,7 +8,7 @@ measured under many caps shows what caps change; the rest of the time goes to ra
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 Cell = tuple[str, int]  # a workload and its thread percentage
@@ -16,6 +16,10 @@ CLIENTS: int = 48  # docs/facts.md 9
 BASE_CAPS: tuple[int, ...] = (100, 50, 25)
 _EXHAUSTED: int = 500  # draws in a row without a new set, after which a group is taken as exhausted
 OTHER_CAPS: tuple[int, ...] = (100, 75, 33)
+# What an H200 with 16 cores took for the ten programs' table, 1,210 runs and 120 workers in 13 minutes: see
+# docs/measurements/table.md. A run is the warm-up, the window, and the drain after it.
+WORKER_SECONDS: float = 0.45
+DRAIN_SECONDS: float = 0.14
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,38 @@ def phases(
             CalibrationPhase((*itertools.product(group, caps), *((probe, 100) for probe in probes)), runs)
         )
     return tuple(planned)
+
+
+def left_of(
+    planned: Sequence[CalibrationPhase], done: Mapping[tuple[Cell, ...], int]
+) -> tuple[CalibrationPhase, ...]:
+    """Return the phases less the runs that were made before; a phase without any left is left out.
+
+    Args:
+        done: how often each set was measured, its cells in order.
+    """
+    left = Counter(done)
+    found = []
+    for phase in planned:
+        runs = []
+        for run in phase.runs:
+            key = tuple(sorted(run))
+            if left[key] > 0:
+                left[key] -= 1
+            else:
+                runs.append(run)
+        if runs:
+            found.append(CalibrationPhase(phase.cells, tuple(runs)))
+    return tuple(found)
+
+
+def expected_seconds(
+    planned: Sequence[CalibrationPhase], *, warm_seconds: float, window_seconds: float, shared_seconds: float
+) -> float:
+    """Return about how long phases take on a machine with 16 cores, their workers' starts included."""
+    workers = sum(len(phase.cells) for phase in planned)
+    windows = [window_seconds if len(run) == 1 else shared_seconds for phase in planned for run in phase.runs]
+    return workers * WORKER_SECONDS + sum(windows) + len(windows) * (warm_seconds + DRAIN_SECONDS)
 
 
 def _survey(workloads: Sequence[str], runs: int, chance: random.Random) -> CalibrationPhase:

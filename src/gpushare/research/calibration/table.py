@@ -5,11 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-from gpushare.research.calibration.collector import Timing, collect
+from gpushare.research.calibration.collector import Timing, collect, pools_of
 from gpushare.research.calibration.counters import DriverCounters
 from gpushare.research.calibration.daemon import mps_daemon
 from gpushare.research.calibration.table_plan import alone_phase, table_phases, trial_phase
 from gpushare.research.calibration.workload import Stage
+from gpushare.research.dataset import Mechanism
 
 TIMING = Timing(warm_seconds=0.10, window_seconds=0.36, shared_seconds=0.36)
 
@@ -40,14 +41,13 @@ def measure(output: Path, *, budget_seconds: float, part: str) -> int:
             if left <= 0:
                 break
             written += collect(
-                TABLE,
                 [phase],
                 output,
-                stage=Stage(),
+                pools=pools_of(TABLE, Stage(), environment),
+                mechanism=Mechanism.MPS,
                 timing=TIMING,
                 budget_seconds=left,
                 counters=counters,
-                environment=environment,
                 progress=progress,
                 log=log,
             )
