@@ -250,7 +250,6 @@ def unsettled(picture: Picture, expected: Sequence[Expected], leaving: Sequence[
             waiting.append(f"GpuNode says {gpu.uuid} is {gpu.health}, MPS {gpu.mps_state}")
         if gpu.gate_state != "Active" or gpu.gate_age_seconds > GATE_SILENT_SECONDS:
             waiting.append(f"the gate of {gpu.uuid} is {gpu.gate_state}, written {gpu.gate_age_seconds:.0f} s ago")
-        waiting += differences(gpu).values()
     told = {uid: share for gpu in picture.gpus for uid, share in gpu.tenants.items()}
     for one in expected:
         pod = picture.pods.get(one.uid)

@@ -54,7 +54,7 @@ class Churn:
         wrong += self._differences.look(picture, self._clock())
         refusal = None if load.is_idle else load.last_refusal
         wrong += self._starts.look(picture, load.expected, self._clock(), refusal=refusal)
-        waiting = auditor.unsettled(picture, load.expected, load.leaving)
+        waiting = auditor.unsettled(picture, load.expected, load.leaving) + self._differences.late
         if picture.pods is not None:
             for pod in load.expected:
                 seen = picture.pods.get(pod.uid)

@@ -14,6 +14,7 @@ from chaosrun.auditor import (
 from chaosrun.picture import Expected, Picture, PodSeen
 
 DIFFERS_SECONDS: Final = 15.0  # the gate asks the daemon every second, memory every few
+LATE_SECONDS: Final = 5.0  # younger ones are the gate's period, which no fault has to wait for
 STARTS_SECONDS: Final = 60.0
 LOAD: Final = "the load"  # stands for the pods that could not even be created
 
@@ -23,11 +24,14 @@ class Differences:
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, int, str], float] = {}
+        self.late: list[str] = []
+        """Sentences of those that were in every look for longer than the gate needs: not settled."""
 
     def look(self, picture: Picture, now: float) -> list[Violation]:
         """Return the differences that were in every look of too long a time."""
         present = {key: text for gpu in picture.gpus for key, text in differences(gpu).items()}
         self._since = {key: self._since.get(key, now) for key in present}
+        self.late = [present[key] for key, since in self._since.items() if now - since > LATE_SECONDS]
         return [
             Violation(Rule.DIFFERS, present[key])
             for key, since in self._since.items()

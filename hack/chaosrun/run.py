@@ -225,7 +225,7 @@ class ChaosRun:
         expected, leaving = self._load.expected, self._load.leaving
         judge.add(auditor.broken(picture, expected, allowance))
         judge.add(self._differences.look(picture, self._clock()))
-        waiting = auditor.unsettled(picture, expected, leaving)
+        waiting = auditor.unsettled(picture, expected, leaving) + self._differences.late
         if not self._load.is_idle:
             waiting.append(f"the load waits for the API server or admission ({self._load.last_refusal})")
         self._freezes.watch(self._load.running(picture), self._clock())
