@@ -4,14 +4,13 @@ import re
 import time
 
 import pytest
-from livecluster import Cluster, Namespace, decided, wait_for
+from livecluster import IDLE, Cluster, Namespace, decided, wait_for
 
 from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps.layout import GpuDirectory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
-IDLE = ["sh", "-c", "exec sleep infinity"]
 # Under these shares the first makes 0.34 beside the second, 0.82 alone; promised is 0.55 (twin.drawn).
 VICTIM, BAD = ("resnet50-train", "0.6"), ("stream", "0.4")
 KEPT = 0.5  # true progress of the first that it makes only beside a throttled neighbour

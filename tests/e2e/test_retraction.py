@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-from livecluster import Cluster, Namespace, decided, wait_for
+from livecluster import IDLE, Cluster, Namespace, decided, wait_for
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
 Json = dict[str, Any]
-IDLE = ["sh", "-c", "exec sleep infinity"]
 # Under these shares the first makes 0.82 alone and 0.34 beside the second, which makes 0.52 (twin.drawn). Promised
 # are 0.44 to 0.67 and 0.43 to 0.45, by the profiles: what a throttle may take from the second does not suffice.
 STAYING, LEAVING = ("resnet50-train", "0.6"), ("stream", "0.4")

@@ -19,6 +19,7 @@ GPU = "gpushare.io/gpu"
 THREADS = "gpushare.io/thread-percentage"
 MEMORY_LIMIT = "gpushare.io/memory-limit"
 H200_SM_COUNT = 132
+IDLE = ["sh", "-c", "exec sleep infinity"]  # a pod that has its share and starts nothing on the GPU
 
 Json = dict[str, Any]
 T = TypeVar("T")
