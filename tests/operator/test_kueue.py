@@ -6,11 +6,12 @@ test is the kubelet: it lets pods succeed.
 
 import asyncio
 import base64
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,12 @@ JOBS = WORKLOADS["Job"]
 NAMESPACE = "research"
 QUOTA_PERCENT = 400
 PATIENCE_SECONDS = 240.0
-KUEUE_WEBHOOKS = ("/mutate-batch-v1-job", "/validate-batch-v1-job", "-kueue-x-k8s-io-v1beta1-")
+KUEUE_WEBHOOKS = {
+    "": ("-kueue-x-k8s-io-v1beta1-",),
+    "batch/job": ("/mutate-batch-v1-job", "/validate-batch-v1-job"),
+    "pod": ("/mutate--v1-pod", "/validate--v1-pod"),
+    "jobset.x-k8s.io/jobset": ("-jobset-x-k8s-io-v1alpha2-jobset",),
+}
 
 
 def kueue_resource(plural: str, kind: str, *, namespaced: bool = False) -> Resource:
@@ -76,6 +82,20 @@ async def queue(
     tmp_path: Path, free_ports: Callable[[], int], make_certificate: MakeCertificate
 ) -> AsyncIterator[Api]:
     """An API server with our admission, the Job controller and Kueue, and a queue of four GPUs."""
+    async with queueing(["batch/job"], tmp_path, free_ports, make_certificate) as api:
+        yield api
+
+
+@contextlib.asynccontextmanager
+async def queueing(
+    frameworks: list[str],
+    tmp_path: Path,
+    free_ports: Callable[[], int],
+    make_certificate: MakeCertificate,
+    *,
+    definitions: Collection[Json] = (),
+) -> AsyncIterator[Api]:
+    """The same, where Kueue manages these kinds, of which some need a definition."""
     kueue, etcd, kube = tools.built_kueue(), shutil.which("etcd"), CACHE / "bin" / "kubectl"
     if kueue is None or etcd is None or not kube.exists():
         pytest.skip("no Kueue: hack/cluster test-programs builds it")
@@ -96,9 +116,12 @@ async def queue(
         async with connect(server.kubeconfig) as api:
             for path in sorted((kueue / "crds").glob("*.yaml")):
                 await api.create(DEFINITIONS, yaml.safe_load(path.read_text()))
-            await _intercept(api, kueue, bundle, ours_port, kueue_port)
+            for definition in definitions:
+                await api.create(DEFINITIONS, definition)
+            paths = [path for name in ("", *frameworks) for path in KUEUE_WEBHOOKS[name]]
+            await _intercept(api, kueue, bundle, ours_port, kueue_port, paths)
             settings = tmp_path / "kueue.yaml"
-            settings.write_text(yaml.safe_dump(_settings(tmp_path / "certificates", kueue_port)))
+            settings.write_text(yaml.safe_dump(_settings(tmp_path / "certificates", kueue_port, frameworks)))
             kubeconfig = f"--kubeconfig={server.kubeconfig}"
             # Kueue reads its metrics' certificate from /etc whatever its settings say: it gets an /etc of its own.
             there = "/etc/kueue/metrics/certs"
@@ -117,7 +140,7 @@ async def queue(
         server.close()
 
 
-def _settings(certificates: Path, port: int) -> Json:
+def _settings(certificates: Path, port: int, frameworks: list[str]) -> Json:
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta1",
         "kind": "Configuration",
@@ -128,19 +151,21 @@ def _settings(certificates: Path, port: int) -> Json:
         "leaderElection": {"leaderElect": False},
         "internalCertManagement": {"enable": False},
         "clientConnection": {"qps": 200, "burst": 400},
-        "integrations": {"frameworks": ["batch/job"]},
+        "integrations": {"frameworks": frameworks},
     }
 
 
-async def _intercept(api: Api, kueue: Path, bundle: str, ours_port: int, kueue_port: int) -> None:
-    """Put our webhooks and Kueue's in force, each at its process."""
+async def _intercept(
+    api: Api, kueue: Path, bundle: str, ours_port: int, kueue_port: int, paths: list[str]
+) -> None:
+    """Put our webhooks and Kueue's of these paths in force, each at its process."""
     theirs = [each for each in yaml.safe_load_all((kueue / "webhooks.yaml").read_text()) if each]
     for configurations, port in ((rendered(), ours_port), (theirs, kueue_port)):
         for item in configurations:
             kept = []
             for webhook in item["webhooks"]:
                 path = webhook["clientConfig"]["service"]["path"]
-                if port == kueue_port and not any(part in path for part in KUEUE_WEBHOOKS):
+                if port == kueue_port and not any(part in path for part in paths):
                     continue
                 webhook["clientConfig"] = {"url": f"https://127.0.0.1:{port}{path}", "caBundle": bundle}
                 kept.append(webhook)
