@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from gpushare.core.api import CapPoint, WorkloadSignature
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
-from gpushare.core.progress import BAD_FIT, at_full_threads, shape_misfit
+from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads, shape_misfit
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, shares_of
 
@@ -26,9 +26,6 @@ START_SECONDS: Final = 30.0  # longest start of a program; PyTorch's client idle
 PHASE_SECONDS: Final = 10.0  # of other work than the signature knows of, until it counts as a phase of the program
 DOUBT_READINGS: Final = 2 * MIN_READINGS  # of a workload that is read anew
 MAX_PHASES: Final = 3  # the usual one among them; of the others the one that was not seen for longest is forgotten
-# Where all that is known is a profile, perhaps of another cap: the same program's windows miss it by up to 5,
-# other programs' by 9 and more (docs/measurements/attribution.md).
-FAR_FIT: Final = 6.0
 # Of phases, without the usual work in between: from then on the one that was seen for most of it is the usual one.
 # Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
 TURNED_SECONDS: Final = 900.0

@@ -51,7 +51,13 @@ from gpushare.core.api.request import (
 from gpushare.core.api.schema import from_json, openapi, to_json
 from gpushare.core.api.slo import PodSeries, PrometheusQuery, Slo, TenantSlo, in_time, parse_slo
 from gpushare.core.api.trouble import TenantTrouble, TroubleKind
-from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
+from gpushare.core.api.workload_signature import (
+    MOST_OTHER_PHASES,
+    CapPoint,
+    PhaseReading,
+    WorkloadPhase,
+    WorkloadSignature,
+)
 
 __all__ = [
     "API_VERSION",
@@ -60,6 +66,7 @@ __all__ = [
     "MANAGED_SELECTOR",
     "MAX_CLIENTS_PER_GPU",
     "MAX_GPUS_PER_POD",
+    "MOST_OTHER_PHASES",
     "SHARES_PER_GPU",
     "CapPoint",
     "Ceilings",
@@ -81,6 +88,7 @@ __all__ = [
     "Observed",
     "OwnerReference",
     "Phase",
+    "PhaseReading",
     "PodPlacement",
     "PodSeries",
     "PodView",
@@ -97,6 +105,7 @@ __all__ = [
     "TenantTrouble",
     "TroubleKind",
     "Utilization",
+    "WorkloadPhase",
     "WorkloadSignature",
     "from_json",
     "in_time",

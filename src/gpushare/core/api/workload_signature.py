@@ -4,13 +4,16 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, Final
 
-from gpushare.core.api.schema import described, list_map
+from gpushare.core.api.schema import ATOMIC_LIST, described, list_map
 from gpushare.core.gpu import COUNTERS, MIN_SIGNATURE_SECONDS, Counters
 
 LONGER_WINDOW: Final = 4.0
 """A signature replaces one taken over a window this many times shorter: three writes from 5 s to all of 120 s."""
+MOST_OTHER_PHASES: Final = 3
+"""Kinds of work kept beside the usual one: four in all."""
 _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
 # No pipe is busier than the SMs but that for integers, of which an SM has more than one unit; no tensor pipe is
 # busier than all of them.
@@ -32,6 +35,64 @@ class CapPoint:
     progress_ratio: float = described(
         "Progress under it relative to 100%.", default=1.0, name="progress", required=True, minimum=0
     )
+
+
+class PhaseReading(StrEnum):
+    """How a phase's signature was read."""
+
+    ALONE = "Alone"
+    IN_PLACE = "InPlace"  # beside neighbours that were stopped for moments
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadPhase:
+    """Other work that a workload does for part of the time, with a signature of its own (docs/adr/0156)."""
+
+    counters: Mapping[str, float] = described(
+        "Device counters at 100% threads during this work, as in the profile.",
+        default_factory=dict,
+        items=_RATIO,
+        required=True,
+        maxProperties=32,
+    )
+    time_ratio: float | None = described(
+        "Part of the workload's time that it is at this work, 0 to 1, as the agent that read it has seen.",
+        default=None,
+        minimum=0,
+        maximum=1,
+    )
+    reading: PhaseReading = described(
+        "Alone: the pod was the only one on its GPU; InPlace: its neighbours were stopped for moments.",
+        default=PhaseReading.ALONE,
+    )
+    thread_percentage: int | None = described(
+        "Thread percentage that it was read under; absent: all threads.", default=None, minimum=1, maximum=99
+    )
+    cap_curve: tuple[CapPoint, ...] = described(
+        "Progress of this work under lower thread percentages where measured.",
+        default=(),
+        maxItems=8,
+        **list_map("threadPercentage"),
+    )
+    window_seconds: float | None = described("For how long it was read.", default=None, minimum=0)
+    sm_clock_mhz: float | None = described(
+        "Mean clock of the SMs meanwhile, MHz; absent: not known.",
+        default=None,
+        name="smClockMHz",
+        minimum=1,
+        maximum=10_000,
+    )
+
+    def as_signature(self, gpu_model: str) -> "WorkloadSignature":
+        """Return it as if the workload did nothing else."""
+        return WorkloadSignature(
+            gpu_model,
+            self.counters,
+            cap_curve=self.cap_curve,
+            window_seconds=self.window_seconds,
+            thread_percentage=self.thread_percentage,
+            sm_clock_mhz=self.sm_clock_mhz,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +138,13 @@ class WorkloadSignature:
         default=None,
         minimum=1,
         maximum=1_000_000,
+    )
+    phases: tuple[WorkloadPhase, ...] = described(
+        "Other work that the workload does for part of the time, such as evaluation between epochs, each with a "
+        "signature of its own. What is promised and predicted holds for the worst of them.",
+        default=(),
+        maxItems=MOST_OTHER_PHASES,
+        **ATOMIC_LIST,
     )
 
     @property

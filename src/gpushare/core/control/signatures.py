@@ -8,7 +8,10 @@ An agent that measures a workload alone on a GPU, with all threads, publishes th
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpushare.core.api import GpuShareSpec, WorkloadSignature, names
+from gpushare.core.api import MOST_OTHER_PHASES, GpuShareSpec, WorkloadPhase, WorkloadSignature, names
+from gpushare.core.api.workload_signature import LONGER_WINDOW
+from gpushare.core.gpu import MIN_SIGNATURE_SECONDS
+from gpushare.core.progress import BAD_FIT, FAR_FIT, shape_misfit
 
 
 def taken(
@@ -40,9 +43,57 @@ def taken(
         key=lambda each: (each.revision or 0, each.cap, each.window_seconds or 0.0, each.gpu_model),
         default=None,
     )
-    if best is None or not is_one_kind or not (kept is None or kept.gives_way(best)):
+    if best is None or not is_one_kind:
         return kept
-    return replace(best, taken_at=now)
+    is_new = kept is None or kept.gives_way(best)
+    usual = best if kept is None or is_new else kept
+    others = [*(() if kept is None else (kept,)), *fitting]
+    same = [each for each in others if each.gpu_model == usual.gpu_model and each.revision == usual.revision]
+    found = replace(usual, phases=merged_phases(usual, (phase for each in same for phase in each.phases)))
+    return replace(found, taken_at=now) if is_new else found
+
+
+def merged_phases(usual: WorkloadSignature, phases: Iterable[WorkloadPhase]) -> tuple[WorkloadPhase, ...]:
+    """Return a workload's kinds of other work, each once, those with most of its time first.
+
+    Of two readings of one kind of work the one over the longer window counts, where it is much longer; else the
+    first one, so that two nodes do not replace each other's for ever.
+
+    Args:
+        usual: the signature beside which they are; work that it explains is no phase.
+        phases: those that are kept first, then those that agents published.
+    """
+    found: list[WorkloadPhase] = []
+    for phase in phases:
+        if phase in found or not _is_usable(phase) or _is_same_work(_as_phase(usual), phase):
+            continue
+        at = next((at for at, other in enumerate(found) if _is_same_work(other, phase)), None)
+        if at is None:
+            found.append(phase)
+        elif (phase.window_seconds or 0.0) >= LONGER_WINDOW * max(1.0, found[at].window_seconds or 0.0):
+            found[at] = phase
+    found.sort(key=lambda each: (each.time_ratio or 0.0, each.window_seconds or 0.0), reverse=True)
+    return tuple(found[:MOST_OTHER_PHASES])
+
+
+def _is_usable(phase: WorkloadPhase) -> bool:
+    """Return whether it says enough; readings beside stopped neighbours are short."""
+    is_long = (phase.window_seconds or 0.0) >= MIN_SIGNATURE_SECONDS
+    return is_long and "sm_util" in phase.counters and not phase.as_signature("").contradiction()
+
+
+def _as_phase(signature: WorkloadSignature) -> WorkloadPhase:
+    return WorkloadPhase(
+        signature.counters, thread_percentage=signature.thread_percentage, sm_clock_mhz=signature.sm_clock_mhz
+    )
+
+
+def _is_same_work(one: WorkloadPhase, other: WorkloadPhase) -> bool:
+    """Return whether two signatures are of one kind of work: their counters' proportions agree."""
+    known, seen = one.as_signature("").as_counters(), other.as_signature("").as_counters()
+    missed = shape_misfit(known, seen, one.sm_clock_mhz, other.sm_clock_mhz)
+    bar = BAD_FIT if one.thread_percentage == other.thread_percentage else FAR_FIT
+    return missed is None or missed <= bar
 
 
 def is_one_kind(spec: GpuShareSpec, annotations: Iterable[Mapping[str, str]]) -> bool:

@@ -22,6 +22,7 @@ from gpushare.core.progress.attribution import (
 from gpushare.core.progress.clock import at_clock
 from gpushare.core.progress.phases import (
     BAD_FIT,
+    FAR_FIT,
     PhasedAttribution,
     PhaseSearch,
     attribute_phases,
@@ -31,6 +32,7 @@ from gpushare.core.progress.phases import (
 
 __all__ = [
     "BAD_FIT",
+    "FAR_FIT",
     "MAX_CAPPED_PROGRESS",
     "Attribution",
     "PhaseSearch",

@@ -19,6 +19,9 @@ from gpushare.core.progress.counter_errors import CounterRow, counters_of
 # program's the medians are 4.3 and 1.8.
 GOOD_FIT: Final = 1.0
 BAD_FIT: Final = 2.0
+# Where all that is known is a profile, perhaps of another cap: the same program's windows miss it by up to 5,
+# other programs' by 9 and more (the same page).
+FAR_FIT: Final = 6.0
 _BETTER: Final = 0.7  # of the misfit, that another phase has to leave at most
 # One inference takes 2 ms with 8 tenants and 4 with 16, of a window of a second and a budget of 1% of a core. What
 # is left to try after this many goes on with the next window; after all of it nothing is tried for a while.
