@@ -52,6 +52,7 @@ from gpushare.core.api.schema import from_json, openapi, to_json
 from gpushare.core.api.slo import PodSeries, PrometheusQuery, Slo, TenantSlo, in_time, parse_slo
 from gpushare.core.api.trouble import TenantTrouble, TroubleKind
 from gpushare.core.api.workload_signature import (
+    LONGER_WINDOW,
     MOST_OTHER_PHASES,
     CapPoint,
     PhaseReading,
@@ -63,6 +64,7 @@ __all__ = [
     "API_VERSION",
     "HOST_DIRECTORY",
     "LEAST_PROCESS_PERCENT",
+    "LONGER_WINDOW",
     "MANAGED_SELECTOR",
     "MAX_CLIENTS_PER_GPU",
     "MAX_GPUS_PER_POD",

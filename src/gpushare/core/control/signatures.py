@@ -8,8 +8,14 @@ An agent that measures a workload alone on a GPU, with all threads, publishes th
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from gpushare.core.api import MOST_OTHER_PHASES, GpuShareSpec, WorkloadPhase, WorkloadSignature, names
-from gpushare.core.api.workload_signature import LONGER_WINDOW
+from gpushare.core.api import (
+    LONGER_WINDOW,
+    MOST_OTHER_PHASES,
+    GpuShareSpec,
+    WorkloadPhase,
+    WorkloadSignature,
+    names,
+)
 from gpushare.core.gpu import MIN_SIGNATURE_SECONDS
 from gpushare.core.progress import BAD_FIT, FAR_FIT, shape_misfit
 
