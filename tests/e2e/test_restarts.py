@@ -15,7 +15,7 @@ from livecluster import (
     wait_for,
 )
 
-from gpushare.core.api.names import API_VERSION
+from gpushare.core.api import API_VERSION
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
