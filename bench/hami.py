@@ -137,7 +137,7 @@ def start_hami(plane: controlplane.ControlPlane, binary: Path, kind: str, nodes:
     )
     url = f"http://127.0.0.1:{plane.extender_port}/readyz"
     plane.wait("hami", lambda: urllib.request.urlopen(url, timeout=5).status == 200)
-    plane.wait("hami", lambda: log.read_bytes()[seen:].count(b'"Node device added"') >= nodes, seconds=1200)
+    plane.wait("hami", lambda: log.read_bytes()[seen:].count(b'"Node device added"') >= nodes, seconds=3600)
 
 
 async def allocated(api: Api, key: str, node_name: str) -> None:
