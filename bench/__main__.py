@@ -1,4 +1,4 @@
-"""python -m bench awkward|gate|hami|latency|learning|loop|operator|sharing|throughput [options]"""
+"""python -m bench awkward|gate|hami|latency|learning|loop|operator|papers|sharing|throughput [options]"""
 
 import sys
 from importlib import import_module
@@ -15,6 +15,7 @@ COMMANDS = {
     "learning": "bench.learning",
     "loop": "bench.loop",
     "operator": "bench.operator",
+    "papers": "bench.papers.command",
     "sharing": "bench.sharing.command",
     "throughput": "bench.throughput",
 }

@@ -1,7 +1,8 @@
 """One job on a GPU: `python -m bench.sharing.gpujob PROGRAM COUNT --log FILE`; needs PyTorch.
 
 With --rate the count is of requests, which arrive at that rate and are answered one after the other; with
---seconds it ends then at the latest.
+--seconds it ends then at the latest. PROGRAM may be two with a plus between them: the first answers requests in a
+stream of high priority, the second works in one of low priority of the same process (streams.py).
 """
 
 import argparse
@@ -45,6 +46,10 @@ def main(arguments: list[str]) -> int:
     from gpushare.research.calibration.workload import Stage
 
     torch.set_num_threads(1)
+    if "+" in read.program:
+        from bench.sharing import streams
+
+        return streams.run(read, log)
     workload = TABLE[read.program]
     step = workload.build(Stage())
     _warm(torch, step)

@@ -13,6 +13,7 @@ class JobStory:
     Attributes:
         progress: (seconds, iterations, seconds of work), the first at `ready` with nothing done.
         ms, work_ms: of each request, from its arrival to its answer, and the work of it.
+        beside_rate: iterations per second of a second program of the same process; None: there was none.
     """
 
     started: float | None = None
@@ -22,6 +23,7 @@ class JobStory:
     progress: list[tuple[float, float, float]] = field(default_factory=list)
     ms: list[float] = field(default_factory=list)
     work_ms: list[float] = field(default_factory=list)
+    beside_rate: float | None = None
 
     def as_record(self) -> dict[str, Any]:
         """Return it for the file."""
@@ -61,6 +63,7 @@ def story(lines: Iterable[str], began_wall: float) -> JobStory:
             found.work_ms += line["work_ms"]
         elif line["event"] == "end":
             found.ended, found.count = line["at"] + offset, line["count"]
+            found.beside_rate = line.get("beside_rate")
     return found
 
 

@@ -38,12 +38,13 @@ class Records:
 
     directory: Path
     lines: list[Record] = field(default_factory=list)
+    name: str = FILE
 
     @classmethod
-    def open(cls, directory: Path) -> "Records":
+    def open(cls, directory: Path, name: str = FILE) -> "Records":
         """Read what earlier sessions left; a last line that was cut off is left out."""
         directory.mkdir(parents=True, exist_ok=True)
-        found = cls(directory)
+        found = cls(directory, name=name)
         if found.path.exists():
             text = found.path.read_bytes()
             whole = text[: text.rfind(b"\n") + 1]
@@ -55,7 +56,7 @@ class Records:
     @property
     def path(self) -> Path:
         """The file."""
-        return self.directory / FILE
+        return self.directory / self.name
 
     def add(self, record: str, **values: Any) -> Record:
         """Write one line."""

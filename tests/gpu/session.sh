@@ -1,11 +1,11 @@
 #!/bin/bash
 # One part of what only a GPU can show, within ten minutes, with a limit on every step and results as they come:
-#     OUT=DIR bash tests/gpu/session.sh gate|cost|progress|loop|sharing [--simulated]
+#     OUT=DIR bash tests/gpu/session.sh gate|cost|progress|loop|sharing|papers [--simulated]
 # README.md beside this says what each part shows, and how the wheels in .gpu-wheels come about. --simulated runs the
 # same scripts without a GPU and with less of everything.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
-part=${1:?gate, cost, progress, loop or sharing}
+part=${1:?gate, cost, progress, loop, sharing or papers}
 simulated=${2:-}
 OUT=${OUT:-.}
 mkdir -p "$OUT"
@@ -59,8 +59,15 @@ case "$part${simulated:+ simulated}" in
         ${simulated:+--simulated} --budget "${MINUTES:-8}" ${SHARING_OPTIONS:-}
     step report 60 python3 -m bench sharing report "$OUT/sharing"
     ;;
+"papers" | "papers simulated") # goes on with what .papers holds of earlier sessions
+    mkdir -p "$OUT/papers"
+    cp .papers/* "$OUT/papers/" 2>/dev/null
+    step papers "${LIMIT:-575}" python3 -m bench papers run "$OUT/papers" ${simulated:+--simulated} \
+        --budget "${MINUTES:-9}" ${PAPERS_OPTIONS:-}
+    step report 60 python3 -m bench papers report "$OUT/papers"
+    ;;
 *)
-    echo "no part $part: gate, cost, progress, loop or sharing" >&2
+    echo "no part $part: gate, cost, progress, loop, sharing or papers" >&2
     exit 2
     ;;
 esac

@@ -136,6 +136,15 @@ def _pictures(stage: Stage) -> Step:
     return _loop(stage, networks.generator(stage.size(64, 4)), lambda m: m(noise).square().mean())
 
 
+def at_batch(program: str, batch: int) -> Workload:
+    """Return one of two training programs at another batch size than its usual one."""
+    build = {
+        "resnet50-train-fp32": _cnn(networks.resnet50, batch, 128, "fp32"),
+        "bert-train-bf16": _language(768, 6, batch, 128, "bf16", causal=False),
+    }[program]
+    return Workload(f"{program}-b{batch}", build)
+
+
 WORKLOADS: Final = (
     Workload("resnet50-train-fp32-b32", _cnn(networks.resnet50, 32, 128, "fp32")),
     Workload("gpt-train-tf32-b8", _language(768, 6, 8, 256, "tf32", causal=True)),

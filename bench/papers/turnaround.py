@@ -1,0 +1,215 @@
+"""Gilman and Walls' comparison: an inference whose requests come when they come, beside training, four ways.
+
+Jobs are started by the launcher of bench/sharing, which is the same code on the twin. A record is one run: what
+the inference's requests took from their arrival, what the training made, and the device's counters meanwhile.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.figures import percentile
+from bench.sharing.launching import Ended, Launcher, Order
+from bench.sharing.policies import SharingPolicy, World
+from bench.sharing.records import Record, Records
+from bench.sharing.trace import SERVING_LOAD, TraceJob
+from gpushare.core.api import JobClass
+from gpushare.research.calibration.counters import RunCounters
+
+FILE: Final = "gilman.jsonl"
+ROUNDS: Final = 2
+# The chat program's requests are short and light, the pictures' ones heavy; so are their neighbours.
+PAIRS: Final = (
+    ("chat-app-bf16-b8", "wideresnet-app-bf16-b128"),
+    ("convnext-infer-bf16-b48", "seq2seq-app-tf32-b96"),
+)
+SECONDS: Final = 3.0
+INFERENCE_SHARE, TRAINING_SHARE = 30, 70
+"""Percent. Ours lets a latency pod run uncapped and caps the training at its share, as docs/design.md 5 says."""
+START_SECONDS: Final = 2.0  # of a job: context, build, warm-up; beside another one
+WORLD_SECONDS: Final = 6.0  # gate, agent and daemon
+_ENDLESS: Final = 10**9
+_POLL_SECONDS: Final = 0.02
+_PATIENCE_SECONDS: Final = 60.0
+_JOIN: Final = "+"  # bench/sharing/gpujob.py: two programs of one process
+
+ALONE: Final = SharingPolicy("alone", "alone", World.PLAIN, places=1, in_order=True)
+STREAMS: Final = SharingPolicy("streams", "priority streams of one process", World.PLAIN, places=1)
+SLICING: Final = SharingPolicy("slicing", "time slicing", World.PLAIN, places=2)
+MPS: Final = SharingPolicy("mps", "MPS", World.MPS, places=2)
+OURS: Final = SharingPolicy("ours", "gpushare", World.GPUSHARE, counts_shares=True, caps_at_share=True)
+WAYS: Final = (STREAMS, SLICING, MPS, OURS)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """One run: who runs, and how."""
+
+    policy: SharingPolicy
+    inference: str
+    training: str
+    round: int = 0
+
+    @property
+    def name(self) -> str:
+        """What its record is found by."""
+        return f"{self.policy.name}:{self.inference}:{self.training}:{self.round}"
+
+    @property
+    def seconds(self) -> float:
+        """About what it takes of the GPU."""
+        world = WORLD_SECONDS if self.policy.world is World.GPUSHARE else 1.0
+        return SECONDS + START_SECONDS + world
+
+
+def wanted() -> list[Wanted]:
+    """Return every run in order: the programs alone, then the ways in turn, each round begun with another."""
+    names = [(inference, "") for inference, _ in PAIRS] + [("", training) for _, training in PAIRS]
+    runs = [Wanted(ALONE, inference, training) for inference, training in names]
+    for number in range(ROUNDS):
+        ways = WAYS[2 * number % len(WAYS) :] + WAYS[: 2 * number % len(WAYS)]
+        runs += [Wanted(way, *pair, number) for pair in PAIRS for way in ways]
+    return runs
+
+
+def expected_seconds(records: Records) -> float:
+    """Return what the missing runs take of the GPU, about."""
+    rates = sum(START_SECONDS + SECONDS for inference, _ in PAIRS if not _rate_of(records, inference))
+    return rates + sum(each.seconds for each in missing(records))
+
+
+def missing(records: Records) -> list[Wanted]:
+    """Return the runs that were not made."""
+    done = {line["name"] for line in records.of("run")}
+    return [each for each in wanted() if each.name not in done]
+
+
+@dataclass
+class Turnaround:
+    """Makes what is missing; `clock` and `sleep` are the machine's."""
+
+    records: Records
+    launcher: Launcher
+    counters: RunCounters
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def session(self, budget_seconds: float) -> bool:
+        """Make what is missing and fits; return whether nothing is missing any more."""
+        began = self.clock()
+        for inference, _ in PAIRS:
+            if not _rate_of(self.records, inference):
+                self._measure_rate(inference)
+        for each in missing(self.records):
+            if each.seconds > budget_seconds - (self.clock() - began):
+                self.say(f"{each.name} takes about {each.seconds:.0f} s: too long for this call")
+                continue
+            self._measure(each)
+        return not missing(self.records)
+
+    def _measure_rate(self, inference: str) -> None:
+        """Let the inference answer one request after the other, alone."""
+        job = _job(0, inference, 100, JobClass.THROUGHPUT)
+        ended, _ = self._play(ALONE, [Order(job, _ENDLESS, 0.0, SECONDS)])
+        points = ended[0].story.progress
+        (_, first, since), (_, last, until) = points[1], points[-1]
+        self.records.add("rate", program=inference, rate=round((last - first) / max(until - since, 1e-9), 4))
+
+    def _measure(self, each: Wanted) -> None:
+        self.say(each.name)
+        try:
+            ended, device = self._play(each.policy, list(self._orders(each)))
+        except (RuntimeError, TimeoutError, OSError) as error:
+            self.records.add("failed", name=each.name, error=str(error)[:500])
+            self.say(f"{each.name}: failed: {str(error)[:300]}")
+            return
+        answers = ended[0].story if each.inference else None
+        work = ended[1].story if 1 in ended else None
+        training = None
+        if work is not None and len(work.progress) > 2:
+            (_, first, since), (_, last, until) = work.progress[1], work.progress[-1]
+            training = round((last - first) / max(until - since, 1e-9), 4)
+        elif answers is not None:
+            training = answers.beside_rate
+        self.records.add(
+            "run",
+            name=each.name,
+            way=each.policy.name,
+            inference=each.inference,
+            training=each.training,
+            round=each.round,
+            ms=answers.ms if answers is not None else [],
+            training_rate=training,
+            device=device,
+            caps={str(number): one.cap for number, one in ended.items()},
+        )
+
+    def _orders(self, each: Wanted) -> Iterator[Order]:
+        rate = SERVING_LOAD * (_rate_of(self.records, each.inference) or 1.0)
+        if each.policy is STREAMS:
+            both = _job(0, f"{each.inference}{_JOIN}{each.training}", 100, JobClass.LATENCY)
+            yield Order(both, _ENDLESS, rate, SECONDS)
+            return
+        if each.inference:
+            yield Order(_job(0, each.inference, INFERENCE_SHARE, JobClass.LATENCY), _ENDLESS, rate, SECONDS)
+        if each.training:
+            # It goes on until the last request was answered.
+            seconds = SECONDS + (0.5 if each.inference else 0.0)
+            yield Order(_job(1, each.training, TRAINING_SHARE, JobClass.THROUGHPUT), _ENDLESS, 0.0, seconds)
+
+    def _play(self, policy: SharingPolicy, orders: Sequence[Order]) -> tuple[dict[int, Ended], dict[str, float]]:
+        """Run the jobs to their end; return how they ended, and the counters while they worked.
+
+        Raises:
+            RuntimeError: a job failed, or did not end.
+        """
+        done: dict[int, Ended] = {}
+        device: dict[str, float] = {}
+        try:
+            self.launcher.begin(policy, orders)
+            began = self.clock()
+            for order in orders:
+                self.launcher.submit(order)
+            is_open = is_read = False
+            while len(done) < len(orders):
+                since = self.clock() - began
+                if since > _PATIENCE_SECONDS:
+                    raise RuntimeError("a job did not end")
+                if not is_open and since >= START_SECONDS + 0.3:
+                    self.counters.start()
+                    is_open = True
+                if is_open and not is_read and since >= START_SECONDS + 0.3 * SECONDS + 0.7:
+                    device, is_read = self.counters.stop(), True
+                done |= self.launcher.poll()
+                self.sleep(_POLL_SECONDS)
+        finally:
+            self.launcher.end()
+        for ended in done.values():
+            if ended.status:
+                raise RuntimeError(ended.tail[-300:] or f"a job ended with status {ended.status}")
+        return done, device
+
+
+def figures(line: Record) -> dict[str, float] | None:
+    """Return mean, standard deviation, median and 99th percentile of a run's turnaround, ms; None of none."""
+    ms: list[float] = line["ms"]
+    if len(ms) < 2:
+        return None
+    return {
+        "mean": statistics.fmean(ms),
+        "deviation": statistics.stdev(ms),
+        "p50": percentile(ms, 0.5),
+        "p99": percentile(ms, 0.99),
+    }
+
+
+def _job(number: int, program: str, share: int, job_class: JobClass) -> TraceJob:
+    return TraceJob(number, program, 0.0, SECONDS, share, job_class, 1.0)
+
+
+def _rate_of(records: Records, program: str) -> float | None:
+    found: dict[str, Any] | None = records.first("rate", program=program)
+    return None if found is None else float(found["rate"])
