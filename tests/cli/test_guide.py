@@ -12,11 +12,21 @@ from typing import Any
 
 import pytest
 import yaml
-from fakecluster import FakeCluster, pod_object
+from fakecluster import FakeCluster, pod_object, tenant
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, check_workload, is_ours, mutate, mutate_templates
-from gpushare.core.api import GpuShare, Rejection
-from gpushare.kube import GPUSHARES, NODES, PODS
+from gpushare.core.api import (
+    Decision,
+    GpuNode,
+    GpuNodeStatus,
+    GpuShare,
+    GpuStatus,
+    MpsState,
+    MpsStatus,
+    Rejection,
+    Utilization,
+)
+from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
@@ -126,3 +136,53 @@ def test_what_the_guide_applies_is_accepted(obj: dict[str, Any]) -> None:
     elif obj["kind"] == "GpuShare":
         assert GpuShare.from_object(obj).spec.max_slowdown == obj["spec"]["maxSlowdown"]
     assert json.loads(json.dumps(obj)) == obj
+
+
+def _first_hour(cluster: FakeCluster, *, with_pod: bool) -> None:
+    """The cluster of the first hour: one GPU, and the page's pod on it since a moment."""
+    first = tenant("u1", "first", "default", share_percent=25, memory_used_mib=1_400, promise_ratio=0.25 / 1.5)
+    gpu = GpuStatus(
+        uuid="GPU-0",
+        index=0,
+        model="NVIDIA H200",
+        memory_mib=143_771,
+        mps=MpsStatus(state=MpsState.ACTIVE, clients=int(with_pod)),
+        utilization=Utilization(sm=0.25, dram=0.06) if with_pod else Utilization(sm=0.0, dram=0.0),
+        tenants=(first,) if with_pod else (),
+    )
+    cluster.put(GPUNODES, GpuNode("node-a", GpuNodeStatus.of((gpu,))).to_object())
+    cluster.put(
+        NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}}
+    )
+    if with_pod:
+        decided = Decision(("GPU-0",), 25, 8192, "2026-11-23T09:00:00Z").to_annotations()
+        annotations = {"gpushare.io/memory": "8Gi", **decided}
+        pod = pod_object("first", "u1", namespace="default", gpu="GPU-0")
+        pod["metadata"]["annotations"] |= annotations
+        cluster.put(PODS, pod)
+
+
+def shown(page: str, command: str) -> list[str]:
+    """The lines that a page shows below a block with one command."""
+    text = (ROOT / "docs" / "guide" / page).read_text()
+    found = re.search(rf"```sh\n{re.escape(command)}\n```\n+```\n(.*?)\n```", text, re.DOTALL)
+    assert found, command
+    return found[1].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("command", "with_pod"),
+    [
+        ("kubectl gpushare gpus", False),
+        ("kubectl gpushare pods", True),
+        ("kubectl gpushare explain first", True),
+    ],
+)
+def test_what_the_first_hour_shows_is_what_is_printed(
+    cluster: FakeCluster, call: Callable[..., tuple[int, str, str]], command: str, *, with_pod: bool
+) -> None:
+    _first_hour(cluster, with_pod=with_pod)
+    words = shlex.split(command)[2:]
+    code, out, err = call(*words, *(["-n", "default"] if with_pod else []))
+    assert code == 0, err
+    assert [line.rstrip() for line in out.strip().splitlines()] == shown("first-hour.md", command)
