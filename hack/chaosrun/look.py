@@ -16,12 +16,17 @@ SILENT: Final = 1e6  # seconds: a gate or a twin that never wrote
 
 
 class Eye:
-    """Takes pictures; keeps which pods are gpushare's parts for while the API server is away."""
+    """Takes pictures; keeps which pods are gpushare's parts for while the API server is away.
+
+    Attributes:
+        excused: parts whose processes are not asked for by name, as a former release has others.
+    """
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self.parts: Mapping[str, Part] = {}
         self.part_pods: tuple[Json, ...] = ()
+        self.excused: frozenset[Part] = frozenset()
         self._nodes: list[Json] = []
         self._wanted: Counter[Part] = Counter()
 
@@ -42,7 +47,8 @@ class Eye:
         except (NoAnswerError, RefusedError) as error:
             pods, unready = None, [str(error)]
         gpus = tuple(_gpu(gpu, pod_of) for one in self._nodes for gpu in one.get("status", {}).get("gpus") or [])
-        unready += missing_roles(self.parts, found, len(gpus))
+        named = {uid: part for uid, part in self.parts.items() if part not in self.excused}
+        unready += missing_roles(named, found, 0 if Part.MPS in self.excused else len(gpus))
         return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready))
 
     def _pods(self) -> dict[str, PodSeen]:

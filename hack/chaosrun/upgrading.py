@@ -11,6 +11,7 @@ from devcluster.progress import say, wait_for
 
 from chaosrun import auditor
 from chaosrun.churn import Churn
+from chaosrun.parts import Part
 from chaosrun.setting import Setting, diagnose, set_up
 from chaosrun.upgrade import Stage, former_sources, install_former, replace_hosts, roll_back, stage
 
@@ -22,7 +23,8 @@ def upgrade(
     directory: Path,
     *,
     former: str,
-    install: Callable[[], str],
+    image: str,
+    install: Callable[[], object],
     seconds: float,
     pods_per_minute: float,
     population: int,
@@ -31,15 +33,16 @@ def upgrade(
     """Install the former release, then churn through an upgrade to today's, a rollback and an upgrade again.
 
     Args:
-        install: installs today's release; returns the image of the load's pods.
+        image: of the load's pods, on the node already.
+        install: installs today's release.
         seconds: of churn after each change.
     """
-    image = install()  # puts the load's image on the node
     sources = former_sources(former, directory / "former")
     install_former(sources)
     replace_hosts(cluster)
     stages: list[Stage] = []
     with set_up(cluster, image, seed, f"upgrade-{seed}") as setting:
+        setting.eye.excused = frozenset({Part.MPS})  # the hosts stay those of the former release
         _wait_until_settled(setting)
         churn = Churn(
             setting.eye, setting.load, setting.freezes, pods_per_minute=pods_per_minute, population=population

@@ -12,6 +12,7 @@ from chaosrun.auditor import Rule
 from chaosrun.churn import Churn
 from chaosrun.load import Load
 from chaosrun.look import Eye
+from chaosrun.parts import Part
 from chaosrun.upgrade import FORMER, SETTLED_SECONDS, Stage, former_sources, stage
 from chaosrun.upgrading import UPGRADE_FILE, read_stages
 from devcluster.progress import Failed
@@ -133,3 +134,6 @@ def test_pods_that_an_upgrade_had_beside_others_are_not_missing_afterwards() -> 
     assert "2 of 3 pods of admission" in eye.picture().unready
     eye.count_parts_anew()
     assert not any("pods of admission" in one for one in eye.picture().unready)
+    assert "0 of 2 processes of admission run" in eye.picture().unready
+    eye.excused = frozenset({Part.ADMISSION})
+    assert not any("processes of admission" in one for one in eye.picture().unready)
