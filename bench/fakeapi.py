@@ -22,7 +22,15 @@ class FakeApi:
     """
 
     def __init__(
-        self, nodes: int, gpus: int, tenants: int, *, other_pods: int, events_per_second: float, profiled: bool
+        self,
+        nodes: int,
+        gpus: int,
+        tenants: int,
+        *,
+        other_pods: int,
+        waiting: int,
+        events_per_second: float,
+        profiled: bool,
     ) -> None:
         self.events_per_second = events_per_second
         self.other_pods = _Made(other_pods, lambda index: orjson.dumps(fleet.other_pod(index, nodes)))
@@ -36,7 +44,8 @@ class FakeApi:
             "pods": [
                 orjson.dumps(fleet.pod(i, percent, node_index=at, gpu=gpu))
                 for i, (at, gpu, percent) in enumerate(placed)
-            ],
+            ]
+            + [orjson.dumps(fleet.waiting_pod(2 * 10**6 + i)) for i in range(waiting)],
             "gpushares": profiled_shares() if profiled else [],
         }
         self.updates = [b'{"type":"MODIFIED","object":' + raw + b"}\n" for raw in self.items["gpunodes"]]
@@ -95,7 +104,7 @@ def profiled_shares() -> list[bytes]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("port", "nodes", "gpus", "tenants", "other-pods"):
+    for name in ("port", "nodes", "gpus", "tenants", "other-pods", "waiting"):
         parser.add_argument(f"--{name}", type=int, required=True)
     parser.add_argument("--events-per-second", type=float, default=0)
     parser.add_argument("--profiled", action="store_true")
@@ -105,6 +114,7 @@ def main() -> None:
         options.gpus,
         options.tenants,
         other_pods=options.other_pods,
+        waiting=options.waiting,
         events_per_second=options.events_per_second,
         profiled=options.profiled,
     )

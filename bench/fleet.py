@@ -1,11 +1,13 @@
 """A generated fleet as the API server would show it: nodes, GpuNodes and running tenants, realistic in size."""
 
 import random
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 KINDS = 100  # of pods: the combination of team and app repeats after so many
 GPU_MODEL = "NVIDIA H200"
 GPU_MEMORY_MIB = 143771
+WAITED = timedelta(hours=2)  # within the first window of policy.reserveAfterSeconds
 FRACTIONS = (10, 20, 25, 30, 40, 50)
 PREFERENCE = {
     "nodeAffinity": {
@@ -111,6 +113,17 @@ def gpunode(index: int, gpus: int, tenants: dict[int, list[tuple[str, int]]] | N
             ],
         },
     }
+
+
+def waiting_pod(index: int) -> dict[str, Any]:
+    """A pod that has waited long for nine tenths of a GPU, or for eight GPUs."""
+    made = pod(index, 90)
+    if index % 8 == 0:
+        made["metadata"]["annotations"]["gpushare.io/fraction"] = "8"
+        made["spec"]["containers"][0]["resources"]["limits"]["gpushare.io/share"] = "800"
+    made["metadata"]["creationTimestamp"] = (datetime.now(UTC) - WAITED).strftime("%Y-%m-%dT%H:%M:%SZ")
+    made["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
+    return made
 
 
 def pod(index: int, percent: int, *, node_index: int | None = None, gpu: int = 0) -> dict[str, Any]:

@@ -206,6 +206,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--tenants", type=int, default=20_000)
     parser.add_argument("--other-pods", type=int, default=0, help="running pods that are not ours, on those nodes")
+    parser.add_argument("--waiting", type=int, default=0, help="pods that have waited long for a large part")
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--events-per-second", type=float, default=0, help="GpuNode updates meanwhile")
     parser.add_argument("--policy", default="gpushare", help="as the extender's option")
@@ -222,6 +223,7 @@ def main(arguments: list[str]) -> None:
         "gpus": options.gpus,
         "tenants": options.tenants,
         "other-pods": options.other_pods,
+        "waiting": options.waiting,
         "events-per-second": options.events_per_second,
     }
     arguments = [f"--{name}={value}" for name, value in fake.items()] + ["--profiled"] * options.profiled
@@ -259,6 +261,7 @@ def main(arguments: list[str]) -> None:
                 "gpus_per_node": options.gpus,
                 "tenants": options.tenants,
                 "other_pods": options.other_pods,
+                "waiting": options.waiting,
                 "events_per_second": options.events_per_second,
                 "policy": options.policy,
                 "vary": options.vary,

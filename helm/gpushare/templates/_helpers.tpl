@@ -299,4 +299,5 @@ GPUSHARE_CHARGE_MEMORY: {{ .Values.policy.chargeMemory | quote }}
 GPUSHARE_PROBATION_SECONDS: {{ .Values.policy.probationSeconds | quote }}
 GPUSHARE_MOST_PROBATIONS: {{ .Values.policy.probations | quote }}
 GPUSHARE_FREEZES: {{ and .Values.throttle.enabled .Values.loop.enabled | quote }}
+GPUSHARE_RESERVE_AFTER_SECONDS: {{ .Values.policy.reserveAfterSeconds | quote }}
 {{- end }}

@@ -100,7 +100,8 @@ def _context(cluster: LiveCluster, request: PlacementRequest) -> DecisionContext
     state = state_of(replace(cluster, pods=others))
     history = Counter(state.reserved_shapes) + Counter([request.shape])
     policy = make(cluster.settings.policy, history, np.random.default_rng(0))
-    return DecisionContext(state, policy, Judge(default_model), time.time(), cluster.settings.probation)
+    context = DecisionContext(state, policy, Judge(default_model), time.time(), cluster.settings.probation)
+    return context.keeping(cluster.waiting, cluster.settings.reserve_after_seconds)
 
 
 def _seen(nodes: Sequence[GpuNode]) -> dict[str, TenantStatus]:

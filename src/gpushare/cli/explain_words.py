@@ -14,6 +14,7 @@ from gpushare.core.placement import (
     ExplainedTenant,
     Explanation,
     Happening,
+    KeptGpus,
     Placement,
     PlacementRequest,
     PlaceStanding,
@@ -64,7 +65,19 @@ def why_there(found: Explanation, facts: PodFacts) -> list[str]:
             said = [f"{fits} {how}: asked now, it would be {again}."]
         case PlaceStanding.WAITS:
             said = [f"{again[:1].upper()}{again[1:]}."]
+            if found.kept is not None:
+                said.append(_kept(found.kept, facts))
     return [*said, f"Kubernetes says: {facts.waits_for}"] if facts.waits_for else said
+
+
+def _kept(kept: KeptGpus, facts: PodFacts) -> str:
+    """Say what is kept for a pod that has waited long."""
+    gpus = ", ".join(facts.gpu_names.get(uuid, uuid) for uuid in kept.gpu_uuids)
+    leaving = ", ".join(sorted(kept.leaving))
+    until = (
+        f"until {leaving} {'has' if len(kept.leaving) == 1 else 'have'} left" if leaving else "for its next try"
+    )
+    return f"{gpus} is kept for it {until}: younger pods that would delay it go elsewhere."
 
 
 def verdicts(gpu: ExplainedGpu) -> list[str]:
@@ -97,7 +110,15 @@ def elsewhere(found: Explanation) -> list[str]:
 
 def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
     """One object for programs."""
-    record = asdict(replace(found, request=replace(found.request, known=None)))
+    record = asdict(replace(found, request=replace(found.request, known=None), kept=None))
+    record["kept"] = None
+    if found.kept is not None:
+        record["kept"] = {
+            "node": found.kept.node,
+            "gpus": list(found.kept.gpu_uuids),
+            "leaving": sorted(found.kept.leaving),
+            "waited_seconds": found.kept.waited_seconds,
+        }
     record["request"] = {
         "pod": found.request.pod_uid,
         "share_percent": found.request.share_milli / GPU_MILLI * 100,

@@ -1,5 +1,6 @@
 """A live cluster as the packing engine sees it: nodes, what is left on them, and where pods run or wait."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -7,7 +8,16 @@ from typing import Any, Final
 from gpushare.cli.access import SETTINGS_LABEL
 from gpushare.cli.errors import UsageError
 from gpushare.core.admission import Defaults, ShareIndex, resolve
-from gpushare.core.api import GpuNode, GpuShare, PodView, Rejection, names, parse_quantity
+from gpushare.core.api import (
+    GpuNode,
+    GpuShare,
+    NodeRules,
+    PodView,
+    Rejection,
+    names,
+    parse_quantity,
+    taints_of,
+)
 from gpushare.core.gpu import Health
 from gpushare.core.placement import (
     MILLI_PER_PERCENT,
@@ -17,6 +27,7 @@ from gpushare.core.placement import (
     PlacementRequest,
     Settings,
     SettingsError,
+    WaitingPod,
     known_of,
     parse_settings,
     term_of,
@@ -26,6 +37,15 @@ from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Jso
 from gpushare.runtime.moments import unix_seconds
 
 _MIB: Final = 2**20
+_SPEC_FIELDS: Final = (
+    "nodeName",
+    "overhead",
+    "priority",
+    "schedulingGates",
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +76,7 @@ class LiveCluster:
         settings: what the release decides by.
         shares: every GpuShare.
         unfreezable: nodes on which nobody can be stopped for a moment.
+        waiting: the pods for which kube-scheduler found no node, for whom a GPU may be kept.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -65,6 +86,7 @@ class LiveCluster:
     settings: Settings = field(default_factory=Settings)
     shares: ShareIndex = field(default_factory=ShareIndex, compare=False)
     unfreezable: frozenset[str] = frozenset()
+    waiting: tuple[WaitingPod, ...] = field(default=(), compare=False)
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """What a pod asks here: merged with the GpuShare that speaks for it and the release's defaults."""
@@ -103,7 +125,8 @@ def _whole(obj: Json) -> Json:
 def _reduced_node(obj: Json) -> Json:
     allocatable = (obj.get("status") or {}).get("allocatable") or {}
     return {
-        "metadata": {"name": obj["metadata"]["name"]},
+        "metadata": {"name": obj["metadata"]["name"], "labels": obj["metadata"].get("labels") or {}},
+        "spec": {"taints": (obj.get("spec") or {}).get("taints") or []},
         "status": {"allocatable": {key: allocatable[key] for key in ("cpu", "memory") if key in allocatable}},
     }
 
@@ -115,13 +138,21 @@ def _reduced_pod(obj: Json) -> Json:
         "metadata": {
             **{
                 key: metadata[key]
-                for key in ("name", "namespace", "uid", "labels", "ownerReferences")
+                for key in (
+                    "name",
+                    "namespace",
+                    "uid",
+                    "labels",
+                    "ownerReferences",
+                    "creationTimestamp",
+                    "deletionTimestamp",
+                )
                 if key in metadata
             },
             "annotations": {key: value for key, value in annotations.items() if key.startswith(f"{names.GROUP}/")},
         },
         "spec": {
-            **{key: spec[key] for key in ("nodeName", "overhead") if key in spec},
+            **{key: spec[key] for key in _SPEC_FIELDS if key in spec},
             **{
                 kind: [
                     {key: each[key] for key in ("resources", "restartPolicy") if key in each}
@@ -134,6 +165,11 @@ def _reduced_pod(obj: Json) -> Json:
             "phase": (obj.get("status") or {}).get("phase"),
             "containerStatuses": [
                 {"state": each.get("state")} for each in (obj.get("status") or {}).get("containerStatuses") or ()
+            ],
+            "conditions": [
+                {key: each.get(key) for key in ("type", "status", "reason")}
+                for each in (obj.get("status") or {}).get("conditions") or ()
+                if each.get("type") == "PodScheduled"
             ],
         },
     }
@@ -155,6 +191,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
     except SettingsError as error:
         raise UsageError(f"the settings of the release: {error}") from error
     ours: list[tuple[PlacementRequest, Placement | None]] = []
+    waiting: list[WaitingPod] = []
     others: dict[str, list[int]] = {}
     for pod in map(PodView.from_object, objects.pods):
         if pod.finished:
@@ -171,6 +208,8 @@ def cluster_of(objects: Objects) -> LiveCluster:
             notes.append(f"pod {pod.key} is left out: it runs on {pod.node} without a decision for its request")
         elif request is not None:
             ours.append((request, placement))
+            if pod.waits_for_room and pod.rules is not None:
+                waiting.append(WaitingPod(request, pod.key, _allowed(pod.rules, objects.nodes)))
     offered = {
         node["metadata"]["name"]: (node.get("status") or {}).get("allocatable") or {} for node in objects.nodes
     }
@@ -203,7 +242,25 @@ def cluster_of(objects: Objects) -> LiveCluster:
         kept.append((request, placement))
     unfreezable = frozenset(node.name for node in gpunodes if not node.status.can_freeze)
     return LiveCluster(
-        tuple(found), tuple(kept), frozenset(unhealthy), tuple(notes), settings, shares, unfreezable
+        tuple(found),
+        tuple(kept),
+        frozenset(unhealthy),
+        tuple(notes),
+        settings,
+        shares,
+        unfreezable,
+        tuple(waiting),
+    )
+
+
+def _allowed(rules: NodeRules, nodes: Sequence[Json]) -> frozenset[str]:
+    """Names of the nodes that a pod allows itself."""
+    return frozenset(
+        node["metadata"]["name"]
+        for node in nodes
+        if rules.allow(
+            node["metadata"]["name"], node["metadata"].get("labels") or {}, taints_of(node.get("spec") or {})
+        )
     )
 
 
@@ -229,6 +286,8 @@ def request_of(
         known=known_of(share, unix_seconds) if share is not None else None,
         max_slowdown=needs.max_slowdown_ratio,
         unprofiled=unprofiled_of(pod, share),
+        priority=pod.priority,
+        queued_at=unix_seconds(pod.created_at) if pod.created_at else math.inf,
     )
 
 

@@ -112,6 +112,7 @@ def plan(
         chooser = make(policy or cluster.settings.policy, history, np.random.default_rng(seed))
         probation = cluster.settings.probation
         packing = DecisionContext(state, chooser, Judge(default_model), time.time(), probation)
+        packing = packing.keeping(cluster.waiting, cluster.settings.reserve_after_seconds)
         lines = [plan_one(request, packing) for request in bar.track(asked, description="placing")]
     if as_json:
         typer.echo(json.dumps({"policy": chooser.name, "pods": [line.as_json() for line in lines]}))

@@ -12,6 +12,7 @@ from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
     AGENT_AWAY,
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
+    DEFAULT_RESERVE_AFTER_SECONDS,
     MILLI_PER_PERCENT,
     NO_PROBATION,
     Candidates,
@@ -19,6 +20,7 @@ from gpushare.core.placement import (
     DecisionContext,
     Evictable,
     Judge,
+    KeptGpus,
     KnownWorkload,
     LearningPolicy,
     NodeList,
@@ -40,6 +42,7 @@ from gpushare.extender.claims import GpuClaims
 from gpushare.extender.fence import Fence
 from gpushare.extender.others import OtherPod, OtherPods, Undecided
 from gpushare.extender.presence import AgentPresence
+from gpushare.extender.queued import QueuedPods
 from gpushare.extender.reduce import GpuNodeView, NodeView
 from gpushare.extender.workloads import KnownWorkloads
 from gpushare.kube import Change
@@ -67,11 +70,13 @@ class ShareLedger:
         model: Callable[[], InterferenceModel] = default_model,
         now: Callable[[], float] = time.time,
         probation: ProbationSettings = NO_PROBATION,
+        reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS,
     ) -> None:
         """Create it empty; something freed or healthy calls `on_room`, a first profile calls `model`.
 
         Args:
-            now: Unix time, by which retractions and probations end.
+            now: Unix time, by which retractions and probations end and pods wait.
+            reserve_after_seconds: a GPU is kept for a pod that has waited longer; 0: never.
         """
         self.state = ClusterState(gpu_memory_reserve_mib=gpu_memory_reserve_mib)
         self.pods: dict[str, PodView] = {}
@@ -85,6 +90,7 @@ class ShareLedger:
         self._closed: frozenset[str] = frozenset()
         self._now = now
         self._workloads = KnownWorkloads(self._context.judge.forget)
+        self._queued = QueuedPods(reserve_after_seconds)
         self._uids: dict[str, str] = {}
         self._gpunodes: dict[str, GpuNodeView] = {}
         self.claims = GpuClaims()
@@ -117,6 +123,7 @@ class ShareLedger:
             return
         self._uids[key] = pod.uid
         self.pods[pod.uid] = pod
+        self._queued.put(pod, self._now())
         if pod.node is None:
             return
         if pod.decision is None:
@@ -247,6 +254,9 @@ class ShareLedger:
     def node_changed(self, change: Change, key: str, view: NodeView) -> None:
         """Record a change of a node's CPU, memory or taints."""
         self._second_choices.discard(key)
+        known = self._nodes.get(key)
+        if change is Change.DELETED or known is None or (known.labels, known.taints) != (view.labels, view.taints):
+            self._queued.nodes_changed()
         if change is Change.DELETED:
             self._nodes.pop(key, None)
         else:
@@ -292,7 +302,23 @@ class ShareLedger:
             known=self._workloads.of(pod),
             max_slowdown=needs.max_slowdown_ratio,
             unprofiled=unprofiled_of(pod, share),
+            priority=pod.priority,
+            queued_at=self._queued.since(pod),
         )
+
+    def keep(self) -> None:
+        """Keep GPUs for pods that have waited long, as things are now; to be called about every second."""
+        before = self._context.kept
+        self._context = self._queued.keeping(self.context, self.request_of, self._nodes)
+        if {(each.pod.name, each.gpu_uuids) for each in before} - {
+            (each.pod.name, each.gpu_uuids) for each in self._context.kept
+        }:
+            self.on_room()  # for those who stood back
+
+    @property
+    def kept(self) -> Sequence[KeptGpus]:
+        """The GPUs that are kept now."""
+        return self._context.kept
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
         """Return where a pod fits, after releasing any reservation left over from a bind whose outcome is unknown.
@@ -400,6 +426,7 @@ class ShareLedger:
         pod = self.pods.pop(pod_uid, None)
         self._workloads.forget(pod_uid)
         self._undecided.forget(pod_uid)
+        self._queued.drop(pod_uid)
         self.release(pod_uid)
         other = self.others.get(pod.node, pod_uid) if pod is not None else None
         if other is not None and other.limit_percent:  # still running, but without our label

@@ -56,6 +56,11 @@ class ExtenderMetrics:
             "GPUs that a node lists although they belong to another node.",
             registry=self.registry,
         )
+        self.kept_gpus = Gauge(
+            "gpushare_extender_kept_gpus",
+            "GPUs that are kept for pods that have waited long.",
+            registry=self.registry,
+        )
         self.silent_nodes = Gauge(
             "gpushare_extender_silent_nodes",
             "Nodes whose agent has been silent for so long that they get no new pods.",

@@ -69,6 +69,11 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("most-probations", str(probation.most), "how many GPUs at a time")
     add("freezes", "true", "whether throughput pods can be stopped for a moment", choices=["true", "false"])
     add(
+        "reserve-after-seconds",
+        f"{installation.DEFAULT_RESERVE_AFTER_SECONDS:g}",
+        "a GPU is kept for a pod that has waited longer; 0: never",
+    )
+    add(
         "fence-timeout",
         str(FENCE_TIMEOUT_SECONDS),
         "seconds that a bind waits for an earlier allocation",
@@ -89,6 +94,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
                 installation.PROBATION_SECONDS: read.probation_seconds,
                 installation.MOST_PROBATIONS: read.most_probations,
                 installation.FREEZES: read.freezes,
+                installation.RESERVE_AFTER: read.reserve_after_seconds,
             }
         )
     except SettingsError as error:

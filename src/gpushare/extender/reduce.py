@@ -1,11 +1,11 @@
 """Nodes and GpuNodes reduced to the few fields that placement needs; pure functions for the watches."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from sys import intern
 from typing import Any, Final
 
-from gpushare.core.api import names, parse_quantity
+from gpushare.core.api import Taint, names, parse_quantity, taints_of
 from gpushare.core.gpu import Health
 from gpushare.core.placement import GpuSpec
 
@@ -32,12 +32,19 @@ class GpuNodeView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node's capacity beside GPUs; `is_second_choice`: a taint asks pods to prefer other nodes."""
+    """A node's capacity beside GPUs, and what pods choose it by.
+
+    Attributes:
+        is_second_choice: a taint asks pods to prefer other nodes.
+        taints: those that keep pods out.
+    """
 
     name: str
     cpu_milli: int
     memory_mib: int
     is_second_choice: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
 
 
 def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
@@ -79,4 +86,6 @@ def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:
         is_second_choice=any(
             taint.get("effect") == "PreferNoSchedule" for taint in (obj.get("spec") or {}).get("taints") or ()
         ),
+        labels={intern(key): intern(value) for key, value in (obj["metadata"].get("labels") or {}).items()},
+        taints=taints_of(obj.get("spec") or {}),
     )

@@ -48,6 +48,7 @@ class Extender:
             fence=Fence(options.fence_timeout_seconds),
             on_room=lambda: self.waiting.room(clock()),
             probation=options.settings.probation,
+            reserve_after_seconds=options.settings.reserve_after_seconds,
         )
         ledger = self.ledger
         # In this order: nodes before the pods on them, so that each pod is counted once.
@@ -149,6 +150,9 @@ class Extender:
             self.ledger.listen(self._clock())
             self.ledger.end_probations()
             self.metrics.silent_nodes.set(len(self.ledger.silent))
+            if not self.not_ready():
+                self.ledger.keep()
+                self.metrics.kept_gpus.set(sum(len(each.gpu_uuids) for each in self.ledger.kept))
             await self.wake()
             if not self.not_ready():
                 await self.explainer.round()

@@ -5,8 +5,9 @@ profile, and `gpushare.core.placement.decide` says where they run and under whic
 There is no search, cap rule or tolerance test here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from gpushare.core.admission import resolve
@@ -22,6 +23,7 @@ from gpushare.core.placement import (
     PlacementRequest,
     Settings,
     Unprofiled,
+    WaitingPod,
     decide,
 )
 from gpushare.research.dataset import Mechanism
@@ -56,6 +58,7 @@ class GpuSharePolicy:
         running = {self._uid(cluster, tenant.job) for tenants in cluster.gpus for tenant in tenants}
         for uid in [uid for uid in state.reservations if uid not in running]:
             state.release(uid)
+        context = self.keeping(context, cluster, self.request_of)
         refused: set[object] = set()
         for job in list(cluster.queue):
             request = self.request_of(cluster.jobs[job], cluster.truth.memory_mib(cluster.jobs[job].workload))
@@ -72,6 +75,25 @@ class GpuSharePolicy:
             cluster.start(job, int(decided.gpu_uuids[0]), decided.thread_percentage)
         for closed in state.closed_gpus.at(cluster.now_seconds):  # then it takes others again
             cluster.wake_at(closed.term.until)
+
+    def keeping(
+        self, context: DecisionContext, cluster: JobCluster, request_of: Callable[[Job, int], PlacementRequest]
+    ) -> DecisionContext:
+        """The context while the cluster's jobs wait: GPUs are kept for those that have waited long."""
+        after = self.settings.reserve_after_seconds
+        waiting = []
+        for job in cluster.queue if after else ():
+            asked = cluster.jobs[job]
+            if cluster.now_seconds - asked.submit_seconds >= after:
+                request = request_of(asked, cluster.truth.memory_mib(asked.workload))
+                waiting.append(WaitingPod(request, asked.name, joins=partial(self._joins, cluster, asked)))
+        return context.keeping(waiting, after)
+
+    @staticmethod
+    def _joins(cluster: JobCluster, job: Job, names_there: Collection[str]) -> bool:
+        """Whether the truth offers a job beside others."""
+        there = [cluster.jobs[cluster.number_of(name)].workload for name in names_there]
+        return cluster.truth.offers([*there, job.workload])
 
     def request_of(self, job: Job, memory_mib: int) -> PlacementRequest:
         """What the pod of a job asks.
@@ -101,6 +123,7 @@ class GpuSharePolicy:
             known=known,
             max_slowdown=job.max_slowdown,
             unprofiled=Unprofiled(frozenset({job.workload}), job.name) if profile is None else None,
+            queued_at=job.submit_seconds,
         )
 
     def new_context(self, cluster: JobCluster) -> DecisionContext:

@@ -34,6 +34,7 @@ class Job:
         solo_seconds: how long it takes alone; max_slowdown: what it tolerates.
         fraction, job_class: what its pod asks for; only policies that count shares read them.
         promise: the least progress that its pod may count on; None: 1 / max_slowdown.
+        start_seconds: on a GPU, before it makes any progress: context, model, first compilation.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Job:
     fraction: str = "auto"
     job_class: JobClass = JobClass.THROUGHPUT
     promise: float | None = None
+    start_seconds: float = 0.0
 
     @property
     def least_progress(self) -> float:
@@ -173,11 +175,13 @@ class JobCluster:
     wake_seconds: float = math.inf
     _known: dict[tuple[TenantKind, ...], tuple[float, ...]] = field(default_factory=dict)
     _seen: dict[int, "_GpuRates"] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)
 
     def start(self, job: int, gpu: int, thread_percentage: int = 100) -> None:
-        """Start a waiting job on a GPU; one that was retracted before needs RESTART_SECONDS to be ready."""
+        """Start a waiting job on a GPU; one that was retracted needs RESTART_SECONDS at least to be ready."""
         self.queue.remove(job)
-        ready = self.now_seconds + (RESTART_SECONDS if self.retractions.get(job) else 0.0)
+        start = self.jobs[job].start_seconds
+        ready = self.now_seconds + (max(start, RESTART_SECONDS) if self.retractions.get(job) else start)
         self.gpus[gpu].append(JobTenant(job, thread_percentage, self.now_seconds, ready))
         self._seen.pop(gpu, None)
 
@@ -213,6 +217,12 @@ class JobCluster:
             if any(tenant.job == job for tenant in tenants):
                 tenants[:] = [tenant for tenant in tenants if tenant.job != job]
                 self._seen.pop(gpu, None)
+
+    def number_of(self, name: str) -> int:
+        """Return the place of a job in the trace."""
+        if not self._numbers:
+            self._numbers.update((job.name, index) for index, job in enumerate(self.jobs))
+        return self._numbers[name]
 
     def wake_at(self, seconds: float) -> None:
         """Ask to be called again at this time at the latest."""

@@ -31,7 +31,15 @@ from gpushare.core.control import (
 )
 from gpushare.core.gpu import Counters
 from gpushare.core.interference import InterferenceModel, Profile, cap_progress, effects_of, promised_progress
-from gpushare.core.placement import DecisionContext, KeptApart, KnownWorkload, PlacementRequest, decide, survey
+from gpushare.core.placement import (
+    DecisionContext,
+    KeptApart,
+    KnownWorkload,
+    PlacementRequest,
+    Settings,
+    decide,
+    survey,
+)
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.job_policy_gpushare import GpuSharePolicy
 from gpushare.sim.jobs import JobCluster
@@ -166,6 +174,7 @@ class LiveOnTable:
     Attributes:
         profiles: what is known of each workload; empty: nothing, so that shares bound it and the model is mute.
         seen: what the agent knows a promise by, where nothing is known to the decision.
+        release: the settings of the installation.
         learns: whether windows teach what the model does not know (`learnt`), as the operator's learner does.
     """
 
@@ -179,6 +188,7 @@ class LiveOnTable:
     seen: Mapping[str, Profile] = field(default_factory=dict)
     settings: WatchSettings = field(default_factory=WatchSettings)
     mechanism: Mechanism = Mechanism.MPS
+    release: Settings = field(default_factory=Settings)
     _requests: GpuSharePolicy = field(init=False)
     _rng: np.random.Generator = field(init=False)
     _context: DecisionContext | None = None
@@ -191,7 +201,7 @@ class LiveOnTable:
     _asks: dict[int, tuple[int, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._requests = GpuSharePolicy(self.model, self.gpu_model, self.profiles)
+        self._requests = GpuSharePolicy(self.model, self.gpu_model, self.profiles, self.release)
         self._rng = np.random.default_rng([self.seed, 12])
 
     def schedule(self, cluster: JobCluster) -> None:
@@ -204,13 +214,19 @@ class LiveOnTable:
         running = {cluster.jobs[tenant.job].name for tenants in cluster.gpus for tenant in tenants}
         for uid in [uid for uid in self._context.state.reservations if uid not in running]:
             self._context.state.release(uid)
-        self._place(cluster, self._context.at(cluster.now_seconds))
+        self._place(cluster, self._keeping(cluster, self._context.at(cluster.now_seconds)))
         if self.watches:
             for gpu, sight in enumerate(self._sights):
                 self._notice(cluster, gpu, sight)
             cluster.wake_at(min(sight.next_seconds for sight in self._sights))
 
     # -- deciding
+
+    def _keeping(self, cluster: JobCluster, context: DecisionContext) -> DecisionContext:
+        """GPUs are kept for jobs that have waited long."""
+        return self._requests.keeping(
+            context, cluster, lambda job, _memory: self._request(cluster, cluster.number_of(job.name))
+        )
 
     def _place(self, cluster: JobCluster, context: DecisionContext) -> None:
         held = [self._held(cluster, gpu) for gpu in range(len(cluster.gpus))]
@@ -230,7 +246,12 @@ class LiveOnTable:
                 continue
             found = survey(request, context, [node for _, node in nodes])
             fitting = set(found.nodes)
-            refusing.update(held[int(gpu)] for gpu, node in nodes if node not in fitting)
+            barred = {row for _, row in context.barred(request)}  # for now, whoever is there
+            refusing.update(
+                held[int(gpu)]
+                for gpu, node in nodes
+                if node not in fitting and context.state.row(node) not in barred
+            )
             if not fitting:
                 continue
             (row,) = found.best(1)

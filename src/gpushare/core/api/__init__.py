@@ -12,6 +12,7 @@ from gpushare.core.api.names import (
     MAX_CLIENTS_PER_GPU,
     SHARES_PER_GPU,
 )
+from gpushare.core.api.node_rules import NodeRules, Taint, taints_of
 from gpushare.core.api.objects import (
     Ceilings,
     GpuNode,
@@ -87,6 +88,7 @@ __all__ = [
     "LearnedEffect",
     "MpsState",
     "MpsStatus",
+    "NodeRules",
     "Observed",
     "OwnerReference",
     "Phase",
@@ -102,6 +104,7 @@ __all__ = [
     "SelectorOperator",
     "ShareRequest",
     "Slo",
+    "Taint",
     "TenantSlo",
     "TenantStatus",
     "TenantTrouble",
@@ -127,5 +130,6 @@ __all__ = [
     "retracted_often",
     "share_limit_of",
     "shown",
+    "taints_of",
     "to_json",
 ]

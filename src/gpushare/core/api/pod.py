@@ -7,6 +7,7 @@ from typing import Any, Final, Self
 
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
+from gpushare.core.api.node_rules import NodeRules
 from gpushare.core.api.pod_resources import requests_of, share_limit_of
 
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
@@ -36,6 +37,9 @@ class PodView:
         leaving: it is being deleted.
         unserved: kubelet rejected it for good, as no device plugin served when it came.
         started_at: when the first of its containers that run now started, RFC 3339; empty while none does.
+        gated: a scheduling gate holds it back.
+        unschedulable: kube-scheduler found no node for it when it looked last.
+        rules: the nodes that it allows itself; None once it is bound.
     """
 
     uid: str
@@ -60,6 +64,9 @@ class PodView:
     leaving: bool = False
     unserved: bool = False
     started_at: str = ""
+    gated: bool = False
+    unschedulable: bool = False
+    rules: NodeRules | None = None
 
     @classmethod
     def from_object(cls, obj: Mapping[str, Any]) -> Self:
@@ -107,6 +114,9 @@ class PodView:
             leaving="deletionTimestamp" in metadata,
             unserved=status.get("reason") == _REJECTED and _names_no_plugin(status.get("message") or ""),
             started_at=_started_at(status),
+            gated=bool(spec.get("schedulingGates")),
+            unschedulable=_is_unschedulable(status),
+            rules=None if spec.get("nodeName") else NodeRules.from_spec(spec),
         )
 
     @property
@@ -118,6 +128,13 @@ class PodView:
     def finished(self) -> bool:
         """Return whether its containers have ended for good, so that it holds no share any more."""
         return self.phase in _TERMINAL_PHASES
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Return whether it could run, and kube-scheduler has looked for a node for it in vain."""
+        return (
+            self.node is None and self.unschedulable and not self.gated and not self.leaving and not self.finished
+        )
 
     @property
     def fraction(self) -> str | None:
@@ -138,6 +155,13 @@ def _has_preferences(spec: Mapping[str, Any]) -> bool:
 def _started_at(status: Mapping[str, Any]) -> str:
     running = [(one.get("state") or {}).get("running") or {} for one in status.get("containerStatuses") or ()]
     return min((at for one in running if (at := one.get("startedAt"))), default="")
+
+
+def _is_unschedulable(status: Mapping[str, Any]) -> bool:
+    return any(
+        one.get("type") == "PodScheduled" and one.get("status") == "False" and one.get("reason") == "Unschedulable"
+        for one in status.get("conditions") or ()
+    )
 
 
 def _is_short_of_shares(status: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ class Reason(StrEnum):
     NODE_MEMORY = "NotEnoughNodeMemory"
     SLOWDOWN = "SlowdownBeyondTolerance"
     FAULT_DOMAIN = "FaultDomain"
+    KEPT = "KeptForAnother"
     PROBATION = "Probation"
     CONFLICT = "Conflict"
     TOO_MANY_GPUSHARES = "TooManyGpuShares"

@@ -16,6 +16,7 @@ from gpushare.core.placement.explanation import (
 from gpushare.core.placement.fitting import summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.judge import Judge
+from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, is_due
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
 from gpushare.core.placement.preemption import Evictable, choose_victims
 from gpushare.core.placement.probation import (
@@ -28,6 +29,7 @@ from gpushare.core.placement.probation import (
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
 from gpushare.core.placement.settings import (
     DEFAULT_GPU_MEMORY_RESERVE_MIB,
+    DEFAULT_RESERVE_AFTER_SECONDS,
     Settings,
     SettingsError,
     parse_settings,
@@ -42,12 +44,15 @@ from gpushare.core.placement.shapes import (
     Shape,
 )
 from gpushare.core.placement.state import AGENT_AWAY, UNLIMITED, ClusterState, FloatArray, IntArray
+from gpushare.core.placement.whatif import WaitingPod
 
 __all__ = [
     "AGENT_AWAY",
     "DEFAULT_GPU_MEMORY_RESERVE_MIB",
+    "DEFAULT_RESERVE_AFTER_SECONDS",
     "GPU_MILLI",
     "MILLI_PER_PERCENT",
+    "MOST_EXAMINED",
     "NO_PROBATION",
     "UNKNOWN_NODE",
     "UNLIMITED",
@@ -65,6 +70,7 @@ __all__ = [
     "IntArray",
     "Judge",
     "KeptApart",
+    "KeptGpus",
     "KnownWorkload",
     "LearningPolicy",
     "Mix",
@@ -80,6 +86,7 @@ __all__ = [
     "SettingsError",
     "Shape",
     "Unprofiled",
+    "WaitingPod",
     "cap_of",
     "choose_victims",
     "clock_time",
@@ -88,6 +95,7 @@ __all__ = [
     "elsewhere_of",
     "explain",
     "fragmented_milli",
+    "is_due",
     "known_of",
     "parse_settings",
     "settings",

@@ -16,13 +16,16 @@ from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.caution import Cautious, cautious
 from gpushare.core.placement.fitting import refusals, summarize, usable_slots
 from gpushare.core.placement.judge import Judge
+from gpushare.core.placement.keeping import KeptGpus, keep
 from gpushare.core.placement.outlook import best_cap
 from gpushare.core.placement.policies import make
 from gpushare.core.placement.probation import NO_PROBATION, Probationary, ProbationSettings, on_probation
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, NodeList, PlacementPolicy, fit, scores
 from gpushare.core.placement.settings import Settings
 from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest, Shape
+from gpushare.core.placement.standing_back import Barred, StandingBack, barred_for
 from gpushare.core.placement.state import ClusterState
+from gpushare.core.placement.whatif import WaitingPod, WhatIf
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class DecisionContext:
         now: seconds of the clock by which retractions and probations end (Unix time on a live cluster); 0: none
             has ended yet.
         probation: whether unknown workloads get a GPU of their own for a while.
+        kept: GPUs that are kept for pods that have waited long.
     """
 
     state: ClusterState
@@ -40,6 +44,7 @@ class DecisionContext:
     judge: Judge
     now: float = 0.0
     probation: ProbationSettings = NO_PROBATION
+    kept: tuple[KeptGpus, ...] = ()
 
     @classmethod
     def of(
@@ -64,10 +69,27 @@ class DecisionContext:
         """The same at a time."""
         return replace(self, now=now)
 
+    def keeping(self, waiting: Iterable[WaitingPod], after_seconds: float) -> Self:
+        """The same while these pods wait: GPUs are kept for those that have waited longer than so many seconds."""
+        return replace(self, kept=keep(waiting, self._what_if, after_seconds))
+
+    @property
+    def _what_if(self) -> WhatIf:
+        return WhatIf(self.state, self.judge, self.now)
+
+    def barred(self, request: PlacementRequest) -> Barred:
+        """The GPUs that are kept for others who would be set back by a request."""
+        return barred_for(request, self.kept, self._what_if) if self.kept else {}
+
     def policy_for(self, request: PlacementRequest) -> PlacementPolicy:
-        """The policy for one request, kept off GPUs where a promise could not be kept, or that are closed."""
+        """The policy for one request, kept off GPUs where a promise could not be kept, or that are closed.
+
+        And off those where it would set back a pod that has waited longer.
+        """
         careful = cautious(self.policy, self.judge, self.state, request, self.now)
-        return on_probation(careful, self.judge, self.state, request, self.probation, now=self.now)
+        policy = on_probation(careful, self.judge, self.state, request, self.probation, now=self.now)
+        barred = self.barred(request)
+        return StandingBack(policy, barred) if barred else policy
 
 
 def decide(
@@ -86,7 +108,8 @@ def decide(
     state, shape = context.state, request.shape
     # 1. What fits: health, share, memory, clients, model, fault domain; the node's CPU and memory (fitting.py).
     # 2. Whom it would hurt: GPUs where a promise could not be kept, throttling included, are out (judge.py), and
-    #    those that another pod has to itself while its workload's profile is taken (probation.py).
+    #    those that another pod has to itself while its workload's profile is taken (probation.py), and those kept
+    #    for a pod that has waited longer and would be set back (keeping.py, standing_back.py).
     # 3. What ranks: the gain in summed progress less the loss by fragmentation (caution.py, policies/).
     policy = context.policy_for(request)
     row = _best_row(state, policy, shape) if node is None else _row_of(state, policy, shape, node)
@@ -104,16 +127,17 @@ def decide(
     cap = None
     if slots:
         cap = cap_of(request)
-        careful = policy.inner if isinstance(policy, Probationary) else policy
+        careful = _layers(policy)[-1]
         if isinstance(careful, Cautious):
             cap = best_cap(context.judge, state, careful.newcomer, slots[0], row)
     # 6. The decision, with the term for which the GPU is the pod's alone, if it is on probation.
+    terms = (each.term(state, row, slots[0]) for each in _layers(policy) if isinstance(each, Probationary))
     return Placement(
         state.node_name(row),
         tuple(uuids[slot] for slot in slots),
         _memory_mib(state, shape, row, slots),
         cap,
-        policy.term(state, row, slots[0]) if isinstance(policy, Probationary) else None,
+        next(terms, None),
     )
 
 
@@ -181,6 +205,16 @@ def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Reje
     return summarize(state, shape)
 
 
+def _layers(policy: PlacementPolicy) -> list[PlacementPolicy]:
+    """A policy and those that it narrows, the outermost first."""
+    found = [policy]
+    if isinstance(found[-1], StandingBack):
+        found.append(found[-1].wider)
+    if isinstance(found[-1], Probationary):
+        found.append(found[-1].inner)
+    return found
+
+
 def _preferred(
     state: ClusterState, policy: PlacementPolicy, shape: Shape, row: int, gpu_uuids: Sequence[str]
 ) -> tuple[int, ...]:
@@ -192,9 +226,8 @@ def _preferred(
     gpu_fits = fit(state, shape, np.array([row]))[1]
     if not all(gpu_fits[slot, 0] for slot in slots):
         return ()
-    if isinstance(policy, Cautious | Probationary) and not all(policy.takes(state, row, slot) for slot in slots):
-        return ()
-    return slots
+    choosy = [each for each in _layers(policy) if isinstance(each, Cautious | Probationary | StandingBack)]
+    return slots if all(each.takes(state, row, slot) for each in choosy for slot in slots) else ()
 
 
 def _memory_mib(state: ClusterState, shape: Shape, row: int, slots: Sequence[int]) -> int:

@@ -9,6 +9,7 @@ from gpushare.core.admission import Defaults
 from gpushare.core.api import GpuShare, Rejection, TenantStatus
 from gpushare.core.interference import Forecast, InterferenceModel, promised_progress
 from gpushare.core.placement.decide import DecisionContext, decide, survey
+from gpushare.core.placement.keeping import KeptGpus
 from gpushare.core.placement.known import KnownWorkload
 from gpushare.core.placement.search import Candidates
 from gpushare.core.placement.shapes import MILLI_PER_PERCENT, Placement, PlacementRequest, tolerated
@@ -102,6 +103,7 @@ class Explanation:
         gpus: of its place, or of the one that it would get now; empty where it fits nowhere.
         elsewhere: the most frequent reason first.
         done: oldest first.
+        kept: what is kept for the pod until it is placed; None: nothing.
     """
 
     request: PlacementRequest
@@ -115,6 +117,7 @@ class Explanation:
     gpus: tuple[ExplainedGpu, ...]
     elsewhere: tuple[Elsewhere, ...]
     done: tuple[Happening, ...]
+    kept: KeptGpus | None = None
 
 
 def explain(
@@ -162,6 +165,7 @@ def explain(
         gpus,
         elsewhere_of(found),
         tuple(done),
+        next((each for each in context.kept if each.pod.request.pod_uid == request.pod_uid), None),
     )
 
 

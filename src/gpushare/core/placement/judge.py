@@ -15,12 +15,13 @@ from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement.caps import cap_choices
 from gpushare.core.placement.forecasts import ForecastTable, Member
 from gpushare.core.placement.known import KeptApart, KnownWorkload
-from gpushare.core.placement.shapes import MILLI_PER_PERCENT, PlacementRequest, Tenant, tolerated
+from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, PlacementRequest, Tenant, tolerated
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
 MOST_SETS: Final = 20_000
 """Kinds of sets remembered beyond one for each GPU, 1 KB each or so; beyond, all is looked at anew."""
 MOST_NEWCOMERS: Final = 256
+MOST_IMAGINED_SETS: Final = 4096
 EMPTY: Final = 0
 """Number of the set without tenants."""
 _LEAST: Final = 1e-3
@@ -142,6 +143,7 @@ class Judge:
         self._census: tuple[tuple[int, int, int], IntArray] = ((-1, -1, -1), np.zeros(1, np.int64))
         self._totals: tuple[tuple[int, int, int], float, float] = ((-1, -1, -1), 0.0, 0.0)
         self._verdicts: dict[Newcomer, Verdicts] = {}
+        self._imagined: dict[tuple[Newcomer, TenantSet], bool] = {}
         self._resident: IntArray = np.zeros((0, 0), np.int64)
         self._resident_as_of: tuple[int, int] = (-1, -1)
         self._seen = 0
@@ -158,7 +160,7 @@ class Judge:
     def _clear(self) -> None:
         nobody = TenantSet("", ())
         self._sets, self._ids, self._verdicts, self._summed = [nobody], {nobody: EMPTY}, {}, {}
-        self._kinds, self._places_of_kind, self._held = {}, [], [0]
+        self._kinds, self._places_of_kind, self._held, self._imagined = {}, [], [0], {}
         self._resident_as_of = (-1, -1)
         self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
 
@@ -321,6 +323,34 @@ class Judge:
             self._verdicts[newcomer] = found
         return found
 
+    def takes(self, request: PlacementRequest, gpu_model: str, tenants: Iterable[Tenant], now: float) -> bool:
+        """Whether a pod could join these tenants, imagined ones too; `verdicts` answers for the sets there."""
+        if request.share_milli >= GPU_MILLI:
+            return True
+        members: list[Member] = []
+        for tenant in tenants:
+            known = (self._known(tenant.pod_uid) if self._known is not None else None) or tenant.known
+            if _are_apart(request.known, known, now):
+                return False
+            members.append(_member(tenant, known, gpu_model))
+        members.sort(key=Member.order)
+        newcomer, found = Newcomer.of(request), TenantSet(gpu_model, tuple(members))
+        if (newcomer, found) not in self._imagined:
+            if len(self._imagined) >= MOST_IMAGINED_SETS:
+                self._imagined.clear()
+            self._imagined[newcomer, found] = self._takes(newcomer, found)
+        return self._imagined[newcomer, found]
+
+    def _takes(self, newcomer: Newcomer, tenants: TenantSet) -> bool:
+        if not tenants.members:
+            return True
+        wants_own = newcomer.known is not None and newcomer.known.wants_own
+        if wants_own or any(member.wants_own for member in tenants.members):
+            return False
+        if not newcomer.is_known_on(tenants.gpu_model) and not any(each.is_known for each in tenants.members):
+            return True
+        return bool(self._tried(tenants.gpu_model, newcomer, [tenants]).accepts[0])
+
     def _judge(self, newcomer: Newcomer, begin: int) -> Verdicts:
         """The verdict on the sets from `begin` on."""
         verdicts = Verdicts.blank(len(self._sets) - begin)
@@ -344,12 +374,21 @@ class Judge:
     def _judge_on(
         self, gpu_model: str, newcomer: Newcomer, numbers: Sequence[int], at: IntArray, verdicts: Verdicts
     ) -> None:
-        """Judge sets on one GPU model in one pass; the newcomer is in the first place of each.
+        """Judge sets on one GPU model in one pass."""
+        before = np.array(self.summed(numbers))
+        done = self._tried(gpu_model, newcomer, [self._sets[number] for number in numbers])
+        for name in Verdicts.__slots__:
+            if name != "crowds":
+                getattr(verdicts, name)[at] = getattr(done, name)
+        verdicts.gains[at] -= before
+
+    def _tried(self, gpu_model: str, newcomer: Newcomer, sets: Sequence[TenantSet]) -> Verdicts:
+        """What comes of a newcomer beside sets of tenants; it is in the first place of each, and gains are sums.
 
         It is tried under its least cap and under the highest that leaves its neighbours their own; where neither
         will do, uncapped as well, and with tenants stopped.
         """
-        table, sets = self.table(gpu_model), [self._sets[number] for number in numbers]
+        table = self.table(gpu_model)
         caps = newcomer.caps(gpu_model)
         own = dict(zip(caps, table.rows([newcomer.member(gpu_model, cap) for cap in caps]).tolist(), strict=True))
         most = [most_beside(each, newcomer) for each in sets]
@@ -361,17 +400,13 @@ class Judge:
             ]
         )
         resident = rows_of(table, [each.members for each in sets])
-        before = np.array(self.summed(numbers))
         done = self._try(table, tried[:, :2], resident, stops=False)
         rest = np.flatnonzero(~done.accepts)
         if len(rest):
             again = self._try(table, tried[rest], resident[rest], stops=True)
             for name in Verdicts.__slots__:
                 getattr(done, name)[rest] = getattr(again, name)
-        for name in Verdicts.__slots__:
-            if name != "crowds":
-                getattr(verdicts, name)[at] = getattr(done, name)
-        verdicts.gains[at] -= before
+        return done
 
     @staticmethod
     def _try(table: ForecastTable, own: IntArray, resident: IntArray, *, stops: bool) -> Verdicts:
@@ -437,6 +472,15 @@ def _member(tenant: Tenant, known: KnownWorkload | None, gpu_model: str) -> Memb
         tenant.thread_percentage,
         known is not None and known.wants_own,
         known.profile if known is not None and is_known else None,
+    )
+
+
+def _are_apart(one: KnownWorkload | None, other: KnownWorkload | None, now: float) -> bool:
+    """Whether a retraction keeps two workloads off the same GPU."""
+    return (
+        one is not None
+        and other is not None
+        and (other.name in one.apart_from(now) or one.name in other.apart_from(now))
     )
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "Candidates",
     "LearningPolicy",
     "Lesson",
+    "NarrowedPolicy",
     "NodeList",
     "PlacementPolicy",
     "WorthPolicy",
@@ -98,6 +99,21 @@ class LearningPolicy(Protocol):
 
     def adopt(self, state: ClusterState, lesson: Any, learnt: Any) -> None:
         """Use what was learnt from now on."""
+        ...
+
+
+@runtime_checkable
+class NarrowedPolicy(Protocol):
+    """A policy that ranks as another does, but for a few rows: what is cached of the other holds for it."""
+
+    @property
+    def wider(self) -> PlacementPolicy:
+        """Return the other policy."""
+        ...
+
+    @property
+    def rows(self) -> IntArray:
+        """Return the rows that it ranks otherwise."""
         ...
 
 
@@ -219,6 +235,10 @@ def fit(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[BoolArray, B
 
 def scores(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> FloatArray:
     """Return the score of every row, -inf where it does not fit."""
+    if isinstance(policy, NarrowedPolicy):
+        found = scores(state, policy.wider, shape).copy()
+        found[policy.rows] = _ranked(state, policy, shape, policy.rows)
+        return found
     token = policy.token(state)
     if token is None:
         return _ranked(state, policy, shape, np.arange(len(state.alive)))

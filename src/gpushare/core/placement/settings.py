@@ -11,6 +11,8 @@ from gpushare.core.placement.probation import MOST_SECONDS, ProbationSettings
 
 DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512
 """MiB of each GPU kept from tenants: the MPS server's own context."""
+DEFAULT_RESERVE_AFTER_SECONDS: Final = 1800.0
+"""Seconds after which a GPU is kept for a waiting pod (docs/measurements/jobs.md)."""
 
 POLICY: Final = "GPUSHARE_POLICY"
 DEFAULT_CLASS: Final = "GPUSHARE_DEFAULT_CLASS"
@@ -22,6 +24,7 @@ CHARGE_MEMORY: Final = "GPUSHARE_CHARGE_MEMORY"
 PROBATION_SECONDS: Final = "GPUSHARE_PROBATION_SECONDS"
 MOST_PROBATIONS: Final = "GPUSHARE_MOST_PROBATIONS"
 FREEZES: Final = "GPUSHARE_FREEZES"
+RESERVE_AFTER: Final = "GPUSHARE_RESERVE_AFTER_SECONDS"
 
 
 class SettingsError(ValueError):
@@ -37,12 +40,14 @@ class Settings:
         defaults: what a pod gets that neither it nor its GpuShare says, the tolerated slowdown among it.
         gpu_memory_reserve_mib: of each GPU, never given to tenants.
         probation: when an unknown workload gets a GPU of its own for a while.
+        reserve_after_seconds: a GPU is kept for a pod that has waited longer; 0: none ever.
     """
 
     policy: str = "gpushare"
     defaults: Defaults = field(default_factory=Defaults)
     gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
     probation: ProbationSettings = field(default_factory=ProbationSettings)
+    reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS
 
     def to_mapping(self) -> dict[str, str]:
         """As the chart renders them: names of environment variables and their values."""
@@ -57,6 +62,7 @@ class Settings:
             PROBATION_SECONDS: f"{self.probation.seconds:g}",
             MOST_PROBATIONS: str(self.probation.most),
             FREEZES: "true" if self.probation.freezes else "false",
+            RESERVE_AFTER: f"{self.reserve_after_seconds:g}",
         }
 
 
@@ -90,6 +96,12 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
             raise refused(name, "1 or more")
         return ratio
 
+    try:
+        reserve_after_seconds = float(read[RESERVE_AFTER])
+    except ValueError:
+        raise refused(RESERVE_AFTER, "a number of seconds") from None
+    if not 0 <= reserve_after_seconds < float("inf"):
+        raise refused(RESERVE_AFTER, "0 or more seconds")
     if not read[GPU_MEMORY_RESERVE].isdecimal():
         raise refused(GPU_MEMORY_RESERVE, "a number of MiB")
     for name in (CHARGE_MEMORY, FREEZES):
@@ -112,4 +124,5 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
         ProbationSettings(
             float(read[PROBATION_SECONDS]), int(read[MOST_PROBATIONS]), freezes=read[FREEZES] == "true"
         ),
+        reserve_after_seconds,
     )

@@ -5,11 +5,13 @@ users whole percents (46): both are exact integers. At the live edge `share_mill
 share_percent`.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from gpushare.core.admission import Defaults
 from gpushare.core.api import MAX_GPUS_PER_POD, FaultDomain, JobClass, names
+from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.closed_gpus import ProbationTerm, Unprofiled
 from gpushare.core.placement.known import KnownWorkload
 
@@ -51,6 +53,8 @@ class PlacementRequest:
         known: what is known of its workload; None where nothing is.
         max_slowdown: that it tolerates, 1 or more, where its workload does not say itself.
         unprofiled: its workload, while that has no profile and may get one.
+        priority: of its pod; queued_at: since when it could be placed, seconds of the caller's clock; inf: it
+            comes now. Both only decide before whom it has to stand back (keeping.py).
     """
 
     pod_uid: str
@@ -67,6 +71,8 @@ class PlacementRequest:
     known: KnownWorkload | None = field(default=None, compare=False)
     max_slowdown: float | None = field(default=None, compare=False)
     unprofiled: Unprofiled | None = field(default=None, compare=False, repr=False)
+    priority: int = field(default=0, compare=False)
+    queued_at: float = field(default=math.inf, compare=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
     """The part that decides where it can go: requests of one shape are interchangeable to the engine."""
 
@@ -91,6 +97,26 @@ class PlacementRequest:
             self.clients,
         )
         object.__setattr__(self, "shape", shape)  # frozen, and asked for with every decision
+
+    @property
+    def rank(self) -> tuple[int, float, str]:
+        """Return what waiting pods are ordered by: priority, then how long they have waited."""
+        return -self.priority, self.queued_at, self.pod_uid
+
+    def as_tenant(self, memory_mib: int) -> "Tenant":
+        """Return the tenant that it would be, under the least cap that it may have."""
+        return Tenant(
+            self.pod_uid,
+            self.share_milli,
+            memory_mib,
+            self.job_class,
+            self.workload,
+            self.fault_domain,
+            0,
+            thread_percentage(max(1, self.share_milli // MILLI_PER_PERCENT), self.job_class),
+            self.known,
+            tolerated(self, None),
+        )
 
 
 def tolerated(request: PlacementRequest, known: KnownWorkload | None, defaults: Defaults | None = None) -> float:

@@ -1,0 +1,126 @@
+"""A policy kept off the GPUs that are kept for pods that have waited longer (keeping.py)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from gpushare.core.api import Reason, Rejection
+from gpushare.core.placement.fitting import fitting_gpus
+from gpushare.core.placement.keeping import KeptGpus
+from gpushare.core.placement.search import PlacementPolicy
+from gpushare.core.placement.shapes import PlacementRequest, Shape
+from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
+from gpushare.core.placement.whatif import WhatIf
+
+Barred = Mapping[tuple[int, int], KeptGpus]
+"""(slot, row) of the GPUs that a pod may not take, and for whom each is kept."""
+_MINUTES_FROM: Final = 120.0
+_HOURS_FROM: Final = 7200.0
+
+
+class StandingBack:
+    """Another policy for one request, without the GPUs where it would set back a pod that has waited longer."""
+
+    is_choosy = True
+
+    def __init__(self, wider: PlacementPolicy, barred: Barred) -> None:
+        self.wider = wider
+        self.name = f"{wider.name}, standing back"
+        self.rows: IntArray = np.array(sorted({row for _, row in barred}), np.int64)
+        self._barred = barred
+
+    def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
+        """As the other, with what is barred taken for GPUs that do not fit."""
+        left = gpu_fits & ~self._bars(rows, gpu_fits.shape[0])
+        some = left.sum(axis=0) >= max(1, shape.gpu_count)
+        scores = np.full(len(rows), -np.inf)
+        if some.any():
+            scores[some] = self.wider.rank(state, shape, rows[some], left[:, some])
+        return scores
+
+    def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
+        """As the other, of those that are not barred."""
+        return self.wider.pick(state, shape, row, [slot for slot in slots if (slot, row) not in self._barred])
+
+    def select(self, scores: FloatArray) -> int:
+        """As the other."""
+        return self.wider.select(scores)
+
+    def token(self, state: ClusterState) -> object:
+        """Nothing is cached of it: it ranks a few rows."""
+        del state
+        return None
+
+    def takes(self, state: ClusterState, row: int, slot: int) -> bool:
+        """Return whether a GPU is not barred."""
+        del state
+        return (slot, row) not in self._barred
+
+    def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
+        """Return one rejection for each node: for whom a GPU is kept there, else what the other says."""
+        found: list[Rejection] = []
+        groups = np.full(len(rows), -1, np.int64)
+        for at in np.flatnonzero(np.isin(rows, self.rows)).tolist():
+            fits = np.flatnonzero(fitting_gpus(state, shape, rows[[at]])[:, 0]).tolist()
+            kept = [self._barred[slot, int(rows[at])] for slot in fits if (slot, int(rows[at])) in self._barred]
+            if kept:
+                groups[at] = len(found)
+                found.append(_rejection_of(kept[0]))
+        others = groups < 0
+        if others.any():
+            more, of_those = self.wider.refusals(state, shape, rows[others])
+            groups[others] = len(found) + of_those
+            found += more
+        return found, groups
+
+    def _bars(self, rows: IntArray, width: int) -> BoolArray:
+        bars = np.zeros((width, len(rows)), bool)
+        place = {row: at for at, row in enumerate(rows.tolist())}
+        for slot, row in self._barred:
+            if row in place:
+                bars[slot, place[row]] = True
+        return bars
+
+
+def barred_for(request: PlacementRequest, kept: Iterable[KeptGpus], what_if: WhatIf) -> Barred:
+    """Return the GPUs where a request would set back a pod before which it stands back.
+
+    It does not where that pod still fits after the same tenants have left.
+    """
+    found: dict[tuple[int, int], KeptGpus] = {}
+    state = what_if.state
+    if not request.gpu_count:
+        return found
+    for each in kept:
+        row = state.row(each.node)
+        if row is None or not each.before(request) or state.reservation(each.pod.request.pod_uid) is not None:
+            continue
+        uuids = state.uuids(row)
+        slots = [uuids.index(uuid) for uuid in each.gpu_uuids if uuid in uuids]
+        tenants = {slot: state.tenants(uuids[slot]) for slot in slots}
+        gone = [tenant for there in tenants.values() for tenant in there if tenant.pod_uid in each.leaving]
+        if not what_if.node_fits(each.pod, row, gone, request):
+            found.update(((slot, row), each) for slot in range(len(uuids)))
+            continue
+        for slot in slots:
+            if state.share_free_milli[slot, row] < request.share_milli:
+                continue  # it does not fit there anyway, and that is what is told
+            is_one = each.pod.request.gpu_count == 1
+            if not (is_one and what_if.fits(each.pod, (slot, row), tenants[slot], each.leaving, request)):
+                found[slot, row] = each
+    return found
+
+
+def _rejection_of(kept: KeptGpus) -> Rejection:
+    gpus = f"GPU {kept.gpu_uuids[0]} is" if len(kept.gpu_uuids) == 1 else f"{len(kept.gpu_uuids)} GPUs are"
+    return Rejection(
+        Reason.KEPT, f"{gpus} kept for {kept.pod.name}, which has waited {_long(kept.waited_seconds)}"
+    )
+
+
+def _long(seconds: float) -> str:
+    """Return a duration in words, coarse enough that it does not change with every second."""
+    if seconds < _MINUTES_FROM:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < _HOURS_FROM else f"{seconds / 3600:.0f} h"

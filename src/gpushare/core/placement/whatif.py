@@ -1,0 +1,94 @@
+"""Whether a waiting pod would fit a GPU once some of its tenants had left: tried on nothing but the figures."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpushare.core.api import FaultDomain, names
+from gpushare.core.placement.judge import Judge
+from gpushare.core.placement.shapes import GPU_MILLI, PlacementRequest, Tenant
+from gpushare.core.placement.state import ClusterState
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingPod:
+    """A pod that fitted nowhere when it was asked about.
+
+    Attributes:
+        request: with its priority, and since when it waits.
+        name: for people.
+        nodes: the nodes that its selector, affinity and tolerations allow; None: every one.
+        joins: whether it may run beside these pods (uids) for reasons that the state does not know.
+    """
+
+    request: PlacementRequest
+    name: str
+    nodes: Collection[str] | None = None
+    joins: Callable[[Collection[str]], bool] = lambda _uids: True
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What a decision looks at, for questions of what comes when tenants leave."""
+
+    state: ClusterState
+    judge: Judge
+    now: float
+
+    def fits(
+        self,
+        pod: WaitingPod,
+        at: tuple[int, int],
+        tenants: Sequence[Tenant],
+        gone: Collection[str],
+        plus: PlacementRequest | None = None,
+    ) -> bool:
+        """Return whether a pod fits one GPU once some of its tenants are gone and, maybe, another has come.
+
+        Args:
+            at: slot and row of the GPU; tenants: of it, as they are.
+        """
+        (_, row), shape, state = at, pod.request.shape, self.state
+        leaving = [each for each in tenants if each.pod_uid in gone]
+        staying = [each for each in tenants if each.pod_uid not in gone]
+        if plus is not None:
+            staying.append(plus.as_tenant(self._memory_mib(plus, at)))
+        if sum(each.share_milli for each in staying) + shape.share_milli > GPU_MILLI:
+            return False
+        usable = int(state.memory_usable_mib[at])
+        if usable and sum(each.memory_mib for each in staying) + self._memory_mib(pod.request, at) > usable:
+            return False
+        if staying and FaultDomain.ISOLATED in {shape.fault_domain, *(each.fault_domain for each in staying)}:
+            return False
+        if sum(map(self._clients, staying)) + shape.clients > names.MAX_CLIENTS_PER_GPU:
+            return False
+        if not self.node_fits(pod, row, leaving, plus):
+            return False
+        gpu_model = state.model_names[int(state.model_ids[at])]
+        if not pod.joins([each.pod_uid for each in staying]):
+            return False
+        return self.judge.takes(pod.request, gpu_model, staying, self.now)
+
+    def node_fits(
+        self, pod: WaitingPod, row: int, leaving: Iterable[Tenant], plus: PlacementRequest | None = None
+    ) -> bool:
+        """Return whether a node's CPU and memory suffice once tenants are gone and, maybe, another has come."""
+        cpu_milli, memory_mib = int(self.state.cpu_free_milli[row]), int(self.state.node_memory_free_mib[row])
+        for uid in {each.pod_uid for each in leaving}:
+            reservation = self.state.reservation(uid)
+            if reservation is not None:
+                cpu_milli += reservation.request.cpu_milli
+                memory_mib += reservation.request.node_memory_mib
+        if plus is not None:
+            cpu_milli -= plus.cpu_milli
+            memory_mib -= plus.node_memory_mib
+        return cpu_milli >= pod.request.cpu_milli and memory_mib >= pod.request.node_memory_mib
+
+    def _memory_mib(self, request: PlacementRequest, at: tuple[int, int]) -> int:
+        """GPU memory that a pod takes of a GPU: what it asks, else its share."""
+        if request.memory_mib is not None:
+            return request.memory_mib
+        return int(self.state.memory_usable_mib[at]) * request.share_milli // GPU_MILLI
+
+    def _clients(self, tenant: Tenant) -> int:
+        reservation = self.state.reservation(tenant.pod_uid)
+        return reservation.request.clients if reservation is not None else 1

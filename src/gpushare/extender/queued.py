@@ -1,0 +1,115 @@
+"""Pods that wait for room: since when, and on which nodes they may run; for whom a GPU is kept."""
+
+import heapq
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from gpushare.core.api import NodeRules, PodView, Rejection
+from gpushare.core.placement import (
+    MOST_EXAMINED,
+    DecisionContext,
+    KeptGpus,
+    PlacementRequest,
+    WaitingPod,
+    is_due,
+)
+from gpushare.extender.reduce import NodeView
+from gpushare.runtime.moments import unix_seconds
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class QueuedPods:
+    """The pods that are not bound, as the watch shows them.
+
+    What is kept follows from the pods themselves, so another replica goes on with it. Only when a pod's scheduling
+    gates went is remembered here: after a restart it is taken to have waited since it was created.
+    """
+
+    after_seconds: float
+    _unbound: dict[str, PodView] = field(default_factory=dict)
+    _gated: set[str] = field(default_factory=set)
+    _opened_at: dict[str, float] = field(default_factory=dict)
+    _allowed: dict[NodeRules, frozenset[str] | None] = field(default_factory=dict)
+
+    def put(self, pod: PodView, now: float) -> None:
+        """Record a pod that was created or changed."""
+        if pod.node is not None:
+            self.drop(pod.uid)
+            return
+        self._unbound[pod.uid] = pod
+        if pod.gated:
+            self._gated.add(pod.uid)
+        elif pod.uid in self._gated:
+            self._gated.discard(pod.uid)
+            self._opened_at[pod.uid] = now
+
+    def drop(self, pod_uid: str) -> None:
+        """Forget a pod that is bound or gone."""
+        self._unbound.pop(pod_uid, None)
+        self._gated.discard(pod_uid)
+        self._opened_at.pop(pod_uid, None)
+
+    def nodes_changed(self) -> None:
+        """Labels or taints of a node are others now."""
+        self._allowed.clear()
+
+    def since(self, pod: PodView) -> float:
+        """Return since when a pod could be placed, Unix time; inf where its creation is not told."""
+        opened_at = self._opened_at.get(pod.uid)
+        if opened_at is not None:
+            return opened_at
+        return unix_seconds(pod.created_at) if pod.created_at else math.inf
+
+    def keeping(
+        self,
+        context: DecisionContext,
+        request_of: Callable[[PodView], PlacementRequest | Rejection],
+        nodes: Mapping[str, NodeView],
+    ) -> DecisionContext:
+        """Return the context with GPUs kept for those that have waited long."""
+        due = [
+            (-pod.priority, since, pod.uid)
+            for pod in self._unbound.values()
+            if pod.waits_for_room
+            and is_due(context.now - (since := self.since(pod)), self.after_seconds)
+            and context.state.reservation(pod.uid) is None
+        ]
+        waiting = []
+        for *_, uid in heapq.nsmallest(MOST_EXAMINED, due):
+            pod = self._unbound[uid]
+            request = request_of(pod)
+            if not isinstance(request, Rejection):
+                waiting.append(WaitingPod(request, pod.key, self._nodes_of(pod, nodes)))
+        found = context.keeping(waiting, self.after_seconds)
+        _tell(context.kept, found.kept)
+        return found
+
+    def _nodes_of(self, pod: PodView, nodes: Mapping[str, NodeView]) -> Collection[str] | None:
+        """Return the nodes that a pod allows; None: every one."""
+        rules = pod.rules
+        if rules is None:
+            return None
+        if rules not in self._allowed:
+            allowed = frozenset(
+                name for name, node in nodes.items() if rules.allow(name, node.labels, node.taints)
+            )
+            self._allowed[rules] = None if len(allowed) == len(nodes) else allowed
+        return self._allowed[rules]
+
+
+def _tell(before: Collection[KeptGpus], after: Collection[KeptGpus]) -> None:
+    known = {(each.pod.name, each.gpu_uuids) for each in before}
+    for each in after:
+        if (each.pod.name, each.gpu_uuids) not in known:
+            _log.info(
+                "%s on %s is kept for %s, which has waited %.0f s; %d tenants have to leave",
+                ",".join(each.gpu_uuids),
+                each.node,
+                each.pod.name,
+                each.waited_seconds,
+                len(each.leaving),
+            )

@@ -1,0 +1,218 @@
+"""A GPU is kept for a pod that has waited long, by what the API says alone: another replica goes on with it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpushare.cli.explain import explanation_of
+from gpushare.cli.explain_words import as_record, why_there
+from gpushare.cli.live import Objects, cluster_of
+from gpushare.cli.plan import state_of
+from gpushare.core.api import Rejection
+from gpushare.core.placement import DecisionContext, Judge, Settings, survey
+from gpushare.core.placement.policies import make
+from gpushare.data import default_model
+from gpushare.extender.wire import plain
+from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
+
+SHORT = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/2 nodes are available",
+}
+
+
+def ago(**how_long: float) -> str:
+    return (datetime.now(UTC) - timedelta(**how_long)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def make_old(cluster: Any, name: str, fraction: str, *, spec: Any = None, **how_long: float) -> None:
+    """A pod that was created a while ago and that kube-scheduler found no node for."""
+    pod = cluster.make_pod(name, fraction)
+    pod["metadata"]["creationTimestamp"] = ago(**(how_long or {"hours": 2}))
+    pod["status"]["conditions"] = [SHORT]
+    pod["spec"] |= spec or {}
+    cluster.put(PODS, pod)
+
+
+def make_young(cluster: Any, name: str, fraction: str, **more: Any) -> None:
+    pod = cluster.make_pod(name, fraction, **more)
+    pod["metadata"]["creationTimestamp"] = ago(seconds=2)
+    cluster.put(PODS, pod)
+
+
+async def fill(running: Any, cluster: Any, *fractions: str) -> None:
+    """One pod after the other, wherever the extender has it."""
+    for number, fraction in enumerate(fractions):
+        name = f"runs{number}"
+        make_young(cluster, name, fraction)
+        node = (await running.filter(name))["NodeNames"][0]
+        assert await running.bind(name, node) == ""
+        cluster.allocate(name)
+        await cluster.settle()
+
+
+@pytest.fixture
+async def full(cluster: Any, serve_cluster: Any) -> Any:
+    """One node with two GPUs, 70% of each in use."""
+    cluster.add_node("n1")
+    async with serve_cluster(cluster, settings=Settings("bestfit", gpu_memory_reserve_mib=0)) as running:
+        await fill(running, cluster, "0.7", "0.7")
+        yield running
+
+
+async def keep(running: Any) -> list[tuple[str, tuple[str, ...]]]:
+    await running.cluster.settle()
+    running.extender.ledger.keep()
+    return [(each.pod.name, each.gpu_uuids) for each in running.extender.ledger.kept]
+
+
+async def test_younger_pods_go_elsewhere_or_are_told_why_in_filter_and_bind(full: Any, cluster: Any) -> None:
+    make_old(cluster, "large", "0.8")
+    make_young(cluster, "one", "0.3")
+    make_young(cluster, "two", "0.3")
+    [(name, (uuid,))] = await keep(full)
+    assert name == "default/large"
+    assert (await full.filter("one"))["NodeNames"] == ["n1"]
+    assert await full.bind("one", "n1") == ""
+    assert uuid not in full.held()["one"]
+    cluster.allocate("one")
+    await cluster.settle()
+    refused = await full.filter("two")
+    assert not refused["NodeNames"]
+    assert refused["FailedNodes"]["n1"] == f"GPU {uuid} is kept for default/large, which has waited 2 h"
+    assert "is kept for default/large" in await full.bind("two", "n1")
+    text = full.extender.metrics.registry.get_sample_value(
+        "gpushare_extender_rejections_total", {"reason": "KeptForAnother"}
+    )
+    assert text == 2
+
+
+async def test_the_old_pod_gets_its_gpu_and_the_young_one_is_woken(full: Any, cluster: Any) -> None:
+    make_old(cluster, "large", "0.8")
+    make_young(cluster, "one", "0.3")
+    [(_, (uuid,))] = await keep(full)
+    leaves = next(pod for pod, gpus in full.held().items() if gpus == (uuid,))
+    cluster.finish(leaves)
+    assert await keep(full) == [("default/large", (uuid,))]  # it fits by now, and nobody else takes it
+    assert await full.bind("large", "n1") == ""
+    assert full.held()["large"] == (uuid,)
+    assert await keep(full) == []
+    assert (await full.filter("one"))["NodeNames"] == ["n1"]
+
+
+async def test_another_replica_keeps_the_same_at_once(full: Any, cluster: Any, serve_cluster: Any) -> None:
+    make_old(cluster, "large", "0.8")
+    make_old(cluster, "later", "0.9", hours=1)
+    kept = await keep(full)
+    assert kept[0][0] == "default/large"
+    async with serve_cluster(cluster, settings=Settings("bestfit", gpu_memory_reserve_mib=0)) as other:
+        assert await keep(other) == kept
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"nodeSelector": {"pool": "other"}},
+        {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+        {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n9"]}]}]}}}},
+    ],
+    ids=["selector", "gate", "affinity"],
+)  # fmt: skip
+async def test_nothing_is_kept_for_a_pod_that_may_not_run_here(full: Any, cluster: Any, spec: Any) -> None:
+    make_old(cluster, "large", "0.8", spec=spec)
+    assert await keep(full) == []
+
+
+async def test_a_tainted_node_is_kept_only_for_who_tolerates_it(full: Any, cluster: Any) -> None:
+    make_old(cluster, "large", "0.8")
+    node = cluster.objects[NODES]["n1"]
+    taint = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+    cluster.put(NODES, node | {"spec": {"taints": [taint]}})
+    assert await keep(full) == []
+    make_old(cluster, "tolerant", "0.8", spec={"tolerations": [{"key": "gpu", "operator": "Exists"}]})
+    assert [name for name, _ in await keep(full)] == ["default/tolerant"]
+    cluster.put(NODES, node | {"spec": {}})
+    assert "default/large" in [name for name, _ in await keep(full)]
+
+
+async def test_a_pod_waits_since_its_gates_went(full: Any, cluster: Any) -> None:
+    make_old(cluster, "queued", "0.8", spec={"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]})
+    await cluster.settle()
+    pod = cluster.pod("queued")
+    cluster.put(PODS, pod | {"spec": pod["spec"] | {"schedulingGates": []}})
+    assert await keep(full) == []
+
+
+async def test_nothing_is_kept_where_it_is_switched_off(cluster: Any, serve_cluster: Any) -> None:
+    cluster.add_node("n1")
+    release = Settings("bestfit", gpu_memory_reserve_mib=0, reserve_after_seconds=0)
+    async with serve_cluster(cluster, settings=release) as running:
+        await fill(running, cluster, "0.7", "0.7")
+        make_old(cluster, "large", "0.8")
+        assert await keep(running) == []
+
+
+def objects_of(cluster: Any, release: Settings) -> Objects:
+    return Objects(
+        release.to_mapping(), *(list(cluster.objects[r].values()) for r in (NODES, GPUNODES, GPUSHARES, PODS))
+    )
+
+
+async def test_explain_names_the_gpu_and_who_has_to_leave(full: Any, cluster: Any) -> None:
+    make_old(cluster, "large", "0.8")
+    [(_, (uuid,))] = await keep(full)
+    leaves = next(pod for pod, gpus in full.held().items() if gpus == (uuid,))
+    found, facts = explanation_of(objects_of(cluster, Settings("bestfit")), cluster.pod("large"), [])
+    [said] = [line for line in why_there(found, facts) if "kept" in line]
+    assert f"is kept for it until default/{leaves} has left" in said
+    assert as_record(found, facts)["kept"]["leaving"] == [f"default/{leaves}"]
+
+
+async def agree(make_cluster: Any, serve_cluster: Any, gpus: list[int], wanted: list[int], old: int) -> None:
+    cluster = make_cluster()
+    release = Settings("bestfit")
+    for number, width in enumerate(gpus):
+        cluster.add_node(f"n{number}", gpus=width, model="NVIDIA H200")
+    names = list(cluster.objects[NODES])
+    make_old(cluster, "large", f"{old / 100:g}")
+    async with serve_cluster(cluster, settings=release, best_nodes=0, fence_timeout_seconds=0.0) as running:
+        for number, percent in enumerate(wanted):
+            name = f"p{number}"
+            make_young(cluster, name, f"{percent / 100:g}")
+            await keep(running)
+            live = cluster_of(objects_of(cluster, release))
+            asked = live.request_of(cluster.pod(name))
+            assert not isinstance(asked, Rejection)
+            context = DecisionContext(
+                state_of(live), make("bestfit", {}, np.random.default_rng(0)), Judge(default_model), 0.0
+            ).at(datetime.now(UTC).timestamp())
+            by_plan = survey(asked, context.keeping(live.waiting, release.reserve_after_seconds))
+            found = await running.filter(name, names)
+            assert set(found["NodeNames"] or ()) == set(by_plan.nodes)
+            refused = (found["FailedNodes"] or {}) | (found["FailedAndUnresolvableNodes"] or {})
+            if not found["NodeNames"]:
+                assert refused == {node: plain(each.detail) for node, each in by_plan.rejections().items()}
+                continue
+            assert await running.bind(name, found["NodeNames"][0]) == ""
+            cluster.allocate(name)
+            await cluster.settle()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    gpus=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    wanted=st.lists(st.sampled_from([10, 20, 30, 50, 70]), min_size=1, max_size=8),
+    old=st.sampled_from([60, 80, 100]),
+)
+def test_plan_and_the_extender_keep_alike(make_cluster, serve_cluster, gpus, wanted, old):
+    asyncio.run(agree(make_cluster, serve_cluster, gpus, wanted, old))
