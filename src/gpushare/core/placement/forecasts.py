@@ -59,6 +59,12 @@ class Member:
             self.wants_own,
         )
 
+    def likeness(self) -> tuple[object, ...]:
+        """Return what kinds of members are ordered by: what they are, and only then what they are called."""
+        counters = self.profile.counters.as_dict().values() if self.profile is not None else ()
+        named, *rest = self.order()
+        return *rest, tuple(-1.0 if value is None else value for value in counters), named
+
 
 @dataclass(frozen=True, slots=True)
 class SetForecasts:

@@ -225,7 +225,7 @@ class Judge:
         least = max(1, np.sort(found)[-min(most, len(found))])
         named = list(self._kinds)
         chosen = [(*named[kind], int(found[kind])) for kind in np.flatnonzero(found >= least).tolist()]
-        return sorted(chosen, key=lambda each: (-each[2], each[0], each[1].order()))[:most]
+        return sorted(chosen, key=lambda each: (-each[2], each[0], each[1].likeness()))[:most]
 
     def set_at(self, number: int) -> TenantSet:
         """A set by its number."""
