@@ -29,7 +29,14 @@ from chart_bench import ChartBench, Cluster, Details, NotHere, tenants_of
 from limit import time_limit
 
 STEP_SECONDS = 75.0
-LIMITS = {"throttled": 170.0, "two_gpus": 150.0, "deleted_in_kernel": 100.0, "agent_cost": 90.0}
+LIMITS = {
+    "throttled": 220.0,
+    "two_gpus": 150.0,
+    "deleted_in_kernel": 100.0,
+    "agent_cost": 100.0,
+    "job_deadline": 100.0,
+    "own_threads": 120.0,
+}
 STEPS: tuple[Callable[[ChartBench], Details], ...] = (
     checks.found,
     checks.greedy,

@@ -281,3 +281,57 @@ def test_a_long_kernel_of_the_twins_tenant_is_one_kernel(
     assert [line["event"] for line in said[:3]] == ["long", "kernel", "rate"]
     assert said[0]["t"] == 100.0
     assert said[1]["t"] >= 105.0
+
+
+def test_a_cgroups_memory_is_counted_as_kubelet_does(suite: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "memory.current").write_text(f"{150 << 20}\n")
+    (tmp_path / "memory.stat").write_text(f"anon {80 << 20}\ninactive_file {60 << 20}\nactive_file 9\n")
+    assert suite.trouble._working_set_mib(tmp_path) == 90.0
+
+
+class Recorded:
+    """A bench that keeps what a step asks of it; the cluster admits the pod at the second try."""
+
+    simulated = False
+
+    def __init__(self, sms: int, profiles: list[dict[str, Any]]) -> None:
+        self.sets: list[str] = []
+        self.applied: list[dict[str, Any]] = []
+        self.sms = sms
+        shares = [{"status": {"profile": profile}} for profile in profiles]
+        self.space = SimpleNamespace(name="e2e")
+        self.cluster = SimpleNamespace(apply=self._apply, get=lambda *_: {"items": shares})
+
+    def _apply(self, pod: dict[str, Any], namespace: str) -> SimpleNamespace:
+        self.applied.append(pod)
+        return SimpleNamespace(code=int(len(self.applied) < 2))
+
+    def upgrade(self, *sets: str) -> None:
+        self.sets += sets
+
+    def torch(self, program: str, seconds: float, env: object = None) -> list[str]:
+        assert env is None, "what the program itself sets nobody is told of"
+        return ["python", program, str(seconds)]
+
+    def pod(self, name: str, command: list[str], fraction: str, **more: Any) -> dict[str, Any]:
+        return {"name": name, "command": command, "fraction": fraction, **more}
+
+    def until(self, _: str, event: str) -> dict[str, Any]:
+        return {"event": event, "sms": self.sms}
+
+    def gpus(self) -> list[dict[str, int]]:
+        return [{"smCount": 132}]
+
+
+def test_own_threads_are_set_in_the_pods_object_which_is_allowed_first(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite.checks.time, "sleep", lambda _: None)
+    bench = Recorded(39, [{"threadPercentage": 30}])
+    assert suite.checks.own_threads(bench)["sms"] == 39
+    assert bench.sets == ["admission.allowedEnv={CUDA_MPS_ACTIVE_THREAD_PERCENTAGE}"]
+    assert [pod["env"] for pod in bench.applied] == [{"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30"}] * 2
+    bench_module = sys.modules["chart_bench"]
+    for sms, profiles in ((132, []), (39, [{"threadPercentage": 100}])):
+        with pytest.raises(bench_module.Failed):
+            suite.checks.own_threads(Recorded(sms, profiles))
