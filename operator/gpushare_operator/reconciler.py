@@ -29,6 +29,7 @@ from gpushare.kube import (
 from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.owners import OwnerGoneError, Owners
+from gpushare_operator.profiling import profiling_of
 from gpushare_operator.workqueue import WorkQueue
 from gpushare_operator.world import Key, PodKey, World
 
@@ -227,7 +228,9 @@ class ShareReconciler:
             return
         written = self._written.get(key)
         before = written.status if written is not None and written.uid == share.uid else share.status
-        now = self._now().isoformat(timespec="seconds").replace("+00:00", "Z")
+        moment = self._now()
+        now = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+        profiling, ends = profiling_of(self.world, key, self._settings, moment.timestamp())
         status = control.status_of(
             replace(share, status=before),
             self.world.pods_of(key),
@@ -235,7 +238,10 @@ class ShareReconciler:
             self._settings,
             now,
             standing=self.world.standing_of(key),
+            profiling=profiling,
         )
+        if ends is not None:  # no event tells
+            self._queue.add(key, self._clock() + max(_SETTLE_SECONDS, ends - moment.timestamp()))
         if status.phase is Phase.RETRACTED:  # it ends with the back-off, which no event tells
             self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
         if status == share.status:

@@ -51,10 +51,10 @@ class Environment:
         Raises:
             ValueError: a value makes no sense; the message names the variable's value.
         """
-        defaults = parse_settings(variables).defaults
+        found = parse_settings(variables)
         listed = (variables.get("GPUSHARE_NAMESPACES") or "").split(",")
         namespaces = tuple(name.strip() for name in listed if name.strip())
-        settings = OperatorSettings(defaults, retraction=_retraction(variables), hygiene=_hygiene(variables))
+        settings = OperatorSettings(found.defaults, found.probation, _retraction(variables), _hygiene(variables))
         return cls(settings, namespaces, int(variables.get("GPUSHARE_METRICS_PORT") or _METRICS_PORT))
 
 

@@ -110,7 +110,7 @@ def elsewhere(found: Explanation) -> list[str]:
 
 def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
     """One object for programs."""
-    record = asdict(replace(found, request=replace(found.request, known=None), kept=None))
+    record = asdict(replace(found, request=replace(found.request, known=None, unprofiled=None), kept=None))
     record["kept"] = None
     if found.kept is not None:
         record["kept"] = {
@@ -119,6 +119,9 @@ def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
             "leaving": sorted(found.kept.leaving),
             "waited_seconds": found.kept.waited_seconds,
         }
+    for place in (record["placed"], record["now"]):
+        if place is not None and place.get("probation") is not None:
+            place["probation"] = {"until": place["probation"]["until"]}
     record["request"] = {
         "pod": found.request.pod_uid,
         "share_percent": found.request.share_milli / GPU_MILLI * 100,
@@ -179,7 +182,7 @@ def print_explanation(found: Explanation, facts: PodFacts) -> None:
         for line in lines:
             console.print(line, highlight=False, markup=False)
 
-    said([headline(found, facts)])
+    said([headline(found, facts), *([found.profiling] if found.profiling else [])])
     said(why_there(found, facts), "Why there" if found.placed is not None else "Why it waits")
     for gpu in found.gpus:
         name = facts.gpu_names.get(gpu.uuid, gpu.uuid)

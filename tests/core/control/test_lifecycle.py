@@ -41,6 +41,7 @@ from gpushare.core.control.lifecycle import (
     status_of,
     transitions,
 )
+from gpushare.core.control.profiling import ProfilingView
 
 Json = dict[str, Any]
 SETTINGS = OperatorSettings(Defaults(max_slowdown_ratio=1.5))
@@ -291,7 +292,10 @@ def test_fares_are_the_worst_over_a_pods_gpus() -> None:
         GpuNodeStatus(gpus=(gpu(TenantStatus("p", progress_ratio=0.9, slowdown_ratio=1.1), TenantStatus("q")),)),
         GpuNodeStatus(gpus=(gpu(worse), gpu())),
     ]
-    assert fares_of(nodes) == {"p": Fares(0.778, 1.3, None, 0.05, 0.25), "q": Fares(None, None)}
+    assert fares_of(nodes) == {
+        "p": Fares(0.778, 1.3, None, 0.05, 0.25, neighbours=("q",)),
+        "q": Fares(None, None, neighbours=("p",)),
+    }
 
 
 SITUATIONS = st.builds(
@@ -347,3 +351,31 @@ def test_every_phase_is_reachable_from_every_other() -> None:
     for current in Phase:
         one_step = {next_phase(current, situation) for situation in situations}
         assert one_step | {next_phase(p, s) for p in one_step for s in situations} == set(Phase)
+
+
+def test_a_workload_without_a_profile_says_how_it_stands_with_it() -> None:
+    share, pods = SHARE, [facts("a"), facts("b")]
+    alone = ProfilingView({"a": "11:01:00 UTC"}, {"b": "beside pods of class latency, which are never stopped"})
+    status = status_of(share, pods, {}, SETTINGS, NOW, profiling=alone)
+    assert status.phase is Phase.PROBATION
+    assert condition(status, PROFILED).reason == "OnProbation"
+    unread = ProfilingView({}, alone.unread)
+    status = status_of(share, pods, {}, SETTINGS, NOW, profiling=unread)
+    assert status.phase is Phase.SHARING
+    told = condition(status, PROFILED)
+    assert (told.status, told.reason) == (ConditionStatus.FALSE, "UnderItsShare")
+    assert told.message.startswith(
+        "not profiled: b runs under its share as cap beside pods of class latency, which are never stopped"
+    )
+
+
+def test_fares_know_the_neighbours_and_whether_they_can_be_stopped() -> None:
+    gpus = (
+        GpuStatus("GPU-1", tenants=(TenantStatus("a"), TenantStatus("b"))),
+        GpuStatus("GPU-2", tenants=(TenantStatus("c"), TenantStatus("a"))),
+    )
+    stuck = Condition(names.THROTTLE_READY, ConditionStatus.FALSE)
+    fares = fares_of([GpuNodeStatus(gpus=gpus, conditions=(stuck,))])
+    assert {uid: fare.neighbours for uid, fare in fares.items()} == {"a": ("b", "c"), "b": ("a",), "c": ("a",)}
+    assert not any(fare.can_freeze for fare in fares.values())
+    assert all(fare.can_freeze for fare in fares_of([GpuNodeStatus(gpus=gpus)]).values())

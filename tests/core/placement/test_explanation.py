@@ -18,7 +18,10 @@ from gpushare.core.placement import (
     Placement,
     PlacementRequest,
     PlaceStanding,
+    ProbationSettings,
+    ProbationTerm,
     Settings,
+    Unprofiled,
     decide,
     explain,
 )
@@ -135,3 +138,21 @@ def test_a_pod_of_two_gpus_shows_both() -> None:
     whole = PlacementRequest("shop/big", 1000, 2)
     found = explained(whole, DecisionContext(state, BestFit(), Judge(default_model)), Placement("n", ("a", "b")))
     assert [gpu.uuid for gpu in found.gpus] == ["a", "b"]
+
+
+def test_it_says_how_the_profile_of_an_unknown_workload_is_taken() -> None:
+    latency = PlacementRequest("shop/api", 250, job_class=JobClass.LATENCY)
+    new = PlacementRequest("shop/new", 250, unprofiled=Unprofiled(frozenset({"new"})))
+    context = replace(context_of((latency, at(0))), probation=ProbationSettings(), now=0.0)
+    waits = explained(new, context, None).profiling
+    assert waits.startswith("It would have its GPU to itself until 00:01:00 UTC at the latest")
+    term = ProbationTerm(frozenset({"new"}), "shop/new", 60.0)
+    assert (
+        "It has its GPU to itself until 00:01:00 UTC"
+        in explained(new, context, replace(at(1), probation=term)).profiling
+    )
+    over = replace(context, now=60.0)
+    assert explained(new, over, replace(at(1), probation=term)).profiling == "", "alone, it is seen"
+    beside = explained(new, context, at(0)).profiling
+    assert beside.startswith("Not profiled: it runs under its share as cap beside pods of class latency")
+    assert explained(asked("web", 25), context, at(0)).profiling == ""

@@ -18,6 +18,7 @@ from gpushare.core.control.hygiene import (
     plan_replacement,
     remembered,
 )
+from gpushare.core.control.profiling import ProfilingView
 from gpushare.core.control.retraction import (
     SILENT_SECONDS,
     Resident,
@@ -76,6 +77,7 @@ __all__ = [
     "HygieneWatch",
     "NamespaceGain",
     "OperatorSettings",
+    "ProfilingView",
     "QuantileSample",
     "ReplacementAsk",
     "ReplacementPlan",

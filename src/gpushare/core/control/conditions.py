@@ -13,6 +13,7 @@ from gpushare.core.api import (
     TenantTrouble,
     WorkloadSignature,
 )
+from gpushare.core.control.profiling import ProfilingView
 from gpushare.core.control.slo import SloReason
 
 READY: Final = "Ready"
@@ -58,8 +59,10 @@ def ready(live: int, placed: int, wrong: Sequence[str]) -> Condition:
     return Condition(READY, ConditionStatus.TRUE, "Placed", message)
 
 
-def profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition:
-    """Return whether the workload's signature is known."""
+def profiled(
+    spec: GpuShareSpec, profile: WorkloadSignature | None, profiling: ProfilingView | None = None
+) -> Condition:
+    """Return whether the workload's signature is known, and how it stands with one that is not."""
     if profile is not None and (contradiction := profile.contradiction()):
         message = f"the profile contradicts itself and is not used: {contradiction}; it is taken anew"
         return Condition(PROFILED, ConditionStatus.FALSE, "Contradictory", message)
@@ -69,6 +72,20 @@ def profiled(spec: GpuShareSpec, profile: WorkloadSignature | None) -> Condition
         )
     if not wants_profile(spec):
         return Condition(PROFILED, ConditionStatus.FALSE, "Off", "profile.mode is Off")
+    if profiling is not None and profiling.on_probation:
+        pods = [
+            f"{pod} has its GPU to itself until {until} at the latest"
+            for pod, until in _sorted(profiling.on_probation)
+        ]
+        return Condition(
+            PROFILED, ConditionStatus.FALSE, "OnProbation", f"{_named(pods, '; ')}: it is taken meanwhile"
+        )
+    if profiling is not None and profiling.unread:
+        pods = [f"{pod} runs under its share as cap {why}" for pod, why in _sorted(profiling.unread)]
+        message = (
+            f"not profiled: {_named(pods, '; ')}; it is taken once a pod of it is alone on a GPU for some seconds"
+        )
+        return Condition(PROFILED, ConditionStatus.FALSE, "UnderItsShare", message)
     message = (
         "taken once a pod of it runs alone on a GPU for some seconds, or beside throughput pods that can be "
         "stopped for a moment; until then it may count on its share over maxSlowdown, and its share is its cap "
@@ -195,6 +212,10 @@ def dated(
 def wants_profile(spec: GpuShareSpec) -> bool:
     """Return whether the user lets the workload be profiled."""
     return spec.profile is None or spec.profile.mode is not ProfileMode.OFF
+
+
+def _sorted(pods: Mapping[str, str]) -> list[tuple[str, str]]:
+    return sorted(pods.items())
 
 
 def _named(texts: Sequence[str], mark: str = ", ") -> str:

@@ -45,8 +45,10 @@ from gpushare.core.control.conditions import (
     wants_profile,
 )
 from gpushare.core.control.hygiene import HygieneSettings
+from gpushare.core.control.profiling import ProfilingView
 from gpushare.core.control.retraction import RetractionSettings
 from gpushare.core.interference import as_profile, promised_progress, recommended_fraction
+from gpushare.core.placement import ProbationSettings
 
 MOST_PLACEMENTS: Final = 1000  # as in the schema; the Ready condition counts them all
 _DIGITS: Final = 3  # digits of progress and slowdown; more would only cause more writes
@@ -63,6 +65,8 @@ class Fares:
         slo: how it fares against its own latency target.
         trouble: what is wrong with it.
         is_silent: its node's agent is, so that nothing else is known.
+        neighbours: uids of the other pods on its GPUs, sorted.
+        can_freeze: whether pods can be stopped for a moment there, as far as the agent says.
     """
 
     progress_ratio: float | None = None
@@ -73,6 +77,8 @@ class Fares:
     slo: TenantSlo | None = None
     trouble: TenantTrouble | None = None
     is_silent: bool = False
+    neighbours: tuple[str, ...] = ()
+    can_freeze: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class Situation:
 
     Attributes:
         live: pods that are not finished; placed: live pods with a decision.
-        profiling: whether the workload is kept alone until it is profiled (by spec and cluster settings).
+        profiling: whether a pod of it has a GPU to itself until the workload is profiled, or a window ends.
         profiled: whether its signature is known.
         retracting: whether a pod of it is moved away, or was, and nothing was placed since.
     """
@@ -99,13 +105,13 @@ class OperatorSettings:
 
     Attributes:
         defaults: for what neither pod nor GpuShare specifies.
-        probation: whether the cluster keeps a workload without a profile alone on its GPU.
+        probation: how long the extender keeps a workload without a profile alone on its GPU, and where.
         retraction: whom it may evict, and how often.
         hygiene: what becomes of pods in trouble.
     """
 
     defaults: Defaults
-    probation: bool = False
+    probation: ProbationSettings = field(default_factory=ProbationSettings)
     retraction: RetractionSettings = field(default_factory=RetractionSettings)
     hygiene: HygieneSettings = field(default_factory=HygieneSettings)
 
@@ -130,10 +136,10 @@ class Standing:
 def next_phase(current: Phase, situation: Situation) -> Phase:
     """Return the phase that follows `current` (docs/design.md 4 and 5).
 
-    Pending: no pod is placed. Probation: placed, alone on its GPU until its profile is taken. Sharing: placed, and
-    neighbours may come. Retracted: the controller moved its pods away for a neighbour's sake; it stays until one
-    of them is placed again. Profiled: no pod is placed now, but the signature is known, so the next goes straight
-    to Sharing.
+    Pending: no pod is placed. Probation: placed, and a pod of it has its GPU to itself until the profile is taken
+    or a window ends. Sharing: placed, and neighbours may come. Retracted: the controller moved its pods away for a
+    neighbour's sake; it stays until one of them is placed again. Profiled: no pod is placed now, but the signature
+    is known, so the next goes straight to Sharing.
     """
     if situation.retracting or (current is Phase.RETRACTED and situation.live > 0 and situation.placed == 0):
         return Phase.RETRACTED
@@ -152,6 +158,7 @@ def status_of(
     now: str,
     *,
     standing: Standing | None = None,
+    profiling: ProfilingView | None = None,
 ) -> GpuShareStatus:
     """Compute the status of a GpuShare.
 
@@ -161,6 +168,7 @@ def status_of(
         fares: progress and slowdown of each pod, by uid.
         now: RFC 3339, UTC, for conditions that change.
         standing: default: as in its status.
+        profiling: which pods are on probation, and which cannot be profiled where they are; default: none.
     """
     standing = standing or Standing(share.status.retractions, learned=share.status.learned)
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
@@ -175,7 +183,7 @@ def status_of(
     situation = Situation(
         live=len(live),
         placed=len(placements),
-        profiling=settings.probation and wants_profile(share.spec),
+        profiling=profiling is not None and bool(profiling.on_probation),
         profiled=profile is not None,
         retracting=_is_retracting(standing.retractions, live, placed=bool(placements), now=now),
     )
@@ -185,7 +193,7 @@ def status_of(
     silent = [pod.name for pod in live if fares.get(pod.uid, Fares()).is_silent]
     conditions = [
         ready(situation.live, situation.placed, wrong),
-        profiled(share.spec, profile),
+        profiled(share.spec, profile, profiling),
         promise_kept(placements, errors, share.status.conditions, silent),
     ]
     targets = {
@@ -220,11 +228,20 @@ def status_of(
 def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
     """Return each pod's least progress and greatest slowdown over its GPUs, by uid."""
     tenants: dict[str, list[TenantStatus]] = {}
+    beside: dict[str, set[str]] = {}
+    unfreezable: set[str] = set()
     for node in nodes:
         for gpu in node.gpus:
+            uids = {tenant.pod_uid for tenant in gpu.tenants}
             for tenant in gpu.tenants:
                 tenants.setdefault(tenant.pod_uid, []).append(tenant)
-    return {uid: _fares(of_pod) for uid, of_pod in tenants.items()}
+                beside.setdefault(tenant.pod_uid, set()).update(uids - {tenant.pod_uid})
+            if not node.can_freeze:
+                unfreezable |= uids
+    return {
+        uid: replace(_fares(of_pod), neighbours=tuple(sorted(beside[uid])), can_freeze=uid not in unfreezable)
+        for uid, of_pod in tenants.items()
+    }
 
 
 def differs_only_in_figures(one: GpuShareStatus, other: GpuShareStatus) -> bool:

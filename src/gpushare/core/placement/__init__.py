@@ -24,6 +24,7 @@ from gpushare.core.placement.probation import (
     ProbationSettings,
     clock_time,
     closed_places,
+    why_unread,
     window_seconds,
 )
 from gpushare.core.placement.search import UNKNOWN_NODE, Candidates, LearningPolicy, NodeList, PlacementPolicy
@@ -103,5 +104,6 @@ __all__ = [
     "survey",
     "term_of",
     "unprofiled_of",
+    "why_unread",
     "window_seconds",
 ]

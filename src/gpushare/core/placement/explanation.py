@@ -11,6 +11,7 @@ from gpushare.core.interference import Forecast, InterferenceModel, promised_pro
 from gpushare.core.placement.decide import DecisionContext, decide, survey
 from gpushare.core.placement.keeping import KeptGpus
 from gpushare.core.placement.known import KnownWorkload
+from gpushare.core.placement.probation import clock_time, why_unread
 from gpushare.core.placement.search import Candidates
 from gpushare.core.placement.shapes import MILLI_PER_PERCENT, Placement, PlacementRequest, tolerated
 
@@ -104,6 +105,7 @@ class Explanation:
         elsewhere: the most frequent reason first.
         done: oldest first.
         kept: what is kept for the pod until it is placed; None: nothing.
+        profiling: how it stands with the profile of its workload, a sentence; empty where it has one.
     """
 
     request: PlacementRequest
@@ -118,6 +120,7 @@ class Explanation:
     elsewhere: tuple[Elsewhere, ...]
     done: tuple[Happening, ...]
     kept: KeptGpus | None = None
+    profiling: str = ""
 
 
 def explain(
@@ -166,6 +169,30 @@ def explain(
         elsewhere_of(found),
         tuple(done),
         next((each for each in context.kept if each.pod.request.pod_uid == request.pod_uid), None),
+        _profiling(request, context, place, is_placed=placed is not None),
+    )
+
+
+def _profiling(
+    request: PlacementRequest, context: DecisionContext, place: Placement | None, *, is_placed: bool
+) -> str:
+    """Say how the profile of an unknown workload is taken, or why it is not."""
+    if request.unprofiled is None or place is None or request.gpu_count != 1:
+        return ""
+    if place.probation is not None and place.probation.until > context.now:
+        until = clock_time(place.probation.until)
+        has = "has" if is_placed else "would have"
+        return f"It {has} its GPU to itself until {until} at the latest, while its workload's profile is taken."
+    at = context.state.gpu_at(place.gpu_uuids[0])
+    freezes = context.probation.freezes and at is not None and not context.state.unfreezable[at[0]]
+    classes = [each.job_class for each in context.state.tenants(place.gpu_uuids[0])]
+    why = why_unread(classes, can_freeze=freezes)
+    if not why:
+        return ""
+    runs = "runs" if is_placed else "would run"
+    return (
+        f"Not profiled: it {runs} under its share as cap {why}; its workload's profile is taken once a pod of it "
+        "is alone on a GPU for some seconds."
     )
 
 

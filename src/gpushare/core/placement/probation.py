@@ -6,13 +6,13 @@ others until its workload's profile is there or the window ends. One workload ha
 `most` at a time: the others go where they fit, under their shares as caps.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from gpushare.core.api import Reason, Rejection
+from gpushare.core.api import JobClass, Reason, Rejection
 from gpushare.core.placement.caution import Cautious
 from gpushare.core.placement.closed_gpus import ClosedGpu, ProbationTerm
 from gpushare.core.placement.fitting import fitting_gpus
@@ -219,6 +219,19 @@ def window_seconds(request: PlacementRequest, settings: ProbationSettings) -> in
     """Return the length of a pod's window, whole seconds: its GpuShare's word, else the installation's."""
     own = request.unprofiled.window_seconds if request.unprofiled is not None else None
     return round(min(MOST_SECONDS, settings.seconds if own is None else own))
+
+
+def why_unread(neighbours: Iterable[JobClass | None], *, can_freeze: bool) -> str:
+    """Return why a pod cannot be read in place beside its neighbours; empty where it can, or has none.
+
+    Args:
+        neighbours: their classes; None where one is not known.
+        can_freeze: whether throughput pods can be stopped for a moment there.
+    """
+    classes = list(neighbours)
+    if JobClass.LATENCY in classes:
+        return "beside pods of class latency, which are never stopped"
+    return "where nobody can be stopped for a moment" if classes and not can_freeze else ""
 
 
 def clock_time(moment: float) -> str:

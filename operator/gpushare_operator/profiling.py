@@ -1,0 +1,46 @@
+"""Which pods of a GpuShare are on probation, and which cannot be profiled where they are."""
+
+from gpushare.core.admission import Needs, ShareKey, resolve
+from gpushare.core.api import JobClass
+from gpushare.core.control import OperatorSettings, ProfilingView
+from gpushare.core.placement import clock_time, term_of, unprofiled_of, why_unread
+from gpushare.runtime.moments import unix_seconds
+from gpushare_operator.world import World
+
+
+def profiling_of(
+    world: World, key: ShareKey, settings: OperatorSettings, now: float
+) -> tuple[ProfilingView, float | None]:
+    """Return how it stands with the profile of a GpuShare's workload, and the first end of a probation.
+
+    Args:
+        now: Unix time, as is the end.
+    """
+    share, fares = world.shares[key], world.fares_of(key)
+    on_probation: dict[str, str] = {}
+    unread: dict[str, str] = {}
+    ends: list[float] = []
+    for pod in world.pods_of(key):
+        unprofiled = unprofiled_of(pod, share)
+        if unprofiled is None:  # the workload has its profile, or wants none
+            break
+        if pod.finished or pod.decision is None:
+            continue
+        term = term_of(pod, unprofiled, unix_seconds(pod.decision.decided_at), unix_seconds(pod.started_at))
+        if term is not None and term.until > now and settings.probation.seconds:
+            on_probation[pod.name] = clock_time(term.until)
+            ends.append(term.until)
+        elif (fare := fares.get(pod.uid)) is not None:
+            classes = [_class_of(world, uid, settings) for uid in fare.neighbours]
+            if why := why_unread(classes, can_freeze=settings.probation.freezes and fare.can_freeze):
+                unread[pod.name] = why
+    return ProfilingView(on_probation, unread), min(ends, default=None)
+
+
+def _class_of(world: World, uid: str, settings: OperatorSettings) -> JobClass | None:
+    pod, key = world.pods.get(uid), world.share_of_pod(uid)
+    if pod is None:
+        return None
+    share = world.shares.get(key) if key is not None else None
+    needs = resolve(pod.annotations, share, settings.defaults, limit_percent=pod.limit_percent)
+    return needs.job_class if isinstance(needs, Needs) else None

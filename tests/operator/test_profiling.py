@@ -1,0 +1,153 @@
+"""What a GpuShare says of a workload without a profile: on probation, under its share, or nothing special."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gpushare.core.admission import Defaults, ShareKey
+from gpushare.core.api import ConditionStatus, GpuNode, GpuShare, Phase, PodView, names
+from gpushare.core.api.decision import Decision
+from gpushare.core.control import OperatorSettings, fares_of
+from gpushare.core.placement import ProbationSettings
+from gpushare.kube import GPUSHARES
+from gpushare.kube.fake import FakeApi
+from gpushare_operator.metrics import OperatorMetrics
+from gpushare_operator.profiling import profiling_of
+from gpushare_operator.reconciler import ShareReconciler
+from gpushare_operator.world import World
+
+BEGAN = 1_795_402_800.0  # 2026-11-23T03:00:00Z
+KEY = ShareKey("shop", "new")
+FREES = {"type": names.THROTTLE_READY, "status": "True"}
+STUCK = {"type": names.THROTTLE_READY, "status": "False"}
+
+
+def pod(name: str, *, probation: int | None = None, job_class: str = "throughput", started: str = "") -> PodView:
+    decision = Decision(("GPU-1",), 25, 8192, "2026-11-23T03:00:00Z", probation).to_annotations()
+    running = [{"state": {"running": {"startedAt": started}}}] if started else []
+    return PodView.from_object(
+        {
+            "metadata": {
+                "namespace": "shop",
+                "name": name,
+                "uid": f"uid-{name}",
+                "labels": {"app": name.partition("-")[0]},
+                "annotations": {names.FRACTION: "0.25", names.CLASS: job_class, **decision},
+            },
+            "spec": {"nodeName": "n1"},
+            "status": {"containerStatuses": running},
+        }
+    )
+
+
+def share(name: str, **status: Any) -> GpuShare:
+    return GpuShare.from_object(
+        {
+            "metadata": {"name": name, "namespace": "shop", "uid": f"share-{name}"},
+            "spec": {"selector": {"matchLabels": {"app": name}}},
+            "status": status,
+        }
+    )
+
+
+def world_of(*pods: PodView, conditions: tuple[Mapping[str, str], ...] = (FREES,), told: Any = None) -> World:
+    made = World(told or (lambda _: None))
+    for name in ("new", "web", "batch"):
+        made.put_share(share(name))
+    for each in pods:
+        made.put_pod(each)
+    tenants = [{"podUid": each.uid, "share": 25} for each in pods]
+    node = {
+        "metadata": {"name": "n1"},
+        "status": {"gpus": [{"uuid": "GPU-1", "tenants": tenants}], "conditions": list(conditions)},
+    }
+    made.put_node("n1", fares_of([GpuNode.from_object(node).status]))
+    return made
+
+
+def seen(
+    world: World, now: float = BEGAN + 10, **settings: Any
+) -> tuple[dict[str, str], dict[str, str], float | None]:
+    probation = ProbationSettings(**settings)
+    view, ends = profiling_of(world, KEY, OperatorSettings(Defaults(), probation), now)
+    return dict(view.on_probation), dict(view.unread), ends
+
+
+def test_on_probation_until_its_window_ends() -> None:
+    waiting = world_of(pod("new-1", probation=60))
+    assert seen(waiting) == ({"new-1": "03:05:00 UTC"}, {}, BEGAN + 300)
+    running = world_of(pod("new-1", probation=60, started="2026-11-23T03:00:05Z"))
+    assert seen(running) == ({"new-1": "03:01:05 UTC"}, {}, BEGAN + 65)
+    assert seen(running, BEGAN + 65) == ({}, {}, None)
+    assert seen(running, seconds=0.0) == ({}, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "conditions", "freezes", "why"),
+    [
+        (None, (FREES,), False, ""),
+        ("throughput", (FREES,), True, ""),
+        ("throughput", (), True, ""),
+        ("throughput", (STUCK,), True, "where nobody can be stopped for a moment"),
+        ("throughput", (FREES,), False, "where nobody can be stopped for a moment"),
+        ("latency", (FREES,), True, "beside pods of class latency, which are never stopped"),
+    ],
+)
+def test_why_it_cannot_be_read_where_it_is(
+    neighbour: str | None, conditions: tuple[Mapping[str, str], ...], freezes: bool, why: str
+) -> None:
+    others = [pod("web-1", job_class=neighbour)] if neighbour else []
+    world = world_of(pod("new-1"), *others, conditions=conditions)
+    assert seen(world, freezes=freezes) == ({}, {"new-1": why} if why else {}, None)
+
+
+def test_nothing_is_said_of_a_workload_with_a_profile() -> None:
+    world = world_of(pod("new-1", probation=60), pod("web-1", job_class="latency"))
+    profile = {"gpuModel": "NVIDIA H200", "counters": {"sm_util": 0.5}, "windowSeconds": 10.0}
+    world.put_share(share("new", profile=profile))
+    assert seen(world) == ({}, {}, None)
+
+
+class Turned:
+    """A clock that the test turns, monotonic and of the day."""
+
+    def __init__(self) -> None:
+        self.seconds = BEGAN
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self.seconds, UTC)
+
+
+async def test_the_condition_follows_without_an_event() -> None:
+    api, clock = FakeApi(), Turned()
+    reconciler = ShareReconciler(
+        api, OperatorSettings(Defaults()), OperatorMetrics(), clock=clock.monotonic, now=clock.now
+    )
+    raw = {
+        "metadata": {"name": "new", "namespace": "shop", "uid": "share-new"},
+        "spec": {"selector": {"matchLabels": {"app": "new"}}},
+    }
+    api.store.put(GPUSHARES, raw)
+    reconciler.intake.share(raw)
+    reconciler.world.put_pod(pod("new-1", probation=60, started="2026-11-23T03:00:05Z"))
+
+    async def after(seconds: float) -> GpuShare:
+        clock.seconds = BEGAN + seconds
+        while await reconciler.step():
+            pass
+        return GpuShare.from_object(api.store.objects(GPUSHARES)["shop/new"])
+
+    first = await after(1)
+    assert first.status.phase is Phase.PROBATION
+    told = next(one for one in first.status.conditions if one.type == "Profiled")
+    assert (told.status, told.reason) == (ConditionStatus.FALSE, "OnProbation")
+    assert told.message == "new-1 has its GPU to itself until 03:01:05 UTC at the latest: it is taken meanwhile"
+    last = await after(66)
+    assert last.status.phase is Phase.SHARING
+    told = next(one for one in last.status.conditions if one.type == "Profiled")
+    assert told.reason == "NotYet"
