@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gpushare.core.admission import Defaults, ShareKey
-from gpushare.core.api import ConditionStatus, GpuNode, GpuShare, Phase, PodView, names
-from gpushare.core.api.decision import Decision
+from gpushare.core.api import ConditionStatus, Decision, GpuNode, GpuShare, Phase, PodView, names
 from gpushare.core.control import OperatorSettings, fares_of
 from gpushare.core.placement import ProbationSettings
 from gpushare.kube import GPUSHARES
@@ -34,7 +33,12 @@ def pod(name: str, *, probation: int | None = None, job_class: str = "throughput
                 "name": name,
                 "uid": f"uid-{name}",
                 "labels": {"app": name.partition("-")[0]},
-                "annotations": {names.FRACTION: "0.25", names.CLASS: job_class, **decision},
+                "annotations": {
+                    names.FRACTION: "0.25",
+                    names.CLASS: job_class,
+                    names.WORKLOAD: name.partition("-")[0],
+                    **decision,
+                },
             },
             "spec": {"nodeName": "n1"},
             "status": {"containerStatuses": running},

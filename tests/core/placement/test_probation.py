@@ -146,13 +146,14 @@ def test_where_freezing_is_off_every_unknown_workload_has_its_turn():
     assert cluster.put("a").probation is None, "it had its turn, and that pod still runs"
 
 
-def test_its_own_gpushare_says_how_long():
+@pytest.mark.parametrize(("asked", "lasts"), [(None, 60.0), (20, 60.0), (300, 330.0), (3600, 3600.0)])
+def test_a_profile_that_takes_longer_gets_a_longer_window(asked, lasts):
     cluster = Cluster(probation=ProbationSettings(freezes=False))
-    request = PlacementRequest("p", 250, unprofiled=Unprofiled(frozenset({"a"}), window_seconds=300))
+    request = PlacementRequest("p", 250, unprofiled=Unprofiled(frozenset({"a"}), window_seconds=asked))
     decided = decide(request, cluster.context.at(1000.0))
     assert isinstance(decided, Placement)
     assert decided.probation is not None
-    assert decided.probation.until == 1300.0
+    assert decided.probation.until == 1000.0 + lasts
 
 
 def test_whole_gpus_and_survey_agree():
@@ -182,7 +183,7 @@ def test_released_and_undone():
     assert cluster.put("a").probation is not None, "no pod of it is left that had its turn"
 
 
-def pod(**more: object) -> PodView:
+def pod(workload: str | None = None, **more: object) -> PodView:
     metadata = {
         "uid": "u",
         "name": "web-1",
@@ -194,6 +195,7 @@ def pod(**more: object) -> PodView:
             names.MEMORY_LIMIT: "0=100M",
             names.DECIDED_AT: "2026-11-23T03:00:00Z",
             names.PROBATION_SECONDS: "60",
+            **({} if workload is None else {names.WORKLOAD: workload}),
         },
         "ownerReferences": [{"kind": "ReplicaSet", "name": "web", "uid": "r", "controller": True}],
     }
@@ -235,6 +237,8 @@ def test_who_may_be_on_probation():
     assert windowed is not None
     assert windowed.window_seconds == 20
     assert unprofiled_of(pod(), share({"profile": {"mode": "Off"}})) is None
+    assert unprofiled_of(pod(), share({"selector": {}})) is None, "pods of several kinds"
+    assert unprofiled_of(pod(workload="web"), share({"selector": {}})) is not None
     counters = SOLO.solo.as_dict()
     profile = {"gpuModel": H200, "counters": counters, "windowSeconds": 10.0}
     assert unprofiled_of(pod(), share({}, {"profile": profile})) is None

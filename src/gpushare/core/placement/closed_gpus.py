@@ -19,7 +19,7 @@ class Unprofiled:
     Attributes:
         workloads: names of it: its GpuShare's, its pods' owner's, its key. One in common makes two the same.
         pod: the pod that asks, for people; "": its uid.
-        window_seconds: that its GpuShare asks for; None: as the installation says.
+        window_seconds: of running alone that its GpuShare asks of a profile; None: nothing in particular.
     """
 
     workloads: frozenset[str]
@@ -92,13 +92,16 @@ def unprofiled_of(pod: PodView, share: GpuShare | None) -> Unprofiled | None:
     """
     owner = f"{pod.controller[0]}/{pod.controller[1]}" if pod.controller is not None else f"Pod/{pod.uid}"
     workloads = {f"{pod.namespace}/{owner}"}
-    if (key := pod.annotations.get(names.WORKLOAD)) is not None:
+    key = pod.annotations.get(names.WORKLOAD)
+    if key is not None:
         workloads.add(f"{pod.namespace}/workload/{key}")
     window: float | None = None
     if share is not None:
         signature, profile = share.status.profile, share.spec.profile
         if signature is not None and as_profile(signature) is not None:
             return None
+        if share.spec.selector is not None and key is None:
+            return None  # pods of several kinds get no profile
         if profile is not None:
             if profile.mode is ProfileMode.OFF:
                 return None

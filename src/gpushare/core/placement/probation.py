@@ -24,6 +24,7 @@ from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, I
 DEFAULT_SECONDS: Final = 60.0
 DEFAULT_MOST: Final = 2
 MOST_SECONDS: Final = 3600.0
+PROGRAM_START_SECONDS: Final = 30.0  # of a container's life that may hold nothing to profile
 _TIER: Final = 1e7
 """Between GPUs where a workload can be read, empty ones and the others; policies' scores stay far below."""
 _DAY, _HOUR, _MINUTE = 86_400, 3600, 60
@@ -34,7 +35,7 @@ class ProbationSettings:
     """What an installation says of it.
 
     Attributes:
-        seconds: length of the window, where a workload's GpuShare says no other; 0: nobody is on probation.
+        seconds: length of the window, longer where a workload's GpuShare asks for it; 0: nobody is on probation.
         most: pods that are on probation at a time.
         freezes: whether throughput pods may be stopped for a moment, so that others can be read in place.
     """
@@ -216,9 +217,10 @@ def on_probation(
 
 
 def window_seconds(request: PlacementRequest, settings: ProbationSettings) -> int:
-    """Return the length of a pod's window, whole seconds: its GpuShare's word, else the installation's."""
+    """Return the length of a pod's window, whole seconds: enough for the profile that its GpuShare asks for."""
     own = request.unprofiled.window_seconds if request.unprofiled is not None else None
-    return round(min(MOST_SECONDS, settings.seconds if own is None else own))
+    needed = 0.0 if own is None else own + PROGRAM_START_SECONDS
+    return round(min(MOST_SECONDS, max(settings.seconds, needed)))
 
 
 def why_unread(neighbours: Iterable[JobClass | None], *, can_freeze: bool) -> str:
