@@ -107,6 +107,15 @@ async def test_what_admission_adds_is_no_drift_and_a_change_is(
         assert set(found) == WAYS
         return {way: said for way, said in found.items() if said["outOfSync"]}
 
+    async def kubectl_diff() -> tuple[int, str]:
+        """kubectl's own comparison with the file that was synced last: 1 where they differ."""
+        server = ["--server-side", "--field-manager=argocd-controller"] if sync == "server" else []
+        command = [tools.kubectl(), f"--kubeconfig={kubeconfig}", "diff", *server, "-f", path]
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=240, check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
     for resource, wanted in (
         (WORKLOADS["Job"], workload("Job", fraction="0.25")),
         (PODS, pod("one", fraction="0.25")),
@@ -117,5 +126,7 @@ async def test_what_admission_adds_is_no_drift_and_a_change_is(
         live = await real_api.get(resource, "one", namespace=namespace)
         assert [each["resources"]["limits"] for each in containers_of(live)] == [SHARE], "admission has added it"
         assert await out_of_sync(resource, wanted, "--sync", sync) == {}, f"a second sync of the {resource.kind}"
+        assert await kubectl_diff() == (0, "")
         wanted["metadata"]["labels"] = {"new": "label"}
         assert set(await out_of_sync(resource, wanted)) == WAYS, "a real change is seen"
+        assert (await kubectl_diff())[0] == 1
