@@ -307,7 +307,7 @@ class Loop:
         alone = None
         if signature is not None and signature.counters.sm_util is not None:
             alone = min(1.0, progress_alone(signature.counters, signature.cap_curve, share / 100))
-        return promise_of(alone, share, self._terms(pod).max_slowdown)
+        return promise_of(alone, share, self._terms(pod).max_slowdown, is_auto=pod.is_auto)
 
     def _write(self, uuid: str, gpu: _Gpu) -> None:
         """Write the asks of one GPU; nothing where there are none and were none."""

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from gpushare.core.api import (
+    AUTO,
     Decision,
     JobClass,
     PodView,
@@ -36,7 +37,7 @@ class ManagedPod:
         workload: key that links pods of one kind.
         own_percentage: thread percentage that its containers give themselves, the lowest; None where none does.
         processes: CUDA processes that share its cap.
-        has_class: whether its own annotation names its class.
+        has_class: whether its own annotation names its class. is_auto: whether its fraction is `auto`.
         probe_seconds: the shortest time-out of its containers' probes; None where they have none.
         slo: its own latency target; one that cannot be read is refused at admission.
         ip: its address; empty while it has none. is_host_network: that is the node's.
@@ -56,6 +57,7 @@ class ManagedPod:
     own_percentage: int | None = None
     processes: int = 1
     has_class: bool = False
+    is_auto: bool = False
     probe_seconds: float | None = None
     slo: Slo | None = None
     ip: str = ""
@@ -100,6 +102,7 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         own_percentage=_own_percentage(spec),
         processes=processes,
         has_class=names.CLASS in pod.annotations,
+        is_auto=pod.annotations.get(names.FRACTION) == AUTO,
         probe_seconds=_probe_seconds(spec),
         slo=None if isinstance(slo, Rejection) else slo,
         ip=str((obj.get("status") or {}).get("podIP") or ""),

@@ -71,6 +71,16 @@ def test_it_is_data_too(told: FakeCluster, call: Call) -> None:
     assert gpu["tenants"][0]["seen"]["progress_ratio"] == 0.72
 
 
+def test_auto_is_told_with_the_share_that_it_stands_for(told: FakeCluster, call: Call) -> None:
+    pod = told.store.objects(PODS)["shop/late"]
+    metadata = {**pod["metadata"], "annotations": {**pod["metadata"]["annotations"], names.FRACTION: "auto"}}
+    told.put(PODS, {**pod, "metadata": metadata})
+    code, out, _ = call("explain", "pod/shop/late")
+    assert code == 0
+    assert 'asks for "auto", which is 60% of a GPU' in out
+    assert json.loads(call("explain", "pod/shop/late", "-o", "json")[1])["request"]["is_auto"] is True
+
+
 def test_a_pod_that_a_gate_holds_back_is_told(told: FakeCluster, call: Call) -> None:
     pod = told.store.objects(PODS)["shop/late"]
     told.put(PODS, {**pod, "spec": {**pod["spec"], "schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}})

@@ -202,6 +202,15 @@ def test_promises_are_published_with_the_class_and_the_slowdown_of_the_gpushare(
     assert promise(node, "bad") == pytest.approx(0.25 / 1.5, abs=1e-3), "an unknown workload: its share"
 
 
+def test_a_pod_with_auto_is_promised_its_slowdown_of_a_whole_gpu(node: Node) -> None:
+    node.add("victim", 50, "2026-11-22T10:00:00Z", **{"gpushare.io/fraction": "auto"})
+    node.add("bad", 25, "2026-11-22T11:00:00Z", **{"gpushare.io/fraction": "auto"})
+    assert promise(node, "victim") == pytest.approx(1 / 1.5, abs=1e-3)
+    assert promise(node, "bad") == pytest.approx(0.45 / 1.5**0.5, abs=1e-3), "its share cannot keep more"
+    del node.profiles["shop/bad"]
+    assert promise(node, "bad") == pytest.approx(0.25 / 1.5, abs=1e-3), "an unknown workload: its share"
+
+
 def test_a_broken_promise_is_kept_by_throttling_within_seconds_and_it_is_said(node: Node) -> None:
     began = node.clock.now
     assert node.truth("victim") < promise(node, "victim")

@@ -33,7 +33,7 @@ MEMORY_MIB = 80_000
 
 @dataclass(frozen=True)
 class Wanted:
-    """One pod: what it asks, and what is known of its workload."""
+    """One pod: what it asks ("auto", for which admission set `percent`, or that) and what is known of it."""
 
     percent: int
     memory_mib: int
@@ -41,6 +41,11 @@ class Wanted:
     workload: str
     max_slowdown: float
     profiled: bool
+    is_auto: bool = False
+
+    @property
+    def fraction(self) -> str:
+        return f"{self.percent / 100:g}"
 
 
 WANTED = st.builds(
@@ -51,6 +56,7 @@ WANTED = st.builds(
     st.sampled_from(sorted(WORKLOADS)),
     st.sampled_from([1.05, 1.5, 4.0]),
     st.sampled_from([True, True, True, False]),
+    st.booleans(),
 )
 
 
@@ -58,7 +64,8 @@ def create(cluster, name: str, wanted: Wanted) -> None:
     """A pod as admission leaves it, and the GpuShare that was made for its owner."""
     raw = cluster.make_pod(
         name,
-        f"{wanted.percent / 100:g}",
+        "auto" if wanted.is_auto else wanted.fraction,
+        limit=wanted.percent,
         **{"memory": f"{wanted.memory_mib}Mi", "class": wanted.job_class.value},
     )
     profile = {"gpuModel": MODEL, "counters": WORKLOADS[wanted.workload].solo.as_dict(), "windowSeconds": 10.0}
@@ -162,8 +169,9 @@ async def play(
                     0.0,
                     1.0,
                     each.max_slowdown,
-                    f"{each.percent / 100:g}",
+                    each.fraction,
                     each.job_class,
+                    is_auto=each.is_auto,
                 )
                 for number, each in enumerate(wanted)
             ],

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 
 from gpushare.core.api import JobClass
-from gpushare.core.interference import promised_progress
+from gpushare.core.interference import auto_share, promised_progress
 from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import Mechanism, parse
 from gpushare.sim.jobs import Job, JobResult, JobRetraction, Outcome, Span, simulate
@@ -53,8 +53,14 @@ def test_drawn_jobs_offer_the_load_ask_what_they_may_and_are_promised_what_the_t
     for each in jobs:
         most = 1.1 if each.job_class is JobClass.LATENCY else 1.5
         alone = truth.alone(each.workload, share_percent(each))
-        assert each.promise == pytest.approx(min(alone, 1.0) / most)
-        assert each.promise == promised_progress(truth.true_profiles[each.workload], share_percent(each), most)
+        known = truth.true_profiles[each.workload]
+        if each.is_auto:
+            assert 0.98 / most <= each.promise <= 1 / most + 1e-9, "against a whole GPU"
+            assert share_percent(each) == auto_share(known, max_slowdown=most, job_class=each.job_class)
+        else:
+            assert each.promise == pytest.approx(min(alone, 1.0) / most)
+        assert each.promise == promised_progress(known, share_percent(each), most, is_auto=each.is_auto)
+    assert 50 < sum(each.is_auto for each in jobs) < 120
     assert jobs == draw_table_jobs(truth, 500, gpus=16, load=1.2, seed=3)
     assert jobs != draw_table_jobs(truth, 500, gpus=16, load=1.2, seed=4)
 

@@ -124,6 +124,7 @@ def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
             place["probation"] = {"until": place["probation"]["until"]}
     record["request"] = {
         "pod": found.request.pod_uid,
+        "is_auto": found.request.is_auto,
         "share_percent": found.request.share_milli / GPU_MILLI * 100,
         "gpu_count": found.request.gpu_count,
         "memory_mib": found.request.memory_mib,
@@ -134,6 +135,10 @@ def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
 
 
 def _asked(request: PlacementRequest) -> str:
+    return f'"auto", which is {_amount(request)}' if request.is_auto else _amount(request)
+
+
+def _amount(request: PlacementRequest) -> str:
     if request.share_milli >= GPU_MILLI:
         return "1 GPU" if request.gpu_count == 1 else f"{request.gpu_count} GPUs"
     return f"{request.share_milli / GPU_MILLI:.0%} of a GPU"

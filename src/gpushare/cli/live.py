@@ -288,6 +288,7 @@ def request_of(
         unprofiled=unprofiled_of(pod, share),
         priority=pod.priority,
         queued_at=unix_seconds(pod.created_at) if pod.created_at else math.inf,
+        is_auto=needs.is_auto,
     )
 
 

@@ -304,6 +304,7 @@ class ShareLedger:
             unprofiled=unprofiled_of(pod, share),
             priority=pod.priority,
             queued_at=self._queued.since(pod),
+            is_auto=needs.is_auto,
         )
 
     def keep(self) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from gpushare.core.admission import resolve
-from gpushare.core.api import Rejection, names
+from gpushare.core.api import AUTO, Rejection, names
 from gpushare.core.interference import InterferenceModel, Profile, auto_share
 from gpushare.core.placement import (
     MILLI_PER_PERCENT,
@@ -62,7 +62,7 @@ class GpuSharePolicy:
         refused: set[object] = set()
         for job in list(cluster.queue):
             request = self.request_of(cluster.jobs[job], cluster.truth.memory_mib(cluster.jobs[job].workload))
-            kind = (request.shape, request.known)
+            kind = (request.shape, request.known, request.is_auto)
             if kind in refused:
                 continue
             decided = decide(request, context)
@@ -105,8 +105,8 @@ class GpuSharePolicy:
         known = (
             KnownWorkload(job.workload, self.gpu_model, job.max_slowdown, profile) if profile is not None else None
         )
-        fraction = job.fraction
-        if fraction == "auto" and profile is not None:
+        fraction, is_auto = job.fraction, job.is_auto or job.fraction == AUTO
+        if fraction == AUTO and profile is not None:
             share = auto_share(profile, max_slowdown=job.max_slowdown, job_class=job.job_class)
             fraction = f"{share / 100:g}"
         annotations = {names.FRACTION: fraction, names.CLASS: job.job_class.value}
@@ -124,6 +124,7 @@ class GpuSharePolicy:
             max_slowdown=job.max_slowdown,
             unprofiled=Unprofiled(frozenset({job.workload}), job.name) if profile is None else None,
             queued_at=job.submit_seconds,
+            is_auto=is_auto,
         )
 
     def new_context(self, cluster: JobCluster) -> DecisionContext:

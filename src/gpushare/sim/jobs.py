@@ -35,6 +35,7 @@ class Job:
         fraction, job_class: what its pod asks for; only policies that count shares read them.
         promise: the least progress that its pod may count on; None: 1 / max_slowdown.
         start_seconds: on a GPU, before it makes any progress: context, model, first compilation.
+        is_auto: whether its fraction is what `auto` stands for.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Job:
     job_class: JobClass = JobClass.THROUGHPUT
     promise: float | None = None
     start_seconds: float = 0.0
+    is_auto: bool = False
 
     @property
     def least_progress(self) -> float:

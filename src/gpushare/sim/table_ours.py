@@ -236,7 +236,7 @@ class LiveOnTable:
             if all(each > most for each in shares):
                 continue
             request = self._request(cluster, job)
-            refusing = self._refused.setdefault((request.shape, request.known), set())
+            refusing = self._refused.setdefault((request.shape, request.known, request.is_auto), set())
             nodes = [
                 (str(gpu), self._requests.node_of(gpu))
                 for gpu in range(len(cluster.gpus))
@@ -281,7 +281,7 @@ class LiveOnTable:
     def _held(cluster: JobCluster, gpu: int) -> object:
         """What a refusal depends on: tenants that are equal in these are refused alike."""
         tenants = [(cluster.jobs[tenant.job], tenant.thread_percentage) for tenant in cluster.gpus[gpu]]
-        return frozenset((job.workload, job.fraction, job.job_class, cap) for job, cap in tenants)
+        return frozenset((job.workload, job.fraction, job.is_auto, job.job_class, cap) for job, cap in tenants)
 
     # -- watching
 
@@ -415,5 +415,7 @@ class LiveOnTable:
         if job not in self._promises:
             asked = cluster.jobs[job]
             known = self.profiles.get(asked.workload) or self.seen.get(asked.workload)
-            self._promises[job] = promised_progress(known, share_percent(asked), asked.max_slowdown)
+            self._promises[job] = promised_progress(
+                known, share_percent(asked), asked.max_slowdown, is_auto=asked.is_auto
+            )
         return self._promises[job]

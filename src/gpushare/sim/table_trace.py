@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.admission import Defaults
-from gpushare.core.api import JobClass
+from gpushare.core.api import AUTO, JobClass
 from gpushare.core.interference import auto_share, promised_progress
 from gpushare.sim.jobs import Job
 from gpushare.sim.table_truth import TableTruth
@@ -54,10 +54,11 @@ def draw_table_jobs(
         job_class = JobClass.LATENCY if is_latency else JobClass.THROUGHPUT
         most = defaults.max_slowdown_of(job_class)
         profile = truth.true_profiles[workload]
-        if fraction == "auto":
+        is_auto = fraction == AUTO
+        if is_auto:
             share = auto_share(profile, max_slowdown=most, job_class=job_class)
             fraction = f"{share / 100:g}"
-        promise = promised_progress(profile, round(100 * float(fraction)), most)
+        promise = promised_progress(profile, round(100 * float(fraction)), most, is_auto=is_auto)
         jobs.append(
             Job(
                 f"job-{index:05d}",
@@ -68,6 +69,7 @@ def draw_table_jobs(
                 fraction,
                 job_class,
                 promise,
+                is_auto=is_auto,
             )
         )
     return jobs

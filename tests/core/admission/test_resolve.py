@@ -54,6 +54,8 @@ def test_the_pod_beats_the_share_which_beats_the_defaults():
 )
 def test_auto_is_the_limit_then_the_profile_then_the_spec_then_the_default(gpushare, limit, percent):
     needs = resolve({FRACTION: "auto"}, gpushare, Defaults(auto_fraction="0.4"), limit_percent=limit)
+    assert needs.is_auto
+    assert not resolve({FRACTION: "0.4"}, gpushare, limit_percent=limit).is_auto
     assert (needs.share_percent, needs.gpu_count) == (percent, 1)
 
 

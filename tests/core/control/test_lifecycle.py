@@ -160,6 +160,10 @@ def test_a_promise_is_what_the_profile_and_the_tolerance_of_the_class_say() -> N
     assert of_known.promise_ratio == 0.4, "0.6 under a cap of its share, over 1.5"
     assert of_latency.promise_ratio == 0.545, "0.6 over 1.1"
     assert status_of(known, [usual, protected], {}, SETTINGS, NOW).promise_ratio == 0.4, "the least"
+    of_auto = status_of(known, [facts("c", fraction="auto")], {}, SETTINGS, NOW)
+    assert of_auto.promise_ratio == 0.49, "0.6 over the root of 1.5: that share was not chosen by the profile"
+    unknown = GpuShare.from_object({"metadata": {"name": "s"}})
+    assert status_of(unknown, [facts("c", fraction="auto")], {}, SETTINGS, NOW).promise_ratio == 0.167
 
 
 def test_a_promise_is_broken_beyond_the_error_and_kept_again_once_reached() -> None:

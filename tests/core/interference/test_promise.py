@@ -1,11 +1,15 @@
 """The promise: bounded by the share without a profile, by what a cap of the share costs with one."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpushare.core.api import JobClass
 from gpushare.core.gpu import Counters
-from gpushare.core.interference import Profile, promised_progress
+from gpushare.core.interference import Profile, auto_share, cap_progress, promised_progress
+from gpushare.core.progress import NO_LOSS
 
 
 def profile(**curve: float) -> Profile:
@@ -52,3 +56,71 @@ def test_a_promise_is_never_more_than_the_tolerated_slowdown_nor_nothing(
 def test_what_is_out_of_range_is_refused(share: int, slowdown: float) -> None:
     with pytest.raises(ValueError, match="no promise"):
         promised_progress(None, share, slowdown)
+
+
+# -- `auto`: the tolerated slowdown is meant against a whole GPU, share and neighbours together (docs/adr/0154)
+
+CURVES = st.builds(
+    # Rising, and above the share: a program that loses more than the part of the SMs that is taken is noise.
+    lambda least, steps: profile(
+        **{
+            f"c{cap}": min(1.0, max(cap / 100, least + sum(steps[:at])))
+            for at, cap in enumerate((10, 25, 33, 50, 75), start=1)
+        }
+    ),
+    st.floats(0.05, 0.9),
+    st.lists(st.floats(0.0, 0.4), min_size=5, max_size=5),
+)
+SLOWDOWNS = st.floats(1.0, 10.0)
+
+
+@given(known=CURVES, slowdown=SLOWDOWNS, job_class=st.sampled_from(JobClass))
+def test_auto_is_promised_its_slowdown_against_a_whole_gpu(
+    known: Profile, slowdown: float, job_class: JobClass
+) -> None:
+    share = auto_share(known, max_slowdown=slowdown, job_class=job_class)
+    promise = promised_progress(known, share, slowdown, is_auto=True)
+    assert 10 <= share <= 100
+    assert NO_LOSS / slowdown - 1e-9 <= promise <= 1 / slowdown + 1e-9
+
+
+@given(known=CURVES, slowdown=SLOWDOWNS, more=st.floats(0.0, 5.0))
+def test_who_tolerates_more_gets_no_larger_share_and_no_higher_promise(
+    known: Profile, slowdown: float, more: float
+) -> None:
+    def said(tolerated: float) -> tuple[int, float]:
+        share = auto_share(known, max_slowdown=tolerated, job_class=JobClass.THROUGHPUT)
+        return share, promised_progress(known, share, tolerated, is_auto=True)
+
+    (share, promise), (looser, lower) = said(slowdown), said(slowdown + more)
+    assert looser <= share
+    assert lower <= promise * (1 / NO_LOSS) + 1e-9, (
+        "within the noise of a curve where hardly anything is tolerated"
+    )
+
+
+@given(known=CURVES, slowdown=SLOWDOWNS)
+def test_the_share_of_auto_leaves_neighbours_as_much_as_it_takes(known: Profile, slowdown: float) -> None:
+    share = auto_share(known, max_slowdown=slowdown, job_class=JobClass.THROUGHPUT)
+    left = cap_progress(known, share / 100) / promised_progress(known, share, slowdown, is_auto=True)
+    assert left >= math.sqrt(slowdown) * (1 - 1e-9)
+
+
+@given(alone=st.floats(0.05, 1.0), error=st.floats(-0.03, 0.03), slowdown=SLOWDOWNS)
+def test_an_error_of_the_curve_moves_the_promise_of_auto_by_no_more_than_itself(
+    alone: float, error: float, slowdown: float
+) -> None:
+    seen = min(1.0, max(0.01, alone + error))
+    promises = [promised_progress(profile(c25=each), 25, slowdown, is_auto=True) for each in (seen, alone)]
+    assert abs(promises[0] - promises[1]) <= abs(seen - alone) + 1e-9
+
+
+@given(share=st.integers(1, 100), slowdown=SLOWDOWNS, half=st.floats(0.05, 1.0))
+def test_auto_is_promised_no_less_than_the_same_share_by_number(share: int, slowdown: float, half: float) -> None:
+    known = profile(c50=half)
+    promise = promised_progress(known, share, slowdown, is_auto=True)
+    assert promised_progress(known, share, slowdown) - 1e-9 <= promise <= 1 / slowdown + 1e-9
+
+
+def test_auto_without_a_profile_is_a_fraction_like_any_other() -> None:
+    assert promised_progress(None, 50, 1.5, is_auto=True) == promised_progress(None, 50, 1.5)

@@ -98,6 +98,16 @@ def test_everybody_on_its_gpu_has_a_promise_and_a_prediction_under_its_own_cap()
     assert web.promise_ratio == promised_progress(known("latency-probe").profile, 50, 3.0)
 
 
+def test_pods_with_auto_are_promised_what_a_whole_gpu_makes_over_the_slowdown() -> None:
+    auto = replace(asked("other", 50, "stream"), is_auto=True)
+    subject = replace(asked("web", 50, "latency-probe"), is_auto=True)
+    (gpu,) = explained(subject, context_of((auto, at(0, cap=50))), at(0)).gpus
+    profiles = [known(name).profile for name in ("latency-probe", "stream")]
+    kept = [promised_progress(profile, 50, 3.0, is_auto=True) for profile in profiles]
+    assert [each.promise_ratio for each in gpu.tenants] == kept
+    assert kept[0] == pytest.approx(1 / 3)
+
+
 def test_with_somebody_unknown_nothing_is_predicted_and_the_class_sets_the_tolerance() -> None:
     stranger = replace(asked("other", 40), job_class=JobClass.LATENCY)
     (gpu,) = explained(asked("web", 50, "stream"), context_of((stranger, at(0))), at(0)).gpus

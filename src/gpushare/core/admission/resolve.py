@@ -56,6 +56,7 @@ class Needs:
         memory_mib: GPU memory on each; None means share x the GPU's usable memory.
         workload: key that links pods of one kind; None means the pod's owner.
         container: name of the container that gets the GPU; None means the first.
+        is_auto: whether the fraction is `auto`, so that its promise is one of a whole GPU.
     """
 
     share_percent: int
@@ -66,6 +67,7 @@ class Needs:
     fault_domain: FaultDomain
     workload: str | None
     container: str | None
+    is_auto: bool = False
 
     @property
     def limit_percent(self) -> int:
@@ -130,6 +132,7 @@ def resolve(
         fault_domain=fault_domain,
         workload=asked.workload,
         container=asked.container,
+        is_auto=asked.is_auto,
     )
     if is_charged:
         return needs

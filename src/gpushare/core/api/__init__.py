@@ -37,6 +37,7 @@ from gpushare.core.api.pod_resources import requests_of, share_limit_of
 from gpushare.core.api.quantity import parse_count, parse_quantity
 from gpushare.core.api.rejection import Reason, Rejection, shown
 from gpushare.core.api.request import (
+    AUTO,
     MAX_GPUS_PER_POD,
     FaultDomain,
     JobClass,
@@ -63,6 +64,7 @@ from gpushare.core.api.workload_signature import (
 
 __all__ = [
     "API_VERSION",
+    "AUTO",
     "HOST_DIRECTORY",
     "LEAST_PROCESS_PERCENT",
     "LONGER_WINDOW",

@@ -118,7 +118,7 @@ class GpuShareSpec:
     )
     max_slowdown: float | None = described(
         "Tolerated slowdown beside neighbours, as a ratio to running alone under the fraction: 1.25 means at most "
-        "25% longer. "
+        '25% longer. For pods with the fraction "auto" and a profile, to running alone on the whole GPU. '
         "Default: the chart's values policy.maxSlowdown and, for class latency, policy.latencyMaxSlowdown.",
         default=None,
         minimum=1,
@@ -232,7 +232,7 @@ class GpuShareStatus:
         name="class",
     )
     recommended_fraction: str | None = described(
-        'The fraction that "auto" stands for and that a user may want to write.',
+        'The fraction that "auto" stands for: the least that costs the root of maxSlowdown at most.',
         default=None,
         maxLength=16,
         rules=(_FRACTION_RULE,),

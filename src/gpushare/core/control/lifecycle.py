@@ -253,7 +253,11 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
     """Return the events due, as (reason, message): a new phase, a promise newly broken or kept again."""
     found = []
     if before.profile is None and after.profile is not None:
-        auto = f"; auto stands for {after.recommended_fraction}" if after.recommended_fraction else ""
+        auto = (
+            f"; auto stands for {after.recommended_fraction}, within maxSlowdown of a whole GPU"
+            if after.recommended_fraction
+            else ""
+        )
         found.append(("ProfileTaken", f"signature taken on {after.profile.gpu_model or 'a GPU'}{auto}"))
     if before.phase is not after.phase and after.phase is not Phase.RETRACTED:  # told with its figures
         found.append((after.phase.value, f"phase was {before.phase}, is {after.phase}"))
@@ -307,7 +311,9 @@ def _placement(
 
 def _promised(needs: Needs, signature: WorkloadSignature | None) -> float:
     profile = as_profile(signature) if signature is not None else None
-    return round(promised_progress(profile, needs.share_percent, needs.max_slowdown_ratio), _DIGITS)
+    return round(
+        promised_progress(profile, needs.share_percent, needs.max_slowdown_ratio, is_auto=needs.is_auto), _DIGITS
+    )
 
 
 def _class_of(share: GpuShare, live: Sequence[PodView], defaults: Defaults) -> JobClass:

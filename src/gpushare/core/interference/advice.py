@@ -10,6 +10,7 @@ import numpy as np
 from gpushare.core.api import JobClass
 from gpushare.core.interference.model import Forecast, InterferenceModel
 from gpushare.core.interference.profile import Array, Profile, cap_progress
+from gpushare.core.progress import NO_LOSS, least_alone
 
 CAPS: Final = (15, 25, 33, 50, 67, 75, 100)
 _MOST_COMBINATIONS: Final = 20_000  # above this many combinations, each tenant gets fewer caps to choose from
@@ -119,10 +120,11 @@ def recommended_number(advices: Sequence[Advice]) -> int:
 def auto_share(profile: Profile, *, max_slowdown: float, job_class: JobClass) -> int:
     """Percent of a GPU that `gpushare.io/fraction: auto` means for a profiled workload, 10 to 100 in steps of 5.
 
-    The least cap at which it keeps its tolerated speed alone; a latency tenant gets the least at which it loses
-    nothing that can be measured (2%).
+    The least cap at which it keeps, alone, so much of its speed that neighbours may still cost it something before
+    it is slower than tolerated (`gpushare.core.progress.least_alone`); a latency tenant gets the least at which it
+    loses nothing that can be measured.
     """
-    floor = 0.98 if job_class is JobClass.LATENCY else 1 / max(1.0, max_slowdown)
+    floor = NO_LOSS if job_class is JobClass.LATENCY else least_alone(max_slowdown)
     for percent in range(_AUTO_LEAST, 100, _AUTO_STEP):
         if cap_progress(profile, percent / 100) >= floor:
             return percent

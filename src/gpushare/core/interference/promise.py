@@ -4,15 +4,18 @@ from gpushare.core.interference.profile import Profile, cap_progress
 from gpushare.core.progress import promise_of
 
 
-def promised_progress(profile: Profile | None, share_percent: int, max_slowdown: float) -> float:
+def promised_progress(
+    profile: Profile | None, share_percent: int, max_slowdown: float, *, is_auto: bool = False
+) -> float:
     """Return the progress that a pod is promised on each of its GPUs (`gpushare.core.progress.promise_of`).
 
     Args:
         share_percent: of each of its GPUs, 1 to 100.
         max_slowdown: tolerated, 1 or more.
+        is_auto: whether the share is what `auto` stands for.
 
     Raises:
         ValueError: a share or a slowdown out of range.
     """
     alone = None if profile is None else cap_progress(profile, share_percent / 100)
-    return promise_of(alone, share_percent, max_slowdown)
+    return promise_of(alone, share_percent, max_slowdown, is_auto=is_auto)

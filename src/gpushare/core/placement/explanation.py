@@ -237,20 +237,23 @@ def _gpu(
         tolerated(request, request.known, defaults),
         place.thread_percentage,
         request.known,
+        request.is_auto,
     )
     others = []
     for each in state.tenants(uuid):
         own = each.known.max_slowdown if each.known is not None else None
         tolerates = each.max_slowdown if own is None else own
-        others.append((each.pod_uid, each.share_milli, tolerates, each.thread_percentage, each.known))
+        others.append(
+            (each.pod_uid, each.share_milli, tolerates, each.thread_percentage, each.known, each.is_auto)
+        )
     members = [subject, *others]
-    predicted = _predicted(model, gpu_model, [(known, cap or 100) for *_, cap, known in members])
+    predicted = _predicted(model, gpu_model, [(known, cap or 100) for *_, cap, known, _ in members])
     tenants = []
-    for (pod, milli, tolerates, cap, known), forecast in zip(members, predicted, strict=True):
+    for (pod, milli, tolerates, cap, known, is_auto), forecast in zip(members, predicted, strict=True):
         seen_of = seen.get(pod)
         share = max(1, milli // MILLI_PER_PERCENT)
         profile = known.profile if known is not None else None
-        promise = promised_progress(profile, share, max(1.0, tolerates))
+        promise = promised_progress(profile, share, max(1.0, tolerates), is_auto=is_auto)
         if seen_of is not None and seen_of.promise_ratio is not None:
             promise = seen_of.promise_ratio  # what is kept there now
         tenants.append(

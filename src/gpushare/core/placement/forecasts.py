@@ -29,6 +29,7 @@ class Member:
         key: of the workload's profile; "" for a workload that is not known on this GPU model.
         thread_percentage: its cap, 1 to 100.
         wants_own: whether it needs a GPU of its own (retracted twice).
+        is_auto: whether its share is what `auto` stands for.
     """
 
     key: str
@@ -37,6 +38,7 @@ class Member:
     max_slowdown: float
     thread_percentage: int
     wants_own: bool = False
+    is_auto: bool = False
     profile: Profile | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -48,7 +50,7 @@ class Member:
         """Return the same tenant under the least cap that it may have."""
         return replace(self, thread_percentage=thread_percentage(self.share_percent, self.job_class))
 
-    def order(self) -> tuple[str, int, int, str, float, bool]:
+    def order(self) -> tuple[str, int, int, str, float, bool, bool]:
         """Return what members of a set are sorted by."""
         return (
             self.key,
@@ -57,6 +59,7 @@ class Member:
             self.job_class.value,
             self.max_slowdown,
             self.wants_own,
+            self.is_auto,
         )
 
     def likeness(self) -> tuple[object, ...]:
@@ -170,7 +173,7 @@ def _floors(members: Sequence[Member], alone: FloatArray) -> FloatArray:
     """Least progress that each member must keep: its promise; of one that is not known, that of the stand-in."""
     return np.array(
         [
-            promised_progress(member.profile, member.share_percent, member.max_slowdown)
+            promised_progress(member.profile, member.share_percent, member.max_slowdown, is_auto=member.is_auto)
             if member.is_known
             else min(1.0, progress) / member.max_slowdown
             for member, progress in zip(members, alone.tolist(), strict=True)

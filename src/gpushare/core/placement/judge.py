@@ -48,12 +48,14 @@ class Newcomer:
     share_percent: int
     job_class: JobClass
     max_slowdown: float
+    is_auto: bool = False
 
     @classmethod
     def of(cls, request: PlacementRequest) -> "Newcomer":
         """The tenant that a request for a part of one GPU would be."""
         known = request.known if request.known is not None and request.known.matters else None
-        return cls(known, _percent(request.share_milli), request.job_class, tolerated(request, request.known))
+        tolerates = tolerated(request, request.known)
+        return cls(known, _percent(request.share_milli), request.job_class, tolerates, request.is_auto)
 
     def is_known_on(self, gpu_model: str) -> bool:
         """Whether the model can say something of it on a GPU model."""
@@ -73,6 +75,7 @@ class Newcomer:
             self.max_slowdown,
             cap,
             self.known is not None and self.known.wants_own,
+            self.is_auto,
             known.profile if known is not None else None,
         )
 
@@ -471,6 +474,7 @@ def _member(tenant: Tenant, known: KnownWorkload | None, gpu_model: str) -> Memb
         tolerates,
         tenant.thread_percentage,
         known is not None and known.wants_own,
+        tenant.is_auto,
         known.profile if known is not None and is_known else None,
     )
 

@@ -55,6 +55,7 @@ class PlacementRequest:
         unprofiled: its workload, while that has no profile and may get one.
         priority: of its pod; queued_at: since when it could be placed, seconds of the caller's clock; inf: it
             comes now. Both only decide before whom it has to stand back (keeping.py).
+        is_auto: whether its share is what `auto` stands for (`gpushare.core.progress.promise_of`).
     """
 
     pod_uid: str
@@ -73,6 +74,7 @@ class PlacementRequest:
     unprofiled: Unprofiled | None = field(default=None, compare=False, repr=False)
     priority: int = field(default=0, compare=False)
     queued_at: float = field(default=math.inf, compare=False)
+    is_auto: bool = field(default=False, compare=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
     """The part that decides where it can go: requests of one shape are interchangeable to the engine."""
 
@@ -182,3 +184,4 @@ class Tenant:
     known: KnownWorkload | None = field(default=None, compare=False)
     max_slowdown: float = field(default=1.0, compare=False)
     """That it tolerates where its workload does not say."""
+    is_auto: bool = field(default=False, compare=False)

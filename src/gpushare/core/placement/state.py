@@ -318,6 +318,7 @@ class ClusterState:
                     or thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class),
                     request.known,
                     tolerated(request, None),
+                    request.is_auto,
                 )
             )
         return tuple(sorted(found, key=lambda tenant: tenant.order))

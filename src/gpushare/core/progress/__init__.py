@@ -7,7 +7,6 @@ from gpushare.core.progress.alone import (
     predicted_cap_progress,
     progress_alone,
     progress_under,
-    promise_of,
 )
 from gpushare.core.progress.attribution import (
     Attribution,
@@ -29,11 +28,13 @@ from gpushare.core.progress.phases import (
     misfit,
     shape_misfit,
 )
+from gpushare.core.progress.promise import NO_LOSS, least_alone, promise_of
 
 __all__ = [
     "BAD_FIT",
     "FAR_FIT",
     "MAX_CAPPED_PROGRESS",
+    "NO_LOSS",
     "Attribution",
     "PhaseSearch",
     "PhasedAttribution",
@@ -47,6 +48,7 @@ __all__ = [
     "attribute_phases",
     "busy_ratio",
     "evidence",
+    "least_alone",
     "misfit",
     "no_prediction",
     "predicted_cap_progress",

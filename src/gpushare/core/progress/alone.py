@@ -90,23 +90,3 @@ def at_full_threads(seen: Counters, cap: float) -> tuple[Counters, float]:
     progress = progress_under(seen, cap)
     scaled = {name: min(1.0, value / progress) for name, value in seen.as_dict().items()}
     return replace(Counters(**scaled), graphics_util=seen.graphics_util), progress
-
-
-def promise_of(alone: float | None, share_percent: int, max_slowdown: float) -> float:
-    """Return the progress that a pod is promised on each of its GPUs, relative to running alone, 0 to 1.
-
-    It is what its workload makes alone under a cap of its share, divided by the tolerated slowdown: its share says
-    how much of a GPU it has, and the slowdown what neighbours may cost it of that (docs/adr/0142). A workload that
-    is not known is taken to make its share: a quarter of the progress under a cap of a quarter of the threads.
-
-    Args:
-        alone: progress alone under a cap of its share; None for a workload that is not known.
-        share_percent: of each of its GPUs, 1 to 100.
-        max_slowdown: tolerated, 1 or more.
-
-    Raises:
-        ValueError: a share or a slowdown out of range.
-    """
-    if not 1 <= share_percent <= 100 or not max_slowdown >= 1:
-        raise ValueError(f"no promise for {share_percent}% and a slowdown of {max_slowdown}")
-    return (share_percent / 100 if alone is None else min(1.0, alone)) / max_slowdown
