@@ -1,11 +1,13 @@
 """Each workload's GPU use alone: from its GpuShare's profile, else as this node saw it alone or in place."""
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from gpushare.core.api import CapPoint, WorkloadSignature
+from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
+from gpushare.core.control import merged_phases
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads, shape_misfit
 from gpushare_deviceplugin.pods import ManagedPod
@@ -25,7 +27,9 @@ LIGHT_READINGS: Final = 6  # that show so little use, until a program counts as 
 START_SECONDS: Final = 30.0  # longest start of a program; PyTorch's client idles for 7 to 9 s
 PHASE_SECONDS: Final = 10.0  # of other work than the signature knows of, until it counts as a phase of the program
 DOUBT_READINGS: Final = 2 * MIN_READINGS  # of a workload that is read anew
-MAX_PHASES: Final = 3  # the usual one among them; of the others the one that was not seen for longest is forgotten
+MAX_PHASES: Final = (
+    1 + MOST_OTHER_PHASES
+)  # the usual one among them; of the others the one that was not seen for longest is forgotten
 # Of phases, without the usual work in between: from then on the one that was seen for most of it is the usual one.
 # Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
 TURNED_SECONDS: Final = 900.0
@@ -107,11 +111,42 @@ class _Phase:
 
     Attributes:
         lasted_seconds: for how long it was seen since the usual work was.
+        all_seconds: for how long it was seen in all.
     """
 
     cap: int
     seen: _Seen
     lasted_seconds: float = 0.0
+    all_seconds: float = 0.0
+
+    @classmethod
+    def read_back(cls, kept: WorkloadPhase) -> "_Phase":
+        """Return what a GpuShare holds of a phase, as it was seen under its cap."""
+        cap = kept.thread_percentage or 100
+        progress = next((p.progress_ratio for p in kept.cap_curve if p.thread_percentage == cap), 1.0)
+        counters = kept.as_signature("").as_counters()
+        under = {name: progress * value for name, value in counters.as_dict().items()}
+        seen = replace(Counters(**under), graphics_util=counters.graphics_util)
+        readings = MIN_READINGS if kept.reading is PhaseReading.IN_PLACE else 0
+        window = kept.window_seconds or 0.0
+        return cls(cap, _Seen(seen, window, "", readings=readings, sm_clock_mhz=kept.sm_clock_mhz))
+
+    def published(self, total_seconds: float) -> WorkloadPhase:
+        """Return it for the workload's GpuShare.
+
+        Args:
+            total_seconds: for how long the workload was seen at all.
+        """
+        counters, progress = at_full_threads(self.seen.counters, self.cap / 100)
+        return WorkloadPhase(
+            _on_the_wire(counters),
+            round(self.all_seconds / total_seconds, 2) if self.all_seconds else None,
+            PhaseReading.IN_PLACE if self.seen.readings else PhaseReading.ALONE,
+            None if self.cap == 100 else self.cap,
+            () if self.cap == 100 else (CapPoint(self.cap, round(progress, DIGITS)),),
+            float(int(self.seen.seconds)),
+            round(self.seen.sm_clock_mhz, 1) if self.seen.sm_clock_mhz else None,
+        )
 
     def fits(self, cap: int, sample: GpuSample) -> bool:
         """Return whether a window under a cap shows this work."""
@@ -135,6 +170,10 @@ def _fits(signature: Counters, taken_mhz: float | None, sample: GpuSample, bar: 
     return missed is None or missed <= bar
 
 
+def _on_the_wire(counters: Counters) -> dict[str, float]:
+    return {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()}
+
+
 def _solo(cap: int, seen: _Seen) -> SoloSignature:
     counters, progress = at_full_threads(seen.counters, cap / 100)
     return SoloSignature(counters, {} if cap == 100 else {cap: progress}, sm_clock_mhz=seen.sm_clock_mhz)
@@ -154,6 +193,13 @@ class Signatures:
         self._candidates: dict[_Key, _Phase] = {}
         self._doubts: dict[_Key, int] = {}  # readings that are still wanted
         self._revisions: dict[_Key, int] = {}  # of signatures that were taken anew here
+        self._read: dict[
+            _Key, tuple[WorkloadPhase, ...]
+        ] = {}  # phases that GpuShares hold, as they were read last
+        self._usual_seconds: dict[_Key, float] = {}  # seen at the usual work
+        self._told: dict[
+            _Key, tuple[object, WorkloadSignature | None]
+        ] = {}  # what `_phase_news` last said, of what
 
     def of(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
         """Return a pod's signature on a GPU model; None until it was seen alone, or read in place, on one.
@@ -171,7 +217,8 @@ class Signatures:
         return _solo(*found)
 
     def phases(self, pod: ManagedPod, gpu_model: str) -> tuple[SoloSignature, ...]:
-        """Return a pod's signature, then those of the other work that this node saw it do; none without one."""
+        """Return a pod's signature, then those of its other work, seen here or elsewhere; none without one."""
+        self._adopt(pod, gpu_model)
         usual = self.of(pod, gpu_model)
         others = self._phases.get((pod.workload, gpu_model), ())
         return () if usual is None else (usual, *(phase.signature for phase in others))
@@ -193,12 +240,16 @@ class Signatures:
         """
         key = (pod.workload, gpu_model)
         phases = self._phases.get(key, ())
+        if phase == 0:
+            self._usual_seconds[key] = self._usual_seconds.pop(key, 0.0) + seconds
+            _trim(self._usual_seconds)
         if phase > len(phases) or not phases:  # forgotten, or the usual one, since `phases` was asked
             return
         if phase == 0:
             self._phases[key] = tuple(replace(each, lasted_seconds=0.0) for each in phases)
             return
-        now = replace(phases[phase - 1], lasted_seconds=phases[phase - 1].lasted_seconds + seconds)
+        of = phases[phase - 1]
+        now = replace(of, lasted_seconds=of.lasted_seconds + seconds, all_seconds=of.all_seconds + seconds)
         self._phases[key] = phases = (*phases[: phase - 1], now, *phases[phase:])
         revision = self._revisions.get(key, 0)
         lasted = sum(each.lasted_seconds for each in phases)
@@ -210,6 +261,7 @@ class Signatures:
         if others:
             self._phases[key] = others
         self._seen[key] = {usual.cap: usual.seen}
+        self._usual_seconds[key] = usual.all_seconds
         self._revisions[key] = revision + 1
         _trim(self._revisions)
         _log.info(
@@ -219,16 +271,34 @@ class Signatures:
         )
 
     def _adopt(self, pod: ManagedPod, gpu_model: str) -> None:
-        """Forget what was seen here before another node found that the workload had turned to other work."""
+        """Take over what the pod's GpuShares say that other nodes, or an agent before this one, have found.
+
+        What was seen here before another node found that the workload had turned to other work is forgotten.
+        """
         key = (pod.workload, gpu_model)
-        written = (_revision(each.kept) for each in self._profiles_of(pod) if each.gpu_model in ("", gpu_model))
-        latest = max(written, default=0)
-        if latest <= self._revisions.get(key, 0):
-            return
-        self._revisions[key] = latest
-        _trim(self._revisions)
-        for older in (self._seen, self._phases, self._candidates):
-            older.pop(key, None)
+        written = [each.kept for each in self._profiles_of(pod) if each.kept and each.gpu_model in ("", gpu_model)]
+        latest = max(map(_revision, written), default=0)
+        if latest > self._revisions.get(key, 0):
+            self._revisions[key] = latest
+            _trim(self._revisions)
+            for older in (self._seen, self._phases, self._candidates, self._read, self._usual_seconds):
+                older.pop(key, None)
+        held = next((each.phases for each in written if each.phases and _revision(each) == latest), ())
+        if held and latest == self._revisions.get(key, 0) and self._read.get(key) != held:
+            self._read.pop(key, None)
+            self._read[key] = held
+            _trim(self._read)
+            self._read_back(key, held)
+
+    def _read_back(self, key: _Key, held: tuple[WorkloadPhase, ...]) -> None:
+        """Add the phases that a GpuShare holds to those that were seen here, as far as there is room."""
+        own = self._phases.get(key, ())
+        for each in map(_Phase.read_back, held):
+            shown = GpuSample(each.seen.counters, each.seen.seconds, 0, None, each.seen.sm_clock_mhz)
+            if len(own) < MAX_PHASES - 1 and not any(phase.fits(each.cap, shown) for phase in own):
+                own = (*own, each)
+        self._phases[key] = own
+        _trim(self._phases)
 
     def is_light(self, pod: ManagedPod, gpu_model: str) -> bool:
         """Return whether all that is known of a pod's workload is that it hardly used the GPU so far."""
@@ -237,25 +307,59 @@ class Signatures:
         return any(seen.is_light for seen in self._caps_of(pod, gpu_model).values())
 
     def news(self, pod: ManagedPod, gpu_model: str) -> WorkloadSignature | None:
-        """Return the measured signature of a pod's workload, for its GpuShare; None if that has as good."""
+        """Return the measured signature of a pod's workload, for its GpuShare; None if that has as good.
+
+        It holds the phases too, and is news where only these are.
+        """
         self._adopt(pod, gpu_model)
+        key = (pod.workload, gpu_model)
         best = self._best(pod, gpu_model)
+        kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
         if best is None:
-            return None
+            is_ours = kept is not None and kept.gpu_model == gpu_model and not kept.contradiction()
+            return self._phase_news(key, kept, kept) if is_ours else None
         cap, seen = best
         counters, progress = at_full_threads(seen.counters, cap / 100)
-        kept = next((each.kept for each in self._profiles_of(pod) if each.kept is not None), None)
-        revision = self._revisions.get((pod.workload, gpu_model), 0)
+        revision = self._revisions.get(key, 0)
         found = WorkloadSignature(
             gpu_model,
-            {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()},
+            _on_the_wire(counters),
             cap_curve=() if cap == 100 else (CapPoint(cap, round(progress, DIGITS)),),
             window_seconds=float(int(seen.seconds)),
             thread_percentage=None if cap == 100 else cap,
             sm_clock_mhz=round(seen.sm_clock_mhz, 1) if seen.sm_clock_mhz else None,
             revision=revision or None,
         )
-        return found if kept is None or kept.gives_way(found) else None
+        if kept is None or kept.gives_way(found):
+            return replace(found, phases=merged_phases(found, self._published(key)))
+        return self._phase_news(key, kept, found)
+
+    def _phase_news(
+        self, key: _Key, kept: WorkloadSignature | None, found: WorkloadSignature | None
+    ) -> WorkloadSignature | None:
+        """Return `found` with the phases that were seen here, if they would change what the GpuShare holds.
+
+        Only much longer readings do, so it is asked anew only where one has become twice as long.
+        """
+        phases = self._phases.get(key, ())
+        if not phases or kept is None or found is None or _revision(kept) != _revision(found):
+            return None
+        lengths = [(each.cap, math.frexp(each.seen.seconds)[1]) for each in phases]
+        asked = (kept, lengths)
+        before, answer = self._told.get(key, (None, None))
+        if before != asked:
+            found = replace(found, phases=merged_phases(found, self._published(key)), taken_at=None)
+            is_news = merged_phases(kept, (*kept.phases, *found.phases)) != kept.phases
+            answer = found if is_news else None
+            self._told.pop(key, None)
+            self._told[key] = asked, answer
+            _trim(self._told)
+        return answer
+
+    def _published(self, key: _Key) -> tuple[WorkloadPhase, ...]:
+        phases = self._phases.get(key, ())
+        total = self._usual_seconds.get(key, 0.0) + sum(each.all_seconds for each in phases)
+        return tuple(each.published(total) for each in phases)
 
     def _profiles_of(self, pod: ManagedPod) -> Iterator[SharedProfile]:
         """Return the profiles of a pod's GpuShares: only those in its own namespace."""
@@ -351,7 +455,8 @@ class Signatures:
             return False
         del self._candidates[key]
         self._doubts.pop(key, None)
-        self._phases[key] = (candidate, *phases)[: MAX_PHASES - 1]
+        before = max(0.0, candidate.seen.seconds - sample.window_seconds)
+        self._phases[key] = (replace(candidate, all_seconds=before), *phases)[: MAX_PHASES - 1]
         _trim(self._phases)
         _log.info(
             "workload %s does other work than its signature says, for %.0f s: a phase with one of its own",

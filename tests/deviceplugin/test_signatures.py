@@ -101,6 +101,9 @@ def of_phases(signatures: Signatures) -> list[Counters]:
 TENSOR = Counters(sm_util=0.45, fp32_util=0.02, dram_bw_util=0.1, hmma_tensor_util=0.3)
 STREAM = Counters(sm_util=0.5, fp32_util=0.02, dram_bw_util=0.6, hmma_tensor_util=0.0)
 TRAIN = Counters(sm_util=0.55, fp32_util=0.3, dram_bw_util=0.2, hmma_tensor_util=0.0)
+DOUBLES = Counters(
+    sm_util=0.5, fp32_util=0.0, dram_bw_util=0.0, hmma_tensor_util=0.0, integer_util=0.0, fp64_util=0.5
+)
 INTEGER = Counters(sm_util=0.5, fp32_util=0.0, dram_bw_util=0.0, hmma_tensor_util=0.0, integer_util=0.5)
 
 
@@ -192,8 +195,8 @@ def test_other_work_for_moments_is_no_phase() -> None:
 
 def test_the_phase_that_was_not_seen_for_longest_is_forgotten() -> None:
     signatures = Signatures({})
-    at_work(signatures, (TRAIN, 12), (TENSOR, 6), (STREAM, 6), (TENSOR, 6), (INTEGER, 6))
-    assert of_phases(signatures) == [TRAIN, INTEGER, TENSOR]
+    at_work(signatures, (TRAIN, 12), (TENSOR, 6), (STREAM, 6), (TENSOR, 6), (INTEGER, 6), (DOUBLES, 6))
+    assert of_phases(signatures) == [TRAIN, DOUBLES, INTEGER, TENSOR]
 
 
 def test_a_cap_is_no_phase() -> None:

@@ -6,8 +6,22 @@ import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpushare.core.api import MOST_OTHER_PHASES, GpuShareSpec, GpuShareStatus, from_json, openapi, to_json
+from gpushare.core.admission import Defaults
+from gpushare.core.api import (
+    MOST_OTHER_PHASES,
+    Decision,
+    GpuShare,
+    GpuShareSpec,
+    GpuShareStatus,
+    LearnedEffect,
+    PodView,
+    from_json,
+    names,
+    openapi,
+    to_json,
+)
 from gpushare.core.api.workload_signature import CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
+from gpushare.core.control.lifecycle import Fares, OperatorSettings, status_of
 from gpushare.core.control.signatures import merged_phases, taken
 from gpushare.twin.contention import WORKLOADS
 
@@ -123,3 +137,20 @@ def test_there_are_few_none_is_invented_and_two_nodes_come_to_rest(usual, ours, 
         writes, kept = writes + (after != kept), after
     assert writes <= 6, "they do not replace each other's for ever"
     assert kept_after(kept, published(ours), published(theirs)) == kept
+
+
+def test_what_was_learnt_beside_others_stays_when_only_a_phase_was_added():
+    learned = (LearnedEffect(H200, windows=9, sensitivity=-0.1, pressure=0.05),)
+    share = GpuShare.from_object({"metadata": {"name": "s", "namespace": "shop"}})
+    share = replace(share, status=GpuShareStatus(profile=kept_after(None, signature()), learned=learned))
+    placed = Decision(("GPU-1",), 100, 8192, NOW).to_annotations()
+    metadata = {"namespace": "shop", "name": "a", "uid": "a", "annotations": {names.FRACTION: "1", **placed}}
+    pod = PodView.from_object({"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}})
+
+    def after(seen):
+        fares = {"a": Fares(profile=seen)}
+        return status_of(share, [pod], fares, OperatorSettings(Defaults(max_slowdown_ratio=1.5)), LATER)
+
+    with_phase = after(signature("fp32_util", phase("fp64_util")))
+    assert (len(with_phase.profile.phases), with_phase.learned) == (1, learned)
+    assert after(signature("fp64_util", revision=1)).learned == (), "of another profile"

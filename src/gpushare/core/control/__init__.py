@@ -29,6 +29,7 @@ from gpushare.core.control.retraction import (
     RetractionSituation,
     plan_retractions,
 )
+from gpushare.core.control.signatures import merged_phases
 from gpushare.core.control.slo import (
     QuantileSample,
     RequestCounts,
@@ -109,6 +110,7 @@ __all__ = [
     "is_decided_by_counters",
     "is_kept",
     "learnt",
+    "merged_phases",
     "plan_replacement",
     "plan_retractions",
     "read_slo",
