@@ -7,15 +7,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.deviceplugin.fakes import make_pod
 
+from gpushare.core.admission import Defaults
 from gpushare.core.api import (
-    GpuShareSpec,
+    Decision,
+    GpuNodeStatus,
+    GpuShare,
+    GpuShareStatus,
+    GpuStatus,
     PhaseReading,
     PodPlacement,
+    PodView,
+    TenantStatus,
     WorkloadSignature,
+    from_json,
+    names,
     to_json,
 )
-from gpushare.core.api.objects import GpuShareStatus
-from gpushare.core.control.signatures import taken
+from gpushare.core.control import OperatorSettings, fares_of, status_of
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.shares import SharedProfile, reduce_gpushare
 from gpushare_deviceplugin.signatures import MAX_PHASES, Signatures
@@ -28,6 +36,14 @@ TENSOR = Counters(sm_util=0.45, fp32_util=0.02, dram_bw_util=0.1, hmma_tensor_ut
 STREAM = Counters(sm_util=0.5, fp32_util=0.02, dram_bw_util=0.6, hmma_tensor_util=0.0)
 INTEGER = Counters(sm_util=0.5, fp32_util=0.0, dram_bw_util=0.0, hmma_tensor_util=0.0, integer_util=0.5)
 WORKS = (TRAIN, TENSOR, STREAM, INTEGER)
+
+
+def placed(uid: str) -> PodView:
+    """A pod of the workload on some GPU, as the operator sees it."""
+    annotations = Decision(("GPU-1",), 100, 8192, "2026-11-23T03:00:00Z").to_annotations()
+    annotations |= {names.FRACTION: "0.5", names.WORKLOAD: "resnet"}
+    metadata = {"namespace": "shop", "name": uid, "uid": uid, "annotations": annotations}
+    return PodView.from_object({"metadata": metadata, "spec": {"nodeName": "n1", "containers": []}})
 
 
 class Cluster:
@@ -44,8 +60,13 @@ class Cluster:
 
     def publish(self, *agents: Signatures) -> None:
         """The operator reads what the agents have to say, and writes the GpuShare if that changes anything."""
-        seen = [news for each in agents if (news := each.news(POD, H200)) is not None]
-        kept = taken(self.kept, seen, GpuShareSpec(), is_one_kind=True, now="2026-11-23T03:00:00Z")
+        share = GpuShare.from_object({"metadata": {"name": "resnet", "namespace": "shop"}})
+        share = replace(share, status=GpuShareStatus(profile=self.kept))
+        tenants = [TenantStatus(f"uid-{at}", profile=each.news(POD, H200)) for at, each in enumerate(agents)]
+        nodes = [GpuNodeStatus.of((GpuStatus("GPU-1", tenants=(each,)),)) for each in tenants]
+        told = fares_of(from_json(GpuNodeStatus, to_json(node)) for node in nodes)
+        pods = [placed(each.pod_uid) for each in tenants]
+        kept = status_of(share, pods, told, OperatorSettings(Defaults()), "2026-11-23T03:00:00Z").profile
         if kept != self.kept:
             self.write(kept)
 
