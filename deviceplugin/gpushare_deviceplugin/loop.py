@@ -302,11 +302,12 @@ class Loop:
 
     def _promise(self, uuid: str, pod: ManagedPod, share_percent: int) -> float:
         gpu = self._state.gpus.get(uuid)
-        signature = self._signatures.of(pod, gpu.model) if gpu is not None else None
+        signatures = self._signatures.phases(pod, gpu.model) if gpu is not None else ()
         share = max(1, min(100, share_percent))
         alone = None
-        if signature is not None and signature.counters.sm_util is not None:
-            alone = min(1.0, progress_alone(signature.counters, signature.cap_curve, share / 100))
+        if signatures and signatures[0].counters.sm_util is not None:  # it is to hold in each of the phases
+            known = [each for each in signatures if each.counters.sm_util is not None]
+            alone = min(1.0, *(progress_alone(each.counters, each.cap_curve, share / 100) for each in known))
         return promise_of(alone, share, self._terms(pod).max_slowdown, is_auto=pod.is_auto)
 
     def _write(self, uuid: str, gpu: _Gpu) -> None:

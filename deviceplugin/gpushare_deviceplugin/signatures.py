@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
@@ -112,24 +112,28 @@ class _Phase:
     Attributes:
         lasted_seconds: for how long it was seen since the usual work was.
         all_seconds: for how long it was seen in all.
+        cap_curve: what its GpuShare says of it under caps.
     """
 
     cap: int
     seen: _Seen
     lasted_seconds: float = 0.0
     all_seconds: float = 0.0
+    cap_curve: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
     def read_back(cls, kept: WorkloadPhase) -> "_Phase":
         """Return what a GpuShare holds of a phase, as it was seen under its cap."""
         cap = kept.thread_percentage or 100
-        progress = next((p.progress_ratio for p in kept.cap_curve if p.thread_percentage == cap), 1.0)
+        curve = {point.thread_percentage: point.progress_ratio for point in kept.cap_curve}
+        progress = curve.get(cap, 1.0)
         counters = kept.as_signature("").as_counters()
         under = {name: progress * value for name, value in counters.as_dict().items()}
         seen = replace(Counters(**under), graphics_util=counters.graphics_util)
         readings = MIN_READINGS if kept.reading is PhaseReading.IN_PLACE else 0
         window = kept.window_seconds or 0.0
-        return cls(cap, _Seen(seen, window, "", readings=readings, sm_clock_mhz=kept.sm_clock_mhz))
+        read = _Seen(seen, window, "", readings=readings, sm_clock_mhz=kept.sm_clock_mhz)
+        return cls(cap, read, cap_curve=curve)
 
     def published(self, total_seconds: float) -> WorkloadPhase:
         """Return it for the workload's GpuShare.
@@ -162,7 +166,8 @@ class _Phase:
     @property
     def signature(self) -> SoloSignature:
         """Return its signature with all threads."""
-        return _solo(self.cap, self.seen)
+        solo = _solo(self.cap, self.seen)
+        return replace(solo, cap_curve={**solo.cap_curve, **self.cap_curve})
 
 
 def _fits(signature: Counters, taken_mhz: float | None, sample: GpuSample, bar: float) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
 from gpushare.core.admission import Defaults
-from gpushare.core.api import JobClass
+from gpushare.core.api import CapPoint, JobClass, WorkloadPhase, WorkloadSignature
 from gpushare.core.control import WatchReason, WatchSettings
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare.core.progress import Prior
@@ -209,6 +209,18 @@ def test_a_pod_with_auto_is_promised_its_slowdown_of_a_whole_gpu(node: Node) -> 
     assert promise(node, "bad") == pytest.approx(0.45 / 1.5**0.5, abs=1e-3), "its share cannot keep more"
     del node.profiles["shop/bad"]
     assert promise(node, "bad") == pytest.approx(0.25 / 1.5, abs=1e-3), "an unknown workload: its share"
+
+
+def test_the_promise_of_a_workload_with_phases_holds_in_each_of_them(node: Node) -> None:
+    usual = promise(node, "victim")
+    kept = WorkloadSignature(
+        H200,
+        ALONE["victim"].counters.as_dict(),
+        cap_curve=(CapPoint(50, 0.9),),
+        phases=(WorkloadPhase(ALONE["bad"].counters.as_dict(), cap_curve=(CapPoint(50, 0.6),)),),
+    )
+    node.profiles["shop/victim"] = replace(node.profiles["shop/victim"], kept=kept)
+    assert promise(node, "victim") == pytest.approx(0.6 / 1.5, abs=1e-3) != usual
 
 
 def test_a_broken_promise_is_kept_by_throttling_within_seconds_and_it_is_said(node: Node) -> None:

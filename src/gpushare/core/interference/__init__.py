@@ -26,12 +26,14 @@ from gpushare.core.interference.model import (
     TenantTable,
     model_from_json,
 )
+from gpushare.core.interference.phases import MOST_MIXTURES, mixtures, phase_rows, predict_worst
 from gpushare.core.interference.prior import expectation
 from gpushare.core.interference.profile import Profile, ProfileError, cap_progress
 from gpushare.core.interference.promise import promised_progress
 from gpushare.core.interference.signature import as_profile, recommended_fraction
 
 __all__ = [
+    "MOST_MIXTURES",
     "NO_EFFECTS",
     "PRESSURE_ERROR",
     "SENSITIVITY_ERROR",
@@ -55,7 +57,10 @@ __all__ = [
     "effects_of",
     "expectation",
     "exposure",
+    "mixtures",
     "model_from_json",
+    "phase_rows",
+    "predict_worst",
     "promised_progress",
     "recommended_fraction",
     "recommended_number",

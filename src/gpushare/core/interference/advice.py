@@ -120,13 +120,13 @@ def recommended_number(advices: Sequence[Advice]) -> int:
 def auto_share(profile: Profile, *, max_slowdown: float, job_class: JobClass) -> int:
     """Percent of a GPU that `gpushare.io/fraction: auto` means for a profiled workload, 10 to 100 in steps of 5.
 
-    The least cap at which it keeps, alone, so much of its speed that neighbours may still cost it something before
-    it is slower than tolerated (`gpushare.core.progress.least_alone`); a latency tenant gets the least at which it
-    loses nothing that can be measured.
+    The least cap at which it keeps, alone and in each of its phases, so much of its speed that neighbours may
+    still cost it something before it is slower than tolerated (`gpushare.core.progress.least_alone`); a latency
+    tenant gets the least at which it loses nothing that can be measured.
     """
     floor = NO_LOSS if job_class is JobClass.LATENCY else least_alone(max_slowdown)
     for percent in range(_AUTO_LEAST, 100, _AUTO_STEP):
-        if cap_progress(profile, percent / 100) >= floor:
+        if min(cap_progress(each, percent / 100) for each in (profile, *profile.phases)) >= floor:
             return percent
     return 100
 

@@ -34,6 +34,7 @@ class Profile:
         capped: thread percentage -> counters at that cap; may be empty.
         probes: by name of `PROBES`, the workload's progress beside it and the probe's, both uncapped; or empty.
         effects: what was learnt of it beside others.
+        phases: other work that it does for part of the time; these have none themselves.
     """
 
     counters: Counters
@@ -43,6 +44,7 @@ class Profile:
     capped: Mapping[int, Counters] = field(default_factory=dict)
     probes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     effects: Effects = NO_EFFECTS
+    phases: tuple["Profile", ...] = ()
 
 
 class Lacking(IntFlag):

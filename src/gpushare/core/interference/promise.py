@@ -9,6 +9,8 @@ def promised_progress(
 ) -> float:
     """Return the progress that a pod is promised on each of its GPUs (`gpushare.core.progress.promise_of`).
 
+    Of a workload with phases it is the least of theirs, as it is to hold in each of them.
+
     Args:
         share_percent: of each of its GPUs, 1 to 100.
         max_slowdown: tolerated, 1 or more.
@@ -17,5 +19,7 @@ def promised_progress(
     Raises:
         ValueError: a share or a slowdown out of range.
     """
-    alone = None if profile is None else cap_progress(profile, share_percent / 100)
+    if profile is None:
+        return promise_of(None, share_percent, max_slowdown, is_auto=is_auto)
+    alone = min(cap_progress(each, share_percent / 100) for each in (profile, *profile.phases))
     return promise_of(alone, share_percent, max_slowdown, is_auto=is_auto)

@@ -1,6 +1,6 @@
 """A GpuShare's signature as the interference model takes it, and the fraction that `auto` stands for."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from gpushare.core.api import JobClass, LearnedEffect, WorkloadSignature
 from gpushare.core.interference.advice import auto_share
@@ -8,7 +8,7 @@ from gpushare.core.interference.effects import effects_of
 from gpushare.core.interference.profile import Profile
 
 
-def as_profile(signature: WorkloadSignature, learned: Iterable[LearnedEffect] = ()) -> Profile | None:
+def as_profile(signature: WorkloadSignature, learned: Sequence[LearnedEffect] = ()) -> Profile | None:
     """A signature as the model takes it; None where it lacks what the model needs.
 
     Args:
@@ -16,12 +16,14 @@ def as_profile(signature: WorkloadSignature, learned: Iterable[LearnedEffect] = 
     """
     if not signature.is_usable():
         return None
+    others = (as_profile(phase.as_signature(signature.gpu_model), learned) for phase in signature.phases)
     return Profile(
         signature.as_counters(),
         signature.iterations_per_second,
         signature.memory_peak_mib,
         {point.thread_percentage: point.progress_ratio for point in signature.cap_curve},
         effects=effects_of(learned, signature.gpu_model),
+        phases=tuple(each for each in others if each is not None),
     )
 
 

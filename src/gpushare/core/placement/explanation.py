@@ -7,7 +7,7 @@ from typing import Final
 
 from gpushare.core.admission import Defaults
 from gpushare.core.api import GpuShare, Rejection, TenantStatus
-from gpushare.core.interference import Forecast, InterferenceModel, promised_progress
+from gpushare.core.interference import Forecast, InterferenceModel, predict_worst, promised_progress
 from gpushare.core.placement.decide import DecisionContext, decide, survey
 from gpushare.core.placement.keeping import KeptGpus
 from gpushare.core.placement.known import KnownWorkload
@@ -275,7 +275,7 @@ def _predicted(
     ]
     if len(known) < len(members):
         return [None] * len(members)
-    return model().for_gpu(gpu_model).predict(known)
+    return predict_worst(model().for_gpu(gpu_model), known)
 
 
 def _retractions(share: GpuShare | None) -> list[Happening]:

@@ -7,7 +7,15 @@ from typing import Final
 import numpy as np
 
 from gpushare.core.api import JobClass
-from gpushare.core.interference import InterferenceModel, Profile, TenantTable, cautiously, promised_progress
+from gpushare.core.interference import (
+    InterferenceModel,
+    Profile,
+    TenantTable,
+    cautiously,
+    mixtures,
+    phase_rows,
+    promised_progress,
+)
 from gpushare.core.placement.caps import thread_percentage
 from gpushare.core.placement.duties import are_kept, with_stops
 from gpushare.core.placement.standin import STAND_IN
@@ -103,6 +111,7 @@ class ForecastTable:
         self._scale: FloatArray = np.zeros(0)
         self._is_known: BoolArray = np.zeros(0, bool)
         self._can_stop: BoolArray = np.zeros(0, bool)
+        self._phases: IntArray = np.zeros((0, 0), np.int64)
 
     def __len__(self) -> int:
         return len(self._row)
@@ -111,10 +120,14 @@ class ForecastTable:
         """The rows of members, old and new."""
         new = [member for member in dict.fromkeys(members) if member not in self._row]
         if new:
-            begin = len(self._row)
+            begin = len(self.floors)
             self._row.update((member, begin + number) for number, member in enumerate(new))
+            profiles = [m.profile or STAND_IN for m in new]
+            others, phases = phase_rows(profiles, begin + len(new), self._phases.shape[1])
+            new += [member for member, profile in zip(new, profiles, strict=True) for _ in profile.phases]
             caps = [m.thread_percentage if m.is_known else m.share_percent for m in new]
-            more = self._model.table([m.profile or STAND_IN for m in new], caps)
+            more = self._model.table([*profiles, *others], caps)
+            self._phases = _stacked(self._phases, phases, len(others))
             self._table = more if self._table is None else self._table.with_more(more)
             expected = self._model.predict_sets(more, np.arange(len(new))[:, None]).progress[:, 0]
             known = np.array([member.is_known for member in new])
@@ -150,7 +163,19 @@ class ForecastTable:
         )
 
     def _predict(self, index: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Expected progress, and what is held against promises: of those known what is kept five times of six."""
+        """Expected progress, and what is held against promises: of those known what is kept five times of six.
+
+        Both are the least over the mixtures of the tenants' phases.
+        """
+        expected, judged = self._predict_rows(index)
+        if self._phases.shape[1]:
+            for lines, sets in mixtures(index, self._phases):
+                progress, kept = self._predict_rows(sets)
+                expected[lines] = np.minimum(expected[lines], progress)
+                judged[lines] = np.minimum(judged[lines], kept)
+        return expected, judged
+
+    def _predict_rows(self, index: IntArray) -> tuple[FloatArray, FloatArray]:
         assert self._table is not None
         said = self._model.predict_sets(self._table, index)
         return said.progress, np.where(self._is_known[index], cautiously(said.progress, said.lower), said.progress)
@@ -167,6 +192,14 @@ class ForecastTable:
         without = np.zeros((len(some), places, places))
         without[lines, stopped] = self._predict(fewer)[1]
         judged[broken] = with_stops(judged[broken], without, floors[broken], can_stop)
+
+
+def _stacked(above: IntArray, below: IntArray, more: int) -> IntArray:
+    """Rows of phases of earlier and later members, and of as many phases, which have none."""
+    found = np.full((len(above) + len(below) + more, below.shape[1]), -1, np.int64)
+    found[: len(above), : above.shape[1]] = above
+    found[len(above) : len(above) + len(below)] = below
+    return found
 
 
 def _floors(members: Sequence[Member], alone: FloatArray) -> FloatArray:

@@ -1,6 +1,7 @@
 """What is known of a workload when one of its pods is placed."""
 
 import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -66,6 +67,8 @@ def known_of(share: GpuShare, seconds: Callable[[str | None], float]) -> KnownWo
         key = f"{name}@{signature.taken_at}:{signature.window_seconds}"
         if profile.effects != NO_EFFECTS:
             key += f":{profile.effects}"
+        if profile.phases:
+            key += f":{zlib.crc32(repr(signature.phases).encode()):08x}"
         gpu_model = signature.gpu_model
     # One that is only intended has no end yet: the pod's successor may come before the record does.
     ends = [
