@@ -35,6 +35,7 @@ KUEUE_WEBHOOKS = {
     "": ("-kueue-x-k8s-io-v1beta1-",),
     "batch/job": ("/mutate-batch-v1-job", "/validate-batch-v1-job"),
     "pod": ("/mutate--v1-pod", "/validate--v1-pod"),
+    "deployment": ("-apps-v1-deployment",),
     "jobset.x-k8s.io/jobset": ("-jobset-x-k8s-io-v1alpha2-jobset",),
 }
 
@@ -94,8 +95,9 @@ async def queueing(
     make_certificate: MakeCertificate,
     *,
     definitions: Collection[Json] = (),
+    controllers: str = "job-controller",
 ) -> AsyncIterator[Api]:
-    """The same, where Kueue manages these kinds, of which some need a definition."""
+    """The same, where Kueue manages these kinds, of which some need a definition, and these controllers run."""
     kueue, etcd, kube = tools.built_kueue(), shutil.which("etcd"), CACHE / "bin" / "kubectl"
     if kueue is None or etcd is None or not kube.exists():
         pytest.skip("no Kueue: hack/cluster test-programs builds it")
@@ -109,9 +111,9 @@ async def queueing(
     processes = Processes(tmp_path)
     try:
         await admission.start()
-        controllers = ["--controllers=job-controller", "--leader-elect=false", f"--kubeconfig={server.kubeconfig}"]
+        options = [f"--controllers={controllers}", "--leader-elect=false", f"--kubeconfig={server.kubeconfig}"]
         processes.start(
-            "controllers", [str(kube.resolve()), "kube-controller-manager", *controllers, "--secure-port=0"]
+            "controllers", [str(kube.resolve()), "kube-controller-manager", *options, "--secure-port=0"]
         )
         async with connect(server.kubeconfig) as api:
             for path in sorted((kueue / "crds").glob("*.yaml")):

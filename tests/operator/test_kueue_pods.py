@@ -1,4 +1,4 @@
-"""Kueue's own manager counts the fractions of plain pods and of JobSets, as it does of Jobs (test_kueue.py)."""
+"""Kueue's own manager counts fractions of pods, Deployments and JobSets, as it does of Jobs (test_kueue.py)."""
 
 import asyncio
 import itertools
@@ -12,7 +12,14 @@ import yaml
 from devcluster import tools
 from tests.operator.conftest import MakeCertificate
 from tests.operator.test_kueue import NAMESPACE, PATIENCE_SECONDS, QUOTA_PERCENT, admitted, job, queueing, until
-from tests.operator.test_webhooks_on_api_server import CONFIGURATIONS, REGISTRATION, pod, rendered
+from tests.operator.test_webhooks_on_api_server import (
+    CONFIGURATIONS,
+    REGISTRATION,
+    WORKLOADS,
+    pod,
+    rendered,
+    workload,
+)
 
 from gpushare.core.api import names
 from gpushare.kube import PODS, Api, ApiError, Resource
@@ -37,13 +44,16 @@ POLICIES = {
 async def queue(
     tmp_path: Path, free_ports: Callable[[], int], make_certificate: MakeCertificate
 ) -> AsyncIterator[Api]:
-    """A queue of four GPUs for pods and JobSets, with the chart's policies in force too."""
+    """A queue of four GPUs for pods, Deployments and JobSets, with the chart's policies in force too."""
     path = tools.built_jobset_definition()
     if path is None:
         pytest.skip("no definition of JobSets: hack/cluster test-programs fetches it")
-    kinds = ["pod", "jobset.x-k8s.io/jobset"]
+    kinds = ["pod", "deployment", "jobset.x-k8s.io/jobset"]
     jobsets = [yaml.safe_load(path.read_text())]
-    async with queueing(kinds, tmp_path, free_ports, make_certificate, definitions=jobsets) as api:
+    controllers = "deployment-controller,replicaset-controller"
+    async with queueing(
+        kinds, tmp_path, free_ports, make_certificate, definitions=jobsets, controllers=controllers
+    ) as api:
         for item in rendered("policies/decisions.yaml", POLICIES):
             await api.create(POLICIES[item["kind"]], item)
         yield api
@@ -169,6 +179,23 @@ async def _the_other_order_of_webhooks(queue: Api) -> None:
         return not is_held((await pods(queue))[made["metadata"]["name"]])
 
     await until("it is let go", goes)
+
+
+async def test_pods_of_a_deployment_are_let_go_one_by_one(queue: Api) -> None:
+    body = workload("Deployment", fraction="0.5")
+    body["metadata"] = {"name": "web", "labels": dict(QUEUE)}
+    body["spec"]["replicas"] = 10
+    made = await create_when_served(queue, WORKLOADS["Deployment"], body)
+    assert not made["spec"]["template"]["spec"]["containers"][0].get("resources"), "its template is not touched"
+
+    async def full() -> bool:
+        found = await pods(queue)
+        assert sum((await admitted(queue)).values()) <= QUOTA_PERCENT
+        limits = [each["spec"]["containers"][0]["resources"]["limits"] for each in found.values()]
+        assert all(limit == {names.SHARE_RESOURCE: "50"} for limit in limits)
+        return (len(found), sum(map(is_held, found.values()))) == (10, 2)
+
+    await until("eight of ten are let go", full)
 
 
 async def test_jobsets_are_admitted_by_the_sum_of_their_fractions(queue: Api) -> None:
