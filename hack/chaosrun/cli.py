@@ -191,7 +191,8 @@ def _report(directories: list[Path], page: Path | None) -> int:
         outcomes = [outcome for one in chaos for outcome in read_outcomes(one)]
         texts.append((report.CHAOS_MARKS, report.chaos_table(outcomes, heading(chaos))))
     texts += [(report.SOAK_MARKS, _soak_text(one)) for one in directories if (one / SOAK_FILE).exists()]
-    texts += [(report.UPGRADE_MARKS, _upgrade_text(one)) for one in directories if (one / UPGRADE_FILE).exists()]
+    if upgrades := [_upgrade_text(one) for one in directories if (one / UPGRADE_FILE).exists()]:
+        texts.append((report.UPGRADE_MARKS, "\n\n".join(upgrades)))
     for marks, text in texts:
         print(text)
         if page is not None:

@@ -120,6 +120,16 @@ def test_every_part_serves_metrics_over_tls_and_kubelet_asks_so(render: Render, 
         assert of_kind(managed, spec["issuerRef"]["kind"], spec["issuerRef"]["name"])
 
 
+def test_no_part_is_killed_while_it_still_starts(render: Render) -> None:
+    """On a starved node a start takes minutes; liveness would end it again and again."""
+    for part in ("operator", "admission", "scheduler", "agent"):
+        container = containers(workloads(render())[part])[0]
+        probe, liveness = container["startupProbe"], container["livenessProbe"]
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= 300, part
+        if part != "agent":  # whose start means more
+            assert probe["httpGet"] == liveness["httpGet"], part
+
+
 def test_an_agent_has_started_once_kubelet_has_taken_its_plugin(render: Render) -> None:
     (container,) = containers(workloads(render())["agent"])
     probe = container["startupProbe"]

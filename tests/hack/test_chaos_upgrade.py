@@ -7,12 +7,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from chaosrun import report
+from chaosrun import cli, report
 from chaosrun.auditor import Rule
 from chaosrun.churn import Churn
 from chaosrun.load import Load
 from chaosrun.look import Eye
 from chaosrun.parts import Part
+from chaosrun.run import write_header
 from chaosrun.upgrade import FORMER, SETTLED_SECONDS, Stage, former_sources, stage
 from chaosrun.upgrading import UPGRADE_FILE, read_stages
 from devcluster.progress import Failed
@@ -137,3 +138,20 @@ def test_pods_that_an_upgrade_had_beside_others_are_not_missing_afterwards() -> 
     assert "0 of 2 processes of admission run" in eye.picture().unready
     eye.excused = frozenset({Part.ADMISSION})
     assert not any("processes of admission" in one for one in eye.picture().unready)
+
+
+def test_the_report_has_every_upgrade_that_it_is_given(tmp_path: Path) -> None:
+    directories = []
+    for former in ("abc", "def"):
+        directories.append(tmp_path / former)
+        directories[-1].mkdir()
+        header = {"date": "2026-11-23", "commit": "c", "machine": "m", "former": former, "pods_per_minute": 20.0}
+        write_header(directories[-1], header)
+        (directories[-1] / UPGRADE_FILE).write_text(json.dumps([asdict(DONE)]))
+    page = tmp_path / "page.md"
+    page.write_text("# Page\n")
+    assert cli._report(directories, page) == 0
+    written = page.read_text()
+    assert "from abc and back, 20 pods a minute" in written
+    assert "from def and back" in written
+    assert written.count(report.UPGRADE_MARKS[0]) == 1

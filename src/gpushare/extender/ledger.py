@@ -230,6 +230,9 @@ class ShareLedger:
         if away == (key in self.away):
             return
         self.away ^= {key}
+        _log.info(
+            "node %s: kubelet has %s", key, "no shares to give, no new pods there" if away else "shares again"
+        )
         if key in self._gpunodes:
             self._set_healths(key)
         if not away:
