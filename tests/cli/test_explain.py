@@ -71,6 +71,30 @@ def test_it_is_data_too(told: FakeCluster, call: Call) -> None:
     assert gpu["tenants"][0]["seen"]["progress_ratio"] == 0.72
 
 
+def test_a_workload_with_phases_is_told_of_with_what_the_worst_of_them_leaves(
+    told: FakeCluster, call: Call
+) -> None:
+    def tenant() -> dict[str, Any]:
+        there = json.loads(call("explain", "-n", "shop", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
+        [found] = [each for each in there["gpus"][0]["tenants"] if each["is_subject"]]
+        return found
+
+    profile = {
+        "gpuModel": "NVIDIA H200",
+        "counters": {"sm_util": 0.3, "dram_bw_util": 0.1, "fp32_util": 0.05},
+        "windowSeconds": 60.0,
+    }
+    web = told.store.objects(GPUSHARES)["shop/web"]
+    told.put(GPUSHARES, {**web, "status": {**web["status"], "profile": profile}})
+    assert "several kinds of work" not in call("explain", "serve-7c9f8d6b5-xk2lp")[1]
+    assert tenant()["phases"] == 0
+    heavy = {"counters": {"sm_util": 0.95, "fp32_util": 0.8}, "windowSeconds": 20.0}
+    told.put(GPUSHARES, {**web, "status": {**web["status"], "profile": {**profile, "phases": [heavy]}}})
+    said = " ".join(call("explain", "serve-7c9f8d6b5-xk2lp")[1].split())
+    assert "shop/serve-7c9f8d6b5-xk2lp: several kinds of work in turn; promised and predicted is what" in said
+    assert tenant()["phases"] == 1
+
+
 def test_auto_is_told_with_the_share_that_it_stands_for(told: FakeCluster, call: Call) -> None:
     pod = told.store.objects(PODS)["shop/late"]
     metadata = {**pod["metadata"], "annotations": {**pod["metadata"]["annotations"], names.FRACTION: "auto"}}

@@ -229,5 +229,16 @@ def test_profiles_of_workloads(busy: FakeCluster, call: Call) -> None:
         0.73,
         learned,
     )
+    assert "other work" not in out
+    phase = {"counters": {"sm_util": 0.45, "hmma_tensor_util": 0.3}, "timeRatio": 0.3, "reading": "InPlace"}
+    profile["phases"] = [{**phase, "threadPercentage": 50, "windowSeconds": 12.0}]
+    busy.put(GPUSHARES, {"metadata": metadata, "status": status})
+    out = " ".join(call("profile", "show", "deployment-serve")[1].split())
+    assert (
+        "shop/deployment-serve does other work for 30% of its time: SM 45%, FP16 30% "
+        "(read in place under 50% of the threads)"
+    ) in out
+    (one,) = json.loads(call("profile", "show", "deployment-serve", "-o", "json")[1])
+    assert one["profile"]["phases"][0]["timeRatio"] == 0.3
     code, _, err = call("profile", "show", "nobody")
     assert (code, 'gpushare profile show" lists them' in err) == (3, True)

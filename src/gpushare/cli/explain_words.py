@@ -86,6 +86,10 @@ def verdicts(gpu: ExplainedGpu) -> list[str]:
     unknown = [each.pod for each in gpu.tenants if not each.is_known]
     if unknown:
         said.append(f"No profile yet: {', '.join(unknown)}; nothing is predicted, shares alone are counted.")
+    phased = [each.pod for each in gpu.tenants if each.phases]
+    if phased:
+        work = "kinds of work in turn; promised and predicted is what the worst of them leaves."
+        said.append(f"{', '.join(phased)}: several {work}")
     for each in gpu.tenants:
         if each.seen is not None and is_kept(each.seen) is False:
             said.append(f"{each.pod} makes {each.seen.progress_ratio:.2f}, promised are {each.promise_ratio:.2f}.")

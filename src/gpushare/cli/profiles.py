@@ -20,7 +20,9 @@ from gpushare.cli.columns import Column, gibibytes, percent, ratio, show
 from gpushare.cli.console import notes, out
 from gpushare.cli.errors import AbsentError
 from gpushare.cli.records import Format, FormatOption, emit
-from gpushare.core.api import GpuShare, to_json
+from gpushare.core.api import GpuShare, PhaseReading, to_json
+
+_SHOWN: Final = 0.01  # of a pipe: less is not worth a figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,21 @@ def _learned(share: GpuShare) -> str | None:
     )
 
 
+def phase_lines(row: ProfileRow) -> list[str]:
+    """Say what other work a workload does, one line for each kind of it."""
+    profile = row.share.status.profile
+    said = []
+    for phase in profile.phases if profile is not None else ():
+        counters = phase.as_signature("").as_counters()
+        uses = {"SM": counters.sm_util, **{name.upper(): value for name, value in counters.pipes().items()}}
+        drawn = ", ".join(f"{name} {percent(value)}" for name, value in uses.items() if value and value >= _SHOWN)
+        part = f" for {phase.time_ratio:.0%} of its time" if phase.time_ratio is not None else ""
+        how = "alone" if phase.reading is PhaseReading.ALONE else "in place"
+        cap = f" under {phase.thread_percentage}% of the threads" if phase.thread_percentage is not None else ""
+        said.append(f"{row.name} does other work{part}: {drawn or 'next to nothing'} (read {how}{cap})")
+    return said
+
+
 def profile_rows(seen: Seen, name: str | None) -> list[ProfileRow]:
     """The GpuShares, or the one of this name or of the pod of this name.
 
@@ -139,5 +156,8 @@ def show_profiles(
         emit([row.as_record() for row in found], output)
     elif found:
         show(out(), COLUMNS, found, wide=output is Format.WIDE)
+        for row in found:
+            for line in phase_lines(row):
+                out().print(line)
     else:
         out().print("there is no GpuShare yet: gpushare makes one for each owner of annotated pods")

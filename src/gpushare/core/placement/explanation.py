@@ -58,6 +58,7 @@ class ExplainedTenant:
         promise_ratio: progress that it may count on.
         predicted: of this set of tenants under their caps; None while one of them has no profile.
         seen: what its node's agent measured last; None without.
+        phases: kinds of work that its workload does beside the usual one.
     """
 
     pod: str
@@ -68,6 +69,7 @@ class ExplainedTenant:
     is_known: bool
     predicted: Forecast | None
     seen: TenantStatus | None
+    phases: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,12 +255,13 @@ def _gpu(
         seen_of = seen.get(pod)
         share = max(1, milli // MILLI_PER_PERCENT)
         profile = known.profile if known is not None else None
+        phases = len(profile.phases) if profile is not None else 0
         promise = promised_progress(profile, share, max(1.0, tolerates), is_auto=is_auto)
         if seen_of is not None and seen_of.promise_ratio is not None:
             promise = seen_of.promise_ratio  # what is kept there now
         tenants.append(
             ExplainedTenant(
-                pod, pod == request.pod_uid, share, cap, promise, profile is not None, forecast, seen_of
+                pod, pod == request.pod_uid, share, cap, promise, profile is not None, forecast, seen_of, phases
             )
         )
     return ExplainedGpu(uuid, place.node, gpu_model, tuple(tenants))
