@@ -1,10 +1,15 @@
-"""python -m bench learning [--windows N ...] [--seeds N] [--noise SD]
+"""python -m bench learning [--windows N ...] [--seeds N] [--noise SD] [--pairs PRIOR ...]
 
 How well the interference model predicts sets of ten programs that it was not fitted to, as live profiles (one
 signature each, no cap curve, no probes), before and after windows of other sets were seen. The measured table of
 the H200 is the truth; each program sees at most N windows, of sets drawn at random, with noise on the inferred
 progress; the sets that were not drawn are predicted, and the programs alone under caps. Mean absolute error of a
 tenant's progress, and how many truths the 90% interval holds.
+
+With --pairs: whether it helps to remember, beyond what is learnt of each program, by how much a pair of programs
+itself was missed. After eight windows of each program 1, 2 and 4 further windows of a pair are seen, and the pair
+is predicted under its other caps: without and with the mean residual of each of its two programs beside the other
+(of the logarithm of its progress), shrunk by windows / (windows + PRIOR).
 """
 
 import argparse
@@ -120,13 +125,52 @@ def judge(known: Mapping[str, LearnedEffect], seen: set[int]) -> dict[int, Judge
     }
 
 
+def pair_residuals(seed: int, windows: int, noise: float, prior: float) -> list[tuple[float, float]]:
+    """Return the errors without and with a pair's own residuals, of each pair under caps not seen."""
+    profiles, sets = table()
+    known, seen = learn(seed, 8, noise)
+    rng = np.random.default_rng([seed, windows])
+    of_pair: dict[tuple[str, ...], list[int]] = {}
+    for at, one in enumerate(sets):
+        if len(one.programs) == 2 and at not in seen:
+            of_pair.setdefault(tuple(sorted(one.programs)), []).append(at)
+    errors = []
+    for places in of_pair.values():
+        order = [sets[at] for at in rng.permutation(places).tolist()]
+        said = [
+            [min(1.0, each.progress) for each in predicted(default_model(), one, profiles, known)] for one in order
+        ]
+        residuals: dict[str, list[float]] = {}
+        for one, progress in zip(order[:windows], said, strict=False):
+            observed = np.maximum(_LEAST_SEEN, np.array(one.progress) + rng.normal(0.0, noise, 2))
+            for program, seen_progress, before in zip(one.programs, observed, progress, strict=True):
+                residuals.setdefault(program, []).append(float(np.log(seen_progress / max(_LEAST_SEEN, before))))
+        for one, progress in zip(order[windows:], said[windows:], strict=True):
+            for program, before, truth in zip(one.programs, progress, one.progress, strict=True):
+                own = residuals[program]
+                shift = np.mean(own) * len(own) / (len(own) + prior)
+                errors.append((abs(before - truth), abs(min(1.0, before * float(np.exp(shift))) - truth)))
+    return errors
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print a row for each number of windows and size of set."""
     parser = argparse.ArgumentParser(prog="python -m bench learning", description=__doc__)
     parser.add_argument("--windows", type=int, nargs="+", default=[0, 1, 2, 4, 8, 16])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--noise", type=float, default=0.05)
+    parser.add_argument("--pairs", type=float, nargs="+", metavar="PRIOR")
     asked = parser.parse_args(arguments)
+    if asked.pairs:
+        print("windows of the pair  prior  error without  with its residuals  tenants judged")
+        for windows in (1, 2, 4):
+            for prior in asked.pairs:
+                found = [
+                    e for seed in range(asked.seeds) for e in pair_residuals(seed, windows, asked.noise, prior)
+                ]
+                without, with_them = np.mean(found, axis=0)
+                print(f"{windows:19d}  {prior:5g}  {without:13.3f}  {with_them:18.3f}  {len(found):14d}")
+        return
     print("windows  tenants  error  in the 90% interval  tenants judged")
     for windows in asked.windows:
         runs = [judge(*learn(seed, windows, asked.noise)) for seed in range(asked.seeds if windows else 1)]
