@@ -1,17 +1,20 @@
-"""python -m bench sharing run|report|plan DIR: forty real jobs at one GPU under six ways of sharing it.
+"""python -m bench sharing run|report|plan|trace DIR: forty real jobs at one GPU under six ways of sharing it.
 
     hack/gpu/cluster run -- python -m bench sharing run DIR   # jobs are pods of a cluster with gpushare, one GPU
     python -m bench sharing run DIR --without-kubernetes      # jobs are processes; root, on a machine with a GPU
     python -m bench sharing run DIR --without-kubernetes --simulated    # the dry run: the twin, on any machine
     python -m bench sharing report DIR                        # table and figure of what DIR holds
+    python -m bench sharing trace DIR                         # its jobs as a CSV for `gpushare sim jobs`
 
 DIR keeps what was measured; `run` goes on where the last one stopped, and ends after --budget minutes.
 """
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.sharing.driver import Driver, SessionSettings, SignatureSource, expected_seconds
@@ -19,17 +22,20 @@ from bench.sharing.launching import Launcher
 from bench.sharing.machine import Machine, NotReadyError, of_a_node, of_this_machine, simulated
 from bench.sharing.policies import POLICIES
 from bench.sharing.records import Records
-from bench.sharing.trace import TraceSettings, draw
+from bench.sharing.trace import TraceJob, TraceSettings, draw
+from gpushare.core.admission import Defaults
+from gpushare.sim.job_trace import format_jobs
+from gpushare.sim.jobs import Job
 
 _TRACE = ("jobs", "least_seconds", "most_seconds", "load", "seed")
 
 
 def main(arguments: list[str]) -> None:
-    """Run one of the three."""
+    """Run one of the four."""
     parser = argparse.ArgumentParser(
         prog="bench sharing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=["run", "report", "plan"])
+    parser.add_argument("what", choices=["run", "report", "plan", "trace"])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--without-kubernetes", action="store_true", help="jobs are processes of this machine")
     parser.add_argument("--simulated", action="store_true", help="the twin instead of a GPU")
@@ -59,6 +65,9 @@ def main(arguments: list[str]) -> None:
         return
     records = Records.open(read.directory)
     trace = _trace_of(records, read, arguments)
+    if read.what == "trace":
+        print(format_jobs(as_simulated(draw(trace), records)), end="")
+        return
     settings = SessionSettings(
         60.0 * read.budget,
         read.repetitions,
@@ -86,6 +95,28 @@ def main(arguments: list[str]) -> None:
         driver.session()
     finally:
         launcher.close()
+
+
+def as_simulated(jobs: Sequence[TraceJob], records: Records) -> list[Job]:
+    """Return the jobs for the simulator, with the start of each program as it took in the runs, in the median."""
+    starts: dict[str, list[float]] = {}
+    for line in records.of("job"):
+        if line["ready"] is not None and line["started"] is not None:
+            starts.setdefault(line["program"], []).append(line["ready"] - line["started"])
+    defaults = Defaults()
+    return [
+        Job(
+            job.name,
+            job.program,
+            job.arrives,
+            job.seconds,
+            defaults.max_slowdown_of(job.job_class),
+            f"{job.share_percent / 100:g}",
+            job.job_class,
+            start_seconds=round(statistics.median(starts.get(job.program, [0.0])), 2),
+        )
+        for job in jobs
+    ]
 
 
 def plan(trace: TraceSettings, settings: SessionSettings) -> str:

@@ -16,6 +16,7 @@ from gpushare.core.placement import (
     NodeSpec,
     PlacementRequest,
     Settings,
+    WaitingPod,
     decide,
 )
 
@@ -29,15 +30,19 @@ class Decider:
         known: signatures of programs, as GpuShares have them.
     """
 
-    def __init__(self, gpu: GpuInfo, known: Mapping[str, Any], model: InterferenceModel) -> None:
+    def __init__(
+        self, gpu: GpuInfo, known: Mapping[str, Any], model: InterferenceModel, settings: Settings | None = None
+    ) -> None:
         node = NodeSpec(_NODE, (GpuSpec(gpu.uuid, gpu.model, gpu.memory_mib),))
-        self._settings = Settings()
+        self._settings = settings or Settings()
         self._context = DecisionContext.of(ClusterState([node]), self._settings, lambda: model.for_gpu(gpu.model))
         self._known = {program: self._workload(program, gpu.model, kept) for program, kept in known.items()}
 
     def start(self, waiting: Sequence[TraceJob], now: float) -> list[tuple[TraceJob, int]]:
         """Decide about all that wait, in the order in which they came; return who starts, under which cap."""
-        context = self._context.at(now)
+        context = self._context.at(now).keeping(
+            [WaitingPod(self._request(job), job.name) for job in waiting], self._settings.reserve_after_seconds
+        )
         started = []
         for job in sorted(waiting, key=lambda each: (each.arrives, each.number)):
             request = self._request(job)
@@ -63,6 +68,7 @@ class Decider:
             workload=job.program,
             known=self._known.get(job.program),
             max_slowdown=self._settings.defaults.max_slowdown_of(job.job_class),
+            queued_at=job.arrives,
         )
 
     @staticmethod

@@ -25,6 +25,7 @@ from bench.sharing.work import JobLog, serve
 
 from gpushare.core.api import JobClass, WorkloadSignature, from_json, to_json
 from gpushare.core.gpu import GpuInfo
+from gpushare.core.placement import Settings
 from gpushare.data import default_model
 
 GPU = GpuInfo("GPU-1", 0, "NVIDIA H200", 143_771, 132)
@@ -102,6 +103,22 @@ def test_ours_is_the_extenders_decision_with_what_is_known_of_a_program() -> Non
     for each, _ in started:
         knowing.release(each)
     assert knowing.start(left, 2.0)
+
+
+def test_ours_keeps_the_gpu_for_who_waits_longer_than_the_setting() -> None:
+    names = list(programs())
+    runs, small, large = job(0, 60, names[0]), job(2, 20, names[2]), job(1, 80, names[1])
+
+    def started(now: float) -> list[int]:
+        decider = Decider(GPU, {}, default_model(), Settings(reserve_after_seconds=30.0))
+        assert decider.start([runs], 0.0)
+        return [each.number for each, _ in decider.start([large, small], now)]
+
+    assert started(10.0) == [2]
+    assert started(40.0) == [2]  # with the large one once the first is gone
+    small = job(2, 30, names[2])
+    assert started(10.0) == [2]
+    assert started(40.0) == []
 
 
 def test_requests_are_answered_one_after_the_other_from_their_arrival_on() -> None:

@@ -121,9 +121,12 @@ def test_the_table_is_judged_on_every_load_and_seed(monkeypatch, capsys):
     assert "load 2, 2 seeds" in capsys.readouterr().out
 
 
-def test_the_table_takes_no_trace_and_knows_its_policies(monkeypatch, trace, capsys):
-    assert gpushare(monkeypatch, "sim", "jobs", "--truth", "table", "--trace", trace) == 2
-    assert "give no trace" in capsys.readouterr().err
+def test_the_table_takes_no_colocation_data_and_knows_its_programs_and_policies(monkeypatch, trace, capsys):
+    assert gpushare(monkeypatch, "sim", "jobs", "--truth", "table", "--colocation", trace) == 2
+    assert "give no colocation data" in capsys.readouterr().err
+    one = ("--truth", "table", "--trace", trace, "--seeds", 1, "--processes", 1, "--policy", "exclusive")
+    assert gpushare(monkeypatch, "sim", "jobs", *one) == 2
+    assert "the table has no program" in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert gpushare(monkeypatch, "sim", "jobs", "--truth", "table", "--policy", "gavel") == 2
     assert 'policy "gavel" is not known' in " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert gpushare(monkeypatch, "sim", "jobs") == 2

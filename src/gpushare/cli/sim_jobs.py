@@ -18,6 +18,7 @@ from gpushare.cli.report.jobs_page import render_jobs
 from gpushare.cli.report.simulated import JobRecorder
 from gpushare.cli.report.usage_page import render_usage
 from gpushare.cli.sim_table import processes_by_default, table_jobs
+from gpushare.core.placement import DEFAULT_RESERVE_AFTER_SECONDS
 from gpushare.data import default_model
 from gpushare.research.dataset import Dataset, DatasetError, Mechanism, parse
 from gpushare.research.pairs.table import TableError, parse_pair_table
@@ -36,7 +37,8 @@ TABLE_GPUS: Final = 16
 TABLE_LOADS: Final = (0.8, 1.2, 2.0)
 
 _TRACE = typer.Option(
-    "--trace", help="CSV: job, workload, submit_seconds, solo_seconds[, max_slowdown][, fraction][, class]"
+    "--trace",
+    help="CSV: job, workload, submit_seconds, solo_seconds[, max_slowdown][, fraction][, class][, start_seconds]",
 )
 _COLOCATION = typer.Option(
     "--colocation", help="colocation dataset v1 (JSON Lines), or a CSV of measured pairs with --solo"
@@ -104,6 +106,12 @@ def jobs_command(
     processes: Annotated[
         int | None, typer.Option(min=1, help="with --truth table: how many processes; default: one for each CPU")
     ] = None,
+    reserve_after: Annotated[
+        float,
+        typer.Option(
+            min=0.0, help="with --truth table: policy.reserveAfterSeconds of the release by which ours decides"
+        ),
+    ] = DEFAULT_RESERVE_AFTER_SECONDS,
     page: Annotated[
         Path | None,
         typer.Option(
@@ -113,22 +121,21 @@ def jobs_command(
 ) -> None:
     """Run a trace of jobs under one policy, or with --truth table jobs of ten measured programs under many."""
     if truth_from is TruthSource.TABLE:
-        if trace or colocation or solo or time_slicing:
-            raise UsageError(
-                "--truth table draws its jobs and has its own data: give no trace and no colocation data"
-            )
+        if colocation or solo or time_slicing:
+            raise UsageError("--truth table has its own data: give no colocation data")
         if page is not None:
             raise UsageError("--report is of one simulation: give --trace, --colocation and one --policy")
         table_jobs(
             table=table,
             policies=[name.strip() for name in policy.split(",") if name.strip()],
-            jobs=jobs,
+            jobs=_read_jobs(trace) if trace else jobs,
             gpus=gpus,
-            loads=load or TABLE_LOADS,
+            loads=load or (TABLE_LOADS if trace is None else (1.0,)),
             seeds=seeds,
             first_seed=seed,
             processes=processes or processes_by_default(),
             as_json=as_json,
+            reserve_after_seconds=reserve_after,
         )
         return
     if trace is None or colocation is None:

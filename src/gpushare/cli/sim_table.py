@@ -18,9 +18,10 @@ from rich.table import Table
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
+from gpushare.core.placement import Settings
 from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import DatasetError, parse
-from gpushare.sim.jobs import SimulationError
+from gpushare.sim.jobs import Job, SimulationError
 from gpushare.sim.table_catalog import TABLE_POLICIES, TableWorld, run_on_table
 from gpushare.sim.table_report import TableFigures, mean_with_interval, pooled_throughput, throughput_ratio
 from gpushare.sim.table_truth import TableTruth
@@ -35,23 +36,33 @@ def table_jobs(
     *,
     table: Path | None,
     policies: Sequence[str],
-    jobs: int,
+    jobs: int | Sequence[Job],
     gpus: int,
     loads: Sequence[float],
     seeds: int,
     first_seed: int,
     processes: int,
     as_json: bool,
+    reserve_after_seconds: float,
 ) -> None:
-    """Run every policy on every load and seed, and print their means with 95% intervals over the seeds."""
+    """Run every policy on every load and seed, and print their means with 95% intervals over the seeds.
+
+    Args:
+        jobs: how many to draw for each load, or the jobs of a trace, which has a load of its own.
+        reserve_after_seconds: of the release by which ours decides.
+    """
     for name in policies:
         if name not in TABLE_POLICIES:
             raise UsageError(
                 f'policy "{name}" is not known; with --truth table there are {", ".join(TABLE_POLICIES)}'
             )
     names = list(policies) or list(TABLE_POLICIES)
-    _world(table)  # a table that cannot be used is told here and not in a process
-    tasks = [(table, names, jobs, gpus, load, first_seed + seed) for load in loads for seed in range(seeds)]
+    _world(table, reserve_after_seconds)  # a table that cannot be used is told here and not in a process
+    tasks = [
+        (table, names, jobs, gpus, load, first_seed + seed, reserve_after_seconds)
+        for load in loads
+        for seed in range(seeds)
+    ]
     runs: list[TableRun] = []
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -74,7 +85,9 @@ def table_jobs(
                 typer.echo(json.dumps({"load": load, "seed": seed, "policy": name, **asdict(figures)}))
         return
     for load in loads:
-        _print(load, [found for each, _, found in runs if each == load], names, jobs=jobs, gpus=gpus)
+        what = f"{jobs} jobs" if isinstance(jobs, int) else f"{len(jobs)} jobs of a trace"
+        title = f"{what} on {gpus} GPUs" + (f", load {load:g}" if isinstance(jobs, int) else "")
+        _print(title, [found for each, _, found in runs if each == load], names)
 
 
 def processes_by_default() -> int:
@@ -82,13 +95,14 @@ def processes_by_default() -> int:
     return os.cpu_count() or 1
 
 
-def _run(task: tuple[Path | None, list[str], int, int, float, int]) -> TableRun:
-    table, names, jobs, gpus, load, seed = task
-    return load, seed, run_on_table(_world(table), names, jobs=jobs, gpus=gpus, load=load, seed=seed)
+def _run(task: tuple[Path | None, list[str], int | Sequence[Job], int, float, int, float]) -> TableRun:
+    table, names, jobs, gpus, load, seed, reserve_after = task
+    world = _world(table, reserve_after)
+    return load, seed, run_on_table(world, names, jobs=jobs, gpus=gpus, load=load, seed=seed)
 
 
 @cache
-def _world(table: Path | None) -> TableWorld:
+def _world(table: Path | None, reserve_after_seconds: float) -> TableWorld:
     source = str(table or H200_TABLE)
     try:
         lines = read_lines(table) if table else (files("gpushare.data") / H200_TABLE).read_bytes().splitlines()
@@ -96,18 +110,20 @@ def _world(table: Path | None) -> TableWorld:
         truth = TableTruth(dataset, gpu_memory_mib=_GPU_MEMORY_MIB)
     except (DatasetError, SimulationError) as error:
         raise UsageError(f"{source}: {error}") from error
-    return TableWorld(truth, default_model().for_gpu(dataset.gpu_model))
+    release = Settings(reserve_after_seconds=reserve_after_seconds)
+    return TableWorld(truth, default_model().for_gpu(dataset.gpu_model), release)
 
 
-def _print(
-    load: float, runs: Sequence[dict[str, TableFigures]], names: Sequence[str], *, jobs: int, gpus: int
-) -> None:
-    table = Table(title=f"{jobs} jobs on {gpus} GPUs, load {load:g}, {len(runs)} seeds (mean ± 95%)")
+def _print(title: str, runs: Sequence[dict[str, TableFigures]], names: Sequence[str]) -> None:
+    table = Table(title=f"{title}, {len(runs)} seeds (mean ± 95%)")
     table.add_column("policy", no_wrap=True)
     columns = (
         "throughput",
         f"of {_HINDSIGHT}",
         "waiting",
+        "wait s",
+        "99th",
+        "longest",
         "mean s",
         "below promise",
         "latency p99",
@@ -126,6 +142,9 @@ def _print(
             _figure(*pooled_throughput(seeds), ".3f"),
             _figure(*throughput_ratio(seeds, others), ".3f") if others else "",
             _figure(*mean_with_interval([each.waiting_ratio for each in seeds]), ".0%"),
+            _figure(*mean_with_interval([each.waits["all"].mean for each in seeds]), ".0f"),
+            _figure(*mean_with_interval([each.waits["all"].p99 for each in seeds]), ".0f"),
+            _figure(*mean_with_interval([each.waits["all"].longest for each in seeds]), ".0f"),
             _figure(*mean_with_interval([each.mean_completion_seconds for each in seeds]), ".0f"),
             _figure(*mean_with_interval([each.late_ratio for each in seeds]), ".2%"),
             _figure(*mean_with_interval([each.latency_p99 for each in seeds if each.latency_p99]), ".2f"),

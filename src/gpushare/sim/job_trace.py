@@ -11,7 +11,7 @@ from gpushare.core.api import JobClass, Rejection, parse_class, parse_fraction
 from gpushare.sim.jobs import Job
 
 REQUIRED_COLUMNS: Final = ("job", "workload", "submit_seconds", "solo_seconds")
-OPTIONAL_COLUMNS: Final = ("max_slowdown", "fraction", "class")
+OPTIONAL_COLUMNS: Final = ("max_slowdown", "fraction", "class", "start_seconds")
 DEFAULT_MAX_SLOWDOWN: Final = 2.0  # two jobs that take turns have this slowdown
 
 
@@ -61,6 +61,7 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
                 else DEFAULT_MAX_SLOWDOWN,
                 fraction=_fraction(row, line),
                 job_class=_job_class(row, line),
+                start_seconds=_number(row, "start_seconds", line, least=0.0) if row.get("start_seconds") else 0.0,
             )
         )
     if not jobs:
@@ -93,6 +94,7 @@ def format_jobs(jobs: Iterable[Job]) -> str:
     rows = [",".join(REQUIRED_COLUMNS + OPTIONAL_COLUMNS)]
     rows += [
         f'"{j.name}","{j.workload}",{j.submit_seconds},{j.solo_seconds},{j.max_slowdown},{j.fraction},{j.job_class.value}'
+        f",{j.start_seconds}"
         for j in jobs
     ]
     return "\n".join(rows) + "\n"

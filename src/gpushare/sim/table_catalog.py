@@ -8,21 +8,27 @@ import numpy as np
 import numpy.typing as npt
 
 from gpushare.core.interference import InterferenceModel, Prediction, TenantTable
-from gpushare.sim.jobs import JobPolicy, simulate
+from gpushare.core.placement import Settings
+from gpushare.sim.jobs import Job, JobPolicy, simulate
 from gpushare.sim.table_hindsight import Asker, Hindsight, TableSearch
 from gpushare.sim.table_ours import LiveOnTable, known_profiles
 from gpushare.sim.table_policies import HardCaps, exclusive, mps_equal, mps_pairs, time_slicing
 from gpushare.sim.table_report import TableFigures, table_figures
-from gpushare.sim.table_trace import draw_table_jobs
+from gpushare.sim.table_trace import as_table_jobs, draw_table_jobs
 from gpushare.sim.table_truth import TableTruth
 
 
 @dataclass(slots=True)
 class TableWorld:
-    """What runs on one table have in common; what a search found is kept for the next run."""
+    """What runs on one table have in common; what a search found is kept for the next run.
+
+    Attributes:
+        release: the settings by which ours decides.
+    """
 
     truth: TableTruth
     model: InterferenceModel
+    release: Settings = field(default_factory=Settings)
     search: TableSearch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -31,17 +37,27 @@ class TableWorld:
     def ours(self, seed: int, name: str, *, watches: bool = True, learns: bool = True) -> LiveOnTable:
         """Return the live decision and loop, with what agents could know."""
         known = known_profiles(self.truth, seed)
-        return LiveOnTable(self.model, self.truth.gpu_model, known, seed, name, watches=watches, learns=learns)
+        return LiveOnTable(
+            self.model,
+            self.truth.gpu_model,
+            known,
+            seed,
+            name,
+            watches=watches,
+            learns=learns,
+            release=self.release,
+        )
 
     def without_model(self, seed: int, name: str) -> LiveOnTable:
         """Return the live decision without a word of the model; the loop watches as ever."""
         known = known_profiles(self.truth, seed)
-        return LiveOnTable(self.model, self.truth.gpu_model, {}, seed, name, seen=known)
+        return LiveOnTable(self.model, self.truth.gpu_model, {}, seed, name, seen=known, release=self.release)
 
     def optimistic(self, seed: int, name: str) -> LiveOnTable:
         """Return the live decision and loop with predictions that are too optimistic."""
         known = known_profiles(self.truth, seed)
-        return LiveOnTable(OptimisticModel.of(self.model), self.truth.gpu_model, known, seed, name)
+        hopeful = OptimisticModel.of(self.model)
+        return LiveOnTable(hopeful, self.truth.gpu_model, known, seed, name, release=self.release)
 
 
 OPTIMISM: Final = 1.2
@@ -84,14 +100,21 @@ TABLE_POLICIES: Final[Mapping[str, Callable[[TableWorld, int], JobPolicy]]] = {
 
 
 def run_on_table(
-    world: TableWorld, policies: Sequence[str], *, jobs: int, gpus: int, load: float, seed: int
+    world: TableWorld, policies: Sequence[str], *, jobs: int | Sequence[Job], gpus: int, load: float, seed: int
 ) -> dict[str, TableFigures]:
     """Run the same jobs under each policy.
+
+    Args:
+        jobs: how many to draw for the load, or the jobs.
 
     Raises:
         SimulationError: a policy leaves jobs waiting for ever.
     """
-    drawn = draw_table_jobs(world.truth, jobs, gpus=gpus, load=load, seed=seed)
+    drawn: Sequence[Job]
+    if isinstance(jobs, int):
+        drawn = draw_table_jobs(world.truth, jobs, gpus=gpus, load=load, seed=seed)
+    else:
+        drawn = as_table_jobs(jobs, world.truth)
 
     def keeps(tenants: Sequence[tuple[int, int]]) -> bool:
         askers = [Asker.of(drawn[job]) for job, _ in tenants]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import numpy as np
@@ -21,6 +21,26 @@ Keeps = Callable[[Sequence[tuple[int, int]]], bool]
 """(job, thread percentage) of each tenant -> whether every promise of them could be kept by throttling."""
 
 
+SHARES: Final = {"all": (0, 101), "below 25%": (0, 25), "25 to 44%": (25, 45), "45% and more": (45, 101)}
+"""Groups of jobs by what they ask for: percent, from and below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long jobs waited, seconds in all that they were submitted and on no GPU."""
+
+    mean: float
+    p90: float
+    p99: float
+    longest: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Waits":
+        """Summarise some waits."""
+        p90, p99 = np.percentile(seconds, [90, 99]).tolist()
+        return cls(float(np.mean(seconds)), p90, p99, max(seconds))
+
+
 @dataclass(frozen=True, slots=True)
 class TableFigures:
     """Figures of one policy on one trace.
@@ -34,6 +54,8 @@ class TableFigures:
             percentile over time; latency_p99_whole: against alone on the whole GPU. None without such jobs.
         retractions, needless: jobs taken back, and those of them that the next ten minutes proved needless.
         interpolated_ratio: part of the shared time whose very caps were not measured; None where none is shared.
+        makespan_seconds: from the first submission to the last end.
+        waits: by group of share (SHARES), for groups that have jobs.
     """
 
     waited_gpu_seconds: float
@@ -46,6 +68,8 @@ class TableFigures:
     retractions: int
     needless: int
     interpolated_ratio: float | None
+    makespan_seconds: float = math.nan
+    waits: Mapping[str, Waits] = field(default_factory=dict)
 
     @property
     def throughput(self) -> float:
@@ -91,7 +115,20 @@ def table_figures(outcome: Outcome, jobs: Sequence[Job], keeps: Keeps) -> TableF
         retractions=len(outcome.retractions),
         needless=sum(is_needless(each, ends, keeps) for each in outcome.retractions),
         interpolated_ratio=between / shared if shared else None,
+        makespan_seconds=max(job.end_seconds for job in outcome.jobs) - min(job.submit_seconds for job in jobs),
+        waits=waits_by_share(outcome, jobs),
     )
+
+
+def waits_by_share(outcome: Outcome, jobs: Sequence[Job]) -> dict[str, Waits]:
+    """Return how long the jobs of each group of share waited; `auto`, where it still stands, is a whole GPU."""
+    found: dict[str, list[float]] = {}
+    for job, result in zip(jobs, outcome.jobs, strict=True):
+        share = 100 if job.fraction == "auto" else round(100 * float(job.fraction))
+        for group, (least, below) in SHARES.items():
+            if least <= share < below:
+                found.setdefault(group, []).append(max(0.0, result.completion_seconds - result.run_seconds))
+    return {group: Waits.of(found[group]) for group in SHARES if group in found}
 
 
 def is_needless(retraction: JobRetraction, ends: Mapping[int, float], keeps: Keeps) -> bool:

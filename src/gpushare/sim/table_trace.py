@@ -1,6 +1,7 @@
 """Jobs of the table's programs: what they ask for, what they are promised, and how much work they offer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from gpushare.core.admission import Defaults
 from gpushare.core.api import AUTO, JobClass
 from gpushare.core.interference import auto_share, promised_progress
-from gpushare.sim.jobs import Job
+from gpushare.sim.jobs import Job, SimulationError
 from gpushare.sim.table_truth import TableTruth
 
 # The programs that answer requests; of all jobs a fifth is of class latency, and every one of these is of them.
@@ -17,6 +18,26 @@ FRACTIONS: Final = ("0.1", "0.2", "0.3", "0.4", "0.5", "auto")
 LATENCY_RATIO: Final = 0.2
 MEAN_SOLO_SECONDS: Final = 1800.0
 _LEAST_SOLO_SECONDS: Final = 60.0
+
+
+def as_table_jobs(jobs: Sequence[Job], truth: TableTruth) -> list[Job]:
+    """Return jobs of a trace with what the table says of them: the share that `auto` stands for, and the promise.
+
+    Raises:
+        SimulationError: a job is of no program of the table.
+    """
+    found = []
+    for job in jobs:
+        if job.workload not in truth.workloads:
+            raise SimulationError(
+                f'job "{job.name}": the table has no program "{job.workload}", only {", ".join(truth.workloads)}'
+            )
+        profile, fraction = truth.true_profiles[job.workload], job.fraction
+        if fraction == "auto":
+            fraction = f"{auto_share(profile, max_slowdown=job.max_slowdown, job_class=job.job_class) / 100:g}"
+        promise = promised_progress(profile, round(100 * float(fraction)), job.max_slowdown)
+        found.append(replace(job, fraction=fraction, promise=promise))
+    return found
 
 
 def draw_table_jobs(

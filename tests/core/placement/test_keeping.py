@@ -104,6 +104,30 @@ def test_it_goes_itself_where_it_fits_and_then_nothing_is_kept():
     assert not found.barred(young(40))
 
 
+def test_a_place_is_kept_from_second_to_second_until_it_is_lost_or_another_is_better():
+    state = cluster(nodes=3, gpus=1)
+    for gpu in ("g0.0", "g1.0", "g2.0"):
+        put(state, f"on-{gpu}", 60, gpu)
+    pods = [waits(f"w{number}", 80, since=NOW - 500 + number) for number in range(2)]
+    found = context(state, pods[0])
+    place = found.kept[0].gpu_uuids
+    for second in range(8):
+        found = found.at(NOW + second).keeping(pods[:1], AFTER, goes_on=True)
+        assert found.kept[0].gpu_uuids == place
+        assert found.kept[0].leaving == {f"on-{place[0]}"}
+    state.set_health(place[0], healthy=False)
+    found = found.keeping(pods[:1], AFTER, goes_on=True)
+    assert found.kept[0].gpu_uuids != place
+    state.set_health(place[0], healthy=True)
+    better = next(gpu for gpu in ("g0.0", "g1.0", "g2.0") if gpu not in (*place, *found.kept[0].gpu_uuids))
+    state.release(f"on-{better}")
+    for second in range(8):
+        found = found.at(NOW + second).keeping(pods[:1], AFTER, goes_on=True)
+    assert found.kept[0].gpu_uuids == (better,)
+    assert not found.kept[0].leaving
+    assert not found.keeping([], AFTER, goes_on=True).kept
+
+
 def test_what_fits_now_is_kept_until_its_next_try():
     state = cluster(gpus=1)
     [kept] = context(state, waits("large", 80)).kept

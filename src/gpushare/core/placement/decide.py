@@ -69,9 +69,14 @@ class DecisionContext:
         """The same at a time."""
         return replace(self, now=now)
 
-    def keeping(self, waiting: Iterable[WaitingPod], after_seconds: float) -> Self:
-        """The same while these pods wait: GPUs are kept for those that have waited longer than so many seconds."""
-        return replace(self, kept=keep(waiting, self._what_if, after_seconds))
+    def keeping(self, waiting: Iterable[WaitingPod], after_seconds: float, *, goes_on: bool = False) -> Self:
+        """The same while these pods wait: GPUs are kept for those that have waited longer than so many seconds.
+
+        Args:
+            goes_on: what is kept already is mostly left where it is, which costs less.
+        """
+        before = self.kept if goes_on and self.kept else None
+        return replace(self, kept=keep(waiting, self._what_if, after_seconds, before))
 
     @property
     def _what_if(self) -> WhatIf:

@@ -23,6 +23,10 @@ MOST_PODS: Final = 16
 """Pods for which GPUs are kept at once: some 10 ms every second for 40,000 GPUs."""
 MOST_EXAMINED: Final = 64
 """Pods for which a GPU is looked for, those included for which there is none."""
+MOST_SEARCHES: Final = 4
+"""Pods for which a place is looked for in all GPUs in one second, where something was kept the second before."""
+TURNS: Final = 8
+"""Seconds until every place has been looked for anew."""
 CANDIDATES: Final = 8
 """GPUs, or nodes, with the most free share of which the one is chosen that a pod will fit first."""
 _FAR: Final = np.iinfo(np.int64).max
@@ -63,10 +67,19 @@ def is_due(waited_seconds: float, after_seconds: float) -> bool:
     return begin <= waited_seconds < begin + length
 
 
-def keep(waiting: Iterable[WaitingPod], what_if: WhatIf, after_seconds: float) -> tuple[KeptGpus, ...]:
+def keep(
+    waiting: Iterable[WaitingPod],
+    what_if: WhatIf,
+    after_seconds: float,
+    before: Sequence[KeptGpus] | None = None,
+) -> tuple[KeptGpus, ...]:
     """Return the GPUs to keep, for the highest priority and the longest waiting first, one place for each pod.
 
     A pod that would fit no GPU even if its tenants had left gets none, and blocks nobody.
+
+    Args:
+        before: what was kept a second ago. Most places are then only looked at again, and a few are looked for
+            anew in turn, as a search over a large cluster takes a millisecond; None: all are looked for.
     """
     if after_seconds <= 0:
         return ()
@@ -79,10 +92,18 @@ def keep(waiting: Iterable[WaitingPod], what_if: WhatIf, after_seconds: float) -
     most = MOST_KEPT_RATIO * int(search.free.sum())
     found: list[KeptGpus] = []
     count = 0
-    for pod in sorted(due, key=lambda each: each.request.rank)[:MOST_EXAMINED]:
+    known = {each.pod.request.pod_uid: each for each in before or ()}
+    searches = MOST_SEARCHES if before is not None else MOST_EXAMINED
+    for number, pod in enumerate(sorted(due, key=lambda each: each.request.rank)[:MOST_EXAMINED]):
         if found and count + pod.request.gpu_count > most:
             continue
-        kept = search.place(pod)
+        kept = None
+        its_turn = number % TURNS == int(what_if.now) % TURNS
+        if pod.request.pod_uid in known and not (its_turn and searches):
+            kept = search.again(pod, known[pod.request.pod_uid])
+        if kept is None and searches:
+            searches -= 1
+            kept = search.place(pod)
         if kept is None:
             continue
         found.append(kept)
@@ -105,17 +126,37 @@ class _Search:
         found = self._one(pod, possible) if pod.request.gpu_count == 1 else self._whole(pod, possible)
         if found is None:
             return None
-        row, slots, leaving = found
+        return self._kept(pod, *found)
+
+    def _kept(self, pod: WaitingPod, row: int, slots: tuple[int, ...], leaving: Sequence[Tenant]) -> KeptGpus:
         self.free[list(slots), row] = False
         state = self.what_if.state
-        uuids = state.uuids(row)
         return KeptGpus(
             pod,
             state.node_name(row),
-            tuple(uuids[slot] for slot in slots),
+            tuple(state.uuids(row)[slot] for slot in slots),
             frozenset(each.pod_uid for each in leaving),
             self.what_if.now - pod.request.queued_at,
         )
+
+    def again(self, pod: WaitingPod, before: KeptGpus) -> KeptGpus | None:
+        """Return the place that was kept for a pod, as it is now; None where it cannot be kept any more."""
+        state = self.what_if.state
+        places = [at for uuid in before.gpu_uuids if (at := state.gpu_at(uuid)) is not None]
+        if len(places) < len(before.gpu_uuids) or not all(self.free[slot, row] for row, slot in places):
+            return None
+        row = places[0][0]
+        if pod.nodes is not None and state.node_name(row) not in pod.nodes:
+            return None
+        leaving = self._leaving(pod, (places[0][1], row)) if len(places) == 1 else self._all_of(pod, places)
+        return None if leaving is None else self._kept(pod, row, tuple(slot for _, slot in places), leaving)
+
+    def _all_of(self, pod: WaitingPod, places: Sequence[tuple[int, int]]) -> list[Tenant] | None:
+        """The tenants of several GPUs of one node, (row, slot); None where its CPU or memory would not do."""
+        state, row = self.what_if.state, places[0][0]
+        tenants = [each for _, slot in places for each in state.tenants(state.uuids(row)[slot])]
+        leaving = list({each.pod_uid: each for each in tenants}.values())
+        return leaving if self.what_if.node_fits(pod, row, leaving) else None
 
     def _possible(self, pod: WaitingPod) -> BoolArray:
         """GPUs that could take the pod if they were empty, (width, rows)."""
@@ -176,9 +217,8 @@ class _Search:
         together = np.where(least[-1] == _FAR, _FAR, np.where(least == _FAR, 0, least).sum(axis=0))
         for row in _nearest(together):
             slots = tuple(np.argsort(used[:, row], kind="stable")[:count].tolist())
-            tenants = [each for slot in slots for each in state.tenants(state.uuids(row)[slot])]
-            leaving = list({each.pod_uid: each for each in tenants}.values())
-            if self.what_if.node_fits(pod, row, leaving):
+            leaving = self._all_of(pod, [(row, slot) for slot in slots])
+            if leaving is not None:
                 return row, slots, leaving
         return None
 
