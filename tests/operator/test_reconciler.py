@@ -2,12 +2,23 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import pytest
 
 from gpushare.core.admission import Defaults, ShareKey
-from gpushare.core.api import Decision, GpuShare, Phase, PodView, names
+from gpushare.core.api import (
+    CapPoint,
+    Decision,
+    GpuShare,
+    Phase,
+    PhaseReading,
+    PodView,
+    WorkloadPhase,
+    WorkloadSignature,
+    names,
+)
 from gpushare.core.control import Fares, OperatorSettings
 from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Invalid, Resource, Retryable
 from gpushare.kube.fake import FakeApi, ObjectStore
@@ -161,6 +172,37 @@ async def test_figures_wait_for_their_time_and_what_matters_does_not(bench: Benc
     await bench.settle(1)
     assert bench.api.count("patch") == 4, "a broken promise is told at once"
     assert [event["reason"] for event in bench.api.events] == ["Sharing", "PromiseBroken"]
+
+
+async def test_phases_that_agents_publish_are_written_once_and_an_agent_of_before_takes_none_away(
+    bench: Bench,
+) -> None:
+    bench.pod(placed=True)
+    usual = {"sm_util": 0.6, "fp32_util": 0.5, "dram_bw_util": 0.1}
+    of_before = WorkloadSignature("NVIDIA H200", usual, window_seconds=60.0)
+    evaluation = WorkloadPhase(
+        {"sm_util": 0.4, "fp32_util": 0.05, "dram_bw_util": 0.4},
+        0.3,
+        PhaseReading.IN_PLACE,
+        50,
+        (CapPoint(50, 0.8),),
+        12.0,
+    )
+    published = replace(of_before, phases=(evaluation,))
+    bench.world.put_node("n1", {"uid-p": Fares(profile=of_before)})
+    await bench.settle()
+    kept = bench.share().status.profile
+    assert kept is not None
+    assert kept.phases == ()
+    writes = bench.api.count("patch")
+    for _ in range(3):
+        for seen in (published, of_before, None):
+            bench.world.put_node("n1", {"uid-p": Fares(profile=seen)})
+            await bench.settle(FIGURES_SECONDS)
+    assert bench.share().status.profile == replace(kept, phases=(evaluation,))
+    assert bench.api.count("patch") == writes + 1
+    del bench.api.objects["gpushares", "pod-p"]["status"]["profile"]["phases"]  # an operator of before wrote it
+    assert bench.share().status.profile == kept
 
 
 async def test_figures_of_a_large_cluster_are_written_at_a_bounded_rate(
