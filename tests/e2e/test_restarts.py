@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 from livecluster import (
-    IDLE,
     RELEASE_NAMESPACE,
     Cluster,
     Namespace,
@@ -14,8 +13,6 @@ from livecluster import (
     processes_of,
     wait_for,
 )
-
-from gpushare.core.api import API_VERSION
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
@@ -31,22 +28,10 @@ class Tenants:
 
     def __init__(self, space: Namespace) -> None:
         self.space = space
-        tolerant = {
-            "apiVersion": API_VERSION,
-            "kind": "GpuShare",
-            "metadata": {"name": "tolerant"},
-            "spec": {"selector": {"matchLabels": {"part": "tenant"}}, "maxSlowdown": 10},
-        }
-        space.create(tolerant, space.tenant("filler", "1", command=IDLE))
-        space.running("filler")
-        space.create(self._tenant("one", "0.3"), self._tenant("two", "0.4", workload="stream"))
+        space.leave_one_gpu()
+        space.create(space.tenant("one", "0.3"), space.tenant("two", "0.4", workload="stream"))
         space.running("one", "two")
         self.before = {name: self._identity(name) for name in ("one", "two")}
-
-    def _tenant(self, name: str, fraction: str, **options: str) -> dict:
-        pod = self.space.tenant(name, fraction, **options)
-        pod["metadata"]["labels"] = {"part": "tenant"}
-        return pod
 
     def _identity(self, name: str) -> dict[str, object]:
         pod = self.space.get(name)
@@ -73,7 +58,7 @@ class Tenants:
 
     def assert_served_again(self) -> None:
         """A new pod is admitted, placed beside them and connected; the sums are right."""
-        newcomer = self._tenant("late", "0.2")
+        newcomer = self.space.tenant("late", "0.2")
         wait_for(
             "a new pod admitted",
             lambda: self.space.cluster.apply(newcomer, namespace=self.space.name).code == 0,
@@ -89,7 +74,7 @@ class Tenants:
 
         wait_for("each share counted once on GpuNode", counted, seconds=60)
         assert len({decided(self.space.get(name))[0] for name in ("one", "two", "late")}) == 1
-        self.space.create(self._tenant("fills", "0.1"))  # 100 - 30 - 40 - 20 = 10 percent are left
+        self.space.create(self.space.tenant("fills", "0.1"))  # 100 - 30 - 40 - 20 = 10 percent are left
         self.space.running("fills", seconds=60)
 
 

@@ -108,6 +108,17 @@ class Namespace:
 
         wait_for("the namespace's service account", account)
 
+    def leave_one_gpu(self) -> None:
+        """Take all GPUs but one of two; pods on that one tolerate so much that no prediction keeps them apart."""
+        tolerant = {
+            "apiVersion": "gpushare.io/v1alpha1",
+            "kind": "GpuShare",
+            "metadata": {"name": "tolerant"},
+            "spec": {"selector": {"matchLabels": {"gpushare.io/managed": "true"}}, "maxSlowdown": 10},
+        }
+        self.create(tolerant, self.tenant("filler", "1", command=IDLE))
+        self.running("filler")
+
     def tenant(
         self,
         name: str,
