@@ -56,6 +56,8 @@ def test_a_traces_jobs_get_their_share_and_promise_from_the_table(truth):
     assert parse_jobs(format_jobs(jobs).splitlines()) == jobs
     known = as_table_jobs(jobs, truth)
     assert 0 < float(known[0].fraction) <= 1
+    assert [job.is_auto for job in known] == [True, False]
+    assert known[0].promise == pytest.approx(1 / 1.5), "auto: against a whole GPU"
     assert all(job.promise is not None and 0 < job.promise < 1 for job in known)
     assert known[1].job_class is JobClass.LATENCY
     with pytest.raises(SimulationError, match='no program "x"'):

@@ -32,11 +32,7 @@ def as_table_jobs(jobs: Sequence[Job], truth: TableTruth) -> list[Job]:
             raise SimulationError(
                 f'job "{job.name}": the table has no program "{job.workload}", only {", ".join(truth.workloads)}'
             )
-        profile, fraction = truth.true_profiles[job.workload], job.fraction
-        if fraction == "auto":
-            fraction = f"{auto_share(profile, max_slowdown=job.max_slowdown, job_class=job.job_class) / 100:g}"
-        promise = promised_progress(profile, round(100 * float(fraction)), job.max_slowdown)
-        found.append(replace(job, fraction=fraction, promise=promise))
+        found.append(_promised(job, truth))
     return found
 
 
@@ -73,24 +69,23 @@ def draw_table_jobs(
         is_latency = workload in serving and rng.random() < often
         fraction = FRACTIONS[int(rng.integers(len(FRACTIONS)))]
         job_class = JobClass.LATENCY if is_latency else JobClass.THROUGHPUT
-        most = defaults.max_slowdown_of(job_class)
-        profile = truth.true_profiles[workload]
-        is_auto = fraction == AUTO
-        if is_auto:
-            share = auto_share(profile, max_slowdown=most, job_class=job_class)
-            fraction = f"{share / 100:g}"
-        promise = promised_progress(profile, round(100 * float(fraction)), most, is_auto=is_auto)
-        jobs.append(
-            Job(
-                f"job-{index:05d}",
-                workload,
-                float(arrivals[index]),
-                float(lengths[index]),
-                most,
-                fraction,
-                job_class,
-                promise,
-                is_auto=is_auto,
-            )
+        job = Job(
+            f"job-{index:05d}",
+            workload,
+            float(arrivals[index]),
+            float(lengths[index]),
+            defaults.max_slowdown_of(job_class),
+            fraction,
+            job_class,
         )
+        jobs.append(_promised(job, truth))
     return jobs
+
+
+def _promised(job: Job, truth: TableTruth) -> Job:
+    """Return the job with the share that `auto` stands for, by the true cap curve, and with its promise."""
+    profile, fraction, is_auto = truth.true_profiles[job.workload], job.fraction, job.fraction == AUTO
+    if is_auto:
+        fraction = f"{auto_share(profile, max_slowdown=job.max_slowdown, job_class=job.job_class) / 100:g}"
+    promise = promised_progress(profile, round(100 * float(fraction)), job.max_slowdown, is_auto=is_auto)
+    return replace(job, fraction=fraction, promise=promise, is_auto=is_auto)
