@@ -7,6 +7,7 @@ without escaping; gpu_collector.go prints doubles with %f, leaves out what DCGM 
 "ERROR - FAILED TO CONVERT TO STRING" for a type that it does not know.
 """
 
+import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -215,6 +216,18 @@ def test_a_reading_is_counted_once_until_the_exporters_next() -> None:
     assert readings.window(idle) == 1.0
 
 
+def test_an_exporter_that_was_away_for_long_has_not_read_for_long() -> None:
+    clock = Clock()
+    readings = DcgmReadings(clock)
+    readings.window(Counters(sm_util=0.5))
+    clock.now = 30.0
+    assert readings.window(Counters(sm_util=0.4)) == 30.0
+    clock.now += 1800.0  # no page, or no line of this GPU
+    assert readings.window(Counters(sm_util=0.9)) == REPEATS_SECONDS
+    clock.now += 30.0
+    assert readings.window(Counters(sm_util=0.8)) == 30.0
+
+
 @contextmanager
 def exporter(answers: Sequence[tuple[int, str]]) -> Iterator[str]:
     """An exporter that gives these answers one after the other, and the last one for ever."""
@@ -272,3 +285,20 @@ def test_the_devices_count_the_exporters_readings_once(monkeypatch: pytest.Monke
     (last,) = samples[3:]
     assert last is not None
     assert (last.counters.sm_util, last.window_seconds) == (0.6, 2.0)
+
+
+def test_what_is_no_http_is_an_exporter_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        scrape = DcgmScrape(f"http://127.0.0.1:{server.getsockname()[1]}/metrics")
+        with pytest.raises(DevicesError, match="does not answer"):
+            scrape.read([A])
+        thread.join()

@@ -5,6 +5,7 @@ with six digits, no line where the driver has no value. Label values are not esc
 cannot convert is a sentence, so every line is read on its own.
 """
 
+import http.client
 import math
 import re
 import urllib.error
@@ -127,7 +128,7 @@ class DcgmScrape:
             with urllib.request.urlopen(self._url, timeout=SCRAPE_SECONDS) as answer:  # noqa: S310 - http, see above
                 text = answer.read(MAX_BYTES).decode()
             parsed = parse_exposition(text)
-        except (urllib.error.URLError, OSError, ValueError) as error:
+        except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError) as error:
             raise DevicesError(f"dcgm-exporter does not answer: {error}", retryable=True) from error
         wanted = set(uuids)
         return {uuid: counters for uuid, counters in parsed.items() if uuid in wanted}
@@ -147,7 +148,8 @@ class DcgmReadings:
     def window(self, counters: Counters) -> float | None:
         """Return the seconds that a new reading stands for; None of the first, and of one that is shown again.
 
-        An idle GPU shows the same zeros again and again, and a program may be as even: these count.
+        An idle GPU shows the same zeros again and again, and a program may be as even: these count. However long
+        the exporter was away, its next reading stands for `REPEATS_SECONDS` at most: it holds nothing of before.
         """
         now = self.clock()
         since = now - self.last_at
@@ -156,4 +158,4 @@ class DcgmReadings:
             return None
         is_first = self.last is None
         self.last, self.last_at = counters, now
-        return None if is_first else since
+        return None if is_first else min(since, REPEATS_SECONDS)
