@@ -187,3 +187,18 @@ def test_an_agents_pod_is_counted_like_any_other(cluster: Cluster) -> None:
     assert view is not None
     assert view.serves
     assert (view.cpu_milli, view.limit_percent) == (0, 0)
+
+
+@pytest.mark.parametrize("agent_first", [True, False])
+def test_nothing_is_remembered_of_a_node_that_is_gone(agent_first: bool) -> None:
+    cluster = Cluster()
+    cluster.see(agent(started=False))
+    assert cluster.ledger.away == {"n1"}
+    steps = [
+        lambda: cluster.see(agent(started=False), Change.DELETED),
+        lambda: cluster.gpunode("n1", Change.DELETED),
+    ]
+    for step in steps if agent_first else reversed(steps):
+        step()
+    assert not cluster.ledger.away
+    assert not cluster.ledger._presence._agents

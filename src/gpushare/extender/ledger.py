@@ -143,6 +143,8 @@ class ShareLedger:
         if pod.serves is not None:
             if change is Change.DELETED:
                 self._presence.drop(pod.node, pod.uid)
+                if pod.node not in self._gpunodes:  # the node went before its agent's pod
+                    self._presence.forget(pod.node)
             else:
                 self._presence.put(pod.node, pod.uid, serving=pod.serves)
             self._presence_changed(pod.node)
@@ -259,7 +261,7 @@ class ShareLedger:
         self._second_choices.discard(key)
         known = self._nodes.get(key)
         if change is Change.DELETED or known is None or (known.labels, known.taints) != (view.labels, view.taints):
-            self._queued.nodes_changed()
+            self._queued.node_changed(key, None if change is Change.DELETED else view)
         if change is Change.DELETED:
             self._nodes.pop(key, None)
         else:

@@ -2,6 +2,7 @@
 
 import heapq
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -227,6 +228,11 @@ def test_windows_and_pauses_take_turns_until_one_outlasts_every_tenant(after, te
     assert is_due(begin + 0.99 * length, after)
     # It is the last one, and it began no later than some four times as late as the longest tenant stays.
     assert begin <= max(after, 4 * tenant_seconds + after)
+
+
+@pytest.mark.parametrize("waited", [math.inf, -math.inf, math.nan])
+def test_nothing_is_due_for_who_has_waited_nobody_knows_how_long(waited):
+    assert not is_due(waited, AFTER)
 
 
 GPU_NODES = st.lists(

@@ -5,6 +5,7 @@ to leave, and of these the oldest are expected to leave first. Nothing is rememb
 kept follows from who waits since when, from who runs where, and from the time, so every replica keeps the same.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -59,7 +60,7 @@ def is_due(waited_seconds: float, after_seconds: float) -> bool:
     longer than the first window block a GPU for half of the time at most, and whoever waits gets a window in the
     end that is longer than any tenant stays.
     """
-    if after_seconds <= 0:
+    if after_seconds <= 0 or not math.isfinite(waited_seconds):
         return False
     begin, length = after_seconds, WINDOW_RATIO * after_seconds
     while waited_seconds >= begin + 2 * length:

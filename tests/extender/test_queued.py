@@ -1,0 +1,114 @@
+"""What is remembered of pods that wait, and how much of it is worked out at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpushare.core.api import PodView, Taint
+from gpushare.core.placement import (
+    ClusterState,
+    DecisionContext,
+    GpuSpec,
+    Judge,
+    NodeSpec,
+    PlacementRequest,
+)
+from gpushare.core.placement.policies import make
+from gpushare.data import default_model
+from gpushare.extender import queued
+from gpushare.extender.queued import QueuedPods
+from gpushare.extender.reduce import NodeView
+
+AFTER = 1800.0
+NOW = 1e9 + 2 * AFTER  # pods were created at 1e9
+
+
+def node(name: str, pool: str = "a", taints: tuple[Taint, ...] = ()) -> NodeView:
+    return NodeView(name, 64_000, 500_000, labels={"pool": pool}, taints=taints)
+
+
+def pod(name: str, pool: str, created_at: str = "2001-09-09T01:46:40Z") -> PodView:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    return PodView.from_object(
+        {
+            "metadata": {"uid": name, "name": name, "creationTimestamp": created_at},
+            "spec": {"nodeSelector": {"pool": pool}, "tolerations": [{"key": name, "operator": "Exists"}]},
+            "status": {"conditions": [condition]},
+        }
+    )
+
+
+class Cluster:
+    """Nodes of eight GPUs each, and the pods that wait for them."""
+
+    def __init__(self, *nodes: NodeView) -> None:
+        self.nodes = {each.name: each for each in nodes}
+        state = ClusterState(
+            NodeSpec(each.name, tuple(GpuSpec(f"{each.name}-{slot}", "H200", 80_000) for slot in range(8)))
+            for each in nodes
+        )
+        policy = make("bestfit", {}, np.random.default_rng(0))
+        self.context = DecisionContext(state, policy, Judge(default_model), NOW)
+        self.queue = QueuedPods(AFTER)
+
+    def wait(self, *pods: PodView) -> None:
+        for each in pods:
+            self.queue.put(each, NOW)
+
+    def change(self, name: str, new: NodeView | None) -> None:
+        self.queue.node_changed(name, new)
+        self.nodes = {key: each for key, each in self.nodes.items() if key != name}
+        if new is not None:
+            self.nodes[name] = new
+
+    def kept(self) -> dict[str, str]:
+        """The node on which a GPU is kept, by pod."""
+
+        def request_of(asked: PodView) -> PlacementRequest:
+            return PlacementRequest(asked.uid, 800, queued_at=self.queue.since(asked))
+
+        self.context = self.queue.keeping(self.context, request_of, self.nodes)
+        return {each.pod.request.pod_uid: each.node for each in self.context.kept}
+
+
+def test_a_node_that_changes_is_looked_at_alone_and_gives_what_a_fresh_look_gives() -> None:
+    cluster = Cluster(node("n1", "a"), node("n2", "b"))
+    cluster.wait(pod("one", "a"), pod("two", "b"))
+    assert cluster.kept() == {"one": "n1", "two": "n2"}
+    for name, new in [
+        ("n1", node("n1", "b")),
+        ("n2", node("n2", "a")),
+        ("n1", node("n1", "b", (Taint("two", "", "NoSchedule"),))),
+        ("n2", node("n2", "a", (Taint("other", "", "NoSchedule"),))),
+        ("n1", None),
+        ("n1", node("n1", "a")),
+    ]:
+        cluster.change(name, new)
+        fresh = Cluster(*cluster.nodes.values())
+        fresh.wait(pod("one", "a"), pod("two", "b"))
+        assert cluster.kept() == fresh.kept()
+    assert cluster.kept() == {"one": "n1"}
+
+
+def test_rules_of_pods_that_wait_no_more_are_forgotten() -> None:
+    cluster = Cluster(node("n1"), node("n2"))
+    for number in range(200):
+        cluster.wait(pod(f"p{number}", "a"))
+        assert cluster.kept()
+        cluster.queue.drop(f"p{number}")
+    cluster.kept()
+    assert len(cluster.queue._allowed) == 0
+
+
+def test_rules_that_cannot_be_worked_out_at_once_have_their_turn(monkeypatch) -> None:
+    cluster = Cluster(node("n1"), node("n2"))
+    monkeypatch.setattr(queued, "MOST_MATCHED", 4)
+    cluster.wait(*(pod(f"p{number}", "a") for number in range(4)))
+    assert sorted(cluster.kept()) == ["p0", "p1"]
+    assert sorted(cluster.kept()) == ["p0", "p1", "p2", "p3"]
+
+
+def test_a_pod_whose_creation_cannot_be_read_is_kept_nothing() -> None:
+    cluster = Cluster(node("n1"))
+    cluster.wait(pod("odd", "a", created_at="yesterday"), pod("none", "a", created_at=""))
+    assert cluster.kept() == {}
