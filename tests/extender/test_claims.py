@@ -96,6 +96,12 @@ def test_whatever_nodes_say_a_listed_gpu_has_exactly_one_owner_who_keeps_it(step
                 assert uuid not in owners, "no GPU is on two nodes"
                 owners[uuid] = name
         assert set(owners) == set().union(*listed.values())
+        assert set(claims.contested()) == {
+            ContestedGpu(uuid, owners[uuid], name)
+            for name, uuids in listed.items()
+            for uuid in uuids
+            if owners[uuid] != name
+        }
         for uuid, owner in before.items():
             if uuid in listed.get(owner, ()):
                 assert owners[uuid] == owner, "its owner still lists it"

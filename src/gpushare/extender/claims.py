@@ -38,6 +38,7 @@ class GpuClaims:
         self._views: dict[str, GpuNodeView] = {}
         self._claims: dict[str, list[str]] = {}
         self._settled = False
+        self._contested: tuple[ContestedGpu, ...] | None = ()  # None: to be looked up among all claims
 
     def settle(self) -> None:
         """From now on a claim stands behind those that are there."""
@@ -49,6 +50,7 @@ class GpuClaims:
         self._views[view.name] = view
         if before is not None and before.gpus == view.gpus:
             return (), ()
+        self._contested = None
         listed = {gpu.uuid for gpu in view.gpus}
         gainers = self._withdraw(view.name, {gpu.uuid for gpu in before.gpus} - listed if before else ())
         losers: dict[str, None] = {}
@@ -67,6 +69,7 @@ class GpuClaims:
 
     def drop(self, node: str) -> tuple[str, ...]:
         """Forget a node that is gone; return the nodes that got a GPU by it."""
+        self._contested = None
         view = self._views.pop(node, None)
         return self._withdraw(node, {gpu.uuid for gpu in view.gpus}) if view is not None else ()
 
@@ -86,9 +89,14 @@ class GpuClaims:
 
     def contested(self) -> tuple[ContestedGpu, ...]:
         """Return every claim that is not the owner's."""
-        return tuple(
-            ContestedGpu(uuid, claims[0], node) for uuid, claims in self._claims.items() for node in claims[1:]
-        )
+        if self._contested is None:
+            self._contested = tuple(
+                ContestedGpu(uuid, claims[0], node)
+                for uuid, claims in self._claims.items()
+                if len(claims) > 1
+                for node in claims[1:]
+            )
+        return self._contested
 
     def _age(self, node: str) -> tuple[str, str]:
         return self._views[node].created_at, node
