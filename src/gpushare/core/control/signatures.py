@@ -63,7 +63,8 @@ def merged_phases(usual: WorkloadSignature, phases: Iterable[WorkloadPhase]) -> 
     """Return a workload's kinds of other work, each once, those with most of its time first.
 
     Of two readings of one kind of work the one over the longer window counts, where it is much longer; else the
-    first one, so that two nodes do not replace each other's for ever.
+    first one, so that two nodes do not replace each other's for ever. So does the longer part of the time, lest a
+    kind of work fall out by one reading of it and come back by the other.
 
     Args:
         usual: the signature beside which they are; work that it explains is no phase.
@@ -77,7 +78,8 @@ def merged_phases(usual: WorkloadSignature, phases: Iterable[WorkloadPhase]) -> 
         if at is None:
             found.append(phase)
         elif (phase.window_seconds or 0.0) >= LONGER_WINDOW * max(1.0, found[at].window_seconds or 0.0):
-            found[at] = phase
+            ratios = [each.time_ratio for each in (found[at], phase) if each.time_ratio is not None]
+            found[at] = replace(phase, time_ratio=max(ratios, default=None))
     found.sort(key=lambda each: (each.time_ratio or 0.0, each.window_seconds or 0.0), reverse=True)
     return tuple(found[:MOST_OTHER_PHASES])
 
