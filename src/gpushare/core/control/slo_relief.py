@@ -19,7 +19,7 @@ _HELPED: Final = 0.8  # the quantile fell to this part of what it was: stopping 
 _LEAST_COST: Final = 0.05  # of progress that the neighbours are believed to cost, where nothing could be tried
 FIRST_CALM_SECONDS: Final = 30.0
 LONGEST_CALM_SECONDS: Final = 600.0
-GIVEN_UP_SECONDS: Final = 3600.0  # until the next try, unless tenants come or leave
+GIVEN_UP_SECONDS: Final = 3600.0  # until the next try, unless tenants come
 _RELAPSE_SECONDS: Final = 120.0  # a miss so soon after a throttle was let go: it was let go too early
 
 
@@ -67,8 +67,12 @@ class SloRelief:
         return self.is_missed or now - self.missed_at < self.calm_seconds
 
     def beside_others(self) -> "SloRelief":
-        """Return the record once tenants came or left: what was tried with the others no longer counts."""
-        return replace(self, first_seconds=None, stuck_seconds=0.0, given_up_at=float("-inf"), asked_seconds=None)
+        """Return the record once tenants came: what was tried with the others no longer counts."""
+        return replace(self.beside_fewer(), given_up_at=float("-inf"))
+
+    def beside_fewer(self) -> "SloRelief":
+        """Return the record once tenants left: if neighbours were not why it is missed, those that stay are not."""
+        return replace(self, first_seconds=None, stuck_seconds=0.0, asked_seconds=None)
 
     def without_one(self, now: float) -> "SloRelief":
         """Return the record once the neighbour that was asked to leave for it has left."""

@@ -213,16 +213,15 @@ def _with_present(state: GpuWatch, window: Window, now: float, settings: WatchSe
             uid: replace(tenant, hopeless_seconds=0.0, throttled_seconds=0.0, broken_seconds=0.0)
             for uid, tenant in tenants.items()
         }
-    is_ours = left == {state.retract} and not present - state.tenants.keys()
-    tenants = {
-        uid: replace(
-            tenant,
-            slo=tenant.slo.without_one(now)
-            if is_ours and uid == state.retract_for
-            else tenant.slo.beside_others(),
-        )
-        for uid, tenant in tenants.items()
-    }
+    came = present - state.tenants.keys()
+    is_ours = left == {state.retract} and not came
+
+    def beside_these(uid: str, slo: SloRelief) -> SloRelief:
+        if is_ours and uid == state.retract_for:
+            return slo.without_one(now)
+        return slo.beside_others() if came else slo.beside_fewer()
+
+    tenants = {uid: replace(tenant, slo=beside_these(uid, tenant.slo)) for uid, tenant in tenants.items()}
     if len(tenants) == 1:
         tenants = {uid: replace(tenant, duty=FREE) for uid, tenant in tenants.items()}
     changed_at = max(state.changed_at, now - settings.delay_seconds) if state.tenants else state.changed_at
