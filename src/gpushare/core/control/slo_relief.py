@@ -71,7 +71,7 @@ class SloRelief:
         return replace(self.beside_fewer(), given_up_at=float("-inf"))
 
     def beside_fewer(self) -> "SloRelief":
-        """Return the record once tenants left: if neighbours were not why it is missed, those that stay are not."""
+        """Return the record once tenants left: where neighbours were not the cause, the rest is not."""
         return replace(self, first_seconds=None, stuck_seconds=0.0, asked_seconds=None)
 
     def without_one(self, now: float) -> "SloRelief":
