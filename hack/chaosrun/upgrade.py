@@ -123,7 +123,8 @@ def former_sources(commit: str, directory: Path) -> Path:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     subprocess.run(["tar", "-x", "-C", str(directory)], input=archive.stdout, check=True)
-    shutil.copytree(REPOSITORY / "hack", directory / "hack", dirs_exist_ok=True)
+    own = shutil.ignore_patterns("demo-values.yaml")  # a chart refuses values of a later one
+    shutil.copytree(REPOSITORY / "hack", directory / "hack", dirs_exist_ok=True, ignore=own)
     return directory
 
 
