@@ -49,7 +49,7 @@ class Injected:
 
     target: str
     allowance: Allowance = field(default_factory=Allowance)
-    undo: list[Callable[[], None]] = field(default_factory=list)
+    undo: list[Callable[[], object]] = field(default_factory=list)
 
     def take_back(self) -> None:
         for step in reversed(self.undo):
@@ -260,7 +260,7 @@ class Injector:
         if not node.RUN.is_mount() or size.f_blocks * size.f_frsize > MOST_FILL_BYTES:
             raise NotPossibleError(f"{node.RUN} is no small file system of its own")
         filler = node.RUN / FILLER
-        undo = [lambda: filler.unlink(missing_ok=True)]
+        undo: list[Callable[[], object]] = [lambda: filler.unlink(missing_ok=True)]
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(2**16))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from devcluster.local import LocalCluster
 from devcluster.progress import say, wait_for
@@ -67,9 +67,9 @@ def upgrade(
 
 def read_stages(directory: Path) -> list[Stage]:
     """Return what an upgrade under churn has written."""
-    found = json.loads((directory / UPGRADE_FILE).read_text())
+    found: list[dict[str, Any]] = json.loads((directory / UPGRADE_FILE).read_text())
     return [
-        Stage(**{key: tuple(value) if isinstance(value, list) else value for key, value in one.items()})
+        Stage(**one | {"waited_for": tuple(one["waited_for"]), "violations": tuple(one["violations"])})
         for one in found
     ]
 

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import FaultDomain, JobClass, Reason, Rejection
 from gpushare.core.interference import Profile
-from gpushare.core.placement import DecisionContext, Judge, KnownWorkload, WaitingPod, decide, is_due, survey
+from gpushare.core.placement import (
+    DecisionContext,
+    Judge,
+    KnownWorkload,
+    ProbationSettings,
+    Unprofiled,
+    WaitingPod,
+    decide,
+    is_due,
+    survey,
+)
 from gpushare.core.placement.keeping import MOST_KEPT_RATIO, WINDOW_RATIO
 from gpushare.core.placement.policies import BestFit
 from gpushare.core.placement.state import ClusterState, GpuSpec, NodeSpec, Placement, PlacementRequest
@@ -78,6 +88,22 @@ def test_who_does_not_set_it_back_goes_there():
     found = context(state, waits("large", 80))
     assert isinstance(decide(young(20), found), Placement)  # 20 + 80 once a has left
     assert isinstance(decide(young(30), found), Rejection)
+
+
+def test_who_would_have_the_gpu_to_itself_on_probation_stands_back():
+    state = cluster(gpus=2)
+    put(state, "service", 60, "g0.0", job_class=JobClass.LATENCY)  # beside it nobody can be read
+    found = replace(context(state, waits("large", 50)), probation=ProbationSettings())
+    unknown = young(30, unprofiled=Unprofiled(frozenset({"new"})))
+    [kept] = found.kept
+    assert kept.gpu_uuids == ("g0.1",)
+    decided = decide(unknown, found)
+    assert isinstance(decided, Placement)
+    assert (decided.gpu_uuids, decided.probation) == (("g0.0",), None)
+    alone = decide(unknown, replace(found, kept=()))
+    assert isinstance(alone, Placement)
+    assert alone.gpu_uuids == ("g0.1",)
+    assert alone.probation is not None
 
 
 def test_only_younger_pods_of_no_higher_priority_stand_back():

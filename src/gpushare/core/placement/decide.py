@@ -82,9 +82,19 @@ class DecisionContext:
     def _what_if(self) -> WhatIf:
         return WhatIf(self.state, self.judge, self.now)
 
-    def barred(self, request: PlacementRequest) -> Barred:
-        """The GPUs that are kept for others who would be set back by a request."""
-        return barred_for(request, self.kept, self._what_if) if self.kept else {}
+    def barred(self, request: PlacementRequest, policy: PlacementPolicy | None = None) -> Barred:
+        """The GPUs that are kept for others who would be set back by a request.
+
+        Args:
+            policy: for it; it says which GPUs the request would close for others.
+        """
+        if not self.kept:
+            return {}
+
+        def closes(row: int, slot: int) -> bool:
+            return isinstance(policy, Probationary) and policy.term(self.state, row, slot) is not None
+
+        return barred_for(request, self.kept, self._what_if, closes)
 
     def policy_for(self, request: PlacementRequest) -> PlacementPolicy:
         """The policy for one request, kept off GPUs where a promise could not be kept, or that are closed.
@@ -93,7 +103,7 @@ class DecisionContext:
         """
         careful = cautious(self.policy, self.judge, self.state, request, self.now)
         policy = on_probation(careful, self.judge, self.state, request, self.probation, now=self.now)
-        barred = self.barred(request)
+        barred = self.barred(request, policy)
         return StandingBack(policy, barred) if barred else policy
 
 

@@ -1,6 +1,6 @@
 """A policy kept off the GPUs that are kept for pods that have waited longer (keeping.py)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -83,10 +83,18 @@ class StandingBack:
         return bars
 
 
-def barred_for(request: PlacementRequest, kept: Iterable[KeptGpus], what_if: WhatIf) -> Barred:
+def barred_for(
+    request: PlacementRequest,
+    kept: Iterable[KeptGpus],
+    what_if: WhatIf,
+    closes: Callable[[int, int], bool] = lambda _row, _slot: False,
+) -> Barred:
     """Return the GPUs where a request would set back a pod before which it stands back.
 
     It does not where that pod still fits after the same tenants have left.
+
+    Args:
+        closes: whether the request would have a GPU (row, slot) to itself for a while.
     """
     found: dict[tuple[int, int], KeptGpus] = {}
     state = what_if.state
@@ -107,7 +115,8 @@ def barred_for(request: PlacementRequest, kept: Iterable[KeptGpus], what_if: Wha
             if state.share_free_milli[slot, row] < request.share_milli:
                 continue  # it does not fit there anyway, and that is what is told
             is_one = each.pod.request.gpu_count == 1
-            if not (is_one and what_if.fits(each.pod, (slot, row), tenants[slot], each.leaving, request)):
+            fits_beside = is_one and not closes(row, slot)
+            if not (fits_beside and what_if.fits(each.pod, (slot, row), tenants[slot], each.leaving, request)):
                 found[slot, row] = each
     return found
 
