@@ -44,7 +44,7 @@ else
 endif
 
 .PHONY: gpu-bundle
-gpu-bundle: venv ## What a whole cluster on a GPU machine without network needs: OUT=DIR, two parts of at most 56 MiB
+gpu-bundle: venv ## What a whole cluster on a GPU machine without network needs: OUT=DIR, in two parts
 	@hack/gpu/bundle $(or $(OUT),dist/gpu)
 
 .PHONY: bench

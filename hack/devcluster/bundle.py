@@ -4,7 +4,8 @@
     OUT/gpushare/   gpushare's image, layer by layer, and helm
 
 Each part is a folder of compressed pieces beside `bundle.json`, which names them; certificates are made
-over there.
+over there. Where the second part leaves no room for the checkout in one transfer, the first, which is always
+unpacked before it, takes some of its pieces.
 """
 
 import io
@@ -12,15 +13,18 @@ import json
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 
 from devcluster import backends, debian, image, pieces, tools
-from devcluster.progress import Failed, say, step
-from devcluster.settings import KUBERNETES_VERSION, SCHEDULER_IMAGE
+from devcluster.progress import Failed, run, say, step
+from devcluster.settings import KUBERNETES_VERSION, REPOSITORY, SCHEDULER_IMAGE
 
-PART_MIB = 56  # with the checkout's own 8 MiB it fits into the 64 MiB that are often the limit of one transfer
+MIB = 1 << 20
+TRANSFER_MIB = 64.0  # often the limit of one transfer: one part and the checkout
+SLACK_BYTES = MIB // 4  # bundle.json, folders, and the few lines that the checkout grows by until it is carried
 OWN_LAYERS = 2  # the image's last layers, dependencies and code: they travel byte for byte
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 
@@ -38,11 +42,60 @@ NEEDLESS = re.compile(
 )
 
 
-def make(out: Path) -> None:
-    """Make both parts; what did not change since the last time is taken from the cache."""
+def make(out: Path, transfer_mib: float = TRANSFER_MIB) -> None:
+    """Make both parts; what did not change since the last time is taken from the cache.
+
+    Args:
+        transfer_mib: what the machine takes in at once, one part and the checkout.
+    """
     with step("making the bundle"):
-        for part, content in (("cluster", _cluster_pieces()), ("gpushare", _gpushare_pieces())):
-            _write(out / part, *content)
+        facts, made = {}, {}
+        for part, (told, unpacked) in (("cluster", _cluster_pieces()), ("gpushare", _gpushare_pieces())):
+            facts[part], made[part] = told, _compressed(unpacked)
+        checkout = checkout_bytes(REPOSITORY, out)
+        sizes = {part: {name: piece.stat().st_size for name, piece in made[part].items()} for part in made}
+        moved = pieces_to_move(sizes["cluster"], sizes["gpushare"], checkout, int(transfer_mib * MIB))
+        if moved:
+            say(f"beside the checkout, gpushare's part has no room for {', '.join(moved)}: the cluster's takes it")
+        made["cluster"] |= {name: made["gpushare"].pop(name) for name in moved}
+        facts["cluster"]["layers"] = [name for name in moved if name.startswith("layer-")]
+        for part, content in made.items():
+            size = _write(out / part, facts[part], content)
+            say(f"{out / part}: {size / MIB:.1f} MiB, with the checkout {(size + checkout) / MIB:.1f}")
+
+
+def checkout_bytes(checkout: Path, bundle: Path) -> int:
+    """Return the size of what travels of a checkout beside a part: all files that git does not ignore."""
+    listed = run(["git", "-C", checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+    files = {checkout / name for name in listed.split("\0") if name}
+    return sum(file.lstat().st_size for file in files if file.is_file() and not file.is_relative_to(bundle))
+
+
+def pieces_to_move(
+    cluster: Mapping[str, int], gpushare: Mapping[str, int], checkout: int, transfer: int
+) -> tuple[str, ...]:
+    """Return the pieces that the cluster's part takes from gpushare's, the fewest bytes that make both travel.
+
+    Args:
+        cluster, gpushare: each piece's size in bytes.
+        checkout: bytes that travel beside either part.
+        transfer: bytes that travel at once.
+
+    Raises:
+        Failed: no split leaves room for the checkout.
+    """
+    room = transfer - checkout - SLACK_BYTES
+    first, second = sum(cluster.values()), sum(gpushare.values())
+    choices = (names for count in range(len(gpushare) + 1) for names in combinations(gpushare, count))
+    sized = ((sum(gpushare[name] for name in names), names) for names in choices)
+    fitting = [choice for choice in sized if first + choice[0] <= room and second - choice[0] <= room]
+    if not fitting:
+        raise Failed(
+            f"{transfer / MIB:.1f} MiB travel at once, {checkout / MIB:.1f} MiB of them the checkout: a part of "
+            f"{first / MIB:.1f} MiB and one of {second / MIB:.1f} MiB do not fit, however the second is split; "
+            "take files from the checkout, or name by --limit what the machine takes in at once"
+        )
+    return min(fitting)[1]
 
 
 def _cluster_pieces() -> tuple[dict[str, object], dict[str, bytes]]:
@@ -108,15 +161,16 @@ def _trimmed(layer: bytes) -> bytes:
     return out.getvalue()
 
 
-def _write(folder: Path, facts: dict[str, object], content: dict[str, bytes]) -> None:
+def _compressed(content: Mapping[str, bytes]) -> dict[str, Path]:
     with ThreadPoolExecutor(max_workers=2) as pool:
-        made = dict(zip(content, pool.map(pieces.compressed, content, content.values()), strict=True))
+        return dict(zip(content, pool.map(pieces.compressed, content, content.values()), strict=True))
+
+
+def _write(folder: Path, facts: Mapping[str, object], made: Mapping[str, Path]) -> int:
+    """Write a part; return its size in bytes."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for name, piece in made.items():
         shutil.copyfile(piece, folder / f"{name}.xz")
     (folder / "bundle.json").write_text(json.dumps({**facts, "pieces": [f"{name}.xz" for name in made]}, indent=1))
-    size = sum(path.stat().st_size for path in folder.iterdir()) / (1 << 20)
-    say(f"{folder}: {size:.1f} MiB")
-    if size > PART_MIB:
-        raise Failed(f"{folder} has {size:.1f} MiB, more than {PART_MIB}: move a piece to the other part")
+    return sum(path.stat().st_size for path in folder.iterdir())

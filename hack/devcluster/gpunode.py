@@ -178,6 +178,7 @@ BinaryName = "{driver.PROGRAMS / "nvidia-container-runtime"}"
     def install(self, *sets: str) -> None:
         """Put the images on the node and the chart into the cluster; write what tenants need to know."""
         facts = self._unpack("gpushare")
+        self._check_layers(facts)
         cache.link("helm", self.programs / "bin" / "helm")
         with step("putting the images on the node"), ThreadPoolExecutor() as pool:
             jobs = [pool.submit(self._load_gpushare, facts), pool.submit(self._load_scheduler, facts["scheduler"])]
@@ -207,6 +208,18 @@ BinaryName = "{driver.PROGRAMS / "nvidia-container-runtime"}"
         wait_for("every GPU healthy", self._healthy, timeout_seconds=60 * patience())
         self.tenants_file().write_text(json.dumps(self.tenants(facts["image"]), indent=1))
         say("gpushare is installed, every GPU healthy")
+
+    def _check_layers(self, facts: dict[str, Any]) -> None:
+        """Refuse layers of another bundle: the first part carries some where the second has no room for them."""
+        for layer, digest in zip(facts["layers"], facts["config"]["rootfs"]["diff_ids"], strict=True):
+            place = self.state / layer
+            if f"{layer}.xz" not in facts["pieces"] and not (
+                place.exists() and archive.digest_of(place) == digest
+            ):
+                raise Failed(
+                    f"{layer} belongs to the cluster's part of the same bundle, and another was unpacked here: "
+                    "`hack/gpu/cluster down`, carry this bundle's cluster part, and `up` again"
+                )
 
     def helm(self, *arguments: object) -> list[object]:
         place = ["--kubeconfig", self.kubeconfig, "--namespace", RELEASE_NAMESPACE]

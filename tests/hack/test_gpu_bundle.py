@@ -12,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from devcluster import archive, bundle, driver, gpucli, hostimage, pieces
+from devcluster import archive, bundle, driver, gpucli, gpunode, hostimage, pieces
 from devcluster.progress import Failed
+from hypothesis import given
+from hypothesis import strategies as st
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,14 +75,104 @@ def test_only_the_base_of_the_image_is_trimmed() -> None:
     assert [found["layer-1.tar"], found["layer-2.tar"]] == [layers[1], layers[1]]
 
 
-def test_a_part_that_is_too_large_to_travel_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = {"one.tar": os.urandom(4096)}
-    bundle._write(tmp_path / "part", {"kubernetes": "1"}, content)
-    facts = json.loads((tmp_path / "part/bundle.json").read_text())
-    assert facts == {"kubernetes": "1", "pieces": ["one.tar.xz"]}
-    monkeypatch.setattr(bundle, "PART_MIB", 0.001)
-    with pytest.raises(Failed, match="more than"):
-        bundle._write(tmp_path / "part", {}, content)
+MIB = 1 << 20
+
+
+def test_a_part_names_its_pieces(tmp_path: Path) -> None:
+    made = bundle._compressed({"one.tar": os.urandom(4096)})
+    size = bundle._write(tmp_path / "part", {"kubernetes": "1"}, made)
+    assert json.loads((tmp_path / "part/bundle.json").read_text()) == {"kubernetes": "1", "pieces": ["one.tar.xz"]}
+    assert size == sum(path.stat().st_size for path in (tmp_path / "part").iterdir()) > 4096
+
+
+def sizes(**mib: float) -> dict[str, int]:
+    return {name: int(size * MIB) for name, size in mib.items()}
+
+
+def test_the_first_part_takes_what_the_second_has_no_room_for_beside_the_checkout() -> None:
+    cluster = sizes(kubernetes=25, programs=22, nvidia=4.2)
+    gpushare = sizes(helm=10.5, layer_0=16.2, layer_1=26.7, layer_2=1.7)
+    assert bundle.pieces_to_move(cluster, gpushare, 8 * MIB, 64 * MIB) == ()
+    # 55.1 + 9.04 MiB: what a machine refused on 2026-11-23
+    assert bundle.pieces_to_move(cluster, gpushare, int(9.04 * MIB), 64 * MIB) == ("layer_2",)
+    with pytest.raises(Failed, match=r"12\.0 MiB of them the checkout"):
+        bundle.pieces_to_move(cluster, gpushare, 12 * MIB, 64 * MIB)
+
+
+@given(
+    st.lists(st.integers(0, 30), max_size=3),
+    st.lists(st.integers(0, 30), max_size=5),
+    st.integers(0, 30),
+    st.integers(30, 90),
+)
+def test_either_part_travels_with_the_checkout_or_none_is_made(
+    first: list[int], second: list[int], checkout: int, transfer: int
+) -> None:
+    cluster = {f"c{at}": size * MIB for at, size in enumerate(first)}
+    gpushare = {f"g{at}": size * MIB for at, size in enumerate(second)}
+    room = (transfer - checkout) * MIB
+    try:
+        moved = bundle.pieces_to_move(cluster, gpushare, checkout * MIB, transfer * MIB)
+    except Failed:
+        # then both are too large as they are, or the first has no room for any piece that the second has to lose
+        total = sum(cluster.values()) + sum(gpushare.values())
+        least = min(gpushare.values(), default=0)
+        is_tight = total + 2 * bundle.SLACK_BYTES > 2 * room - max(gpushare.values(), default=0)
+        assert is_tight or sum(cluster.values()) + least + bundle.SLACK_BYTES > room
+        return
+    taken = sum(gpushare[name] for name in moved)
+    assert sum(cluster.values()) + taken < room
+    assert sum(gpushare.values()) - taken < room
+    if sum(cluster.values()) < room > sum(gpushare.values()):
+        assert taken == 0
+
+
+def test_what_travels_of_a_checkout_is_what_git_does_not_ignore(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    files = {".gitignore": b"*.big\n", "code.py": b"x" * 1000, "deep/new": b"y" * 200, "image.big": b"z" * 5000}
+    for name, data in {**files, "dist/cluster/piece": b"p" * 3000, "gone": b"g"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    subprocess.run(["git", "-C", tmp_path, "add", "code.py", "gone"], check=True)
+    (tmp_path / "gone").unlink()
+    assert bundle.checkout_bytes(tmp_path, tmp_path / "dist") == 6 + 1000 + 200
+
+
+def test_its_usage_is_printed_and_an_unknown_option_makes_no_bundle(tmp_path: Path) -> None:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, ROOT / "hack/gpu/bundle", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    shown = call("--help")
+    assert shown.returncode == 0
+    assert "DIR" in shown.stdout
+    for wrong in (("--helm",), ("out", "--helm"), ()):
+        assert call(*wrong).returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("there", [None, b"of another bundle"])
+def test_a_layer_that_came_with_another_bundle_is_refused(
+    there: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSHARE_STATE", str(tmp_path))
+    for name in ("PATH", "GPUSHARE_CACHE"):
+        monkeypatch.setenv(name, os.environ[name])
+    node = gpunode.GpuNode(tmp_path / "bundle", simulated=True)
+    facts = {
+        "layers": ["layer-0.tar", "layer-1.tar"],
+        "config": {"rootfs": {"diff_ids": [pieces.digest(b"base"), pieces.digest(b"code")]}},
+        "pieces": ["layer-0.tar.xz"],
+    }
+    node.state.mkdir(parents=True, exist_ok=True)
+    (node.state / "layer-1.tar").write_bytes(b"code")
+    node._check_layers(facts)
+    if there is None:
+        (node.state / "layer-1.tar").unlink()
+    else:
+        (node.state / "layer-1.tar").write_bytes(there)
+    with pytest.raises(Failed, match=r"layer-1\.tar belongs to"):
+        node._check_layers(facts)
 
 
 def test_an_image_of_given_layers_names_their_digests(tmp_path: Path) -> None:
