@@ -9,10 +9,10 @@ from typing import Final
 from bench.papers.collecting import chosen_caps, file_of
 from bench.papers.plan import Arrangement, Part, SetPlan, set_plans
 from bench.papers.programs import BATCHES, CAPS, CROWD, CROWDS, DIFFERENT, SEVEN, batched, copy_of
-from bench.papers.turnaround import ALONE, FILE, PAIRS, WAYS, figures
-from bench.sharing.records import Records
+from bench.papers.turnaround import ALONE, FILE, PAIRS, WAYS, figures, is_together
+from bench.sharing.records import Record, Records
 from gpushare.research.calibration.plan import Cell
-from gpushare.research.dataset import Dataset, DatasetError, parse
+from gpushare.research.dataset import Dataset, DatasetError, Run, parse
 
 TABLE: Final = "papers.md"
 FIGURE: Final = "papers.png"
@@ -122,23 +122,28 @@ def _pipes(data: Dataset | None) -> list[str]:
 
 
 def _crowd(data: Dataset | None) -> list[str]:
-    lines = [f"| processes of {CROWD} | sum | each, mean | slowdown, largest |", "|---|---|---|---|"]
+    """Tell rates, not only what they are of the lone process's: one that waits for its host is a poor measure."""
+    lines = [
+        f"| processes of {CROWD} | iterations/s, all | each: least, mean, most | GPU in use, % | sum / one alone |",
+        "|---" * 5 + "|",
+    ]
     for count in CROWDS:
-        cells = [(copy_of(CROWD, number), 100) for number in range(count)]
-        if (rates := _rates(data, cells)) is None or (alone := _rates(data, cells[:1])) is None:
+        names = [copy_of(CROWD, number) for number in range(count)]
+        if (run := _run_of(data, names)) is None or (alone := _run_of(data, names[:1])) is None:
             continue
-        parts = [rate / alone[0] for rate in rates]
-        slowest = 1 / max(min(parts), 1e-9)
-        lines.append(f"| {count} | {sum(parts):.2f} | {statistics.fmean(parts):.2f} | {slowest:.2f} |")
+        rates, busy = run.iterations_per_s, run.counters.graphics_util
+        each = f"{min(rates):.0f}, {statistics.fmean(rates):.0f}, {max(rates):.0f}"
+        ratio = sum(rates) / alone.iterations_per_s[0]
+        shown = "" if busy is None else f"{100 * busy:.0f}"
+        lines.append(f"| {count} | {sum(rates):,.0f} | {each} | {shown} | {ratio:.2f} |")
     return [*lines, ""]
 
 
-def _rates(data: Dataset | None, cells: Sequence[Cell]) -> Progress | None:
-    """Return the rates of the processes in the runs of just these: copies of one program have no solo run each."""
-    wanted = sorted(name for name, _ in cells)
+def _run_of(data: Dataset | None, names: Sequence[str]) -> Run | None:
+    """Return the run of just these: copies of one program have no solo run each."""
     for run in data.runs if data is not None else ():
-        if sorted(tenant.workload for tenant in run.tenants) == wanted:
-            return run.iterations_per_s
+        if sorted(tenant.workload for tenant in run.tenants) == sorted(names):
+            return run
     return None
 
 
@@ -165,12 +170,18 @@ def _gilman(records: Records) -> list[str]:
         "| inference + training | way | mean | deviation | p50 | p99 | p99 / alone | training | SM activity |",
         "|---" * 9 + "|",
     ]
-    runs = list(records.of("run"))
+    made = list(records.of("run"))
+    runs = [each for each in made if is_together(each)]
     for inference, training in PAIRS:
         for way in (ALONE, *WAYS):
             beside = "" if way is ALONE else training
             found = [r for r in runs if (r["way"], r["inference"], r["training"]) == (way.name, inference, beside)]
             lines += _turnaround_row(runs, found, (inference, training), way.title)
+    if len(runs) < len(made):
+        names = sorted(
+            {way.title for way in WAYS for each in made if each["way"] == way.name and each not in runs}
+        )
+        lines += ["", f"Left out: {len(made) - len(runs)} runs whose programs did not meet ({', '.join(names)})."]
     return [*lines, ""]
 
 
@@ -188,12 +199,17 @@ def _turnaround_row(
         if (r["way"], r["training"]) == ("alone", pair[1]) and isinstance(r["training_rate"], float)
     ]
     made = f"{statistics.fmean(rates) / statistics.fmean(whole):.2f}" if rates and whole else ""
-    busy = [r["device"].get("sm_util") for r in found if isinstance(r["device"], dict)]
-    seen = [value for value in busy if value is not None]
+    seen = [value for r in found if (value := _activity(r)) is not None]
     ratio = f"{here['p99'] / alone['p99']:.2f}" if alone else ""
     cells = [f"{here[name]:.2f}" for name in ("mean", "deviation", "p50", "p99")]
     share = f"{statistics.fmean(seen):.2f}" if seen else ""
     return [f"| {pair[0]} + {pair[1]} | {title} | {' | '.join(cells)} | {ratio} | {made} | {share} |"]
+
+
+def _activity(line: Record) -> float | None:
+    """Return the SM activity while all worked; None of a run whose counters' window was not chosen by that."""
+    device = line["device"]
+    return device.get("sm_util") if isinstance(device, dict) and "together_s" in line else None
 
 
 def _mean(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
@@ -230,7 +246,8 @@ def draw(directory: Path, data: Mapping[Part, Dataset], records: Records) -> Non
                 axes[0].bar(place + 0.14 * (at - 2.5), height, width=0.13, color=f"C{at}", label=label)
     axes[0].set_xticks(range(len(groups)), [name for name, _ in groups])
     axes[0].set_title("summed progress, mean of the sets")
-    axes[0].legend(fontsize=8)
+    axes[0].margins(y=0.3)  # room for the legend above the bars
+    axes[0].legend(fontsize=8, loc="upper left", ncol=2)
     for program, sizes in BATCHES.items():
         for batch in sizes:
             curve = data[Part.BATCHES].cap_curve(batched(program, batch)) if Part.BATCHES in data else {}
@@ -240,7 +257,7 @@ def draw(directory: Path, data: Mapping[Part, Dataset], records: Records) -> Non
             )
     axes[1].set(xlabel="thread percentage", title="slowdown alone")
     axes[1].legend(fontsize=8)
-    runs = list(records.of("run"))
+    runs = [each for each in records.of("run") if is_together(each)]
     for at, way in enumerate((ALONE, *WAYS)):
         for place, (inference, _) in enumerate(PAIRS):
             rows = [f for r in runs if (r["way"], r["inference"]) == (way.name, inference) if (f := figures(r))]
@@ -251,7 +268,9 @@ def draw(directory: Path, data: Mapping[Part, Dataset], records: Records) -> Non
                 axes[2].bar(x, here["mean"], width=0.14, yerr=here["deviation"], color=f"C{at}", label=label)
                 axes[2].plot([x], [here["p99"]], "kv", markersize=4)
     axes[2].set_xticks(range(len(PAIRS)), [inference for inference, _ in PAIRS], fontsize=8)
-    axes[2].set(yscale="log", title="turnaround, ms: mean, deviation, p99 (triangle)")
+    axes[2].set(
+        yscale="log", xlim=(-0.5, len(PAIRS) - 0.5), title="turnaround, ms: mean, deviation, p99 (triangle)"
+    )
     if runs:
         axes[2].legend(fontsize=8)
     figure.tight_layout()

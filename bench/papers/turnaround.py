@@ -2,15 +2,18 @@
 
 Jobs are started by the launcher of bench/sharing, which is the same code on the twin. A record is one run: what
 the inference's requests took from their arrival, what the training made, and the device's counters meanwhile.
+The training begins first and works until the last request was answered: a program that trains takes seconds longer
+to be ready than one that answers, so two that are started together hardly meet.
 """
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from bench.figures import percentile
+from bench.sharing.joblog import JobStory
 from bench.sharing.launching import Ended, Launcher, Order
 from bench.sharing.policies import SharingPolicy, World
 from bench.sharing.records import Record, Records
@@ -28,10 +31,13 @@ PAIRS: Final = (
 SECONDS: Final = 3.0
 INFERENCE_SHARE, TRAINING_SHARE = 30, 70
 """Percent. Ours lets a latency pod run uncapped and caps the training at its share, as docs/design.md 5 says."""
-START_SECONDS: Final = 2.0  # of a job: context, build, warm-up; beside another one
+START_SECONDS: Final = 1.5  # of an inference: context, build, warm-up
+TRAINING_START_SECONDS: Final = 4.8  # of a training
 WORLD_SECONDS: Final = 6.0  # gate, agent and daemon
+COUNTED_SECONDS: Final = 1.3  # of the counters' window, from when all are ready
 _ENDLESS: Final = 10**9
 _POLL_SECONDS: Final = 0.02
+_LEAST_TOGETHER: Final = 0.8  # part of SECONDS
 _PATIENCE_SECONDS: Final = 60.0
 _JOIN: Final = "+"  # bench/sharing/gpujob.py: two programs of one process
 
@@ -41,6 +47,18 @@ SLICING: Final = SharingPolicy("slicing", "time slicing", World.PLAIN, places=2)
 MPS: Final = SharingPolicy("mps", "MPS", World.MPS, places=2)
 OURS: Final = SharingPolicy("ours", "gpushare", World.GPUSHARE, counts_shares=True, caps_at_share=True)
 WAYS: Final = (STREAMS, SLICING, MPS, OURS)
+
+
+class Watching(Launcher, Protocol):
+    """A launcher that sees its jobs at work."""
+
+    def is_ready(self, number: int) -> bool:
+        """Whether a job that was submitted is built and warm, or has ended."""
+        ...
+
+    def stop(self, number: int) -> None:
+        """Ask a job to end soon; harmless where it has ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +79,8 @@ class Wanted:
     def seconds(self) -> float:
         """About what it takes of the GPU."""
         world = WORLD_SECONDS if self.policy.world is World.GPUSHARE else 1.0
-        return SECONDS + START_SECONDS + world
+        inference = START_SECONDS if self.inference and self.policy is not STREAMS else 0.0
+        return SECONDS + inference + (TRAINING_START_SECONDS if self.training else 0.0) + world
 
 
 def wanted() -> list[Wanted]:
@@ -81,9 +100,18 @@ def expected_seconds(records: Records) -> float:
 
 
 def missing(records: Records) -> list[Wanted]:
-    """Return the runs that were not made."""
-    done = {line["name"] for line in records.of("run")}
+    """Return the runs that were not made, or whose two programs were not at work at the same time."""
+    done = {line["name"] for line in records.of("run") if is_together(line)}
     return [each for each in wanted() if each.name not in done]
+
+
+def is_together(line: Record) -> bool:
+    """Whether a run's programs were at work at the same time, as far as it has two processes.
+
+    Runs from before 2026-11-23 do not say: their two were started together, and did not meet.
+    """
+    one_process = line["way"] == STREAMS.name or not (line["inference"] and line["training"])
+    return one_process or (line.get("together_s") or 0.0) >= _LEAST_TOGETHER * SECONDS
 
 
 @dataclass
@@ -91,7 +119,7 @@ class Turnaround:
     """Makes what is missing; `clock` and `sleep` are the machine's."""
 
     records: Records
-    launcher: Launcher
+    launcher: Watching
     counters: RunCounters
     say: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic
@@ -129,9 +157,8 @@ class Turnaround:
         answers = ended[0].story if each.inference else None
         work = ended[1].story if 1 in ended else None
         training = None
-        if work is not None and len(work.progress) > 2:
-            (_, first, since), (_, last, until) = work.progress[1], work.progress[-1]
-            training = round((last - first) / max(until - since, 1e-9), 4)
+        if work is not None:
+            training = _rate_while(work, answers)
         elif answers is not None:
             training = answers.beside_rate
         self.records.add(
@@ -143,6 +170,7 @@ class Turnaround:
             round=each.round,
             ms=answers.ms if answers is not None else [],
             training_rate=training,
+            together_s=_together(answers, work),
             device=device,
             caps={str(number): one.cap for number, one in ended.items()},
         )
@@ -153,15 +181,16 @@ class Turnaround:
             both = _job(0, f"{each.inference}{_JOIN}{each.training}", 100, JobClass.LATENCY)
             yield Order(both, _ENDLESS, rate, SECONDS)
             return
+        if each.training:
+            seconds = _PATIENCE_SECONDS if each.inference else SECONDS  # beside an inference it is told to end
+            yield Order(_job(1, each.training, TRAINING_SHARE, JobClass.THROUGHPUT), _ENDLESS, 0.0, seconds)
         if each.inference:
             yield Order(_job(0, each.inference, INFERENCE_SHARE, JobClass.LATENCY), _ENDLESS, rate, SECONDS)
-        if each.training:
-            # It goes on until the last request was answered.
-            seconds = SECONDS + (0.5 if each.inference else 0.0)
-            yield Order(_job(1, each.training, TRAINING_SHARE, JobClass.THROUGHPUT), _ENDLESS, 0.0, seconds)
 
     def _play(self, policy: SharingPolicy, orders: Sequence[Order]) -> tuple[dict[int, Ended], dict[str, float]]:
-        """Run the jobs to their end; return how they ended, and the counters while they worked.
+        """Run the jobs until the last of them has ended; return how they ended, and the counters while all worked.
+
+        Each begins once the one before it is ready, and those before the last are told to end when it has ended.
 
         Raises:
             RuntimeError: a job failed, or did not end.
@@ -171,19 +200,24 @@ class Turnaround:
         try:
             self.launcher.begin(policy, orders)
             began = self.clock()
-            for order in orders:
-                self.launcher.submit(order)
-            is_open = is_read = False
+            opened: float | None = None
+            begun, is_read = 0, False
             while len(done) < len(orders):
-                since = self.clock() - began
-                if since > _PATIENCE_SECONDS:
+                if self.clock() - began > _PATIENCE_SECONDS:
                     raise RuntimeError("a job did not end")
-                if not is_open and since >= START_SECONDS + 0.3:
-                    self.counters.start()
-                    is_open = True
-                if is_open and not is_read and since >= START_SECONDS + 0.3 * SECONDS + 0.7:
+                if opened is None and all(self.launcher.is_ready(order.job.number) for order in orders[:begun]):
+                    if begun < len(orders):
+                        self.launcher.submit(orders[begun])
+                        begun += 1
+                    else:
+                        self.counters.start()
+                        opened = self.clock()
+                if opened is not None and not is_read and not done and self.clock() - opened >= COUNTED_SECONDS:
                     device, is_read = self.counters.stop(), True
                 done |= self.launcher.poll()
+                if orders[-1].job.number in done:
+                    for order in orders[:-1]:
+                        self.launcher.stop(order.job.number)
                 self.sleep(_POLL_SECONDS)
         finally:
             self.launcher.end()
@@ -204,6 +238,29 @@ def figures(line: Record) -> dict[str, float] | None:
         "p50": percentile(ms, 0.5),
         "p99": percentile(ms, 0.99),
     }
+
+
+def _rate_while(work: JobStory, answers: JobStory | None) -> float | None:
+    """Return a training's iterations/s while the inference answered; alone, those of all of its work."""
+    points = work.progress[1:]
+    if answers is not None:
+        if answers.ready is None or answers.ended is None:
+            return None
+        points = [point for point in points if answers.ready <= point[0] <= answers.ended]
+    if len(points) < 2:
+        return None
+    (since, first, _), (until, last, _) = points[0], points[-1]
+    return round((last - first) / max(until - since, 1e-9), 4)
+
+
+def _together(*stories: JobStory | None) -> float | None:
+    """Return the seconds that all were at work at the same time; None where one is not there or did not end."""
+    spans = []
+    for story in stories:
+        if story is None or story.ready is None or story.ended is None:
+            return None
+        spans.append((story.ready, story.ended))
+    return round(max(0.0, min(end for _, end in spans) - max(ready for ready, _ in spans)), 3)
 
 
 def _job(number: int, program: str, share: int, job_class: JobClass) -> TraceJob:

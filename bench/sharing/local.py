@@ -155,6 +155,19 @@ class LocalLauncher:
             self._stop_the_known()
         return ended
 
+    def is_ready(self, number: int) -> bool:
+        """Whether a job is built and warm, or has ended."""
+        if any(order.job.number == number for order in self._waiting):
+            return False
+        logs = [log for order, _, log in self._running.values() if order.job.number == number]
+        return all(log.exists() and story(log.read_text().splitlines(), 0.0).ready is not None for log in logs)
+
+    def stop(self, number: int) -> None:
+        """Ask a job to end soon."""
+        for order, _, log in self._running.values():
+            if order.job.number == number:
+                log.with_suffix(".stop").touch()
+
     def signatures(self) -> dict[str, Any]:
         """Return what the agent published."""
         return self._world.signatures() if self._world is not None else {}
@@ -215,10 +228,11 @@ class LocalLauncher:
             self._waiting.remove(order)
             name = f"{self._runs}-{job.name}"
             log = self._work / f"{name}.jsonl"
-            log.unlink(missing_ok=True)
+            stop = log.with_suffix(".stop")
+            for left in (log, stop):
+                left.unlink(missing_ok=True)
             self._world.admit(job, cap)
-            stop = ["--stop", str(log.with_suffix(".stop"))] if order.until_known else []
-            arguments = [*order.arguments(), "--log", str(log), *stop, *self._world.arguments()]
+            arguments = [*order.arguments(), "--log", str(log), "--stop", str(stop), *self._world.arguments()]
             environment = self._world.environment(job, cap)
             self._running[name] = order, cap, log
             out = self._work / f"{name}.out"

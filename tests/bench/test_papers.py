@@ -1,5 +1,7 @@
 """The plan and the figures of bench/papers, and a whole session whose GPU is made up."""
 
+import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,9 @@ from gpushare.research.calibration.counters import NoCounters
 from gpushare.research.calibration.plan import CLIENTS
 from gpushare.research.calibration.simulated import known_programs
 
+ROOT = Path(__file__).resolve().parents[2]
+MEASURED = ROOT / "tests" / "data" / "papers"
+PAGE = ROOT / "docs" / "measurements" / "papers.md"
 RATE = 50.0
 
 
@@ -25,10 +30,10 @@ def quiet(_: str) -> None:
     pass
 
 
-def test_everything_fits_eight_minutes_of_the_gpu_and_each_pool_one_mps_server(tmp_path: Path) -> None:
+def test_everything_fits_nine_minutes_of_the_gpu_and_each_pool_one_mps_server(tmp_path: Path) -> None:
     text = command.planned(tmp_path)
     seconds = float(text.rsplit("\n", 1)[1].split()[0])
-    assert 120 < seconds <= 480, text
+    assert 120 < seconds <= 540, text
     for part in Part:
         phase = phase_of(part, guessed_caps())
         assert len(set(phase.cells)) == len(phase.cells) <= CLIENTS
@@ -125,15 +130,21 @@ def test_progress_is_the_mean_of_the_runs_of_just_that_set(tmp_path: Path) -> No
     assert progress_of(data, [("a", 50), ("b", 50)]) is None
 
 
+BUILT = {0: 1.0, 1: 5.0}
+"""Seconds until a job is ready, by its number: an inference, a training."""
+
+
 class Workers:
-    """Runs every job at RATE in virtual time."""
+    """Runs every job at RATE in virtual time, a training beside an inference at half; ends who is told to."""
 
     kind = "made up"
 
     def __init__(self, broken: str = "") -> None:
         self.now, self.broken = 0.0, broken
         self.begun: list[tuple[str, tuple[str, ...]]] = []
-        self.running: list[Order] = []
+        self.running: dict[int, tuple[Order, float]] = {}
+        self.stopped: dict[int, float] = {}
+        self.answered: list[tuple[float, float]] = []
 
     def clock(self) -> float:
         return self.now
@@ -143,26 +154,38 @@ class Workers:
 
     def begin(self, policy: SharingPolicy, orders: Sequence[Order]) -> None:
         self.begun.append((policy.name, tuple(order.job.program for order in orders)))
-        self.policy, self.at, self.running = policy, self.now, []
+        self.policy, self.at, self.running, self.stopped, self.answered = policy, self.now, {}, {}, []
 
     def submit(self, order: Order) -> None:
-        self.running.append(order)
+        self.running[order.job.number] = order, self.now + BUILT[order.job.number]
+
+    def is_ready(self, number: int) -> bool:
+        return number not in self.running or self.now >= self.running[number][1]
+
+    def stop(self, number: int) -> None:
+        self.stopped.setdefault(number, self.now)
 
     def poll(self) -> dict[int, Ended]:
         done = {}
-        for order in list(self.running):
+        for number, (order, ready) in list(self.running.items()):
             assert order.seconds is not None
-            if self.now - self.at < order.seconds + turnaround.START_SECONDS:
+            end = min(ready + order.seconds, self.stopped.get(number, float("inf")))
+            if self.now < end:
                 continue
-            self.running.remove(order)
-            count = int(RATE * order.seconds)
-            story = JobStory(progress=[(t * 0.5, RATE * t * 0.5, t * 0.5) for t in range(5)], count=count)
+            del self.running[number]
+            story = JobStory(ready=ready - self.at, ended=end - self.at, count=1)
+            at, count = ready - self.at, 0.0
+            while at <= end - self.at:
+                story.progress.append((at, count, 0.0))
+                count += 0.25 * (RATE / 2 if any(since <= at < until for since, until in self.answered) else RATE)
+                at += 0.25
             if order.rate:
                 story.ms = [2.0, 4.0] * 10
+                self.answered.append((ready - self.at, end - self.at))
             if "+" in order.job.program:
                 story.beside_rate = RATE / 2
             status = int(self.policy.name == self.broken)
-            done[order.job.number] = Ended(status, self.policy.cap(order.job), story, "no such GPU")
+            done[number] = Ended(status, self.policy.cap(order.job), story, "no such GPU")
         return done
 
     def signatures(self) -> dict[str, object]:
@@ -172,7 +195,7 @@ class Workers:
         pass
 
     def end(self) -> None:
-        self.running = []
+        self.running = {}
 
     def close(self) -> None:
         pass
@@ -194,8 +217,10 @@ def test_turnaround_of_every_way_is_measured_once_and_ours_caps_the_training_alo
         found = [run for run in runs if run["way"] == way.name]
         assert len(found) == len(turnaround.PAIRS) * turnaround.ROUNDS
         assert all(len(run["ms"]) == 20 for run in found)
-        expected = RATE / 2 if way is turnaround.STREAMS else RATE
-        assert {run["training_rate"] for run in found} == {expected}
+        assert [run["training_rate"] for run in found] == pytest.approx([RATE / 2] * len(found), rel=0.02)
+        if way is not turnaround.STREAMS:
+            met = [run["together_s"] for run in found]
+            assert met == pytest.approx([turnaround.SECONDS] * len(found), abs=0.1), "the training was there first"
         caps = {"0": None, "1": turnaround.TRAINING_SHARE} if way is turnaround.OURS else None
         assert caps is None or all(run["caps"] == caps for run in found)
     streamed = [names for policy, names in workers.begun if policy == "streams"]
@@ -217,3 +242,47 @@ def test_a_way_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert {line["name"].split(":")[0] for line in records.of("failed")} == {"mps"}
     assert {each.policy.name for each in turnaround.missing(records)} == {"mps"}
     assert session(records, Workers()), "another session makes up for it"
+
+
+def test_a_run_whose_two_programs_did_not_meet_is_left_out_and_made_again(tmp_path: Path) -> None:
+    records, workers = Records.open(tmp_path, turnaround.FILE), Workers()
+    assert session(records, workers)
+    whole = write_report(tmp_path)
+    assert "Left out" not in whole
+    made = [run for run in records.of("run") if run["way"] == "slicing"]
+    other = Records.open(tmp_path / "other", turnaround.FILE)
+    for number, run in enumerate(made):
+        kept = {key: value for key, value in run.items() if key not in ("record", "together_s")}
+        other.add("run", **kept, **({"together_s": 1.0} if number else {}))
+    assert {each.name for each in turnaround.missing(other)} >= {run["name"] for run in made}
+    text = write_report(tmp_path / "other")
+    assert "| time slicing |" not in text
+    assert f"Left out: {len(made)} runs whose programs did not meet (time slicing)." in text
+    assert session(other, Workers())
+    assert "| time slicing | 3.00 |" in write_report(tmp_path / "other")
+
+
+def test_the_pages_tables_are_what_the_report_makes_of_the_raw_results(tmp_path: Path) -> None:
+    for path in MEASURED.iterdir():
+        shutil.copy(path, tmp_path)
+    text = write_report(tmp_path)
+    assert text.startswith("NVIDIA H200, driver 580.159.04, ")
+    page = PAGE.read_text().splitlines()
+    rows = [line for line in text.splitlines() if line.startswith(("|", "Left out"))]
+    assert len(rows) > 40
+    assert [row for row in rows if row not in page] == []
+    told = [row for row in rows if not row.startswith("|---")]
+    assert [line for line in page if line in told] == told, "in the report's order, once"
+
+
+def test_in_the_crowds_raw_results_the_lone_process_waits_for_its_host() -> None:
+    """What docs/measurements/papers.md says of the crowd's first row: its GPU was neither slow nor busy."""
+    lines = [json.loads(line) for line in (MEASURED / "pan-crowd.jsonl").read_text().splitlines()]
+    runs = {len(line["tenants"]): line for line in lines if "tenants" in line}
+    first = {count: run["iterations_per_s"][0] for count, run in runs.items()}
+    assert first[1] < 0.65 * first[8], "the same process, alone and beside seven"
+    busy_ms = {
+        count: 1000 * run["device"]["graphics_util"] / sum(run["iterations_per_s"]) for count, run in runs.items()
+    }
+    assert busy_ms[1] == pytest.approx(0.67, abs=0.01), "0.60 to 0.72 in the shipped dataset, at 433 to 482/s"
+    assert runs[1]["device"]["graphics_util"] < 0.2
