@@ -124,7 +124,7 @@ def _pipes(data: Dataset | None) -> list[str]:
 def _crowd(data: Dataset | None) -> list[str]:
     """Tell rates, not only what they are of the lone process's: one that waits for its host is a poor measure."""
     lines = [
-        f"| processes of {CROWD} | iterations/s, all | each: least, mean, most | GPU in use, % | sum / one alone |",
+        f"| processes of {CROWD} | iterations/s, all | each: least, mean, most | GPU used, % | sum / one alone |",
         "|---" * 5 + "|",
     ]
     for count in CROWDS:

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +14,8 @@ from bench.papers.programs import BATCHES, CAPS, CROWDS, SEVEN, TOGETHER, known_
 from bench.papers.report import arranged, progress_of, read, write_report
 from bench.sharing.joblog import JobStory
 from bench.sharing.launching import Ended, Order
+from bench.sharing.local import LocalLauncher
+from bench.sharing.machine import simulated
 from bench.sharing.policies import SharingPolicy
 from bench.sharing.records import Records
 
@@ -286,3 +290,36 @@ def test_in_the_crowds_raw_results_the_lone_process_waits_for_its_host() -> None
     }
     assert busy_ms[1] == pytest.approx(0.67, abs=0.01), "0.60 to 0.72 in the shipped dataset, at 433 to 482/s"
     assert runs[1]["device"]["graphics_util"] < 0.2
+
+
+def test_a_job_is_ready_once_its_log_says_so_and_ends_when_it_is_told_to(tmp_path: Path) -> None:
+    """The launcher of the session itself, with one job of the dry run that would work for ten minutes."""
+    work = Path(tempfile.mkdtemp(prefix="gs-"))  # short: sockets lie in it
+    launcher = LocalLauncher(work, simulated().gpu, {}, twin=True)
+    order = Order(turnaround._job(1, "wideresnet-app-bf16-b128", 70, JobClass.THROUGHPUT), 10**9, 0.0, 600.0)
+    done: dict[int, Ended] = {}
+    deadline = time.monotonic() + 120
+    try:
+        launcher.begin(turnaround.SLICING, [order])
+        launcher.submit(order)
+        assert not launcher.is_ready(1), "it only waits"
+        while not launcher.is_ready(1):
+            assert time.monotonic() < deadline
+            done |= launcher.poll()
+            time.sleep(0.02)
+        assert not done
+        while not done:
+            assert time.monotonic() < deadline
+            launcher.stop(1)
+            done |= launcher.poll()
+            time.sleep(0.02)
+        launcher.stop(1)
+        assert launcher.is_ready(1), "it has ended"
+    finally:
+        launcher.end()
+        launcher.close()
+    assert done[1].status == 0, done[1].tail
+    story = done[1].story
+    assert story.ready is not None
+    assert story.ended is not None
+    assert story.ended > story.ready
