@@ -1,10 +1,10 @@
 """Pods that wait for room: since when, and on which nodes they may run; for whom a GPU is kept."""
 
-import heapq
 import logging
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from gpushare.core.api import NodeRules, PodView, Rejection
@@ -14,8 +14,8 @@ from gpushare.core.placement import (
     KeptGpus,
     PlacementRequest,
     WaitingPod,
-    is_due,
 )
+from gpushare.extender.due import DuePods, Waiter
 from gpushare.extender.reduce import NodeView
 from gpushare.runtime.moments import unix_seconds
 
@@ -37,6 +37,10 @@ class QueuedPods:
     _gated: set[str] = field(default_factory=set)
     _opened_at: dict[str, float] = field(default_factory=dict)
     _allowed: dict[NodeRules, set[str]] = field(default_factory=dict)
+    _due: DuePods = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._due = DuePods(self.after_seconds)
 
     def put(self, pod: PodView, now: float) -> None:
         """Record a pod that was created or changed."""
@@ -49,12 +53,18 @@ class QueuedPods:
         elif pod.uid in self._gated:
             self._gated.discard(pod.uid)
             self._opened_at[pod.uid] = now
+        since = self.since(pod)
+        if pod.waits_for_room and math.isfinite(since):
+            self._due.put(Waiter(-pod.priority, since, pod.uid))
+        else:
+            self._due.drop(pod.uid)
 
     def drop(self, pod_uid: str) -> None:
         """Forget a pod that is bound or gone."""
         self._unbound.pop(pod_uid, None)
         self._gated.discard(pod_uid)
         self._opened_at.pop(pod_uid, None)
+        self._due.drop(pod_uid)
 
     def node_changed(self, name: str, node: NodeView | None) -> None:
         """Record that labels or taints of a node are others now, or that it is gone (None)."""
@@ -78,14 +88,8 @@ class QueuedPods:
         nodes: Mapping[str, NodeView],
     ) -> DecisionContext:
         """Return the context with GPUs kept for those that have waited long."""
-        due = [
-            (-pod.priority, since, pod.uid)
-            for pod in self._unbound.values()
-            if pod.waits_for_room
-            and is_due(context.now - (since := self.since(pod)), self.after_seconds)
-            and context.state.reservation(pod.uid) is None
-        ]
-        pods = [self._unbound[uid] for *_, uid in heapq.nsmallest(MOST_EXAMINED, due)]
+        waits = (uid for uid in self._due.at(context.now) if context.state.reservation(uid) is None)
+        pods = [self._unbound[uid] for uid in islice(waits, MOST_EXAMINED)]
         self._match({pod.rules: None for pod in pods if pod.rules is not None}, nodes)
         waiting = []
         for pod in pods:

@@ -16,7 +16,7 @@ from gpushare.core.placement.explanation import (
 from gpushare.core.placement.fitting import summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
 from gpushare.core.placement.judge import Judge
-from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, is_due
+from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
 from gpushare.core.placement.preemption import Evictable, choose_victims
 from gpushare.core.placement.probation import (
@@ -93,6 +93,7 @@ __all__ = [
     "clock_time",
     "closed_places",
     "decide",
+    "due_changes_at",
     "elsewhere_of",
     "explain",
     "fragmented_milli",

@@ -62,10 +62,25 @@ def is_due(waited_seconds: float, after_seconds: float) -> bool:
     """
     if after_seconds <= 0 or not math.isfinite(waited_seconds):
         return False
+    begin, end, _ = _window(waited_seconds, after_seconds)
+    return begin <= waited_seconds < end
+
+
+def due_changes_at(waited_seconds: float, after_seconds: float) -> float:
+    """Return how long a pod has waited, in seconds, when `is_due` next answers otherwise than now.
+
+    Args:
+        waited_seconds: finite; after_seconds: above 0.
+    """
+    return next(each for each in _window(waited_seconds, after_seconds) if each > waited_seconds)
+
+
+def _window(waited_seconds: float, after_seconds: float) -> tuple[float, float, float]:
+    """Return begin and end of the window that a wait is before, in, or in the pause after; and the pause's end."""
     begin, length = after_seconds, WINDOW_RATIO * after_seconds
     while waited_seconds >= begin + 2 * length:
         begin, length = begin + 2 * length, 2 * length
-    return begin <= waited_seconds < begin + length
+    return begin, begin + length, begin + 2 * length
 
 
 def keep(

@@ -1,0 +1,96 @@
+"""Whose turn it is, of pods that wait: brought up to date where a pod or the time changed something."""
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from gpushare.core.placement import due_changes_at, is_due
+
+_EARLY_SECONDS: Final = 1.0
+"""So long before its turn begins or ends a pod is looked at each time, as sums of times are rounded."""
+_AT_ONCE: Final = -math.inf
+_FEW: Final = 100
+"""So many newcomers are put into a sorted list one by one; more are sorted with it."""
+
+
+class Waiter(NamedTuple):
+    """A pod that waits; the smallest comes first: the highest priority, then the longest wait.
+
+    Attributes:
+        since: Unix time.
+    """
+
+    minus_priority: int
+    since: float
+    uid: str
+
+
+class DuePods:
+    """The waiting pods whose turn it is (`is_due`), in order, without a look at all of them each time."""
+
+    def __init__(self, after_seconds: float) -> None:
+        self._after_seconds = after_seconds
+        self._waiters: dict[str, Waiter] = {}
+        self._due: list[Waiter] = []  # sorted
+        self._changes: list[tuple[float, Waiter]] = []  # a heap: when to look at whom; some are outdated
+        self._now = -math.inf
+
+    def put(self, waiter: Waiter) -> None:
+        """Record a pod that waits, or that its priority or the time since when it waits is another now."""
+        if self._after_seconds <= 0 or self._waiters.get(waiter.uid) == waiter:
+            return
+        self.drop(waiter.uid)
+        self._waiters[waiter.uid] = waiter
+        heapq.heappush(self._changes, (_AT_ONCE, waiter))
+
+    def drop(self, uid: str) -> None:
+        """Forget a pod if it is known."""
+        waiter = self._waiters.pop(uid, None)
+        if waiter is not None:
+            self._set_due(waiter, is_now=False)
+
+    def at(self, now: float) -> Iterator[str]:
+        """Yield the uids of the pods whose turn it is, the first first.
+
+        Args:
+            now: Unix time; costs most where it is before the last call's.
+        """
+        if now < self._now or len(self._changes) > 2 * len(self._waiters) + _FEW:
+            self._due = []
+            self._changes = [(_AT_ONCE, each) for each in self._waiters.values()]
+            heapq.heapify(self._changes)
+        self._now = now
+        self._catch_up(now)
+        return (each.uid for each in self._due)
+
+    def _catch_up(self, now: float) -> None:
+        """Look at the pods for which the time has changed something since."""
+        looked_at, newly_due = [], []
+        while self._changes and self._changes[0][0] <= now:
+            _, waiter = heapq.heappop(self._changes)
+            if self._waiters.get(waiter.uid) is not waiter:
+                continue
+            waited = now - waiter.since
+            if is_due(waited, self._after_seconds):
+                newly_due.append(waiter)
+            else:
+                self._set_due(waiter, is_now=False)
+            looked_at.append((waiter.since + due_changes_at(waited, self._after_seconds) - _EARLY_SECONDS, waiter))
+        for each in looked_at:
+            heapq.heappush(self._changes, each)
+        if len(newly_due) > _FEW:
+            self._due = sorted({*self._due, *newly_due})
+            return
+        for waiter in newly_due:
+            self._set_due(waiter, is_now=True)
+
+    def _set_due(self, waiter: Waiter, *, is_now: bool) -> None:
+        place = bisect_left(self._due, waiter)
+        if (self._due[place : place + 1] == [waiter]) == is_now:
+            return
+        if is_now:
+            self._due.insert(place, waiter)
+        else:
+            del self._due[place]
