@@ -129,22 +129,21 @@ def _crowd(data: Dataset | None) -> list[str]:
     ]
     for count in CROWDS:
         names = [copy_of(CROWD, number) for number in range(count)]
-        if (run := _run_of(data, names)) is None or (alone := _run_of(data, names[:1])) is None:
-            continue
-        rates, busy = run.iterations_per_s, run.counters.graphics_util
-        each = f"{min(rates):.0f}, {statistics.fmean(rates):.0f}, {max(rates):.0f}"
-        ratio = sum(rates) / alone.iterations_per_s[0]
-        shown = "" if busy is None else f"{100 * busy:.0f}"
-        lines.append(f"| {count} | {sum(rates):,.0f} | {each} | {shown} | {ratio:.2f} |")
+        alone = max((run.iterations_per_s[0] for run in _runs_of(data, names[:1])), default=None)
+        for run in _runs_of(data, names):
+            rates, busy = run.iterations_per_s, run.counters.graphics_util
+            each = f"{min(rates):.0f}, {statistics.fmean(rates):.0f}, {max(rates):.0f}"
+            ratio = f"{sum(rates) / alone:.2f}" if alone else ""
+            shown = "" if busy is None else f"{100 * busy:.0f}"
+            lines.append(f"| {count} | {sum(rates):,.0f} | {each} | {shown} | {ratio} |")
     return [*lines, ""]
 
 
-def _run_of(data: Dataset | None, names: Sequence[str]) -> Run | None:
-    """Return the run of just these: copies of one program have no solo run each."""
-    for run in data.runs if data is not None else ():
-        if sorted(tenant.workload for tenant in run.tenants) == sorted(names):
-            return run
-    return None
+def _runs_of(data: Dataset | None, names: Sequence[str]) -> list[Run]:
+    """Return the runs of just these: copies of one program have no solo run each."""
+    wanted = sorted(names)
+    runs = data.runs if data is not None else ()
+    return [run for run in runs if sorted(tenant.workload for tenant in run.tenants) == wanted]
 
 
 def _batches(data: Dataset | None) -> list[str]:
@@ -177,11 +176,10 @@ def _gilman(records: Records) -> list[str]:
             beside = "" if way is ALONE else training
             found = [r for r in runs if (r["way"], r["inference"], r["training"]) == (way.name, inference, beside)]
             lines += _turnaround_row(runs, found, (inference, training), way.title)
-    if len(runs) < len(made):
-        names = sorted(
-            {way.title for way in WAYS for each in made if each["way"] == way.name and each not in runs}
-        )
-        lines += ["", f"Left out: {len(made) - len(runs)} runs whose programs did not meet ({', '.join(names)})."]
+    good = {each["name"] for each in runs}
+    if left_out := [each for each in made if each["name"] not in good]:
+        names = sorted({way.title for way in WAYS for each in left_out if each["way"] == way.name})
+        lines += ["", f"Left out: {len(left_out)} runs whose programs did not meet ({', '.join(names)})."]
     return [*lines, ""]
 
 

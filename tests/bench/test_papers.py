@@ -263,7 +263,28 @@ def test_a_run_whose_two_programs_did_not_meet_is_left_out_and_made_again(tmp_pa
     assert "| time slicing |" not in text
     assert f"Left out: {len(made)} runs whose programs did not meet (time slicing)." in text
     assert session(other, Workers())
-    assert "| time slicing | 3.00 |" in write_report(tmp_path / "other")
+    text = write_report(tmp_path / "other")
+    assert "| time slicing | 3.00 |" in text
+    assert "Left out" not in text, "they were made again"
+
+
+def test_the_lone_process_of_the_crowd_is_measured_twice_and_the_faster_one_is_what_the_others_are_told_by(
+    tmp_path: Path,
+) -> None:
+    (phase_runs,) = {phase_of(Part.CROWD, {}).runs}
+    assert [len(run) for run in phase_runs] == [*CROWDS, 1]
+    path = collecting.file_of(tmp_path, Part.CROWD)
+    shutil.copy(MEASURED / path.name, path)
+    assert (0, Part.CROWD) in collecting.missing(tmp_path), "its file is from before"
+    lone = json.loads(path.read_text().splitlines()[1])
+    lone["iterations_per_s"] = [2 * rate for rate in lone["iterations_per_s"]]
+    with path.open("a") as file:
+        file.write(json.dumps(lone) + "\n")
+    assert (0, Part.CROWD) not in collecting.missing(tmp_path)
+    text = write_report(tmp_path)
+    assert "| 1 | 286 | 286, 286, 286 | 19 | 0.50 |" in text
+    assert "| 1 | 572 | 572, 572, 572 | 19 | 1.00 |" in text
+    assert "| 8 | 3,551 | 343, 444, 504 | 98 | 6.21 |" in text
 
 
 def test_the_pages_tables_are_what_the_report_makes_of_the_raw_results(tmp_path: Path) -> None:
