@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
 from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, PodView, Retraction
-from gpushare.core.control import Fares, Standing
+from gpushare.core.control import Fares, Standing, usual_work
 
 _MOST_MODELS: Final = 16  # as in the schema
 _MOST_COMPARED: Final = 1000  # pods that a GpuShare is asked about for whether another one has them
@@ -168,7 +168,8 @@ class World:
         if self._wanted.get(key) == share.status.retractions or (before is not None and before.uid != share.uid):
             self._wanted.pop(key, None)
         if self._learnt.get(key) == share.status.learned or (
-            before is not None and (before.uid, before.status.profile) != (share.uid, share.status.profile)
+            before is not None
+            and (before.uid, usual_work(before.status.profile)) != (share.uid, usual_work(share.status.profile))
         ):
             self._learnt.pop(key, None)
         (self._retracted.add if share.status.retractions else self._retracted.discard)(key)

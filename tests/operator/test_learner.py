@@ -13,6 +13,7 @@ from gpushare.core.api import (
     GpuStatus,
     PodView,
     TenantStatus,
+    WorkloadPhase,
     WorkloadSignature,
     names,
     to_json,
@@ -141,6 +142,22 @@ async def test_what_was_learnt_is_kept_until_it_is_written_and_ends_with_its_pro
     bench.put("shop", newer)
     assert bench.world.standing_of(key).learned == ()
     bench.world.drop_share("shop", "s")
+    assert bench.world.standing_of(key).learned == ()
+
+
+async def test_what_was_learnt_and_is_not_written_yet_outlasts_other_phases_of_the_same_usual_work(
+    bench: Bench,
+) -> None:
+    await bench.see(0.75 * PREDICTED, PREDICTED)
+    key = ShareKey("shop", "s")
+    effects = bench.world.standing_of(key).learned
+    assert effects
+    phases = (WorkloadPhase(SIGNATURE.counters, window_seconds=60.0, time_ratio=0.2),)
+    for seen in (phases, (replace(phases[0], time_ratio=0.3),), ()):
+        bench.put("shop", replace(SIGNATURE, phases=seen))
+        assert bench.world.shares[key].status.profile.phases == seen
+        assert bench.world.standing_of(key).learned == effects
+    bench.put("shop", replace(SIGNATURE, window_seconds=120.0))
     assert bench.world.standing_of(key).learned == ()
 
 

@@ -29,7 +29,7 @@ from gpushare.core.control.retraction import (
     RetractionSituation,
     plan_retractions,
 )
-from gpushare.core.control.signatures import merged_phases
+from gpushare.core.control.signatures import merged_phases, usual_work
 from gpushare.core.control.slo import (
     QuantileSample,
     RequestCounts,
@@ -117,6 +117,7 @@ __all__ = [
     "remembered",
     "status_of",
     "transitions",
+    "usual_work",
     "watch",
 ]
 

@@ -178,6 +178,7 @@ def status_of(
         seen = [fare.profile for pod in live if (fare := fares.get(pod.uid)) and fare.profile is not None]
         one_kind = signatures.is_one_kind(share.spec, [pod.annotations for pod in live])
         profile = signatures.taken(profile, seen, share.spec, is_one_kind=one_kind, now=now)
+    is_of_profile = signatures.usual_work(profile) == signatures.usual_work(share.status.profile)
     known = replace(share, status=replace(share.status, profile=profile))
     placements = [p for pod in live if (p := _placement(pod, known, fares, settings.defaults, wrong)) is not None]
     situation = Situation(
@@ -218,7 +219,7 @@ def status_of(
         recommended_fraction=_recommended(share, profile, job_class, settings.defaults, none_live=not live),
         observed=observed,
         promise_ratio=min((p.promise_ratio for p in placements if p.promise_ratio is not None), default=None),
-        learned=standing.learned if _usual(profile) == _usual(share.status.profile) else (),  # of another profile
+        learned=standing.learned if is_of_profile else (),
         retractions=standing.retractions,
         placements=tuple(placements[:MOST_PLACEMENTS]),
         conditions=dated(conditions, share.status.conditions, share.generation, now),
@@ -267,11 +268,6 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
         if one.status is (ConditionStatus.TRUE if was_broken else ConditionStatus.FALSE):
             found.append((f"{prefix}{one.reason}", one.message))
     return tuple(found)
-
-
-def _usual(profile: WorkloadSignature | None) -> WorkloadSignature | None:
-    """Return the signature of the usual work alone: what is learnt beside others is learnt of that."""
-    return None if profile is None else replace(profile, phases=())
 
 
 def _is_retracting(retractions: Iterable[Retraction], live: Iterable[PodView], *, placed: bool, now: str) -> bool:

@@ -59,6 +59,11 @@ def taken(
     return replace(found, taken_at=now) if is_new else found
 
 
+def usual_work(profile: WorkloadSignature | None) -> WorkloadSignature | None:
+    """Return the signature of the usual work alone: what is learnt beside others is learnt of that."""
+    return None if profile is None else replace(profile, phases=())
+
+
 def merged_phases(usual: WorkloadSignature, phases: Iterable[WorkloadPhase]) -> tuple[WorkloadPhase, ...]:
     """Return a workload's kinds of other work, each once, those with most of its time first.
 
