@@ -1,10 +1,12 @@
 """The freezer's port: the kernel's cgroups (v1, v2) and the simulated side keep the same contract."""
 
 import errno
+import gc
 import os
 import shutil
 import subprocess
 import sys
+import tracemalloc
 import uuid
 
 import pytest
@@ -37,6 +39,7 @@ class SimulatedPods:
 class KernelPods(RealPods):
     def remove(self, _uid, path):
         path.rmdir()
+        self._made.remove(path)
 
 
 @pytest.fixture(params=SIDES)
@@ -84,6 +87,26 @@ def test_a_pod_is_found_while_it_is_there(pods, uid):
     assert pods.freezer.find(uid) == path
     pods.remove(uid, path)
     assert pods.freezer.find(uid) is None
+
+
+def test_pods_that_are_gone_take_no_memory(kernel):
+    def come_and_go(count):
+        for _ in range(count):
+            uid = str(uuid.uuid4())
+            path = kernel.add(uid)
+            kernel.freezer.find(uid)
+            kernel.remove(uid, path)
+
+    come_and_go(10)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        come_and_go(200)
+        gc.collect()
+        assert tracemalloc.get_traced_memory()[0] - before < 20_000  # a path alone is some 250 bytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_what_is_gone_is_told_as_such(pods, uid):

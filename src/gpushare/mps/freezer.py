@@ -113,7 +113,8 @@ class CgroupFreezer:
         known = self._found.get(pod_uid)
         if known is not None and known.is_dir():
             return known
-        self._found.pop(pod_uid, None)
+        # pods come and go for as long as this runs: those that are gone would pile up
+        self._found = {uid: path for uid, path in self._found.items() if path.is_dir()}
         plain, slice_ = _names_of(pod_uid)
         apart = None
         for entry in _above_pods(self._hierarchy):
