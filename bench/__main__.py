@@ -1,4 +1,4 @@
-"""python -m bench awkward|gate|hami|latency|learning|loop|operator|papers|sharing|throughput [options]"""
+"""python -m bench awkward|gate|hami|latency|learning|loop|operator|papers|retractions|sharing|throughput"""
 
 import sys
 from importlib import import_module
@@ -16,6 +16,7 @@ COMMANDS = {
     "loop": "bench.loop",
     "operator": "bench.operator",
     "papers": "bench.papers.command",
+    "retractions": "bench.retractions",
     "sharing": "bench.sharing.command",
     "throughput": "bench.throughput",
 }
