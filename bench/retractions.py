@@ -185,11 +185,10 @@ def report(seed: int, load: float, count: int, gpus: int, *, verbose: bool) -> l
         found[case.cause, needless, luck] += 1
         if verbose:
             what = "by luck" if luck else "needless" if needless else "needed"
-            lines.append(
-                f"{case.retraction.seconds:.0f} s, {what}, {case.cause.name}: {case.why}; "
-                f"slack {case.slack.true:.3f}, as told {case.slack.told:.3f}, "
-                f"as inferred {case.slack.inferred:.3f}; all made {case.together:.2f}, the others free {case.without:.2f}; {case.figures}"
-            )
+            slacks = f"{case.slack.true:.3f}, as told {case.slack.told:.3f}, as inferred {case.slack.inferred:.3f}"
+            sums = f"all made {case.together:.2f}, the others free {case.without:.2f}"
+            at = f"{case.retraction.seconds:.0f} s, {what}, {case.cause.name}"
+            lines.append(f"{at}: {case.why}; slack {slacks}; {sums}; {case.figures}")
     figures = table_figures(outcome, jobs, keeps)
     lines.append(
         f"seed {seed}, load {load:g}: throughput {figures.throughput:.3f}, "
