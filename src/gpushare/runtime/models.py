@@ -1,7 +1,7 @@
 """Interference models of a cluster's own GPUs, beside the one that is shipped: artefacts in one folder.
 
-The chart puts there what `gpushare calibrate` wrote (its value `models`). Names alone are read here: the agent
-tells which GPUs a model was fitted on, and loads none.
+The chart puts there what `gpushare calibrate` wrote (its value `models`). The agent tells which GPUs a model was
+fitted on; it loads none, which takes numpy, and looks only at what the others refuse without reading the numbers.
 """
 
 import json
@@ -9,6 +9,8 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
+
+from gpushare.core.gpu import artefact_problem
 
 MODELS_VARIABLE: Final = "GPUSHARE_MODELS"
 _log = logging.getLogger(__name__)
@@ -28,14 +30,19 @@ def artefacts(folder: str) -> Iterator[tuple[Path, str]]:
 
 
 def fitted_on(folder: str) -> tuple[str, ...]:
-    """Return the GPU models that the folder's artefacts were fitted on, as the driver names them."""
+    """Return the GPU models that the folder's artefacts were fitted on, as the driver names them.
+
+    Those that extender and operator refuse are logged and left out; only their numbers are not looked at here.
+    """
     found = []
     for path, text in artefacts(folder):
         try:
-            written = json.loads(text)["gpu_model"]
-        except (ValueError, KeyError, TypeError):
-            _log.error("the model %s names no GPU model", path.name)
+            value = json.loads(text)
+        except ValueError as error:
+            _log.error("the model %s cannot be used: %s", path.name, error)
             continue
-        if isinstance(written, str):
-            found.append(written)
+        if problem := artefact_problem(value):
+            _log.error("the model %s cannot be used: %s", path.name, problem)
+            continue
+        found.append(str(value["gpu_model"]))
     return tuple(found)

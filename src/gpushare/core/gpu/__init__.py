@@ -1,5 +1,6 @@
 """A GPU as the rest of core sees it: its pipes, health, processes outside MPS, and the Protocol of its devices."""
 
+from gpushare.core.gpu.artefact import ARTEFACT, ARTEFACT_VERSION, artefact_problem
 from gpushare.core.gpu.devices import (
     ComputeMode,
     Devices,
@@ -17,6 +18,8 @@ from gpushare.core.gpu.pipes import COUNTERS, MIN_SIGNATURE_SECONDS, Counters, m
 from gpushare.core.gpu.still import Standstill
 
 __all__ = [
+    "ARTEFACT",
+    "ARTEFACT_VERSION",
     "COUNTERS",
     "FITTED_ON",
     "MIN_SIGNATURE_SECONDS",
@@ -34,6 +37,7 @@ __all__ = [
     "OutsideProcess",
     "OutsideWatch",
     "Standstill",
+    "artefact_problem",
     "calibration_warning",
     "interval_widening",
     "look",

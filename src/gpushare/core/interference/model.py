@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gpushare.core.gpu import interval_widening
+from gpushare.core.gpu import ARTEFACT, ARTEFACT_VERSION, artefact_problem, interval_widening
 from gpushare.core.interference import network
 from gpushare.core.interference.effects import NO_EFFECTS, exposure
 from gpushare.core.interference.profile import (
@@ -26,8 +26,6 @@ from gpushare.core.interference.profile import (
     uses,
 )
 
-ARTEFACT_VERSION: Final = 3
-_ARTEFACT: Final = "gpushare.io/interference-model"
 COVERAGE: Final = 0.9
 # A lone tenant under a cap: error of interpolating a measured cap curve (docs/interference.md).
 _ALONE_ERROR: Final = 0.05
@@ -223,7 +221,7 @@ class InterferenceModel:
         """Serialise the artefact; the same model gives the same bytes."""
         return json.dumps(
             {
-                "artefact": _ARTEFACT,
+                "artefact": ARTEFACT,
                 "version": ARTEFACT_VERSION,
                 "gpu_model": self.gpu_model,
                 "provenance": dict(self.provenance),
@@ -247,19 +245,8 @@ def model_from_json(text: str) -> InterferenceModel:
     """
     try:
         value = json.loads(text)
-        if value["artefact"] != _ARTEFACT:
-            raise ArtefactError("this file is not an interference model")
-        version = value["version"]
-        if version > ARTEFACT_VERSION:
-            raise ArtefactError(
-                f"the model is of artefact version {version}, this gpushare reads up to {ARTEFACT_VERSION}; "
-                "upgrade gpushare"
-            )
-        if version < ARTEFACT_VERSION:
-            raise ArtefactError(
-                f"the model is of artefact version {version}, whose law this gpushare no longer computes; fit it "
-                "again with gpushare model fit"
-            )
+        if problem := artefact_problem(value):
+            raise ArtefactError(problem)
         model = InterferenceModel(
             gpu_model=value["gpu_model"],
             provenance=value["provenance"],
