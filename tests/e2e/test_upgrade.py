@@ -1,7 +1,6 @@
 """`helm upgrade`, with a changed value and from the former release, rolls our parts and leaves tenants alone."""
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,28 +15,13 @@ from livecluster import (
     Namespace,
     decided,
     driver,
+    helm,
     processes_of,
     wait_for,
 )
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 FORMER = "fe3ce761d7c965329e5784bf574b4b1d259e3ba7"  # the release that users upgrade from
-
-
-def helm(cluster: Cluster, *arguments: str) -> str:
-    base = os.environ.get("GPUSHARE_CACHE") or str(
-        # the driver's default
-        (os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) + "/gpushare"  # noqa: PTH111
-    )
-    done = subprocess.run(
-        [f"{base}/bin/helm", *arguments, "--namespace", RELEASE_NAMESPACE, "--kubeconfig", cluster.kubeconfig],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def upgrade(cluster: Cluster, *arguments: str) -> None:

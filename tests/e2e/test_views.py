@@ -2,13 +2,11 @@
 
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from livecluster import RELEASE_NAMESPACE, ROOT, Cluster, Namespace, decided, wait_for
+from livecluster import RELEASE_NAMESPACE, ROOT, Cluster, Namespace, decided, gpushare, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -18,19 +16,6 @@ def metrics(cluster: Cluster, pod: dict, port: int) -> str:
     return cluster.kubectl(
         "get", "--raw", f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods/{name}:{port}/proxy/metrics"
     )
-
-
-def gpushare(cluster: Cluster, *arguments: str) -> str:
-    program = "import sys; from gpushare.cli import main; sys.argv[0] = 'gpushare'; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments, "--kubeconfig", cluster.kubeconfig],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        env={"PYTHONPATH": str(ROOT / "src")},
-    )
-    return done.stdout
 
 
 def top(cluster: Cluster, namespace: str) -> list[dict]:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -92,6 +93,35 @@ class Cluster:
     def gpus(self) -> list[Json]:
         """Every GPU as its agent reports it."""
         return [gpu for node in self.get("gpunodes")["items"] for gpu in node.get("status", {}).get("gpus", [])]
+
+
+def helm(cluster: Cluster, *arguments: str) -> str:
+    """Run helm on the release's namespace."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # the driver's default
+    program = Path(os.environ.get("GPUSHARE_CACHE") or base / "gpushare", "bin", "helm")
+    done = subprocess.run(
+        [program, *arguments, "--namespace", RELEASE_NAMESPACE, "--kubeconfig", cluster.kubeconfig],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def gpushare(cluster: Cluster, *arguments: str) -> str:
+    """Run `gpushare`, or `kubectl gpushare`, as this checkout has it."""
+    program = "import sys; from gpushare.cli import main; sys.argv[0] = 'gpushare'; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments, "--kubeconfig", cluster.kubeconfig],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )
+    return done.stdout
 
 
 class Namespace:
