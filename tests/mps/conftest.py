@@ -38,6 +38,11 @@ async def eventually(condition: Callable[[], object], what: str, patience: float
         await asyncio.sleep(0.01)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal stopped the process."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 @pytest.fixture
 def short_path():
     """A directory whose name leaves room for a socket's (108 bytes at most)."""

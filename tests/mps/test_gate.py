@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import errno
 import itertools
+import os
+import signal
 import socket
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ import pytest
 from gpushare.mps import commands
 from gpushare.mps import relay as relaying
 from gpushare.mps.control import AsyncMpsControl
+from gpushare.mps.ending import Endings, EndingStep
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.host import listen
 from gpushare.mps.layout import Decisions, PodDecision, write_decisions
@@ -21,7 +24,7 @@ from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.status import GateState, HoldReason, RefuseReason
 from gpushare.twin.mps.memory import TwinMemory
 
-from .conftest import decide, eventually, twin_program
+from .conftest import decide, eventually, is_stopped, twin_program
 
 pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
 
@@ -209,37 +212,72 @@ async def test_when_an_older_process_grows_beyond_the_limit_the_newest_is_ended(
     await eventually(lambda: "iterations/s" in new.text(), "running")
     grown = {old.pid: 2000, new.pid: 3125}
     stage.ledger._memory = type("Grown", (), {"used_mib": lambda self: grown})()
-    await stage.look()
-    await stage.gate.end_overruns()
+    now = 0.0
+    stage.gate._endings = Endings(clock=lambda: now)
+    for at in (0.0, 0.5, 1.5):
+        assert new.process.poll() is None
+        now = at
+        await stage.look()
+        await stage.gate.end_overruns()
     await eventually(lambda: new.process.poll() is not None, "the newest ended")
-    assert old.process.poll() is None
-    assert "ended the newest" in stage.ledger.mismatches[-1].detail
+    assert (new.process.poll(), old.process.poll()) == (-signal.SIGKILL, None)
+    assert ["ended the newest" in each.detail for each in stage.ledger.mismatches] == [True], "told once"
 
 
-async def test_a_deleted_pods_clients_are_ended_before_its_kill_and_no_new_one_is_let_in(stage, tenants):
+async def test_a_deleted_pods_clients_are_stopped_before_its_kill_and_no_new_one_is_let_in(stage, tenants):
     stage.gate._policy.wall = lambda: now
+    stage.gate._endings = Endings(clock=lambda: now)
     now, stays = 1000.0, PodDecision(20, 8192)
     leaves = replace(stays, ends_at=1027.0)  # deleted at 1000 with a grace period of 30 s
     write_decisions(stage.gpu, Decisions({"a": leaves, "b": stays}))
-    victim, neighbour = (
-        tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100") for _ in range(2)
-    )
+    # terminate_client would take its neighbour along
+    victim = tenants(stage.gpu.tenant, "--workload", "gemm-fp16", "--memory-mib", "100")
+    neighbour = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100")
     stage.pods[victim.pid], stage.pods[neighbour.pid] = "a", "b"
     await eventually(
         lambda: victim.is_connected() and neighbour.is_connected(), "both connected, in its grace too"
     )
     await stage.look()
     await stage.gate.end_leaving()
-    assert victim.process.poll() is None, "it has its grace period for itself"
+    assert not is_stopped(victim.pid), "it has its grace period for itself"
     now = 1027.0
     await stage.gate.end_leaving()
-    await eventually(lambda: victim.process.poll() is not None, "ended before kubelet kills it")
+    await eventually(lambda: is_stopped(victim.pid), "stopped before kubelet kills it")
+    assert not is_stopped(neighbour.pid)
     late = tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100")
     stage.pods[late.pid] = "a"
     await eventually(lambda: stage.reasons().get(late.pid) is HoldReason.POD_ENDS, "a later process waits")
+    now = 1030.0
+    os.kill(victim.pid, signal.SIGCONT)  # from within its container
+    await stage.gate.end_leaving()
+    await eventually(lambda: is_stopped(victim.pid), "stopped again")
+    now = 1030.6  # kubelet is late
+    await stage.gate.end_leaving()
+    await eventually(lambda: victim.process.poll() is not None, "ended all the same")
+    assert victim.process.poll() == -signal.SIGKILL
     assert neighbour.process.poll() is None
     assert neighbour.pid in await stage.look()
     assert await stage.control.server_state(stage.server_pid) is commands.ServerState.ACTIVE
+
+
+async def test_where_signals_are_not_permitted_kubelet_kills_and_the_daemon_ends_overruns(stage, tenants, caplog):
+    def refuse(pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
+        raise PermissionError
+
+    stage.gate._endings = Endings(send=refuse)
+    write_decisions(stage.gpu, Decisions({"a": PodDecision(20, 8192, ends_at=1.0), "b": PodDecision(20, 8192)}))
+    stage.gate._policy.wall = lambda: 0.0
+    pair = [tenants(stage.gpu.tenant, "--workload", "stream", "--memory-mib", "100") for _ in range(2)]
+    stage.pods[pair[0].pid], stage.pods[pair[1].pid] = "a", "b"
+    await eventually(lambda: all(tenant.is_connected() for tenant in pair), "both connected")
+    await stage.look()
+    stage.gate._policy.wall = lambda: 2.0
+    await stage.gate.end_leaving()
+    assert "not permitted" in caplog.text
+    assert [tenant.process.poll() for tenant in pair] == [None, None]
+    assert await stage.gate.end_client(stage.server_pid, pair[1].pid) is EndingStep.REFUSED
+    await eventually(lambda: pair[1].process.poll() is not None, "ended by the daemon")
+    assert pair[0].process.poll() is None
 
 
 async def test_control_commands_go_nowhere_and_are_counted(stage):

@@ -1,4 +1,5 @@
 import os
+import signal
 import time
 import uuid
 
@@ -21,7 +22,7 @@ from gpushare.twin.mps.server import CONTEXT_MIB, visible_sms
 from gpushare.twin.mps.state import state_reader
 
 from .cgroups import RealPods
-from .conftest import PATIENCE, raw_connection, until
+from .conftest import PATIENCE, is_stopped, raw_connection, until
 
 pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
 STREAM = WORKLOADS["stream"]
@@ -114,6 +115,27 @@ def test_one_client_is_ended_and_its_neighbour_goes_on(twin, twin_gpu, server, t
     until(lambda: victim.process.poll() is not None, "the victim ended")
     assert "terminated" in victim.text()
     assert neighbour.tick(PATIENCE)["progress"] > 0
+
+
+def test_ending_a_client_within_matrix_products_takes_its_neighbour_along_unless_it_is_stopped(
+    twin, twin_gpu, server, tenants
+):
+    neighbour = context(twin_gpu)
+    for stopped in (True, False):
+        victim = tenants(twin_gpu.pipe, "--workload", "gemm-fp16")
+        until(lambda pid=victim.pid: pid in twin.run(commands.client_list(server)), "listed")
+        if stopped:
+            os.kill(victim.pid, signal.SIGSTOP)
+            until(lambda pid=victim.pid: is_stopped(pid), "stopped")
+            time.sleep(1)  # the twin looks twenty times a second
+            os.kill(victim.pid, signal.SIGKILL)
+            until(lambda pid=victim.pid: pid not in twin.run(commands.client_list(server)), "gone")
+            assert neighbour.tick(PATIENCE)["progress"] > 0
+        else:
+            twin.run(commands.terminate_client(server, victim.pid))
+            with pytest.raises(CudaError, match="illegal memory access"):
+                neighbour.tick(PATIENCE)
+    neighbour.close()
 
 
 def test_with_the_unprivileged_socket_alone_nothing_can_be_set(twin, twin_gpu, server):

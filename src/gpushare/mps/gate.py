@@ -18,6 +18,7 @@ from typing import Final
 from gpushare.core.api import JobClass
 from gpushare.mps import commands
 from gpushare.mps.control import AsyncMpsControl
+from gpushare.mps.ending import LEAVING_DRAIN_SECONDS, Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.grants import grant_mib, grant_percentage, known_mib, to_end
 from gpushare.mps.holding import Holds
@@ -88,8 +89,10 @@ class Gate:
         identify: Callable[[int], str | None] = pod_uid_of,
         clock: Callable[[], float] = time.monotonic,
         limits: PodLimits | None = None,
+        endings: Endings | None = None,
     ) -> None:
         self._control, self._policy, self._ledger = control, policy, ledger
+        self._endings = endings or Endings()
         self._on_trouble, self._clock = on_trouble, clock
         self.store = store or StoreClient()
         self.backend = Backend()
@@ -403,17 +406,38 @@ class Gate:
         )
 
     async def end_leaving(self) -> None:
-        """End the clients of pods that are about to be killed: a kill during a kernel ends every neighbour."""
-        server_pid, ending = self.backend.server_pid, self._policy.ending()
-        if server_pid is None or not ending:
-            return
-        for client in self._ledger.clients():
-            if client.pod_uid in ending:
-                try:
-                    await self._control.run(commands.terminate_client(server_pid, client.pid))
-                    logger.info("ended client %d of pod %s, which is being deleted", client.pid, client.pod_uid)
-                except CommandRefusedError as error:
-                    logger.warning("client %d of pod %s is not ended: %s", client.pid, client.pod_uid, error)
+        """Stop the clients of pods that are about to be killed: a kill during a kernel ends every neighbour.
+
+        kubelet kills them once their kernels had time to finish; where it is late, the gate does.
+        """
+        clients, ending = self._ledger.clients(), self._policy.ending()
+        self._endings.forget_others([client.pid for client in clients])
+        for client in clients:
+            if client.pod_uid not in ending:
+                continue
+            match self._endings.end(client.pid, client.start_ticks, drain_seconds=LEAVING_DRAIN_SECONDS):
+                case EndingStep.STOPPED:
+                    logger.info("stopped client %d of pod %s, which is being deleted", client.pid, client.pod_uid)
+                case EndingStep.KILLED:
+                    logger.info("killed client %d of pod %s: its grace period is over", client.pid, client.pod_uid)
+                case EndingStep.REFUSED:
+                    logger.warning(
+                        "client %d of pod %s cannot be stopped before it is killed: not permitted",
+                        client.pid,
+                        client.pod_uid,
+                    )
+
+    async def end_client(self, server_pid: int, pid: int) -> EndingStep:
+        """Take the next step towards the end of a client that may not stay: by signals, else by the daemon.
+
+        Raises:
+            MpsError: signals are not permitted, and the daemon refused or does not answer.
+        """
+        start_ticks = next((c.start_ticks for c in self._ledger.clients() if c.pid == pid), None)
+        step = self._endings.end(pid, start_ticks)
+        if step is EndingStep.REFUSED:
+            await self._control.run(commands.terminate_client(server_pid, pid))
+        return step
 
     async def end_overruns(self) -> None:
         """End the newest processes of pods that passed their limit (gpushare.mps.grants)."""
@@ -422,6 +446,6 @@ class Gate:
             return
         for pod_uid, limit_mib, processes in self._ledger.pods():
             for pid in to_end(limit_mib, processes):
-                self._ledger.note_overrun(pod_uid, pid, known_mib(processes), limit_mib)
                 with contextlib.suppress(MpsError):
-                    await self._control.run(commands.terminate_client(server_pid, pid))
+                    if await self.end_client(server_pid, pid) in {EndingStep.STOPPED, EndingStep.REFUSED}:
+                        self._ledger.note_overrun(pod_uid, pid, known_mib(processes), limit_mib)

@@ -26,6 +26,7 @@ from gpushare.mps import commands
 from gpushare.mps.asks import boottime
 from gpushare.mps.commands import ServerState
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
+from gpushare.mps.ending import EndingStep
 from gpushare.mps.errors import CommandRefusedError, ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
@@ -355,9 +356,11 @@ class Keeper:
         await self.gate.end_overruns()
         if self._setup.ends_strangers:
             for stranger in self._ledger.strangers():
-                logger.error("ending client %d of pod %s: %s", stranger.pid, stranger.pod_uid, stranger.detail)
                 with contextlib.suppress(MpsError):
-                    await self._control.run(commands.terminate_client(server_pid, stranger.pid))
+                    if await self.gate.end_client(server_pid, stranger.pid) is not EndingStep.DRAINS:
+                        logger.error(
+                            "ending client %d of pod %s: %s", stranger.pid, stranger.pod_uid, stranger.detail
+                        )
 
     def _read_faults(self) -> Fault | None:
         """Read new lines of the server's log; forget clients that left before the previous read."""

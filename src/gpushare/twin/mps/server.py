@@ -30,6 +30,8 @@ LOOK_SECONDS: Final = 0.05  # between two looks at whom the throttle has frozen
 CONTEXT_MIB: Final = 125
 FAULT_LINGER_SECONDS: Final = 10.0  # a client that does not go away after a fault is ended by then
 OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY: out of memory"
+# Use of the tensor pipes from which on terminate_client is modelled as a fault (docs/facts.md 35).
+PRODUCTS: Final = 0.85
 BUSY: Final = "CUDA-capable device(s) is/are busy or unavailable"  # docs/facts.md 9
 ILLEGAL_ACCESS: Final = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 MPS_LOST: Final = "CUDA_ERROR_MPS_RPC_FAILURE: connection to the MPS server was lost"
@@ -167,12 +169,14 @@ class TwinServer:
             self._selector.register(connection, selectors.EVENT_READ, client)
 
     def terminate(self, pid: int) -> bool:
-        """End one client cleanly; False when it is not there."""
+        """End one client; False when it is not there. In the middle of matrix products the others fall with it."""
         with self._lock:
             found = [client for client in self._clients if client.pid == pid]
             for client in found:
                 _tell(client.socket, {"event": "ended", "error": "terminated by terminate_client"})
                 self._drop(client)
+            if any((client.solo.any_tensor_util or 0.0) >= PRODUCTS and not client.is_stopped for client in found):
+                self.fault()
             return bool(found)
 
     def fault(self) -> None:

@@ -1,0 +1,279 @@
+"""What ending one MPS client does to the others and to the next: `python3 tests/gpu/terminated.py OUT SECONDS`.
+
+An MPS daemon of its own, PyTorch imported once and forked. A batch of first clients starts at once and waits; each
+in turn works for a moment, beside a neighbour that trains or alone, and is ended in one of the ways of `Way`; then
+a newcomer makes a context and takes a few steps. A row per round: whether the server told of a fault, and who was
+lost. It wants the GPU for itself, changes no setting of it, and ends its daemon.
+"""
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from gpushare.mps import ControlProgram, SyncMpsControl, commands
+from gpushare.mps.errors import MpsError
+
+NEIGHBOUR, NEWCOMER = "cnn_train_fp32", "tiny"
+WORK_SECONDS, DRAIN_SECONDS = 0.3, 0.6
+LONG_CYCLES = 12 * 10**9  # of a kernel that spins: six to eight seconds
+
+
+class Way(StrEnum):
+    """How the first client ends."""
+
+    KILLED = "kill -9"
+    TERMINATED = "terminate_client; it exits at the error"
+    TERMINATED_STAYS = "terminate_client; it stays for 1 s, then kill -9"
+    TERMINATED_KILLED = "terminate_client, kill -9 at once"
+    DRAINED_KILLED = "stopped for 0.6 s, kill -9"
+    DRAINED_TERMINATED = "stopped for 0.6 s, continued and terminate_client"
+    STOPPED_TERMINATED_CONTINUED = "stopped for 0.6 s, terminate_client, continued"
+    STOPPED_TERMINATED = "stopped for 0.6 s, terminate_client, kill -9"
+
+
+DIRECT = [Way.TERMINATED, Way.TERMINATED_STAYS, Way.TERMINATED_KILLED]
+CAREFUL = [Way.DRAINED_KILLED, Way.KILLED]
+STOPS = {Way.DRAINED_KILLED, Way.DRAINED_TERMINATED, Way.STOPPED_TERMINATED, Way.STOPPED_TERMINATED_CONTINUED}
+PLAN: list[tuple[str, bool, list[Way]]] = [
+    ("fp16_product", True, CAREFUL * 2),
+    ("fp16_product", True, DIRECT),
+    ("fp16_product", True, [Way.STOPPED_TERMINATED]),
+    ("long", True, [Way.STOPPED_TERMINATED_CONTINUED, Way.TERMINATED, Way.STOPPED_TERMINATED]),
+    ("fp16_product", False, CAREFUL * 2),
+    ("fp16_product", False, DIRECT),
+    ("long", True, [Way.TERMINATED_STAYS, Way.DRAINED_TERMINATED, Way.KILLED]),
+    ("transformer_train_bf16", True, CAREFUL * 2),
+    ("transformer_train_bf16", True, DIRECT),
+]
+
+
+@dataclass
+class Client:
+    """A forked client: `said` reads its "r" (ready), "w" (works), "." (done); a byte to `tell` lets it work."""
+
+    pid: int
+    said: int
+    tell: int
+    ended: bool = False
+
+    def hears(self, seconds: float) -> str:
+        """Return its next letter; empty when none came in time or it ended."""
+        os.set_blocking(self.said, False)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                return os.read(self.said, 1).decode()
+            except BlockingIOError:
+                time.sleep(0.005)
+        return ""
+
+    def lives(self) -> bool:
+        """Return whether it has not ended."""
+        if not self.ended:
+            self.ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+        return not self.ended
+
+    def end(self) -> None:
+        """Kill it and wait until it is gone."""
+        if self.lives():
+            os.kill(self.pid, signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while self.lives() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """End it and close its pipes."""
+        self.end()
+        for end in (self.said, self.tell):
+            with contextlib.suppress(OSError):
+                os.close(end)
+
+
+def _start(program: str, environment: dict[str, str], *, steps: int = 0, stays: bool = False) -> Client:
+    """Fork a client that is ready after its first step, then takes `steps` more (0: until it is ended)."""
+    said, speak = os.pipe()
+    listen, tell = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(speak)
+        os.close(listen)
+        return Client(pid, said, tell)
+    try:
+        os.environ.update(environment)
+        import torch
+        from programs import PROGRAMS
+
+        step = PROGRAMS[program]() if program != "long" else lambda: torch.cuda._sleep(1000)
+        step()
+        torch.cuda.synchronize()
+        os.write(speak, b"r")
+        os.read(listen, 1)
+        os.write(speak, b"w")
+        if program == "long":
+            step = lambda: torch.cuda._sleep(LONG_CYCLES)  # noqa: E731
+        for number in itertools.count(1):
+            step()
+            if number % 4 == 0 or program == "long":
+                torch.cuda.synchronize()
+            if number == steps:
+                torch.cuda.synchronize()
+                os.write(speak, b".")
+                os._exit(0)
+    except BaseException as error:
+        os.write(2, f"{program}: {str(error)[:110]}\n".encode())
+        if stays:
+            time.sleep(1)
+    os._exit(3)
+
+
+class Rounds:
+    """The daemon, the neighbour, and one round after the other."""
+
+    def __init__(self, place: Path) -> None:
+        self.control = SyncMpsControl(ControlProgram(place / "pipe", place / "log"))
+        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": str(place / "pipe")}
+        self.neighbour: Client | None = None
+        (place / "pipe").mkdir()
+        (place / "log").mkdir()
+        self.control.start()
+        self.control.run(commands.start_server(0))
+
+    def faults(self) -> int:
+        """Return how many faults the server's log tells of."""
+        text = (self.control.program.log / "server.log").read_text(errors="replace")
+        return text.count("Server is handling a fatal GPU error")
+
+    def terminate(self, pid: int) -> str:
+        """Have the server end a client; return its answer."""
+        try:
+            (server,) = self.control.servers()
+            self.control.run(commands.terminate_client(server, pid))
+        except (MpsError, ValueError) as error:
+            return str(error)[:120]
+        return "ok"
+
+    def beside(self) -> Client:
+        """Return the neighbour at work, a new one where the last was lost."""
+        if self.neighbour is None or not self.neighbour.lives():
+            self.neighbour = _start(NEIGHBOUR, self.environment)
+            self.neighbour.hears(40)
+            os.write(self.neighbour.tell, b"!")
+            self.neighbour.hears(5)
+        return self.neighbour
+
+    def alone(self) -> None:
+        """End the neighbour between rounds: it is idle by then."""
+        if self.neighbour is not None:
+            if self.neighbour.lives():
+                os.kill(self.neighbour.pid, signal.SIGSTOP)
+                time.sleep(DRAIN_SECONDS)
+            self.neighbour.close()
+            self.neighbour = None
+
+    def batch(self, program: str, ways: list[Way], *, beside: bool) -> list[dict[str, object]]:
+        """Run one round for each of the ways; stop at the first fault, whose clients are all lost."""
+        clients = [_start(program, self.environment, stays=way is Way.TERMINATED_STAYS) for way in ways]
+
+        ready = [client.hears(60) for client in clients]
+        rows: list[dict[str, object]] = []
+        try:
+            neighbour = self.beside() if beside else self.alone()
+            for client, way, began in zip(clients, ways, ready, strict=True):
+                row = self._one(client, way, began, neighbour)
+                rows.append({"program": program, "way": way.value, "neighbour": beside, **row})
+                if row["faults"]:
+                    break
+        finally:
+            for client in clients:
+                client.close()
+        return rows
+
+    def _one(self, client: Client, way: Way, began: str, neighbour: Client | None) -> dict[str, object]:
+        before, others = self.faults(), time.monotonic()
+        row: dict[str, object] = {"ready": began}
+        if not client.lives():
+            return {**row, "faults": 1, "error": "it was lost before its turn"}
+        os.write(client.tell, b"!")
+        row["works"] = client.hears(5)
+        time.sleep(WORK_SECONDS)
+        if way in STOPS:
+            os.kill(client.pid, signal.SIGSTOP)
+            time.sleep(DRAIN_SECONDS)
+        if way is Way.DRAINED_TERMINATED:
+            os.kill(client.pid, signal.SIGCONT)
+        if way not in (Way.KILLED, Way.DRAINED_KILLED):
+            asked = time.monotonic()
+            row["answer"] = self.terminate(client.pid)
+            row["asked_s"] = round(time.monotonic() - asked, 3)
+        if way is Way.STOPPED_TERMINATED_CONTINUED:
+            os.kill(client.pid, signal.SIGCONT)
+        if way is Way.TERMINATED_STAYS:
+            time.sleep(0.6)
+            row["faults_while_it_stays"] = self.faults() - before
+            time.sleep(0.3)
+        elif way in (Way.TERMINATED, Way.DRAINED_TERMINATED, Way.STOPPED_TERMINATED_CONTINUED):
+            deadline = time.monotonic() + 5
+            while client.lives() and time.monotonic() < deadline:
+                time.sleep(0.005)
+        client.end()
+        time.sleep(0.3)
+        row["faults_at_its_end"] = self.faults() - before
+        newcomer = _start(NEWCOMER, self.environment, steps=4)
+        os.write(newcomer.tell, b"!")
+        row["newcomer"] = ""
+        while letter := newcomer.hears(15):
+            row["newcomer"] = f"{row['newcomer']}{letter}"
+        row["faults"] = self.faults() - before
+        if neighbour:
+            row["neighbour_lives"] = neighbour.lives()
+        row["seconds"] = round(time.monotonic() - others, 2)
+        newcomer.close()
+        return row
+
+
+def main() -> None:
+    """Run batches until the time is over, and write the rows and their sums."""
+    out, seconds = Path(sys.argv[1]), float(sys.argv[2])
+    out.mkdir(parents=True, exist_ok=True)
+    import torch  # noqa: F401  (imported once, before the forks)
+
+    deadline, dice = time.monotonic() + seconds, random.Random(1)
+    sums: dict[tuple[str, str, bool], list[int]] = {}
+    with tempfile.TemporaryDirectory(prefix="gpushare-terminated-", ignore_cleanup_errors=True) as place:
+        rounds = Rounds(Path(place))
+        try:
+            with (out / "terminated.jsonl").open("w") as file:
+                for program, beside, ways in itertools.cycle(PLAN):
+                    if time.monotonic() > deadline:
+                        break
+                    rows = rounds.batch(program, dice.sample(ways, len(ways)), beside=beside)
+                    for row in rows:
+                        file.write(json.dumps(row) + "\n")
+                        kept = sums.setdefault((program, str(row["way"]), beside), [0, 0, 0, 0])
+                        kept[0] += 1
+                        kept[1] += bool(row["faults"])
+                        kept[2] += row.get("newcomer") != "rw."
+                        kept[3] += row.get("neighbour_lives") is False
+                    file.flush()
+        finally:
+            rounds.alone()
+            log = rounds.control.program.log / "server.log"
+            (out / "terminated-server.log").write_text(log.read_text(errors="replace")[-4_000_000:])
+            rounds.control.stop()
+        for (program, way, beside), (number, faults, lost, ended) in sorted(sums.items()):
+            where = "beside" if beside else "alone"
+            seen = f"rounds {number:3} faults {faults} newcomer lost {lost} neighbour lost {ended}"
+            print(f"{program:24} {where:7} {way:52} {seen}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""docs/measurements/ending-h200.md says what the recorded rounds say."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = {
+    "fp16_product": "fp16 products of 8,192 square",
+    "transformer_train_bf16": "transformer, bf16 training",
+    "long": "a kernel that spins for 6 s",
+}
+
+
+def _end(way: str) -> str:
+    if way == "terminate_client while nothing of it is queued":
+        return "terminate_client between products, the GPU idle"
+    if way == "kill -9":
+        return "kill -9 while it works"
+    if way in {"stopped for 0.6 s, kill -9", "stopped for 0.6 s, terminate_client, kill -9"}:
+        return "stopped, then killed"
+    assert "terminate_client" in way
+    return "terminate_client while it works"
+
+
+def test_the_page_says_what_the_rounds_say():
+    rounds: Counter[tuple[str, str]] = Counter()
+    faults: Counter[tuple[str, str]] = Counter()
+    for line in (ROOT / "tests/data/ending/rounds.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["way"] == "by itself":
+            continue
+        key = PROGRAMS[row["program"]], _end(row["way"])
+        rounds[key] += 1
+        faults[key] += bool(row["faults"])
+    page = (ROOT / "docs/measurements/ending-h200.md").read_text()
+    told = {line for line in page.splitlines() if line.startswith("|")}
+    assert {f"| {' | '.join(key)} | {rounds[key]} | {faults[key]} |" for key in rounds} == {
+        line for line in told if line.split(" | ")[0].removeprefix("| ") in PROGRAMS.values()
+    }
