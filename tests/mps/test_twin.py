@@ -117,6 +117,12 @@ def test_one_client_is_ended_and_its_neighbour_goes_on(twin, twin_gpu, server, t
     assert neighbour.tick(PATIENCE)["progress"] > 0
 
 
+def read_on(client: TwinContext) -> None:
+    """Read what the server sends, what it sent before a fault too."""
+    for _ in range(1000):
+        client.tick(PATIENCE)
+
+
 def test_ending_a_client_within_matrix_products_takes_its_neighbour_along_unless_it_is_stopped(
     twin, twin_gpu, server, tenants
 ):
@@ -134,8 +140,7 @@ def test_ending_a_client_within_matrix_products_takes_its_neighbour_along_unless
         else:
             twin.run(commands.terminate_client(server, victim.pid))
             with pytest.raises(CudaError, match="illegal memory access"):
-                for _ in range(1000):  # what the server had sent before comes first
-                    neighbour.tick(PATIENCE)
+                read_on(neighbour)
     neighbour.close()
 
 
