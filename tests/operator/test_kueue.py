@@ -22,7 +22,7 @@ from tests.operator.conftest import CACHE, DEFINITIONS, ApiServer, MakeCertifica
 from tests.operator.test_webhooks_on_api_server import CONFIGURATIONS, WORKLOADS, Server, rendered
 
 from gpushare.core.api import names
-from gpushare.kube import NAMESPACES, PODS, Api, ApiError, Resource, connect
+from gpushare.kube import NAMESPACES, PODS, Api, ApiError, NotFound, Resource, connect
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -266,7 +266,8 @@ async def let_pods_succeed(api: Api) -> None:
     for pod in (await api.list(PODS, _whole, namespace=NAMESPACE)).items:
         if (pod.get("status") or {}).get("phase") == "Pending":
             done = {"status": {"phase": "Succeeded"}}
-            await api.patch(PODS, pod["metadata"]["name"], done, namespace=NAMESPACE, subresource="status")
+            with contextlib.suppress(NotFound):  # its Job was suspended since the list
+                await api.patch(PODS, pod["metadata"]["name"], done, namespace=NAMESPACE, subresource="status")
 
 
 async def test_jobs_are_admitted_by_fraction_preempted_by_priority_and_never_past_quota(queue: Api) -> None:
