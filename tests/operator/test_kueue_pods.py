@@ -1,6 +1,7 @@
 """Kueue's own manager counts fractions of pods, Deployments and JobSets, as it does of Jobs (test_kueue.py)."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -22,7 +23,7 @@ from tests.operator.test_webhooks_on_api_server import (
 )
 
 from gpushare.core.api import names
-from gpushare.kube import PODS, Api, ApiError, Resource
+from gpushare.kube import PODS, Api, ApiError, NotFound, Resource
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -113,7 +114,8 @@ async def let_them_succeed(api: Api) -> None:
     done = {"status": {"phase": "Succeeded"}}
     for name, each in (await pods(api)).items():
         if not is_held(each) and each["status"]["phase"] == "Pending":
-            await api.patch(PODS, name, done, namespace=NAMESPACE, subresource="status")
+            with contextlib.suppress(NotFound):  # Kueue took it back since the list
+                await api.patch(PODS, name, done, namespace=NAMESPACE, subresource="status")
 
 
 async def test_plain_pods_wait_are_admitted_by_fraction_and_give_way_to_an_urgent_one(queue: Api) -> None:
