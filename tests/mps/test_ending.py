@@ -56,8 +56,27 @@ def test_who_is_no_client_any_more_begins_anew():
     endings = Endings(send=there.send, clock=lambda: there.now)
     endings.end(7)
     there.now = 5.0
-    endings.forget_others([8])
+    assert endings.go_on([8]) == ()
     assert endings.end(7) is EndingStep.STOPPED, "another process with the pid of one that left"
+
+
+def test_who_was_stopped_is_killed_also_when_the_reason_has_gone():
+    there = Processes()
+    endings = Endings(send=there.send, clock=lambda: there.now)
+    endings.end(7)
+    killed = []
+    for there.now in (0.5, 1.0, 1.5):
+        killed.append(endings.go_on([7, 8]))
+    assert killed == [(), (7,), ()], "nobody stays stopped"
+    assert there.alive == {8}
+
+
+def test_a_reason_that_is_added_does_not_shorten_the_time_to_finish():
+    there = Processes()
+    endings = Endings(send=there.send, clock=lambda: there.now)
+    endings.end(7, drain_seconds=3.5)
+    there.now = 2.0
+    assert endings.end(7) is EndingStep.DRAINS
 
 
 def test_a_real_process_by_its_start_time():

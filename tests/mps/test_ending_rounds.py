@@ -38,3 +38,11 @@ def test_the_page_says_what_the_rounds_say():
     assert {f"| {' | '.join(key)} | {rounds[key]} | {faults[key]} |" for key in rounds} == {
         line for line in told if line.split(" | ")[0].removeprefix("| ") in PROGRAMS.values()
     }
+
+
+def test_a_fault_within_products_costs_the_neighbour_or_the_newcomer():
+    rows = [json.loads(line) for line in (ROOT / "tests/data/ending/rounds.jsonl").read_text().splitlines()]
+    faults = [row for row in rows if row["faults"] and row["program"] == "fp16_product"]
+    beside = [row["neighbour_lives"] for row in faults if row["neighbour"]]
+    alone = [row.get("newcomer") or row.get("second_began", "") for row in faults if not row["neighbour"]]
+    assert (beside, alone) == ([False] * 6, [""] * 4), "docs/measurements/ending-h200.md"

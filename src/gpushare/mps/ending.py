@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
@@ -59,12 +60,19 @@ def send_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> bo
     return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    since: float
+    drain_seconds: float
+    start_ticks: int | None
+
+
 class Endings:
     """The clients of one GPU that are being ended; asked anew at each look, about once a second."""
 
     def __init__(self, *, send: SendSignal = send_signal, clock: Callable[[], float] = time.monotonic) -> None:
         self._send, self._clock = send, clock
-        self._stopped: dict[int, float] = {}
+        self._begun: dict[int, _Begun] = {}
 
     def end(self, pid: int, start_ticks: int | None = None, *, drain_seconds: float = DRAIN_SECONDS) -> EndingStep:
         """Take the next step towards a client's end.
@@ -73,24 +81,32 @@ class Endings:
 
         Args:
             start_ticks: start time of the process meant, clock ticks since boot; None where it is unknown.
-            drain_seconds: how long its kernels get to finish after the first stop.
+            drain_seconds: how long its kernels get to finish after the first stop; the first call's holds.
         """
-        since = self._stopped.get(pid)
-        is_drained = since is not None and self._clock() - since >= drain_seconds
+        begun = self._begun.get(pid)
+        is_drained = begun is not None and self._clock() - begun.since >= begun.drain_seconds
         try:
             lives = self._send(pid, start_ticks, signal.SIGKILL if is_drained else signal.SIGSTOP)
         except PermissionError:
             return EndingStep.REFUSED
         if not lives:
-            self._stopped.pop(pid, None)
+            self._begun.pop(pid, None)
             return EndingStep.GONE
         if is_drained:
             return EndingStep.KILLED
-        if since is None:
-            self._stopped[pid] = self._clock()
+        if begun is None:
+            self._begun[pid] = _Begun(self._clock(), drain_seconds, start_ticks)
             return EndingStep.STOPPED
         return EndingStep.DRAINS
 
-    def forget_others(self, pids: Collection[int]) -> None:
-        """Forget whoever is no client any more, so that a later process with the same pid begins anew."""
-        self._stopped = {pid: since for pid, since in self._stopped.items() if pid in pids}
+    def go_on(self, clients: Collection[int]) -> tuple[int, ...]:
+        """Take the next step with everybody whose end has begun, whether or not its reason still holds.
+
+        Whoever is no client any more is forgotten, so that a later process with the same pid begins anew.
+
+        Returns:
+            The pids that were killed.
+        """
+        self._begun = {pid: begun for pid, begun in self._begun.items() if pid in clients}
+        steps = {pid: self.end(pid, begun.start_ticks) for pid, begun in list(self._begun.items())}
+        return tuple(pid for pid, step in steps.items() if step is EndingStep.KILLED)

@@ -411,15 +411,14 @@ class Gate:
         kubelet kills them once their kernels had time to finish; where it is late, the gate does.
         """
         clients, ending = self._ledger.clients(), self._policy.ending()
-        self._endings.forget_others([client.pid for client in clients])
+        for pid in self._endings.go_on([client.pid for client in clients]):
+            logger.info("killed client %d, which had been stopped", pid)
         for client in clients:
             if client.pod_uid not in ending:
                 continue
             match self._endings.end(client.pid, client.start_ticks, drain_seconds=LEAVING_DRAIN_SECONDS):
                 case EndingStep.STOPPED:
                     logger.info("stopped client %d of pod %s, which is being deleted", client.pid, client.pod_uid)
-                case EndingStep.KILLED:
-                    logger.info("killed client %d of pod %s: its grace period is over", client.pid, client.pod_uid)
                 case EndingStep.REFUSED:
                     logger.warning(
                         "client %d of pod %s cannot be stopped before it is killed: not permitted",
