@@ -1,11 +1,13 @@
 """The bind fence, with a clock that the test turns."""
 
 import asyncio
+import copy
 
 import pytest
 
+from gpushare.core.api import PodView
 from gpushare.extender.fence import Fence
-from gpushare.kube import GPUNODES, PODS
+from gpushare.kube import GPUNODES, PODS, Change
 
 
 @pytest.fixture
@@ -227,3 +229,66 @@ async def test_a_restarted_extender_still_fences(cluster, serve_cluster):
         assert not waiting.done()
         cluster.allocate("a")
         assert await asyncio.wait_for(waiting, 5) == ""
+
+
+def allocate_by_gpunode(cluster, node, *uids):
+    """The agent lists these pods, and only these, on the node's first GPU."""
+    gpunode = copy.deepcopy(cluster.objects[GPUNODES][node])
+    gpunode["status"]["gpus"][0]["tenants"] = [{"podUid": uid} for uid in uids]
+    cluster.put(GPUNODES, gpunode)
+
+
+async def test_a_gpunode_that_still_lists_gone_pods_puts_none_of_them_back(running):
+    """The agent's list is later than the API server's; and pods of others are on it, too."""
+    cluster, fence = running.cluster, running.extender.ledger.fence
+    for name in ("a", "b", "c"):
+        cluster.make_pod(name, "0.2")
+    await cluster.settle()
+    uids = {name: cluster.pod(name)["metadata"]["uid"] for name in ("a", "b", "c")}
+    for name in ("a", "b"):
+        assert await running.bind(name, "n1") == ""
+        allocate_by_gpunode(cluster, "n1", *list(uids.values())[: len(running.held())])
+        await cluster.settle()
+    assert fence.settled == {uids["a"], uids["b"]}
+    cluster.remove(PODS, "default/a")
+    cluster.finish("b")
+    await cluster.settle()
+    assert fence.settled == set()
+    assert await running.bind("c", "n1") == ""
+    allocate_by_gpunode(cluster, "n1", *uids.values(), "uid-of-somebody-elses-pod")
+    await cluster.settle()
+    assert fence.settled == {uids["c"]}
+    assert set(running.held()) == {"c"}
+
+
+async def test_a_pod_allocated_before_its_binding_was_seen_on_the_watch_is_not_waited_for(running):
+    """The GpuNode's watch may be ahead of the pods'."""
+    cluster, ledger = running.cluster, running.extender.ledger
+    cluster.make_pod("a", "0.2")
+    await cluster.settle()
+    pod = PodView.from_object(cluster.pod("a"))
+    ledger.pod_changed(Change.DELETED, "default/a", pod)  # as if the watch had not yet brought it
+    request = ledger.request_of(pod)
+    ledger.reserve(request, ledger.choose(pod, request, "n1"))
+    ledger.fence.expect(pod.uid, "n1", 20, ("GPU-n1-0",))
+    assert ledger.fence.blockers("b", "n1", 20, ("GPU-n1-1",)) == [pod.uid]
+    allocate_by_gpunode(cluster, "n1", pod.uid)
+    await cluster.settle()
+    assert ledger.fence.blockers("b", "n1", 20, ("GPU-n1-1",)) == []
+
+
+async def test_a_pod_deleted_while_it_waits_at_the_fence_leaves_nothing_behind(running):
+    cluster, ledger = running.cluster, running.extender.ledger
+    for name in ("a", "b"):
+        cluster.make_pod(name, "0.6")
+    await cluster.settle()
+    assert await running.bind("a", "n1") == ""
+    waiting = asyncio.create_task(running.bind("b", "n1"))
+    while "b" not in running.held():  # noqa: ASYNC110 - the request travels over HTTP
+        await asyncio.sleep(0)
+    cluster.remove(PODS, "default/b")
+    await cluster.settle()
+    cluster.allocate("a")
+    assert "default/b ended while it waited" in await asyncio.wait_for(waiting, 30)
+    assert set(running.held()) == {"a"}
+    assert ledger.fence.busy(60) == {}

@@ -62,6 +62,8 @@ class Binder:
         try:
             with self._metrics.fence_wait.time():
                 await ledger.fence.enter(pod.uid, args.node, fence_size(pod), chosen.gpu_uuids)
+            if ledger.state.reservation(pod.uid) is None:
+                return self._refused("PodChanged", f"pod {pod.key} ended while it waited at the fence")
             moment = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
             decision = ledger.decision(pod.uid, moment)
             await self._api.bind(

@@ -7,6 +7,7 @@ for the same GPU, of other sizes, or on other nodes do not wait.
 
 import asyncio
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,9 +78,14 @@ class Fence:
         self._by_node.setdefault(node, set()).add(pod_uid)
 
     def allocated(self, pod_uid: str) -> None:
-        """Record that kubelet has allocated the pod's devices; this is final."""
+        """Record that kubelet has allocated the devices of a pod that `gone` will be called for; this is final."""
         self._allocated.add(pod_uid)
         self._remove(pod_uid)
+
+    @property
+    def settled(self) -> AbstractSet[str]:
+        """The pods known to be allocated; each until it is gone."""
+        return self._allocated
 
     def gone(self, pod_uid: str) -> None:
         """Forget a pod that ended, or was not bound after all."""

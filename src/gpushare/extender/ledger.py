@@ -195,7 +195,8 @@ class ShareLedger:
             self.on_room()
         if before is None or before.allocated != view.allocated:
             for uid in view.allocated:
-                self.fence.allocated(uid)
+                if uid in self.pods or self.state.reservation(uid) is not None:  # not one that has just gone
+                    self.fence.allocated(uid)
         self._undecided.place_all(key, view.allocated)
 
     def listen(self, now: float) -> None:
