@@ -13,10 +13,11 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
+from gpushare.cli.files import read_text, write_whole
 from gpushare.core.api import JobClass
+from gpushare.core.gpu import ArtefactError, artefact_from_json
 from gpushare.core.interference import (
     Advice,
-    ArtefactError,
     InterferenceModel,
     ProfileError,
     Wish,
@@ -43,9 +44,7 @@ def load_model(path: Path | None) -> InterferenceModel:
         UsageError: the file cannot be read, is damaged, or of a newer version.
     """
     try:
-        return default_model() if path is None else model_from_json(path.read_text())
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from error
+        return default_model() if path is None else model_from_json(read_text(path))
     except ArtefactError as error:
         raise UsageError(f"{path or 'the shipped model'}: {error}") from error
 
@@ -83,12 +82,12 @@ def fit(
             )
         except ValueError as error:
             raise UsageError(f"{dataset}: {error}") from error
-    partial = output.with_name(output.name + ".partial")
+    text = model.to_json()
     try:
-        partial.write_text(model.to_json() + "\n")
-        partial.replace(output)
-    except OSError as error:
-        raise UsageError(f"{output}: {error.strerror or error}") from error
+        artefact_from_json(text)
+    except ArtefactError as error:
+        raise UsageError(f"{dataset}: what was fitted to it is of no use, nothing is written: {error}") from error
+    write_whole(output, text + "\n")
     console = out()
     console.print(
         f"{output}: fitted to {model.provenance['shared_runs']} shared runs of "

@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 
-from gpushare.core.interference import ArtefactError, InterferenceModel, model_from_json
+from gpushare.core.gpu import ArtefactError
+from gpushare.core.interference import InterferenceModel, model_from_json
 from gpushare.runtime.models import MODELS_VARIABLE, artefacts
 
 H200_COLOCATION = "h200-colocation.jsonl"

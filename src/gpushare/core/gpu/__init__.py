@@ -1,6 +1,14 @@
 """A GPU as the rest of core sees it: its pipes, health, processes outside MPS, and the Protocol of its devices."""
 
-from gpushare.core.gpu.artefact import ARTEFACT, ARTEFACT_VERSION, artefact_problem
+from gpushare.core.gpu.artefact import (
+    ARTEFACT,
+    ARTEFACT_VERSION,
+    CHECKSUM,
+    ArtefactError,
+    artefact_from_json,
+    artefact_problem,
+    checksum,
+)
 from gpushare.core.gpu.devices import (
     ComputeMode,
     Devices,
@@ -20,9 +28,11 @@ from gpushare.core.gpu.still import Standstill
 __all__ = [
     "ARTEFACT",
     "ARTEFACT_VERSION",
+    "CHECKSUM",
     "COUNTERS",
     "FITTED_ON",
     "MIN_SIGNATURE_SECONDS",
+    "ArtefactError",
     "ComputeMode",
     "Counters",
     "Devices",
@@ -37,8 +47,10 @@ __all__ = [
     "OutsideProcess",
     "OutsideWatch",
     "Standstill",
+    "artefact_from_json",
     "artefact_problem",
     "calibration_warning",
+    "checksum",
     "interval_widening",
     "look",
     "mean_counters",

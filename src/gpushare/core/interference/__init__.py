@@ -19,7 +19,6 @@ from gpushare.core.interference.effects import (
     exposure,
 )
 from gpushare.core.interference.model import (
-    ArtefactError,
     Forecast,
     InterferenceModel,
     Prediction,
@@ -39,7 +38,6 @@ __all__ = [
     "SENSITIVITY_ERROR",
     "UNEXPLAINED",
     "Advice",
-    "ArtefactError",
     "Effects",
     "Forecast",
     "InterferenceModel",

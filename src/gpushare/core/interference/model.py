@@ -8,7 +8,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gpushare.core.gpu import ARTEFACT, ARTEFACT_VERSION, artefact_problem, interval_widening
+from gpushare.core.gpu import (
+    ARTEFACT,
+    ARTEFACT_VERSION,
+    CHECKSUM,
+    artefact_from_json,
+    checksum,
+    interval_widening,
+)
 from gpushare.core.interference import network
 from gpushare.core.interference.effects import NO_EFFECTS, exposure
 from gpushare.core.interference.profile import (
@@ -39,10 +46,6 @@ APART: Final = 2
 SIZES: Final = (2, 3, 4, 5)
 KEPT_EDGES: Final = (0.15, 0.35, 0.6, 0.8, 0.93)
 _EDGES: Final = np.array(KEPT_EDGES, dtype=np.float32)
-
-
-class ArtefactError(Exception):
-    """A model artefact cannot be used; one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,59 +222,40 @@ class InterferenceModel:
 
     def to_json(self) -> str:
         """Serialise the artefact; the same model gives the same bytes."""
-        return json.dumps(
-            {
-                "artefact": ARTEFACT,
-                "version": ARTEFACT_VERSION,
-                "gpu_model": self.gpu_model,
-                "provenance": dict(self.provenance),
-                "mean": _rounded(self.mean),
-                "scale": _rounded(self.scale),
-                "members": [{name: _rounded(each) for name, each in member.items()} for member in self.members],
-                "errors": _rounded(self.errors),
-                "fill": {"caps": _rounded(self.fill.caps), "probes": _rounded(self.fill.probes)},
-                "capacity": dict(zip(CONSERVED, self.capacity, strict=True)),
-                "baselines": {name: _rounded(each) for name, each in self.baselines.items()},
-            },
-            separators=(",", ":"),
-        )
+        value = {
+            "artefact": ARTEFACT,
+            "version": ARTEFACT_VERSION,
+            "gpu_model": self.gpu_model,
+            "provenance": dict(self.provenance),
+            "mean": _rounded(self.mean),
+            "scale": _rounded(self.scale),
+            "members": [{name: _rounded(each) for name, each in member.items()} for member in self.members],
+            "errors": _rounded(self.errors),
+            "fill": {"caps": _rounded(self.fill.caps), "probes": _rounded(self.fill.probes)},
+            "capacity": dict(zip(CONSERVED, self.capacity, strict=True)),
+            "baselines": {name: _rounded(each) for name, each in self.baselines.items()},
+        }
+        return json.dumps({**value, CHECKSUM: checksum(value)}, separators=(",", ":"))
 
 
 def model_from_json(text: str) -> InterferenceModel:
     """Read an artefact.
 
     Raises:
-        ArtefactError: not an artefact, of a newer version, or damaged.
+        ArtefactError: not an artefact, of another version, or damaged.
     """
-    try:
-        value = json.loads(text)
-        if problem := artefact_problem(value):
-            raise ArtefactError(problem)
-        model = InterferenceModel(
-            gpu_model=value["gpu_model"],
-            provenance=value["provenance"],
-            mean=np.array(value["mean"], dtype=float),
-            scale=np.array(value["scale"], dtype=float),
-            members=tuple({k: np.array(v, dtype=float) for k, v in member.items()} for member in value["members"]),
-            errors=np.array(value["errors"], dtype=float),
-            fill=Fill(*(np.array(value["fill"][name], dtype=float) for name in ("caps", "probes"))),
-            baselines={name: np.array(each, dtype=float) for name, each in value["baselines"].items()},
-            capacity=tuple(float(value["capacity"][name]) for name in CONSERVED),
-        )
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ArtefactError(f"the model artefact is damaged ({type(error).__name__}: {error})") from None
-    if (
-        not model.members
-        or model.errors.shape != errors_shape()
-        or not all(0 < each <= 1 for each in model.capacity)
-        or model.fill.caps.shape != (1 + len(model.mean) - PROBE_FEATURES - CAP_FEATURES, CAP_FEATURES)
-        or model.fill.probes.shape != (1 + len(model.mean) - PROBE_FEATURES, PROBE_FEATURES)
-        or any(not _is_laws(member, len(model.mean)) for member in model.members)
-    ):
-        raise ArtefactError(
-            "the model artefact is damaged (members, intervals or capacities are not what they must be)"
-        )
-    return model
+    value = artefact_from_json(text)
+    return InterferenceModel(
+        gpu_model=value["gpu_model"],
+        provenance=value["provenance"],
+        mean=np.array(value["mean"], dtype=float),
+        scale=np.array(value["scale"], dtype=float),
+        members=tuple({k: np.array(v, dtype=float) for k, v in member.items()} for member in value["members"]),
+        errors=np.array(value["errors"], dtype=float),
+        fill=Fill(*(np.array(value["fill"][name], dtype=float) for name in ("caps", "probes"))),
+        baselines={name: np.array(each, dtype=float) for name, each in value["baselines"].items()},
+        capacity=tuple(float(value["capacity"][name]) for name in CONSERVED),
+    )
 
 
 def _learned(profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> Array | None:
@@ -326,11 +310,6 @@ def standardised(inputs: Array, mean: Array, scale: Array) -> Array:
 def with_one(rows: Array) -> Array:
     """Prepend a column of ones."""
     return np.hstack([np.ones((len(rows), 1)), rows])
-
-
-def _is_laws(member: Mapping[str, Array], inputs: int) -> bool:
-    shapes = network.shapes(inputs, len(member["b1"]))
-    return {name: each.shape for name, each in member.items()} == shapes
 
 
 def _rounded(values: Array) -> Any:
