@@ -3,6 +3,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -40,7 +41,38 @@ async def eventually(condition: Callable[[], object], what: str, patience: float
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal stopped the process."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return state_of(pid) == "T"
+
+
+def state_of(pid: int) -> str:
+    """The letter of the process's first thread."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+# A tenant's main thread may end while another thread goes on computing: 60 is exit, of this thread alone.
+HEADLESS = """
+import ctypes, threading, time
+def work():
+    while True:
+        time.sleep(0.01)
+threading.Thread(target=work).start()
+ctypes.CDLL(None).syscall(60, 0)
+"""
+
+
+@pytest.fixture
+def headless():
+    """A process whose first thread has exited."""
+    if platform.machine() != "x86_64":
+        pytest.skip("the number of the system call is x86_64's")
+    process = subprocess.Popen([sys.executable, "-c", HEADLESS], stdin=subprocess.DEVNULL)
+    try:
+        until(lambda: state_of(process.pid) == "Z", "its first thread has exited")
+        assert process.poll() is None
+        yield process
+    finally:
+        process.kill()
+        process.wait(60)
 
 
 @pytest.fixture

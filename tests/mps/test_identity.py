@@ -4,6 +4,9 @@ import pytest
 
 from gpushare.mps.identity import is_alive, pod_uid_of, pod_uid_of_cgroup, start_ticks_of
 
+from .cgroups import RealPods
+from .conftest import until
+
 UID = "0b8a5f4e-2c1d-4e3f-9a8b-7c6d5e4f3a2b"
 SYSTEMD = UID.replace("-", "_")
 
@@ -68,3 +71,24 @@ def test_alive_means_the_same_process():
     assert is_alive(os.getpid(), ticks)
     assert not is_alive(os.getpid(), ticks - 1)
     assert not is_alive(2**22 + 1)
+
+
+def test_a_process_without_its_first_thread_runs_on(headless):
+    """Before: taken for dead, so the pod's next process had the whole cap for itself."""
+    assert is_alive(headless.pid, start_ticks_of(headless.pid))
+    headless.kill()
+    until(lambda: not is_alive(headless.pid), "a zombie until it is waited for")
+    assert headless.poll() is not None
+
+
+def test_a_process_without_its_first_thread_is_still_in_its_pod(headless, tmp_path):
+    """In cgroup v1 its own file then says "/"."""
+    pods = RealPods("v1")
+    try:
+        container = pods.make(pods.add(UID) / "container")
+        (container / "cgroup.procs").write_text(str(headless.pid))
+        assert pod_uid_of(headless.pid) == UID
+    finally:
+        headless.kill()
+        headless.wait(60)
+        pods.close()

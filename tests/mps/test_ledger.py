@@ -175,3 +175,10 @@ def test_what_a_pods_other_clients_run_under_counts_while_they_are_clients(ledge
     ledger.note_clients(())  # it lives on without the GPU
     assert ledger.has_admission(ME)
     assert ledger.percentages("pod", 7) == ()
+
+
+def test_a_client_whose_main_thread_has_ended_keeps_its_part_of_the_pods_cap(ledger, headless):
+    ledger.admit(admission(pid=headless.pid))
+    ledger.note_clients((headless.pid,), headless.pid)
+    ledger.end_turn(headless.pid, is_client=True)
+    assert ledger.percentages("pod", ME) == (25,)

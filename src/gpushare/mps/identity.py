@@ -13,6 +13,8 @@ _UID: Final = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9
 # underscores>.slice. kubepods may be missing from the front when the reader sits in a cgroup namespace of its own
 # ("/../../pod<uid>").
 _POD: Final = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?:[/:]|$)")
+_STATE, _THREADS, _START_TICKS = 0, 17, 19  # fields of /proc/<pid>/stat, behind the command's name
+_EXITED: Final = frozenset({"Z", "X"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,30 @@ def pod_uid_of(pid: int, proc: Path = PROC) -> str | None:
     """Return the pod uid of a process; None when it is gone, not ours to read, or in no pod."""
     if pid <= 0:
         return None
+    process = proc / str(pid)
     try:
-        return pod_uid_of_cgroup((proc / str(pid) / "cgroup").read_text(errors="replace"))
-    except OSError:
+        if uid := pod_uid_of_cgroup((process / "cgroup").read_text(errors="replace")):
+            return uid
+        # Cgroup v1 shows "/" for a thread that has exited, and a process may go on without its first thread.
+        if _stat(process)[_STATE] in _EXITED:
+            for thread in (process / "task").iterdir():
+                if uid := pod_uid_of_cgroup((thread / "cgroup").read_text(errors="replace")):
+                    return uid
+    except (OSError, IndexError):
         return None
+    return None
+
+
+def _stat(process: Path) -> list[str]:
+    """Return a process's fields from its state on."""
+    # The command name in parentheses may contain anything, so count from the last ")".
+    return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def start_ticks_of(pid: int, proc: Path = PROC) -> int | None:
     """Return the start time of a process in clock ticks since boot; None when it is gone."""
     try:
-        # The command name in parentheses may contain anything, so count from the last ")".
-        return int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        return int(_stat(proc / str(pid))[_START_TICKS])
     except (OSError, ValueError, IndexError):
         return None
 
@@ -68,9 +83,13 @@ def peer_of(connection: socket.socket) -> Peer:
 
 
 def is_alive(pid: int, start_ticks: int | None = None) -> bool:
-    """Return whether the process still runs: not a zombie, and the same one if its start time is given."""
+    """Return whether the process still runs: not a zombie, and the same one if its start time is given.
+
+    A process whose first thread has exited looks like a zombie; it runs as long as another thread does.
+    """
     try:
-        fields = (PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
+        fields = _stat(PROC / str(pid))
+        is_running = fields[_STATE] not in _EXITED or int(fields[_THREADS]) > 1
+        return is_running and (start_ticks is None or int(fields[_START_TICKS]) == start_ticks)
+    except (OSError, ValueError, IndexError):
         return False
-    return fields[0] not in {"Z", "X"} and (start_ticks is None or int(fields[19]) == start_ticks)
