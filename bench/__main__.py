@@ -1,4 +1,4 @@
-"""python -m bench awkward|gate|hami|latency|learning|loop|operator|papers|retractions|sharing|throughput"""
+"""python -m bench awkward|gate|hami|heap|latency|learning|loop|operator|papers|retractions|sharing|throughput"""
 
 import sys
 from importlib import import_module
@@ -11,6 +11,7 @@ COMMANDS = {
     "awkward": "bench.awkward",
     "gate": "bench.gate",
     "hami": "bench.hami",
+    "heap": "bench.heap",
     "latency": "bench.latency",
     "learning": "bench.learning",
     "loop": "bench.loop",

@@ -19,9 +19,9 @@ from gpushare.mps.asks import boottime
 from gpushare.mps.layout import GpuDirectory, LastGood, throttle_in_force, throttled_reader
 from gpushare.mps.status import GateStatus, ThrottleStatus
 from gpushare.runtime.certificates import metrics_certificate
+from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import MetricsServer, metrics_route, metrics_token, probe_route, registry_of
 from gpushare.runtime.models import fitted_on
-from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.container_runtime import ContainerRuntime
 from gpushare_deviceplugin.decisions import DecisionWriter
@@ -240,7 +240,7 @@ class Agent:
             self._start(tasks, "hygiene", self.hygiene.run)
             if self.loop.enabled:
                 self._start(tasks, "readings", self.readings.run)
-            self._start(tasks, "frugal", frugal.keep_small)
+            self._start(tasks, "heap", keep_small)
             self._start(tasks, "reconciler", self.reconciler.run)
             self._start(tasks, "decisions", self.decisions.run)
             self._start(tasks, "gpunode", self._write_status)

@@ -1,16 +1,14 @@
 """Keep the agent small: it runs on every node, beside the node's real work."""
 
-import asyncio
 import ctypes
-import gc
 import importlib.util
 import os
 import sys
 import types
 from typing import Any, Final
 
-FIRST_TRIM_SECONDS: Final = 20.0  # first lists, first connections
-TRIM_SECONDS: Final = 60.0  # takes 1 to 2 ms
+from gpushare.runtime.heap import glibc  # loads nothing else
+
 _PACKAGES: Final = ("kubernetes", "kubernetes.aio", "kubernetes.aio.client")
 _M_ARENA_MAX: Final = -8  # malloc.h
 _M_TRIM_THRESHOLD: Final = -1
@@ -30,7 +28,7 @@ def before_imports() -> None:
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-    libc = _libc()
+    libc = glibc()
     if libc is not None:
         libc.mallopt(_M_ARENA_MAX, 1)
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGE_BYTES)
@@ -39,20 +37,6 @@ def before_imports() -> None:
         libc.prctl(_PR_SET_THP_DISABLE, ctypes.c_ulong(1), no, no, no)  # a kernel that refuses changes nothing
     if _PACKAGES[0] not in sys.modules:
         _load_transport_only()
-
-
-async def keep_small() -> None:
-    """Freeze the startup heap, so that the garbage collector skips it, and trim malloc every minute."""
-    gc.collect()
-    gc.freeze()
-    libc = _libc()
-    if libc is None:
-        return
-    delay = FIRST_TRIM_SECONDS
-    while True:
-        libc.malloc_trim(0)
-        await asyncio.sleep(delay)
-        delay = TRIM_SECONDS
 
 
 def _load_transport_only() -> None:
@@ -88,9 +72,3 @@ def _enter_bare(name: str) -> None:
     parent, _, child = name.rpartition(".")
     if parent:
         setattr(sys.modules[parent], child, bare)
-
-
-def _libc() -> ctypes.CDLL | None:
-    """Return glibc; None on a libc without these two calls (musl)."""
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "malloc_trim") and hasattr(libc, "mallopt") else None

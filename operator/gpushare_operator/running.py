@@ -15,6 +15,7 @@ from gpushare.core.control import HygieneAction, HygieneSettings, OperatorSettin
 from gpushare.core.placement import parse_settings
 from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
 from gpushare.runtime.certificates import metrics_certificate
+from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import METRICS_PATH, MetricsServer, metrics_route, metrics_token
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
@@ -164,6 +165,7 @@ class Operator:
             tasks.create_task(self._reconciler.run())
             tasks.create_task(self._retractor.run())
             tasks.create_task(self._learner.run())
+            tasks.create_task(keep_small())
 
     def health(self) -> str:
         """Return "syncing" or "running" while all tasks make progress.

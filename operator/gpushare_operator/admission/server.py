@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from gpushare.core.admission import AdmissionPolicy
 from gpushare.core.api import shown
 from gpushare.runtime.certificates import Certificate, CertificateCollector
+from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import BearerToken, metrics_token
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.watched import Watched
@@ -202,7 +203,7 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
     )
     await runner.setup()
     async with asyncio.TaskGroup() as tasks:
-        background = [tasks.create_task(certificate.keep()), tasks.create_task(watched.keep())]
+        background = [tasks.create_task(each) for each in (certificate.keep(), watched.keep(), keep_small())]
         try:
             assert runner.server is not None  # after setup
             server = await asyncio.get_running_loop().create_server(

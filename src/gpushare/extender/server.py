@@ -26,12 +26,14 @@ from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector, current_namespace
 from gpushare.runtime.certificates import metrics_certificate
+from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import HttpAnswer, MetricsServer, Route, metrics_route, metrics_token, probe_route
 
 _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
 BEAT_SECONDS: Final = 1.0
 HUNG_SECONDS: Final = 60.0  # far above any step: learning runs in another thread, a page of a list takes 50 ms
+QUIET_SECONDS: Final = 0.5  # without a question of kube-scheduler's: full collections wait for it
 _GC_THRESHOLDS: Final = (100_000, 50, 1000)  # the defaults double the time to read a large cluster
 
 
@@ -83,6 +85,7 @@ class Extender:
         self._api = api
         self._clock = clock
         self._beat_at = clock()
+        self._listed = asyncio.Event()
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     def not_ready(self) -> str:
@@ -119,6 +122,7 @@ class Extender:
                 asyncio.create_task(self._start(stack), name="the first lists"),
                 asyncio.create_task(self._wake(), name="waking waiting pods"),
                 asyncio.create_task(self._beat(), name="the heartbeat"),
+                asyncio.create_task(self._keep_small(), name="keeping the heap small"),
             )
             try:
                 yield
@@ -134,8 +138,7 @@ class Extender:
             await reflector.synced.wait()
         self.ledger.claims.settle()
         await self.ledger.learn()
-        gc.collect()
-        gc.freeze()
+        self._listed.set()
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))
 
     async def _beat(self) -> None:
@@ -143,6 +146,10 @@ class Extender:
         while True:
             self._beat_at = self._clock()
             await asyncio.sleep(BEAT_SECONDS)
+
+    async def _keep_small(self) -> None:
+        await self._listed.wait()
+        await keep_small(lambda: self._clock() - self.verbs.asked_at > QUIET_SECONDS)
 
     async def _wake(self) -> None:
         while True:

@@ -1,6 +1,7 @@
 """The four verbs and the probes over HTTP: read, ask the ledger, answer."""
 
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -56,6 +57,8 @@ class Verbs:
         self._best_nodes = best_nodes
         self._not_ready = not_ready
         self._clock = clock
+        self.asked_at = -math.inf
+        """When kube-scheduler asked last, by `clock`."""
         self._reader = wire.FilterReader()
         self._texts = NodeTexts(ledger.state)
 
@@ -83,6 +86,7 @@ class Verbs:
                 _log.warning("%s: %s", verb, error)
                 return web.Response(status=400, text=str(error))
             finally:
+                self.asked_at = self._clock()
                 histogram.observe(time.perf_counter() - started)
             return web.Response(body=answer, content_type="application/json")
 
