@@ -1,1 +1,1 @@
-"""What every process needs for its edges: options, back-off, and the server of metrics and probes."""
+"""What every process needs for its edges: options, back-off, a small heap, the server of metrics and probes."""
