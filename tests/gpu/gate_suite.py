@@ -52,7 +52,7 @@ from gate_promises import (
 from limit import time_limit
 
 STEP_SECONDS = 120.0
-LIMITS = {"many_faults": 240.0, "clients_49": 180.0, "burst": 150.0}
+LIMITS = {"clients_49": 180.0, "burst": 150.0}
 
 
 def main() -> int:
@@ -64,6 +64,7 @@ def main() -> int:
     parser.add_argument("--base", default="/run/gpushare-suite")
     parser.add_argument("--faults", type=int, default=50)
     options = parser.parse_args()
+    LIMITS["many_faults"] = 60 + 3.0 * options.faults
     base, out = Path(options.base), Path(options.out)
     if options.twin:
         program = ["env", f"PYTHONPATH={SRC}", sys.executable, str(Path(__file__).parent / "gate_twin_tenant.py")]

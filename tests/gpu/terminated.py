@@ -7,6 +7,7 @@ lost. It wants the GPU for itself, changes no setting of it, and ends its daemon
 """
 
 import contextlib
+import ctypes
 import itertools
 import json
 import os
@@ -25,6 +26,8 @@ from gpushare.mps.errors import MpsError
 NEIGHBOUR, NEWCOMER = "cnn_train_fp32", "tiny"
 WORK_SECONDS, DRAIN_SECONDS = 0.3, 0.6
 LONG_CYCLES = 12 * 10**9  # of a kernel that spins: six to eight seconds
+BIG = 40_960  # rows of the fp32 product of seconds
+SEIZE, INTERRUPT, ALL_THREADS = 0x4206, 0x4207, 0x40000000  # PTRACE_SEIZE, PTRACE_INTERRUPT, __WALL
 
 
 class Way(StrEnum):
@@ -38,13 +41,23 @@ class Way(StrEnum):
     DRAINED_TERMINATED = "stopped for 0.6 s, continued and terminate_client"
     STOPPED_TERMINATED_CONTINUED = "stopped for 0.6 s, terminate_client, continued"
     STOPPED_TERMINATED = "stopped for 0.6 s, terminate_client, kill -9"
+    HELD_TERMINATED = "launching threads held for 0.6 s, terminate_client, kill -9"
+    HELD_KILLED = "launching threads held for 0.6 s, kill -9"
 
 
 DIRECT = [Way.TERMINATED, Way.TERMINATED_STAYS, Way.TERMINATED_KILLED]
 CAREFUL = [Way.DRAINED_KILLED, Way.KILLED]
 STOPS = {Way.DRAINED_KILLED, Way.DRAINED_TERMINATED, Way.STOPPED_TERMINATED, Way.STOPPED_TERMINATED_CONTINUED}
+HOLDS = {Way.HELD_TERMINATED, Way.HELD_KILLED}
 PLAN: list[tuple[str, bool, list[Way]]] = [
+    ("fp16_product", True, [Way.HELD_TERMINATED] * 3),
+    ("long", True, [Way.HELD_TERMINATED] * 3),
+    ("big_product", True, [Way.HELD_TERMINATED, Way.TERMINATED]),
+    ("fp16_product", True, [Way.STOPPED_TERMINATED_CONTINUED, Way.HELD_TERMINATED]),
     ("fp16_product", True, CAREFUL * 2),
+    ("big_product", True, [Way.DRAINED_KILLED]),
+    ("transformer_train_bf16", True, [Way.HELD_TERMINATED] * 2),
+    ("fp16_product", False, [Way.HELD_TERMINATED] * 3),
     ("fp16_product", True, DIRECT),
     ("fp16_product", True, [Way.STOPPED_TERMINATED]),
     ("long", True, [Way.STOPPED_TERMINATED_CONTINUED, Way.TERMINATED, Way.STOPPED_TERMINATED]),
@@ -64,6 +77,7 @@ class Client:
     said: int
     tell: int
     ended: bool = False
+    held: tuple[int, ...] = ()  # its threads whose tracer we are: they stay until we have waited for them
 
     def hears(self, seconds: float) -> str:
         """Return its next letter; empty when none came in time or it ended."""
@@ -78,6 +92,10 @@ class Client:
 
     def lives(self) -> bool:
         """Return whether it has not ended."""
+        for thread in self.held:
+            if thread != self.pid:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(thread, os.WNOHANG | ALL_THREADS)
         if not self.ended:
             self.ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
         return not self.ended
@@ -112,7 +130,14 @@ def _start(program: str, environment: dict[str, str], *, steps: int = 0, stays: 
         import torch
         from programs import PROGRAMS
 
-        step = PROGRAMS[program]() if program != "long" else lambda: torch.cuda._sleep(1000)
+        if program == "long":
+            step = lambda: torch.cuda._sleep(1000)  # noqa: E731
+        elif program == "big_product":
+            torch.backends.cuda.matmul.allow_tf32 = False
+            matrix = torch.ones(256, 256, device="cuda")
+            step = lambda: matrix @ matrix  # noqa: E731
+        else:
+            step = PROGRAMS[program]()
         step()
         torch.cuda.synchronize()
         os.write(speak, b"r")
@@ -120,9 +145,13 @@ def _start(program: str, environment: dict[str, str], *, steps: int = 0, stays: 
         os.write(speak, b"w")
         if program == "long":
             step = lambda: torch.cuda._sleep(LONG_CYCLES)  # noqa: E731
+        elif program == "big_product":
+            matrix = torch.ones(BIG, BIG, device="cuda")
+            product = torch.empty_like(matrix)
+            step = lambda: torch.mm(matrix, matrix, out=product)  # noqa: E731
         for number in itertools.count(1):
             step()
-            if number % 4 == 0 or program == "long":
+            if number % 4 == 0 or program in ("long", "big_product"):
                 torch.cuda.synchronize()
             if number == steps:
                 torch.cuda.synchronize()
@@ -133,6 +162,31 @@ def _start(program: str, environment: dict[str, str], *, steps: int = 0, stays: 
         if stays:
             time.sleep(1)
     os._exit(3)
+
+
+def hold(client: Client) -> dict[str, object]:
+    """Stop every thread of a process but CUDA's own, whose names begin with "cuda"; they stay held until it ends.
+
+    Returns the names of both, and what ptrace refused. By ptrace(2); the caller is the tracer as long as it lives.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+    held, left, refused = [], [], []
+    for thread in sorted(int(task.name) for task in Path(f"/proc/{client.pid}/task").iterdir()):
+        name = Path(f"/proc/{client.pid}/task/{thread}/comm").read_text().strip()
+        if name.startswith("cuda"):
+            left.append(name)
+            continue
+        for request in (SEIZE, INTERRUPT):
+            if libc.ptrace(request, thread, None, None):
+                refused.append(f"{name}: {os.strerror(ctypes.get_errno())}")
+                break
+        else:
+            os.waitpid(thread, ALL_THREADS | os.WUNTRACED)
+            held.append(name)
+            client.held += (thread,)
+    return {"held": held, "left": left, "refused": refused}
 
 
 class Rounds:
@@ -205,12 +259,15 @@ class Rounds:
         os.write(client.tell, b"!")
         row["works"] = client.hears(5)
         time.sleep(WORK_SECONDS)
+        if way in HOLDS:
+            row.update(hold(client))
+            time.sleep(DRAIN_SECONDS)
         if way in STOPS:
             os.kill(client.pid, signal.SIGSTOP)
             time.sleep(DRAIN_SECONDS)
         if way is Way.DRAINED_TERMINATED:
             os.kill(client.pid, signal.SIGCONT)
-        if way not in (Way.KILLED, Way.DRAINED_KILLED):
+        if way not in (Way.KILLED, Way.DRAINED_KILLED, Way.HELD_KILLED):
             asked = time.monotonic()
             row["answer"] = self.terminate(client.pid)
             row["asked_s"] = round(time.monotonic() - asked, 3)
