@@ -73,6 +73,8 @@ def test_compare_runs_every_policy_that_the_data_allows_and_writes_one_page(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (["--policy", ""], "say which policy, by --policy: one of fifo,"),
+        (["--report", "absent/page.html"], "absent/page.html: cannot be written: there is no folder absent"),
         (["--policy", "magic"], 'policy "magic" is not known; there are fifo,'),
         (["--policy", "mig"], "policy mig needs a colocation dataset with capped solo runs"),
         (["--gpu", "a100"], 'no rows for GPU "a100"; the table has k80, p100, v100'),
@@ -85,6 +87,39 @@ def test_bad_input_is_one_sentence_and_exit_code_2(monkeypatch, gavel, trace, ca
     err = capsys.readouterr().err
     assert message in err
     assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a,w,1e308,10,", 'column submit_seconds: "1e308" is not between 0 and 1e+09'),
+        ("a,w,0,nan,", 'column solo_seconds: "nan" is not between 0.001 and 1e+09'),
+        ("a,w,0,10,1e6", 'column max_slowdown: "1e6" is not between 1 and 1000'),
+        (f"{'a' * 200_000},w,0,10,", "is not CSV (field larger than field limit"),
+    ],
+)
+def test_a_trace_that_nobody_can_mean_is_refused_at_its_line(monkeypatch, gavel, capsys, tmp_path, row, message):
+    path = tmp_path / "odd.csv"
+    path.write_text(f"job,workload,submit_seconds,solo_seconds,max_slowdown\n{row}\n")
+    assert gpushare(monkeypatch, "sim", "jobs", *gavel, "--trace", path, "--policy", "fifo") == 2
+    err = capsys.readouterr().err
+    assert f"{path}: line 2" in err
+    assert message in err
+
+
+@pytest.mark.parametrize("option", ["--length", "--interarrival"])
+@pytest.mark.parametrize("value", ["inf", "nan", "1e308"])
+def test_no_trace_is_drawn_that_could_not_be_read(monkeypatch, gavel, tmp_path, option, value):
+    assert gpushare(monkeypatch, "sim", "trace", *gavel, option, value, "-o", tmp_path / "trace.csv") == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_longest_trace_that_is_drawn_can_be_read(monkeypatch, gavel, tmp_path, capsys):
+    path = tmp_path / "trace.csv"
+    longest = ("--length", 1e7, "--interarrival", 1e7, "--jobs", 40)
+    assert gpushare(monkeypatch, "sim", "trace", *gavel, *longest, "-o", path) == 0
+    assert gpushare(monkeypatch, "sim", "jobs", *gavel, "--trace", path, "--policy", "fifo") == 0
+    assert "40 jobs" in capsys.readouterr().out
 
 
 def test_an_output_that_cannot_be_written_leaves_nothing(monkeypatch, gavel, tmp_path, capsys):

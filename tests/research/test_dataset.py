@@ -61,6 +61,9 @@ def test_counters_keep_what_was_not_measured_absent() -> None:
         (run(("a", 100, 1.0)).replace('"device"', '"devise"'), Skipped.BAD_FIELD),
         (run(("a", 100, 1.0), iterations_per_s=["fast"]), Skipped.BAD_FIELD),
         ("[]", Skipped.BAD_FIELD),
+        (run(("a", 100, 1.0), window_s=float("nan")), Skipped.BAD_FIELD),
+        (run(("a", 100, 1.0), window_s=-1.0), Skipped.BAD_FIELD),
+        (run(("a", 100, 1.0), memory_mib=[-5]), Skipped.BAD_FIELD),
         (run(("a", 100, 1.0)).replace("1.0", "NaN"), Skipped.RATE),
     ],
 )
@@ -85,12 +88,20 @@ def test_missing_solo_runs_and_unknown_fields_are_said() -> None:
         ([json.dumps({**HEADER, "mechanism": "magic"})], 1, "magic"),
         ([json.dumps(HEADER), '{"tenants": ['], 2, "is not JSON"),
         ([json.dumps(HEADER).encode(), b"\xff"], 2, "UTF-8"),
+        ([json.dumps(HEADER), "[" * 200_000], 2, "is not a dataset's JSON"),
+        ([json.dumps(HEADER), "1" * 5_000], 2, "is not a dataset's JSON"),
     ],
 )
 def test_an_unreadable_dataset_is_refused_with_its_place(lines: list[str], where: int, said: str) -> None:
     with pytest.raises(DatasetError, match=said) as caught:
         parse(lines)
     assert caught.value.line == where
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_byte_order_mark_before_the_header_is_not_minded(as_bytes: bool) -> None:
+    lines = ["\ufeff" + json.dumps(HEADER), run(("a", 100, 10.0))]
+    assert parse([line.encode() for line in lines] if as_bytes else lines).solo_rate("a") == 10.0
 
 
 def test_progress_is_relative_to_the_solo_runs_of_the_same_session() -> None:

@@ -74,6 +74,7 @@ def test_progress_is_the_rate_beside_over_the_rate_alone():
         (SOLO, PAIRS, "z", 'no rows for GPU "z"; the table has x, y'),
         ([SOLO[0], "x,A,nan"], PAIRS, "x", 'line 2: column steps_per_s: "nan" is not a rate of 0 or more'),
         ([SOLO[0], "x,A,fast"], PAIRS, "x", 'line 2: column steps_per_s: "fast" is not a number'),
+        ([SOLO[0], f"x,{'A' * 200_000},1"], PAIRS, "x", "line 2: is not CSV (field larger"),
         ([SOLO[0], "x,A"], PAIRS, "x", "line 2: 2 cells where 3 belong"),
         ([SOLO[0], "x,A,0"], PAIRS, "x", "has rate 0 alone"),
         (SOLO, [PAIRS[0], "x,C,B,1,1"], "x", 'line 2: column workload_a: "C" has no solo rate on x'),

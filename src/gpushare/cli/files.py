@@ -1,5 +1,6 @@
 """Files that users name: reading with a clear error, writing atomically."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -17,27 +18,46 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """Read a whole text file, line ends unchanged.
+    """Read a whole text file, line ends unchanged, without the byte order mark that some editors put first.
 
     Raises:
         UsageError: it cannot be opened or is not UTF-8.
     """
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: is not UTF-8 text (byte {error.start})") from error
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
 
 
+def check_writable(path: Path) -> None:
+    """Refuse at once a file that could not be written after minutes of work; writes nothing.
+
+    Raises:
+        UsageError: its folder is absent or not writable, or it is a folder itself.
+    """
+    if path.is_dir():
+        raise UsageError(f"{path}: cannot be written: {os.strerror(errno.EISDIR)}")
+    if _is_written_through(path):
+        return
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: cannot be written: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: cannot be written: {os.strerror(errno.EACCES)}")
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, by a temporary one beside it.
+    """Write a file atomically, by a temporary one beside it; a device, pipe or link is written to, not replaced.
 
     Raises:
         UsageError: the folder is absent or not writable, or the disk is full.
     """
     temporary = ""
     try:
+        if _is_written_through(path):
+            path.write_text(text, encoding="utf-8")
+            return
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as handle:
             temporary = handle.name
             handle.write(text)
@@ -47,6 +67,11 @@ def write_whole(path: Path, text: str) -> None:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _is_written_through(path: Path) -> bool:
+    """Tell whether a path, such as /dev/stdout or /dev/null, stands for something else than a file of its own."""
+    return path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _umask() -> int:

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import read_text, write_whole
+from gpushare.cli.files import check_writable, read_text, write_whole
 from gpushare.core.api import JobClass
 from gpushare.core.gpu import ArtefactError, artefact_from_json
 from gpushare.core.interference import (
@@ -70,6 +70,7 @@ def fit(
     seed: Annotated[int, typer.Option(help="The same dataset and seed give the same artefact, bit for bit.")] = 1,
 ) -> None:
     """Fit the interference model to a dataset and write a versioned artefact with its provenance."""
+    check_writable(output)
     data, source = _read(dataset)
     with _bar("fitting") as bar:
         task = bar.add_task("fitting")

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import read_lines, write_whole
+from gpushare.cli.files import check_writable, read_lines, write_whole
 from gpushare.cli.report.jobs_page import render_jobs
 from gpushare.cli.report.simulated import JobRecorder
 from gpushare.cli.report.usage_page import render_usage
@@ -34,6 +34,7 @@ GPU_MEMORY_MIB: Final = {"H200": 143771, "H100": 81559, "A100": 40960, "L40": 46
 DEFAULT_GPU_MEMORY_MIB: Final = 81559
 
 TABLE_GPUS: Final = 16
+_MOST_MEAN: Final = 1e7  # seconds, four months; what is drawn by it stays below the most that a trace may hold
 TABLE_LOADS: Final = (0.8, 1.2, 2.0)
 
 _TRACE = typer.Option(
@@ -50,7 +51,7 @@ SoloFile = Annotated[
 ]
 GpuName = Annotated[str | None, typer.Option("--gpu", help="which GPU of the CSV tables")]
 SlicingFile = Annotated[Path | None, typer.Option("--time-slicing", help="dataset v1 measured under time slicing")]
-GpuCount = Annotated[int, typer.Option("--gpus", min=1, help="how many GPUs")]
+GpuCount = Annotated[int, typer.Option("--gpus", min=1, max=100_000, help="how many GPUs")]
 Seed = Annotated[int, typer.Option(min=0, help="of everything drawn at random")]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 
@@ -95,11 +96,13 @@ def jobs_command(
     table: Annotated[
         Path | None, typer.Option(help="with --truth table: another complete table, a colocation dataset v1")
     ] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="with --truth table: how many jobs")] = 500,
+    jobs: Annotated[int, typer.Option(min=1, max=1_000_000, help="with --truth table: how many jobs")] = 500,
     load: Annotated[
         list[float] | None,
         typer.Option(
-            min=0.01, help="with --truth table: work offered, relative to what exclusive GPUs do; repeatable"
+            min=0.01,
+            max=100.0,
+            help="with --truth table: work offered, relative to what exclusive GPUs do; repeatable",
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="with --truth table: how many seeds, from --seed on")] = 10,
@@ -109,7 +112,9 @@ def jobs_command(
     reserve_after: Annotated[
         float,
         typer.Option(
-            min=0.0, help="with --truth table: policy.reserveAfterSeconds of the release by which ours decides"
+            min=0.0,
+            max=604800.0,
+            help="with --truth table: policy.reserveAfterSeconds of the release by which ours decides",
         ),
     ] = DEFAULT_RESERVE_AFTER_SECONDS,
     page: Annotated[
@@ -156,8 +161,12 @@ def _one_policy(
     as_json: bool,
     page: Path | None,
 ) -> None:
+    if not policy:
+        raise UsageError(f"say which policy, by --policy: one of {', '.join(POLICIES)}")
     if policy not in POLICIES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(POLICIES)}')
+    if page is not None:
+        check_writable(page)
     jobs = _read_jobs(trace)
     truth = _read_truth(colocation, solo, gpu, time_slicing, seed)
     recorder = JobRecorder(jobs)
@@ -185,6 +194,7 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Run a trace under every policy and write one HTML page with plots that needs nothing beside itself."""
+    check_writable(output)
     jobs = _read_jobs(trace)
     truth = _read_truth(colocation, solo, gpu, time_slicing, seed)
     outcomes = _run(jobs, gpus, list(POLICIES), truth, seed, source=trace, skip_impossible=True)
@@ -202,11 +212,13 @@ def compare_command(
 def trace_command(
     colocation: ColocationFile,
     output: Annotated[Path, typer.Option("--output", "-o", help="the CSV to write")],
-    jobs: Annotated[int, typer.Option(min=1, help="how many jobs")] = 200,
+    jobs: Annotated[int, typer.Option(min=1, max=1_000_000, help="how many jobs")] = 200,
     interarrival: Annotated[
-        float, typer.Option(min=0.0, help="mean seconds between arrivals; 0: all at once")
+        float, typer.Option(min=0.0, max=_MOST_MEAN, help="mean seconds between arrivals; 0: all at once")
     ] = 60.0,
-    length: Annotated[float, typer.Option(min=1.0, help="mean seconds that a job runs alone")] = 1800.0,
+    length: Annotated[
+        float, typer.Option(min=1.0, max=_MOST_MEAN, help="mean seconds that a job runs alone")
+    ] = 1800.0,
     solo: SoloFile = None,
     gpu: GpuName = None,
     seed: Seed = 0,

@@ -235,12 +235,14 @@ def parse(lines: Iterable[str | bytes]) -> Dataset:
 
 def _json(raw: str | bytes, number: int) -> object | None:
     try:
-        text = raw.decode() if isinstance(raw, bytes) else raw
+        text = (raw.decode() if isinstance(raw, bytes) else raw).removeprefix("\ufeff" * (number == 1))
         return json.loads(text) if text.strip() else None
     except UnicodeDecodeError as error:
         raise DatasetError("is not UTF-8 text", line=number, column=error.start + 1) from None
     except json.JSONDecodeError as error:
         raise DatasetError(f"is not JSON ({error.msg})", line=number, column=error.colno) from None
+    except (RecursionError, ValueError) as error:  # thousands of brackets, or of digits
+        raise DatasetError(f"is not a dataset's JSON ({error})", line=number) from None
 
 
 def _header(value: object, number: int) -> dict[str, Any]:
@@ -273,6 +275,8 @@ def _run(value: object, number: int) -> Run | Skipped:
         window_seconds = _number(value.get("window_s", 0.0))
         session = str(value.get("session", ""))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+        return Skipped.BAD_FIELD
+    if not 0 <= window_seconds < math.inf or any(mib is not None and mib < 0 for mib in memory):
         return Skipped.BAD_FIELD
     if not tenants or not len(tenants) == len(rates) == len(memory):
         return Skipped.LENGTHS

@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,6 +13,10 @@ from gpushare.sim.jobs import Job
 REQUIRED_COLUMNS: Final = ("job", "workload", "submit_seconds", "solo_seconds")
 OPTIONAL_COLUMNS: Final = ("max_slowdown", "fraction", "class", "start_seconds")
 DEFAULT_MAX_SLOWDOWN: Final = 2.0  # two jobs that take turns have this slowdown
+MOST_SECONDS: Final = (
+    1e9  # 30 years: times beyond cannot be told apart to the millisecond in which they are written
+)
+_MOST_SLOWDOWN: Final = 1000.0  # as a GpuShare allows
 
 
 class JobTraceError(Exception):
@@ -29,8 +33,8 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
     Raises:
         JobTraceError: a missing or unknown column, a bad number, a repeated name, or no jobs at all.
     """
-    reader = csv.reader(lines)
-    header = [name.strip() for name in next(reader, [])]
+    rows = _rows(lines)
+    header = [name.strip() for name in next(rows, (1, []))[1]]
     for column in REQUIRED_COLUMNS:
         if column not in header:
             raise JobTraceError(f'column "{column}" is missing', line=1)
@@ -40,8 +44,7 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
             raise JobTraceError(f'unknown column "{column}"; allowed are {allowed}', line=1)
     jobs: list[Job] = []
     names: set[str] = set()
-    for cells in reader:
-        line = reader.line_num
+    for line, cells in rows:
         if not cells:
             continue
         if len(cells) != len(header):
@@ -54,14 +57,16 @@ def parse_jobs(lines: Iterable[str]) -> list[Job]:
             Job(
                 name=row["job"],
                 workload=row["workload"],
-                submit_seconds=_number(row, "submit_seconds", line, least=0.0),
-                solo_seconds=_number(row, "solo_seconds", line, least=1e-3),
-                max_slowdown=_number(row, "max_slowdown", line, least=1.0)
+                submit_seconds=_number(row, "submit_seconds", line, least=0.0, most=MOST_SECONDS),
+                solo_seconds=_number(row, "solo_seconds", line, least=1e-3, most=MOST_SECONDS),
+                max_slowdown=_number(row, "max_slowdown", line, least=1.0, most=_MOST_SLOWDOWN)
                 if row.get("max_slowdown")
                 else DEFAULT_MAX_SLOWDOWN,
                 fraction=_fraction(row, line),
                 job_class=_job_class(row, line),
-                start_seconds=_number(row, "start_seconds", line, least=0.0) if row.get("start_seconds") else 0.0,
+                start_seconds=_number(row, "start_seconds", line, least=0.0, most=MOST_SECONDS)
+                if row.get("start_seconds")
+                else 0.0,
             )
         )
     if not jobs:
@@ -100,6 +105,16 @@ def format_jobs(jobs: Iterable[Job]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def _rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield each row's last line and its cells."""
+    reader = csv.reader(lines)
+    try:
+        for cells in reader:
+            yield reader.line_num, cells
+    except csv.Error as error:
+        raise JobTraceError(f"is not CSV ({error})", line=reader.line_num) from None
+
+
 def _fraction(row: dict[str, str], line: int) -> str:
     value = row.get("fraction") or "auto"
     parsed = parse_fraction(value)
@@ -115,11 +130,11 @@ def _job_class(row: dict[str, str], line: int) -> JobClass:
     return parsed
 
 
-def _number(row: dict[str, str], column: str, line: int, *, least: float) -> float:
+def _number(row: dict[str, str], column: str, line: int, *, least: float, most: float) -> float:
     try:
         value = float(row[column])
     except ValueError:
         raise JobTraceError(f'"{row[column]}" is not a number', line=line, column=column) from None
-    if not math.isfinite(value) or value < least:
-        raise JobTraceError(f'"{row[column]}" is not a number of at least {least:g}', line=line, column=column)
+    if not least <= value <= most:
+        raise JobTraceError(f'"{row[column]}" is not between {least:g} and {most:g}', line=line, column=column)
     return value

@@ -145,12 +145,15 @@ def _rows(table: str, lines: Iterable[str], columns: Sequence[str]) -> Iterable[
     for column in header:
         if column not in columns:
             raise TableError(table, f'unknown column "{column}"; allowed are {", ".join(columns)}', line=1)
-    for cells in reader:
-        if not cells:
-            continue
-        if len(cells) != len(header):
-            raise TableError(table, f"{len(cells)} cells where {len(header)} belong", line=reader.line_num)
-        yield reader.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+    try:
+        for cells in reader:
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise TableError(table, f"{len(cells)} cells where {len(header)} belong", line=reader.line_num)
+            yield reader.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+    except csv.Error as error:
+        raise TableError(table, f"is not CSV ({error})", line=reader.line_num) from None
 
 
 def _number(table: str, row: dict[str, str], line: int, column: str) -> float:
