@@ -106,7 +106,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error("--prometheus-url must begin with http:// or https://")
     if not read.node_name:
         parser.error("--node-name is missing")
-    if read.sample_seconds < 0.2:
+    if not 0.2 <= read.sample_seconds < math.inf:
         parser.error("--sample-seconds must be 0.2 or more: counters need 0.1 s between readings")
     if not (1 <= read.max_slowdown < math.inf and 1 <= read.latency_max_slowdown < math.inf):
         parser.error("--max-slowdown and --latency-max-slowdown are ratios of 1 or more")

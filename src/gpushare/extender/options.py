@@ -1,6 +1,7 @@
 """The extender's options: command line first, then environment, then default."""
 
 import argparse
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,10 +100,10 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         )
     except SettingsError as error:
         parser.error(str(error))
-    if settings.policy not in POLICIES:  # argparse does not check values from the environment
-        parser.error(f'--policy: "{settings.policy}" is not one of {", ".join(sorted(POLICIES))}')
     if read.best_nodes < 0:
         parser.error("--best-nodes must be 0 or more")
+    if not 0 <= read.fence_timeout < math.inf:
+        parser.error("--fence-timeout must be 0 or more seconds")
     return ExtenderOptions(
         host=read.host,
         port=read.port,

@@ -1,0 +1,172 @@
+"""Values without an end-to-end test: nonsense is refused by name, and each reaches its processes' settings."""
+
+from typing import Any
+
+import pytest
+from tests.chart.chartobjects import Json, Render, containers, of_kind, workloads
+
+from gpushare.core.control import HygieneAction, HygieneSettings
+from gpushare.core.placement import Settings, parse_settings
+from gpushare.extender import options as extender_options
+from gpushare.extender.options import ExtenderOptions
+from gpushare.mps import host as mps_host
+from gpushare_deviceplugin import options as agent_options
+from gpushare_deviceplugin.options import AgentOptions
+from gpushare_deviceplugin.outside import OutsidePolicy
+from gpushare_operator.admission import __main__ as admission_main
+from gpushare_operator.running import Environment
+
+
+def nested(path: str, value: object) -> Json:
+    """{"policy": {"hygiene": {"stalled": value}}} for policy.hygiene.stalled."""
+    for key in reversed(path.split(".")):
+        value = {key: value}
+    assert isinstance(value, dict)
+    return value
+
+
+NONSENSE: dict[str, list[object]] = {
+    "policy.latencyMaxSlowdown": [0, 0.9, -1.1, 1000.5, 1e9, "0.9", "1e3", "fast", "nan", "inf", "", True, [], {}],
+    "policy.maxSlowdown": [0, 0.9, -1.5, 1000.5, "1e3", "nan", "inf", "", True, []],
+    "policy.reserveAfterSeconds": [-1, 0.5, 604_801, 1e18, "1800", "never", True, [], {}],
+    "policy.hygiene": ["report", [], True, {"stall": "report"}],
+    "policy.hygiene.stalled": ["kill", "Report", "", True, 1, [], {}],
+    "policy.hygiene.stalledAfterSeconds": [0, 59, 604_801, 60.5, "1800", True, []],
+    "policy.hygiene.outsideMps": ["end", "event", "", False, []],
+    "policy.hygiene.fault": ["reset", "", False, {}],
+    "policy.retractionsPerMinute": [0, -2, 61, 1.5, "2", True, []],
+    "agent.outsideMps": ["kill", "End", "report", "", True, []],
+    "mps.endStrangers": ["false", "no", "", 0, 1, [], {}],
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"), [(path, value) for path, values in NONSENSE.items() for value in values]
+)
+def test_nonsense_is_refused_by_the_values_name(render: Render, path: str, value: object) -> None:
+    with pytest.raises(ValueError, match=path.rpartition(".")[2]):
+        render(nested(path, value))
+
+
+class Installation:
+    """What each process makes of a rendered chart: its own option parser, given its arguments and environment."""
+
+    def __init__(self, objects: list[Json]) -> None:
+        self._parts = workloads(objects)
+        [settings] = of_kind(objects, "ConfigMap", "gpushare-settings")
+        self._settings: dict[str, str] = settings["data"]
+
+    def _given(self, part: str) -> tuple[list[str], dict[str, str]]:
+        container = next(
+            each for each in containers(self._parts[part]) if each["name"] in {part, "extender", "host"}
+        )
+        shared = [each["configMapRef"]["name"] for each in container.get("envFrom", [])]
+        assert set(shared) <= {"gpushare-settings"}
+        environment = dict(self._settings) if shared else {}
+        environment |= {each["name"]: each.get("value", "some-node") for each in container.get("env", [])}
+        return [*container["command"][3:], *container.get("args", [])], environment
+
+    @property
+    def agent(self) -> AgentOptions:
+        return agent_options.parse_options(*self._given("agent"))
+
+    @property
+    def extender(self) -> ExtenderOptions:
+        return extender_options.parse_options(*self._given("scheduler"))
+
+    @property
+    def operator(self) -> Environment:
+        return Environment.read(self._given("operator")[1])
+
+    @property
+    def admission(self) -> Any:
+        return admission_main.parse_settings(*self._given("admission"))
+
+    @property
+    def mps(self) -> Any:
+        return mps_host._parse(self._given("mps")[0])
+
+    @property
+    def shown(self) -> Settings:
+        """What `gpushare plan`, `explain` and `snapshot` read from the release's ConfigMap."""
+        return parse_settings(self._settings)
+
+
+def test_without_values_each_process_has_its_own_defaults(render: Render) -> None:
+    """The chart's defaults are those of the processes: what a test runs bare is what an installation runs."""
+    found = Installation(render({}))
+    assert found.shown == found.extender.settings == Settings()
+    assert found.agent.hygiene == HygieneSettings()
+    assert (found.agent.outside_mps, found.agent.loop, found.agent.exclusive_process) == (
+        OutsidePolicy.EVENT,
+        True,
+        False,
+    )
+    assert found.agent.defaults.latency_max_slowdown_ratio == Settings().defaults.latency_max_slowdown_ratio
+    operator = found.operator.settings
+    assert (operator.retraction.evicts, operator.retraction.per_minute) == (True, 2)
+    assert found.mps.keep_strangers is False
+
+
+@pytest.mark.parametrize("value", [1, 1.05, "1.3", 1000])
+def test_latency_max_slowdown_reaches_who_decides_watches_and_explains(render: Render, value: object) -> None:
+    found = Installation(render(nested("policy.latencyMaxSlowdown", value)))
+    for defaults in (
+        found.agent.defaults,
+        found.extender.settings.defaults,
+        found.operator.settings.defaults,
+        found.shown.defaults,
+    ):
+        assert defaults.latency_max_slowdown_ratio == float(str(value))
+        assert defaults.max_slowdown_ratio == 1.5
+
+
+@pytest.mark.parametrize("value", [0, 90, 604_800])
+def test_reserve_after_seconds_reaches_who_decides_and_explains(render: Render, value: int) -> None:
+    found = Installation(render(nested("policy.reserveAfterSeconds", value)))
+    assert found.extender.settings.reserve_after_seconds == found.shown.reserve_after_seconds == value
+
+
+@pytest.mark.parametrize("key", ["stalled", "outsideMps", "fault"])
+@pytest.mark.parametrize("action", list(HygieneAction))
+def test_each_hygiene_action_reaches_agent_and_operator(render: Render, key: str, action: HygieneAction) -> None:
+    found = Installation(render(nested(f"policy.hygiene.{key}", action.value)))
+    name = {"stalled": "stalled", "outsideMps": "outside_mps", "fault": "fault"}[key]
+    others = {"stalled", "outside_mps", "fault"} - {name}
+    for hygiene in (found.agent.hygiene, found.operator.settings.hygiene):
+        assert getattr(hygiene, name) is action
+        assert {getattr(hygiene, other) for other in others} == {HygieneAction.REPORT}
+
+
+@pytest.mark.parametrize("value", [60, 3600, 604_800])
+def test_stalled_after_seconds_reaches_the_agent(render: Render, value: int) -> None:
+    found = Installation(render(nested("policy.hygiene.stalledAfterSeconds", value)))
+    assert found.agent.hygiene.stalled_seconds == value
+
+
+@pytest.mark.parametrize("value", [1, 7, 60])
+def test_retractions_per_minute_reaches_the_operator(render: Render, value: int) -> None:
+    found = Installation(render(nested("policy.retractionsPerMinute", value)))
+    assert found.operator.settings.retraction.per_minute == value
+
+
+@pytest.mark.parametrize("policy", list(OutsidePolicy))
+def test_outside_mps_reaches_the_agent_and_brings_its_capability(render: Render, policy: OutsidePolicy) -> None:
+    objects = render(nested("agent.outsideMps", policy.value))
+    assert Installation(objects).agent.outside_mps is policy
+    [agent] = containers(workloads(objects)["agent"])
+    added = agent["securityContext"]["capabilities"].get("add") or []
+    assert ("KILL" in added) is (policy is OutsidePolicy.END)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_end_strangers_reaches_the_mps_host(render: Render, ends: bool) -> None:
+    assert Installation(render(nested("mps.endStrangers", ends))).mps.keep_strangers is not ends
+
+
+@pytest.mark.parametrize("path", [path for path in NONSENSE if path != "policy.hygiene"])
+def test_a_value_that_was_taken_away_is_the_default(render: Render, path: str) -> None:
+    """`--set policy.x=null` takes it away, and so does --reuse-values from a release that did not know it."""
+    found, standard = Installation(render(nested(path, None))), Installation(render({}))
+    for part in ("agent", "extender", "operator", "admission", "mps", "shown"):
+        assert getattr(found, part) == getattr(standard, part), part
