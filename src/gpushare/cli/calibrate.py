@@ -1,5 +1,6 @@
 """`gpushare calibrate`: measure programs alone and together on this machine's GPU, and fit the model of it."""
 
+import re
 import time
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from rich.progress import (
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
+from gpushare.cli.files import check_writable
 from gpushare.cli.interference import fit
 from gpushare.research.calibration.run import CalibrationOrder, plan_of
 from gpushare.research.calibration.run import calibrate as measure
@@ -33,18 +35,20 @@ def calibrate(
             "--model", help="Then fit the interference model and write it here (minutes of one CPU core)."
         ),
     ] = None,
-    budget: Annotated[float, typer.Option(help="Minutes to measure at most.", min=0.1)] = 10.0,
+    budget: Annotated[float, typer.Option(help="Minutes to measure at most.", min=0.1, max=1440.0)] = 10.0,
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be measured, and how long.")] = False,
     workloads: Annotated[str, typer.Option(help="Comma-separated names of the suite; default all.")] = "",
-    phases: Annotated[int, typer.Option(help="Groups of workers that live together.", min=1)] = 3,
-    runs_per_phase: Annotated[int, typer.Option(help="Runs in each group.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="Of the plan: which sets are measured.")] = 1,
+    phases: Annotated[int, typer.Option(help="Groups of workers that live together.", min=1, max=100)] = 3,
+    runs_per_phase: Annotated[int, typer.Option(help="Runs in each group.", min=1, max=10_000)] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Of the plan: which sets are measured.")] = 1,
     probes: Annotated[bool, typer.Option(help="Measure every workload beside the standard probes too.")] = True,
     time_slicing: Annotated[bool, typer.Option("--time-slicing", help="Without MPS, for comparison.")] = False,
     dcgm_url: Annotated[
         str, typer.Option(help="dcgm-exporter's metrics, for a GPU without GPM (before Hopper).")
     ] = "",
-    dcgm_seconds: Annotated[float, typer.Option(help="The exporter's interval, in seconds.", min=0.1)] = 1.0,
+    dcgm_seconds: Annotated[
+        float, typer.Option(help="The exporter's interval, in seconds.", min=0.1, max=300.0)
+    ] = 1.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Tiny sizes on the CPU, to try the machinery.")
     ] = False,
@@ -58,6 +62,11 @@ def calibrate(
     Starts an MPS daemon of its own and ends it; changes no setting of the GPU. With --model, one command of about
     a quarter of an hour gives what the chart takes: helm upgrade ... --set-file models.NAME=MODEL.
     """
+    if dcgm_url and not re.match(r"https?://[^/]", dcgm_url):
+        raise UsageError(f'--dcgm-url "{dcgm_url}" is no address; write it as http://127.0.0.1:9400/metrics')
+    for file in (output, model):
+        if file is not None:
+            check_writable(file)
     order = CalibrationOrder(
         phases,
         runs_per_phase,

@@ -67,7 +67,9 @@ def _bar(text: str) -> Progress:
 def fit(
     dataset: Annotated[Path, typer.Argument(help="A colocation dataset v1 (JSON Lines).")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the model artefact.")],
-    seed: Annotated[int, typer.Option(help="The same dataset and seed give the same artefact, bit for bit.")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, help="The same dataset and seed give the same artefact, bit for bit.")
+    ] = 1,
 ) -> None:
     """Fit the interference model to a dataset and write a versioned artefact with its provenance."""
     check_writable(output)
@@ -105,7 +107,7 @@ def evaluation(
         typer.Option(help="as-is: the model as it is; the others fit anew on parts of the dataset, five times."),
     ] = EvaluationProtocol.AS_IS,
     model: ModelFile = None,
-    seed: Annotated[int, typer.Option(help="Of the folds, the fits and the random matchings.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Of the folds, the fits and the random matchings.")] = 1,
     probed: Annotated[
         bool,
         typer.Option("--probed", help="Judge only sets of workloads that were all measured beside the probes."),

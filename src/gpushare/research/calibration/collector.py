@@ -14,6 +14,7 @@ from typing import Any, Protocol, TextIO
 
 from gpushare.research.calibration.counters import RunCounters
 from gpushare.research.calibration.plan import CalibrationPhase, Cell
+from gpushare.research.calibration.resume import cut_to_whole, earlier_runs, key_of
 from gpushare.research.calibration.worker import serve
 from gpushare.research.calibration.workload import Stage, Workload
 from gpushare.research.dataset import Mechanism
@@ -245,20 +246,6 @@ def run_line(
     }
 
 
-def measured_before(path: Path) -> Counter[tuple[Cell, ...]]:
-    """Read the runs that a dataset already holds, for resuming; an incomplete last line is ignored."""
-    done: Counter[tuple[Cell, ...]] = Counter()
-    if not path.exists():
-        return done
-    for line in path.read_text().splitlines()[1:]:
-        try:
-            run = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        done[_key([(tenant["workload"], tenant["thread_percentage"]) for tenant in run["tenants"]])] += 1
-    return done
-
-
 def collect(
     phases: Sequence[CalibrationPhase],
     output: Path,
@@ -274,21 +261,27 @@ def collect(
     """Make the planned runs within the budget, resuming an existing dataset; return how many runs were written.
 
     Each phase gets its part of the time that is left.
+
+    Raises:
+        ResumeError: the output is another GPU's, or no dataset.
     """
     began = time.monotonic()
-    done = measured_before(output)
-    fresh = not output.exists() or not output.read_text().strip()
+    earlier = earlier_runs(output)
+    about = counters.about()
+    earlier.check(about, mechanism.value)
+    cut_to_whole(output, earlier)
+    done = Counter(earlier.runs)
     total, written = sum(len(phase.runs) for phase in phases), 0
     seen = 0
     with output.open("a") as file:
-        if fresh:
-            _write(file, {"schema": SCHEMA, **counters.about(), "mechanism": mechanism.value})
+        if earlier.dataset is None:
+            _write(file, {"schema": SCHEMA, **about, "mechanism": mechanism.value})
         for number, phase in enumerate(phases):
             todo = []
             for run in phase.runs:
                 seen += 1
-                if done[_key(run)]:
-                    done[_key(run)] -= 1
+                if done[key_of(run)]:
+                    done[key_of(run)] -= 1
                 else:
                     todo.append(run)
             if not todo or time.monotonic() - began > budget_seconds:
@@ -311,10 +304,6 @@ def collect(
                 progress(seen - len(todo) + position + 1, total)
             pool.close()
     return written
-
-
-def _key(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    return tuple(sorted(cells))
 
 
 def _write(file: TextIO, value: dict[str, Any]) -> None:

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from gpushare.research.calibration.collector import Log, PoolMaker, Timing, collect, measured_before, pools_of
+from gpushare.research.calibration.collector import Log, PoolMaker, Timing, collect, pools_of
 from gpushare.research.calibration.counters import DcgmCounters, DriverCounters, NoCounters, RunCounters
 from gpushare.research.calibration.daemon import mps_daemon
 from gpushare.research.calibration.plan import CalibrationPhase, expected_seconds, left_of, phases
+from gpushare.research.calibration.resume import SIMULATED, earlier_runs
 from gpushare.research.calibration.workload import Stage, Workload
 from gpushare.research.dataset import Mechanism
 
@@ -91,7 +92,7 @@ def plan_of(order: CalibrationOrder, output: Path) -> CalibrationPlan:
     """Plan an order, less what the output holds.
 
     Raises:
-        RuntimeError: no PyTorch, or an unknown workload; one sentence.
+        RuntimeError: no PyTorch, an unknown workload, or an output that cannot be gone on with; one sentence.
     """
     names, probes = _names(order)
     if unknown := [name for name in order.workloads if name not in names]:
@@ -105,7 +106,10 @@ def plan_of(order: CalibrationOrder, output: Path) -> CalibrationPlan:
         capped=not order.time_slicing,
         probes=beside,
     )[order.skip_phases : order.stop_phases]
-    left = left_of(planned, measured_before(output))
+    earlier = earlier_runs(output)
+    if order.simulated:
+        earlier.check({"gpu_model": order.simulated, "driver": SIMULATED}, order.mechanism.value)
+    left = left_of(planned, earlier.runs)
     seconds = expected_seconds(left, **asdict(order.timing))
     return CalibrationPlan(planned, sum(len(phase.runs) for phase in left), seconds, beside)
 

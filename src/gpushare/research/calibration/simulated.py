@@ -18,10 +18,10 @@ from gpushare.data import H200_COLOCATION, default_model
 from gpushare.research.calibration.collector import Log, Timing, run_line
 from gpushare.research.calibration.counters import RunCounters
 from gpushare.research.calibration.plan import Cell
+from gpushare.research.calibration.resume import SIMULATED
 from gpushare.research.dataset import Dataset, Mechanism, parse
 from gpushare.research.solo_profiles import profile_of
 
-DRIVER: Final = "simulated"
 _NOISE: Final = 0.02
 """Of a rate, one standard deviation: what two windows of one program differ by on an H200."""
 
@@ -40,7 +40,7 @@ class SimulatedCounters:
 
     def about(self) -> dict[str, str]:
         """Return a header that says what it is."""
-        return {"gpu_model": self._model, "driver": DRIVER}
+        return {"gpu_model": self._model, "driver": SIMULATED}
 
     def start(self) -> None:
         """Nothing to read."""

@@ -1,0 +1,89 @@
+"""Go on with a dataset that was cut off: what it holds already, and whether it is of the same GPU."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from gpushare.research.calibration.plan import Cell
+from gpushare.research.dataset import Dataset, DatasetError, parse
+
+SIMULATED: Final = "simulated"
+"""What a dataset of made-up figures names as its driver."""
+
+
+class ResumeError(RuntimeError):
+    """The output is there and cannot be gone on with; one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRuns:
+    """What an output holds.
+
+    Attributes:
+        dataset: None where nothing was written yet.
+        runs: how often each set was measured, its cells in order.
+        whole_bytes: where what was written as a whole ends; behind it lies at most a line that was cut off.
+    """
+
+    dataset: Dataset | None = None
+    runs: Counter[tuple[Cell, ...]] = field(default_factory=Counter)
+    whole_bytes: int = 0
+
+    def check(self, about: Mapping[str, Any], mechanism: str) -> None:
+        """Refuse to go on with another GPU's figures, or another mechanism's, or to mix made-up ones in.
+
+        Raises:
+            ResumeError: they are.
+        """
+        if self.dataset is None:
+            return
+        here = (str(about["gpu_model"]), mechanism, about["driver"] == SIMULATED)
+        there = (self.dataset.gpu_model, self.dataset.mechanism.value, self.dataset.driver == SIMULATED)
+        if here != there:
+            raise ResumeError(
+                f"the output holds runs of {_words(*there)}, these would be of {_words(*here)}: "
+                "give another --output"
+            )
+
+
+def earlier_runs(path: Path) -> EarlierRuns:
+    """Read the output of an earlier call; one that is not there or empty holds nothing.
+
+    Raises:
+        ResumeError: it is no dataset, or damaged before its last line. OSError: it cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return EarlierRuns()
+    whole = content[: content.rfind(b"\n") + 1]
+    if not content.strip():
+        return EarlierRuns()
+    try:
+        dataset = parse(whole.splitlines())
+    except DatasetError as error:
+        raise ResumeError(
+            f"{path} is no dataset that can be gone on with ({error}): give another --output, or take it away"
+        ) from None
+    runs = Counter(
+        key_of((tenant.workload, tenant.thread_percentage) for tenant in run.tenants) for run in dataset.runs
+    )
+    return EarlierRuns(dataset, runs, len(whole))
+
+
+def cut_to_whole(path: Path, earlier: EarlierRuns) -> None:
+    """Take away a last line that was cut off, which the next run would be written behind."""
+    if path.exists() and path.stat().st_size > earlier.whole_bytes:
+        with path.open("r+b") as file:
+            file.truncate(earlier.whole_bytes)
+
+
+def key_of(cells: Iterable[Cell]) -> tuple[Cell, ...]:
+    """Return a set's cells in order."""
+    return tuple(sorted(cells))
+
+
+def _words(gpu_model: str, mechanism: str, is_simulated: bool) -> str:
+    return f"{'a simulated ' * is_simulated}{gpu_model} under {mechanism}"
