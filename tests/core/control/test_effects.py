@@ -64,3 +64,17 @@ def test_nobody_is_believed_to_speed_a_neighbour_up_or_to_make_less_than_nothing
         response = response.after({"b": 1.0}, 0.9, 0.05)
     assert response.effect("b") == 0.0
     assert Response.unseen(0.1).beside(["b", "c"]).running({"b": 1.0, "c": 1.0}) == 0.0
+
+
+def test_what_a_neighbour_costs_that_always_ran_is_a_guess():
+    response = Response.unseen(1.0).beside(["b", "c"])
+    for number in range(60):
+        duties = {"b": 1.0 if number < 30 else 0.5, "c": 1.0}
+        response = response.after(duties, 0.9 - 0.4 * duties["b"], 0.05)
+    now = {"b": 0.5, "c": 1.0}
+    free = {**now, "b": 1.0}
+    gone = {**now, "c": 0.0}
+    assert response.change_error(now, now, own=(1.0, 1.0)) == 0.0
+    assert response.change_error(now, free, own=(1.0, 1.0)) < 0.05
+    assert response.change_error(now, gone, own=(1.0, 1.0)) > 0.07
+    assert response.change_error(now, gone, own=(0.0, 0.5)) == pytest.approx(0.5 * response.running_error(gone))

@@ -110,6 +110,14 @@ class Response:
         row = self._row(duties)
         return math.sqrt(max(0.0, _dot(row, _spread(self.covariance, row))))
 
+    def change_error(
+        self, before: Mapping[str, float], after: Mapping[str, float], *, own: tuple[float, float]
+    ) -> float:
+        """Return the standard error of what its progress changes by, from some duties to others."""
+        rows = zip(self._row(before), self._row(after), strict=True)
+        row = [own[1] * later - own[0] * former for former, later in rows]
+        return math.sqrt(max(0.0, _dot(row, _spread(self.covariance, row))))
+
     def after(self, duties: Mapping[str, float], progress: float, error: float) -> "Response":
         """Return the belief after a window.
 

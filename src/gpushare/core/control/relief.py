@@ -48,6 +48,15 @@ class KnownTenants:
         """Return how far the tenant is expected above its promise; negative: below."""
         return self.progress(uid, duties) - self.tenants[uid].promise
 
+    def gain(self, after: Mapping[str, float]) -> tuple[float, float]:
+        """Return what all make more together under other duties than now, and its standard error."""
+        more = sum(self.progress(uid, after) - self.progress(uid, self.duties) for uid in self.tenants)
+        errors = [
+            each.change_error(self.duties, after, own=(self.duties[uid], after[uid]))
+            for uid, each in self.responses.items()
+        ]
+        return more, math.hypot(*errors)
+
     def height(self, uid: str, duties: Mapping[str, float]) -> float:
         """Return the expected progress as a multiple of the promise."""
         return self.progress(uid, duties) / max(_STEP, self.tenants[uid].promise)

@@ -201,6 +201,7 @@ def _without_window(
 def _with_present(state: GpuWatch, window: Window, now: float, settings: WatchSettings) -> GpuWatch:
     """Keep records of the tenants that are there; those that left take what they caused with them.
 
+    Nor does a newcomer answer for what was seen before he came: who should leave is judged anew.
     The window in which somebody came or left is a mixture, the next one is not.
     """
     present = {tenant.uid for tenant in window.tenants}
@@ -208,11 +209,15 @@ def _with_present(state: GpuWatch, window: Window, now: float, settings: WatchSe
         return state
     left = state.tenants.keys() - present
     tenants = {uid: state.tenants.get(uid, TenantWatch()) for uid in sorted(present)}
-    if left:
-        tenants = {
-            uid: replace(tenant, hopeless_seconds=0.0, throttled_seconds=0.0, broken_seconds=0.0)
-            for uid, tenant in tenants.items()
-        }
+    tenants = {
+        uid: replace(
+            tenant,
+            hopeless_seconds=0.0,
+            broken_seconds=0.0,
+            throttled_seconds=0.0 if left else tenant.throttled_seconds,
+        )
+        for uid, tenant in tenants.items()
+    }
     came = present - state.tenants.keys()
     is_ours = left == {state.retract} and not came
 
@@ -337,11 +342,16 @@ def _is_by_neighbours(known: KnownTenants, uid: str, settings: WatchSettings) ->
 def _hopeless(
     known: KnownTenants, uid: str, record: TenantWatch, elapsed: float, settings: WatchSettings
 ) -> float:
-    """Return for how long no throttle has been known that could keep this tenant's promise."""
+    """Return for how long no throttle has been known that could keep this tenant's promise.
+
+    Only windows that show it missed count, and others take away: the belief may lag behind what is seen.
+    """
     best = relieved(known, {**known.duties, uid: FREE}, [uid], settings, margin=0.0, max_step=FREE)
     error = max(known.tenants[uid].error or 0.0, LEAST_ERROR)
     doubt = settings.confidence * max(error / 2, known.error(uid, best))
-    is_hopeless = known.room(uid, best) + doubt < 0
+    tenant = known.tenants[uid]
+    is_missed = tenant.progress is not None and tenant.progress < tenant.promise
+    is_hopeless = is_missed and known.room(uid, best) + doubt < 0
     return max(0.0, record.hopeless_seconds + (elapsed if is_hopeless else -elapsed))
 
 
@@ -564,7 +574,7 @@ def _missed_target(state: GpuWatch, known: KnownTenants, now: float, settings: W
 
 
 def _lasting_throttle(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> _Cause | None:
-    """Return who should leave since a throttle lasts that costs more than sharing brings."""
+    """Return who should leave since a throttle lasts that surely costs more than sharing brings."""
     limit = settings.retract_after_seconds
     lasting = {uid: each for uid, each in state.tenants.items() if each.throttled_seconds >= limit}
     if not lasting or not known.tenants:
@@ -578,14 +588,12 @@ def _lasting_throttle(state: GpuWatch, known: KnownTenants, now: float, settings
             return None
         victim, what = target_of, "meets its latency target"
     together = sum(known.progress(uid, known.duties) for uid in known.tenants)
-    sums = {
-        leaving: sum(known.progress(uid, {**free, leaving: 0.0}) for uid in known.tenants)
-        for leaving in may_leave(known, victim, free)
-    }
-    leaving = next((uid for uid, apart in sums.items() if apart > together), None)
+    gains = {uid: known.gain({**free, uid: 0.0}) for uid in may_leave(known, victim, free)}
+    surely = (uid for uid, (gain, error) in gains.items() if gain > settings.confidence * error)
+    leaving = next(surely, None)
     if leaving is None:
         return None
     duty, seconds = lasting[longest].duty, lasting[longest].throttled_seconds
     throttle = f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} {what}"
-    why = f"{throttle}, and all make {together:.2f} together, {sums[leaving]:.2f} without {leaving}"
+    why = f"{throttle}, and all make {together:.2f} together, {together + gains[leaving][0]:.2f} without {leaving}"
     return _Cause(leaving, why, target_of)

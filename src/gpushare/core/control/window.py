@@ -62,7 +62,8 @@ class WatchSettings:
 
     Attributes:
         windows_to_act: windows in a row that have to show a broken promise before anything is done.
-        confidence: errors that a window's progress has to be below the promise to count as broken.
+        confidence: errors that a window's progress has to be below the promise to count as broken, and that what
+            all would gain by a departure has to be above nothing where only that speaks for it.
         margin: progress above a promise that a throttle aims at, and that a throttled tenant keeps.
         room: progress above the margin that has to be left when a throttle is let go.
         min_duty: least duty that is asked for.
@@ -70,8 +71,8 @@ class WatchSettings:
         let_go_seconds: least time between any change and letting go.
         delay_seconds: how long queued work runs on after a freeze (docs/facts.md 25); a window that begins earlier
             after a change of duties says nothing.
-        retract_after_seconds: how long a promise may be broken, or a throttle last with which sharing costs more
-            than it brings, before a tenant is retracted.
+        retract_after_seconds: how long a promise may be broken, or a throttle last with which sharing surely costs
+            more than it brings, before a tenant is retracted.
         lasting_duty: a throttle milder than this may last.
         hopeless_seconds: how long no throttle may be found that keeps a promise before a tenant is retracted.
         settle_seconds: least time between the end of one retraction and the next.
