@@ -344,15 +344,16 @@ def _hopeless(
 ) -> float:
     """Return for how long no throttle has been known that could keep this tenant's promise.
 
-    Only windows that show it missed count, and others take away: the belief may lag behind what is seen.
+    Only windows that show it missed count: the belief may lag behind what is seen.
     """
     best = relieved(known, {**known.duties, uid: FREE}, [uid], settings, margin=0.0, max_step=FREE)
     error = max(known.tenants[uid].error or 0.0, LEAST_ERROR)
     doubt = settings.confidence * max(error / 2, known.error(uid, best))
-    tenant = known.tenants[uid]
-    is_missed = tenant.progress is not None and tenant.progress < tenant.promise
-    is_hopeless = is_missed and known.room(uid, best) + doubt < 0
-    return max(0.0, record.hopeless_seconds + (elapsed if is_hopeless else -elapsed))
+    if known.room(uid, best) + doubt >= 0:
+        return max(0.0, record.hopeless_seconds - elapsed)
+    progress = known.tenants[uid].progress
+    is_missed = progress is not None and progress < known.tenants[uid].promise
+    return record.hopeless_seconds + (elapsed if is_missed else 0.0)
 
 
 def _figures(known: KnownTenants, uid: str) -> str:
