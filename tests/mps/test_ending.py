@@ -1,16 +1,22 @@
 """Who is stopped and killed when, without processes; then with one."""
 
+import errno
+import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare.mps.ending import DRAIN_SECONDS, Endings, EndingStep, send_signal
-from gpushare.mps.identity import start_ticks_of
+from gpushare.mps.freezer import FreezeState
+from gpushare.mps.identity import RunState, start_ticks_of
 
-from .conftest import is_stopped, until
+from .cgroups import RealPods
+from .conftest import is_stopped, state_of, until
 
 
 class Processes:
@@ -18,12 +24,13 @@ class Processes:
 
     def __init__(self) -> None:
         self.now, self.alive, self.sent = 0.0, {7, 8}, []
+        self.frozen: set[int] = set()
 
     def send(self, pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
         if pid not in self.alive:
             return False
         self.sent.append((self.now, pid, number))
-        if number is signal.SIGKILL:
+        if number is signal.SIGKILL and pid not in self.frozen:
             self.alive.discard(pid)
         return True
 
@@ -51,13 +58,13 @@ def test_nobody_is_killed_before_its_kernels_had_their_time_nor_without_a_stop(l
             assert at - min(stops) >= DRAIN_SECONDS
 
 
-def test_who_is_no_client_any_more_begins_anew():
+def test_another_process_with_the_pid_of_one_that_left_begins_anew():
     there = Processes()
     endings = Endings(send=there.send, clock=lambda: there.now)
-    endings.end(7)
+    assert endings.end(7, 100) is EndingStep.STOPPED
     there.now = 5.0
-    assert endings.go_on([8]) == ()
-    assert endings.end(7) is EndingStep.STOPPED, "another process with the pid of one that left"
+    assert endings.end(7, 200) is EndingStep.STOPPED, "not killed in the other one's place"
+    assert there.alive == {7, 8}
 
 
 def test_who_was_stopped_is_killed_also_when_the_reason_has_gone():
@@ -66,9 +73,95 @@ def test_who_was_stopped_is_killed_also_when_the_reason_has_gone():
     endings.end(7)
     killed = []
     for there.now in (0.5, 1.0, 1.5):
-        killed.append(endings.go_on([7, 8]))
+        killed.append(endings.go_on())
     assert killed == [(), (7,), ()], "nobody stays stopped"
     assert there.alive == {8}
+
+
+def test_a_kill_that_waits_for_a_thaw_is_told_once_and_sent_until_it_works():
+    there = Processes()
+    there.frozen = {7}
+    endings = Endings(send=there.send, clock=lambda: there.now)
+    endings.end(7)
+    steps = []
+    for there.now in (1.0, 1.1, 1.2):
+        steps.append(endings.end(7))
+    there.frozen, there.now = set(), 1.3
+    steps += [endings.end(7), endings.end(7)]
+    step = EndingStep
+    assert steps == [step.KILLED, step.DIES, step.DIES, step.DIES, step.GONE]
+
+
+def test_who_was_continued_gets_its_time_anew_twice_and_is_killed_then():
+    there = Processes()
+    state = RunState.STOPPED
+    endings = Endings(send=there.send, state=lambda _pid: state, clock=lambda: there.now)
+    endings.end(7)
+    killed_at = []
+    for eighth in range(1, 48):
+        there.now = eighth / 8
+        # something in its container continues it every 7/8 s
+        state = RunState.RUNS if eighth % 7 == 0 else RunState.STOPPED
+        if endings.end(7) is EndingStep.KILLED:
+            killed_at.append(there.now)
+    assert killed_at == [2.75], "a second after the second time, 1.75"
+
+
+@pytest.mark.parametrize("state", [RunState.RUNS, RunState.UNKNOWN])
+def test_whose_stop_is_not_seen_is_killed_in_time(state):
+    """Frozen, within the kernel, or the stop hidden by a tracer."""
+    there = Processes()
+    endings = Endings(send=there.send, state=lambda _pid: state, clock=lambda: there.now)
+    endings.end(7)
+    there.now = DRAIN_SECONDS
+    assert endings.end(7) is EndingStep.KILLED
+
+
+def test_the_next_gate_goes_on_with_whom_a_killed_one_had_stopped(tmp_path):
+    there = Processes()
+    record = tmp_path / "endings.json"
+    first = Endings(send=there.send, clock=lambda: there.now, record=record)
+    first.end(7, 100, drain_seconds=3.5)
+    first.end(8, 200)
+    there.now = 60.0
+    second = Endings(send=there.send, clock=lambda: there.now, record=record)
+    killed = []
+    for there.now in (60.5, 61.0, 63.4, 63.5):
+        killed.append(second.go_on())
+    assert killed == [(), (8,), (), (7,)], "its kernels get their whole time again: nobody watched it"
+    assert second.go_on() == ()
+    assert json.loads(record.read_text()) == {"processes": []}
+    assert Endings(send=there.send, record=record).go_on() == ()
+
+
+def test_the_record_is_written_before_the_stop(tmp_path):
+    record = tmp_path / "endings.json"
+    seen = []
+
+    def send(pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
+        seen.append((number, [each["pid"] for each in json.loads(record.read_text())["processes"]]))
+        return True
+
+    Endings(send=send, record=record).end(7, 100)
+    assert seen == [(signal.SIGSTOP, [7])]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": [{"pid": 1}]}', '{"processes": 3}'])
+def test_a_broken_record_ends_nobody_and_stops_nothing(tmp_path, text):
+    there = Processes()
+    record = tmp_path / "endings.json"
+    record.write_text(text)
+    endings = Endings(send=there.send, clock=lambda: there.now, record=record)
+    assert endings.go_on() == ()
+    assert endings.end(7, 100) is EndingStep.STOPPED
+    assert json.loads(record.read_text())["processes"][0]["pid"] == 7
+
+
+def test_a_record_that_cannot_be_written_keeps_nobody_from_being_ended(tmp_path, caplog):
+    there = Processes()
+    endings = Endings(send=there.send, clock=lambda: there.now, record=tmp_path / "none" / "endings.json")
+    assert endings.end(7, 100) is EndingStep.STOPPED
+    assert "cannot write" in caplog.text
 
 
 def test_a_reason_that_is_added_does_not_shorten_the_time_to_finish():
@@ -92,6 +185,68 @@ def test_a_real_process_by_its_start_time():
         assert not send_signal(process.pid, began, signal.SIGKILL)
     finally:
         process.kill()
+
+
+def test_a_process_without_its_first_thread_is_stopped_and_killed(headless):
+    began = start_ticks_of(headless.pid)
+    now = 0.0
+    endings = Endings(clock=lambda: now)
+    assert endings.end(headless.pid, began) is EndingStep.STOPPED
+    threads = Path(f"/proc/{headless.pid}/task")
+    until(lambda: "T" in {state_of(int(each.name)) for each in threads.iterdir()}, "its other thread stopped")
+    now = DRAIN_SECONDS
+    assert endings.end(headless.pid, began) is EndingStep.KILLED
+    assert headless.wait(60) == -signal.SIGKILL
+
+
+def test_a_zombie_is_gone():
+    process = subprocess.Popen(["true"])
+    began = start_ticks_of(process.pid)
+    until(lambda: state_of(process.pid) == "Z", "ended, and nobody has waited for it")
+    assert Endings().end(process.pid, began) is EndingStep.GONE
+    process.wait(60)
+
+
+def test_a_frozen_client_is_killed_when_it_is_thawed(tmp_path):
+    """In cgroup v1 a kill waits for the thaw; the throttle freezes for half a second at most."""
+    pods = RealPods("v1")
+    try:
+        cgroup = pods.add("11111111-1111-4111-8111-111111111111")
+        process = pods.run(cgroup, tmp_path / "out")
+        began = start_ticks_of(process.pid)
+        now = 0.0
+        endings = Endings(clock=lambda: now)
+        pods.freezer.freeze(cgroup)
+        until(lambda: pods.freezer.state(cgroup) is FreezeState.FROZEN, "frozen")
+        assert endings.end(process.pid, began) is EndingStep.STOPPED
+        pods.freezer.thaw(cgroup)
+        until(lambda: is_stopped(process.pid), "stopped as it is thawed, before it runs")
+        pods.freezer.freeze(cgroup)
+        until(lambda: pods.freezer.state(cgroup) is FreezeState.FROZEN, "frozen, stopped as it is")
+        now = 0.5
+        assert endings.end(process.pid, began) is EndingStep.DRAINS
+        now = 1.0
+        assert endings.end(process.pid, began) is EndingStep.KILLED
+        pods.freezer.thaw(cgroup)
+        assert process.wait(60) == -signal.SIGKILL
+        assert endings.go_on() == ()
+    finally:
+        pods.close()
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**22 + 1])
+def test_what_is_no_process_is_gone(pid):
+    """Before: pid 0 of a client list was an error that took the keeper's round down."""
+    assert Endings().end(pid, 100) is EndingStep.GONE
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMFILE])
+def test_a_node_without_pidfds_refuses(monkeypatch, number):
+    def refuse(_pid: int) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    assert Endings().end(os.getpid(), start_ticks_of(os.getpid())) is EndingStep.REFUSED
 
 
 def test_what_is_not_permitted_is_an_error(monkeypatch):

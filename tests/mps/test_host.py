@@ -13,7 +13,7 @@ from gpushare.mps.identity import is_alive
 from gpushare.mps.layout import gpu_directories, status_reader
 from gpushare.mps.status import GateState, HoldReason, SelfTestResult
 
-from .conftest import SRC, decide, until
+from .conftest import SRC, decide, is_stopped, until
 
 pytestmark = pytest.mark.slow
 
@@ -240,6 +240,21 @@ def test_a_client_past_the_gate_is_reported_and_ended(host, tenants):
     until(lambda: stranger.process.poll() is not None, "ended")
     assert stranger.process.returncode == -signal.SIGKILL, stranger.text()
     until(lambda: any(m.pid == stranger.pid for m in host.status().mismatches), "reported")
+
+
+def test_who_was_stopped_when_host_and_daemon_were_killed_is_killed_by_the_next_host(host, tenants):
+    """Before: it was nobody's client, so it stayed stopped for ever."""
+    stranger = tenants(host.gpu.pipe, "--workload", "stream", "--memory-mib", "100")
+    until(lambda: stranger.process.poll() is not None or is_stopped(stranger.pid), "stopped")
+    daemon = host.status().daemon_pid
+    host.process.kill()
+    host.process.wait(60)
+    os.kill(daemon, signal.SIGKILL)
+    until(lambda: not is_alive(daemon), "the daemon gone")
+    host.start()
+    until(lambda: stranger.process.poll() is not None, "killed by the next host")
+    assert stranger.process.returncode == -signal.SIGKILL, stranger.text()
+    host.until_active()
 
 
 def test_bad_arguments_end_at_once_with_a_sentence(short_path, caplog):

@@ -5,20 +5,31 @@ of 13 tries on H200s and an H100: every neighbour was lost, or whoever came next
 finished harmed nobody (docs/facts.md 35, docs/measurements/ending-h200.md, docs/adr/0162).
 """
 
+import contextlib
+import errno
+import json
+import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Final, Protocol
 
-from gpushare.mps.identity import start_ticks_of
+from gpushare.mps.identity import RunState, is_alive, run_state_of
+from gpushare.mps.layout import write_atomically
+
+logger = logging.getLogger(__name__)
 
 # kubelet kills within three seconds of the agent's `ends_at`; where it does not, the gate does after this time.
 LEAVING_DRAIN_SECONDS: Final = 3.5
 # A GPU-bound PyTorch job runs on for 0.2 to 0.4 s after its stop (docs/facts.md 25).
 DRAIN_SECONDS: Final = 1.0
+# Whom something in its container continues gets its time anew this often; then it is killed all the same.
+CONTINUED_LIMIT: Final = 2
+_REMEMBERED: Final = 1024  # processes that no signal reaches; a bound only
 
 
 class EndingStep(StrEnum):
@@ -27,6 +38,7 @@ class EndingStep(StrEnum):
     STOPPED = "Stopped"
     DRAINS = "Drains"
     KILLED = "Killed"
+    DIES = "Dies"  # was killed before; it ends when it is thawed or leaves the driver
     GONE = "Gone"
     REFUSED = "Refused"
 
@@ -35,7 +47,7 @@ class SendSignal(Protocol):
     """Sends a signal to a process."""
 
     def __call__(self, pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
-        """Return False when the process is gone or another one has its pid; PermissionError where not allowed."""
+        """Return False when the process has ended or another one has its pid; OSError where it cannot be sent."""
         ...
 
 
@@ -44,13 +56,18 @@ def send_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> bo
 
     Raises:
         PermissionError: the MPS host may not (it lacks CAP_KILL, or the node's policy forbids it).
+        OSError: the kernel has no pidfds, or no descriptor is left.
     """
     try:
         process = os.pidfd_open(pid)
-    except (ProcessLookupError, ValueError):
+    except ProcessLookupError:
         return False
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # no process's pid
+            return False
+        raise
     try:
-        if start_ticks is not None and start_ticks_of(pid) != start_ticks:
+        if not is_alive(pid, start_ticks):
             return False
         signal.pidfd_send_signal(process, number)
     except ProcessLookupError:
@@ -62,17 +79,35 @@ def send_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> bo
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
+    """An ending in progress; `was_stopped`: it was seen stopped since."""
+
+    start_ticks: int | None
     since: float
     drain_seconds: float
-    start_ticks: int | None
+    was_stopped: bool = False
+    continued: int = 0
+    is_killed: bool = False
 
 
 class Endings:
-    """The clients of one GPU that are being ended; asked anew at each look, about once a second."""
+    """The clients of one GPU that are being ended. Whoever was stopped is killed, whatever happens meanwhile.
 
-    def __init__(self, *, send: SendSignal = send_signal, clock: Callable[[], float] = time.monotonic) -> None:
-        self._send, self._clock = send, clock
+    Args:
+        record: a file of those who are stopped, written before they are: the next gate goes on with them.
+    """
+
+    def __init__(
+        self,
+        *,
+        send: SendSignal = send_signal,
+        state: Callable[[int], RunState] = run_state_of,
+        clock: Callable[[], float] = time.monotonic,
+        record: Path | None = None,
+    ) -> None:
+        self._send, self._state, self._clock, self._record = send, state, clock, record
         self._begun: dict[int, _Begun] = {}
+        self._refused: dict[int, int | None] = {}
+        self._restore()
 
     def end(self, pid: int, start_ticks: int | None = None, *, drain_seconds: float = DRAIN_SECONDS) -> EndingStep:
         """Take the next step towards a client's end.
@@ -84,29 +119,89 @@ class Endings:
             drain_seconds: how long its kernels get to finish after the first stop; the first call's holds.
         """
         begun = self._begun.get(pid)
-        is_drained = begun is not None and self._clock() - begun.since >= begun.drain_seconds
+        if begun is None or start_ticks not in {None, begun.start_ticks}:
+            return self._begin(pid, _Begun(start_ticks, self._clock(), drain_seconds))
+        begun = self._begun[pid] = self._seen(pid, begun)
+        is_drained = begun.is_killed or self._clock() - begun.since >= begun.drain_seconds
         try:
-            lives = self._send(pid, start_ticks, signal.SIGKILL if is_drained else signal.SIGSTOP)
-        except PermissionError:
+            lives = self._send(pid, begun.start_ticks, signal.SIGKILL if is_drained else signal.SIGSTOP)
+        except OSError:
             return EndingStep.REFUSED
         if not lives:
-            self._begun.pop(pid, None)
+            self._forget(pid)
             return EndingStep.GONE
-        if is_drained:
-            return EndingStep.KILLED
-        if begun is None:
-            self._begun[pid] = _Begun(self._clock(), drain_seconds, start_ticks)
-            return EndingStep.STOPPED
-        return EndingStep.DRAINS
+        if not is_drained:
+            return EndingStep.DRAINS
+        self._begun[pid] = replace(begun, is_killed=True)
+        return EndingStep.DIES if begun.is_killed else EndingStep.KILLED
 
-    def go_on(self, clients: Collection[int]) -> tuple[int, ...]:
+    def go_on(self) -> tuple[int, ...]:
         """Take the next step with everybody whose end has begun, whether or not its reason still holds.
 
-        Whoever is no client any more is forgotten, so that a later process with the same pid begins anew.
+        Nobody stays stopped: neither when it is no client any more, because the server has ended.
 
         Returns:
-            The pids that were killed.
+            The pids that were killed now.
         """
-        self._begun = {pid: begun for pid, begun in self._begun.items() if pid in clients}
-        steps = {pid: self.end(pid, begun.start_ticks) for pid, begun in list(self._begun.items())}
+        steps = {pid: self.end(pid) for pid in list(self._begun)}
         return tuple(pid for pid, step in steps.items() if step is EndingStep.KILLED)
+
+    def _begin(self, pid: int, begun: _Begun) -> EndingStep:
+        if pid in self._refused and self._refused[pid] == begun.start_ticks:
+            return EndingStep.REFUSED
+        self._begun[pid] = begun
+        self._save()
+        try:
+            if self._send(pid, begun.start_ticks, signal.SIGSTOP):
+                return EndingStep.STOPPED
+        except OSError as error:
+            self._forget(pid)
+            if error.errno != errno.EMFILE:
+                if len(self._refused) >= _REMEMBERED:
+                    self._refused.clear()
+                self._refused[pid] = begun.start_ticks
+            return EndingStep.REFUSED
+        self._forget(pid)
+        return EndingStep.GONE
+
+    def _seen(self, pid: int, begun: _Begun) -> _Begun:
+        """Look whether it is still stopped. Whom somebody continued has kernels again, so its time begins anew."""
+        match self._state(pid):
+            case RunState.STOPPED:
+                return replace(begun, was_stopped=True)
+            case RunState.RUNS if begun.was_stopped and not begun.is_killed and begun.continued < CONTINUED_LIMIT:
+                return replace(begun, since=self._clock(), was_stopped=False, continued=begun.continued + 1)
+        return begun
+
+    def _forget(self, pid: int) -> None:
+        if self._begun.pop(pid, None) is not None:
+            self._save()
+
+    def _save(self) -> None:
+        if self._record is None:
+            return
+        processes = [
+            {"pid": pid, "start_ticks": begun.start_ticks, "drain_seconds": begun.drain_seconds}
+            for pid, begun in self._begun.items()
+            if begun.start_ticks is not None
+        ]
+        try:
+            write_atomically(self._record, {"processes": processes})
+        except OSError as error:
+            logger.warning(
+                "cannot write %s; a gate that starts now knows of nobody stopped: %s", self._record, error
+            )
+
+    def _restore(self) -> None:
+        """Go on with those whom an earlier gate stopped; their time begins anew, as nobody watched it."""
+        if self._record is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                for each in json.loads(self._record.read_bytes())["processes"]:
+                    begun = _Begun(int(each["start_ticks"]), self._clock(), float(each["drain_seconds"]))
+                    self._begun[int(each["pid"])] = begun
+            except (ValueError, KeyError, TypeError) as error:
+                logger.error("%s is not read, whoever was stopped stays so: %s", self._record, error)
+        if self._begun:
+            logger.info("going on to end clients that an earlier gate stopped: %s", sorted(self._begun))

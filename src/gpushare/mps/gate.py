@@ -22,7 +22,7 @@ from gpushare.mps.ending import LEAVING_DRAIN_SECONDS, Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.grants import grant_mib, grant_percentage, known_mib, to_end
 from gpushare.mps.holding import Holds
-from gpushare.mps.identity import is_alive, pod_uid_of
+from gpushare.mps.identity import container_of, is_alive, is_namespace_init, pod_uid_of
 from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.reception import Connection, ConnectionPhase, PodLimits, Reception
@@ -93,6 +93,7 @@ class Gate:
     ) -> None:
         self._control, self._policy, self._ledger = control, policy, ledger
         self._endings = endings or Endings()
+        self._unstoppable: dict[int, int | None] = {}  # clients of which it was said
         self._on_trouble, self._clock = on_trouble, clock
         self.store = store or StoreClient()
         self.backend = Backend()
@@ -199,10 +200,11 @@ class Gate:
     # Turns
 
     async def _tend(self) -> None:
-        """Do regular housekeeping: the host's copies, processes and pods that are gone."""
+        """Do regular housekeeping: the host's copies, clients to end, processes and pods that are gone."""
         last = self._clock()
         while True:
             self.store.flush()
+            await self.end_leaving()
             if (now := self._clock()) - last >= TEND_SECONDS:
                 last = now
                 self._drop_the_dead()
@@ -408,18 +410,21 @@ class Gate:
     async def end_leaving(self) -> None:
         """Stop the clients of pods that are about to be killed: a kill during a kernel ends every neighbour.
 
-        kubelet kills them once their kernels had time to finish; where it is late, the gate does.
+        kubelet kills them once their kernels had time to finish; where it is late, the gate does. This goes by the
+        clients at the last look, so it waits for no daemon.
         """
-        clients, ending = self._ledger.clients(), self._policy.ending()
-        for pid in self._endings.go_on([client.pid for client in clients]):
+        for pid in self._endings.go_on():
             logger.info("killed client %d, which had been stopped", pid)
-        for client in clients:
-            if client.pod_uid not in ending:
+        ending = self._policy.ending()
+        self._unstoppable = {pid: ticks for pid, ticks in self._unstoppable.items() if ending}
+        for client in self._ledger.clients() if ending else ():
+            if client.pod_uid not in ending or client.start_ticks is None:
                 continue
             match self._endings.end(client.pid, client.start_ticks, drain_seconds=LEAVING_DRAIN_SECONDS):
                 case EndingStep.STOPPED:
                     logger.info("stopped client %d of pod %s, which is being deleted", client.pid, client.pod_uid)
-                case EndingStep.REFUSED:
+                case EndingStep.REFUSED if self._unstoppable.get(client.pid) != client.start_ticks:
+                    self._unstoppable[client.pid] = client.start_ticks
                     logger.warning(
                         "client %d of pod %s cannot be stopped before it is killed: not permitted",
                         client.pid,
@@ -432,10 +437,19 @@ class Gate:
         Raises:
             MpsError: signals are not permitted, and the daemon refused or does not answer.
         """
-        start_ticks = next((c.start_ticks for c in self._ledger.clients() if c.pid == pid), None)
-        step = self._endings.end(pid, start_ticks)
+        clients = self._ledger.clients()
+        client = next((c for c in clients if c.pid == pid), None)
+        if client is None or client.start_ticks is None:
+            return EndingStep.GONE
+        step = self._endings.end(pid, client.start_ticks)
         if step is EndingStep.REFUSED:
             await self._control.run(commands.terminate_client(server_pid, pid))
+        elif step is not EndingStep.GONE and is_namespace_init(pid):
+            # The kernel kills the rest of its container with it, so their kernels have to finish too.
+            container = container_of(pid)
+            for other in clients:
+                if other.pid != pid and other.start_ticks is not None and container_of(other.pid) == container:
+                    self._endings.end(other.pid, other.start_ticks)
         return step
 
     async def end_overruns(self) -> None:

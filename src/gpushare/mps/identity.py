@@ -4,6 +4,7 @@ import re
 import socket
 import struct
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Final
 
@@ -93,3 +94,43 @@ def is_alive(pid: int, start_ticks: int | None = None) -> bool:
         return is_running and (start_ticks is None or int(fields[_START_TICKS]) == start_ticks)
     except (OSError, ValueError, IndexError):
         return False
+
+
+class RunState(Enum):
+    """Whether a process executes instructions."""
+
+    RUNS = auto()
+    STOPPED = auto()  # by a signal or a tracer
+    UNKNOWN = auto()  # frozen, within the kernel, without its first thread, or gone
+
+
+def run_state_of(pid: int, proc: Path = PROC) -> RunState:
+    """Return whether a signal has stopped the process, by its first thread."""
+    try:
+        state = _stat(proc / str(pid))[_STATE]
+    except (OSError, IndexError):
+        return RunState.UNKNOWN
+    if state in {"T", "t"}:
+        return RunState.STOPPED
+    return RunState.RUNS if state in {"R", "S"} else RunState.UNKNOWN
+
+
+def is_namespace_init(pid: int, proc: Path = PROC) -> bool:
+    """Return whether it is the first process of a pid namespace below ours: its end is the end of all in it."""
+    return _status_line(pid, "NSpid:", proc)[1:][-1:] == ["1"]
+
+
+def container_of(pid: int, proc: Path = PROC) -> str:
+    """Return what processes of one container have in common, their cgroups; empty when it is gone."""
+    try:
+        return (proc / str(pid) / "cgroup").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _status_line(pid: int, key: str, proc: Path) -> list[str]:
+    try:
+        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return next((line.removeprefix(key).split() for line in lines if line.startswith(key)), [])

@@ -26,7 +26,7 @@ from gpushare.mps import commands
 from gpushare.mps.asks import boottime
 from gpushare.mps.commands import ServerState
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
-from gpushare.mps.ending import EndingStep
+from gpushare.mps.ending import Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
 from gpushare.mps.gate import Backend, Gate
@@ -114,6 +114,7 @@ class Keeper:
             on_trouble=self._trouble,
             store=store,
             identify=setup.identify,
+            endings=Endings(record=gpu.endings),
         )
         self._previous = status_reader(gpu).read()
         self._throttled = throttled_reader(gpu)
@@ -352,12 +353,12 @@ class Keeper:
             await self._recover(server_pid, fault)
         turn = self.gate.current_pid
         self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)), turn)
-        await self.gate.end_leaving()
         await self.gate.end_overruns()
         if self._setup.ends_strangers:
             for stranger in self._ledger.strangers():
                 with contextlib.suppress(MpsError):
-                    if await self.gate.end_client(server_pid, stranger.pid) is not EndingStep.DRAINS:
+                    step = await self.gate.end_client(server_pid, stranger.pid)
+                    if step in {EndingStep.STOPPED, EndingStep.REFUSED}:
                         logger.error(
                             "ending client %d of pod %s: %s", stranger.pid, stranger.pod_uid, stranger.detail
                         )

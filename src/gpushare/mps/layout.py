@@ -104,6 +104,11 @@ class GpuDirectory:
         return self.path / "compute-mode.json"
 
     @property
+    def endings(self) -> Path:
+        """Return the gate's record of the clients that it has stopped and is about to kill."""
+        return self.path / "endings.json"
+
+    @property
     def twin_state(self) -> Path:
         """Return the twin's state file of a simulated GPU; real GPUs have no such file."""
         return self.path / "twin.json"

@@ -65,6 +65,7 @@ class ClientLedger:
         self._clients: tuple[int, ...] = ()
         self._is_first_list = True
         self._strangers: dict[int, Mismatch] = {}
+        self._stranger_ticks: dict[int, int | None] = {}
         self._late: Admission | None = None
         self._present: dict[int, Presence] = {}
         self._departed: deque[Presence] = deque(maxlen=KEPT_DEPARTED)
@@ -162,7 +163,9 @@ class ClientLedger:
                     else f"process {pid} connected outside its turn, under ceilings that are not its own"
                 )
                 self._strangers[pid] = self.note(Mismatch(kind, pod_uid, pid, detail))
+                self._stranger_ticks[pid] = start_ticks_of(pid)
         self._strangers = {pid: m for pid, m in self._strangers.items() if pid in self._clients}
+        self._stranger_ticks = {pid: self._stranger_ticks[pid] for pid in self._strangers}
         for pid in self._clients:
             if pid not in self._present:
                 known = self._admissions.get(pid) or self._strangers.get(pid)
@@ -251,6 +254,7 @@ class ClientLedger:
         self._admissions.clear()
         self._late = None
         self._strangers.clear()
+        self._stranger_ticks.clear()
         self._is_first_list = False
 
     def clients(self) -> tuple[ClientStatus, ...]:
@@ -260,7 +264,8 @@ class ClientLedger:
         for pid in self._clients:
             a = self._admissions.get(pid)
             if a is None:
-                result.append(ClientStatus(pid, self._identify(pid)))
+                ticks = self._stranger_ticks.get(pid)
+                result.append(ClientStatus(pid, self._identify(pid), start_ticks=ticks))
             else:
                 result.append(
                     ClientStatus(
