@@ -4,8 +4,8 @@
 
 Prints, by number of tenants: how far a measured progress lies from its own mean, which nobody can predict; how far
 attribution is off, with the shipped model as its expectation, on the measured counters, on counters that are what
-the law of attribution says but for the scatter of windows alone, and on counters that are exactly so. Then the same
-by program in pairs.
+the law of attribution says but for the scatter of windows alone, and on counters that are exactly so. Then the
+same by program in pairs.
 """
 
 import argparse
