@@ -240,6 +240,8 @@ def test_a_client_past_the_gate_is_reported_and_ended(host, tenants):
     until(lambda: stranger.process.poll() is not None, "ended")
     assert stranger.process.returncode == -signal.SIGKILL, stranger.text()
     until(lambda: any(m.pid == stranger.pid for m in host.status().mismatches), "reported")
+    (told,) = [m.detail for m in host.status().mismatches if m.pid == stranger.pid]
+    assert told.endswith("; it is ended"), "its pod's event says who ended it"
 
 
 def test_who_was_stopped_when_host_and_daemon_were_killed_is_killed_by_the_next_host(host, tenants):

@@ -1,6 +1,5 @@
 """`gpushare mps`: look at and act on the MPS daemons and gates of this node."""
 
-import asyncio
 import dataclasses
 import json
 import time
@@ -16,7 +15,7 @@ from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps import MpsError, commands
-from gpushare.mps.actions import program_of, sync_control, terminate_client, terminate_pod_clients
+from gpushare.mps.actions import clients_of_pod, end_clients, program_of, sync_control
 from gpushare.mps.layout import GpuDirectory, gpu_directories, status_reader
 from gpushare.mps.status import GateStatus
 
@@ -157,20 +156,16 @@ def terminate(
     pod: Annotated[str | None, typer.Option(help="every client of the pod with this uid")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """End one client, or all of a pod's, cleanly; their neighbours go on."""
+    """Stop one client, or all of a pod's, for a second until its kernels have finished, then kill it."""
     if (pid is None) == (pod is None):
         raise UsageError("give either --pid or --pod")
     ended: list[int] = []
     with _one_sentence_errors():
-        if pid is not None:
-            terminate_client(_one(directory, gpu), pid)
-            ended = [pid]
-        elif pod is not None:
-            for each in _gpus(directory, gpu):
-                result = asyncio.run(terminate_pod_clients(each, pod))
-                if result.refused:
-                    raise UsageError("; ".join(f"client {p}: {why}" for p, why in result.refused))
-                ended += result.pids
+        for each in [_one(directory, gpu)] if pid is not None else _gpus(directory, gpu):
+            result = end_clients(each, [pid] if pid is not None else clients_of_pod(each, pod or ""))
+            if result.refused:
+                raise UsageError("; ".join(f"client {p}: {why}" for p, why in result.refused))
+            ended += result.pids
     typer.echo(json.dumps(ended) if as_json else f"ended {len(ended)} clients: {ended}")
 
 

@@ -1,17 +1,23 @@
-"""Actions on one GPU's MPS from outside the gate: find its daemon, end a pod's clients cleanly."""
+"""Actions on one GPU's MPS from outside the gate: find its daemon, end clients."""
 
 import asyncio
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gpushare.mps import commands
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
+from gpushare.mps.ending import Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.layout import GpuDirectory, status_reader
+
+LOOK_SECONDS: Final = 0.1  # between two looks at clients that drain
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Result of ending a pod's clients: pids ended, and pids that the daemon refused to end, with its message."""
+    """Result of ending clients: pids ended, and pids that could not be, with the reason."""
 
     pids: tuple[int, ...] = ()
     refused: tuple[tuple[int, str], ...] = ()
@@ -28,8 +34,54 @@ def clients_of_pod(gpu: GpuDirectory, pod_uid: str) -> tuple[int, ...]:
     return tuple(client.pid for client in status.clients if client.pod_uid == pod_uid) if status else ()
 
 
+def end_clients(
+    gpu: GpuDirectory,
+    pids: Sequence[int],
+    *,
+    endings: Endings | None = None,
+    pause: Callable[[float], None] = time.sleep,
+) -> Ended:
+    """Stop clients, give their kernels time to finish, and kill them, as the gate does; their neighbours go on.
+
+    Where signals are not permitted the daemon ends them, with the risk that `terminate_pod_clients` tells of.
+
+    Raises:
+        MpsError: signals are not permitted, and the daemon does not answer.
+    """
+    endings = endings or Endings()
+    status = status_reader(gpu).read()
+    known = {client.pid: client.start_ticks for client in (status.clients if status else ())}
+    ended: list[int] = []
+    refused = [(pid, "the gate lists no such client") for pid in pids if known.get(pid) is None]
+    remaining = [pid for pid in pids if known.get(pid) is not None]
+    begun: set[int] = set()
+    try:
+        while remaining:
+            for pid in list(remaining):
+                step = endings.end(pid, known[pid])
+                if step is EndingStep.REFUSED:
+                    try:
+                        asyncio.run(_terminate(AsyncMpsControl(program_of(gpu)), pid))
+                        ended.append(pid)
+                    except CommandRefusedError as error:
+                        refused.append((pid, str(error)))
+                elif step is EndingStep.GONE and pid not in begun:
+                    refused.append((pid, "no such process is seen here: ask on the node or in the MPS host's pod"))
+                elif step in {EndingStep.GONE, EndingStep.KILLED, EndingStep.DIES}:
+                    ended.append(pid)
+                else:
+                    begun.add(pid)
+                    continue
+                remaining.remove(pid)
+            if remaining:
+                pause(LOOK_SECONDS)
+    finally:
+        endings.let_go()
+    return Ended(tuple(ended), tuple(refused))
+
+
 async def terminate_pod_clients(gpu: GpuDirectory, pod_uid: str) -> Ended:
-    """End a pod's clients cleanly, unlike a kill of a busy client; its neighbours go on (docs/facts.md 5).
+    """Have the daemon end a pod's clients. Within large matrix products their neighbours fall (docs/facts.md 35).
 
     Raises:
         MpsError: the daemon does not answer; nothing of the pod runs then, or will once it is back.
@@ -50,15 +102,6 @@ async def _terminate(control: AsyncMpsControl, pid: int) -> None:
     if not servers:
         raise MpsError("no MPS server runs", retryable=True)
     await control.run(commands.terminate_client(servers[0], pid))
-
-
-def terminate_client(gpu: GpuDirectory, pid: int) -> None:
-    """End one client cleanly, from synchronous code.
-
-    Raises:
-        MpsError: no server, or the daemon refused.
-    """
-    asyncio.run(_terminate(AsyncMpsControl(program_of(gpu)), pid))
 
 
 def sync_control(gpu: GpuDirectory) -> SyncMpsControl:

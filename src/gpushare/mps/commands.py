@@ -139,7 +139,7 @@ def ps() -> Command[tuple[PsEntry, ...]]:
 
 
 def terminate_client(server_pid: int, client_pid: int) -> Command[None]:
-    """End one client cleanly; its neighbours go on (docs/facts.md 5)."""
+    """End one client; within large matrix products its neighbours fall with it (docs/facts.md 5, 35)."""
     return Command(f"terminate_client {server_pid:d} {client_pid:d}", _done)
 
 

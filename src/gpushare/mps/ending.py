@@ -146,6 +146,14 @@ class Endings:
         steps = {pid: self.end(pid) for pid in list(self._begun)}
         return tuple(pid for pid, step in steps.items() if step is EndingStep.KILLED)
 
+    def let_go(self) -> None:
+        """Continue those who are stopped and not killed, for a caller that ends before them."""
+        for pid, begun in list(self._begun.items()):
+            if not begun.is_killed:
+                with contextlib.suppress(OSError):
+                    self._send(pid, begun.start_ticks, signal.SIGCONT)
+            self._forget(pid)
+
     def _begin(self, pid: int, begun: _Begun) -> EndingStep:
         if pid in self._refused and self._refused[pid] == begun.start_ticks:
             return EndingStep.REFUSED

@@ -106,7 +106,7 @@ class Keeper:
     def __init__(self, gpu: GpuDirectory, setup: Setup, store: StoreClient | None = None) -> None:
         self.gpu, self._setup, self._control = gpu, setup, setup.control
         self._policy = CeilingPolicy(gpu, setup.max_clients_per_pod)
-        self._ledger = ClientLedger(setup.memory, identify=setup.identify)
+        self._ledger = ClientLedger(setup.memory, identify=setup.identify, ends_strangers=setup.ends_strangers)
         self.gate = Gate(
             setup.control,
             self._policy,

@@ -58,8 +58,10 @@ class ClientLedger:
         *,
         identify: Callable[[int], str | None] = pod_uid_of,
         clock: Callable[[], float] = time.monotonic,
+        ends_strangers: bool = False,
     ) -> None:
         self._memory, self._identify, self._clock = memory, identify, clock
+        self._follows = "; it is ended" if ends_strangers else ""
         self._caller = PatientCaller()
         self._admissions: dict[int, Admission] = {}
         self._clients: tuple[int, ...] = ()
@@ -162,7 +164,7 @@ class ClientLedger:
                     if pod_uid is None
                     else f"process {pid} connected outside its turn, under ceilings that are not its own"
                 )
-                self._strangers[pid] = self.note(Mismatch(kind, pod_uid, pid, detail))
+                self._strangers[pid] = self.note(Mismatch(kind, pod_uid, pid, detail + self._follows))
                 self._stranger_ticks[pid] = start_ticks_of(pid)
         self._strangers = {pid: m for pid, m in self._strangers.items() if pid in self._clients}
         self._stranger_ticks = {pid: self._stranger_ticks[pid] for pid in self._strangers}
