@@ -256,13 +256,19 @@ class AgentsWord:
         return by_kind
 
 
-def many_faults(b: Bench, count: int) -> dict[str, Any]:
-    """Faults in a row with tenants coming all the time: healthy at the end, nothing left behind."""
+def many_faults(b: Bench, count: int, seconds: float) -> dict[str, Any]:
+    """Faults in a row with tenants coming all the time: healthy at the end, nothing left behind.
+
+    It ends after `seconds` also with fewer, and says how many there were.
+    """
+    deadline = time.time() + seconds
     rng, done, recovery = random.Random(7), {}, []
     pids_before = _our_processes()
     kinds = ["tenant", "tenant", "illegal", "daemon", "server", "keeper", *(["agent"] if b.agent else [])]
     word = AgentsWord(b)
     for i in range(count):
+        if time.time() > deadline:
+            break
         kind = rng.choice(kinds)
         done[kind] = done.get(kind, 0) + 1
         tenant = b.spawn(
@@ -301,6 +307,7 @@ def many_faults(b: Bench, count: int) -> dict[str, Any]:
     must(b.state() is GateState.ACTIVE, "not ACTIVE at the end")
     return {
         "faults": done,
+        "together": sum(done.values()),
         "recovery_s": {"median": statistics.median(recovery), "max": max(recovery)},
         "agent": said,
         "status": b.describe(),

@@ -63,8 +63,11 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT", "."))
     parser.add_argument("--base", default="/run/gpushare-suite")
     parser.add_argument("--faults", type=int, default=50)
+    parser.add_argument(
+        "--fault-seconds", type=float, default=240.0, help="the faults end then (default: %(default)g)"
+    )
     options = parser.parse_args()
-    LIMITS["many_faults"] = 60 + 3.0 * options.faults
+    LIMITS["many_faults"] = 40 + options.fault_seconds
     base, out = Path(options.base), Path(options.out)
     if options.twin:
         program = ["env", f"PYTHONPATH={SRC}", sys.executable, str(Path(__file__).parent / "gate_twin_tenant.py")]
@@ -102,7 +105,7 @@ def main() -> int:
             killed_mid_kernel,
         )
     ]
-    steps.append(("many_faults", lambda b: many_faults(b, options.faults)))
+    steps.append(("many_faults", lambda b: many_faults(b, options.faults, options.fault_seconds)))
     wanted = [name for name in options.only.split(",") if name]
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # out of time: the logs are wanted all the more
     bench = Bench(base, twin=options.twin, program=program, gpu_uuid=gpu_uuid)
