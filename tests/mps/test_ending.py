@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -146,7 +148,18 @@ def test_the_record_is_written_before_the_stop(tmp_path):
     assert seen == [(signal.SIGSTOP, [7])]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"processes": [{"pid": 1}]}', '{"processes": 3}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"processes": 3}',
+        '{"processes": [{"pid": 8}]}',
+        '{"processes": [{"pid": 8, "start_ticks": 1, "drain_seconds": NaN}]}',
+        '{"processes": [{"pid": 8, "start_ticks": 1, "drain_seconds": 1e9}]}',
+    ],
+)
 def test_a_broken_record_ends_nobody_and_stops_nothing(tmp_path, text):
     there = Processes()
     record = tmp_path / "endings.json"
@@ -155,6 +168,11 @@ def test_a_broken_record_ends_nobody_and_stops_nothing(tmp_path, text):
     assert endings.go_on() == ()
     assert endings.end(7, 100) is EndingStep.STOPPED
     assert json.loads(record.read_text())["processes"][0]["pid"] == 7
+
+
+def test_a_record_that_cannot_be_read_keeps_no_gate_from_starting(tmp_path, caplog):
+    Endings(record=tmp_path)  # a directory
+    assert "cannot read" in caplog.text
 
 
 def test_a_record_that_cannot_be_written_keeps_nobody_from_being_ended(tmp_path, caplog):
@@ -197,6 +215,25 @@ def test_a_process_without_its_first_thread_is_stopped_and_killed(headless):
     now = DRAIN_SECONDS
     assert endings.end(headless.pid, began) is EndingStep.KILLED
     assert headless.wait(60) == -signal.SIGKILL
+
+
+def test_a_sibling_that_continues_it_without_pause_does_not_keep_it_alive():
+    victim = subprocess.Popen(["sleep", "600"])
+    hammer = f"import os, signal\nwhile True:\n os.kill({victim.pid}, signal.SIGCONT)"
+    sibling = subprocess.Popen([sys.executable, "-c", hammer], stderr=subprocess.DEVNULL)
+    try:
+        began, now, steps = start_ticks_of(victim.pid), 0.0, []
+        endings = Endings(clock=lambda: now)
+        while EndingStep.KILLED not in steps:
+            steps.append(endings.end(victim.pid, began))
+            now += 0.125
+            assert now <= 3.5, "a drain, and two more"
+            time.sleep(0.01)  # for the sibling
+        assert victim.wait(60) == -signal.SIGKILL
+    finally:
+        for process in (victim, sibling):
+            process.kill()
+            process.wait(60)
 
 
 def test_a_zombie_is_gone():

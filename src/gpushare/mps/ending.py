@@ -29,6 +29,7 @@ LEAVING_DRAIN_SECONDS: Final = 3.5
 DRAIN_SECONDS: Final = 1.0
 # Whom something in its container continues gets its time anew this often; then it is killed all the same.
 CONTINUED_LIMIT: Final = 2
+_LONGEST_DRAIN_SECONDS: Final = 60.0  # of a record; we would not write a longer one
 _REMEMBERED: Final = 1024  # processes that no signal reaches; a bound only
 
 
@@ -204,12 +205,15 @@ class Endings:
         """Go on with those whom an earlier gate stopped; their time begins anew, as nobody watched it."""
         if self._record is None:
             return
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                for each in json.loads(self._record.read_bytes())["processes"]:
-                    begun = _Begun(int(each["start_ticks"]), self._clock(), float(each["drain_seconds"]))
-                    self._begun[int(each["pid"])] = begun
-            except (ValueError, KeyError, TypeError) as error:
-                logger.error("%s is not read, whoever was stopped stays so: %s", self._record, error)
+        try:
+            for each in json.loads(self._record.read_bytes())["processes"]:
+                drain = float(each["drain_seconds"])
+                if not 0 <= drain <= _LONGEST_DRAIN_SECONDS:
+                    raise ValueError(f"{drain} s is no time to drain")
+                self._begun[int(each["pid"])] = _Begun(int(each["start_ticks"]), self._clock(), drain)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            logger.error("cannot read %s, whoever else was stopped stays so: %s", self._record, error)
         if self._begun:
             logger.info("going on to end clients that an earlier gate stopped: %s", sorted(self._begun))
