@@ -135,6 +135,17 @@ def test_manifests_are_planned(files: Path, monkeypatch: Any, capsys: Any) -> No
         ("a: [", "is not YAML"),
         ("- 1", "a document is not a Kubernetes object"),
         ("kind: Pod\nmetadata: {name: x}\nspec: {}", "holds no pod with the annotation"),
+        ("kind: Pod\nmetadata: {name: x, annotations: 3}\nspec: {}", "pod x: "),
+        (
+            "kind: Job\nmetadata: {name: x}\nspec: {template: {metadata: 3}}",
+            "Job x has metadata that is no object",
+        ),
+        (POD_YAML.replace("spec: {", "spec: {affinity: {nodeAffinity: 3}, ", 1), "pod one: "),
+        (
+            POD_YAML.replace("metadata: {", "metadata: {ownerReferences: [{controller: true}], ", 1),
+            "pod one lacks 'uid' where one belongs",
+        ),
+        ("[" * 5_000, "is not YAML"),
     ):
         (files / "broken.yaml").write_text(broken)
         code, out, err = call(monkeypatch, capsys, *words, files / "broken.yaml")
@@ -229,13 +240,39 @@ def test_settings_that_cannot_be_used_are_one_sentence(files: Path, monkeypatch:
         {"settings": None, "pods": [{}]},
         {"settings": None, "pods": [pod("a", None, cpu="lots")]},
         {"settings": None, "nodes": [3]},
+        {"settings": None, "gpunodes": 3},
+        {"settings": None, "gpunodes": [[]]},
+        {"settings": None, "pods": [{"metadata": 3}]},
     ],
 )
-def test_a_damaged_snapshot_is_one_sentence(files: Path, monkeypatch: Any, capsys: Any, objects: Any) -> None:
+@pytest.mark.parametrize("command", ["plan", "report"])
+def test_a_damaged_snapshot_is_one_sentence(
+    files: Path, monkeypatch: Any, capsys: Any, objects: Any, command: str
+) -> None:
+    (files / "cluster.json").write_text(json.dumps(objects))
+    given = ("--pods", files / "pods.csv") if command == "plan" else ("-o", files / "page.html")
+    code, out, err = call(monkeypatch, capsys, command, "--snapshot", files, *given)
+    assert out == ""
+    if command == "report" and "gpunodes" not in objects:
+        assert (code, "no GPU that gpushare manages" in err) == (3, True)
+    else:
+        assert (code, "is not what gpushare snapshot writes" in err) == (2, True), err
+    assert not (files / "page.html").exists()
+
+
+def test_a_snapshots_numbers_beyond_any_machine_are_one_sentence(
+    files: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    gpu = {"uuid": "GPU-0", "index": 0, "model": "NVIDIA H200", "memoryMiB": 10**30}
+    objects = {
+        "settings": None,
+        "nodes": [{"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "8", "memory": "8Gi"}}}],
+        "gpunodes": [{"metadata": {"name": "n"}, "status": {"gpus": [gpu]}}],
+    }
     (files / "cluster.json").write_text(json.dumps(objects))
     code, out, err = call(monkeypatch, capsys, "plan", "--snapshot", files, "--pods", files / "pods.csv")
     assert (code, out) == (2, "")
-    assert "is not what gpushare snapshot writes" in err
+    assert "is not what gpushare snapshot writes: OverflowError" in err
 
 
 def test_a_snapshot_of_an_older_version_says_what_to_do(files: Path, monkeypatch: Any, capsys: Any) -> None:

@@ -1,6 +1,7 @@
 """`gpushare report` from a real Prometheus and from a snapshot: figures one can reckon by hand, and trouble."""
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from pathlib import Path
@@ -11,6 +12,7 @@ from histories import UNTIL, prometheus_with_history
 from realprometheus import Prometheus
 
 from gpushare.cli import main as command
+from gpushare.cli.report import prometheus as prometheus_module
 from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus, names
 from gpushare.runtime.http import HttpAnswer, MetricsServer
 
@@ -148,6 +150,8 @@ def _fails(gpushare: Run, capsys: Any, tmp_path: Path, *arguments: object) -> tu
         (("--prometheus", "localhost:9090"), "is no address"),
         (("--prometheus", "http://127.0.0.1:1", "--since", "a day"), "is no span of time"),
         (("--prometheus", "http://127.0.0.1:1", "--until", "noon"), "is no time"),
+        (("--prometheus", "http://127.0.0.1:1", "--since", "999999w"), "reaches back to before 1970"),
+        (("--prometheus", "http://127.0.0.1:1", "--until", "1970-01-01"), "reaches back to before 1970"),
         (("--prometheus", "http://127.0.0.1:1", "--token-file", "/nowhere"), "cannot be read"),
         (("--snapshot", "/nowhere"), "cannot be read"),
     ],
@@ -184,6 +188,14 @@ def test_too_much_asked_for_is_said_with_what_to_do(
         (401, b"no", 4, "--token-file"),
         (200, b"<html>a login page</html>", 5, "is no Prometheus"),
         (404, b"not here", 5, "is no Prometheus"),
+        (200, b'{"status":"success","data":{"result":[{"metric":{}}]}}', 5, "its series are not those"),
+        (200, b'{"status":"success","data":{"result":[7]}}', 5, "its series are not those"),
+        (
+            200,
+            b'{"status":"success","data":{"result":[{"metric":{},"values":[[1,"many"]]}]}}',
+            5,
+            "series are not",
+        ),
         (422, b'{"status":"error","errorType":"execution","error":"too many samples"}', 2, "too many samples"),
     ],
 )
@@ -200,3 +212,18 @@ def test_what_another_server_answers(
     finally:
         server.close()
     assert (found, words in err) == (status, True), err
+
+
+def test_a_prometheus_that_hangs_is_told_of_and_given_up(
+    gpushare: Run, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus_module, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(prometheus_module, "_ANSWER_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never says a word
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        status = gpushare("report", "--prometheus", url, "-o", tmp_path / "page.html")
+    said = capsys.readouterr().err.strip().splitlines()
+    assert status == 5
+    assert said[0] == f"Prometheus at {url} has not answered yet, waiting 1 s at most (ctrl-c stops)"
+    assert said[1].startswith(f"gpushare: Prometheus at {url} does not answer: ")
+    assert len(said) == 2

@@ -7,10 +7,22 @@ from rich.console import Console
 _WIDE: Final = 200  # columns; for files and pipes, which have no width, so that tables are not cut
 
 
+class _Output(Console):
+    """A console that tells of a reader who has gone, such as head, instead of ending with status 1, our "no"."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the root command.
+
+        Raises:
+            BrokenPipeError: always.
+        """
+        raise BrokenPipeError
+
+
 def out() -> Console:
     """Standard output, as wide as the terminal; wide enough for every table where there is none."""
-    console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, _WIDE))
+    console = _Output()
+    return console if console.is_terminal else _Output(width=max(console.width, _WIDE))
 
 
 def notes() -> Console:

@@ -30,15 +30,20 @@ def read_manifests(
         mark = error.problem_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise UsageError(f"{path}{where}: is not YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UsageError(f"{path}: is not YAML: {error}") from error
     for document in documents:
         for pod in _pods(path, document):
-            if names.FRACTION not in (pod["metadata"].get("annotations") or {}):
+            annotations = pod["metadata"].get("annotations") or {}
+            if isinstance(annotations, Mapping) and names.FRACTION not in annotations:
                 continue
             try:
                 request = request_of(pod)
-            except (ValueError, TypeError, AttributeError) as error:
+            except KeyError as error:
+                raise UsageError(
+                    f"{path}: pod {pod['metadata']['name']} lacks {error} where one belongs"
+                ) from error
+            except (ValueError, TypeError, AttributeError, OverflowError) as error:
                 raise UsageError(f"{path}: pod {pod['metadata']['name']}: {error}") from error
             if isinstance(request, Rejection):
                 raise UsageError(f"{path}: pod {pod['metadata']['name']}: {request}")
@@ -76,6 +81,8 @@ def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:
     if not isinstance(count, int) or not 0 <= count <= 100_000:
         raise UsageError(f"{path}: {document.get('kind')} {name} asks for {count!r} replicas")
     inner = template.get("metadata") or {}
+    if not isinstance(inner, Mapping):
+        raise UsageError(f"{path}: the template of {document.get('kind')} {name} has metadata that is no object")
     for index in range(count):
         yield {
             "metadata": {**inner, "name": f"{name}-{index}", "namespace": namespace},

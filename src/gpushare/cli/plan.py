@@ -20,7 +20,7 @@ from gpushare.cli.live import LiveCluster, cluster_of, read_cluster
 from gpushare.cli.manifests import read_manifests
 from gpushare.cli.sim_cluster import read_cluster as read_nodes
 from gpushare.cli.sim_cluster import read_trace
-from gpushare.cli.snapshot import read_snapshot
+from gpushare.cli.snapshot import believing, read_snapshot
 from gpushare.core.api import Rejection
 from gpushare.core.placement import (
     GPU_MILLI,
@@ -152,10 +152,10 @@ def _cluster(
         return LiveCluster(tuple(read_nodes(nodes)), ())
     if snapshot is not None:
         objects = read_snapshot(snapshot)
-        try:
-            return cluster_of(objects)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{snapshot}: is not what gpushare snapshot writes: {error!r}") from error
+        with believing(snapshot):
+            cluster = cluster_of(objects)
+            state_of(cluster)
+        return cluster
     return ask(Where(None, kubeconfig, context), read_cluster, instead="--snapshot or --nodes")
 
 

@@ -1,6 +1,8 @@
 """The root command: loads only the command group that is used and prints user errors as one sentence."""
 
+import errno
 import importlib
+import io
 import os
 import sys
 from pathlib import Path
@@ -38,6 +40,7 @@ FIT_MODULES: Final = frozenset({"matplotlib", "networkx", "scipy", "sklearn"})
 
 DEBUG: Final = "GPUSHARE_DEBUG"
 """Set to anything, a defect is shown with its traceback."""
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _INTERRUPTED: Final = 130  # as a shell says of a program that ctrl-c ended
 
 
@@ -68,9 +71,19 @@ def build(used: str | None) -> typer.Typer:
 
 def main() -> None:
     """Run the command line; an error the user can mend is one sentence, and an exit status by its kind."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
+            stream.reconfigure(errors="replace")  # a locale without our signs gets a question mark for each
     used = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+    output = sys.stdout
     try:
         build(used)(prog_name=program())
+    except SystemExit:
+        if sys.stdout is not output:  # typer puts another there, and ends with our "no", when the reader has gone
+            sys.stdout = output
+            _drop_output()
+            sys.exit(ExitStatus.DONE)
+        raise
     except CommandError as error:
         _stop(str(error), error.status)
     except ModuleNotFoundError as error:
@@ -80,9 +93,14 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(ExitStatus.DONE)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _drop_output()
+            _stop(
+                f"the output cannot be written: {error.strerror}: make room, or write elsewhere", ExitStatus.USAGE
+            )
         if os.environ.get(DEBUG):
             raise
         what = str(error) or type(error).__name__
@@ -103,6 +121,11 @@ def complete() -> None:
 def program() -> str:
     """Return how the user called this program: kubectl runs plugins by their file's name."""
     return "kubectl gpushare" if Path(sys.argv[0]).name.startswith("kubectl") else "gpushare"
+
+
+def _drop_output() -> None:
+    """Let what is left in the buffer of standard output go, or the interpreter fails on it at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _stop(sentence: str, status: ExitStatus) -> NoReturn:

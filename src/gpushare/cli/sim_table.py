@@ -3,11 +3,13 @@
 import json
 import math
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
+from multiprocessing import active_children
 from pathlib import Path
 
 import typer
@@ -69,10 +71,15 @@ def table_jobs(
         running = bar.add_task("simulating", total=len(tasks))
         try:
             if processes > 1:
-                with ProcessPoolExecutor(processes) as pool:
-                    for run in pool.map(_run, tasks):
-                        runs.append(run)
-                        bar.advance(running)
+                with ProcessPoolExecutor(processes, initializer=_end_at_once) as pool:
+                    try:
+                        for run in pool.map(_run, tasks):
+                            runs.append(run)
+                            bar.advance(running)
+                    except KeyboardInterrupt:  # the pool would wait for what runs, which may take minutes
+                        for child in active_children():
+                            child.terminate()
+                        raise
             else:
                 for task in tasks:
                     runs.append(_run(task))
@@ -93,6 +100,11 @@ def table_jobs(
 def processes_by_default() -> int:
     """Return how many processes to run: one for each CPU."""
     return os.cpu_count() or 1
+
+
+def _end_at_once() -> None:
+    """Let ctrl-c, which a terminal gives to all processes, end this one without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _run(task: tuple[Path | None, list[str], int | Sequence[Job], int, float, int, float]) -> TableRun:

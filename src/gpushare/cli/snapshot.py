@@ -1,6 +1,8 @@
 """`gpushare snapshot`: save a live cluster in files, for `gpushare plan` and `gpushare sim cluster`."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -78,6 +80,22 @@ def save(objects: Objects, folder: Path) -> None:
     write_whole(folder / NODES_FILE, nodes)
     write_whole(folder / PODS_FILE, pods)
     write_whole(folder / OBJECTS_FILE, json.dumps(asdict(objects), indent=1) + "\n")
+
+
+@contextmanager
+def believing(folder: Path) -> Iterator[None]:
+    """Turn what goes wrong with a snapshot's objects, which a person may have changed, into a sentence.
+
+    Raises:
+        UsageError: an object is not what `gpushare snapshot` writes.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise UsageError(
+            f"{folder / OBJECTS_FILE}: is not what gpushare snapshot writes: {type(error).__name__}: {error}; "
+            "take it again"
+        ) from error
 
 
 def read_snapshot(folder: Path) -> Objects:

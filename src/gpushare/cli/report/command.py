@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 
 from gpushare.cli.errors import UsageError
-from gpushare.cli.files import read_text, write_whole
+from gpushare.cli.files import check_writable, read_text, write_whole
 from gpushare.cli.report.moment import usage_of
 from gpushare.cli.report.prometheus import PrometheusSpan, read_prometheus
 from gpushare.cli.report.usage import UsageHistory, course, kept_ratio, neighbours, other_fractions, showback
 from gpushare.cli.report.usage_page import render_usage
-from gpushare.cli.snapshot import OBJECTS_FILE, read_snapshot
+from gpushare.cli.snapshot import OBJECTS_FILE, believing, read_snapshot
 
 app = typer.Typer(help=__doc__)
 
@@ -52,11 +52,17 @@ def report(
             "say where the figures come from: --prometheus http://ADDRESS:9090 (or GPUSHARE_PROMETHEUS), "
             "or --snapshot FOLDER, one of them"
         )
+    check_writable(output)
     if snapshot is not None:
-        history = usage_of(read_snapshot(snapshot), snapshot, (snapshot / OBJECTS_FILE).stat().st_mtime)
+        objects = read_snapshot(snapshot)
+        with believing(snapshot):
+            history = usage_of(objects, snapshot, (snapshot / OBJECTS_FILE).stat().st_mtime)
+            page, figures = render_usage(history), as_record(history)
     else:
         assert prometheus is not None
         end = _moment(until) if until is not None else time.time()
+        if end - parse_span(since) < 0:
+            raise UsageError(f'--since "{since}" reaches back to before 1970, where no figure can be')
         history = read_prometheus(
             PrometheusSpan(
                 _address(prometheus),
@@ -66,9 +72,10 @@ def report(
                 read_text(token_file).strip() if token_file is not None else None,
             )
         )
-    write_whole(output, render_usage(history))
+        page, figures = render_usage(history), as_record(history)
+    write_whole(output, page)
     if as_json:
-        typer.echo(json.dumps(as_record(history)))
+        typer.echo(json.dumps(figures))
     else:
         Console(stderr=True).print(f"report: {output}", soft_wrap=True)
 

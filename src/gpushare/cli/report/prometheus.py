@@ -1,7 +1,8 @@
 """A span of time from Prometheus' HTTP API; the figures are those that the chart's PodMonitor collects."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,10 +10,13 @@ import aiohttp
 import numpy as np
 import orjson
 
+from gpushare.cli.console import notes
 from gpushare.cli.errors import AbsentError, ForbiddenError, UnreachableError, UsageError
 from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, WorkloadName
 
-_ANSWER_SECONDS: Final = 120.0
+_ANSWER_SECONDS: Final = 120.0  # Prometheus' own limit of a query
+_CONNECT_SECONDS: Final = 10.0
+_PATIENCE_SECONDS: Final = 10.0  # after these the user is told what is waited for
 _TENANT: Final = ("gpu_uuid", "namespace", "pod", "pod_uid")
 # One query each over the span; `max` joins what several replicas of Prometheus or of a pod would say twice.
 _FAMILIES: Final[Mapping[str, str]] = {
@@ -62,7 +66,7 @@ def read_prometheus(span: PrometheusSpan) -> UsageHistory:
 
 async def _read(span: PrometheusSpan) -> UsageHistory:
     headers = {"Authorization": f"Bearer {span.token}"} if span.token else {}
-    timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS)
+    timeout = aiohttp.ClientTimeout(total=_ANSWER_SECONDS, sock_connect=_CONNECT_SECONDS)
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         asked = _Asked(session, span)
         gpus = await asked.over_time("count(max by (gpu_uuid) (gpushare_gpu_healthy))")
@@ -116,12 +120,14 @@ class _Asked:
             end=f"{self.times[-1]:.3f}",
             step=f"{span.step_seconds:.0f}",
         )
-        return [_Series(one["metric"], self._placed(one["values"])) for one in found]
+        with self._reading():
+            return [_Series(dict(one["metric"]), self._placed(one["values"])) for one in found]
 
     async def now(self, expression: str) -> dict[tuple[str, ...], tuple[_Labels, float]]:
         """The value of each series at the span's end."""
         found = await self._ask("query", query=expression, time=f"{self._span.end:.3f}")
-        return {tuple(one["metric"].values()): (one["metric"], float(one["value"][1])) for one in found}
+        with self._reading():
+            return {tuple(one["metric"].values()): (one["metric"], float(one["value"][1])) for one in found}
 
     def _placed(self, values: Iterable[tuple[float, str]]) -> Figures:
         figures = np.full(len(self.times), np.nan)
@@ -131,14 +137,28 @@ class _Asked:
                 figures[index] = float(value)
         return figures
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Say that it is no Prometheus which answers, where its series are none."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise UnreachableError(
+                f"{self._span.url} is no Prometheus: its series are not those of Prometheus' API "
+                f"({type(error).__name__}: {error})"
+            ) from None
+
     async def _ask(self, path: str, **parameters: str) -> list[Any]:
         url = self._span.url
+        note = asyncio.get_running_loop().call_later(_PATIENCE_SECONDS, _waits, url)
         try:
             async with self._session.get(f"{url.rstrip('/')}/api/v1/{path}", params=parameters) as response:
                 status, body = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             what = str(error) or f"no answer within {_ANSWER_SECONDS:.0f} s"
             raise UnreachableError(f"Prometheus at {url} does not answer: {what}") from error
+        finally:
+            note.cancel()
         if status in (401, 403):
             raise ForbiddenError(
                 f"Prometheus at {url} refuses (HTTP {status}): give a token that may read it by --token-file"
@@ -157,6 +177,12 @@ class _Asked:
         )
 
 
+def _waits(url: str) -> None:
+    notes().print(
+        f"Prometheus at {url} has not answered yet, waiting {_ANSWER_SECONDS:.0f} s at most (ctrl-c stops)"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Told:
     """The answers to all questions."""
@@ -172,8 +198,8 @@ class _Told:
 
 
 def _history(span: PrometheusSpan, times: Figures, told: _Told) -> UsageHistory:
-    workloads = {labels["pod_uid"]: labels["gpushare"] for labels, _ in told.info.values()}
-    at_share = {(labels["share"], _workload(labels)): value for labels, value in told.expected.values()}
+    workloads = {labels.get("pod_uid", ""): labels.get("gpushare", "") for labels, _ in told.info.values()}
+    at_share = {(labels.get("share", ""), _workload(labels)): value for labels, value in told.expected.values()}
     nothing = np.full(len(times), np.nan)
     figures: dict[tuple[str, ...], dict[str, Figures]] = {}
     for family, series in told.tenants.items():
