@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from functools import cache
 from importlib.resources import files
@@ -73,12 +74,15 @@ def table_jobs(
             if processes > 1:
                 with ProcessPoolExecutor(processes, initializer=_end_at_once) as pool:
                     try:
-                        for run in pool.map(_run, tasks):
-                            runs.append(run)
+                        for each in [pool.submit(_run, task) for task in tasks]:
+                            runs.append(each.result())
                             bar.advance(running)
                     except KeyboardInterrupt:  # the pool would wait for what runs, which may take minutes
                         for child in active_children():
                             child.terminate()
+                        raise
+                    except SimulationError:
+                        pool.shutdown(wait=False, cancel_futures=True)
                         raise
             else:
                 for task in tasks:
@@ -86,6 +90,11 @@ def table_jobs(
                     bar.advance(running)
         except SimulationError as error:
             raise UsageError(str(error)) from error
+        except BrokenProcessPool as error:
+            raise UsageError(
+                "a process of the simulation was ended from outside, by lack of memory perhaps: fewer --processes "
+                "need less"
+            ) from error
     if as_json:
         for load, seed, found in runs:
             for name, figures in found.items():
