@@ -287,3 +287,12 @@ def test_a_cluster_without_gpus_writes_nothing(files: Path) -> None:
     with pytest.raises(UsageError, match="no GPU that gpushare manages"):
         save(Objects(None), files / "snap")
     assert not (files / "snap").exists()
+
+
+def test_brackets_in_names_are_letters_like_others(files: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Rich would take [/x] for the end of a style, and [red] for its beginning."""
+    (files / "odd.csv").write_text(PODS.replace("\nx,", "\n[/x],").replace("\ny,", "\n[red]y:on:,"))
+    code, out, err = call(monkeypatch, capsys, "plan", "--nodes", files / "nodes.csv", "--pods", files / "odd.csv")
+    assert (code, err) == (1, "")
+    assert "[/x]" in out
+    assert "[red]y:on:" in out

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,7 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from gpushare.cli.console import out
+from gpushare.cli.console import bars, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import check_writable
 from gpushare.cli.interference import fit
@@ -104,7 +103,7 @@ def _measure(output: Path, order: CalibrationOrder, budget: float) -> None:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    console = Console(stderr=True)
+    console = bars()
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring")
         written = measure(

@@ -7,6 +7,9 @@ from rich.console import Console
 _WIDE: Final = 200  # columns; for files and pipes, which have no width, so that tables are not cut
 
 
+# What is printed holds names of pods, programs and files: brackets and colons in them are theirs, never markup.
+
+
 class _Output(Console):
     """A console that tells of a reader who has gone, such as head, instead of ending with status 1, our "no"."""
 
@@ -21,10 +24,15 @@ class _Output(Console):
 
 def out() -> Console:
     """Standard output, as wide as the terminal; wide enough for every table where there is none."""
-    console = _Output()
-    return console if console.is_terminal else _Output(width=max(console.width, _WIDE))
+    console = _Output(markup=False, emoji=False)
+    return console if console.is_terminal else _Output(width=max(console.width, _WIDE), markup=False, emoji=False)
 
 
 def notes() -> Console:
     """Standard error, for what stands beside the answer."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+
+def bars() -> Console:
+    """Standard error, for bars of progress and what is said between them."""
+    return Console(stderr=True, markup=False, emoji=False)

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from gpushare.cli.console import out
+from gpushare.cli.console import bars, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import check_writable, read_text, write_whole
 from gpushare.core.api import JobClass
@@ -61,7 +60,7 @@ def _read(path: Path) -> tuple[Dataset, bytes]:
 
 def _bar(text: str) -> Progress:
     columns = (TextColumn(text), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
+    return Progress(*columns, console=bars(), transient=True)
 
 
 def fit(

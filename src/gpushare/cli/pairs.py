@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gpushare.cli.console import out
+from gpushare.cli.console import bars, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
 from gpushare.research.pairs.evaluate import GATE, PairProtocol, PairScore, evaluate, mean_and_spread, split
@@ -39,7 +38,7 @@ def evaluate_command(
 ) -> None:
     """Score predictors of the normalised throughput sum: error, gate at 1.1, best partner, matching."""
     table = _read(solo, pairs, gpu)
-    console = Console(stderr=True)
+    console = bars()
     import numpy as np  # noqa: PLC0415 - keeps `gpushare --help` quick
 
     protocols = protocol or list(PairProtocol)

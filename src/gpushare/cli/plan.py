@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from gpushare.cli.access import Where, ask
-from gpushare.cli.console import out
+from gpushare.cli.console import bars, notes, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.live import LiveCluster, cluster_of, read_cluster
 from gpushare.cli.manifests import read_manifests
@@ -103,9 +102,9 @@ def plan(
         raise UsageError("--snapshot and --nodes exclude each other")
     cluster = _cluster(snapshot, nodes, kubeconfig, context)
     asked = read_trace(pods) if pods.suffix == ".csv" else read_manifests(pods, cluster.request_of)
-    console = Console(stderr=True)
+    console = bars()
     for note in cluster.notes:
-        console.print(note)
+        notes().print(note)
     state = state_of(cluster)
     history = Counter(state.reserved_shapes) + Counter(request.shape for request in asked)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

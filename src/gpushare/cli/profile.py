@@ -158,11 +158,11 @@ def choose_gpu(gpus: Sequence[GpuInfo], wanted: str) -> GpuInfo:
 def run(
     command: Annotated[list[str], typer.Argument(help="The program and its arguments, after --.")],
     gpu: Annotated[str, typer.Option(help="GPU by index or UUID.")] = "0",
-    interval: Annotated[float, typer.Option(help="Seconds between readings.")] = 0.5,
+    interval: Annotated[float, typer.Option(max=3600.0, help="Seconds between readings.")] = 0.5,
     as_json: AsJson = False,
 ) -> None:
     """Run a program alone on a GPU and print NVML's utilisation beside that of each pipe."""
-    if interval < MIN_INTERVAL_SECONDS:
+    if not interval >= MIN_INTERVAL_SECONDS:
         raise UsageError(f"--interval {interval:g} is too short; counters need {MIN_INTERVAL_SECONDS} s or more")
     from gpushare.devices.nvml import NvmlDevices  # noqa: PLC0415 - the driver's library, only where it is used
 

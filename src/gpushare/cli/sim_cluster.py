@@ -10,11 +10,10 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gpushare.cli.console import out
+from gpushare.cli.console import bars, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
 from gpushare.core.placement import NodeSpec, PlacementRequest
@@ -125,7 +124,7 @@ def _run_all(
     seeds: range,
     cpu_pods: CpuPods,
 ) -> list[ClusterRun]:
-    console = Console(stderr=True)
+    console = bars()
     history = Counter(pod.shape for pod in trace)
     done = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gpushare.cli.console import out
+from gpushare.cli.console import bars, notes, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import check_writable, read_lines, write_whole
 from gpushare.cli.report.jobs_page import render_jobs
@@ -206,7 +205,7 @@ def compare_command(
         typer.echo(json.dumps({"gpus": gpus, "seed": seed, "results": [asdict(each) for each in reports]}))
     else:
         _print(reports, gpus)
-        Console(stderr=True).print(f"report: {output}")
+        notes().print(f"report: {output}")
 
 
 def trace_command(
@@ -273,7 +272,7 @@ def _read_dataset(path: Path) -> Dataset:
     except DatasetError as error:
         raise UsageError(f"{path}: {error}") from error
     for note in dataset.notes():
-        Console(stderr=True).print(f"{path}: {note}")
+        notes().print(f"{path}: {note}")
     return dataset
 
 
@@ -288,7 +287,7 @@ def _run(
     skip_impossible: bool,
     on_span: OnSpan = lambda _cluster, _rates, _until: None,
 ) -> list[Outcome]:
-    console = Console(stderr=True)
+    console = bars()
     outcomes = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("simulating", total=len(names) * len(jobs))

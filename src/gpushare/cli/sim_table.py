@@ -14,11 +14,10 @@ from multiprocessing import active_children
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from gpushare.cli.console import out
+from gpushare.cli.console import bars, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
 from gpushare.core.placement import Settings
@@ -67,7 +66,7 @@ def table_jobs(
         for seed in range(seeds)
     ]
     runs: list[TableRun] = []
-    console = Console(stderr=True)
+    console = bars()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         running = bar.add_task("simulating", total=len(tasks))
         try:

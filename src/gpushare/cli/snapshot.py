@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from gpushare.cli.access import Where, ask
+from gpushare.cli.console import notes
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text, write_whole
 from gpushare.cli.live import Objects, cluster_of, read_objects
@@ -47,12 +47,11 @@ def snapshot(
         }
         typer.echo(json.dumps(found))
         return
+    console = notes()
     for note in cluster.notes:
-        Console(stderr=True).print(note)
+        console.print(note)
     if cluster.unhealthy:
-        Console(stderr=True).print(
-            f"{len(cluster.unhealthy)} unhealthy GPUs are written to {NODES_FILE} like healthy ones"
-        )
+        console.print(f"{len(cluster.unhealthy)} unhealthy GPUs are written to {NODES_FILE} like healthy ones")
     typer.echo(
         f"{output}: {len(cluster.nodes)} nodes with {sum(len(node.gpus) for node in cluster.nodes)} GPUs, "
         f"{len(cluster.pods)} pods, {waiting} of them waiting"

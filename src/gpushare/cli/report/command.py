@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
+from gpushare.cli.console import notes
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import check_writable, read_text, write_whole
 from gpushare.cli.report.moment import usage_of
@@ -77,7 +77,7 @@ def report(
     if as_json:
         typer.echo(json.dumps(figures))
     else:
-        Console(stderr=True).print(f"report: {output}", soft_wrap=True)
+        notes().print(f"report: {output}")
 
 
 def parse_span(words: str) -> float:
