@@ -12,10 +12,11 @@ from bench.papers.plan import TIMING, Part, Tenants, expected, phase_of, rounds,
 from bench.papers.programs import SEVEN, known_as, suite
 from gpushare.core.interference import ProfileError, Wish, best_caps
 from gpushare.data import default_model
-from gpushare.research.calibration.collector import PoolMaker, collect, measured_before, pools_of
+from gpushare.research.calibration.collector import PoolMaker, collect, pools_of
 from gpushare.research.calibration.counters import DriverCounters, RunCounters
 from gpushare.research.calibration.daemon import mps_daemon
 from gpushare.research.calibration.plan import left_of
+from gpushare.research.calibration.resume import earlier_runs
 from gpushare.research.calibration.simulated import SimulatedCounters, simulated_pools
 from gpushare.research.calibration.workload import Stage
 from gpushare.research.dataset import DatasetError, Mechanism, parse
@@ -40,7 +41,7 @@ def missing(directory: Path) -> list[tuple[int, Part]]:
     found = []
     for number, part in rounds():
         phases = [phase_of(part, ours)] * (number + 1)
-        if left_of(phases, measured_before(file_of(directory, part))):
+        if left_of(phases, earlier_runs(file_of(directory, part)).runs):
             found.append((number, part))
     return found
 
