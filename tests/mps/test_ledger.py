@@ -182,3 +182,22 @@ def test_a_client_whose_main_thread_has_ended_keeps_its_part_of_the_pods_cap(led
     ledger.note_clients((headless.pid,), headless.pid)
     ledger.end_turn(headless.pid, is_client=True)
     assert ledger.percentages("pod", ME) == (25,)
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+def test_a_later_process_with_an_admitted_ones_pid_is_a_stranger(ledger, is_client):
+    """Before: under the former one's name, so no part of the pod's cap counted as its own."""
+    former = admission()
+    ledger.admit(dataclasses.replace(former, start_ticks=former.start_ticks - 1))
+    ledger.end_turn(ME, is_client=is_client)
+    ledger.note_clients((ME,))
+    assert [m.pid for m in ledger.strangers()] == [ME]
+    (client,) = ledger.clients()
+    assert (client.thread_percentage, client.start_ticks) == (None, former.start_ticks)
+
+
+def test_a_client_of_unknown_start_gets_the_one_that_it_has(ledger):
+    ledger.admit(dataclasses.replace(admission(), start_ticks=None))
+    ledger.end_turn(ME, is_client=True)
+    ledger.note_clients((ME,))
+    assert [client.start_ticks for client in ledger.clients()] == [start_ticks_of(ME)]

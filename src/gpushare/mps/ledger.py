@@ -145,12 +145,15 @@ class ClientLedger:
         for pid in [pid for pid in self._present if pid not in pids and pid != turn_pid]:
             self._depart(pid)
         for pid in self._clients:
-            if pid in self._admissions:
+            if (known := self._admissions.get(pid)) and (same := _if_the_same(known)):
+                self._admissions[pid] = same
                 continue
-            if self._late is not None and self._late.pid == pid:
-                self._admissions[pid] = self._late
+            if self._late is not None and self._late.pid == pid and (same := _if_the_same(self._late)):
+                self._admissions[pid] = same
                 self._late = None
                 continue
+            # Another process got the pid of one that had its turn: a tenant can fork until it does.
+            self._admissions.pop(pid, None)
             pod_uid = self._identify(pid)
             if self._is_first_list:
                 # Connected through a previous gate that left no record of it.
@@ -170,8 +173,8 @@ class ClientLedger:
         self._stranger_ticks = {pid: self._stranger_ticks[pid] for pid in self._strangers}
         for pid in self._clients:
             if pid not in self._present:
-                known = self._admissions.get(pid) or self._strangers.get(pid)
-                self._present[pid] = Presence(pid, known.pod_uid if known else None, self._clock())
+                listed = self._admissions.get(pid) or self._strangers.get(pid)
+                self._present[pid] = Presence(pid, listed.pod_uid if listed else None, self._clock())
         self._is_first_list = False
         return self._clients
 
@@ -281,6 +284,14 @@ class ClientLedger:
                     )
                 )
         return tuple(result)
+
+
+def _if_the_same(admission: Admission) -> Admission | None:
+    """Return the admission, with its start time; None when another process has its pid now."""
+    ticks = start_ticks_of(admission.pid)
+    if admission.start_ticks is None:
+        return replace(admission, start_ticks=ticks)
+    return admission if ticks in {None, admission.start_ticks} else None
 
 
 def _memory_of(admission: Admission) -> ProcessMemory:
