@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fakecluster import FakeCluster
+from fakecluster import FakeCluster, kubeconfig
 
 from gpushare.cli import complete
 from gpushare.cli.completion import SCRIPTS, Shell, offered
@@ -81,3 +83,17 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=120, check=False
     )
     assert done.stdout.split() == ["completion"], done.stderr
+
+
+def test_a_cluster_that_is_silent_keeps_nobody_waiting_at_the_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request may take 30 s otherwise."""
+    monkeypatch.setattr("gpushare.cli.completion._PATIENCE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        file = tmp_path / "kubeconfig"
+        file.write_text(kubeconfig(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+        began = time.monotonic()
+        assert offered(["explain", "--kubeconfig", str(file), ""]) == []
+        assert offered(["pods", "--kubeconfig", str(file), "-n", ""]) == []
+        assert time.monotonic() - began < 25

@@ -132,6 +132,7 @@ def test_manifests_are_planned(files: Path, monkeypatch: Any, capsys: Any) -> No
             'pod one: annotation gpushare.io/fraction: "1.5" asks for more than one GPU',
         ),
         (POD_YAML.replace("500m", "lots"), "pod one: 'lots' is not a quantity"),
+        (POD_YAML.replace("500m", '"-5"'), "pod one: cpu: '-5' is less than nothing"),
         ("a: [", "is not YAML"),
         ("- 1", "a document is not a Kubernetes object"),
         ("kind: Pod\nmetadata: {name: x}\nspec: {}", "holds no pod with the annotation"),

@@ -1,10 +1,13 @@
 import importlib
+import re
+from pathlib import Path
 
 import pytest
 import typer
 
 from gpushare import __version__
 from gpushare.cli import main as command
+from gpushare.cli.errors import ExitStatus
 from gpushare.cli.root import GROUPS
 
 
@@ -40,3 +43,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(monkeypatch, capsys, tmp_path
     err = capsys.readouterr().err
     assert code == 2
     assert err == f"gpushare: {missing}: cannot be read: No such file or directory\n"
+
+
+def test_the_page_on_the_command_line_names_every_command():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    assert [name for name in GROUPS if f"`{name}" not in page] == []
+
+
+def test_the_page_on_the_command_line_names_every_exit_status():
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    listed = {int(found) for found in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)}
+    assert listed == {*map(int, ExitStatus), 130}

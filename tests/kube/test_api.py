@@ -1,6 +1,7 @@
 """The client against real HTTP: paths, bodies, errors."""
 
 import pytest
+from aiohttp import web
 
 from gpushare.kube import (
     GPUNODES,
@@ -82,6 +83,12 @@ async def test_a_server_that_is_away_is_retryable(api, server):
     api._configuration.host = "http://127.0.0.1:1"
     with pytest.raises(Retryable, match="did not answer"):
         await api.get(PODS, "p", namespace="n")
+
+
+async def test_a_page_that_is_no_api_servers_says_so(api, server):
+    server.list = lambda _: web.Response(text="<html>log in</html>", content_type="text/html")
+    with pytest.raises(Retryable, match="what answers is no API server"):
+        await api.list(PODS, lambda pod: pod)
 
 
 async def test_patch_kinds_and_subresources(api, server):

@@ -1,7 +1,8 @@
 """`gpushare completion`: scripts for bash, zsh and fish, and the words that they offer."""
 
+import asyncio
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any, Final
@@ -11,10 +12,11 @@ import typer
 from gpushare.cli.access import Where, ask
 from gpushare.cli.errors import CommandError
 from gpushare.core.api import MANAGED_SELECTOR
-from gpushare.kube import NAMESPACES, PODS, Json
+from gpushare.kube import NAMESPACES, PODS, Api, Json, Listing
 
 app = typer.Typer(help=__doc__)
 
+_PATIENCE_SECONDS: Final = 3.0  # somebody has pressed the tabulator key and waits
 _NO_FILES: Final = ":4"  # what kubectl reads after the words: offer these and no names of files
 
 
@@ -166,20 +168,19 @@ def _where(before: Sequence[str]) -> Where:
 
 
 def _pods(where: Where) -> list[str]:
-    try:
-        namespace = where.current_namespace()
-        listed = ask(
-            where, lambda api: api.list(PODS, _name, namespace=namespace, label_selector=MANAGED_SELECTOR)
-        )
-    except CommandError:
-        return []
-    return listed.items
+    namespace = where.current_namespace()
+    return _asked(where, lambda api: api.list(PODS, _name, namespace=namespace, label_selector=MANAGED_SELECTOR))
 
 
 def _namespaces(where: Where) -> list[str]:
+    return _asked(where, lambda api: api.list(NAMESPACES, _name))
+
+
+def _asked(where: Where, listing: Callable[[Api], Awaitable[Listing[str]]]) -> list[str]:
+    """Names from the cluster; none where it does not give them while a person waits at the prompt."""
     try:
-        return ask(where, lambda api: api.list(NAMESPACES, _name)).items
-    except CommandError:
+        return ask(where, lambda api: asyncio.wait_for(listing(api), _PATIENCE_SECONDS)).items
+    except (CommandError, TimeoutError):
         return []
 
 

@@ -8,7 +8,7 @@ import yaml
 
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
-from gpushare.core.api import Rejection, names
+from gpushare.core.api import Rejection, names, parse_quantity
 from gpushare.core.placement import PlacementRequest
 
 
@@ -38,6 +38,7 @@ def read_manifests(
             if isinstance(annotations, Mapping) and names.FRACTION not in annotations:
                 continue
             try:
+                _check_amounts(pod["spec"])
                 request = request_of(pod)
             except KeyError as error:
                 raise UsageError(
@@ -51,6 +52,20 @@ def read_manifests(
     if not found:
         raise UsageError(f"{path} holds no pod with the annotation {names.FRACTION}")
     return found
+
+
+def _check_amounts(spec: Mapping[str, Any]) -> None:
+    """Refuse what the API server would: it never holds a negative request, so nobody else looks for one.
+
+    Raises:
+        ValueError: an amount is negative, or no quantity.
+    """
+    for kind in ("initContainers", "containers"):
+        for container in spec.get(kind) or ():
+            for amounts in (container.get("resources") or {}).values():
+                for resource, amount in amounts.items() if isinstance(amounts, Mapping) else ():
+                    if parse_quantity(amount) < 0:
+                        raise ValueError(f"{resource}: {amount!r} is less than nothing")
 
 
 def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
+from gpushare.cli.files import read_lines
 from gpushare.cli.profiles import show_profiles
 from gpushare.core.gpu import Counters, Devices, DevicesError, GpuInfo, GpuSample, mean_counters
 from gpushare.research.nvprof import NvprofError, parse_metrics, parse_summary, utilization
@@ -286,9 +287,7 @@ def nvprof(
 
 def _parse(path: Path, parse: Callable[[Sequence[str]], T]) -> T:
     try:
-        return parse(path.read_text().splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        return parse(read_lines(path))
     except NvprofError as error:
         raise UsageError(f"{path}: {error}") from error
 

@@ -421,7 +421,10 @@ def _object(raw: bytes) -> Json:
     try:
         body = orjson.loads(raw) if raw else {}
     except orjson.JSONDecodeError as error:
-        raise _unreachable(error) from error
+        raise Retryable(
+            f"what answers is no API server, or its answer was cut off ({error})",
+            retry_after_seconds=DEFAULT_RETRY_AFTER_SECONDS,
+        ) from error
     return body if isinstance(body, dict) else {}
 
 
