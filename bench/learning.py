@@ -1,10 +1,15 @@
-"""python -m bench learning [--windows N ...] [--seeds N] [--noise SD] [--pairs PRIOR ...]
+"""python -m bench learning [--windows N ...] [--seeds N] [--noise SD] [--held-out] [--by-program]
+    [--pairs PRIOR ...]
 
 How well the interference model predicts sets of ten programs that it was not fitted to, as live profiles (one
 signature each, no cap curve, no probes), before and after windows of other sets were seen. The measured table of
 the H200 is the truth; each program sees at most N windows, of sets drawn at random, with noise on the inferred
 progress; the sets that were not drawn are predicted, and the programs alone under caps. Mean absolute error of a
 tenant's progress, and how many truths the 90% interval holds.
+
+With --held-out: the same on the shipped dataset. Its programs are left out of the fit a fifth at a time (five
+fits, some minutes); every tenant is a live profile and learnt of, and the errors of those left out count. With
+--by-program: a further row for each program.
 
 With --pairs: whether it helps to remember, beyond what is learnt of each program, by how much a pair of programs
 itself was missed. After eight windows of each program 1, 2 and 4 further windows of a pair are seen, and the pair
@@ -23,8 +28,9 @@ import numpy as np
 from gpushare.core.api import LearnedEffect
 from gpushare.core.control import SeenTenant, learnt
 from gpushare.core.interference import Forecast, InterferenceModel, Profile, effects_of
-from gpushare.data import H200_TABLE, default_model
-from gpushare.research.dataset import parse
+from gpushare.data import H200_COLOCATION, H200_TABLE, default_model
+from gpushare.research.dataset import Dataset, parse
+from gpushare.research.interference.fit import FOLDS, MEMBERS, fitted, sets_of, split_workloads, unfitted
 from gpushare.research.solo_profiles import profile_of
 
 GPU = "NVIDIA H200"
@@ -38,6 +44,20 @@ class MeasuredSet:
     programs: tuple[str, ...]
     caps: tuple[int, ...]
     progress: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Programs that a model was not fitted to, among others.
+
+    Attributes:
+        profiles: live ones of all programs of the sets; judged: the programs whose errors count.
+    """
+
+    model: InterferenceModel
+    profiles: Mapping[str, Profile]
+    sets: tuple[MeasuredSet, ...]
+    judged: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +89,25 @@ def table() -> tuple[Mapping[str, Profile], tuple[MeasuredSet, ...]]:
     return profiles, tuple(sets)
 
 
+def table_world() -> World:
+    """Return the table's ten programs with the shipped model."""
+    profiles, sets = table()
+    return World(default_model(), profiles, sets, frozenset(profiles))
+
+
+def held_out_world(data: Dataset, fold: int) -> World:
+    """Return a fifth of a dataset's programs with a model fitted to sets without them."""
+    known = sets_of(data)
+    training, unseen = split_workloads(known, fold)
+    bare = unfitted(data, known, 1)
+    fitted_to_rest = fitted(bare, known, training, seed=1, members=MEMBERS, done=lambda _: None)
+    model = replace(fitted_to_rest, errors=default_model().errors)
+    profiles = {name: Profile(each.counters) for name, each in zip(known.workloads, known.profiles, strict=True)}
+    sets = [MeasuredSet(known.names(at), known.caps(at), known.progress[at]) for at in unseen]
+    different = tuple(one for one in sets if len(set(one.programs)) == len(one.programs))
+    return World(model, profiles, different, frozenset(known.workloads[fold::FOLDS]))
+
+
 def predicted(
     model: InterferenceModel, one: MeasuredSet, profiles: Mapping[str, Profile], known: Mapping[str, LearnedEffect]
 ) -> Sequence[Forecast]:
@@ -80,10 +119,13 @@ def predicted(
     return model.predict(tenants)
 
 
-def learn(seed: int, windows: int, noise: float) -> tuple[dict[str, LearnedEffect], set[int]]:
+def learn(
+    seed: int, windows: int, noise: float, world: World | None = None
+) -> tuple[dict[str, LearnedEffect], set[int]]:
     """Let programs see windows; return what was learnt, and which sets were seen."""
-    profiles, sets = table()
-    rng, model = np.random.default_rng(seed), default_model()
+    world = world or table_world()
+    model, profiles, sets = world.model, world.profiles, world.sets
+    rng = np.random.default_rng(seed)
     known: dict[str, LearnedEffect] = {}
     seen: set[int] = set()
     counts = dict.fromkeys(profiles, 0)
@@ -96,7 +138,12 @@ def learn(seed: int, windows: int, noise: float) -> tuple[dict[str, LearnedEffec
         observed = np.maximum(_LEAST_SEEN, np.array(one.progress) + rng.normal(0.0, noise, len(one.progress)))
         window = [
             SeenTenant(
-                program, cap, float(progress), noise, forecast.progress, (forecast.upper - forecast.lower) / 3.29
+                program,
+                cap,
+                float(progress),
+                noise,
+                forecast.progress,
+                (forecast.upper - forecast.lower) / 3.29,
             )
             for program, cap, progress, forecast in zip(one.programs, one.caps, observed, forecasts, strict=True)
         ]
@@ -106,23 +153,33 @@ def learn(seed: int, windows: int, noise: float) -> tuple[dict[str, LearnedEffec
     return known, seen
 
 
-def judge(known: Mapping[str, LearnedEffect], seen: set[int]) -> dict[int, Judged]:
+def misses(
+    known: Mapping[str, LearnedEffect], seen: set[int], world: World | None = None
+) -> dict[tuple[int, str], list[tuple[float, bool]]]:
+    """Return error, and whether the interval holds the truth, of every set not seen, by size and program."""
+    world = world or table_world()
+    found: dict[tuple[int, str], list[tuple[float, bool]]] = {}
+    for one in (one for at, one in enumerate(world.sets) if at not in seen):
+        forecasts = predicted(world.model, one, world.profiles, known)
+        for program, forecast, truth in zip(one.programs, forecasts, one.progress, strict=True):
+            if program in world.judged:
+                missed = min(1.0, forecast.progress) - truth
+                inside = forecast.lower <= truth <= forecast.upper
+                found.setdefault((len(one.programs), program), []).append((missed, inside))
+    return found
+
+
+def judge(known: Mapping[str, LearnedEffect], seen: set[int], world: World | None = None) -> dict[int, Judged]:
     """Judge the prediction of every set that was not seen, by number of tenants."""
-    profiles, sets = table()
     errors: dict[int, list[tuple[float, bool]]] = {}
-    for at, one in enumerate(sets):
-        if at not in seen:
-            for forecast, truth in zip(
-                predicted(default_model(), one, profiles, known), one.progress, strict=True
-            ):
-                missed = abs(min(1.0, forecast.progress) - truth)
-                errors.setdefault(len(one.programs), []).append(
-                    (missed, forecast.lower <= truth <= forecast.upper)
-                )
-    return {
-        size: Judged(float(np.mean([e for e, _ in each])), float(np.mean([c for _, c in each])), len(each))
-        for size, each in sorted(errors.items())
-    }
+    for (size, _), each in misses(known, seen, world).items():
+        errors.setdefault(size, []).extend(each)
+    return {size: judged_of(each) for size, each in sorted(errors.items())}
+
+
+def judged_of(each: Sequence[tuple[float, bool]]) -> Judged:
+    """Sum up errors and whether intervals hold."""
+    return Judged(float(np.mean([abs(e) for e, _ in each])), float(np.mean([c for _, c in each])), len(each))
 
 
 def pair_residuals(seed: int, windows: int, noise: float, prior: float) -> list[tuple[float, float]]:
@@ -159,6 +216,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[0, 1, 2, 4, 8, 16])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--noise", type=float, default=0.05)
+    parser.add_argument("--held-out", action="store_true")
+    parser.add_argument("--by-program", action="store_true")
     parser.add_argument("--pairs", type=float, nargs="+", metavar="PRIOR")
     asked = parser.parse_args(arguments)
     if asked.pairs:
@@ -171,10 +230,19 @@ def main(arguments: Sequence[str]) -> None:
                 without, with_them = np.mean(found, axis=0)
                 print(f"{windows:19d}  {prior:5g}  {without:13.3f}  {with_them:18.3f}  {len(found):14d}")
         return
+    data = parse(files("gpushare.data").joinpath(H200_COLOCATION).read_bytes().splitlines())
+    worlds = [held_out_world(data, fold) for fold in range(FOLDS)] if asked.held_out else [table_world()]
     print("windows  tenants  error  in the 90% interval  tenants judged")
     for windows in asked.windows:
-        runs = [judge(*learn(seed, windows, asked.noise)) for seed in range(asked.seeds if windows else 1)]
-        for size in runs[0]:
-            each = [run[size] for run in runs]
-            error, covered = (np.mean([getattr(one, name) for one in each]) for name in ("error", "covered"))
-            print(f"{windows:7d}  {size:7d}  {error:.3f}  {covered:19.0%}  {sum(one.tenants for one in each):14d}")
+        found: dict[tuple[int, str], list[tuple[float, bool]]] = {}
+        for world in worlds:
+            for seed in range(asked.seeds if windows else 1):
+                for key, each in misses(*learn(seed, windows, asked.noise, world), world).items():
+                    found.setdefault(key, []).extend(each)
+        for size in sorted({size for size, _ in found}):
+            rows = {program: each for (of, program), each in found.items() if of == size}
+            whole = [miss for each in rows.values() for miss in each]
+            for program, each in [("", whole), *(sorted(rows.items()) if asked.by_program else ())]:
+                one = judged_of(each)
+                said = f"  {program}, mean of the misses {np.mean([e for e, _ in each]):+.3f}" if program else ""
+                print(f"{windows:7d}  {size:7d}  {one.error:.3f}  {one.covered:19.0%}  {one.tenants:14d}{said}")

@@ -144,6 +144,18 @@ def test_a_table_grows_with_and_without_effects() -> None:
     assert both(known, first)[::-1] == pytest.approx(expected)
 
 
+def test_only_the_programs_that_are_judged_count() -> None:
+    world = bench.table_world()
+    one, other = sorted(world.profiles)[:2]
+    pairs = tuple(each for each in world.sets if set(each.programs) == {one, other})
+    found = bench.misses({}, set(), replace(world, sets=pairs, judged=frozenset({one})))
+    assert list(found) == [(2, one)]
+    assert len(found[2, one]) == len(pairs) >= 5
+    seen = bench.misses({}, {0, 1}, replace(world, sets=pairs))
+    assert sorted(seen) == [(2, one), (2, other)]
+    assert all(len(each) == len(pairs) - 2 for each in seen.values()), "sets that were seen are not judged"
+
+
 @pytest.mark.slow
 def test_eight_windows_make_unseen_sets_of_the_measured_table_better_known() -> None:
     """The bars of issue 11 are 0.065, 0.082 and 0.072; pairs stay above theirs (docs/measurements/learning.md)."""
