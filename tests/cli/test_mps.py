@@ -68,3 +68,32 @@ def test_what_cannot_be_is_one_sentence_and_exit_code_2(monkeypatch, capsys, bas
     assert error.startswith("gpushare: ")
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_clients_of_a_gate_that_is_away_are_doubted(monkeypatch, capsys, base):
+    gpu = GpuDirectory.of(base, "GPU-1")
+    write_status(gpu, GateStatus("GPU-1", GateState.ACTIVE, time.time() - 100, clients=(ClientStatus(7, "uid"),)))
+    GpuDirectory.of(base, "GPU-2").status.unlink()
+    assert run(monkeypatch, "clients", "--directory", base, "--json") == 0
+    out, err = capsys.readouterr()
+    assert [each["pid"] for each in json.loads(out)] == [7]
+    assert "GPU-1: the gate's status is 1" in err
+    assert "GPU-2: there is no gate's status, so its clients are not known" in err
+
+
+def test_nobody_ended_is_not_done(monkeypatch, capsys, base):
+    """A pod's uid that is mistyped, or a gate that cannot be read, was "ended 0 clients" and status 0."""
+    GpuDirectory.of(base, "GPU-2").status.write_text("")
+    assert run(monkeypatch, "terminate", "--directory", base, "--pod", "nobody") == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no client of pod nobody is on GPU-1, GPU-2; GPU-2: there is no gate's status" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--thread-percentage", "0"), ("--thread-percentage", "101"), ("--memory-mib", "-5"), ("--priority", "2")],
+)
+def test_ceilings_that_no_server_has_are_refused_before_it_is_asked(monkeypatch, capsys, base, words):
+    assert run(monkeypatch, "set", "--directory", base, "--gpu", "GPU-1", *words) == 2
+    assert "Invalid value" in capsys.readouterr().err

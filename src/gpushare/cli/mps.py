@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from gpushare.cli.console import out
-from gpushare.cli.errors import UsageError
+from gpushare.cli.console import notes, out
+from gpushare.cli.errors import AbsentError, UsageError
 from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps import MpsError, commands
 from gpushare.mps.actions import clients_of_pod, end_clients, program_of, sync_control
@@ -97,7 +97,11 @@ def status(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: A
 @app.command()
 def clients(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: AsJson = False) -> None:
     """Show every MPS client: its pod, the ceilings it connected under, its memory."""
-    found = [(g.uuid, _read(g)[0]) for g in _gpus(directory, gpu)]
+    read = [(each, *_read(each)) for each in _gpus(directory, gpu)]
+    for each, state, fresh in read:
+        if not fresh:
+            notes().print(_doubt(each, state))
+    found = [(each.uuid, state) for each, state, _ in read]
     rows = [(uuid, client) for uuid, state in found if state is not None for client in state.clients]
     if as_json:
         typer.echo(json.dumps([{"gpu_uuid": uuid, **dataclasses.asdict(client)} for uuid, client in rows]))
@@ -117,6 +121,14 @@ def clients(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: 
     out().print(table)
 
 
+def _doubt(gpu: GpuDirectory, status: GateStatus | None) -> str:
+    """Say why the clients of a GPU are not those of now."""
+    if status is None:
+        return f"{gpu.uuid}: there is no gate's status, so its clients are not known"
+    age = time.time() - status.written_at
+    return f"{gpu.uuid}: the gate's status is {age:.0f} s old, so its clients may be others by now"
+
+
 def _shown(value: int | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
@@ -125,9 +137,9 @@ def _shown(value: int | None, form: str) -> str:
 def set_(
     directory: Directory = DEFAULT_DIRECTORY,
     gpu: Gpu = None,
-    thread_percentage: Annotated[int | None, typer.Option(help="1 to 100")] = None,
-    memory_mib: Annotated[int | None, typer.Option(help="device memory of one process")] = None,
-    priority: Annotated[int | None, typer.Option(help="0 normal, 1 below")] = None,
+    thread_percentage: Annotated[int | None, typer.Option(min=1, max=100, help="1 to 100")] = None,
+    memory_mib: Annotated[int | None, typer.Option(min=1, help="device memory of one process")] = None,
+    priority: Annotated[int | None, typer.Option(min=0, max=1, help="0 normal, 1 below")] = None,
 ) -> None:
     """Set the server's ceilings for clients that connect from now on; a gate sets its own at each turn."""
     if thread_percentage is None and memory_mib is None and priority is None:
@@ -160,12 +172,19 @@ def terminate(
     if (pid is None) == (pod is None):
         raise UsageError("give either --pid or --pod")
     ended: list[int] = []
+    asked = [_one(directory, gpu)] if pid is not None else _gpus(directory, gpu)
+    doubts = [_doubt(each, status) for each in asked for status, fresh in [_read(each)] if not fresh]
     with _one_sentence_errors():
-        for each in [_one(directory, gpu)] if pid is not None else _gpus(directory, gpu):
+        for each in asked:
             result = end_clients(each, [pid] if pid is not None else clients_of_pod(each, pod or ""))
             if result.refused:
                 raise UsageError("; ".join(f"client {p}: {why}" for p, why in result.refused))
             ended += result.pids
+    if not ended:
+        here = "; ".join([f"no client of pod {pod} is on {', '.join(each.uuid for each in asked)}", *doubts])
+        raise AbsentError(here)
+    for doubt in doubts:
+        notes().print(doubt)
     typer.echo(json.dumps(ended) if as_json else f"ended {len(ended)} clients: {ended}")
 
 
@@ -175,7 +194,7 @@ def daemon(
     directory: Directory = DEFAULT_DIRECTORY,
     gpu: Gpu = None,
     yes: Annotated[bool, typer.Option("--yes", help="stop although clients run; it ends them")] = False,
-    lines: Annotated[int, typer.Option(help="of the log")] = 20,
+    lines: Annotated[int, typer.Option(min=1, max=100_000, help="of the log")] = 20,
 ) -> None:
     """Start or adopt, stop, or read the log of one GPU's daemon; an MPS host restarts what is stopped."""
     chosen = _one(directory, gpu)
