@@ -172,7 +172,7 @@ async def test_one_retraction_from_the_ask_to_the_record(bench: Bench) -> None:
     assert record.until is not None
     known = known_of(share, unix_seconds)
     assert known.apart_from(bench.time) == {"shop/statefulset-old"}
-    assert known.apart_from(bench.time + 301) == frozenset()
+    assert known.apart_from(bench.time + 3601) == frozenset()
     assert share.status.phase is Phase.RETRACTED, "while its pod leaves"
     bench.api.store.remove(PODS, "shop/new")
     await bench.settle(3)

@@ -166,14 +166,14 @@ def residents_of(by_gpu: dict[str, tuple[Resident, ...]]) -> set[str]:
 
 
 def test_the_backoff_of_two_workloads_doubles_up_to_a_day_and_is_forgotten_a_day_later() -> None:
-    assert [backoff_seconds(count) for count in (1, 2, 3, 9, 10_000)] == [300, 600, 1200, 76_800, 86_400]
+    assert [backoff_seconds(n) for n in (1, 2, 3, 5, 6, 10_000)] == [3600, 7200, 14_400, 57_600, 86_400, 86_400]
     assert max(backoff_seconds(count) for count in range(1, 100)) == LONGEST_BACKOFF_SECONDS
     before = RetractionRecord(("shop/a", "shop/old"), 100.0, "x", "GPU-9", 700.0, 2)
     intent = RetractionRecord(("shop/old",), 990.0, "new", "GPU-1")
     found = plan(situation(VICTIM, asks=(), records={"shop/new": (before, intent)}))
     kept, new = found.records["shop/new"]
     assert kept == replace(before, neighbours=("shop/a",)), "each neighbour is named by its newest record"
-    assert (new.neighbours, new.count, new.until) == (("shop/old",), 3, 1000.0 + 1200.0)
+    assert (new.neighbours, new.count, new.until) == (("shop/old",), 3, 1000.0 + 14_400.0)
     other = RetractionRecord(("shop/b",), 100.0, "x", "GPU-9", 700.0, 2)
     found = plan(situation(VICTIM, asks=(), records={"shop/new": (other, intent)}))
     assert found.records["shop/new"][-1].count == 1, "another pair of workloads"

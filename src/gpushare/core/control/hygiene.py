@@ -14,6 +14,7 @@ from gpushare.core.control.retraction import SILENT_SECONDS, Resident, backoff_s
 
 IDLE_SM_RATIO: Final = 0.005  # of a window: whoever shares a GPU that does less than this does nothing
 FAULT_SECONDS: Final = 120.0  # a container that ended in a fault is back by then, kubelet's first back-off is 10 s
+FIRST_PAUSE_SECONDS: Final = 300.0  # before a group's second replacement; doubled each time
 QUARANTINE_SECONDS: Final = 600.0  # a GPU gets no new pods for so long after a fault, where the policy is drain
 FORGOTTEN_SECONDS: Final = 86_400.0  # since a group's last replacement: the next one counts as the first
 _RATE_SECONDS: Final = 60.0
@@ -227,4 +228,4 @@ def _pause(before: tuple[int, float] | None, now: float) -> float:
     """Return for how long no further pod of a group is replaced."""
     if before is None or now - before[1] >= FORGOTTEN_SECONDS:
         return 0.0
-    return max(0.0, before[1] + backoff_seconds(before[0]) - now)
+    return max(0.0, before[1] + backoff_seconds(before[0], FIRST_PAUSE_SECONDS) - now)

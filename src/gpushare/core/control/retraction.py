@@ -16,7 +16,7 @@ from typing import Final
 
 from gpushare.core.api import JobClass
 
-FIRST_BACKOFF_SECONDS: Final = 300.0
+FIRST_BACKOFF_SECONDS: Final = 3600.0
 LONGEST_BACKOFF_SECONDS: Final = 86_400.0
 REMEMBERED_SECONDS: Final = 86_400.0
 """How long a record outlives its back-off; within it, the next back-off between the same workloads is doubled."""
@@ -195,10 +195,10 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
     return RetractionPlan(changed, evict, tuple(done), waiting, never)
 
 
-def backoff_seconds(count: int) -> float:
+def backoff_seconds(count: int, first_seconds: float = FIRST_BACKOFF_SECONDS) -> float:
     """Return how long two workloads are kept apart after the count-th retraction between them."""
     doublings = min(count - 1, _MOST_DOUBLINGS)
-    return min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0**doublings)
+    return min(LONGEST_BACKOFF_SECONDS, first_seconds * 2.0**doublings)
 
 
 def remembered(records: Iterable[RetractionRecord], now: float) -> tuple[RetractionRecord, ...]:
