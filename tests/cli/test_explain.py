@@ -59,6 +59,15 @@ def test_screens(told: FakeCluster, call: Call, pod: str) -> None:
     )
 
 
+def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: FakeCluster, call: Call) -> None:
+    little = {"cpu": "100m", "memory": "256Gi"}
+    told.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": little}})
+    code, out, err = call("explain", "train-5d4c-p9", "-n", "shop")
+    assert code == 0, err
+    told_now = " ".join(out.split())
+    assert "its own is not among them: asked again now, it would be refused: fits on none of 1 nodes;" in told_now
+
+
 def test_it_is_data_too(told: FakeCluster, call: Call) -> None:
     found = json.loads(call("explain", "pod/shop/late", "-o", "json")[1])
     assert (found["placed"], found["standing"], found["waits_for"]) == (None, "Waits", "0/1 nodes are available")

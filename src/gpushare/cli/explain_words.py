@@ -54,15 +54,16 @@ def why_there(found: Explanation, facts: PodFacts) -> list[str]:
     fits = f"Of {_nodes(found.nodes)} {found.fits_on} {'fits' if found.fits_on == 1 else 'fit'}"
     how = f'(room, and every promise kept as far as it is known; policy "{found.policy}")'
     again = f"on {_gpu_list(found.now, facts)}" if isinstance(found.now, Placement) else str(found.now)
+    now = again if isinstance(found.now, Placement) else f"refused: {again}"
     match found.standing:
         case PlaceStanding.BEST:
             return [f"{fits} {how}, and none ranks above its own."]
         case PlaceStanding.BETTER_ELSEWHERE:
             return [f"{fits} {how}; {found.better} would rank higher now. Nobody is moved only for that."]
         case PlaceStanding.NOT_NOW:
-            return [f"{fits} {how}, its own is not among them: asked again now, it would be {again}."]
+            return [f"{fits} {how}, its own is not among them: asked again now, it would be {now}."]
         case PlaceStanding.FITS:
-            said = [f"{fits} {how}: asked now, it would be {again}."]
+            said = [f"{fits} {how}: asked now, it would be {now}."]
         case PlaceStanding.WAITS:
             said = [f"{again[:1].upper()}{again[1:]}."]
             if found.kept is not None:
