@@ -80,6 +80,16 @@ def test_missing_solo_runs_and_unknown_fields_are_said() -> None:
     assert data.notes() == (f"1 run noted: {Skipped.UNKNOWN_FIELD}", f"1 run skipped: {Skipped.NO_SOLO}")
 
 
+def test_rates_of_another_unit_are_noted() -> None:
+    data = dataset(
+        run(("a", 100, 1.0)),
+        run(("b", 100, 1.0)),
+        run(("a", 50, 900.0), ("b", 50, 0.5)),
+        run(("a", 50, 1.2), ("b", 50, 1.0)),
+    )
+    assert data.notes() == (f"1 run noted: {Skipped.FASTER}",)
+
+
 @pytest.mark.parametrize(
     ("lines", "where", "said"),
     [

@@ -15,6 +15,7 @@ from typing import Any, Final
 from gpushare.core.gpu.pipes import COUNTERS, Counters, mean_counters
 
 SCHEMA: Final = "gpushare.io/colocation/v1"
+_MOST_PROGRESS: Final = 1.5  # the H200's datasets reach 1.13 to 1.20: what is measured alone varies too
 _HEADER_FIELDS: Final = {"schema", "gpu_model", "driver", "mechanism"}
 _RUN_FIELDS: Final = {"tenants", "iterations_per_s", "device", "window_s", "memory_mib", "session"}
 _TENANT_FIELDS: Final = {"workload", "thread_percentage", "probe"}
@@ -46,6 +47,7 @@ class Skipped(StrEnum):
     COUNTER = "a device counter is negative, above 1.5 or not finite"
     NO_SOLO = "a tenant has no solo run at 100% to compare with"
     UNKNOWN_FIELD = "an unknown field was ignored"
+    FASTER = "a tenant is more than 1.5 times as fast as alone, so its rates are perhaps not of one unit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +193,10 @@ class Dataset:
     def notes(self) -> tuple[str, ...]:
         """Return one sentence for each reason why runs were skipped, with their number."""
         missing = sum(1 for run in self.runs if self.progress(run) is None)
-        counts = {**self.skipped, **({Skipped.NO_SOLO: missing} if missing else {})}
-        verb = {Skipped.UNKNOWN_FIELD: "noted"}
+        faster = sum(1 for run in self.runs if max(self.progress(run) or (0.0,)) > _MOST_PROGRESS)
+        found = {Skipped.NO_SOLO: missing, Skipped.FASTER: faster}
+        counts = {**self.skipped, **{why: n for why, n in found.items() if n}}
+        verb = {Skipped.UNKNOWN_FIELD: "noted", Skipped.FASTER: "noted"}
         return tuple(
             f"{n} run{'s' if n != 1 else ''} {verb.get(why, 'skipped')}: {why}" for why, n in counts.items()
         )
