@@ -52,6 +52,16 @@ def test_a_reader_who_has_gone_is_no_error_and_no_no(simulated: tuple[str, ...],
         os.close(writing)
 
 
+@pytest.mark.parametrize("words", [("--help",), ("version",), ("completion", "bash")])
+def test_nor_is_one_who_did_not_want_the_whole_help(words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        assert ended(words, writing) == (0, "")
+    finally:
+        os.close(writing)
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_a_full_disk_is_one_sentence(simulated: tuple[str, ...], form: tuple[str, ...]) -> None:
     full = os.open("/dev/full", os.O_WRONLY)

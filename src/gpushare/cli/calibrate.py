@@ -83,8 +83,10 @@ def calibrate(
             out().print(plan_of(order, output).words(budget * 60))
             return
         _measure(output, order, budget)
-    except (RuntimeError, OSError) as error:
+    except RuntimeError as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"{error.filename or output}: {error.strerror or error}") from error
     if model is not None:
         began = time.monotonic()
         fit(output, model, seed)

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TextIO
 
 import typer
 
@@ -75,11 +75,12 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
             stream.reconfigure(errors="replace")  # a locale without our signs gets a question mark for each
     used = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
-    output = sys.stdout
+    output, file = sys.stdout, _file_of(sys.stdout)
     try:
         build(used)(prog_name=program())
     except SystemExit:
-        if sys.stdout is not output:  # typer puts another there, and ends with our "no", when the reader has gone
+        # When the reader has gone, typer puts another stream there and rich another file; both end with our "no".
+        if sys.stdout is not output or _file_of(output) != file:
             sys.stdout = output
             _drop_output()
             sys.exit(ExitStatus.DONE)
@@ -121,6 +122,15 @@ def complete() -> None:
 def program() -> str:
     """Return how the user called this program: kubectl runs plugins by their file's name."""
     return "kubectl gpushare" if Path(sys.argv[0]).name.startswith("kubectl") else "gpushare"
+
+
+def _file_of(stream: TextIO) -> tuple[int, int] | None:
+    """Return which file a stream writes to; None for one without."""
+    try:
+        found = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _drop_output() -> None:
