@@ -30,7 +30,7 @@ from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
 from gpushare_deviceplugin.hygiene import Hygiene
-from gpushare_deviceplugin.kubelet import AllocationReconciler, AllocationsUnderWay, PodResources
+from gpushare_deviceplugin.kubelet import CHECKPOINT, AllocationReconciler, AllocationsUnderWay, PodResources
 from gpushare_deviceplugin.loop import Loop
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.options import AgentOptions
@@ -149,7 +149,7 @@ class Agent:
         )
         kubelet: Path = options.kubelet_directory
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
-        under_way = AllocationsUnderWay()
+        under_way = AllocationsUnderWay(checkpoint=kubelet / "device-plugins" / CHECKPOINT)
         self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct, under_way)
         plugin = DevicePlugin(
             self.state,

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import math
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -24,46 +25,95 @@ PERIOD_SECONDS: Final = 10.0
 FAST_POLLS_SECONDS: Final = (0.02, 0.03, 0.05, 0.1, 0.1, 0.2, 0.2, 0.3, 0.5, 0.5)  # after an Allocate
 
 
-# kubelet notes an allocation within milliseconds of the plugin's answer, and later on a busy node.
+CHECKPOINT: Final = "kubelet_internal_checkpoint"
+"""Kubelet's file beside the plugins' sockets: written anew once it has noted whose an allocation's ids are."""
+# Where that file cannot be seen: kubelet notes an allocation within milliseconds of the plugin's answer.
 QUIET_SECONDS: Final = 0.25
-LONGEST_WAIT_SECONDS: Final = 5.0  # in a burst of pods the allocations are read all the same
+POLL_SECONDS: Final = 0.05
+LONGEST_WAIT_SECONDS: Final = (
+    5.0  # kubelet may have given up, or is in a burst of pods: allocations are read all the same
+)
 
 
 class AllocationsUnderWay:
-    """Knows when kubelet may be in the middle of an allocation.
+    """Keeps lists of PodResources and kubelet's allocations apart.
 
-    Listing PodResources has kubelet free the ids of ended pods, and with them it forgets the ids of an allocation
-    under way (UpdateAllocatedDevices in its devicemanager/manager.go, v1.35): the next pod may get the same ones.
+    A list has kubelet free the ids of ended pods, and with them it forgets the ids of an allocation under way
+    (UpdateAllocatedDevices in its devicemanager/manager.go, v1.35): the next pod may get the same ones.
+    An allocation is under way from the answer to GetPreferredAllocation until kubelet has noted, after Allocate,
+    whose the ids are. No list begins in between, and that answer waits until the list in flight has ended.
+
+    Args:
+        checkpoint: kubelet's file, of which only the time of writing is looked at.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, checkpoint: Path | None = None) -> None:
+        self._clock, self._checkpoint = clock, checkpoint
         self._open = 0
-        self._ended_at: float | None = None
+        self._allocate_by = -math.inf
+        self._answered_at: float | None = None
+        self._written_before: tuple[int, int] | None = None
+        self._no_list = asyncio.Event()
+        self._no_list.set()
+
+    @asynccontextmanager
+    async def choosing(self) -> AsyncIterator[None]:
+        """Mark a GetPreferredAllocation, which begins an allocation, once no list is in flight."""
+        self._open += 1
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LIST_SECONDS):
+                    await self._no_list.wait()
+            yield
+        finally:
+            self._open -= 1
+            self._allocate_by = self._clock() + LONGEST_WAIT_SECONDS
 
     @contextmanager
-    def call(self) -> Iterator[None]:
-        """Mark one call of kubelet's to the plugin that is part of an allocation."""
+    def allocating(self) -> Iterator[None]:
+        """Mark an Allocate."""
         self._open += 1
+        written_before = self._written()
         try:
             yield
         finally:
             self._open -= 1
-            self._ended_at = self._clock()
+            self._allocate_by = -math.inf
+            self._answered_at, self._written_before = self._clock(), written_before
 
-    def seconds_left(self) -> float:
-        """Return how long to wait before the next look; 0 when kubelet has been quiet for long enough."""
-        if self._open:
-            return QUIET_SECONDS
-        if self._ended_at is None:
-            return 0.0
-        return max(0.0, self._ended_at + QUIET_SECONDS - self._clock())
-
-    async def over(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Wait until kubelet is quiet, at most `LONGEST_WAIT_SECONDS`."""
+    @asynccontextmanager
+    async def listing(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> AsyncIterator[None]:
+        """Mark a list, once no allocation is under way; wait for that at most `LONGEST_WAIT_SECONDS`."""
         until = self._clock() + LONGEST_WAIT_SECONDS
         while (seconds := self.seconds_left()) > 0 and self._clock() < until:
             await sleep(seconds)
+        self._no_list.clear()
+        try:
+            yield
+        finally:
+            self._no_list.set()
+
+    def seconds_left(self) -> float:
+        """Return how long to wait before looking again; 0 when no allocation is under way."""
+        now = self._clock()
+        if self._open or now < self._allocate_by:
+            return POLL_SECONDS
+        if self._answered_at is None:
+            return 0.0
+        if self._written_before is None:
+            return max(0.0, self._answered_at + QUIET_SECONDS - now)
+        is_noted = self._written() != self._written_before
+        return 0.0 if is_noted or now >= self._answered_at + LONGEST_WAIT_SECONDS else POLL_SECONDS
+
+    def _written(self) -> tuple[int, int] | None:
+        """Return what changes when kubelet replaces the file; None when it cannot be seen."""
+        if self._checkpoint is None:
+            return None
+        try:
+            status = self._checkpoint.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns
 
 
 class PodResourcesError(Exception):
@@ -152,9 +202,9 @@ class AllocationReconciler:
 
     async def reconcile(self) -> None:
         """Run one round; log a problem once until it is over, and count it."""
-        await self._under_way.over()
         try:
-            by_key = await self._source.list()
+            async with self._under_way.listing():
+                by_key = await self._source.list()
         except PodResourcesError as error:
             self._state.counts.error("podresources")
             if not self._failing:

@@ -105,7 +105,7 @@ class DevicePlugin(DevicePluginServicer):
         self, request: api_pb2.PreferredAllocationRequest, context: Context
     ) -> api_pb2.PreferredAllocationResponse:
         """Return ids of the GPU that was decided for the pending pod of that size."""
-        with self._under_way.call():
+        async with self._under_way.choosing():
             responses = []
             for asked in request.container_requests:
                 await self._know_pending(asked.allocation_size)
@@ -120,7 +120,7 @@ class DevicePlugin(DevicePluginServicer):
 
     async def Allocate(self, request: api_pb2.AllocateRequest, context: Context) -> api_pb2.AllocateResponse:
         """Return what each container is given; refuse ids that make no sense together."""
-        with self._under_way.call():
+        with self._under_way.allocating():
             return await self._allocate(request, context)
 
     async def _allocate(self, request: api_pb2.AllocateRequest, context: Context) -> api_pb2.AllocateResponse:

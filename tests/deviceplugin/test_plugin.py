@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.deviceplugin.fakes import GPU_A, GPU_B, Clock, FakeKubelet, Sleeper, make_pod
+from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, Sleeper, make_pod
 
 from gpushare.core.api import Decision
 from gpushare.core.gpu import GpuHealth, Health
@@ -17,10 +17,7 @@ from gpushare_deviceplugin import api_pb2, registration, rpc
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
 from gpushare_deviceplugin.kubelet import (
-    LONGEST_WAIT_SECONDS,
-    QUIET_SECONDS,
     AllocationReconciler,
-    AllocationsUnderWay,
     PodResources,
     PodResourcesError,
 )
@@ -333,54 +330,3 @@ async def test_without_kubelet_the_allocations_stay_as_last_known(state: NodeSta
     await reconciler.reconcile()
     assert state.allocations == {"uid-a": {GPU_A: 25}}
     assert state.counts.errors == {"podresources": 1}
-
-
-async def test_kubelet_is_not_asked_while_it_allocates(clock: Clock) -> None:
-    """Listing then makes it forget the ids of the allocation under way (found by hack/chaos --soak)."""
-    under_way = AllocationsUnderWay(clock)
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waits.append(seconds)
-        clock.now += seconds
-
-    await under_way.over(sleep)
-    assert waits == []
-    with under_way.call():
-        assert under_way.seconds_left() == QUIET_SECONDS
-    clock.now += QUIET_SECONDS / 2
-    await under_way.over(sleep)
-    assert waits == [pytest.approx(QUIET_SECONDS / 2)]
-    assert under_way.seconds_left() == pytest.approx(0.0)
-
-
-async def test_an_allocation_that_does_not_end_is_not_waited_for_without_end(clock: Clock) -> None:
-    under_way = AllocationsUnderWay(clock)
-
-    async def sleep(seconds: float) -> None:
-        clock.now += seconds
-
-    begun = clock.now
-    with under_way.call():
-        await under_way.over(sleep)
-    assert clock.now - begun == pytest.approx(LONGEST_WAIT_SECONDS, abs=QUIET_SECONDS)
-
-
-async def test_the_reconciler_lists_only_after_the_plugins_answer(state: NodeState, tmp_path: Path) -> None:
-    under_way = AllocationsUnderWay()
-    listed_with: list[float] = []
-
-    class Source:
-        async def list(self) -> dict[str, dict[str, int]]:
-            listed_with.append(under_way.seconds_left())
-            return {}
-
-    plugin = DevicePlugin(state, tmp_path, under_way=under_way)
-    reconciler = AllocationReconciler(state, Source(), Corrections(), under_way)
-    request = api_pb2.AllocateRequest(
-        container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=list(device_ids(GPU_A)[:10]))]
-    )
-    await plugin.Allocate(request, None)
-    assert under_way.seconds_left() > 0
-    await reconciler.reconcile()
-    assert listed_with == [0.0]
