@@ -30,9 +30,8 @@ CHECKPOINT: Final = "kubelet_internal_checkpoint"
 # Where that file cannot be seen: kubelet notes an allocation within milliseconds of the plugin's answer.
 QUIET_SECONDS: Final = 0.25
 POLL_SECONDS: Final = 0.05
-LONGEST_WAIT_SECONDS: Final = (
-    5.0  # kubelet may have given up, or is in a burst of pods: allocations are read all the same
-)
+# Kubelet may have given up, or be in a burst of pods: allocations are read all the same.
+LONGEST_WAIT_SECONDS: Final = 5.0
 
 
 class AllocationsUnderWay:

@@ -89,6 +89,11 @@ async def test_allocation_is_never_taken_back():
     assert fence.blockers("b", "n", 25, ("g1",)) == []
 
 
+async def until_held(running, name: str) -> None:
+    while name not in running.held():  # noqa: ASYNC110 - the request travels over HTTP
+        await asyncio.sleep(0)
+
+
 async def test_bind_waits_for_the_allocation_and_other_nodes_do_not(running):
     cluster = running.cluster
     for name in ("a", "b", "c"):
@@ -96,8 +101,7 @@ async def test_bind_waits_for_the_allocation_and_other_nodes_do_not(running):
     await cluster.settle()
     assert await running.bind("a", "n1") == ""
     second = asyncio.create_task(running.bind("b", "n1"))
-    while "b" not in running.held():  # noqa: ASYNC110 - the request travels over HTTP
-        await asyncio.sleep(0)
+    await until_held(running, "b")
     assert await running.bind("c", "n2") == ""
     assert not second.done()
     assert set(running.held()) == {"a", "b", "c"}  # room is held while it waits
@@ -284,8 +288,7 @@ async def test_a_pod_deleted_while_it_waits_at_the_fence_leaves_nothing_behind(r
     await cluster.settle()
     assert await running.bind("a", "n1") == ""
     waiting = asyncio.create_task(running.bind("b", "n1"))
-    while "b" not in running.held():  # noqa: ASYNC110 - the request travels over HTTP
-        await asyncio.sleep(0)
+    await until_held(running, "b")
     cluster.remove(PODS, "default/b")
     await cluster.settle()
     cluster.allocate("a")

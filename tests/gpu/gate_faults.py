@@ -1,6 +1,5 @@
 """Steps of gate_suite.py: what is killed or goes wrong, who feels it, and how long until all is well again."""
 
-import asyncio
 import contextlib
 import os
 import random
@@ -13,7 +12,8 @@ from typing import Any
 from gate_bench import Bench, Tenant, pod_name, pod_uid
 from gate_checks import START, must, sms_at
 
-from gpushare.mps.actions import terminate_pod_clients
+from gpushare.mps import commands
+from gpushare.mps.actions import sync_control
 from gpushare.mps.identity import is_alive
 from gpushare.mps.status import GateState, HoldReason
 
@@ -40,7 +40,7 @@ def killed_mid_kernel(b: Bench) -> dict[str, Any]:
 
 
 def terminated_mid_kernel(b: Bench) -> dict[str, Any]:
-    """The same with terminate_client first, as gpushare evicts: neighbours must go on."""
+    """The same with terminate_client, as the gate does where it may not send signals: neighbours must go on."""
     details = _end_mid_kernel(b, 415, cleanly=True)
     must(details["neighbours_running"] == 3, f"neighbours ended: {details}")
     return details
@@ -55,11 +55,12 @@ def _end_mid_kernel(b: Bench, number: int, *, cleanly: bool) -> dict[str, Any]:
     b.until(lambda: bool(b.client_pids(pod)), 10, "the victim in the status")
     pids = b.client_pids(pod)
     ended = time.time()
-    if cleanly:
-        answer = asyncio.run(terminate_pod_clients(b.gpu, pod))
-    else:
-        answer = None
-        for pid in pids:
+    control = sync_control(b.gpu)
+    (server,) = control.servers()
+    for pid in pids:
+        if cleanly:
+            control.run(commands.terminate_client(server, pid))
+        else:
             os.kill(pid, signal.SIGKILL)
     b.until(lambda: not b.client_pids(pod), 60, "the victim gone from the list")
     gone = round(time.time() - ended, 3)
@@ -68,7 +69,6 @@ def _end_mid_kernel(b: Bench, number: int, *, cleanly: bool) -> dict[str, Any]:
     return {
         "neighbours_running": sum(t.is_running for t in tenants),
         "victim_gone_s": gone,
-        "answer": str(answer),
         "neighbours_said": [t.events[-1] for t in tenants],
         "faults": b.status().faults - faults,
         "last_fault": b.status().last_fault,

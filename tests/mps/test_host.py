@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpushare.mps.actions import clients_of_pod, terminate_pod_clients
+from gpushare.mps.actions import clients_of_pod, end_clients
 from gpushare.mps.host import main
 from gpushare.mps.identity import is_alive
 from gpushare.mps.layout import gpu_directories, status_reader
@@ -203,12 +203,12 @@ def test_an_orderly_end_leaves_no_directory_of_a_gpu_without_tenants(host, run):
     assert not is_alive(daemon)
 
 
-async def test_a_pods_clients_are_ended_before_its_eviction_and_its_neighbours_are_not(host, run):
+def test_a_pods_clients_are_ended_and_its_neighbours_are_not(host, run):
     decide(host.gpu, **{POD: (20, 20000), OTHER: (20, 20000)})
     victim = run(POD, "--workload", "stream", "--memory-mib", "100")
     neighbour = run(OTHER, "--workload", "stream", "--memory-mib", "100")
     until(lambda: len(host.status().clients) == 2, "both listed")
-    ended = await terminate_pod_clients(host.gpu, POD)
+    ended = end_clients(host.gpu, clients_of_pod(host.gpu, POD))
     assert ended.pids == (victim.pid,)
     until(lambda: victim.process.poll() is not None, "ended")
     assert neighbour.process.poll() is None

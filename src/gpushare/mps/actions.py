@@ -43,7 +43,8 @@ def end_clients(
 ) -> Ended:
     """Stop clients, give their kernels time to finish, and kill them, as the gate does; their neighbours go on.
 
-    Where signals are not permitted the daemon ends them, with the risk that `terminate_pod_clients` tells of.
+    Where signals are not permitted the daemon ends them; within large matrix products that ends their neighbours
+    too (docs/facts.md 35).
 
     Raises:
         MpsError: signals are not permitted, and the daemon does not answer.
@@ -77,23 +78,6 @@ def end_clients(
                 pause(LOOK_SECONDS)
     finally:
         endings.let_go()
-    return Ended(tuple(ended), tuple(refused))
-
-
-async def terminate_pod_clients(gpu: GpuDirectory, pod_uid: str) -> Ended:
-    """Have the daemon end a pod's clients. Within large matrix products their neighbours fall (docs/facts.md 35).
-
-    Raises:
-        MpsError: the daemon does not answer; nothing of the pod runs then, or will once it is back.
-    """
-    control = AsyncMpsControl(program_of(gpu))
-    ended, refused = [], []
-    for pid in clients_of_pod(gpu, pod_uid):
-        try:
-            await _terminate(control, pid)
-            ended.append(pid)
-        except CommandRefusedError as error:
-            refused.append((pid, str(error)))
     return Ended(tuple(ended), tuple(refused))
 
 

@@ -1,7 +1,7 @@
 """End an MPS client so that its neighbours live: stop its process, let its kernels finish, then kill it.
 
-`terminate_client` on a client that keeps the GPU busy with large matrix products ended in a fatal GPU error in 12
-of 13 tries on H200s and an H100: every neighbour was lost, or whoever came next. A kill after its kernels had
+`terminate_client` on a client that keeps the GPU busy with large matrix products ended in a fatal GPU error in 16
+of 17 tries on H200s and an H100: every neighbour was lost, or whoever came next. A kill after its kernels had
 finished harmed nobody (docs/facts.md 35, docs/measurements/ending-h200.md, docs/adr/0162).
 """
 

@@ -42,7 +42,7 @@ from gpushare.runtime.http import MetricsServer, metrics_token
 logger = logging.getLogger(__name__)
 
 KEEPER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=10.0)
-GOOD_RUN_SECONDS: Final = 5.0  # a keeper that ran this long has not failed at start, ACTIVE takes it a second
+GOOD_RUN_SECONDS: Final = 5.0  # a keeper that ran this long has not failed at its start, which takes a second
 DRIVER_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BACKLOG: Final = 4096
 DEFAULT_PORT: Final = 9432
