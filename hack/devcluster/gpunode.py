@@ -21,9 +21,7 @@ from devcluster.settings import (
     BRIDGE,
     HACK,
     KUBERNETES_VERSION,
-    NODE_IP,
     NODE_NAME,
-    POD_CIDR,
     REPOSITORY,
     cache_dir,
     patience,
@@ -126,11 +124,7 @@ class GpuNode(LocalCluster):
         self._ip("link", "set", "lo", "up")
         if f"{API_SERVICE}/" not in self._ip("addr", "show", "dev", "lo"):
             self._ip("addr", "add", f"{API_SERVICE}/32", "dev", "lo")
-        if f" {BRIDGE}:" not in self._ip("link", "show"):
-            self._ip("link", "add", "name", BRIDGE, "type", "bridge")
-        if f"{NODE_IP}/" not in self._ip("addr", "show", "dev", BRIDGE):
-            self._ip("addr", "add", f"{NODE_IP}/{POD_CIDR.partition('/')[2]}", "dev", BRIDGE)
-        self._ip("link", "set", BRIDGE, "up")
+        network.make_bridge(self._ip)
         before = self.state / "forward-before"
         if not before.exists():
             before.write_text(network.FORWARD.read_text())

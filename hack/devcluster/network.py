@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from devcluster import progress
 from devcluster.progress import Failed
-from devcluster.settings import BRIDGE, NODE_IP, POD_CIDR
+from devcluster.settings import BRIDGE, BRIDGE_MAC, NODE_IP, POD_CIDR
 
 FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 BRIDGE_RULES = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
@@ -28,17 +29,28 @@ def _succeeds(*command: str) -> bool:
     return True
 
 
+def make_bridge(ip: Callable[..., str]) -> None:
+    """Create the bridge, by `ip`, with the node's address and a MAC that stays.
+
+    A bridge without a MAC of its own takes the lowest of its ports, so any pod that comes or goes may change it.
+    Pods then send to the former one until they ask again: on the GPU machine no pod reached the node for 14 s, and
+    the API server no webhook. The CNI plugin would fix the MAC, but only where it adds the address itself.
+    """
+    if f" {BRIDGE}:" not in ip("link", "show"):
+        ip("link", "add", "name", BRIDGE, "type", "bridge")
+    ip("link", "set", BRIDGE, "address", BRIDGE_MAC)
+    if f"{NODE_IP}/" not in ip("addr", "show", "dev", BRIDGE):
+        ip("addr", "add", f"{NODE_IP}/{POD_CIDR.partition('/')[2]}", "dev", BRIDGE)
+    ip("link", "set", BRIDGE, "up")
+
+
 def up(state: Path) -> None:
     """Create the bridge with the node's address, forwarding and masquerading; record the former settings."""
     before = state / "network-before.json"
     if not before.exists():
         found = {str(path): path.read_text().strip() for path in (FORWARD, BRIDGE_RULES) if path.exists()}
         before.write_text(json.dumps({"sysctl": found, "chains": _chains()}))
-    if not Path(f"/sys/class/net/{BRIDGE}").exists():
-        progress.run(["ip", "link", "add", BRIDGE, "type", "bridge"])
-    if f"{NODE_IP}/" not in progress.run(["ip", "-4", "addr", "show", "dev", BRIDGE]):
-        progress.run(["ip", "addr", "add", f"{NODE_IP}/{POD_CIDR.partition('/')[2]}", "dev", BRIDGE])
-    progress.run(["ip", "link", "set", BRIDGE, "up"])
+    make_bridge(lambda *arguments: progress.run(["ip", *arguments]))
     FORWARD.write_text("1")
     if BRIDGE_RULES.exists():
         BRIDGE_RULES.write_text("1")

@@ -11,6 +11,7 @@ NODE_NAME = "gpushare-dev"
 # The cluster's own bridge. Every server of the cluster listens here or on loopback, nowhere else.
 BRIDGE = "gpushare0"
 NODE_IP = "10.88.0.1"
+BRIDGE_MAC = "0a:58:" + ":".join(f"{int(part):02x}" for part in NODE_IP.split("."))
 POD_CIDR = "10.88.0.0/16"
 SERVICE_CIDR = "10.96.0.0/16"
 API_PORT = 16443
