@@ -15,22 +15,43 @@ def got(space: Namespace, name: str) -> str:
     return text.strip().partition("got=")[2]
 
 
-def placed(space: Namespace) -> list[dict]:
-    return [pod for pod in space.pods() if pod["spec"].get("nodeName")]
+def holding(pods: list[dict]) -> list[dict]:
+    """Those that hold their share: bound, and not ended (what kubelet refuses or cannot start ends as Failed)."""
+    ended = ("Succeeded", "Failed")
+    return [pod for pod in pods if pod["spec"].get("nodeName") and pod["status"].get("phase") not in ended]
 
 
-def shares(space: Namespace, percent: int) -> dict[str, int]:
+def shares(pods: list[dict], percent: int) -> dict[str, int]:
     """Percents in use by GPU, as decided."""
     used: dict[str, int] = {}
-    for pod in placed(space):
+    for pod in holding(pods):
         used[decided(pod)[0]] = used.get(decided(pod)[0], 0) + percent
     return used
+
+
+def described(pods: list[dict]) -> str:
+    """A line for each bound pod, for a test that fails: what became of it and when it was decided."""
+    lines = []
+    for pod in pods:
+        metadata, status = pod["metadata"], pod["status"]
+        notes = metadata.get("annotations") or {}
+        said = [notes.get("gpushare.io/gpu"), notes.get("gpushare.io/decided-at"), status.get("phase")]
+        said += [status.get("reason"), status.get("message"), status.get("startTime")]
+        said.append(metadata.get("deletionTimestamp"))
+        if pod["spec"].get("nodeName"):
+            lines.append(" ".join([metadata["name"], pod["spec"]["nodeName"], *map(str, said)]))
+    return "\n".join(sorted(lines))
+
+
+def check_sums(pods: list[dict], percent: int) -> None:
+    sums = shares(pods, percent)
+    assert all(total <= 100 for total in sums.values()), f"{sums}\n{described(pods)}"
 
 
 def test_three_pods_of_forty_percent_never_share_one_gpu(space: Namespace):
     space.create(*(space.tenant(f"p{number}", "0.4", command=SAY_GPU) for number in range(3)))
     pods = space.running("p0", "p1", "p2")
-    assert sorted(shares(space, 40).values()) == [40, 80]
+    assert sorted(shares(space.pods(), 40).values()) == [40, 80]
     assert [got(space, f"p{number}") for number in range(3)] == [decided(pod)[0] for pod in pods]
 
 
@@ -79,8 +100,9 @@ def test_sums_never_pass_a_hundred_under_a_burst_of_fifty(space: Namespace):
     space.create(*(space.tenant(name, "0.07", command=SAY_GPU) for name in names))
 
     def settled() -> bool:
-        assert all(total <= 100 for total in shares(space, 7).values())
-        phases = [pod["status"].get("phase") for pod in space.pods()]
+        pods = space.pods()
+        check_sums(pods, 7)
+        phases = [pod["status"].get("phase") for pod in pods]
         return phases.count("Running") == 28  # 14 of 7% fit on each of two GPUs
 
     wait_for("28 of them running", settled, seconds=240, every=1.0)
@@ -90,7 +112,8 @@ def test_sums_never_pass_a_hundred_under_a_burst_of_fifty(space: Namespace):
     space.delete(*(pod["metadata"]["name"] for pod in running[:10]))
 
     def filled() -> bool:
-        assert all(total <= 100 for total in shares(space, 7).values())
-        return sum(pod["status"].get("phase") == "Running" for pod in space.pods()) == 28
+        pods = space.pods()
+        check_sums(pods, 7)
+        return sum(pod["status"].get("phase") == "Running" for pod in pods) == 28
 
     wait_for("ten more of them running", filled, seconds=120, every=1.0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 import itertools
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from gpushare.kube import (
     Resource,
     Retryable,
 )
+from gpushare.kube.api import WatchEvent
 from gpushare.kube.fake import FakeApi
 
 
@@ -34,6 +37,11 @@ class FakeCluster(FakeApi):
         self.objects = {resource: self.store.objects(resource) for resource in (PODS, NODES, GPUNODES, GPUSHARES)}
         self.bind_fails: list[str] = []
         self.get_fails: list[str] = []
+        self.late: list[Callable[[], Awaitable[None]]] = []
+        """Bindings that were not answered and are still on their way."""
+        self.flowing = asyncio.Event()
+        """Cleared, every watch holds its events back."""
+        self.flowing.set()
         self.patches: list[tuple[str, dict[str, Any]]] = []
         self._uids = itertools.count(1)
 
@@ -121,6 +129,11 @@ class FakeCluster(FakeApi):
         self.patches.append((name, body))
         return await super().patch(resource, name, body, **more)
 
+    async def watch(self, resource: Resource, **more: Any) -> AsyncIterator[WatchEvent]:
+        async for event in super().watch(resource, **more):
+            await self.flowing.wait()
+            yield event
+
     async def bind(self, name: str, node: str, **more: Any) -> None:
         await asyncio.sleep(0)
         failure = self.bind_fails.pop(0) if self.bind_fails else ""
@@ -128,6 +141,11 @@ class FakeCluster(FakeApi):
             raise Conflict("binding refused", status=409, reason="Conflict")
         if failure == "lost":
             raise Retryable("no answer", retry_after_seconds=1)
+        if failure == "late":
+            self.late.append(functools.partial(super().bind, name, node, **more))
+            raise Retryable("no answer", retry_after_seconds=1)
+        if failure == "busy":
+            raise Retryable("too many requests", status=429, retry_after_seconds=1)
         await super().bind(name, node, **more)
         if failure == "answer lost":
             raise Retryable("no answer", retry_after_seconds=1)
@@ -178,8 +196,10 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(cluster: FakeCluster, **changes: Any) -> AsyncIterator[Served]:
-    extender = Extender(cluster, options(**changes))  # type: ignore[arg-type]
+async def served(
+    cluster: FakeCluster, clock: Callable[[], float] = time.monotonic, **changes: Any
+) -> AsyncIterator[Served]:
+    extender = Extender(cluster, options(**changes), clock=clock)  # type: ignore[arg-type]
     async with extender.watching(), TestClient(TestServer(extender.verbs.app())) as client:
         while extender.not_ready():  # noqa: ASYNC110 - readiness is a question, not an event
             await asyncio.sleep(0)

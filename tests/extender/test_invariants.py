@@ -1,7 +1,8 @@
 """Invariant 1 and 3 of docs/design.md 6 through the HTTP verbs, whatever happens in between.
 
-Random interleavings of pods, concurrent binds, refused and lost bindings, deletions, finished pods, allocations,
-unhealthy GPUs and extender restarts. Truth is what the API holds: the annotations of bound pods.
+Random interleavings of pods, concurrent binds, refused, lost and late bindings, watches that are behind, the
+explainer's rounds, deletions, finished pods, allocations, unhealthy GPUs and extender restarts. Truth is what the
+API holds: the annotations of bound pods.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare.kube import GPUNODES, PODS
+from gpushare.kube import GPUNODES, PODS, ApiError
 
 NODES = ("n1", "n2")
 MEMORY_MIB = 10_000
 
+SHORT = {"type": "PodScheduled", "status": "False", "message": "1 Insufficient gpushare.io/share"}
 POD = st.tuples(
     st.just("pod"),
     st.sampled_from(["0.1", "0.3", "0.4", "0.5", "0.6", "1", "2"]),
@@ -28,10 +30,11 @@ STEP = st.one_of(
     POD,
     st.tuples(st.just("bind"), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.sampled_from(NODES)),
     st.tuples(st.just("bind"), st.lists(st.integers(0, 30), min_size=1, max_size=8), st.sampled_from(NODES)),
-    st.tuples(st.just("fail"), st.sampled_from(["refused", "lost", "answer lost"]), st.booleans()),
+    st.tuples(st.just("fail"), st.sampled_from(["refused", "lost", "answer lost", "late", "busy"]), st.booleans()),
     st.tuples(st.sampled_from(["delete", "finish", "allocate", "filter"]), st.integers(0, 30)),
     st.tuples(st.just("health"), st.sampled_from(NODES), st.integers(0, 1)),
-    st.tuples(st.just("restart")),
+    st.tuples(st.just("watches"), st.booleans()),
+    st.tuples(st.sampled_from(["carry out", "explain", "restart"])),
 )
 
 
@@ -71,6 +74,14 @@ def check(cluster, running):
         assert held[gpu] >= count, f"a tenant of {gpu} is not counted"
 
 
+async def carry_out(cluster):
+    """The API server comes to the bindings that it did not answer."""
+    for late in cluster.late:
+        with contextlib.suppress(ApiError):  # bound already, or gone
+            await late()
+    cluster.late.clear()
+
+
 async def play(steps, make_cluster, serve_cluster):
     cluster = make_cluster()
     for name in NODES:
@@ -84,7 +95,8 @@ async def play(steps, make_cluster, serve_cluster):
                 case ("pod", fraction, memory):
                     names.append(f"p{len(names)}")
                     extra = {"memory": memory} if memory else {}
-                    cluster.make_pod(names[-1], fraction, limit=int(float(fraction) * 100), **extra)
+                    pod = cluster.make_pod(names[-1], fraction, limit=int(float(fraction) * 100), **extra)
+                    cluster.put(PODS, pod | {"status": {"phase": "Pending", "conditions": [SHORT]}})
                 case ("bind", picks, node) if names:
                     there = {names[i % len(names)] for i in picks} & {
                         pod["metadata"]["name"] for pod in cluster.objects[PODS].values()
@@ -93,7 +105,15 @@ async def play(steps, make_cluster, serve_cluster):
                 case ("fail", how, get_too):
                     cluster.bind_fails.append(how)
                     cluster.get_fails = ["away"] if get_too else []
+                case ("watches", flow):
+                    cluster.flowing.set() if flow else cluster.flowing.clear()
+                case ("carry out",):
+                    await carry_out(cluster)
+                case ("explain",):
+                    await running.extender.explainer.round()
                 case ("restart",):
+                    await carry_out(cluster)  # nobody knows of them afterwards (ADR 0169)
+                    cluster.flowing.set()
                     await stack.aclose()
                     stack = contextlib.AsyncExitStack()
                     cluster.get_fails = []
@@ -121,9 +141,14 @@ async def play(steps, make_cluster, serve_cluster):
                             k: v for k, v in running.held().items() if k != name
                         }
             check(cluster, running)
+            if not cluster.flowing.is_set():
+                continue
             await cluster.settle()
             check(cluster, running)
             assert set(running.held()) <= present(cluster), "somebody who left still holds room"
+        await carry_out(cluster)
+        check(cluster, running)
+        cluster.flowing.set()
         # at rest, after a restart, exactly what the API says is held
         await stack.aclose()
         stack = contextlib.AsyncExitStack()

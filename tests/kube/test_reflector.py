@@ -148,3 +148,19 @@ async def test_a_callback_that_fails_does_not_end_the_watch(api, server, caplog)
             watch.put_nowait(event("ADDED", pod("b", 101, x=2)))
             assert [await asyncio.wait_for(told.get(), 5) for _ in range(2)] == ["n/a", "n/b"]
         assert reflector.bad_objects == 2
+
+
+async def test_listing_anew_shows_what_a_watch_that_is_behind_does_not(reflector, server, changes):
+    server.objects = [pod("a", 1, x=1), pod("b", 2, x=2)]
+    async with next_watch(server):
+        await take(changes, 2)
+    server.objects = [pod("b", 3, x=7)]
+    reflector.relist()
+    assert not reflector.synced.is_set()
+    assert dict(reflector.items) == {"n/a": 1, "n/b": 2}
+    async with next_watch(server) as watch:
+        assert reflector.synced.is_set()
+        assert await take(changes, 2) == [(Change.DELETED, "n/a", 1), (Change.MODIFIED, "n/b", 7)]
+        watch.put_nowait(event("ADDED", pod("c", 101, x=3)))
+        assert await take(changes, 1) == [(Change.ADDED, "n/c", 3)]
+    assert reflector.trouble == ""

@@ -1,22 +1,32 @@
 """bind: check again, reserve, wait at the fence, write decision and binding in one transaction."""
 
 import logging
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Final
 
 from gpushare.core.api import PodView, Rejection
-from gpushare.extender.ledger import ShareLedger, fence_size
+from gpushare.core.placement import Placement
+from gpushare.extender.ledger import ShareLedger, Unanswered, fence_size
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.extender.wire import BindArgs
-from gpushare.kube import PODS, Api, ApiError, NotFound, Retryable
+from gpushare.kube import PODS, Api, ApiError, Conflict, NotFound, Retryable
 
 _log = logging.getLogger(__name__)
 FENCE_REASON: Final = "BindFence"
+UNANSWERED_SECONDS: Final = 120.0
+"""For so long a request to bind that was not answered may still be carried out; the API server's own time-out for
+a request is 60 s, and etcd may finish what it has begun."""
 
 
 class Binder:
-    """Binds pods. `now` returns the time written to `decided-at`."""
+    """Binds pods. `now` returns the time written to `decided-at`, `clock` monotonic seconds.
+
+    `refusal` says why nothing is to be bound now, or nothing.
+    """
 
     def __init__(
         self,
@@ -24,11 +34,16 @@ class Binder:
         ledger: ShareLedger,
         metrics: ExtenderMetrics,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        refusal: Callable[[], str] = lambda: "",
     ) -> None:
         self._api = api
         self._ledger = ledger
         self._metrics = metrics
         self._now = now
+        self._clock = clock
+        self._refusal = refusal
 
     async def bind(self, args: BindArgs) -> str:
         """Bind a pod to a node; return an empty string, or why it failed (kube-scheduler then retries)."""
@@ -41,71 +56,124 @@ class Binder:
             if isinstance(pod, str):
                 return self._refused("PodChanged", pod)
             if pod.node is not None:
-                if pod.node == args.node and pod.decision is not None:
-                    return ""
-                return self._refused("PodChanged", f"pod {args.key} is bound to {pod.node} already")
+                return self._is_bound(pod, args)
             return await self._bind(pod, args)
         finally:
             ledger.binding.discard(args.pod_uid)
 
+    async def look_again(self, now: float) -> None:
+        """Ask after pods whose binding was not answered long ago; to be called about every second.
+
+        Args:
+            now: by this object's clock.
+        """
+        ledger = self._ledger
+        for uid, asked in tuple(ledger.unanswered.items()):
+            if now - asked.at <= UNANSWERED_SECONDS or uid in ledger.binding:
+                continue
+            try:
+                seen = PodView.from_object(await self._api.get(PODS, asked.name, namespace=asked.namespace))
+            except NotFound:
+                ledger.release(uid)
+                continue
+            except ApiError as error:
+                _log.warning("pod %s/%s cannot be read: %s", asked.namespace, asked.name, error)
+                if isinstance(error, Retryable):
+                    return  # the others would have to wait as long, and the caller has more to do
+                continue
+            if uid in ledger.binding:
+                continue
+            if seen.uid == uid and seen.node is not None:
+                ledger.bound(seen)
+            elif ledger.unanswered.get(uid) is asked:
+                ledger.release(uid)
+
     async def _bind(self, pod: PodView, args: BindArgs) -> str:
         ledger = self._ledger
-        ledger.release(pod.uid)  # left over from a bind whose outcome is unknown
-        request = ledger.request_of(pod)
-        chosen = request if isinstance(request, Rejection) else ledger.choose(pod, request, args.node)
-        if isinstance(request, Rejection) or isinstance(chosen, Rejection):
-            assert isinstance(chosen, Rejection), "a refused request has no placement"
-            self._metrics.rejections.labels(reason=chosen.reason.value).inc()
-            return f"node {args.node}: {chosen.detail}"
-        ledger.reserve(request, chosen)
-        keep = False
+        is_first = pod.uid not in ledger.unanswered
+        placement = self._choose(pod, args.node) if is_first else ledger.state.reservations[pod.uid].placement
+        if isinstance(placement, Rejection):
+            self._metrics.rejections.labels(reason=placement.reason.value).inc()
+            return f"node {args.node}: {placement.detail}"
+        if placement.node != args.node:
+            before = f"a request to bind pod {args.key} to {placement.node} was not answered and may still come"
+            return self._refused("Unreachable", before)
         try:
             with self._metrics.fence_wait.time():
-                await ledger.fence.enter(pod.uid, args.node, fence_size(pod), chosen.gpu_uuids)
+                await ledger.fence.enter(pod.uid, args.node, fence_size(pod), placement.gpu_uuids)
             if ledger.state.reservation(pod.uid) is None:
                 return self._refused("PodChanged", f"pod {pod.key} ended while it waited at the fence")
+            if missing := self._refusal() or ledger.overfull(pod.uid):
+                return self._refused("PodChanged", f"pod {pod.key} is not bound now: {missing}")
             moment = self._now().isoformat(timespec="milliseconds").replace("+00:00", "Z")
             decision = ledger.decision(pod.uid, moment)
+            ledger.unanswered[pod.uid] = Unanswered(pod.namespace, pod.name, self._clock())
             await self._api.bind(
                 pod.name, args.node, namespace=pod.namespace, uid=pod.uid, annotations=decision.to_annotations()
             )
-            keep = True
+            ledger.bound(replace(pod, node=args.node, decision=decision, rules=None))
         except TimeoutError:
-            before = ", ".join(ledger.fence.blockers(pod.uid, args.node, fence_size(pod), chosen.gpu_uuids))
+            before = ", ".join(ledger.fence.blockers(pod.uid, args.node, fence_size(pod), placement.gpu_uuids))
             return self._refused(
                 FENCE_REASON, f"node {args.node}: kubelet has not allocated an earlier pod of this size ({before})"
             )
-        except Retryable as error:
-            keep, problem = await self._outcome(pod, args, chosen.gpu_uuids, error)
-            return problem
+        except (Retryable, Conflict) as error:
+            return await self._outcome(pod, args, error, is_first=is_first)
         except ApiError as error:
+            if is_first:
+                ledger.unanswered.pop(pod.uid, None)
             return self._refused(error.reason or type(error).__name__, str(error))
         finally:
-            if not keep:
+            if not ledger.may_be_bound(pod.uid):
                 ledger.release(pod.uid)
-        gpus = ",".join(chosen.gpu_uuids)
+        gpus = ",".join(placement.gpu_uuids)
         _log.info("bound %s to %s on %s at %d%%", pod.key, args.node, gpus, decision.thread_percentage)
         return ""
 
-    async def _outcome(
-        self, pod: PodView, args: BindArgs, gpu_uuids: tuple[str, ...], error: Retryable
-    ) -> tuple[bool, str]:
-        """Return whether to keep the reservation, and the answer, after a request whose outcome is unknown."""
+    def _choose(self, pod: PodView, node: str) -> Placement | Rejection:
+        """Choose a pod's GPUs and reserve them."""
+        request = self._ledger.request_of(pod)
+        if isinstance(request, Rejection):
+            return request
+        chosen = self._ledger.choose(pod, request, node)
+        if not isinstance(chosen, Rejection):
+            self._ledger.reserve(request, chosen)
+        return chosen
+
+    async def _outcome(self, pod: PodView, args: BindArgs, error: Retryable | Conflict, *, is_first: bool) -> str:
+        """Return the answer after a request that failed: the pod may be bound by it, by an earlier one, or later.
+
+        The reservation is kept unless the API server has said that it did not carry the pod's only request out.
+        """
+        ledger = self._ledger
+        reason = "Unreachable" if isinstance(error, Retryable) else error.reason or type(error).__name__
         try:
             seen = PodView.from_object(await self._api.get(PODS, pod.name, namespace=pod.namespace))
         except NotFound:
-            return False, self._refused("PodChanged", f"pod {pod.key} is gone")
+            ledger.release(pod.uid)
+            return self._refused("PodChanged", f"pod {pod.key} is gone")
         except ApiError as unknown:
-            # Kept until a watch shows the pod bound or gone, or kube-scheduler asks about it again.
-            return True, self._refused("Unreachable", f"{error}; and then: {unknown}")
-        if seen.uid == pod.uid and seen.node == args.node and seen.decision is not None:
-            return seen.decision.gpu_uuids == gpu_uuids, ""
-        return False, self._refused("Unreachable", str(error))
+            return self._refused(reason, f"{error}; and then: {unknown}")
+        if seen.uid != pod.uid:
+            ledger.release(pod.uid)
+            return self._refused("PodChanged", f"pod {pod.key} was replaced by another of its name")
+        if seen.node is not None:
+            return self._is_bound(seen, args)
+        if is_first and (isinstance(error, Conflict) or error.status == HTTPStatus.TOO_MANY_REQUESTS):
+            ledger.unanswered.pop(pod.uid, None)
+        return self._refused(reason, str(error))
+
+    def _is_bound(self, pod: PodView, args: BindArgs) -> str:
+        """Return the answer for a pod that the API server has bound already; count it where it is."""
+        self._ledger.bound(pod)
+        if pod.node == args.node and pod.decision is not None:
+            return ""
+        return self._refused("PodChanged", f"pod {args.key} is bound to {pod.node} already")
 
     async def _pod(self, args: BindArgs) -> PodView | str:
-        """Return the pod from the watch, else from the API server."""
+        """Return the pod from the watch; from the API server where the watch may be behind our own requests."""
         pod = self._ledger.pods.get(args.pod_uid)
-        if pod is not None:
+        if pod is not None and not self._ledger.may_be_bound(args.pod_uid):
             return pod
         try:
             pod = PodView.from_object(await self._api.get(PODS, args.pod_name, namespace=args.pod_namespace))

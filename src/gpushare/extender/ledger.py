@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gpushare.core.admission import Defaults, resolve
 from gpushare.core.api import Decision, GpuShare, PodView, Rejection, names
@@ -51,12 +52,23 @@ from gpushare.runtime.moments import unix_seconds
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A request to bind a pod that was sent at a moment, monotonic seconds, and whose outcome is not known."""
+
+    namespace: str
+    name: str
+    at: float
+
+
 class ShareLedger:
     """The state behind filter, prioritize, bind and preempt. Synchronous: each call sees a consistent state.
 
-    Rules of reservations: `bind` reserves before it asks the API; a bound pod seen on the watch is counted where
-    its annotations say, whoever bound it; a pod that ended or is gone releases at once. An event that still shows
-    a pod unbound never releases anything, since it may be older than our own binding.
+    Rules of reservations: `bind` reserves before it asks the API; a bound pod counts where its annotations say,
+    whoever bound it; a pod that ended or is gone releases at once. What still shows a pod unbound, an event or
+    kube-scheduler's question, never releases anything, since it may be older than our own binding. A request to
+    bind that was not answered keeps its reservation until its outcome is known, and is only repeated as it was
+    (ADR 0169).
     """
 
     def __init__(
@@ -84,6 +96,10 @@ class ShareLedger:
         self.on_room = on_room
         self.binding: set[str] = set()
         """Uids whose bind is in progress."""
+        self.unanswered: dict[str, Unanswered] = {}
+        """Pods, by uid, that hold a reservation and may be bound to it, or be bound to it yet."""
+        self._ahead: set[str] = set()
+        """Uids known to be bound before the watch has shown it."""
         self._defaults = defaults or Defaults()
         judge = Judge(model, self._known, self._knows_anything)
         self._context = DecisionContext(self.state, policy, judge, probation=probation)
@@ -121,11 +137,15 @@ class ShareLedger:
             self._forget(pod.uid)
             self._uids.pop(key, None)
             return
+        if pod.node is None and pod.uid in self._ahead:
+            return
         self._uids[key] = pod.uid
         self.pods[pod.uid] = pod
         self._queued.put(pod, self._now())
         if pod.node is None:
             return
+        self._ahead.discard(pod.uid)
+        self.unanswered.pop(pod.uid, None)
         if pod.decision is None:
             if pod.uid not in self._undecided:
                 _log.warning("pod %s runs on %s without a decision: counted by its limit", key, pod.node)
@@ -134,6 +154,20 @@ class ShareLedger:
             return
         self._undecided.forget(pod.uid)
         self._count(pod, pod.node, pod.decision)
+
+    def bound(self, pod: PodView) -> None:
+        """Count a pod with a reservation that the API server has bound, before the watch shows it."""
+        if self.state.reservation(pod.uid) is None:  # it has ended meanwhile
+            return
+        self.pod_changed(Change.MODIFIED, pod.key, pod)
+        if pod.uid in self.pods:
+            self._ahead.add(pod.uid)
+
+    def may_be_bound(self, pod_uid: str) -> bool:
+        """Return whether the pod is bound, or a request of ours may bind it yet."""
+        pod = self.pods.get(pod_uid)
+        is_bound = pod is not None and pod.node is not None
+        return is_bound or pod_uid in self._ahead or pod_uid in self.unanswered
 
     def other_pod_changed(self, change: Change, key: str, pod: OtherPod) -> None:
         """Record a pod of somebody else's that was bound to a node, changed or left it."""
@@ -328,16 +362,20 @@ class ShareLedger:
         return self._context.kept
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
-        """Return where a pod fits, after releasing any reservation left over from a bind whose outcome is unknown.
-
-        kube-scheduler asks only for pods that are not bound.
-        """
-        if pod.uid not in self.binding and self.pods.get(pod.uid, pod).node is None:
-            self.release(pod.uid)
+        """Return where a pod fits; for one that may be bound already, whether it still does where it may be."""
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return request
-        return survey(request, self.context, node_names)
+        held = self.state.reservation(pod.uid)
+        if held is None or pod.uid in self.binding or not self.may_be_bound(pod.uid):
+            return survey(request, self.context, node_names)
+        node = held.placement.node
+        asked = node_names.names if isinstance(node_names, NodeList) else node_names
+        self.state.release(pod.uid)
+        try:
+            return survey(request, self.context, [node] if node in asked else [])
+        finally:
+            self.state.reserve(pod.uid, held.placement, held.request)
 
     def leaves_a_choice(self, pod: PodView) -> bool:
         """Return whether kube-scheduler has a choice to make for the pod: by its preferences, or a node's."""
@@ -423,8 +461,20 @@ class ShareLedger:
         """Reserve room for a pod that is about to be bound."""
         self.state.reserve(request.pod_uid, chosen, request)
 
+    def overfull(self, pod_uid: str) -> str:
+        """Return which of a pod's GPUs has become too full since it was chosen, as a sentence; empty: none."""
+        held = self.state.reservation(pod_uid)
+        if held is None or held.slots is None:
+            return ""
+        for slot, uuid in zip(held.slots, held.placement.gpu_uuids, strict=True):
+            if self.state.share_free_milli[slot, held.row] < 0:
+                return f"GPU {uuid} has been filled by others meanwhile"
+        return ""
+
     def release(self, pod_uid: str) -> None:
         """Release a pod's room."""
+        self._ahead.discard(pod_uid)
+        self.unanswered.pop(pod_uid, None)
         self.fence.gone(pod_uid)
         if self.state.release(pod_uid) is not None:
             self.on_room()

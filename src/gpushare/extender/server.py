@@ -33,6 +33,8 @@ _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
 BEAT_SECONDS: Final = 1.0
 HUNG_SECONDS: Final = 60.0  # far above any step: learning runs in another thread, a page of a list takes 50 ms
+STOOD_STILL_SECONDS: Final = 10.0
+"""Longer than this, and kube-scheduler's lease of 15 s may have gone to another replica, which binds too."""
 QUIET_SECONDS: Final = 0.5  # without a question of kube-scheduler's: full collections wait for it
 _GC_THRESHOLDS: Final = (100_000, 50, 1000)  # the defaults double the time to read a large cluster
 
@@ -71,14 +73,16 @@ class Extender:
                 name="other pods",
             ),
         )
+        self._pods = self.reflectors[3]
         self.metrics.watch(self.reflectors)
+        self.binder = Binder(api, ledger, self.metrics, clock=clock, refusal=self.refusal)
         self.verbs = Verbs(
             ledger,
-            Binder(api, ledger, self.metrics),
+            self.binder,
             self.metrics,
             self.waiting,
             best_nodes=options.best_nodes,
-            not_ready=self.not_ready,
+            not_ready=self.refusal,
             clock=clock,
         )
         self.explainer = Explainer(api, ledger, clock)
@@ -92,6 +96,18 @@ class Extender:
         """Return what is missing before a decision can be right, as a sentence; empty when nothing is."""
         missing = [one.name for one in self.reflectors if not one.synced.is_set()]
         return f"the extender is starting: {', '.join(missing)} not read yet" if missing else ""
+
+    def refusal(self) -> str:
+        """Return why no question is answered now, as a sentence; empty when nothing is in the way."""
+        self._look_back()
+        return self.not_ready()
+
+    def _look_back(self) -> None:
+        """Read the pods anew if this process stood still for long: others may have bound some meanwhile."""
+        still_seconds, self._beat_at = self._clock() - self._beat_at, self._clock()
+        if still_seconds > STOOD_STILL_SECONDS and self._listed.is_set():
+            _log.warning("this process stood still for %.0f s: the pods are read anew", still_seconds)
+            self._pods.relist()
 
     def trouble(self) -> str:
         """Return why this process should be restarted, as a sentence; empty while it is well."""
@@ -144,7 +160,7 @@ class Extender:
     async def _beat(self) -> None:
         """Show that the event loop runs."""
         while True:
-            self._beat_at = self._clock()
+            self._look_back()
             await asyncio.sleep(BEAT_SECONDS)
 
     async def _keep_small(self) -> None:
@@ -161,6 +177,7 @@ class Extender:
                 self.ledger.keep()
                 self.metrics.kept_gpus.set(sum(len(each.gpu_uuids) for each in self.ledger.kept))
             await self.wake()
+            await self.binder.look_again(self._clock())
             if not self.not_ready():
                 await self.explainer.round()
                 self.metrics.contested_gpus.set(len(self.ledger.claims.contested()))

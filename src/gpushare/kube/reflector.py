@@ -109,6 +109,15 @@ class Reflector(Generic[T]):
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def relist(self) -> None:
+        """Forget the watch's place and list anew; not `synced` until that is done. What is known is kept."""
+        if self._task is None or self._task.done():
+            return
+        self.synced.clear()
+        self._task.cancel()
+        self._version = None
+        self._task = asyncio.create_task(self.run(), name=f"reflector-{self.name}")
+
     async def run(self) -> None:
         """List and watch until cancelled; log every failure and retry after a back-off."""
         while True:

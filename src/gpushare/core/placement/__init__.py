@@ -15,7 +15,7 @@ from gpushare.core.placement.explanation import (
 )
 from gpushare.core.placement.fitting import summarize
 from gpushare.core.placement.fragmentation import Mix, fragmented_milli
-from gpushare.core.placement.judge import Judge
+from gpushare.core.placement.judge import Judge, Newcomer
 from gpushare.core.placement.keeping import MOST_EXAMINED, KeptGpus, due_changes_at, is_due
 from gpushare.core.placement.known import KeptApart, KnownWorkload, known_of
 from gpushare.core.placement.preemption import Evictable, choose_victims
@@ -75,6 +75,7 @@ __all__ = [
     "KnownWorkload",
     "LearningPolicy",
     "Mix",
+    "Newcomer",
     "NodeList",
     "NodeSpec",
     "PlaceStanding",

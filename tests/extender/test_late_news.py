@@ -1,0 +1,308 @@
+"""Nobody's share is given away twice while the watch is behind, an answer is lost or a binding comes late.
+
+Each test forces one order of events. Truth is what the API server holds: the decisions of bound pods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import time
+from collections import Counter
+
+import pytest
+
+from gpushare.extender.binding import UNANSWERED_SECONDS
+from gpushare.extender.server import STOOD_STILL_SECONDS
+from gpushare.extender.wire import BindArgs
+from gpushare.kube import PODS
+
+
+def sums(cluster) -> Counter[str]:
+    """Percents by GPU of the pods that are bound and have not ended."""
+    found: Counter[str] = Counter()
+    for pod in cluster.objects[PODS].values():
+        if pod["spec"].get("nodeName") and pod["status"]["phase"] not in ("Succeeded", "Failed"):
+            limits = pod["spec"]["containers"][0]["resources"]["limits"]
+            found[pod["metadata"]["annotations"]["gpushare.io/gpu"]] += int(limits["gpushare.io/share"])
+    return found
+
+
+def refuse_by_count(cluster, name: str) -> None:
+    """As kube-scheduler does where its own sum of the node's shares has no room."""
+    pod = copy.deepcopy(cluster.pod(name))
+    pod["status"]["conditions"] = [
+        {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes are available: 1 Insufficient gpushare.io/share.",
+        }
+    ]
+    cluster.put(PODS, pod)
+
+
+@pytest.fixture
+async def one_gpu(cluster, serve_cluster):
+    """One node with one GPU; no clock helps: the fence is out of the way."""
+    cluster.add_node("n1", gpus=1)
+    for name in ("a", "b"):
+        cluster.make_pod(name, "0.6")
+    async with serve_cluster(cluster) as running:
+        yield running
+
+
+async def test_explaining_a_waiting_pod_does_not_free_the_room_of_one_just_bound(one_gpu):
+    """The watch still shows it waiting, by kube-scheduler's count, when the explainer comes round."""
+    cluster = one_gpu.cluster
+    refuse_by_count(cluster, "a")
+    await cluster.settle()
+    cluster.flowing.clear()
+    assert await one_gpu.bind("a", "n1") == ""
+    await one_gpu.extender.explainer.round()
+    assert await one_gpu.bind("b", "n1") != ""
+    assert sums(cluster) == {"GPU-n1-0": 60}
+    cluster.flowing.set()
+    await cluster.settle()
+    assert set(one_gpu.held()) == {"a"}
+
+
+async def test_asking_again_for_a_bound_pod_does_not_free_its_room(one_gpu):
+    """kube-scheduler did not wait for the answer of bind, and its watch is behind, too."""
+    cluster = one_gpu.cluster
+    await cluster.settle()
+    waiting = copy.deepcopy(cluster.pod("a"))
+    cluster.flowing.clear()
+    assert await one_gpu.bind("a", "n1") == ""
+    body = {"Pod": waiting, "Nodes": None, "NodeNames": ["n1"]}
+    await one_gpu.post("filter", body)
+    await one_gpu.post("prioritize", body)
+    assert await one_gpu.bind("b", "n1") != ""
+    assert await one_gpu.bind("a", "n1") == ""  # it is bound there already
+    assert await one_gpu.bind("b", "n1") != ""
+    assert sums(cluster) == {"GPU-n1-0": 60}
+    assert set(one_gpu.held()) == {"a"}
+
+
+async def test_events_from_before_a_binding_do_not_undo_it(one_gpu):
+    """A status that kube-scheduler wrote before comes after our own write's answer."""
+    cluster = one_gpu.cluster
+    await cluster.settle()
+    cluster.flowing.clear()
+    refuse_by_count(cluster, "a")
+    assert await one_gpu.bind("a", "n1") == ""
+    version = cluster.pod("a")["metadata"]["resourceVersion"]
+    cluster.flowing.set()
+    await cluster.settle()
+    assert cluster.pod("a")["metadata"]["resourceVersion"] == version
+    assert await one_gpu.bind("b", "n1") != ""
+    await one_gpu.extender.explainer.round()
+    assert set(one_gpu.held()) == {"a"}
+    cluster.remove(PODS, "default/a")
+    await cluster.settle()
+    assert one_gpu.held() == {}
+    assert await one_gpu.bind("b", "n1") == ""
+
+
+@pytest.mark.parametrize("get_too", [True, False])
+@pytest.mark.parametrize("ask", [True, False])
+async def test_a_binding_that_comes_late_finds_its_room_kept(one_gpu, ask, get_too):
+    """The API server carries a request out that we gave up: the reservation is there all the time."""
+    cluster = one_gpu.cluster
+    await cluster.settle()
+    cluster.bind_fails, cluster.get_fails = ["late"], ["away"] if get_too else []
+    assert await one_gpu.bind("a", "n1") != ""
+    if ask:
+        await one_gpu.filter("a")
+    assert await one_gpu.bind("b", "n1") != ""
+    cluster.flowing.clear()
+    await cluster.late.pop()()
+    await one_gpu.filter("b")
+    assert await one_gpu.bind("b", "n1") != ""
+    assert sums(cluster) == {"GPU-n1-0": 60}
+    assert await one_gpu.bind("a", "n1") == ""
+    cluster.flowing.set()
+    await cluster.settle()
+    assert set(one_gpu.held()) == {"a"}
+
+
+async def test_a_second_try_repeats_the_decision_of_one_that_may_come_late(cluster, serve_cluster):
+    """On a node with two GPUs the policy would by now choose the other; filter answers the same node alone."""
+    for name in ("n1", "n2"):
+        cluster.add_node(name)
+    for name, fraction in (("a", "0.6"), ("b", "0.3"), ("c", "0.5"), ("d", "0.4")):
+        cluster.make_pod(name, fraction)
+    async with serve_cluster(cluster) as running:
+        await cluster.settle()
+        cluster.bind_fails = ["late"]
+        assert await running.bind("a", "n1") != ""
+        first = running.held()["a"]
+        assert await running.bind("c", "n1") == ""
+        assert running.held()["c"] != first
+        assert (await running.filter("a"))["NodeNames"] == ["n1"]
+        assert "n1" in await running.bind("a", "n2")  # not elsewhere
+        cluster.bind_fails = ["late"]
+        assert await running.bind("a", "n1") != ""
+        assert running.held()["a"] == first
+        await cluster.late.pop(0)()
+        assert await running.bind("a", "n1") == ""
+        assert cluster.pod("a")["metadata"]["annotations"]["gpushare.io/gpu"] == first[0]
+        with contextlib.suppress(Exception):
+            await cluster.late.pop(0)()  # refused: it is bound
+        await cluster.settle()
+        assert await running.bind("d", "n1") == ""
+        assert await running.bind("b", "n1") == ""
+        assert max(sums(cluster).values()) <= 100
+
+
+async def test_a_binding_that_was_never_carried_out_gives_its_room_back_in_time(one_gpu):
+    cluster, binder = one_gpu.cluster, one_gpu.extender.binder
+    await cluster.settle()
+    cluster.bind_fails = ["lost"]
+    assert await one_gpu.bind("a", "n1") != ""
+    now = time.monotonic()
+    await binder.look_again(now + UNANSWERED_SECONDS - 1)
+    assert set(one_gpu.held()) == {"a"}
+    cluster.get_fails = ["away"]
+    await binder.look_again(now + UNANSWERED_SECONDS + 60)
+    assert set(one_gpu.held()) == {"a"}
+    await binder.look_again(now + UNANSWERED_SECONDS + 60)
+    assert one_gpu.held() == {}
+    assert await one_gpu.bind("b", "n1") == ""
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_looking_again_counts_what_is_bound_and_forgets_what_is_gone(one_gpu, late):
+    cluster, binder = one_gpu.cluster, one_gpu.extender.binder
+    await cluster.settle()
+    cluster.bind_fails, cluster.get_fails = ["late"], ["away"]
+    assert await one_gpu.bind("a", "n1") != ""
+    cluster.flowing.clear()
+    if late:
+        await cluster.late.pop()()
+    else:
+        cluster.remove(PODS, "default/a")
+    await binder.look_again(time.monotonic() + UNANSWERED_SECONDS + 60)
+    assert (await one_gpu.bind("b", "n1") == "") is not late
+    cluster.flowing.set()
+    await cluster.settle()
+    assert max(sums(cluster).values()) == 60
+
+
+async def test_a_request_that_the_server_did_not_take_frees_its_room_at_once(one_gpu):
+    cluster = one_gpu.cluster
+    await cluster.settle()
+    cluster.bind_fails = ["busy"]
+    assert await one_gpu.bind("a", "n1") != ""
+    assert one_gpu.held() == {}
+
+
+async def test_a_pod_that_another_extender_bound_is_counted_where_that_one_put_it(cluster, serve_cluster):
+    """Two are at work, as when a leader changes: the first one's binding is not yet on the second one's watch."""
+    cluster.add_node("n1")
+    for name in ("a", "b", "c", "d"):
+        cluster.make_pod(name, "0.6" if name == "a" else "0.5")
+    async with serve_cluster(cluster) as first, serve_cluster(cluster) as second:
+        await cluster.settle()
+        cluster.flowing.clear()
+        assert await first.bind("a", "n1") == ""
+        assert await second.bind("a", "n1") == ""  # refused by the API server; read again; it is there
+        assert second.held() == first.held()
+        cluster.flowing.set()
+        await cluster.settle()
+        assert second.held() == first.held()
+
+
+async def test_a_bind_that_is_broken_off_keeps_its_room(one_gpu):
+    """The task is cancelled between request and answer."""
+    cluster = one_gpu.cluster
+    await cluster.settle()
+    args = BindArgs("a", "default", cluster.pod("a")["metadata"]["uid"], "n1")
+    asked = asyncio.Event()
+    bind = cluster.bind
+
+    async def never_answers(*args, **more):
+        await bind(*args, **more)
+        asked.set()
+        await asyncio.Event().wait()
+
+    cluster.bind = never_answers
+    cluster.flowing.clear()
+    task = asyncio.create_task(one_gpu.extender.binder.bind(args))
+    await asked.wait()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    cluster.bind = bind
+    assert set(one_gpu.held()) == {"a"}
+    assert await one_gpu.bind("b", "n1") != ""
+    assert await one_gpu.bind("a", "n1") == ""
+    assert sums(cluster) == {"GPU-n1-0": 60}
+
+
+async def test_who_stood_still_reads_the_pods_before_it_answers(cluster, serve_cluster):
+    """It leads, stands still for longer than its lease, and is asked by a kube-scheduler that does not know."""
+    now = [1000.0]
+    cluster.add_node("n1", gpus=1)
+    for name in ("a", "b"):
+        cluster.make_pod(name, "0.6")
+    async with serve_cluster(cluster, clock=lambda: now[0]) as old, serve_cluster(cluster) as new:
+        await cluster.settle()
+        cluster.flowing.clear()
+        assert await new.bind("a", "n1") == ""
+        now[0] += STOOD_STILL_SECONDS + 1
+        assert "pods not read yet" in (await old.filter("b"))["Error"]
+        while old.extender.not_ready():  # noqa: ASYNC110 - readiness is a question, not an event
+            await asyncio.sleep(0)
+        assert (await old.filter("b"))["NodeNames"] == []
+        assert await old.bind("b", "n1") != ""
+        assert sums(cluster) == {"GPU-n1-0": 60}
+        cluster.flowing.set()
+        await cluster.settle()
+        assert set(old.held()) == set(new.held()) == {"a"}
+
+
+@pytest.mark.parametrize("stands_still", [True, False])
+async def test_a_gpu_that_others_fill_while_a_bind_waits_takes_it_no_more(cluster, serve_cluster, stands_still):
+    """Both were decided before either was known; the one that waits at the fence sees it before it asks."""
+    now = [1000.0]
+    cluster.add_node("n1")
+    for name, fraction in (("a", "0.6"), ("b", "0.6"), ("c", "0.5")):
+        cluster.make_pod(name, fraction)
+    async with serve_cluster(cluster, clock=lambda: now[0]) as old, serve_cluster(cluster) as new:
+        await cluster.settle()
+        assert await old.bind("a", "n1") == ""
+        await cluster.settle()
+        waiting = asyncio.create_task(old.bind("b", "n1"))
+        while "b" not in old.held():  # noqa: ASYNC110 - the request travels over HTTP
+            await asyncio.sleep(0)
+        assert await new.bind("c", "n1") == ""
+        await cluster.settle()
+        if stands_still:
+            now[0] += STOOD_STILL_SECONDS + 1
+        cluster.allocate("a")
+        answer = await asyncio.wait_for(waiting, 30)
+        assert ("pods not read yet" if stands_still else "filled by others") in answer
+        assert max(sums(cluster).values()) == 60
+        assert set(old.held()) == {"a", "c"}
+
+
+async def test_one_look_in_vain_is_enough_for_a_round(cluster, serve_cluster):
+    """While the API server is away each look may last 30 s, and the caller's other work waits for it."""
+    cluster.add_node("n1")
+    names = ("a", "b", "c")
+    for name in names:
+        cluster.make_pod(name, "0.2")
+    async with serve_cluster(cluster) as running:
+        await cluster.settle()
+        for name in names:
+            cluster.bind_fails, cluster.get_fails = ["lost"], ["away"]
+            assert await running.bind(name, "n1") != ""
+        cluster.get_fails = ["away", "away"]
+        later = time.monotonic() + UNANSWERED_SECONDS + 60
+        for left in (1, 0):
+            await running.extender.binder.look_again(later)
+            assert len(cluster.get_fails) == left
+            assert set(running.held()) == set(names)
+        await running.extender.binder.look_again(later)
+        assert running.held() == {}
