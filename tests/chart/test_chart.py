@@ -60,7 +60,8 @@ def test_no_container_may_gain_privileges_and_most_run_without_root(render: Rend
             security = {**pod.get("securityContext", {}), **container["securityContext"]}
             assert security["allowPrivilegeEscalation"] is False
             assert security["readOnlyRootFilesystem"] is True
-            added = {"add": ["KILL"]} if part == "mps" else {}  # to stop and kill clients that are to be ended
+            # To stop, hold and kill clients that are to be ended.
+            added = {"add": ["KILL", "SYS_PTRACE"]} if part == "mps" else {}
             assert security["capabilities"] == {"drop": ["ALL"], **added}
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
             assert security["runAsNonRoot"] is (part not in ("agent", "mps"))

@@ -32,7 +32,7 @@ STEP_SECONDS = 75.0
 LIMITS = {
     "throttled": 220.0,
     "two_gpus": 150.0,
-    "deleted_in_kernel": 100.0,
+    "deleted_in_kernel": 120.0,
     "agent_cost": 100.0,
     "job_deadline": 100.0,
     "own_threads": 120.0,

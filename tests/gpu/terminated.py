@@ -1,4 +1,4 @@
-"""What ending one MPS client does to the others and to the next: `python3 tests/gpu/terminated.py OUT SECONDS`.
+"""What ending one MPS client does to the others and to the next: `terminated.py OUT SECONDS [holding]`.
 
 An MPS daemon of its own, PyTorch imported once and forked. A batch of first clients starts at once and waits; each
 in turn works for a moment, beside a neighbour that trains or alone, and is ended in one of the ways of `Way`; then
@@ -15,13 +15,17 @@ import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from gpushare.mps import ControlProgram, SyncMpsControl, commands
+from gpushare.mps.ending import Endings, EndingStep
 from gpushare.mps.errors import MpsError
+from gpushare.mps.identity import start_ticks_of
+from gpushare.mps.terminating import Terminator
 
 NEIGHBOUR, NEWCOMER = "cnn_train_fp32", "tiny"
 WORK_SECONDS, DRAIN_SECONDS = 0.3, 0.6
@@ -43,11 +47,20 @@ class Way(StrEnum):
     STOPPED_TERMINATED = "stopped for 0.6 s, terminate_client, kill -9"
     HELD_TERMINATED = "launching threads held for 0.6 s, terminate_client, kill -9"
     HELD_KILLED = "launching threads held for 0.6 s, kill -9"
+    STOPPED_HELD_TERMINATED = "stopped for 0.6 s, launching threads held, continued, terminate_client, kill -9"
+    GATE = "as the gate does: stopped for 1 s, launching threads held, terminate_client, kill -9"
+    GATE_CAUGHT = "as the gate does, stopped within libc"
 
 
 DIRECT = [Way.TERMINATED, Way.TERMINATED_STAYS, Way.TERMINATED_KILLED]
 CAREFUL = [Way.DRAINED_KILLED, Way.KILLED]
-STOPS = {Way.DRAINED_KILLED, Way.DRAINED_TERMINATED, Way.STOPPED_TERMINATED, Way.STOPPED_TERMINATED_CONTINUED}
+STOPS = {
+    Way.DRAINED_KILLED,
+    Way.DRAINED_TERMINATED,
+    Way.STOPPED_TERMINATED,
+    Way.STOPPED_TERMINATED_CONTINUED,
+    Way.STOPPED_HELD_TERMINATED,
+}
 HOLDS = {Way.HELD_TERMINATED, Way.HELD_KILLED}
 PLAN: list[tuple[str, bool, list[Way]]] = [
     ("fp16_product", True, [Way.STOPPED_TERMINATED_CONTINUED] * 4),
@@ -66,6 +79,16 @@ PLAN: list[tuple[str, bool, list[Way]]] = [
     ("long", True, [Way.TERMINATED_STAYS, Way.DRAINED_TERMINATED, Way.KILLED]),
     ("transformer_train_bf16", True, DIRECT),
 ]
+BOTH = [Way.GATE_CAUGHT, Way.GATE]
+HOLDING: list[tuple[str, bool, list[Way]]] = [
+    ("big_product", True, BOTH),
+    ("fp16_product", True, BOTH * 2),
+    ("long", True, [*BOTH, Way.GATE_CAUGHT]),
+    ("transformer_train_bf16", True, BOTH * 2),
+    ("fp16_product", False, BOTH * 2),
+]
+PLANS = {"ways": PLAN, "holding": HOLDING}
+ANSWER_SECONDS = 1.0  # a client that has not answered by then is killed
 
 
 @dataclass
@@ -96,7 +119,10 @@ class Client:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(thread, os.WNOHANG | ALL_THREADS)
         if not self.ended:
-            self.ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+            try:
+                self.ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+            except ChildProcessError:  # the terminator's thread, its tracer, was first
+                self.ended = True
         return not self.ended
 
     def end(self) -> None:
@@ -183,9 +209,23 @@ def hold(client: Client) -> dict[str, object]:
                 break
         else:
             os.waitpid(thread, ALL_THREADS | os.WUNTRACED)
-            held.append(name)
+            held.append(f"{name}: {_where(client.pid, thread)}")
             client.held += (thread,)
     return {"held": held, "left": left, "refused": refused}
+
+
+def _where(pid: int, thread: int) -> str:
+    """Return what a stopped thread was doing: its system call, and the file of its next instruction."""
+    try:
+        words = Path(f"/proc/{pid}/task/{thread}/syscall").read_text().split()
+        place = int(words[-1], 16)
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            low, _, high = line.split()[0].partition("-")
+            if int(low, 16) <= place < int(high, 16):
+                return f"call {words[0]} in {line.split()[-1].rpartition('/')[2]}"
+    except (OSError, ValueError, IndexError) as error:
+        return str(error)
+    return f"call {words[0]}"
 
 
 class Rounds:
@@ -266,9 +306,15 @@ class Rounds:
         if way in STOPS:
             os.kill(client.pid, signal.SIGSTOP)
             time.sleep(DRAIN_SECONDS)
+        if way is Way.STOPPED_HELD_TERMINATED:
+            row.update(self._hold_and_terminate(client))
+        if way in BOTH:
+            if way is Way.GATE_CAUGHT:
+                row["stops"] = catch(client.pid)
+            row.update(self._end_as_the_gate(client))
         if way is Way.DRAINED_TERMINATED:
             os.kill(client.pid, signal.SIGCONT)
-        if way not in (Way.KILLED, Way.DRAINED_KILLED, Way.HELD_KILLED):
+        if way not in (Way.KILLED, Way.DRAINED_KILLED, Way.HELD_KILLED, Way.STOPPED_HELD_TERMINATED, *BOTH):
             asked = time.monotonic()
             row["answer"] = self.terminate(client.pid)
             row["asked_s"] = round(time.monotonic() - asked, 3)
@@ -297,10 +343,81 @@ class Rounds:
         newcomer.close()
         return row
 
+    def _hold_and_terminate(self, client: Client) -> dict[str, object]:
+        """Hold and continue a stopped client, ask for its end, and kill it when it has ended or after a second."""
+        began = time.monotonic()
+        row = hold(client)
+        os.kill(client.pid, signal.SIGCONT)
+        row["held_s"] = round(time.monotonic() - began, 4)
+        answer: list[str] = []
+        asks = threading.Thread(target=lambda: answer.append(self.terminate(client.pid)))
+        asked = time.monotonic()
+        asks.start()
+        asks.join(ANSWER_SECONDS)
+        row["answered_in_time"] = bool(answer)
+        if answer:
+            row["asked_s"] = round(time.monotonic() - asked, 4)
+        client.end()
+        asks.join()
+        row["answer"], row["free_s"] = answer[0], round(time.monotonic() - asked, 3)
+        return row
+
+    def _end_as_the_gate(self, client: Client) -> dict[str, object]:
+        """Look ten times a second, as the gate does, until the client is gone."""
+        began, asked = time.monotonic(), []
+
+        def ask(pid: int, _seconds: float) -> None:
+            at = time.monotonic()
+            answer = self.terminate(pid)
+            asked.append((round(time.monotonic() - at, 4), answer))
+
+        endings = Endings(terminate=Terminator(ask))
+        ticks = start_ticks_of(client.pid)
+        steps: list[str] = []
+        where = {}
+        while time.monotonic() < began + 20:
+            step = endings.end(client.pid, ticks)
+            if not steps or steps[-1] != step.value:
+                steps.append(step.value)
+            if step is EndingStep.STOPPED:
+                time.sleep(0.02)
+                where = {"where": [_where(client.pid, client.pid)]}
+            if step is EndingStep.GONE:
+                break
+            time.sleep(0.1)
+        client.end()
+        answer = asked[0][1] if asked else "not asked"
+        late = bool(asked) and asked[0][0] > ANSWER_SECONDS
+        return {
+            **where,
+            "steps": steps,
+            "answer": answer,
+            "asked_s": asked[0][0] if asked else None,
+            "answered_in_time": bool(asked) and not late and answer == "ok",
+            "gone_s": round(time.monotonic() - began, 3),
+        }
+
+
+def catch(pid: int) -> int:
+    """Stop a process while its first thread executes in libc, where a held one left the server without answer.
+
+    Returns how many stops it took; it stays stopped as it is after 400.
+    """
+    stops = 0
+    while stops < 400:
+        stops += 1
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.004)
+        if _where(pid, pid).startswith("call -1 in libc.so"):
+            break
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.001 + 0.003 * random.random())
+    return stops
+
 
 def main() -> None:
     """Run batches until the time is over, and write the rows and their sums."""
-    out, seconds = Path(sys.argv[1]), float(sys.argv[2])
+    out, seconds, plan = Path(sys.argv[1]), float(sys.argv[2]), PLANS[(sys.argv[3:] or ["ways"])[0]]
     out.mkdir(parents=True, exist_ok=True)
     import torch  # noqa: F401  (imported once, before the forks)
 
@@ -310,7 +427,7 @@ def main() -> None:
         rounds = Rounds(Path(place))
         try:
             with (out / "terminated.jsonl").open("w") as file:
-                for program, beside, ways in itertools.cycle(PLAN):
+                for program, beside, ways in itertools.cycle(plan):
                     if time.monotonic() > deadline:
                         break
                     rows = rounds.batch(program, dice.sample(ways, len(ways)), beside=beside)

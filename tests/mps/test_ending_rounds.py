@@ -26,6 +26,12 @@ def _end(row: dict[str, object]) -> str:
     if way == "launching threads held for 0.6 s, terminate_client, kill -9":
         answer = "" if row["answer"] == "ok" else " without answer for 15 s"
         return f"launching threads held, terminate_client{answer}, kill -9"
+    if way.startswith("stopped for 0.6 s, launching threads held"):
+        answer = "" if row["answered_in_time"] else " without answer for 1 s"
+        return f"stopped, launching threads held, terminate_client{answer}, kill -9"
+    if way.startswith("as the gate does"):
+        assert row["answered_in_time"]
+        return "as the gate does" + (", caught in libc" if way.endswith("libc") else "")
     assert "terminate_client" in way
     return "terminate_client while it works"
 

@@ -1,5 +1,6 @@
 """kill -9 of the throttle's parts, with real processes in real cgroups: nobody stays frozen."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from gpushare.mps.layout import (
 from gpushare.mps.status import PodThrottle
 
 from .cgroups import RealPods
-from .conftest import SRC, until
+from .conftest import SRC, is_stopped, until
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +38,7 @@ import sys, threading
 from pathlib import Path
 from gpushare.mps.thawing import ThrottleProcess, thaw_ours
 thaw_ours(sys.argv[1], Path(sys.argv[2]))
-ThrottleProcess(sys.argv[1], Path(sys.argv[2])).start()
+ThrottleProcess(sys.argv[1], Path(sys.argv[2]), kill_seconds=float(sys.argv[3])).start()
 threading.Event().wait()
 """
 
@@ -64,6 +65,7 @@ class Node:
     """A throttle's host, the agent's file, and a pod with a process in a real cgroup."""
 
     def __init__(self, base: Path, version: str) -> None:
+        self.kill_seconds = 4.0  # of time in which the host ran: on a busy machine this may take long
         self.base, self.pods = base, RealPods(version)
         self.uid = str(uuid.uuid4())
         self.cgroup = self.pods.add(self.uid)
@@ -78,7 +80,7 @@ class Node:
 
     def start(self) -> None:
         self.host = subprocess.Popen(
-            [sys.executable, "-c", HOST, str(self.base / "run"), str(self.pods.root)],
+            [sys.executable, "-c", HOST, str(self.base / "run"), str(self.pods.root), str(self.kill_seconds)],
             env={**os.environ, "PYTHONPATH": str(SRC)},
         )
         self.processes.append(self.host)
@@ -115,6 +117,27 @@ class Node:
             until(lambda pid=pid: pid not in throttlers(self.host.pid), "reaped")
         raise AssertionError("never caught it frozen")
 
+    def restart(self, *, kill_seconds: float) -> None:
+        """Start another host, which has more patience with its throttle."""
+        throttler = self.throttler()
+        self.host.kill()
+        self.host.wait(30)
+        until(lambda: not is_alive(throttler), "the throttle's process ended with its host")
+        self.kill_seconds = kill_seconds
+        self.start()
+
+    def hang_while_frozen(self) -> int:
+        """Stop the throttle's process just when the pod is frozen; its pid."""
+        for _ in range(50):
+            self.until_throttled()
+            pid = self.throttler()
+            os.kill(pid, signal.SIGSTOP)
+            until(lambda pid=pid: not is_alive(pid) or is_stopped(pid), "it stands still")
+            if self.state() is FreezeState.FROZEN:
+                return pid
+            os.kill(pid, signal.SIGCONT)
+        raise AssertionError("never caught it frozen")
+
     def close(self) -> None:
         self.agent.kill()
         left = [pid for process in self.processes for pid in throttlers(process.pid)]
@@ -122,6 +145,8 @@ class Node:
             process.kill()
             process.wait(30)
         for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
             until(lambda pid=pid: not is_alive(pid), "the throttle's process ended with its host")
         self.pods.close()
 
@@ -174,12 +199,35 @@ def test_a_killed_throttle_is_thawed_after_by_the_host_and_replaced(node):
 
 
 def test_a_throttle_that_hangs_while_it_holds_a_pod_is_ended(node):
-    node.until_throttled()
-    hung = node.throttler()
-    os.kill(hung, signal.SIGSTOP)
+    hung = node.hang_while_frozen()
     node.agent.kill()
     until(lambda: not is_alive(hung), "ended")
     node.until_it_runs()
+
+
+def test_a_throttle_that_stood_still_throttles_on_and_its_pod_ran_meanwhile(node):
+    node.restart(kill_seconds=3600.0)
+    stalled = node.hang_while_frozen()
+    until(lambda: node.state() is FreezeState.THAWED, "thawed by the host")
+    size = node.output.stat().st_size
+    until(lambda: node.output.stat().st_size > size + 100, "it runs, though it is on record")
+    assert [mark.name for mark in recorded(node.base / "run")] == [node.uid]
+    assert is_stopped(stalled)
+    os.kill(stalled, signal.SIGCONT)
+    until(lambda: node.state() is FreezeState.FROZEN, "throttled again")
+    assert throttlers(node.host.pid) == [stalled]
+    node.agent.kill()
+    node.until_it_runs()
+
+
+def test_a_pod_that_is_frozen_while_its_throttle_stands_still_is_thawed_again(node):
+    """As by a throttle that stood still between the record and the freeze."""
+    node.restart(kill_seconds=3600.0)
+    node.hang_while_frozen()
+    for _ in range(3):
+        until(lambda: node.state() is FreezeState.THAWED, "thawed")
+        node.pods.freezer.freeze(node.cgroup)
+    until(lambda: node.state() is FreezeState.THAWED, "thawed")
 
 
 def test_after_host_and_throttle_were_killed_at_once_the_next_host_thaws(node):

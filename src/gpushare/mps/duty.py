@@ -7,7 +7,7 @@ pod.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -84,6 +84,16 @@ def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
         cycles[uid] = cycle
         looks.append(_look_at(cycle, ask, now))
     return Schedule(cycles, min(looks, default=math.inf))
+
+
+def let_go(before: Schedule, uids: Collection[str], now: float) -> Schedule:
+    """Take note that somebody else thawed these pods: they are owed nothing, and rest as after a whole freeze."""
+    cycles = dict(before.cycles)
+    for uid in uids:
+        if (cycle := cycles.get(uid)) is not None and cycle.is_frozen:
+            frozen = replace(cycle, since=max(cycle.since, now - MAX_STOP_SECONDS))
+            cycles[uid] = replace(_thaw(frozen, now, math.inf), owed_seconds=0.0, seen_at=now)
+    return replace(before, cycles=cycles)
 
 
 def _freeze_seconds(duty: float) -> float:

@@ -1,8 +1,9 @@
-"""End an MPS client so that its neighbours live: stop its process, let its kernels finish, then kill it.
+"""End an MPS client so that its neighbours live: stop it, let its kernels finish, terminate it, then kill it.
 
 `terminate_client` on a client that keeps the GPU busy with large matrix products ended in a fatal GPU error in 16
 of 17 tries on H200s and an H100: every neighbour was lost, or whoever came next. A kill after its kernels had
-finished harmed nobody (docs/facts.md 35, docs/measurements/ending-h200.md, docs/adr/0162).
+finished harmed nobody; one within a kernel, after its launching threads were held and it was terminated, neither
+(docs/facts.md 35 and 36, docs/measurements/ending-h200.md, docs/adr/0162; gpushare.mps.terminating).
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -42,6 +43,22 @@ class EndingStep(StrEnum):
     DIES = "Dies"  # was killed before; it ends when it is thawed or leaves the driver
     GONE = "Gone"
     REFUSED = "Refused"
+
+
+class Termination(Enum):
+    """How far the MPS server is with the end of a stopped client."""
+
+    IN_PROGRESS = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+class Terminate(Protocol):
+    """Has the MPS server end a stopped client, without waiting for it; called again it tells how far that is."""
+
+    def __call__(self, pid: int, start_ticks: int) -> Termination:
+        """Begin, or look."""
+        ...
 
 
 class SendSignal(Protocol):
@@ -80,13 +97,14 @@ def send_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> bo
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """An ending in progress; `was_stopped`: it was seen stopped since."""
+    """An ending in progress; `was_stopped`: it was seen stopped since; `is_asked`: the server is to end it."""
 
     start_ticks: int | None
     since: float
     drain_seconds: float
     was_stopped: bool = False
     continued: int = 0
+    is_asked: bool = False
     is_killed: bool = False
 
 
@@ -95,6 +113,8 @@ class Endings:
 
     Args:
         record: a file of those who are stopped, written before they are: the next gate goes on with them.
+        terminate: has the MPS server end who was stopped for `DRAIN_SECONDS`, before it is killed; where that
+            fails it is killed when its drain's time is over.
     """
 
     def __init__(
@@ -104,8 +124,10 @@ class Endings:
         state: Callable[[int], RunState] = run_state_of,
         clock: Callable[[], float] = time.monotonic,
         record: Path | None = None,
+        terminate: Terminate | None = None,
     ) -> None:
         self._send, self._state, self._clock, self._record = send, state, clock, record
+        self._terminate = terminate
         self._begun: dict[int, _Begun] = {}
         self._refused: dict[int, int | None] = {}
         self._restore()
@@ -122,8 +144,19 @@ class Endings:
         begun = self._begun.get(pid)
         if begun is None or start_ticks not in {None, begun.start_ticks}:
             return self._begin(pid, _Begun(start_ticks, self._clock(), drain_seconds))
-        begun = self._begun[pid] = self._seen(pid, begun)
-        is_drained = begun.is_killed or self._clock() - begun.since >= begun.drain_seconds
+        termination = self._look(pid, begun)
+        if termination is Termination.IN_PROGRESS:
+            return EndingStep.DRAINS
+        if termination is not Termination.DONE:
+            begun = self._begun[pid] = self._seen(pid, begun)
+            if termination is None and self._is_to_be_asked(begun):
+                self._begun[pid] = replace(begun, is_asked=True)
+                return self.end(pid, begun.start_ticks)
+        is_drained = (
+            begun.is_killed
+            or termination is Termination.DONE
+            or self._clock() - begun.since >= begun.drain_seconds
+        )
         try:
             lives = self._send(pid, begun.start_ticks, signal.SIGKILL if is_drained else signal.SIGSTOP)
         except OSError:
@@ -135,6 +168,16 @@ class Endings:
             return EndingStep.DRAINS
         self._begun[pid] = replace(begun, is_killed=True)
         return EndingStep.DIES if begun.is_killed else EndingStep.KILLED
+
+    def _is_to_be_asked(self, begun: _Begun) -> bool:
+        may_ask = self._terminate is not None and begun.start_ticks is not None and not begun.is_killed
+        return may_ask and self._clock() - begun.since >= min(DRAIN_SECONDS, begun.drain_seconds)
+
+    def _look(self, pid: int, begun: _Begun) -> Termination | None:
+        """Return how far the server is; None where it was not asked, or need not be any more."""
+        if self._terminate is None or begun.start_ticks is None or not begun.is_asked or begun.is_killed:
+            return None
+        return self._terminate(pid, begun.start_ticks)
 
     def go_on(self) -> tuple[int, ...]:
         """Take the next step with everybody whose end has begun, whether or not its reason still holds.

@@ -5,6 +5,7 @@ written before the cgroup is frozen and removed after the thaw, so a pod that so
 for ours.
 """
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,12 @@ def recorded(base: Path | str) -> tuple[Path, ...]:
     return tuple(sorted(record.iterdir())) if record.is_dir() else ()
 
 
-def thaw_recorded(base: Path | str, freezer: Freezer) -> tuple[str, ...]:
-    """Thaw every pod in the record and return their uids; a pod that cannot be thawed stays in it."""
+def thaw_recorded(base: Path | str, freezer: Freezer, *, keep: bool = False) -> tuple[str, ...]:
+    """Thaw every pod in the record and return their uids; a pod that cannot be thawed stays in it.
+
+    Args:
+        keep: leave them all in the record: whoever wrote it still lives, and may be about to freeze one of them.
+    """
     thawed = []
     for mark in recorded(base):
         try:
@@ -41,9 +46,11 @@ def thaw_recorded(base: Path | str, freezer: Freezer) -> tuple[str, ...]:
                 freezer.thaw(Path(path))
                 if was is not FreezeState.THAWED:
                     thawed.append(mark.name)
-            mark.unlink(missing_ok=True)
+            if not keep:
+                mark.unlink(missing_ok=True)
         except FileNotFoundError:
-            mark.unlink(missing_ok=True)
+            if not keep:
+                mark.unlink(missing_ok=True)
         except (OSError, ValueError) as error:
             logger.error("cannot thaw pod %s, trying again: %s", mark.name, error)
     return tuple(thawed)
@@ -133,6 +140,16 @@ class FrozenPods:
                 if self.thaw(uid):
                     stuck[uid] = FreezeRefused(ThrottleRefusal.NOT_WRITABLE, str(error))
         return stuck
+
+    def let_go(self) -> frozenset[str]:
+        """Forget the pods that somebody else thawed, and return their uids; only we freeze them."""
+        gone = set()
+        for uid in tuple(self._pods):
+            with contextlib.suppress(OSError):  # whoever thaws it next is told
+                if self._freezer.state(self._pods[uid].cgroup) is FreezeState.THAWED:
+                    gone.add(uid)
+                    self._forget(uid)
+        return frozenset(gone)
 
     def thaw(self, uid: str) -> bool:
         """Thaw a pod; return False when its cgroup refused: it is still frozen, so try again."""

@@ -7,7 +7,6 @@ successor adopts the daemon and the status file's record of the clients.
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import itertools
 import json
 import logging
@@ -25,7 +24,7 @@ from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.mps import commands
 from gpushare.mps.asks import boottime
 from gpushare.mps.commands import ServerState
-from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram
+from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
 from gpushare.mps.ending import Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, ControlTimeoutError, DaemonDownError, MpsError, NotSentError
 from gpushare.mps.faultlog import Fault, FaultLog
@@ -47,6 +46,8 @@ from gpushare.mps.selftest import Probe, run_self_test
 from gpushare.mps.simulated import simulated_memory
 from gpushare.mps.status import GateState, GateStatus, SelfTestResult
 from gpushare.mps.store import BEHIND_SECONDS, StoreClient
+from gpushare.mps.terminating import Terminator
+from gpushare.runtime.parent import end_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,6 @@ RETEST_SECONDS: Final = 5.0  # after a failed self-test, doubled each time
 MAX_RETEST_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 0.05  # a dead daemon is restarted at once, the next failures back off
 MAX_RETRY_SECONDS: Final = 30.0
-_PR_SET_PDEATHSIG: Final = 1
 SRC: Final = str(Path(__file__).parents[2])
 
 
@@ -114,7 +114,7 @@ class Keeper:
             on_trouble=self._trouble,
             store=store,
             identify=setup.identify,
-            endings=Endings(record=gpu.endings),
+            endings=Endings(record=gpu.endings, terminate=Terminator(self._terminate)),
         )
         self._previous = status_reader(gpu).read()
         self._throttled = throttled_reader(gpu)
@@ -193,6 +193,13 @@ class Keeper:
     def _trouble(self, error: MpsError) -> None:
         logger.warning("trouble with the daemon of %s: %s", self.gpu.uuid, error)
         self._poke.set()
+
+    def _terminate(self, pid: int, timeout_seconds: float) -> None:
+        """Have the server end a client; for another thread."""
+        server_pid = self._status.server_pid
+        if server_pid is None or self._status.state is GateState.DOWN:
+            raise MpsError("no server", retryable=True)
+        SyncMpsControl(self._control.program).run(commands.terminate_client(server_pid, pid), timeout_seconds)
 
     # Supervision
 
@@ -507,11 +514,6 @@ async def keep(gpu: GpuDirectory, setup: Setup, listener: socket.socket, store: 
         await task
 
 
-def _die_with_parent() -> None:
-    """Have the kernel end this process with its host: two gates at one daemon would mix up their ceilings."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the child process."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -533,7 +535,7 @@ def main(arguments: list[str] | None = None) -> int:
     setup = setup_of(gpu, options.twin, options.proc, ends_strangers=not options.keep_strangers)
     setup = replace(setup, max_clients_per_pod=options.max_clients_per_pod, admits_unproven=options.admit_unproven)
     channel = socket.socket(fileno=options.store)
-    _die_with_parent()
+    end_with_parent()  # the host: two gates at one daemon would mix up their ceilings
     asyncio.run(keep(gpu, setup, socket.socket(fileno=options.listener), StoreClient(channel)))
     return 0
 

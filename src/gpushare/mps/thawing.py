@@ -5,14 +5,16 @@ What thaws the pods when a process is killed with -9:
   a renewal every pod runs.
 - a keeper, a daemon, a server: they take no part in freezing.
 - the MPS host: the throttle's process, whose pipe from the host closes.
-- the throttle's process: the host, within milliseconds by the other pipe; one that hangs is killed after
-  `SILENT_SECONDS`. The frozen pods are on record (gpushare.mps.frozen).
+- the throttle's process: the host, within milliseconds by the other pipe. While one says nothing, as it hangs or
+  gets no CPU, the host thaws, and ends it in the end (gpushare.mps.silence). The frozen pods are on record
+  (gpushare.mps.frozen).
 - both at once, or the whole container: the next host, before it does anything else. Kubelet decides how soon to
   start it (about a second the first time, 10 s and more when it had crashed before); the MPS daemons, and with
   them the tenants' CUDA contexts, are gone then in any case.
 """
 
 import logging
+import math
 import select
 import subprocess
 import sys
@@ -21,17 +23,20 @@ import time
 from pathlib import Path
 from typing import Final
 
+from gpushare.mps.asks import boottime
 from gpushare.mps.freezer import CgroupFreezer
 from gpushare.mps.frozen import recorded, thaw_recorded
+from gpushare.mps.silence import KILL_SECONDS, Remedy, Silence
 from gpushare.runtime.backoff import Backoff
 
 logger = logging.getLogger(__name__)
 
-SILENT_SECONDS: Final = 1.4  # with the longest wait of a look, well below the promised 2 s
 THAW_TRIES: Final = 100
 THAW_AGAIN_SECONDS: Final = 0.02
 BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=30.0)
 GOOD_RUN_SECONDS: Final = 60.0
+TELL_EVERY_SECONDS: Final = 60.0  # of silences, which come one after the other where a node is busy
+WORDS_BYTES: Final = 2**16  # as much as a pipe holds, so that the last word is the latest
 
 
 def thaw_ours(directory: Path | str, cgroup_root: Path) -> None:
@@ -48,12 +53,14 @@ def thaw_ours(directory: Path | str, cgroup_root: Path) -> None:
 class ThrottleProcess:
     """Keeps the throttle's process running; a thread of its own waits for its messages."""
 
-    def __init__(self, directory: Path | str, cgroup_root: Path) -> None:
-        self._directory, self._cgroup_root = directory, cgroup_root
+    def __init__(self, directory: Path | str, cgroup_root: Path, *, kill_seconds: float = KILL_SECONDS) -> None:
+        self._directory, self._cgroup_root, self._kill_seconds = directory, cgroup_root, kill_seconds
+        self._freezer = CgroupFreezer(cgroup_root)
         self._stop = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._keep, name="throttle", daemon=True)
-        self.restarts = -1
+        self.restarts, self.silences = -1, 0
+        self._told_at = -math.inf
 
     @property
     def pid(self) -> int | None:
@@ -110,17 +117,42 @@ class ThrottleProcess:
         )
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Watch it until it ends; end one that falls silent."""
+        """Watch it until it has ended; while it is silent thaw whom it froze, in the end kill it."""
         assert process.stdout is not None
-        patience = 10 * SILENT_SECONDS  # while it starts no pod is frozen
+        silence = Silence(begun := boottime(), begun, self._kill_seconds)
         while True:
-            readable, _, _ = select.select([process.stdout], [], [], patience)
-            if not readable:
-                logger.error("the throttle's process %d fell silent; ending it", process.pid)
+            if select.select([process.stdout], [], [], silence.wait_seconds(boottime()))[0]:
+                words = process.stdout.read(WORDS_BYTES)
+                if not words:
+                    break
+                silence.hear(words, boottime())
+                continue
+            was_long = silence.is_long
+            answer = silence.look(boottime(), is_ending=self._stop.is_set())
+            if answer is Remedy.KILL:
+                logger.error("the throttle's process %d does not report; ending it", process.pid)
                 process.kill()
                 break
-            if not process.stdout.read(4096):
-                break
-            patience = SILENT_SECONDS
+            if answer is Remedy.THAW:
+                self.silences += not was_long
+                if not was_long and boottime() >= self._told_at + TELL_EVERY_SECONDS:
+                    self._told_at = boottime()
+                    logger.warning(
+                        "the throttle's process %d does not report (silence %d); its pods run until it does",
+                        process.pid,
+                        self.silences,
+                    )
+                self._thaw()
+        # killed is not ended: where it hangs in the kernel or gets no CPU, it may finish a write
+        while process.poll() is None:
+            self._thaw()
+            time.sleep(THAW_AGAIN_SECONDS)
         if not self._stop.is_set():
             logger.error("the throttle's process ended; thawing the pods that it froze and starting another")
+
+    def _thaw(self) -> None:
+        """Thaw whom a process froze that may yet freeze; they stay on record."""
+        try:
+            thaw_recorded(self._directory, self._freezer, keep=True)
+        except OSError as error:
+            logger.error("cannot read who is frozen: %s", error)

@@ -13,7 +13,7 @@ from typing import Final
 
 from gpushare.core.api import JobClass
 from gpushare.mps.asks import ThrottleAsk, ThrottleAsks
-from gpushare.mps.duty import NOBODY, Schedule, duty_in_force, schedule
+from gpushare.mps.duty import NOBODY, Schedule, duty_in_force, let_go, schedule
 from gpushare.mps.freezer import Freezer
 from gpushare.mps.frozen import NUDGE_EVERY_SECONDS, FreezeRefused, FrozenPods
 from gpushare.mps.layout import (
@@ -68,6 +68,11 @@ class Throttle:
         if now >= self._rescan_at:
             self._rescan_at = now + RESCAN_SECONDS
             self._rescan()
+        # the MPS host thaws while we get no CPU: who runs is not to be taken for frozen
+        if freed := self._pods.let_go():
+            logger.warning("somebody else thawed these pods, they run on: %s", ", ".join(sorted(freed)))
+            for gpu in self._gpus.values():
+                gpu.schedule = let_go(gpu.schedule, freed, now)
         wanted: dict[str, _Gpu] = {}
         looks = [now + IDLE_READ_SECONDS]
         throttled: set[str] = set()

@@ -6,6 +6,7 @@ lives.
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import select
@@ -19,6 +20,7 @@ from gpushare.core.api import HOST_DIRECTORY
 from gpushare.mps.asks import boottime
 from gpushare.mps.freezer import CGROUP_ROOT, CgroupFreezer
 from gpushare.mps.frozen import thaw_recorded
+from gpushare.mps.silence import word
 from gpushare.mps.throttle import Throttle
 
 logger = logging.getLogger(__name__)
@@ -35,22 +37,27 @@ def run(throttle: Throttle, parent: int, pulse: int) -> None:
     """
     os.set_blocking(pulse, False)
     try:
+        _say(pulse, boottime())  # a first look that freezes somebody and hangs is no start that takes long
         while True:
-            due = throttle.look(boottime())
-            try:
-                os.write(pulse, b".")
-            except BlockingIOError:
-                pass  # the host is stopped or very busy: no reason to stop
-            except BrokenPipeError:
-                return
+            now = boottime()
+            due = throttle.look(now)
+            _say(pulse, now)  # not the present time: of what fell due meanwhile, nobody is thawed yet
             readable, _, _ = select.select([parent], [], [], max(0.0, due - boottime()))
             if readable and not os.read(parent, 64):
                 return
+    except BrokenPipeError:
+        return
     finally:
         for _ in range(THAW_TRIES):
             if throttle.thaw_all():
                 break
             time.sleep(THAW_AGAIN_SECONDS)
+
+
+def _say(pulse: int, now: float) -> None:
+    """Tell the host that all was in order at this time."""
+    with contextlib.suppress(BlockingIOError):  # the host is stopped or very busy: no reason to stop
+        os.write(pulse, word(now))
 
 
 def _end(*_: object) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.core.gpu import Counters, GpuInfo
-from gpushare.mps.identity import PROC
+from gpushare.mps.identity import PROC, RunState, run_state_of
 from gpushare.mps.layout import write_atomically
 from gpushare.twin.contention import ProgressModel, TwinLoad
 from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
@@ -169,13 +169,14 @@ class TwinServer:
             self._selector.register(connection, selectors.EVENT_READ, client)
 
     def terminate(self, pid: int) -> bool:
-        """End one client; False when it is not there. In the middle of matrix products the others fall with it."""
+        """End one client; False when it is not there. While it launches products the others fall with it."""
         with self._lock:
             found = [client for client in self._clients if client.pid == pid]
             for client in found:
                 _tell(client.socket, {"event": "ended", "error": "terminated by terminate_client"})
                 self._drop(client)
-            if any((client.solo.any_tensor_util or 0.0) >= PRODUCTS and not client.is_stopped for client in found):
+            launches = not any(client.is_stopped for client in found) and run_state_of(pid) is not RunState.STOPPED
+            if launches and any((client.solo.any_tensor_util or 0.0) >= PRODUCTS for client in found):
                 self.fault()
             return bool(found)
 

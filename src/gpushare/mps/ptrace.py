@@ -1,0 +1,202 @@
+"""Hold the threads of a CUDA process that launch kernels, by ptrace(2), while CUDA's own go on answering.
+
+Linux ties a traced thread to the thread that traces it: all calls for one process come from one thread, and when
+that thread or its process ends, the held threads go on (docs/adr/0162).
+"""
+
+import ctypes
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpushare.mps.identity import PROC
+
+_SINGLESTEP, _DETACH, _SEIZE, _INTERRUPT = 9, 17, 0x4206, 0x4207  # requests, <linux/ptrace.h>
+_ALL_THREADS: Final = 0x40000000  # __WALL of waitpid(2): threads that are no first threads, too
+# The driver names its threads "cuda-EvtHandlr", "cuda00001400006": they answer the MPS server (docs/facts.md 36).
+_OF_CUDA: Final = "cuda"
+HOLD_SECONDS: Final = 0.5  # stopping a thread takes 0.1 ms; in the middle of some system calls it waits
+_PAUSE_SECONDS: Final = 0.0005
+_STEP_SECONDS: Final = 0.005  # one instruction takes some 25 us; a thread that takes longer may wait in the kernel
+_LOOPS: Final = 8  # listings of the threads, which may start others until they are held
+
+
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+_libc.ptrace.restype = ctypes.c_long
+
+
+def _ptrace(request: int, thread: int) -> None:
+    if _libc.ptrace(request, thread, None, None):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+class HeldThreads:
+    """The threads of one process that are held, until `release` or the end of the calling thread.
+
+    Args:
+        is_left: whether a thread goes on, by its name.
+    """
+
+    def __init__(self, pid: int, is_left: Callable[[str], bool] = lambda name: name.startswith(_OF_CUDA)) -> None:
+        self.pid, self._is_left = pid, is_left
+        self._held: list[int] = []  # stopped
+        self._seized: set[int] = set()  # traced, stopped or not
+
+    def hold(self, timeout_seconds: float = HOLD_SECONDS) -> None:
+        """Stop all threads that are not left.
+
+        Where cgroup v1 froze the pod after the process was stopped, Linux answers only at the thaw or the kill.
+
+        Raises:
+            PermissionError: the caller lacks SYS_PTRACE, or another tracer has the process.
+            ProcessLookupError: it has ended.
+            TimeoutError: a thread does not stop, because it waits in the kernel or its pod is frozen.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        for _ in range(_LOOPS):
+            new = [thread for thread in self._threads() if thread not in self._seized]
+            if not new:
+                return
+            for thread in new:
+                try:
+                    _ptrace(_SEIZE, thread)
+                    self._seized.add(thread)
+                    _ptrace(_INTERRUPT, thread)
+                except ProcessLookupError:
+                    if thread == self.pid:
+                        raise
+                    self._seized.discard(thread)  # it has just exited
+            self._held += [thread for thread in new if thread in self._seized and self._waited(thread, deadline)]
+        raise TimeoutError(f"process {self.pid} starts threads faster than they are held")
+
+    def _threads(self) -> list[int]:
+        """Return the threads to hold; those that have exited and are not collected yet run nothing."""
+        threads = []
+        tasks = PROC / str(self.pid) / "task"
+        try:
+            for task in sorted(tasks.iterdir(), key=lambda path: int(path.name)):
+                try:
+                    name = (task / "comm").read_text(errors="replace").strip()
+                except OSError:
+                    continue
+                if self._state(thread := int(task.name)) not in {"", "Z", "X"} and not self._is_left(name):
+                    threads.append(thread)
+        except FileNotFoundError:
+            raise ProcessLookupError(f"process {self.pid} has ended") from None
+        return threads
+
+    def _waited(self, thread: int, deadline: float) -> bool:
+        """Wait until a thread stops; False when it has ended instead."""
+        while True:
+            try:
+                found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
+            except ChildProcessError:
+                found, status = thread, 0
+            if found:
+                if os.WIFSTOPPED(status):
+                    return True
+                self._forget(thread)
+                return False
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"thread {thread} of process {self.pid} does not stop")
+            time.sleep(_PAUSE_SECONDS)
+
+    def step(self, is_over: Callable[[], bool], timeout_seconds: float) -> None:
+        """Let threads that are not in a system call execute instruction by instruction, until it is over.
+
+        A thread may have been stopped while it has a lock of the driver's that the answer needs (docs/facts.md
+        36). At some 25 us an instruction it comes to the release in milliseconds, and a launch, thousands of
+        instructions, takes it longer than the answer.
+        """
+        deadline = time.monotonic() + timeout_seconds
+        running = [thread for thread in self._held if not self._is_in_kernel(thread)]
+        while running and not is_over() and time.monotonic() < deadline:
+            for thread in list(running):
+                burst = min(deadline, time.monotonic() + _STEP_SECONDS)
+                while time.monotonic() < burst and not is_over():
+                    if not self._stepped(thread, deadline):
+                        running.remove(thread)
+                        break
+
+    def _stepped(self, thread: int, deadline: float) -> bool:
+        """Execute one instruction; False when it led into a wait in the kernel, or to the thread's end."""
+        try:
+            _ptrace(_SINGLESTEP, thread)
+            look_at = time.monotonic() + _STEP_SECONDS
+            while True:
+                found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
+                if found and os.WIFSTOPPED(status):
+                    return True
+                if found:
+                    self._forget(thread)
+                    return False
+                if (now := time.monotonic()) > look_at:
+                    if now > deadline or self._state(thread) in {"S", "D", ""}:
+                        break
+                    time.sleep(_PAUSE_SECONDS)  # it waits for a processor
+            _ptrace(_INTERRUPT, thread)
+            self._waited(thread, time.monotonic() + HOLD_SECONDS)
+        except (ProcessLookupError, ChildProcessError):
+            self._forget(thread)
+        return False
+
+    def _state(self, thread: int) -> str:
+        """Return the letter of a thread's state; empty when it is gone."""
+        try:
+            text = (PROC / str(self.pid) / "task" / str(thread) / "stat").read_text(errors="replace")
+        except OSError:
+            return ""
+        return text.rpartition(")")[2].split()[0]
+
+    def _is_in_kernel(self, thread: int) -> bool:
+        """Return whether it was stopped in a system call; what it executes is not known where this is not told."""
+        try:
+            text = (PROC / str(self.pid) / "task" / str(thread) / "syscall").read_text()
+        except OSError:
+            return False
+        return not text.startswith("-1")
+
+    def collect(self) -> bool:
+        """Return whether every traced thread has ended, and take note of those: nobody else may until then."""
+        for thread in list(self._seized):
+            try:
+                found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
+            except ChildProcessError:
+                self._forget(thread)
+                continue
+            if found and not os.WIFSTOPPED(status):
+                self._forget(thread)
+        return not self._seized
+
+    def release(self) -> bool:
+        """Let every held thread go on as if nothing had been; without waiting.
+
+        Returns:
+            Whether none is traced any more. One that did not stop yet, because its pod is frozen, would stop
+            later, and one that ends has to be waited for: call again until all are let go.
+        """
+        for thread in list(self._seized):
+            try:
+                if thread not in self._held:
+                    found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
+                    if not found:
+                        continue  # it was interrupted, and stops when it can
+                    if not os.WIFSTOPPED(status):
+                        self._forget(thread)
+                        continue
+                _ptrace(_DETACH, thread)
+                self._forget(thread)
+            except ChildProcessError:
+                self._forget(thread)
+            except ProcessLookupError:  # killed: it is to be waited for
+                if thread in self._held:
+                    self._held.remove(thread)
+        return not self._seized
+
+    def _forget(self, thread: int) -> None:
+        self._seized.discard(thread)
+        if thread in self._held:
+            self._held.remove(thread)

@@ -1,0 +1,187 @@
+"""End a stopped client at the MPS server before it is killed, so that a kernel in progress costs no neighbour.
+
+A stopped client does not answer `terminate_client`, and one that goes on launches kernels into its own end. So the
+threads that launch are held by ptrace, the process is continued, and CUDA's own thread answers (docs/facts.md 36,
+docs/adr/0162).
+"""
+
+import contextlib
+import logging
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from gpushare.mps.ending import SendSignal, Termination, send_signal
+from gpushare.mps.errors import MpsError
+from gpushare.mps.identity import is_alive, start_ticks_of
+from gpushare.mps.ptrace import HeldThreads
+
+logger = logging.getLogger(__name__)
+
+ANSWER_SECONDS: Final = 1.0  # usually 10 to 30 ms; the daemon serves nobody else in that time
+STEP_AFTER_SECONDS: Final = 0.06
+OTHERS_SECONDS: Final = 2.0  # how long one that has been terminated waits for the others of its pod
+HELD_SECONDS: Final = 10.0  # after its termination; its kill comes within two looks of the gate
+LIMIT_SECONDS: Final = 4.0  # of a request, with those before it: a pod that is frozen may keep its tracer waiting
+REMEMBERED_SECONDS: Final = 60.0  # one that has ended may be asked about for some looks more
+_LOOK_SECONDS: Final = 0.05
+
+
+@dataclass(slots=True)
+class _Request:
+    pid: int
+    start_ticks: int
+    step: Termination = Termination.IN_PROGRESS
+    since: float = 0.0
+    asked_at: float = 0.0
+
+
+class Terminator:
+    """Terminates the clients of one GPU one after the other, in a thread of its own: only it may trace them.
+
+    Args:
+        ask: has the MPS server end a client; returns when it has. Called from another thread.
+
+    It holds nobody beyond the end of its process: the kernel lets them go on, and the next gate stops them again.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[int, float], None],
+        *,
+        send: SendSignal = send_signal,
+        hold: Callable[[int], HeldThreads] = HeldThreads,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._ask, self._send, self._hold, self._clock = ask, send, hold, clock
+        self._requests: dict[tuple[int, int], _Request] = {}
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Request] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._held: list[tuple[float, HeldThreads]] = []
+        self._leaving: list[HeldThreads] = []  # to be let go as soon as they can be
+        self._may_not = False
+
+    def __call__(self, pid: int, start_ticks: int) -> Termination:
+        """Begin to terminate a stopped client, or tell how far it is.
+
+        One that is terminated stays held. It is told to be done when no other is in progress, or after two
+        seconds: the kill of a container's first process ends the others in it, so these come before it.
+        """
+        with self._lock:
+            self._forget()
+            request = self._requests.get((pid, start_ticks))
+            if request is None:
+                request = self._requests[pid, start_ticks] = _Request(pid, start_ticks, asked_at=self._clock())
+                self._queue.put(request)
+                if self._thread is None or not self._thread.is_alive():
+                    self._thread = threading.Thread(target=self._run, name="terminator", daemon=True)
+                    self._thread.start()
+            if request.step is Termination.IN_PROGRESS and self._clock() > request.asked_at + LIMIT_SECONDS:
+                request.step, request.since = Termination.FAILED, self._clock()
+            if request.step is Termination.DONE and self._clock() < request.since + OTHERS_SECONDS:
+                others = self._requests.values()
+                if any(other.step is Termination.IN_PROGRESS for other in others):
+                    return Termination.IN_PROGRESS
+            return request.step
+
+    def _forget(self) -> None:
+        for key, request in list(self._requests.items()):
+            is_old = self._clock() > request.since + REMEMBERED_SECONDS
+            if request.step is not Termination.IN_PROGRESS and is_old and not is_alive(*key):
+                del self._requests[key]
+
+    def _run(self) -> None:
+        while True:
+            try:
+                request = self._queue.get(timeout=_LOOK_SECONDS if self._held or self._leaving else None)
+            except queue.Empty:
+                self._collect()
+                continue
+            step = Termination.FAILED
+            try:
+                step = self._terminate(request)
+            except Exception:
+                logger.exception("cannot terminate client %d; it is killed all the same", request.pid)
+            with self._lock:
+                if request.step is Termination.IN_PROGRESS:
+                    request.step, request.since = step, self._clock()
+
+    def _collect(self) -> None:
+        """Take note of held processes that were killed; let go of those that were not."""
+        self._leaving = [held for held in self._leaving if not held.release()]
+        for each in list(self._held):
+            since, held = each
+            if held.collect():
+                self._held.remove(each)
+            elif self._clock() > since + HELD_SECONDS:
+                self._held.remove(each)
+                self._leaving.append(held)
+
+    def _terminate(self, request: _Request) -> Termination:
+        pid, ticks = request.pid, request.start_ticks
+        if not is_alive(pid, ticks):
+            return Termination.FAILED
+        held, continued = self._hold(pid), False
+        try:
+            held.hold()
+            if start_ticks_of(pid) != ticks:
+                raise ProcessLookupError(f"process {pid} has ended")
+            if request.step is not Termination.IN_PROGRESS:
+                raise TimeoutError(f"process {pid} did not stop within {LIMIT_SECONDS:g} s")
+            continued = self._send(pid, ticks, signal.SIGCONT)
+            seconds = self._ask_while_held(held)
+        except (OSError, TimeoutError, MpsError) as error:
+            if continued:
+                with contextlib.suppress(OSError):
+                    self._send(pid, ticks, signal.SIGSTOP)
+            if not held.release():
+                self._leaving.append(held)
+            self._tell(pid, error)
+            return Termination.FAILED
+        self._held.append((self._clock(), held))
+        logger.info("the MPS server ended client %d within %.0f ms", pid, 1000 * seconds)
+        return Termination.DONE
+
+    def _tell(self, pid: int, error: Exception) -> None:
+        may_not = isinstance(error, PermissionError)
+        level = logging.DEBUG if may_not and self._may_not else logging.WARNING
+        self._may_not |= may_not
+        why = f"the MPS host may not trace it ({error})" if may_not else str(error)
+        logger.log(level, "client %d is killed without the MPS server's doing: %s", pid, why)
+
+    def _ask_while_held(self, held: HeldThreads) -> float:
+        """Return how long the server took.
+
+        Raises:
+            MpsError: it refused, or did not answer in time.
+        """
+        over = threading.Event()
+        errors: list[Exception] = []
+
+        def ask() -> None:
+            try:
+                self._ask(held.pid, ANSWER_SECONDS)
+            except Exception as error:  # noqa: BLE001 - handed to the thread that waits
+                errors.append(error)
+            finally:
+                over.set()
+
+        began = self._clock()
+        threading.Thread(target=ask, name="terminate_client", daemon=True).start()
+        if not over.wait(STEP_AFTER_SECONDS):
+            held.step(over.is_set, ANSWER_SECONDS - STEP_AFTER_SECONDS)
+            over.wait(max(0.0, began + ANSWER_SECONDS - self._clock()))
+        if not over.is_set():
+            raise MpsError(f"no answer to terminate_client within {ANSWER_SECONDS:g} s", retryable=True)
+        if errors:
+            raise (
+                errors[0]
+                if isinstance(errors[0], MpsError | OSError)
+                else MpsError(str(errors[0]), retryable=False)
+            )
+        return self._clock() - began

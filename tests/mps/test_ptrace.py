@@ -1,0 +1,163 @@
+"""Threads of a real process are held, left, stepped and let go, without a GPU."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpushare.mps.identity import is_alive
+from gpushare.mps.ptrace import HeldThreads
+
+from .conftest import until
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="ptrace of another process needs root")
+
+# Each thread counts in a shared page; the first one may do nothing else.
+PROGRAM = """
+import ctypes, mmap, sys, threading, time
+file = open(sys.argv[1], "r+b")
+page = mmap.mmap(file.fileno(), 4096)
+counts = (ctypes.c_uint64 * 3).from_buffer(page)
+def named(name, run):
+    def go():
+        ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
+        run()
+    threading.Thread(target=go, daemon=True).start()
+def answers():
+    while True:
+        counts[2] += 1
+        time.sleep(0.01)
+def works():
+    while True:
+        counts[1] += 1
+        time.sleep(0.001)
+named("cuda-EvtHandlr", answers)
+named("worker", works)
+while True:
+    counts[0] += 1
+    if sys.argv[2] == "sleeps":
+        time.sleep(0.001)
+"""
+
+
+class Program:
+    """A process of three threads, and how far each has counted."""
+
+    def __init__(self, page: Path, how: str) -> None:
+        page.write_bytes(bytes(4096))
+        self.page = page
+        self.process = subprocess.Popen([sys.executable, "-c", PROGRAM, str(page), how])
+        self.pid = self.process.pid
+        until(lambda: all(self.counts()), "every thread counts")
+
+    def counts(self) -> list[int]:
+        return list((ctypes.c_uint64 * 3).from_buffer_copy(self.page.read_bytes()[:24]))
+
+    def end(self) -> None:
+        """Kill it; threads that a failed test left held have to be waited for, too."""
+        self.process.kill()
+        while self.process.poll() is None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG | 0x40000000)
+            time.sleep(0.01)
+
+    def going(self) -> list[bool]:
+        """Return which threads count within a second at most."""
+        before, deadline = self.counts(), time.monotonic() + 1
+        while time.monotonic() < deadline and not all(self._moved(before)):
+            time.sleep(0.01)
+        return self._moved(before)
+
+    def _moved(self, before: list[int]) -> list[bool]:
+        return [now > then for now, then in zip(self.counts(), before, strict=True)]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[list[Program]]:
+    started: list[Program] = []
+    yield started
+    for program in started:
+        program.end()
+
+
+def test_all_threads_but_cudas_own_are_held_and_go_on_afterwards(tmp_path, programs):
+    programs.append(program := Program(tmp_path / "page", "sleeps"))
+    held = HeldThreads(program.pid)
+    held.hold(30)
+    assert program.going() == [False, False, True]
+    held.release()
+    until(lambda: all(program.going()), "all go on")
+
+
+def test_a_process_that_is_stopped_is_held_and_cudas_thread_goes_on_once_it_is_continued(tmp_path, programs):
+    programs.append(program := Program(tmp_path / "page", "sleeps"))
+    os.kill(program.pid, signal.SIGSTOP)
+    until(lambda: not any(program.going()), "stopped")
+    held = HeldThreads(program.pid)
+    held.hold(30)
+    os.kill(program.pid, signal.SIGCONT)
+    until(lambda: program.going() == [False, False, True], "CUDA's thread alone goes on")
+    held.release()
+
+
+def test_a_lock_that_a_held_thread_has_is_released_by_stepping(tmp_path, programs):
+    """The interpreter's lock stands for the driver's: the first thread has it nearly always."""
+    programs.append(program := Program(tmp_path / "page", "spins"))
+    for _ in range(20):
+        held = HeldThreads(program.pid)
+        held.hold(30)
+        if not any(program.going()):
+            break
+        held.release()
+    else:
+        pytest.fail("was never held while it had the lock")
+    before = program.counts()
+    held.step(lambda: program.counts()[2] > before[2], 60)
+    until(lambda: program.counts()[2] > before[2], "the waiting thread got the lock")
+    assert program.counts()[0] - before[0] < 10_000, "the holder has hardly run"
+    held.release()
+    until(lambda: all(program.going()), "all go on")
+
+
+def test_one_that_has_ended_or_ends_meanwhile(tmp_path, programs):
+    programs.append(program := Program(tmp_path / "page", "sleeps"))
+    held = HeldThreads(program.pid)
+    held.hold(30)
+    assert not held.collect(), "it lives"
+    os.kill(program.pid, signal.SIGKILL)
+    until(held.collect, "every thread has ended, and nothing else keeps it from being collected")
+    assert not is_alive(program.pid)
+    with pytest.raises(ProcessLookupError):
+        HeldThreads(program.pid).hold()
+    held.release()
+    held.step(lambda: False, 1)
+
+
+def test_what_another_tracer_has_is_refused(tmp_path, programs):
+    programs.append(program := Program(tmp_path / "page", "sleeps"))
+    held = HeldThreads(program.pid)
+    held.hold(30)
+    code = (
+        f"from gpushare.mps.ptrace import HeldThreads\n"
+        f"try:\n    HeldThreads({program.pid}).hold()\nexcept PermissionError:\n    print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "refused\n"
+    held.release()
+
+
+def test_who_dies_lets_everybody_go_on(tmp_path, programs):
+    programs.append(program := Program(tmp_path / "page", "sleeps"))
+    code = (
+        "import os\nfrom gpushare.mps.ptrace import HeldThreads\n"
+        f"HeldThreads({program.pid}).hold(30)\nos.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    until(lambda: all(program.going()), "all go on")
