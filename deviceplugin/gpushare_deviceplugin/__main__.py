@@ -6,6 +6,7 @@ import logging
 import signal
 import sys
 
+from gpushare.runtime.parent import end_with_parent
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.options import AgentOptions, parse_options
 
@@ -29,6 +30,8 @@ async def _until_stopped(options: AgentOptions) -> None:
 def main() -> None:
     """Run the agent with the command line's options."""
     options = parse_options(sys.argv[1:])
+    if options.plugins_directory is not None:
+        end_with_parent()  # the front: two agents must not serve one node
     frugal.before_imports()
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     asyncio.run(_until_stopped(options))

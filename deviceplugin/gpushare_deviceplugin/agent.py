@@ -149,7 +149,9 @@ class Agent:
         )
         kubelet: Path = options.kubelet_directory
         source = PodResources(kubelet / "pod-resources" / "kubelet.sock")
-        under_way = AllocationsUnderWay(checkpoint=kubelet / "device-plugins" / CHECKPOINT)
+        plugins = kubelet / "device-plugins"
+        under_way = AllocationsUnderWay(checkpoint=plugins / CHECKPOINT)
+        under_way.expect()  # one that the agent before us has begun and that the front holds
         self.reconciler = AllocationReconciler(self.state, source, self.cluster.correct, under_way)
         plugin = DevicePlugin(
             self.state,
@@ -159,7 +161,9 @@ class Agent:
             on_allocated=self.reconciler.poke,
             under_way=under_way,
         )
-        self.registrar = Registrar(plugin, self.state, kubelet / "device-plugins")
+        self.registrar = Registrar(
+            plugin, self.state, options.plugins_directory or plugins, on_registered=under_way.expect_no_more
+        )
         self.decisions = DecisionWriter(self.state, options.directory, terms)
         self.status = StatusWriter(self.state, self.build, self.cluster, clock)
 

@@ -49,11 +49,19 @@ class AllocationsUnderWay:
     def __init__(self, clock: Callable[[], float] = time.monotonic, checkpoint: Path | None = None) -> None:
         self._clock, self._checkpoint = clock, checkpoint
         self._open = 0
-        self._allocate_by = -math.inf
+        self._allocate_by = self._expected_until = -math.inf
         self._answered_at: float | None = None
         self._written_before: tuple[int, int] | None = None
         self._no_list = asyncio.Event()
         self._no_list.set()
+
+    def expect(self) -> None:
+        """Take an allocation for under way that the agent before this one has begun, and the front holds."""
+        self._expected_until = self._clock() + LONGEST_WAIT_SECONDS
+
+    def expect_no_more(self) -> None:
+        """Wait a moment more for a held call: we have just registered, and it comes at once."""
+        self._expected_until = min(self._expected_until, self._clock() + QUIET_SECONDS)
 
     @asynccontextmanager
     async def choosing(self) -> AsyncIterator[None]:
@@ -95,7 +103,7 @@ class AllocationsUnderWay:
     def seconds_left(self) -> float:
         """Return how long to wait before looking again; 0 when no allocation is under way."""
         now = self._clock()
-        if self._open or now < self._allocate_by:
+        if self._open or now < max(self._allocate_by, self._expected_until):
             return POLL_SECONDS
         if self._answered_at is None:
             return 0.0

@@ -25,6 +25,7 @@ class AgentOptions:
 
     Attributes:
         directory: the node's gpushare directory; kubelet_directory: kubelet's own.
+        plugins_directory: where the front (ADR 0164) takes the plugin in kubelet's place; None where kubelet does.
         simulated: such as "H200:2"; empty for real GPUs.
         dcgm_url: dcgm-exporter's metrics on this node; empty where GPM serves.
         models: folder of the interference models of further GPUs; empty for none.
@@ -55,6 +56,7 @@ class AgentOptions:
     defaults: Defaults = field(default_factory=Defaults)
     prometheus_url: str = ""
     hygiene: HygieneSettings = field(default_factory=HygieneSettings)
+    plugins_directory: Path | None = None
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
@@ -65,6 +67,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("node-name", environment.get("NODE_NAME", ""), "name of this node")
     add("directory", HOST_DIRECTORY, "the node's gpushare directory", type=Path)
     add("kubelet-directory", "/var/lib/kubelet", "kubelet's directory", type=Path)
+    add("plugins-directory", "", "where the front takes the plugin in kubelet's place; set by the front")
     simulated = environment.get(
         "GPUSHARE_SIMULATED_GPUS", ""
     )  # the chart uses this one name for the agent and the MPS host
@@ -118,6 +121,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         node_name=read.node_name,
         directory=Path(read.directory),
         kubelet_directory=Path(read.kubelet_directory),
+        plugins_directory=Path(read.plugins_directory) if read.plugins_directory else None,
         simulated=read.simulated,
         dcgm_url=read.dcgm_url,
         models=read.models,

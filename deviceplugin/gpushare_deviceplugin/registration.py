@@ -35,6 +35,7 @@ class Registrar:
 
     Args:
         sleep: waits for a number of seconds.
+        on_registered: called after each registration.
 
     Attributes:
         is_registered: whether kubelet accepted the last registration.
@@ -46,8 +47,10 @@ class Registrar:
         state: NodeState,
         plugins_directory: Path,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        on_registered: Callable[[], None] = lambda: None,
     ) -> None:
         self.is_registered = False
+        self._on_registered = on_registered
         self._sleep = sleep
         self._plugin = plugin
         self._state = state
@@ -67,6 +70,7 @@ class Registrar:
                 failures = 0
                 self.is_registered = True
                 self._state.counts.registrations += 1
+                self._on_registered()
                 _log.info("registered %s with kubelet", names.SHARE_RESOURCE)
                 while _inode(self._kubelet) == inode and _inode(self._socket) is not None:
                     await self._sleep(QUICK_SECONDS if self._plugin.has_lost_kubelet else WATCH_SECONDS)

@@ -62,8 +62,10 @@ class Node:
         self.outside: dict[str, int] = {}
         self.process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> None:
+    async def start(self, *, with_front: bool = False) -> None:
         self._host = asyncio.create_task(self.host())
+        agent = [sys.executable, "-m", "gpushare_deviceplugin"]
+        before = [sys.executable, "-m", "gpushare.front"] if with_front else []
         arguments = [
             "--node-name",
             NODE,
@@ -80,7 +82,7 @@ class Node:
         ]
         with self.log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gpushare_deviceplugin", *arguments, env=self._environment, stderr=log
+                *before, *agent, *arguments, env=self._environment, stderr=log
             )
 
     async def host(self) -> None:
@@ -140,6 +142,13 @@ class Node:
         assert self.process is not None
         return Path(f"/proc/{self.process.pid}/status").read_text()
 
+    @property
+    def child(self) -> int:
+        """The agent of a front."""
+        assert self.process is not None
+        [pid] = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(pid)
+
     def metrics(self) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
             return str(answer.read().decode())
@@ -160,12 +169,14 @@ async def until(api: NodeApi, true: Callable[[], object], what: str) -> None:
 
 
 @pytest.fixture
-async def node(short_path: Path, kubelet: FakeKubelet) -> AsyncIterator[Node]:
+async def node(short_path: Path, kubelet: FakeKubelet, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
     api = NodeApi()
     app = api.app
     async with TestServer(app) as server:
         made = Node(short_path, api, str(server.make_url("")).rstrip("/"), kubelet)
-        await made.start()
+        made.set("GPUSHARE_KUBELET_DIRECTORY", str(kubelet.directory))
+        made.set("TMPDIR", str(short_path))
+        await made.start(with_front=hasattr(request, "param"))
         yield made
         api.away = True
         if made.process is not None and made.process.returncode is None:
@@ -224,6 +235,29 @@ async def test_the_whole_way_of_a_pod_and_a_killed_agent(node: Node) -> None:
     assert decisions_reader(GpuDirectory.of(node.directory, B)).read() == before
     assert [t.pod_uid for t in api.statuses[-1].gpus[1].tenants] == ["uid-web"]
     assert await node.stop() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("node", ["behind the front"], indirect=True)
+async def test_behind_the_front_a_killed_agent_is_replaced_unseen(node: Node) -> None:
+    """What a container runs (ADR 0164): kubelet's watch goes on, and its call waits for the next agent."""
+    api, kubelet = node.api, node.kubelet
+    await asyncio.wait_for(kubelet.registered.get(), SOON)
+    await until(api, lambda: api.statuses, "no GpuNode")
+    async with grpc.aio.insecure_channel(f"unix://{kubelet.plugins}/gpushare.sock") as channel:
+        stub = DevicePluginStub(channel)
+        stream = stub.ListAndWatch(api_pb2.Empty())
+        assert len((await asyncio.wait_for(stream.read(), SOON)).devices) == 200
+        written = len(api.statuses)
+        os.kill(node.child, signal.SIGKILL)
+        ids = list(device_ids(B))[:25]
+        request = api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)])
+        [container] = (await stub.Allocate(request, timeout=SOON)).container_responses
+        assert container.mounts[0].host_path == str(node.directory / B / "tenant")
+        await until(api, lambda: len(api.statuses) > written, "no GpuNode after the restart")
+        assert kubelet.registered.empty()
+        assert await node.stop() == 0
+        assert await asyncio.wait_for(stream.read(), SOON) is grpc.aio.EOF
 
 
 async def test_after_sigterm_it_serves_what_is_bound_already(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,4 +92,6 @@ asyncio.run(main())
 def test_grpc_and_the_forecasters_process_do_not_disturb_each_other(short_path: Path) -> None:
     command = [sys.executable, "-c", FORK, str(short_path / "a.sock")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
+    # gRPC may tell that the server's end closed its connection, as it did here.
+    said = [line for line in done.stderr.splitlines() if "Got goaway" not in line]
+    assert (done.returncode, said) == (0, [])

@@ -181,6 +181,33 @@ async def test_between_kubelets_two_questions_there_is_no_list(clock: Clock) -> 
     assert under_way.seconds_left() == 0.0
 
 
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_new_agent_lists_nothing_before_the_calls_that_were_held_for_it(clock: Clock, asked: bool) -> None:
+    under_way = AllocationsUnderWay(clock)
+    under_way.expect()
+    assert under_way.seconds_left() > 0
+    clock.now += LONGEST_WAIT_SECONDS / 2
+    if asked:  # while we register
+        async with under_way.choosing():
+            pass
+    under_way.expect_no_more()
+    assert under_way.seconds_left() > 0
+    clock.now += QUIET_SECONDS
+    assert (under_way.seconds_left() > 0) == asked
+    with under_way.allocating():
+        pass
+    clock.now += QUIET_SECONDS
+    assert under_way.seconds_left() == 0.0
+
+
+async def test_a_new_agent_that_kubelet_does_not_take_lists_after_a_while(clock: Clock) -> None:
+    under_way = AllocationsUnderWay(clock)
+    under_way.expect()
+    assert await waits(under_way, clock) == pytest.approx(LONGEST_WAIT_SECONDS, abs=2 * POLL_SECONDS)
+    under_way.expect_no_more()
+    assert await waits(under_way, clock) == 0.0
+
+
 async def test_an_allocation_that_does_not_end_is_not_waited_for_without_end(clock: Clock, tmp_path: Path) -> None:
     checkpoint = tmp_path / CHECKPOINT
     checkpoint.write_text("{}")

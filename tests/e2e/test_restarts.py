@@ -14,7 +14,7 @@ from livecluster import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 SERVED_AGAIN_SECONDS = 90.0
 Parts = Callable[[str], list[dict]]
@@ -78,6 +78,14 @@ class Tenants:
         self.space.running("fills", seconds=60)
 
 
+def restarts(pod: dict) -> int:
+    return int(pod["status"]["containerStatuses"][0]["restartCount"])
+
+
+def is_ready(pod: dict) -> bool:
+    return bool(pod["status"]["containerStatuses"][0]["ready"])
+
+
 @pytest.fixture
 def tenants(space: Namespace) -> Tenants:
     return Tenants(space)
@@ -107,8 +115,29 @@ def test_every_extender(tenants: Tenants, part: Parts):
 
 
 def test_agent(tenants: Tenants, part: Parts):
+    """Its front lets kubelet wait: what is bound before there is another agent runs (ADR 0164)."""
     (pod,) = part("agent")
+    space = tenants.space
+    names = [f"bound-{number}" for number in range(3)]
     kill(processes_of(pod["metadata"]["uid"], saying="gpushare_deviceplugin"))
+    space.create(*(space.tenant(name, "0.05") for name in names))
+    space.running(*names, seconds=SERVED_AGAIN_SECONDS)
+    space.delete(*names)
+    tenants.assert_untouched()
+    tenants.assert_served_again()
+    (same,) = part("agent")
+    assert restarts(same) == restarts(pod)
+
+
+def test_the_agents_front(tenants: Tenants, part: Parts):
+    """The agent ends with it, and kubelet starts the container again."""
+    (pod,) = part("agent")
+    kill(processes_of(pod["metadata"]["uid"], saying="gpushare.front"))
+    wait_for(
+        "the container again",
+        lambda: [one for one in part("agent") if restarts(one) == restarts(pod) + 1 and is_ready(one)],
+        seconds=SERVED_AGAIN_SECONDS,
+    )
     tenants.assert_untouched()
     tenants.assert_served_again()
 

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 PROCESSES = {
     "the agent": ["gpushare_deviceplugin.__main__", "gpushare_deviceplugin.agent"],
+    "the agent's front": ["gpushare.front.__main__"],
     "the agent's forecaster": ["gpushare_deviceplugin.forecaster"],
     "the operator": ["gpushare_operator.handlers"],
     "admission": ["gpushare_operator.admission.__main__"],

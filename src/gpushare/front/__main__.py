@@ -1,0 +1,152 @@
+"""Start the agent, hold its place at kubelet, and start it again when it ends.
+
+    python -m gpushare.front [COMMAND...]
+
+COMMAND is the agent's, by default `python -m gpushare_deviceplugin`; it finds our folder in
+$GPUSHARE_PLUGINS_DIRECTORY. Kubelet's directory is $GPUSHARE_KUBELET_DIRECTORY.
+
+The front lives as long as there is something to hold: an agent that ends before its first list, or that comes to
+nothing until the list has been given up, ends the front with its own status, and so the container.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from gpushare.front.place import Place
+from gpushare.runtime.backoff import Backoff
+
+_log = logging.getLogger("gpushare.front")
+AGENT: Final = (sys.executable, "-m", "gpushare_deviceplugin")
+DIRECTORY_VARIABLE: Final = "GPUSHARE_PLUGINS_DIRECTORY"
+BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
+GOOD_RUN_SECONDS: Final = 5.0  # an agent that ran this long has not failed at its start
+LOOK_SECONDS: Final = 30.0  # at our children, though the kernel tells when one ends
+_STACK_BYTES: Final = 256 * 1024  # of a thread; no page of it is a huge one
+_ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
+_SIGNALS: Final = _ENDING | {signal.SIGCHLD}
+
+
+class AgentProcess:
+    """The agent as our child. Only the main thread starts and reaps it; any thread may signal it."""
+
+    def __init__(self, command: tuple[str, ...], environment: dict[str, str]) -> None:
+        self._command, self._environment = command, environment
+        self._lock = threading.Lock()
+        self._pid: int | None = None
+        self.started_at = 0.0
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it was started and has not been reaped."""
+        return self._pid is not None
+
+    def start(self) -> None:
+        """Start it, with the signals as they were before us."""
+        ignored = [signal.SIGPIPE, signal.SIGXFSZ]  # by Python, for itself
+        with self._lock:
+            self._pid = os.posix_spawnp(
+                self._command[0], self._command, self._environment, setsigmask=[], setsigdef=ignored
+            )
+        self.started_at = time.monotonic()
+
+    def send(self, number: int) -> None:
+        """Send it a signal, if it is there."""
+        with self._lock:
+            if self._pid is not None:
+                os.kill(self._pid, number)
+
+    def reap(self) -> int | None:
+        """Reap every child that has ended; return the status of the agent's end, negative for a signal."""
+        found = None
+        while True:
+            with self._lock:
+                try:
+                    pid, status = os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    return found
+                if pid == 0:
+                    return found
+                if pid == self._pid:
+                    self._pid, found = None, os.waitstatus_to_exitcode(status)
+
+
+def own_directory(environment: dict[str, str]) -> Path:
+    """Return our folder, made if it is missing and nobody else's.
+
+    Raises:
+        OSError: it cannot be ours.
+    """
+    folder = Path(environment.get("TMPDIR") or "/tmp") / "gpushare-front"  # noqa: S108 - its owner is looked at below
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder} is not a folder of ours")
+    folder.chmod(0o700)
+    return folder
+
+
+def run(command: tuple[str, ...], environment: dict[str, str]) -> int:
+    """Hold the place until SIGTERM, or until there is nothing to hold; return the exit status."""
+    own = own_directory(environment)
+    plugins = Path(environment.get("GPUSHARE_KUBELET_DIRECTORY") or "/var/lib/kubelet") / "device-plugins"
+    threading.stack_size(_STACK_BYTES)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # before there is a thread: the main one takes them all
+    agent = AgentProcess(command, {**environment, DIRECTORY_VARIABLE: str(own)})
+    place = Place(plugins, own, lambda: agent.send(signal.SIGKILL))
+    place.open()
+    threading.Thread(target=place.run, name="place", daemon=True).start()
+    try:
+        return _supervise(agent, place)
+    finally:
+        place.stop()
+
+
+def _supervise(agent: AgentProcess, place: Place) -> int:
+    is_stopping = False
+    failures = 0
+    start_at = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if not agent.is_running and now >= start_at:
+            agent.start()
+        got = signal.sigtimedwait(_SIGNALS, LOOK_SECONDS if agent.is_running else start_at - now)
+        if got is not None and got.si_signo in _ENDING:
+            is_stopping = True
+            agent.send(got.si_signo)
+        status = agent.reap()
+        if is_stopping and not agent.is_running:
+            return _exit_status(status or 0)
+        if status is None:
+            continue
+        if not place.is_held:
+            _log.error("the agent ended with status %d, and there is no list to hold for the next one", status)
+            return _exit_status(status)
+        ran = time.monotonic() - agent.started_at
+        failures = 1 if ran >= GOOD_RUN_SECONDS else failures + 1
+        delay = BACKOFF.seconds(failures)
+        start_at = time.monotonic() + delay
+        _log.error("the agent ended with status %d after %.0f s; another in %.1f s", status, ran, delay)
+
+
+def _exit_status(status: int) -> int:
+    return 128 - status if status < 0 else status
+
+
+def main() -> int:
+    """Run by the command line and the environment."""
+    level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    return run(tuple(sys.argv[1:]) or AGENT, dict(os.environ))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

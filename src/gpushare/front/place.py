@@ -1,0 +1,277 @@
+"""The agent's place at kubelet: its socket, its registration and its last list, kept through the agent's absence.
+
+To kubelet the front is the device plugin, to the agent it is kubelet: the agent serves the plugin and registers it
+as it would with kubelet, in a folder of the front's own. Every call is handed on as it came. What kubelet asks
+while the agent is away waits for the next one; kubelet itself sets no limit of time.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gpushare.front.http2 import ConnectionLostError, Http2Connection
+from gpushare.front.rpc import CallError, Door, MethodHandler, StatusCode, call, connect, identity, subscribe
+from gpushare.runtime.backoff import Backoff
+
+_log = logging.getLogger(__name__)
+
+PLUGIN_SOCKET: Final = "gpushare.sock"  # the agent's registration names it
+KUBELET_SOCKET: Final = "kubelet.sock"
+REGISTER_PATH: Final = "/v1beta1.Registration/Register"
+_PLUGIN: Final = "/v1beta1.DevicePlugin/"
+WATCH_PATH: Final = f"{_PLUGIN}ListAndWatch"
+RELAYED: Final = tuple(
+    _PLUGIN + method
+    for method in ("GetDevicePluginOptions", "GetPreferredAllocation", "Allocate", "PreStartContainer")
+)
+ATTEMPTS: Final = 2  # a call that ends two agents is not given to a third
+LOOK_SECONDS: Final = 1.0
+QUICK_SECONDS: Final = 0.02  # while kubelet is away: what is bound before we have registered is rejected for good
+REGISTER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long things are waited for, in seconds.
+
+    Attributes:
+        hold: an agent that is away: as long is its last list upheld, and a call waits.
+        answer: one that lives; then it hangs and is killed.
+        register: kubelet's answer to our registration.
+        agent_register: until the agent's registration is answered, at most; it waits for 10 s.
+        no_watch: kubelet that has taken us and does not watch; then we register again.
+    """
+
+    hold: float = 60.0
+    answer: float = 60.0
+    register: float = 10.0
+    agent_register: float = 8.0
+    no_watch: float = 10.0
+
+
+class Place:
+    """What kubelet and the agent see of each other.
+
+    Args:
+        plugins: kubelet's folder of plugins' sockets; own: the one where the agent finds us in kubelet's place.
+        kill_agent: ends an agent that hangs.
+    """
+
+    def __init__(
+        self,
+        plugins: Path,
+        own: Path,
+        kill_agent: Callable[[], None],
+        patience: Patience | None = None,
+    ) -> None:
+        self._kubelet = plugins / KUBELET_SOCKET
+        self._own, self._kill_agent = own, kill_agent
+        self._patience = patience or Patience()
+        self._changed = threading.Condition()
+        to_kubelet: dict[str, MethodHandler] = {path: self._relay(path) for path in RELAYED}
+        to_kubelet[WATCH_PATH] = self._watch
+        self._plugin_door = Door(plugins / PLUGIN_SOCKET, to_kubelet, self._changed)
+        self._agent_door = Door(own / KUBELET_SOCKET, {REGISTER_PATH: self._take_registration}, self._changed)
+        self._agent: Http2Connection | None = None
+        self._gone_at = time.monotonic()
+        self._list: bytes | None = None
+        self._registration = b""
+        self._registered: tuple[int, int] | None = None  # with which kubelet
+        self._unwatched_since = time.monotonic()
+        self._watches = 0
+        self._failures = 0
+        self._why_not = "kubelet has no socket"
+        self._not_before = time.monotonic()
+        self._seen: tuple[int, int] | None = None
+        self._is_stopping = False
+
+    def open(self) -> None:
+        """Let the agent register.
+
+        Raises:
+            OSError: our folder cannot have a socket.
+        """
+        self._agent_door.open()
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether there is a list that is worth waiting for the next agent."""
+        with self._changed:
+            return self._list is not None
+
+    def run(self) -> None:
+        """Uphold the registration, for ever."""
+        while True:
+            try:
+                seconds = self.look()
+            except Exception:  # noqa: BLE001 - a full disk, say; nobody else would register us
+                _log.exception("the look at kubelet failed, looking again")
+                seconds = LOOK_SECONDS
+            with self._changed:
+                self._changed.wait(min(seconds, LOOK_SECONDS))
+
+    def stop(self) -> None:
+        """Let nothing wait any more, end kubelet's watch and remove the sockets."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._plugin_door.calls, LOOK_SECONDS)
+        self._plugin_door.close()
+        self._agent_door.close()
+
+    # to kubelet -------------------------------------------------------------------------------------------------
+
+    def _relay(self, path: str) -> MethodHandler:
+        def hand_on(request: bytes, is_awaited: Callable[[], bool]) -> Iterator[bytes]:
+            for _ in range(ATTEMPTS):
+                agent = self._wait_for_agent()
+                try:
+                    yield call(agent, path, request, self._patience.answer)
+                except ConnectionLostError:
+                    _log.warning("the agent went away during %s", path)
+                    self._lose(agent)
+                except TimeoutError:
+                    _log.error("the agent did not answer %s in %.0f s: killed", path, self._patience.answer)
+                    self._kill_agent()
+                    self._lose(agent)
+                else:
+                    return
+                if not is_awaited():
+                    return
+            raise CallError(StatusCode.UNAVAILABLE, "the gpushare agent of this node ended while it answered")
+
+        return hand_on
+
+    def _wait_for_agent(self) -> Http2Connection:
+        with self._changed:
+            self._changed.wait_for(lambda: self._agent is not None or self._is_stopping, self._patience.hold)
+            if self._agent is None:
+                why = "the gpushare agent of this node has ended"
+                if not self._is_stopping:
+                    why += f", and no other has begun to serve within {self._patience.hold:.0f} s"
+                raise CallError(StatusCode.UNAVAILABLE, why)
+            return self._agent
+
+    def _watch(self, _: bytes, is_awaited: Callable[[], bool]) -> Iterator[bytes]:
+        sent: bytes | None = None
+        with self._changed:
+            self._watches += 1
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._list != sent or self._is_stopping or not is_awaited()  # noqa: B023
+                    )
+                    if self._list is None or self._is_stopping or not is_awaited():
+                        return
+                    sent = self._list
+                yield sent
+        finally:
+            with self._changed:
+                self._watches -= 1
+                self._changed.notify_all()
+
+    def look(self) -> float:
+        """Look at kubelet's socket and ours once, register where it is due, and return when to look again."""
+        now = time.monotonic()
+        kubelet = identity(self._kubelet)
+        with self._changed:
+            if self._list is not None and self._agent is None and now - self._gone_at > self._patience.hold:
+                _log.error("no agent for %.0f s: kubelet gets no list any more", self._patience.hold)
+                self._list = self._registered = None
+                self._changed.notify_all()
+            has_list, has_agent, watches = self._list is not None, self._agent is not None, self._watches
+        if kubelet != self._seen:
+            self._not_before = now
+            if kubelet is not None and not has_agent:
+                self._agent_door.open()  # a new file there tells an agent that waits that kubelet is new
+            self._seen = kubelet
+        if not has_list:
+            return LOOK_SECONDS
+        if self._registered == kubelet and self._plugin_door.is_there and kubelet is not None:
+            if watches:
+                self._unwatched_since = now
+                return LOOK_SECONDS
+            if now - self._unwatched_since < self._patience.no_watch:
+                return QUICK_SECONDS
+        if kubelet is None or now < self._not_before or self._is_stopping:
+            return QUICK_SECONDS
+        self._register(kubelet, now)
+        return QUICK_SECONDS
+
+    def _register(self, kubelet: tuple[int, int], now: float) -> None:
+        try:
+            if not self._plugin_door.is_there:
+                self._plugin_door.open()
+            connection = connect(self._kubelet, self._changed)
+            try:
+                call(connection, REGISTER_PATH, self._registration, self._patience.register)
+            finally:
+                connection.close()
+        except (OSError, CallError, ConnectionLostError) as error:  # TimeoutError is an OSError
+            self._failures += 1
+            delay = REGISTER_BACKOFF.seconds(self._failures)
+            self._not_before = now + delay
+            self._why_not = str(error) or "no answer in time"
+            _log.warning("kubelet did not take the device plugin, again in %.1f s: %s", delay, self._why_not)
+            with self._changed:
+                self._registered = None
+            return
+        self._failures = 0
+        _log.info("registered the device plugin with kubelet")
+        with self._changed:
+            self._registered, self._unwatched_since = kubelet, time.monotonic()
+            self._changed.notify_all()
+
+    # to the agent -----------------------------------------------------------------------------------------------
+
+    def _take_registration(self, request: bytes, _: Callable[[], bool]) -> Iterator[bytes]:
+        """Take an agent that serves; answer once kubelet has us."""
+        try:
+            agent = connect(self._own / PLUGIN_SOCKET, self._changed)
+        except ConnectionLostError as error:
+            raise CallError(StatusCode.UNAVAILABLE, f"the plugin does not serve: {error}") from None
+        threading.Thread(target=self._follow, args=(agent, request), name="lists", daemon=True).start()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: agent.is_lost or (self._agent is agent and self._registered is not None),
+                self._patience.agent_register,
+            )
+            if self._agent is not agent:
+                raise CallError(StatusCode.UNAVAILABLE, "the plugin sends no list")
+            if self._registered is None:
+                raise CallError(StatusCode.UNAVAILABLE, f"not registered with kubelet: {self._why_not}")
+        yield b""
+
+    def _follow(self, agent: Http2Connection, registration: bytes) -> None:
+        """Take an agent's lists until they end; with the first one it is the agent that serves."""
+        try:
+            lists = subscribe(agent, WATCH_PATH, b"")
+            for first in lists:
+                with self._changed:
+                    before, self._agent = self._agent, agent
+                    self._registration, self._list = registration, first
+                    self._changed.notify_all()
+                if before is not None:
+                    before.close()
+                _log.info("an agent serves")
+                break
+            for each in lists:
+                with self._changed:
+                    if self._agent is agent:
+                        self._list = each
+                        self._changed.notify_all()
+        except (ConnectionLostError, CallError) as error:
+            _log.warning("the agent's lists ended: %s", error)
+        self._lose(agent)
+
+    def _lose(self, agent: Http2Connection) -> None:
+        agent.close()
+        with self._changed:
+            if self._agent is agent:
+                self._agent, self._gone_at = None, time.monotonic()
+                self._changed.notify_all()
