@@ -7,11 +7,11 @@
     hack/chaos --report DIR --write docs/measurements/hostile.md
 
 Needs root and the local backend of hack/cluster: it brings the cluster up and installs gpushare. Everything is
-written below DIR (default: dist/chaos/<time>). Ends 1 when a rule was broken.
+written below DIR (default: dist/chaos/<time>). Ends 1 when a rule was broken. SIGTERM or ctrl-c ends a soak early
+with the table of what it measured; of one that was killed, --report DIR has it.
 """
 
 import argparse
-import json
 import os
 import platform
 import signal
@@ -33,14 +33,11 @@ from chaosrun import report
 from chaosrun.plan import QUICK, FaultKind
 from chaosrun.run import FAULTS_FILE, Outcome, read_header, read_outcomes, write_header
 from chaosrun.setting import set_up
-from chaosrun.soak import SHORTEST_MINUTES, SoakResult, soak
+from chaosrun.soak import SHORTEST_MINUTES, SOAK_FILE, USAGE_FILE, Interruption, read_result, read_samples, soak
 from chaosrun.upgrade import FORMER
 from chaosrun.upgrading import UPGRADE_FILE, read_stages, upgrade
-from chaosrun.usage import Growth
 
 POPULATION = 8
-SOAK_FILE = "soak.json"
-SOAK_COUNTS = ("created", "deleted", "violations", "longest_freeze_seconds", "longest_gap_seconds", "unwatched")
 # A run is about what breaks; who is moved away for a neighbour's promise would look like somebody who was lost.
 # Generous tolerances, as a pod that waits for a neighbour's promise tests nothing.
 INSTALL = ("--set", "policy.retraction=none,policy.maxSlowdown=3,policy.latencyMaxSlowdown=2")
@@ -94,6 +91,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.soak and options.minutes is not None and options.minutes < SHORTEST_MINUTES:
         parser.error(f"a soak of less than {SHORTEST_MINUTES:.1f} minutes has too few samples to compare")
+    if options.soak and options.directory and (options.directory / USAGE_FILE).exists():
+        parser.error(f"{options.directory} has a soak already")
     return options
 
 
@@ -127,7 +126,7 @@ def _chaos(cluster: LocalCluster, image: str, directory: Path, options: argparse
 def _soak(cluster: LocalCluster, image: str, directory: Path, options: argparse.Namespace) -> int:
     minutes = 120.0 if options.minutes is None else options.minutes
     write_header(directory, {"minutes": minutes, "pods_per_minute": options.pods_per_minute, **_machine()})
-    with set_up(cluster, image, options.seed, f"soak-{options.seed}") as setting:
+    with set_up(cluster, image, options.seed, f"soak-{options.seed}") as setting, Interruption() as interruption:
         result = soak(
             setting.eye,
             setting.load,
@@ -136,9 +135,11 @@ def _soak(cluster: LocalCluster, image: str, directory: Path, options: argparse.
             minutes=minutes,
             pods_per_minute=options.pods_per_minute,
             population=POPULATION,
+            is_interrupted=lambda: bool(interruption),
         )
-    _keep_soak(directory, result)
-    print(_soak_text(directory))
+        print(_soak_text(directory), flush=True)
+    if not result.is_whole:
+        return 128 + interruption.signal_number
     return int(bool(result.violations) or not all(one.is_flat for one in result.growths))
 
 
@@ -167,21 +168,17 @@ def _upgrade_text(directory: Path) -> str:
     return report.upgrade_table(read_stages(directory), heading)
 
 
-def _keep_soak(directory: Path, result: SoakResult) -> None:
-    values = {name: getattr(result, name) for name in SOAK_COUNTS}
-    values["growths"] = [
-        {name: getattr(one, name) for name in Growth.__dataclass_fields__} for one in result.growths
-    ]
-    (directory / SOAK_FILE).write_text(json.dumps(values, indent=1) + "\n")
-
-
 def _soak_text(directory: Path) -> str:
-    header, values = read_header(directory), json.loads((directory / SOAK_FILE).read_text())
-    heading = (
-        f"{_what(header)}: {header['minutes']:g} minutes, {header['pods_per_minute']:g} pods a minute, "
-        f"{values['created']} pods created and {values['deleted']} gone; {len(values['violations'])} rules broken"
-    )
-    return report.soak_table([Growth(**one) for one in values["growths"]], heading)
+    header, result = read_header(directory), read_result(directory)
+    asked = f"{header['minutes']:g} minutes"
+    rate = f"{header['pods_per_minute']:g} pods a minute"
+    if result is None:  # an older one, which wrote nothing else before its end
+        measured, growths = read_samples(directory)
+        rest = "cut off, so that its pods and broken rules are unknown"
+        return report.soak_table(growths, f"{_what(header)}: {measured:.0f} of {asked}, {rate}, {rest}")
+    length = asked if result.is_whole else f"ended early, at {result.minutes:.0f} of {asked}"
+    counts = f"{result.created} pods created and {result.deleted} gone; {len(result.violations)} rules broken"
+    return report.soak_table(result.growths, f"{_what(header)}: {length}, {rate}, {counts}")
 
 
 def _report(directories: list[Path], page: Path | None) -> int:
@@ -190,7 +187,8 @@ def _report(directories: list[Path], page: Path | None) -> int:
     if chaos:
         outcomes = [outcome for one in chaos for outcome in read_outcomes(one)]
         texts.append((report.CHAOS_MARKS, report.chaos_table(outcomes, heading(chaos))))
-    texts += [(report.SOAK_MARKS, _soak_text(one)) for one in directories if (one / SOAK_FILE).exists()]
+    soaks = [one for one in directories if (one / SOAK_FILE).exists() or (one / USAGE_FILE).exists()]
+    texts += [(report.SOAK_MARKS, _soak_text(one)) for one in soaks]
     if upgrades := [_upgrade_text(one) for one in directories if (one / UPGRADE_FILE).exists()]:
         texts.append((report.UPGRADE_MARKS, "\n\n".join(upgrades)))
     for marks, text in texts:

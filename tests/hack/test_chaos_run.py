@@ -1,4 +1,4 @@
-"""hack/chaos: the plan, the run with fakes and a clock that the test turns, resuming, report and soak."""
+"""hack/chaos: the plan, the run with fakes and a clock that the test turns, resuming and report."""
 
 import contextlib
 import json
@@ -7,28 +7,24 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from chaosfakes import GPU, FakeApi, FakeCluster
 from chaosrun import cuts, node, report
-from chaosrun.api import RefusedError
 from chaosrun.auditor import Allowance, Rule
-from chaosrun.cli import heading, parse
-from chaosrun.faults import Injected, Injector, NotPossibleError
+from chaosrun.cli import heading
+from chaosrun.faults import Injector, NotPossibleError
 from chaosrun.freezes import FreezeReport, FreezeWatch
 from chaosrun.hang import STATE, HungDriver
 from chaosrun.load import LARGEST_PERCENT, Load, order, room_percent
 from chaosrun.look import clients_of_twin, pod_seen
 from chaosrun.node import Process, gate_file, pod_uid_in, twin_file
 from chaosrun.parts import Part, missing_roles
-from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
+from chaosrun.picture import ClientSeen
 from chaosrun.plan import QUICK, TRAITS, Ends, Fault, FaultKind, fault
 from chaosrun.run import FAULTS_FILE, ChaosRun, Outcome, read_outcomes, write_header
-from chaosrun.soak import SHORTEST_MINUTES, soak
-from chaosrun.usage import FEWEST_SAMPLES, Usage, growth
-
-GPU = "GPU-1"
 
 
 def test_a_fault_depends_on_seed_and_number_alone() -> None:
@@ -64,82 +60,6 @@ def test_the_largest_pod_of_the_load_always_has_room_on_one_of_the_gpus() -> Non
     for one in orders:
         assert one.memory_mib <= one.percent / 100 * 143_000
         assert one.processes == 1 or one.percent // one.processes >= 6
-
-
-class FakeApi:
-    """Pods by name; answers as the API server does, or not at all."""
-
-    def __init__(self) -> None:
-        self.pods: dict[str, dict] = {}
-        self.made = 0
-
-    def create(self, _path: str, body: dict) -> dict:
-        self.made += 1
-        name = body["metadata"]["name"]
-        self.pods[name] = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}"}}
-        return self.pods[name]
-
-    def delete(self, path: str, body: dict | None = None) -> dict:
-        assert body is not None
-        assert body["preconditions"]["uid"] == self.pods.pop(path.rpartition("/")[2])["metadata"]["uid"]
-        return {}
-
-
-@dataclass
-class FakeCluster:
-    """A cluster that is as the load wants it, but for what a test breaks; also eye, injector and freezer."""
-
-    api: FakeApi
-    clock: float = 0.0
-    recovers_at: float = 0.0
-    recovers_after: float = 0.0
-    ended: set[str] = field(default_factory=set)
-    ends: set[str] = field(default_factory=set)
-    allowance: Allowance = field(default_factory=Allowance)
-    undone: int = 0
-    frozen: dict[str, float] = field(default_factory=dict)
-    refuses: str = ""
-    parts: dict[str, Part] = field(default_factory=dict)
-    part_pods: tuple[dict, ...] = ()
-
-    def picture(self) -> Picture:
-        pods = {}
-        for item in self.api.pods.values():
-            uid, name = item["metadata"]["uid"], item["metadata"]["name"]
-            share = round(float(item["metadata"]["annotations"]["gpushare.io/fraction"]) * 100)
-            phase = "Failed" if name in self.ended else "Running"
-            pods[uid] = PodSeen(uid, f"load/{name}", phase, share, (GPU,), share, 10, is_bound=True)
-        unready = ("agent is not ready",) if self.clock < self.recovers_at else ()
-        running = {uid: pod for uid, pod in pods.items() if not pod.is_over}
-        clients = tuple(ClientSeen(number, uid) for number, uid in enumerate(running))
-        gpu = GpuSeen(
-            GPU,
-            143_000,
-            tenants={uid: pod.share for uid, pod in running.items()},
-            clients=clients,
-            told=clients,
-        )
-        return Picture(pods, (gpu,), {uid: (f"{GPU}::{uid}",) for uid in pods}, {}, frozenset(), unready)
-
-    def make(self, _: Fault) -> Injected:
-        if self.refuses:
-            raise NotPossibleError(self.refuses)
-        self.recovers_at = self.clock + self.recovers_after
-        self.ended |= {name for name in self.api.pods if name in self.ends}
-
-        def undo() -> None:
-            self.undone += 1
-            self.recovers_at = self.clock + self.recovers_after
-
-        return Injected("something", self.allowance, [undo])
-
-    def watch(self, _: object, __: float) -> None: ...
-
-    def report(self, _: float) -> FreezeReport:
-        return FreezeReport(self.frozen, 1.0)
-
-    def sleep(self, seconds: float) -> None:
-        self.clock += max(seconds, 0.01)
 
 
 @pytest.fixture
@@ -308,78 +228,6 @@ def test_the_table_counts_what_broke_and_leaves_out_what_was_skipped(tmp_path: P
         report.write(page, report.CHAOS_MARKS, words)
     begin, end = report.CHAOS_MARKS
     assert page.read_text() == f"# Title\n\n{begin}\nsecond\n{end}\n"
-
-
-def usages(*kib: int, descriptors: int = 20, threads: int = 5, pids: tuple[int, ...] = (1,)) -> list[Usage]:
-    return [Usage(pids, one, descriptors, threads) for one in kib]
-
-
-def test_flat_memory_is_flat_and_growth_beyond_the_bar_is_not() -> None:
-    warm_up = usages(*range(1000, 30_000, 2900))
-    flat = growth("agent", warm_up + usages(*[100_000, 104_000] * 15))
-    assert flat.is_flat
-    rising = growth("agent", warm_up + usages(*range(100_000, 112_000, 400)))
-    assert not rising.is_flat
-    assert rising.memory_ratio == pytest.approx(1.08, abs=0.02)
-    assert growth("agent", usages(*range(112_000, 100_000, -400))).is_flat  # shrinking is no leak
-
-
-def test_descriptors_threads_and_restarts_count_too() -> None:
-    start = usages(*[100_000] * 20)
-    assert not growth("gate", start + usages(*[100_000] * 20, descriptors=30)).is_flat
-    assert not growth("gate", start + usages(*[100_000] * 20, threads=9)).is_flat
-    assert growth("gate", start + usages(*[100_000] * 20, pids=(2,))).restarts == 1
-    helper = Usage((1, 7), 150_000, 30, 9)
-    assert growth("agent", [*start, helper, *start, helper, *start]).is_flat
-    assert growth("gate", start[:FEWEST_SAMPLES]).is_flat
-    with pytest.raises(ValueError, match="too few"):
-        growth("gate", start[: FEWEST_SAMPLES - 1])
-
-
-def test_a_part_that_does_not_run_is_not_flat() -> None:
-    assert not growth("gate", usages(*[0] * 20, descriptors=0, threads=0, pids=())).is_flat
-
-
-@pytest.mark.parametrize("minutes", [0.0, 1.0, SHORTEST_MINUTES - 0.01])
-def test_a_soak_too_short_to_compare_is_refused(minutes: float, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parse(["--soak", "--minutes", str(minutes)])
-    assert "too few samples" in capsys.readouterr().err
-    assert parse(["--soak", "--minutes", str(SHORTEST_MINUTES)]).minutes == SHORTEST_MINUTES
-    assert parse(["--minutes", str(minutes)]).minutes == minutes  # of a run of faults
-
-
-def short_soak(cluster: FakeCluster, load: Load, directory: Path) -> tuple[list[str], bool]:
-    result = soak(
-        cluster,
-        load,
-        cluster,
-        directory,
-        minutes=SHORTEST_MINUTES,
-        pods_per_minute=20,
-        population=4,
-        clock=lambda: cluster.clock,
-        sleep=cluster.sleep,
-        sample=lambda _: {"agent": usages(100_000)[0]},
-    )
-    assert (result.created > 4) == (not result.violations)
-    return [one.partition(": ")[0] for one in result.violations], all(one.is_flat for one in result.growths)
-
-
-def test_a_soak_whose_pods_run_breaks_nothing(cluster: FakeCluster, tmp_path: Path) -> None:
-    cluster.parts = {}
-    load = Load(cluster.api, "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
-    assert short_soak(cluster, load, tmp_path) == ([], True)
-
-
-def test_a_soak_that_can_create_nothing_is_broken(cluster: FakeCluster, tmp_path: Path) -> None:
-    class Refusing(FakeApi):
-        def create(self, _path: str, _body: dict) -> dict:
-            raise RefusedError(403, "no")
-
-    cluster.parts = {}
-    load = Load(Refusing(), "load", "image", 5, gpus=1, gpu_memory_mib=143_000)
-    assert short_soak(cluster, load, tmp_path) == ([Rule.STARTS], True)
 
 
 UID = "0f0e0d0c-1111-2222-3333-444455556666"

@@ -1,0 +1,88 @@
+"""A cluster for the tests of hack/chaosrun: as the load wants it, but for what a test breaks; it has a clock."""
+
+from dataclasses import dataclass, field
+
+from chaosrun.auditor import Allowance
+from chaosrun.faults import Injected, NotPossibleError
+from chaosrun.freezes import FreezeReport
+from chaosrun.parts import Part
+from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
+from chaosrun.plan import Fault
+
+GPU = "GPU-1"
+
+
+class FakeApi:
+    """Pods by name; answers as the API server does, or not at all."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, dict] = {}
+        self.made = 0
+
+    def create(self, _path: str, body: dict) -> dict:
+        self.made += 1
+        name = body["metadata"]["name"]
+        self.pods[name] = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}"}}
+        return self.pods[name]
+
+    def delete(self, path: str, body: dict | None = None) -> dict:
+        assert body is not None
+        assert body["preconditions"]["uid"] == self.pods.pop(path.rpartition("/")[2])["metadata"]["uid"]
+        return {}
+
+
+@dataclass
+class FakeCluster:
+    """A cluster that is as the load wants it, but for what a test breaks; also eye, injector and freezer."""
+
+    api: FakeApi
+    clock: float = 0.0
+    recovers_at: float = 0.0
+    recovers_after: float = 0.0
+    ended: set[str] = field(default_factory=set)
+    ends: set[str] = field(default_factory=set)
+    allowance: Allowance = field(default_factory=Allowance)
+    undone: int = 0
+    frozen: dict[str, float] = field(default_factory=dict)
+    refuses: str = ""
+    parts: dict[str, Part] = field(default_factory=dict)
+    part_pods: tuple[dict, ...] = ()
+
+    def picture(self) -> Picture:
+        pods = {}
+        for item in self.api.pods.values():
+            uid, name = item["metadata"]["uid"], item["metadata"]["name"]
+            share = round(float(item["metadata"]["annotations"]["gpushare.io/fraction"]) * 100)
+            phase = "Failed" if name in self.ended else "Running"
+            pods[uid] = PodSeen(uid, f"load/{name}", phase, share, (GPU,), share, 10, is_bound=True)
+        unready = ("agent is not ready",) if self.clock < self.recovers_at else ()
+        running = {uid: pod for uid, pod in pods.items() if not pod.is_over}
+        clients = tuple(ClientSeen(number, uid) for number, uid in enumerate(running))
+        gpu = GpuSeen(
+            GPU,
+            143_000,
+            tenants={uid: pod.share for uid, pod in running.items()},
+            clients=clients,
+            told=clients,
+        )
+        return Picture(pods, (gpu,), {uid: (f"{GPU}::{uid}",) for uid in pods}, {}, frozenset(), unready)
+
+    def make(self, _: Fault) -> Injected:
+        if self.refuses:
+            raise NotPossibleError(self.refuses)
+        self.recovers_at = self.clock + self.recovers_after
+        self.ended |= {name for name in self.api.pods if name in self.ends}
+
+        def undo() -> None:
+            self.undone += 1
+            self.recovers_at = self.clock + self.recovers_after
+
+        return Injected("something", self.allowance, [undo])
+
+    def watch(self, _: object, __: float) -> None: ...
+
+    def report(self, _: float) -> FreezeReport:
+        return FreezeReport(self.frozen, 1.0)
+
+    def sleep(self, seconds: float) -> None:
+        self.clock += max(seconds, 0.01)
