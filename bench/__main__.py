@@ -1,4 +1,7 @@
-"""python -m bench awkward|gate|hami|heap|latency|learning|loop|operator|papers|retractions|sharing|throughput"""
+"""python -m bench COMMAND
+
+awkward|gate|hami|heap|latency|learning|loop|losses|operator|papers|retractions|sharing|throughput
+"""
 
 import sys
 from importlib import import_module
@@ -15,6 +18,7 @@ COMMANDS = {
     "latency": "bench.latency",
     "learning": "bench.learning",
     "loop": "bench.loop",
+    "losses": "bench.losses",
     "operator": "bench.operator",
     "papers": "bench.papers.command",
     "retractions": "bench.retractions",

@@ -11,7 +11,7 @@ from gpushare.data import H200_TABLE, default_model
 from gpushare.research.dataset import parse
 from gpushare.sim.jobs import Job, simulate
 from gpushare.sim.table_catalog import OPTIMISM, OptimisticModel, TableWorld, run_on_table
-from gpushare.sim.table_ours import CURVE_CAPS, LiveOnTable, known_profiles, share_name
+from gpushare.sim.table_ours import CURVE_CAPS, InferenceError, LiveOnTable, known_profiles, share_name
 from gpushare.sim.table_trace import draw_table_jobs
 from gpushare.sim.table_truth import TableTruth
 
@@ -143,3 +143,48 @@ def test_where_a_job_goes_is_what_the_live_decision_says(world):
     for tenant, held, gpu in started:
         assert held.placement.gpu_uuids == (str(gpu),)
         assert held.placement.thread_percentage == tenant.thread_percentage
+
+
+def test_decisions_that_cannot_differ_are_not_made_again(world):
+    """Jobs wait, are kept GPUs for, retracted and learnt from: decided at every window, and where needed."""
+    jobs = draw_table_jobs(world.truth, 40, gpus=2, load=3.0, seed=5)
+    placed = []
+
+    class Counted(LiveOnTable):
+        def _place(self, cluster, context):
+            placed.append(cluster.now_seconds)
+            super()._place(cluster, context)
+
+    class Always(Counted):
+        def _situation(self, _cluster):
+            return object()
+
+    def run(kind):
+        placed.clear()
+        known = known_profiles(world.truth, 5)
+        return simulate(jobs, 2, kind(world.model, world.truth.gpu_model, known, 5), world.truth), len(placed)
+
+    (some, fewer), (every, most) = run(Counted), run(Always)
+    assert some.jobs == every.jobs
+    assert some.retractions == every.retractions
+    assert fewer < most
+
+
+def test_eyes_that_do_not_err_see_what_is(world):
+    exact = InferenceError(0.0, 0.0)
+    assert 0.0 < exact.stated < InferenceError().stated == pytest.approx(0.05)
+    jobs = draw_table_jobs(world.truth, 6, gpus=1, load=2.0, seed=1)
+    seen = []
+
+    class Seen(LiveOnTable):
+        def _learn(self, cluster, gpu, _sight, watched):
+            true = cluster.progress(gpu)
+            seen.extend(each.progress - is_ for each, is_ in zip(watched, true, strict=True) if each.active)
+
+    for error, kind in ((exact, 0.0), (InferenceError(), 0.05)):
+        seen.clear()
+        policy = Seen(world.model, world.truth.gpu_model, known_profiles(world.truth, 1), 1, error=error)
+        simulate(jobs, 1, policy, world.truth)
+        assert seen
+        assert max(map(abs, seen)) <= 5 * kind
+        assert kind == 0.0 or any(seen)

@@ -38,6 +38,7 @@ from gpushare.core.placement import (
     PlacementRequest,
     Settings,
     decide,
+    is_due,
     survey,
 )
 from gpushare.research.dataset import Mechanism
@@ -50,14 +51,13 @@ from gpushare.sim.table_truth import TableTruth
 # Most of it stays while the same tenants run (a signature that does not fit), the rest changes.
 STANDING_ERROR: Final = 0.04
 PASSING_ERROR: Final = 0.03
-INFERENCE_ERROR: Final = math.hypot(STANDING_ERROR, PASSING_ERROR)
 # Of a signature: its counters' relative error and floor (core.progress.counter_errors: work, floor), and of the
 # cap curve's points, which are seen under the caps that were in force some time.
 COUNTER_ERROR: Final = 0.04
 COUNTER_FLOOR: Final = 0.003
 CURVE_ERROR: Final = 0.03
 CURVE_CAPS: Final = (10, 25, 33, 50, 75)
-
+_LEAST_ERROR: Final = 0.005  # stated by eyes that do not err
 _INTERVAL_DEVIATIONS: Final = 3.29  # width of a 90% interval in standard deviations
 
 WINDOW_SECONDS: Final = 2.0
@@ -66,6 +66,19 @@ LOOK_SECONDS: Final = 300.0
 """How often a quiet GPU is looked at: what passes of the error is drawn anew then, nothing changes between."""
 _HURRY_SECONDS: Final = 20.0
 """For so long after a change the windows are short."""
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceError:
+    """Error of inferred progress, standard deviations: what stays while the same tenants run, and the rest."""
+
+    standing: float = STANDING_ERROR
+    passing: float = PASSING_ERROR
+
+    @property
+    def stated(self) -> float:
+        """Return the error that the agent knows of."""
+        return max(_LEAST_ERROR, math.hypot(self.standing, self.passing))
 
 
 def known_profiles(truth: TableTruth, seed: int, curve_caps: tuple[int, ...] = CURVE_CAPS) -> dict[str, Profile]:
@@ -176,6 +189,7 @@ class LiveOnTable:
         seen: what the agent knows a promise by, where nothing is known to the decision.
         release: the settings of the installation.
         learns: whether windows teach what the model does not know (`learnt`), as the operator's learner does.
+        error: of the progress that is inferred.
     """
 
     model: InterferenceModel
@@ -185,6 +199,7 @@ class LiveOnTable:
     name: str = "gpushare"
     watches: bool = True
     learns: bool = True
+    error: InferenceError = field(default_factory=InferenceError)
     seen: Mapping[str, Profile] = field(default_factory=dict)
     settings: WatchSettings = field(default_factory=WatchSettings)
     mechanism: Mechanism = Mechanism.MPS
@@ -192,6 +207,8 @@ class LiveOnTable:
     _requests: GpuSharePolicy = field(init=False)
     _rng: np.random.Generator = field(init=False)
     _context: DecisionContext | None = None
+    _looked_at: object = None
+    _lessons: int = 0
     _sights: list[_Sight] = field(default_factory=list)
     _refused: dict[object, set[object]] = field(default_factory=dict)
     _promises: dict[int, float] = field(default_factory=dict)
@@ -207,20 +224,39 @@ class LiveOnTable:
     def schedule(self, cluster: JobCluster) -> None:
         """Forget who ended, look at the windows that are due, and decide about the jobs that wait."""
         if self._context is None:
-            self._context = self._requests.new_context(cluster)
+            self._context = self._new_context(cluster)
             self._sights = [_Sight() for _ in cluster.gpus]
         if self.watches:
             self._watch(cluster)
         running = {cluster.jobs[tenant.job].name for tenants in cluster.gpus for tenant in tenants}
         for uid in [uid for uid in self._context.state.reservations if uid not in running]:
             self._context.state.release(uid)
-        self._place(cluster, self._keeping(cluster, self._context.at(cluster.now_seconds)))
+        looked_at = self._situation(cluster)
+        if looked_at != self._looked_at:  # else whoever waits is refused as he was
+            self._looked_at = looked_at
+            self._place(cluster, self._keeping(cluster, self._context.at(cluster.now_seconds)))
         if self.watches:
             for gpu, sight in enumerate(self._sights):
                 self._notice(cluster, gpu, sight)
             cluster.wake_at(min(sight.next_seconds for sight in self._sights))
 
     # -- deciding
+
+    def _new_context(self, cluster: JobCluster) -> DecisionContext:
+        return self._requests.new_context(cluster)
+
+    def _situation(self, cluster: JobCluster) -> object:
+        """What decisions depend on: a window that changes none of it costs no decision."""
+        now, after = cluster.now_seconds, self.release.reserve_after_seconds
+        records = [(share, each) for share, held in self._evictor.records.items() for each in held]
+        return (
+            tuple(cluster.queue),
+            [is_due(now - cluster.jobs[job].submit_seconds, after) for job in cluster.queue],
+            tuple(tuple((each.job, each.thread_percentage) for each in tenants) for tenants in cluster.gpus),
+            self._lessons,
+            records,
+            [each.until is not None and each.until > now for _, each in records],
+        )
 
     def _keeping(self, cluster: JobCluster, context: DecisionContext) -> DecisionContext:
         """GPUs are kept for jobs that have waited long."""
@@ -258,11 +294,16 @@ class LiveOnTable:
             decided = decide(request, context, node=context.state.node_name(int(row)))
             assert not isinstance(decided, Rejection), "it was surveyed"
             assert decided.thread_percentage is not None, "a job asks for a GPU"
-            context.state.reserve(request.pod_uid, decided, request)
             gpu = int(decided.gpu_uuids[0])
-            cluster.start(job, gpu, decided.thread_percentage)
+            cap = self._cap(cluster, job, gpu, decided.thread_percentage)
+            context.state.reserve(request.pod_uid, replace(decided, thread_percentage=cap), request)
+            cluster.start(job, gpu, cap)
             held[gpu] = self._held(cluster, gpu)
             shares[gpu] += share_percent(cluster.jobs[job])
+
+    def _cap(self, _cluster: JobCluster, _job: int, _gpu: int, decided: int) -> int:
+        """The cap under which a job starts: what was decided; studies may know better."""
+        return decided
 
     def _request(self, cluster: JobCluster, job: int) -> PlacementRequest:
         asked = cluster.jobs[job]
@@ -308,7 +349,7 @@ class LiveOnTable:
         self._asks.pop(gpu, None)
         now = cluster.now_seconds
         sight.jobs, sight.since_seconds = jobs, now
-        sight.standing = {job: STANDING_ERROR * self._rng.standard_normal() for job in jobs}
+        sight.standing = {job: self.error.standing * self._rng.standard_normal() for job in jobs}
         sight.passing_until = now
         sight.learns_at = now + 2 * WINDOW_SECONDS
         sight.window_seconds = WINDOW_SECONDS
@@ -317,7 +358,7 @@ class LiveOnTable:
     def _look(self, cluster: JobCluster, gpu: int, sight: _Sight) -> None:
         now, tenants = cluster.now_seconds, cluster.gpus[gpu]
         if now >= sight.passing_until:
-            sight.passing = {job: PASSING_ERROR * self._rng.standard_normal() for job in sight.jobs}
+            sight.passing = {job: self.error.passing * self._rng.standard_normal() for job in sight.jobs}
             sight.passing_until = now + LOOK_SECONDS
         watched = tuple(
             WatchedTenant(
@@ -325,7 +366,7 @@ class LiveOnTable:
                 cluster.jobs[tenant.job].job_class,
                 self._promise(cluster, tenant.job),
                 None if not_ready else max(0.0, progress + sight.standing[tenant.job] + sight.passing[tenant.job]),
-                INFERENCE_ERROR,
+                self.error.stated,
                 float(order),
                 active=not not_ready,
                 alone=self._alone(cluster.jobs[tenant.job].workload, tenant.thread_percentage),
@@ -378,7 +419,7 @@ class LiveOnTable:
                 name,
                 tenant.thread_percentage,
                 each.progress or 0.0,
-                INFERENCE_ERROR,
+                self.error.stated,
                 forecast.progress,
                 (forecast.upper - forecast.lower) / _INTERVAL_DEVIATIONS,
             )
@@ -390,6 +431,7 @@ class LiveOnTable:
             for name in names:
                 if effects_of([self._learned[name]], self.gpu_model) != before.get(name):
                     self._current.pop(name, None)
+                    self._lessons += 1
 
     def _known_of(self, workload: str) -> Profile:
         """What is known of a workload now, what was learnt included."""
@@ -402,7 +444,8 @@ class LiveOnTable:
     def _is_suspicious(self, watched: tuple[WatchedTenant, ...]) -> bool:
         """Whether another window like this one would show a broken promise."""
         return any(
-            each.progress is not None and each.progress + self.settings.confidence * INFERENCE_ERROR < each.promise
+            each.progress is not None
+            and each.progress + self.settings.confidence * self.error.stated < each.promise
             for each in watched
         )
 
