@@ -21,7 +21,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 # What the commands import of the project's dependencies; the agent, the operator and NVML are not in the plugin.
-LEFT_OUT = ("kopf", "grpcio", "protobuf", "nvidia-ml-py", "prometheus-client")
+LEFT_OUT = ("kopf", "grpcio", "h2", "protobuf", "nvidia-ml-py", "prometheus-client")
 DESCRIPTION = """\
 Shows who shares which GPU under gpushare, at what cap, what was promised, how each pod fares
 and what sharing gains; explains why a pod is where it is, or why it waits.

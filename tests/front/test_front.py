@@ -257,7 +257,8 @@ async def test_a_look_that_fails_is_not_the_last(short_path: Path, caplog: pytes
     made.open()
     own.joinpath("kubelet.sock").unlink()
     own.rmdir()
-    threading.Thread(target=made.run, daemon=True).start()
+    looking = threading.Thread(target=made.run, daemon=True)
+    looking.start()
     (plugins / "kubelet.sock").touch()
     await until(lambda: "failed" in caplog.text, "no look that fails")
     own.mkdir()
@@ -272,6 +273,9 @@ async def test_a_look_that_fails_is_not_the_last(short_path: Path, caplog: pytes
 
     await until(is_back, "the look has ended")
     await asyncio.to_thread(made.stop)
+    await asyncio.to_thread(looking.join, SOON)
+    assert not looking.is_alive()
+    assert not (own / "kubelet.sock").exists()
 
 
 HEAVY = ("asyncio", "grpc", "google", "argparse", "subprocess", "ctypes", "gpushare.core", "gpushare_deviceplugin")

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gpushare.front import http2
 from gpushare.front.http2 import ConnectionLostError, Http2Connection
 from gpushare.front.rpc import CallError, Door, MethodHandler, StatusCode, call, connect, subscribe
 
@@ -55,7 +56,7 @@ def door(short_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-async def theirs(short_path: Path) -> AsyncIterator[Path]:
+async def their_server(short_path: Path) -> AsyncIterator[grpc.aio.Server]:
     """gRPC's own as the server."""
 
     class Methods(grpc.GenericRpcHandler):
@@ -78,8 +79,14 @@ async def theirs(short_path: Path) -> AsyncIterator[Path]:
     server = grpc.aio.server(handlers=[Methods()])
     server.add_insecure_port(f"unix:{short_path}/theirs")
     await server.start()
-    yield short_path / "theirs"
+    yield server
     await server.stop(0)
+
+
+@pytest.fixture
+def theirs(their_server: grpc.aio.Server, short_path: Path) -> Path:
+    """Its socket."""
+    return short_path / "theirs"
 
 
 async def aside(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -174,3 +181,46 @@ def test_a_door_that_was_removed_is_made_again(short_path: Path) -> None:
         (short_path / "ours").unlink()
         assert not door.is_there
     door.close()
+
+
+def test_a_closed_door_stays_closed(short_path: Path) -> None:
+    """The look at kubelet may be about to open it when the front is stopped."""
+    door = Door(short_path / "ours", HANDLERS, threading.Condition())
+    door.open()
+    door.close()
+    door.open()
+    assert not door.is_there
+    assert not (short_path / "ours").exists()
+
+
+def test_a_folder_that_is_gone_leaves_the_door_as_it_was(short_path: Path) -> None:
+    folder = short_path / "gone"
+    door = Door(folder / "ours", HANDLERS, threading.Condition())
+    for _ in range(2):
+        with pytest.raises(FileNotFoundError):
+            door.open()
+    door.close()
+    assert not door.is_there
+
+
+async def test_a_message_beyond_the_limit_is_not_kept(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http2, "MAX_MESSAGE_BYTES", 2**20)
+    connection = await aside(connect, theirs, threading.Condition())
+    with pytest.raises(ConnectionLostError):
+        await aside(call, connection, "/t.T/Echo", LARGE, SOON)
+    assert await aside(call, connection, "/t.T/Echo", b"still there", SOON) == b"still there"
+    connection.close()
+
+
+async def test_a_server_that_goes_away_ends_its_calls_and_takes_no_more(
+    their_server: grpc.aio.Server, theirs: Path
+) -> None:
+    connection = await aside(connect, theirs, threading.Condition())
+    calls = [aside(call, connection, "/t.T/Hang", b"", SOON) for _ in range(3)]
+    ended = asyncio.gather(*calls, return_exceptions=True)
+    await asyncio.sleep(0.2)
+    await their_server.stop(0)
+    for error in await ended:
+        assert isinstance(error, ConnectionLostError | CallError)
+    with pytest.raises(ConnectionLostError):
+        await aside(call, connection, "/t.T/Echo", b"", SOON)

@@ -104,8 +104,8 @@ class Place:
             return self._list is not None
 
     def run(self) -> None:
-        """Uphold the registration, for ever."""
-        while True:
+        """Uphold the registration until `stop`."""
+        while not self._is_stopping:
             try:
                 seconds = self.look()
             except Exception:  # noqa: BLE001 - a full disk, say; nobody else would register us

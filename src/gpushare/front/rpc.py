@@ -1,4 +1,4 @@
-"""gRPC over our HTTP/2: messages stay bytes, nothing here knows what they say."""
+"""gRPC over HTTP/2: messages stay bytes, nothing here knows what they say."""
 
 import contextlib
 import logging
@@ -11,7 +11,9 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-from gpushare.front.http2 import ConnectionLostError, Http2Connection, ResetCode, Stream
+from h2.errors import ErrorCodes
+
+from gpushare.front.http2 import ConnectionLostError, Http2Connection, Stream
 
 _log = logging.getLogger(__name__)
 REQUEST_SECONDS: Final = 10.0  # for a request to arrive whole
@@ -91,7 +93,7 @@ def subscribe(
             yield message
         _check_status(stream)
     except (TimeoutError, GeneratorExit):
-        connection.reset(stream, ResetCode.CANCEL)
+        connection.reset(stream, ErrorCodes.CANCEL)
         raise
     finally:
         connection.forget(stream)
@@ -126,7 +128,7 @@ def answer(connection: Http2Connection, stream: Stream, handlers: Mapping[str, M
         if connection.is_open(stream):
             connection.send_headers(stream, head + trailers, end=True)
     except (ConnectionLostError, TimeoutError):
-        connection.reset(stream, ResetCode.CANCEL)
+        connection.reset(stream, ErrorCodes.CANCEL)
     finally:
         connection.forget(stream)
 
@@ -141,6 +143,8 @@ class Door:
     def __init__(self, path: Path, handlers: Mapping[str, MethodHandler], changed: threading.Condition) -> None:
         self._path, self._handlers, self._changed = path, handlers, changed
         self.calls = 0
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._listener: socket.socket | None = None
         self._identity: tuple[int, int] | None = None
 
@@ -150,21 +154,33 @@ class Door:
         return self._identity is not None and identity(self._path) == self._identity
 
     def open(self) -> None:
-        """Listen at the path, anew where somebody removed it.
+        """Listen at the path, anew where somebody removed it; once it was closed, do nothing.
 
         Raises:
             OSError: that cannot be.
         """
-        self.close()
-        self._path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self._path))
-        self._listener.listen(64)
-        self._identity = identity(self._path)
-        threading.Thread(target=self._accept, args=(self._listener,), name="door", daemon=True).start()
+        with self._lock:
+            self._leave()
+            if self._is_closed:
+                return
+            self._path.unlink(missing_ok=True)
+            listener = socket.socket(socket.AF_UNIX)
+            try:
+                listener.bind(str(self._path))
+                listener.listen(64)
+            except OSError:
+                listener.close()
+                raise
+            self._listener, self._identity = listener, identity(self._path)
+            threading.Thread(target=self._accept, args=(listener,), name="door", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more callers; those who are there stay."""
+        """Take no more callers, for good; those who are there stay."""
+        with self._lock:
+            self._is_closed = True
+            self._leave()
+
+    def _leave(self) -> None:
         if self._listener is None:
             return
         if self.is_there:
