@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from gpushare.mps import commands
 from gpushare.mps import relay as relaying
 from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.ending import Endings, EndingStep
-from gpushare.mps.gate import Backend, Gate
+from gpushare.mps.gate import MAX_STARVED_SECONDS, Backend, Gate
 from gpushare.mps.host import listen
 from gpushare.mps.identity import is_alive, start_ticks_of
 from gpushare.mps.layout import Decisions, PodDecision, write_decisions
@@ -27,6 +28,7 @@ from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.status import GateState, HoldReason, RefuseReason
+from gpushare.mps.turns import WASTE_SECONDS
 from gpushare.twin.mps.memory import TwinMemory
 
 from .conftest import decide, eventually, is_stopped, twin_program
@@ -434,6 +436,24 @@ async def test_who_sits_in_its_turn_is_cut_off_when_another_pod_waits(stage, ten
     await eventually(tenant.is_connected, "connected")
     assert stage.gate.turns.timeouts >= 1
     sitting.close()
+
+
+async def test_a_newcomer_that_gets_no_cpu_keeps_its_turn_but_not_twice(stage, tenants, monkeypatch):
+    """One that was slow at a load of 40 lost its turn, went on without it and was ended."""
+    monkeypatch.setattr("gpushare.mps.gate.run_delays", lambda _: {"1": time.monotonic()})  # starved all along
+    decide(stage.gpu, slow=(20, 4096), good=(40, 20000), other=(40, 20000))
+    stage.default_pod = "slow"
+    for neighbour in ("good", "other"):
+        sitting = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+        await eventually(lambda: stage.gate.current_pid == os.getpid(), "its turn")
+        tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+        stage.pods[tenant.pid] = neighbour
+        await eventually(tenant.is_connected, "connected")
+        sitting.close()
+    turns = stage.gate.turns
+    assert turns.timeouts == 2
+    assert turns.duration_seconds_max > WASTE_SECONDS + MAX_STARVED_SECONDS
+    assert turns.durations_seconds_sum < 2 * turns.duration_seconds_max, "the second was cut short"
 
 
 async def test_a_pod_that_is_always_refused_does_not_keep_another_from_its_turn(stage, tenants):

@@ -96,6 +96,8 @@ def test_a_turn_is_spent_when_its_allowance_is_but_not_in_the_second_after_a_ste
     turn.step_at = 12.9
     assert not turn.is_spent(13.8, WASTE_SECONDS), "the server may list it any moment"
     assert turn.is_spent(14.0, WASTE_SECONDS)
+    assert not turn.is_spent(14.0, WASTE_SECONDS, starved=2.0)
+    assert turn.is_spent(15.2, WASTE_SECONDS, starved=2.0)
     turn.step_at = 15.0
     assert turn.is_spent(15.1, WASTE_SECONDS), "steps do not add up for ever"
     turn.served_seconds = 10.0

@@ -11,8 +11,8 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from gpushare.core.api import JobClass
@@ -27,6 +27,7 @@ from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.reception import Connection, ConnectionPhase, PodLimits, Reception
 from gpushare.mps.relay import ACKNOWLEDGE_SECONDS, Passed, relay
+from gpushare.mps.starvation import run_delays, starved_seconds
 from gpushare.mps.status import GateState, HeldStatus, HoldReason, RefuseReason, TurnStatistics
 from gpushare.mps.store import StoreClient
 from gpushare.mps.turns import LEAST_TURN_SECONDS, TurnAccounts
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 TURN_SECONDS: Final = 8.0  # without progress; a start takes 0.13 to 0.25 s (docs/facts.md 13)
 MAX_TURN_SECONDS: Final = 24.0  # with progress: three connections, each as slow as a turn may be
+# What a turn may last longer where the process gets no CPU: a newcomer at a load of 40 needed 5.7 s.
+MAX_STARVED_SECONDS: Final = 5.0
 TICK_SECONDS: Final = 0.1  # how often held connections are checked again
 TEND_SECONDS: Final = 1.0  # how often records of processes and pods that are gone are dropped
 SHOWN_OF_A_POD: Final = 64  # held processes in the status; a reader refuses a file of more than 4 MiB
@@ -59,6 +62,7 @@ class _Turn:
         waits_since: when the gate began to wait for the tenant; served_seconds: how much of that time the daemon
             took.
         step_at: when the process last made progress.
+        delays: how long its threads had waited for a CPU when its turn began, in all their life.
     """
 
     process: Process
@@ -67,11 +71,16 @@ class _Turn:
     waits_since: float = 0.0
     served_seconds: float = 0.0
     step_at: float = 0.0
+    delays: Mapping[str, float] = field(default_factory=dict)
     listed: bool = False
 
-    def is_spent(self, now: float, allowance_seconds: float) -> bool:
-        """Return whether it must end if others wait: its time is over, and it made no progress just now."""
-        over = now - self.waits_since - self.served_seconds - allowance_seconds
+    def is_spent(self, now: float, allowance_seconds: float, starved: float = 0.0) -> bool:
+        """Return whether it must end if others wait: its time is over, and it made no progress just now.
+
+        Args:
+            starved: seconds in which the process could have run and had no CPU; they do not count.
+        """
+        over = now - self.waits_since - self.served_seconds - allowance_seconds - starved
         return over > 2 * LEAST_TURN_SECONDS or (over > 0 and now - self.step_at > LEAST_TURN_SECONDS)
 
 
@@ -347,6 +356,7 @@ class Gate:
         """Pass the process's connections on as they come; return True once the server lists it."""
         passed, pause = False, 0.005
         turn.waits_since = turn.step_at = self._clock()
+        turn.delays = run_delays(turn.process[0])
         while self._clock() < min(turn.step_at + TURN_SECONDS, turn.started + MAX_TURN_SECONDS):
             self._wake.clear()
             if connection := self._take(turn.process):
@@ -357,7 +367,7 @@ class Gate:
                 return True
             if not is_alive(*turn.process):
                 return False
-            if turn.is_spent(self._clock(), self._allowance(turn)) and self._others_wait(turn):
+            if self._is_spent(turn) and self._others_wait(turn):
                 return False
             if turn.process not in self._waiting:
                 with contextlib.suppress(TimeoutError):
@@ -365,6 +375,13 @@ class Gate:
                         await self._wake.wait()
                 pause = min(0.1, pause * 1.5)
         return False
+
+    def _is_spent(self, turn: _Turn) -> bool:
+        allowance, now = self._allowance(turn), self._clock()
+        if not turn.is_spent(now, allowance) or allowance <= LEAST_TURN_SECONDS:
+            return turn.is_spent(now, allowance)  # whoever has wasted its allowance gets no more for being starved
+        starved = starved_seconds(turn.delays, run_delays(turn.process[0]))
+        return turn.is_spent(now, allowance, min(starved, MAX_STARVED_SECONDS))
 
     def _allowance(self, turn: _Turn) -> float:
         return self._accounts.allowance_seconds(turn.pod_uid, self._clock())
