@@ -328,8 +328,9 @@ def test_where_nobody_can_be_frozen_the_newest_is_asked_to_leave_and_that_is_wri
     assert [t.retract for t in build_node(node).gpus[0].tenants] == [None]
 
 
-def test_whom_the_host_refuses_to_freeze_is_not_counted_on(node: Node) -> None:
-    node.refused = (RefusedThrottle("uid-bad", ThrottleRefusal.NO_CGROUP, "no cgroup"),)
+@pytest.mark.parametrize("reason", [ThrottleRefusal.NO_CGROUP, ThrottleRefusal.FROZEN_BY_OTHERS])
+def test_whom_the_host_refuses_to_freeze_is_not_counted_on(node: Node, reason: ThrottleRefusal) -> None:
+    node.refused = (RefusedThrottle("uid-bad", reason, "as the host says"),)
     node.windows(20)
     assert node.asked() == {"victim": 1.0, "bad": 1.0}
 

@@ -120,3 +120,16 @@ def test_every_link_between_pages_leads_somewhere() -> None:
 )
 def test_a_broken_citation_is_found(text: str, wrong: list[str]) -> None:
     assert broken_citations(text, **known()) == wrong
+
+
+def test_the_tests_that_the_page_of_troubles_names_exist() -> None:
+    text = (ROOT / "docs" / "gpushares.md").read_text()
+    table = text.split("## When something is wrong", 1)[1].split("\n## ", 1)[0]
+    named = re.findall(r"([\w/]+\.py)(?:: (\w+))?", table)
+    assert len(named) > 10
+    missing = [
+        f"{path}: {test}"
+        for path, test in named
+        if not (file := ROOT / "tests" / path).is_file() or f"def {test}(" not in file.read_text() + "def ("
+    ]
+    assert not missing
