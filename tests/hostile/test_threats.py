@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from threats import ROOT, Threat, row_count, threats
+from threats import ROOT, Threat, gpu_steps, row_count, threats
 
 REVIEWED = frozenset(range(1, 20))
 LEAST = 35
@@ -24,6 +24,16 @@ def test_every_threat_of_the_review_has_a_test() -> None:
 def test_no_test_stands_for_two_threats() -> None:
     ids = [threat.node_id for threat in threats()]
     assert len(set(ids)) == len(ids)
+
+
+def test_what_is_claimed_of_a_real_gpu_is_what_a_step_of_the_gpu_suite_tries() -> None:
+    for path, step in gpu_steps():
+        functions = [
+            node for node in ast.parse((ROOT / path).read_text()).body if isinstance(node, ast.FunctionDef)
+        ]
+        assert step in {function.name for function in functions}, f"no {step} in {path}"
+    claimed = {threat.number for threat in threats() if threat.is_on_gpu}
+    assert claimed == frozenset[int]().union(*gpu_steps().values()) != frozenset()
 
 
 @pytest.mark.parametrize("threat", threats(), ids=lambda threat: threat.test)
