@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from devcluster import backends, debian, demo, image, tools
@@ -31,7 +32,7 @@ def main() -> int:
     commands.add_parser("push-images", help="build the images and put them on the node, print their names as JSON")
     commands.add_parser("tools", help="build Kubernetes, kubectl and helm into the cache")
     commands.add_parser(
-        "test-programs", help="get what tests run: Prometheus, Chromium, Kueue, krew, Argo CD diff"
+        "test-programs", help="get what tests run: Prometheus, Chromium, zsh, fish, Kueue, krew, Argo CD diff"
     )
     commands.add_parser("install", help="build and load the images, helm install gpushare with simulated GPUs")
     commands.add_parser("demo", help="cluster, gpushare, and a story: pods come, and what happens is told")
@@ -102,7 +103,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _test_programs() -> int:
     """Fetch or build what can be had; tests of the rest skip, and say why."""
-    for fetch in (debian.prometheus, debian.chromium, tools.kueue, tools.jobset_definition, tools.clients):
+    programs = (debian.prometheus, debian.chromium, partial(debian.shell, "zsh"), partial(debian.shell, "fish"))
+    for fetch in (*programs, tools.kueue, tools.jobset_definition, tools.clients):
         try:
             print(fetch())
         except Failed as failed:

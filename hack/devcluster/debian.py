@@ -54,6 +54,17 @@ def chromium() -> Path:
     return Path(found)
 
 
+def shell(name: str) -> Path:
+    """Return zsh, fish or another whose package has its name; installed, as it looks for its own functions."""
+    found = shutil.which(name)
+    if found is None and os.geteuid() == 0:
+        install({name})
+        found = shutil.which(name)
+    if found is None:
+        raise Failed(f"no {name}: install Debian's package (as root this happens by itself)")
+    return Path(found)
+
+
 def busybox() -> Path:
     """Return a busybox without shared libraries."""
     return _unpacked("busybox-static") / "bin" / "busybox"

@@ -1,7 +1,6 @@
 """Completion: which words are offered where, and that a real bash offers them."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -10,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from devcluster import debian
+from devcluster.progress import Failed
 from fakecluster import FakeCluster, kubeconfig
+from terminal import Terminal
 
 from gpushare.cli import complete
 from gpushare.cli.completion import SCRIPTS, Shell, offered
@@ -58,31 +60,97 @@ def test_kubectl_gets_the_words_and_no_files(
 def test_each_shell_takes_its_script(shell: Shell, call: Call, tmp_path: Path) -> None:
     code, out, _ = call("completion", shell)
     assert (code, out) == (0, SCRIPTS[shell])
-    if (program := shutil.which(shell)) is None:
-        return  # what is printed was compared; the shell itself is not on this machine
     path = tmp_path / "script"
     path.write_text(out)
-    checked = subprocess.run([program, "-n", str(path)], capture_output=True, text=True, timeout=60, check=False)
+    command = [program_of(shell), "-n", str(path)]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-@pytest.mark.slow
-def test_bash_offers_them(tmp_path: Path) -> None:
-    program = tmp_path / "gpushare"
+def program_of(shell: Shell) -> Path:
+    """The shell; skips where it cannot be had."""
+    try:
+        return debian.shell(shell)
+    except Failed as failed:
+        pytest.skip(f"no {shell}: {failed}")
+
+
+@pytest.fixture
+def environment(busy: FakeCluster, tmp_path: Path) -> dict[str, str]:
+    """Where `gpushare` and `kubectl-gpushare` are on the path, a cluster answers, and nobody has settings."""
     source = f"import sys; sys.path.insert(0, {str(ROOT / 'src')!r}); from gpushare.cli import main; main()"
-    program.write_text(f"#!{sys.executable}\n{source}\n")
-    program.chmod(0o755)
-    script = f"""
-source <({program} completion bash)
-COMP_WORDS=(gpushare com) COMP_CWORD=1
-_gpushare_complete
-printf '%s\\n' "${{COMPREPLY[@]}}"
+    for name in ("gpushare", "kubectl-gpushare"):
+        program = tmp_path / name
+        program.write_text(f"#!{sys.executable}\n{source}\n")
+        program.chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "KUBECONFIG": str(busy.kubeconfig),
+        "TERM": "xterm",
+        "COLUMNS": "200",
+        "LC_ALL": "C.UTF-8",
+    }
+
+
+# What is typed, and every word that a shell offers for it.
+TYPED = {
+    "gpushare com": ["completion"],
+    "gpushare gpus -o ": ["json", "table", "wide", "yaml"],
+    "gpushare explain ": ["late", "serve-7c9f8d6b5-xk2lp", "train-5d4c-p9"],
+    "kubectl-gpushare explain -n research l": ["lab"],
+}
+
+
+@pytest.mark.slow
+def test_bash_offers_them(environment: dict[str, str]) -> None:
+    script = """
+source <(gpushare completion bash)
+for typed in "$@"; do
+    IFS=" " read -ra COMP_WORDS <<< "$typed"
+    [[ "$typed" != *" " ]] || COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _gpushare_complete
+    IFS=" "
+    echo "${COMPREPLY[*]}"
+done
 """
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env=environment, timeout=120, check=False
-    )
-    assert done.stdout.split() == ["completion"], done.stderr
+    assert answered(["bash", "-c", script, "bash", *TYPED], environment) == list(TYPED.values())
+
+
+@pytest.mark.slow
+def test_fish_offers_them(environment: dict[str, str]) -> None:
+    script = 'gpushare completion fish | source; for typed in $argv; echo (complete -C "$typed"); end'
+    fish = str(program_of(Shell.FISH))
+    assert answered([fish, "--no-config", "-c", script, *TYPED], environment) == list(TYPED.values())
+
+
+def answered(command: list[str], environment: dict[str, str]) -> list[list[str]]:
+    """The words in each line that a shell prints."""
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.stderr == ""
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_zsh_offers_them_at_its_prompt(environment: dict[str, str]) -> None:
+    """With its own compinit, by the tabulator key: the function cannot be called from a script."""
+    terminal = Terminal([program_of(Shell.ZSH), "-f", "-i"], {**environment, "PS1": "ready> "})
+    try:
+        terminal.wait_for("ready> ")
+        terminal.press(
+            "autoload -Uz compinit && compinit -u -D && source <(gpushare completion zsh); print do''ne\n"
+        )
+        terminal.wait_for("done")
+        for typed, words in TYPED.items():
+            terminal.press(f"{typed}\t")
+            # a word that is alone is written to its end, several are listed
+            begun = typed.rpartition(" ")[2] if len(words) == 1 else ""
+            for word in words:
+                terminal.wait_for(word.removeprefix(begun))
+            terminal.press("\x15")  # the line is emptied
+    finally:
+        terminal.close()
 
 
 def test_a_cluster_that_is_silent_keeps_nobody_waiting_at_the_prompt(
