@@ -1,13 +1,22 @@
 """Pages of the site that are held to what they describe."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
+import pytest
 import yaml
+
+from gpushare.core.admission import Defaults
+from gpushare.core.progress import promise_of
+from gpushare.research.dataset import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+SVG = "{http://www.w3.org/2000/svg}"
+PICTURES = sorted((DOCS / "guide" / "pictures").glob("*.svg"))
 
 
 def _pages(nav: Any) -> Iterator[str]:
@@ -28,3 +37,81 @@ def test_the_first_page_leads_to_every_page_of_the_guide() -> None:
     first = (DOCS / "index.md").read_text()
     assert [page.name for page in (DOCS / "guide").glob("*.md") if f"(guide/{page.name})" not in first] == []
     assert "(security.md)" in first
+
+
+def _luminance(colour: str) -> float:
+    digits = colour.removeprefix("#")
+    wide = digits if len(digits) == 6 else "".join(2 * digit for digit in digits)
+    parts = [int(wide[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _fills(rules: str) -> dict[str, str]:
+    return dict(re.findall(r"(text|\.\w+)\{[^}]*?fill:(#\w+)", rules))
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.stem)
+def test_a_picture_says_what_it_shows_loads_nothing_and_is_readable_light_and_dark(picture: Path) -> None:
+    text = picture.read_text()
+    assert len(text) < 6_000
+    assert not re.search(r"url\(|@import|@font-face|<image|<script|href", text)
+    root = ET.fromstring(text)
+    title, description = root.find(f"{SVG}title"), root.find(f"{SVG}desc")
+    assert title is not None
+    assert title.text
+    assert description is not None
+    assert len(description.text or "") > 60
+    light, _, dark = text.partition("@media (prefers-color-scheme:dark)")
+    assert dark
+    for rules in (light, dark):
+        fills = _fills(rules)
+        for ink in ("text", ".s"):
+            assert _contrast(fills[ink], fills[".card"]) >= 4.5, (picture.name, ink)
+        for bar in (".a", ".b", ".c"):
+            assert _contrast(fills[".on"], fills[bar]) >= 4.5, (picture.name, bar)
+
+
+def test_every_picture_is_on_the_page_with_a_sentence_of_its_own() -> None:
+    page = (DOCS / "guide" / "concepts.md").read_text()
+    shown = dict(re.findall(r"!\[([^\]]{30,})\]\(pictures/(\w+)\.svg\)", page))
+    assert sorted(shown.values()) == [picture.stem for picture in PICTURES]
+    assert len(PICTURES) == 5
+
+
+def _words_of(picture: str) -> str:
+    root = ET.fromstring((DOCS / "guide" / "pictures" / f"{picture}.svg").read_text())
+    return " ".join(each.text or "" for each in root.iter())
+
+
+def test_the_promises_of_the_picture_are_the_datasets() -> None:
+    measured = parse((ROOT / "src/gpushare/data/h200-colocation.jsonl").read_bytes().splitlines())
+    page, picture = (DOCS / "guide" / "concepts.md").read_text(), _words_of("promise")
+    for workload in ("bert-infer-fp32-b16", "resnet50-train-bf16-b64", "serve-resnet50-fp32-20ms"):
+        alone = measured.cap_curve(workload)[25]
+        promised = promise_of(alone, 25, Defaults().max_slowdown_ratio)
+        assert f"alone under a cap of 25%: {alone:.2f}; promised: {promised:.2f}" in picture
+        assert f"{promised:.2f}" in page
+
+
+@pytest.mark.parametrize(
+    ("picture", "fact", "figures"),
+    [
+        ("counters", 22, ("96%", "73%", "28%")),
+        ("throttle", 27, ("84.5", "42", "127", "159")),
+        ("cap", 7, ("66", "32", "132")),
+    ],
+)
+def test_the_figures_of_the_pictures_are_measured_facts(picture: str, fact: int, figures: tuple[str, ...]) -> None:
+    found = re.search(
+        rf"^{fact}\. (.*?)(?=^\d+\. |^## )", (DOCS / "facts.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert found
+    for figure in figures:
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]\d)", found[1]), (fact, figure)
+        assert figure in _words_of(picture)
