@@ -91,8 +91,9 @@ proto: venv ## Generate the gRPC stubs of kubelet's device plugin and PodResourc
 		--grpc_python_out=deviceplugin gpushare_deviceplugin/api.proto gpushare_deviceplugin/podresources.proto
 
 .PHONY: crds
-crds: venv ## Generate crds/ from the core types, and docs/values.md from the chart
+crds: venv ## Generate crds/ from the core types, and the pages of reference from them and the chart
 	python hack/generate_crds.py
+	python hack/generate_crds_doc.py
 	python hack/generate_values_doc.py
 
 .PHONY: format
