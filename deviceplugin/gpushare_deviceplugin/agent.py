@@ -158,6 +158,8 @@ class Agent:
             options.directory,
             by_cdi=self.runtime.gives_by_cdi,
             refresh_pods=self.cluster.refresh_pods,
+            tell=self.cluster.tell,
+            memory_reserve_mib=options.gpu_memory_reserve_mib,
             on_allocated=self.reconciler.poke,
             under_way=under_way,
         )

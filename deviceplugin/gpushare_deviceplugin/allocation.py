@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.api import Reason, Rejection, names
+from gpushare.core.gpu import GpuInfo
 from gpushare_deviceplugin.pods import ManagedPod
 
 _SEPARATOR: Final = "::"
@@ -65,6 +66,32 @@ def check_grant(ids: Sequence[str], known_gpus: Iterable[str]) -> dict[str, int]
         parts = ", ".join(f"{units}% of {uuid}" for uuid, units in shares.items())
         return Rejection(Reason.CONFLICT, f"a share is on one GPU or of whole GPUs, but kubelet chose {parts}")
     return shares
+
+
+def check_memory(
+    gpu: GpuInfo, reserve_mib: int, asking: Sequence[ManagedPod], holding: Iterable[ManagedPod]
+) -> Rejection | None:
+    """Return a refusal where the memory limits of one GPU's pods would be more than the GPU has for tenants.
+
+    Args:
+        reserve_mib: what the extender keeps from tenants, too.
+        asking: the pods of which one is being allocated; the one with the smallest limit counts, so that none is
+            refused in another's place. With none, nothing is known to refuse.
+        holding: the pods that are on the GPU already. Where there are none, nobody's memory is taken.
+    """
+    others = {pod.uid: pod.decision.memory_limit_mib for pod in holding if pod.decision is not None}
+    asked = min(
+        (pod.decision.memory_limit_mib for pod in asking if pod.decision is not None and pod.uid not in others),
+        default=0,
+    )
+    held, usable = sum(others.values()), gpu.memory_mib - reserve_mib
+    if not asked or not held or gpu.memory_mib <= 0 or held + asked <= usable:
+        return None
+    detail = (
+        f"GPU {gpu.uuid} has {usable} MiB for tenants, of which other pods hold {held} MiB by their limits: "
+        f"the {asked} MiB that were decided for this one are not there"
+    )
+    return Rejection(Reason.GPU_MEMORY, detail)
 
 
 def prefer(

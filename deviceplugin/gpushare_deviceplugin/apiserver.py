@@ -68,8 +68,8 @@ class AgentApi:
         reduce = functools.partial(reduce_gpushare, node_name=self._node_name)
         return Reflector(self._api, GPUSHARES, reduce, on_change=on_change)
 
-    async def refresh_pods(self) -> None:
-        """List this node's pods now, for when kubelet learns of a pod before our watch."""
+    async def refresh_pods(self) -> frozenset[str] | None:
+        """List this node's pods now, for when our watch is behind; return their uids, None when that fails."""
         try:
             listing = await self._api.list(
                 PODS,
@@ -79,9 +79,10 @@ class AgentApi:
             )
         except ApiError as error:
             _log.warning("the node's pods could not be read: %s", error)
-            return
+            return None
         for pod in listing.items:
             self._state.put_pod(pod)
+        return frozenset(pod.uid for pod in listing.items)
 
     async def find_pod(self, uid: str) -> ManagedPod | None:
         """Return a pod of this node by its uid, whether or not it asks for a share; None if it cannot be found."""

@@ -17,6 +17,7 @@ from gpushare_deviceplugin.container_runtime import RuntimeFiles
 from gpushare_deviceplugin.outside import OutsidePolicy
 
 DEFAULT_METRICS_PORT: Final = 9400
+DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512  # as gpushare.core.placement has it, whose arrays no agent needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class AgentOptions:
         loop: whether broken promises are acted on; retract_after_seconds: of `core.control.WatchSettings`.
         prometheus_url: the Prometheus that answers gpushare.io/slo-query; empty for none.
         hygiene: what becomes of pods in trouble.
+        gpu_memory_reserve_mib: MiB of each GPU that no tenant gets, as the extender has it.
         defaults: what pods are owed where neither they nor a GpuShare says.
     """
 
@@ -57,6 +59,7 @@ class AgentOptions:
     prometheus_url: str = ""
     hygiene: HygieneSettings = field(default_factory=HygieneSettings)
     plugins_directory: Path | None = None
+    gpu_memory_reserve_mib: int = DEFAULT_GPU_MEMORY_RESERVE_MIB
 
 
 def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> AgentOptions:
@@ -103,6 +106,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("hygiene-outside-mps", "report", "what becomes of pods with processes outside MPS", choices=actions)
     add("hygiene-fault", "report", "what becomes of pods that a fault left without a process", choices=actions)
     add("stalled-after-seconds", "1800", "how long a pod does nothing before that is trouble", type=float)
+    add("gpu-memory-reserve", str(DEFAULT_GPU_MEMORY_RESERVE_MIB), "MiB of each GPU kept from tenants", type=int)
     add("log-level", "INFO", "DEBUG, INFO, WARNING or ERROR")
     read = parser.parse_args(list(arguments))
     if read.prometheus_url and not read.prometheus_url.startswith(("http://", "https://")):
@@ -117,10 +121,13 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         parser.error("--stalled-after-seconds must be 60 or more")
     if not 1 <= read.retract_after_seconds < math.inf:
         parser.error("--retract-after-seconds must be 1 or more")
+    if read.gpu_memory_reserve < 0:
+        parser.error("--gpu-memory-reserve must be 0 or more MiB")
     return AgentOptions(
         node_name=read.node_name,
         directory=Path(read.directory),
         kubelet_directory=Path(read.kubelet_directory),
+        gpu_memory_reserve_mib=read.gpu_memory_reserve,
         plugins_directory=Path(read.plugins_directory) if read.plugins_directory else None,
         simulated=read.simulated,
         dcgm_url=read.dcgm_url,

@@ -1,8 +1,9 @@
 """kubelet's DevicePlugin service (v1beta1): translate the request, ask `allocation`, answer."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,17 +14,20 @@ from gpushare_deviceplugin import api_pb2
 from gpushare_deviceplugin.allocation import (
     ContainerGrant,
     check_grant,
+    check_memory,
     device_ids,
     grant,
     prefer,
 )
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginServicer
+from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.kubelet import AllocationsUnderWay
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 REFRESH_SECONDS: Final = 2.0  # kubelet waits for an answer; longer than this the API server is away
+NO_MEMORY: Final = "NotEnoughGpuMemory"
 
 
 class DevicePlugin(DevicePluginServicer):
@@ -32,7 +36,10 @@ class DevicePlugin(DevicePluginServicer):
     Args:
         directory: the node's gpushare directory, one folder a GPU.
         by_cdi: whether a container is given these GPUs by CDI.
-        refresh_pods: asks the API for this node's pods, for when kubelet's watch was faster than ours.
+        refresh_pods: asks the API for this node's pods, for when kubelet's watch was faster than ours, and returns
+            their uids; None when it cannot be asked.
+        tell: write an event.
+        memory_reserve_mib: MiB of each GPU that no tenant gets.
         on_allocated: called after each Allocate that was granted.
         under_way: is told of each call that is part of an allocation.
 
@@ -46,7 +53,9 @@ class DevicePlugin(DevicePluginServicer):
         directory: Path,
         *,
         by_cdi: Callable[[Sequence[str]], bool] = lambda _: False,
-        refresh_pods: Callable[[], Awaitable[None]] | None = None,
+        refresh_pods: Callable[[], Awaitable[frozenset[str] | None]] | None = None,
+        tell: Callable[[Notice], Awaitable[None]] | None = None,
+        memory_reserve_mib: int = 0,
         on_allocated: Callable[[], None] = lambda: None,
         under_way: AllocationsUnderWay | None = None,
     ) -> None:
@@ -56,6 +65,8 @@ class DevicePlugin(DevicePluginServicer):
         self._directory = directory
         self._by_cdi = by_cdi
         self._refresh_pods = refresh_pods
+        self._tell = tell
+        self._memory_reserve_mib = memory_reserve_mib
         self._on_allocated = on_allocated
         self._streams: set[asyncio.Event] = set()  # one for each open ListAndWatch
 
@@ -127,10 +138,11 @@ class DevicePlugin(DevicePluginServicer):
         responses = []
         for asked in request.container_requests:
             shares = check_grant(list(asked.devices_ids), self._state.gpus)
-            if isinstance(shares, Rejection):
+            refusal = shares if isinstance(shares, Rejection) else await self._short_of_memory(shares)
+            if isinstance(shares, Rejection) or refusal is not None:
                 self._state.counts.refused_allocations += 1
-                _log.error("allocation refused: %s", shares)
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(shares))
+                _log.error("allocation refused: %s", refusal)
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(refusal))
             pod = self._state.presume(shares)
             extra = {"gpus": list(shares), "pod": pod.uid if pod else None}
             _log.info("allocated %s to %s", shares, pod.key if pod else "a pod not known yet", extra=extra)
@@ -146,13 +158,44 @@ class DevicePlugin(DevicePluginServicer):
         """Do nothing: our options do not ask for this call, but the protocol has it."""
         return api_pb2.PreStartContainerResponse()
 
-    async def _know_pending(self, size: int) -> None:
-        if self._refresh_pods is None or any(pod.share_units == size for pod in self._state.pending()):
-            return
+    async def _short_of_memory(self, shares: Mapping[str, int]) -> Rejection | None:
+        """Return why a GPU's memory is not enough, by what the API server says now; None where it cannot be asked.
+
+        The extender counts by its own watch. A pod whose end it has seen, and ours has not yet, must not stand in
+        the way of the one that it has placed since.
+        """
+        if self._memory_refusal(shares, self._state.pods.keys()) is None or self._refresh_pods is None:
+            return None
+        listed = await self._refresh()
+        refusal = self._memory_refusal(shares, listed) if listed is not None else None
+        if refusal is not None and listed is not None and self._tell is not None:
+            asking = [pod for pod in self._state.fitting(shares) if pod.uid in listed]
+            notice = Notice(asking[0].uid if len(asking) == 1 else None, NO_MEMORY, str(refusal))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._tell(notice), REFRESH_SECONDS)
+        return refusal
+
+    def _memory_refusal(self, shares: Mapping[str, int], listed: Collection[str]) -> Rejection | None:
+        asking = [pod for pod in self._state.fitting(shares) if pod.uid in listed]
+        for uuid in shares:
+            holding = [pod for pod in self._state.holding(uuid) if pod.uid in listed]
+            refusal = check_memory(self._state.gpus[uuid], self._memory_reserve_mib, asking, holding)
+            if refusal is not None:
+                return refusal
+        return None
+
+    async def _refresh(self) -> frozenset[str] | None:
+        if self._refresh_pods is None:
+            return None
         try:
-            await asyncio.wait_for(self._refresh_pods(), REFRESH_SECONDS)
+            return await asyncio.wait_for(self._refresh_pods(), REFRESH_SECONDS)
         except TimeoutError:
-            _log.warning("the API server did not answer in time; no decision known for a request of %d%%", size)
+            _log.warning("the API server did not list the node's pods in time")
+            return None
+
+    async def _know_pending(self, size: int) -> None:
+        if all(pod.share_units != size for pod in self._state.pending()):
+            await self._refresh()
 
 
 def options() -> api_pb2.DevicePluginOptions:

@@ -145,20 +145,40 @@ class NodeState:
         """Return the pods that are bound to this node without device ids yet; a running pod always has some."""
         return [pod for pod in self.pods.values() if pod.phase in _WAITING and self.allocated(pod) is None]
 
-    def presume(self, shares: Mapping[str, int]) -> ManagedPod | None:
-        """Presume whose Allocate was answered: of the pods that it fits, the one decided first.
-
-        kubelet does not name the pod; PodResources does, moments later, and then replaces this.
-        """
+    def fitting(self, shares: Mapping[str, int]) -> list[ManagedPod]:
+        """Return the pods of which one may be asking for these shares by GPU, the one decided first ahead."""
         size = sum(shares.values())
         fitting = [
             pod
             for pod in self.pending()
             if pod.share_units == size and pod.decision is not None and set(pod.decision.gpu_uuids) == set(shares)
         ]
-        if not fitting:
+        return sorted(fitting, key=lambda each: (each.decision.decided_at if each.decision else "", each.uid))
+
+    def holding(self, uuid: str) -> list[ManagedPod]:
+        """Return the decided pods that hold memory of a GPU.
+
+        As the extender counts: one that is being deleted holds it until it is gone or over. One that kubelet has
+        given nothing yet does not: its own Allocate is to come.
+        """
+        waiting = {pod.uid for pod in self.pending()}
+        return [
+            pod
+            for pod in self.pods.values()
+            if pod.decision is not None
+            and not pod.is_over
+            and pod.uid not in waiting
+            and uuid in self.gpus_of(pod)
+        ]
+
+    def presume(self, shares: Mapping[str, int]) -> ManagedPod | None:
+        """Presume whose Allocate was answered: of the pods that it fits, the one decided first.
+
+        kubelet does not name the pod; PodResources does, moments later, and then replaces this.
+        """
+        pod = next(iter(self.fitting(shares)), None)
+        if pod is None:
             return None
-        pod = min(fitting, key=lambda each: (each.decision.decided_at if each.decision else "", each.uid))
         self._presumed[pod.uid] = (dict(shares), self._clock() + PRESUMED_SECONDS)
         self.touch()
         return pod

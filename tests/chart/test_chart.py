@@ -86,6 +86,12 @@ def test_the_agent_may_end_processes_only_where_its_policy_says_so(render: Rende
     ).exclusive_process
 
 
+def test_the_agent_keeps_as_much_memory_from_tenants_as_the_scheduler(render: Render) -> None:
+    (agent,) = containers(workloads(render({"policy": {"gpuMemoryReserveMiB": 1024}}))["agent"])
+    environment = {v["name"]: v.get("value", "n") for v in agent["env"]}
+    assert agent_options.parse_options([], environment).gpu_memory_reserve_mib == 1024
+
+
 @VALUES
 def test_host_paths_are_the_few_that_the_node_parts_need(render: Render, values: Json) -> None:
     for part, workload in workloads(render(values)).items():

@@ -111,6 +111,7 @@ def make_pod(
     gpu: str | None = GPU_A,
     share: int = 25,
     threads: str = "50",
+    memory_mib: int = 8192,
     phase: str = "Pending",
     decided_at: str = "2026-11-21T10:00:00Z",
     uid: str | None = None,
@@ -126,7 +127,7 @@ def make_pod(
             names.GPU: gpu,
             names.THREAD_PERCENTAGE: threads,
             names.DECIDED_AT: decided_at,
-            names.MEMORY_LIMIT: ",".join(f"{i}=8192M" for i in range(gpu.count(",") + 1)),
+            names.MEMORY_LIMIT: ",".join(f"{i}={memory_mib}M" for i in range(gpu.count(",") + 1)),
         }
     )
     return reduce_pod(

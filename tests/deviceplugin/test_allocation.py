@@ -7,9 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.deviceplugin.fakes import GPU_A, GPU_B, make_pod
 
-from gpushare.core.api import Rejection
+from gpushare.core.api import Reason, Rejection
+from gpushare.core.gpu import GpuInfo
 from gpushare_deviceplugin.allocation import (
     check_grant,
+    check_memory,
     device_ids,
     gpu_of,
     grant,
@@ -98,3 +100,41 @@ def test_whole_gpus_are_given_without_mps_and_by_cdi_where_asked() -> None:
     assert (granted.envs, granted.mounts) == ({"NVIDIA_VISIBLE_DEVICES": "void"}, {}), "the image may say all"
     assert granted.cdi_devices == (f"nvidia.com/gpu={GPU_A}", f"nvidia.com/gpu={GPU_B}")
     assert gpu_of(device_ids(GPU_A)[3]) == GPU_A
+
+
+SMALL = GpuInfo(GPU_A, 0, "NVIDIA L4", 10_512, 58)  # 10,000 MiB for tenants, with 512 kept back
+
+
+@pytest.mark.parametrize(
+    ("asking", "holding", "is_refused"),
+    [
+        ([4000], [6000], False),
+        ([4001], [6000], True),
+        ([4000], [3000, 3001], True),
+        ([4001, 4000], [6000], False),  # which of the two it is cannot be known
+        ([4002, 4001], [6000], True),
+        ([], [12_000], False),  # nothing is known of who asks
+        ([12_000], [], False),  # nobody's memory is taken
+    ],
+)
+def test_memory_limits_of_one_gpu_are_never_more_than_it_has(
+    asking: list[int], holding: list[int], is_refused: bool
+) -> None:
+    new = [make_pod(f"new-{number}", memory_mib=mib) for number, mib in enumerate(asking)]
+    old = [make_pod(f"old-{number}", memory_mib=mib, phase="Running") for number, mib in enumerate(holding)]
+    refusal = check_memory(SMALL, 512, new, old)
+    assert (refusal is not None) is is_refused
+    if refusal is not None:
+        assert refusal.reason is Reason.GPU_MEMORY
+        assert f"{min(asking)} MiB" in refusal.detail
+        assert f"{sum(holding)} MiB" in refusal.detail
+
+
+def test_a_pod_that_holds_memory_already_is_not_counted_against_itself() -> None:
+    pod = make_pod("again", memory_mib=6000, phase="Running")
+    assert check_memory(SMALL, 512, [pod], [pod]) is None
+
+
+def test_a_gpu_whose_memory_is_not_known_refuses_nobody() -> None:
+    unknown = GpuInfo(GPU_A, 0, "?", 0, 0)
+    assert check_memory(unknown, 512, [make_pod("new")], [make_pod("old", phase="Running")]) is None

@@ -13,14 +13,17 @@ from tests.deviceplugin.fakes import GPU_A, GPU_B, FakeKubelet, Sleeper, make_po
 
 from gpushare.core.api import Decision
 from gpushare.core.gpu import GpuHealth, Health
+from gpushare.core.placement import DEFAULT_GPU_MEMORY_RESERVE_MIB
 from gpushare_deviceplugin import api_pb2, registration, rpc
 from gpushare_deviceplugin.allocation import device_ids, shares_by_gpu
 from gpushare_deviceplugin.api_pb2_grpc import DevicePluginStub
+from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.kubelet import (
     AllocationReconciler,
     PodResources,
     PodResourcesError,
 )
+from gpushare_deviceplugin.options import parse_options
 from gpushare_deviceplugin.plugin import DevicePlugin
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.registration import Registrar
@@ -242,8 +245,9 @@ async def test_a_pod_gets_its_decided_gpu_and_its_gate(state: NodeState, kubelet
 
 
 async def test_a_pod_that_kubelet_knew_first_is_asked_for(state: NodeState, kubelet: FakeKubelet) -> None:
-    async def refresh() -> None:
+    async def refresh() -> frozenset[str]:
         state.put_pod(make_pod(gpu=GPU_B))
+        return frozenset(state.pods)
 
     async with serving(DevicePlugin(state, Path("/run"), refresh_pods=refresh), state, kubelet) as stub:
         asked = api_pb2.ContainerPreferredAllocationRequest(
@@ -264,6 +268,126 @@ async def test_ids_across_gpus_are_refused(state: NodeState, kubelet: FakeKubele
             )
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert state.counts.refused_allocations == 1
+
+
+class Cluster:
+    """The node's pods as the API server has them, and the events that were written; `is_away` answers nothing."""
+
+    def __init__(self, state: NodeState, *pods: ManagedPod) -> None:
+        self.state, self.pods = state, list(pods)
+        self.notices: list[Notice] = []
+        self.is_away = False
+
+    async def refresh(self) -> frozenset[str] | None:
+        if self.is_away:
+            return None
+        for pod in self.pods:
+            self.state.put_pod(pod)
+        return frozenset(pod.uid for pod in self.pods)
+
+    async def tell(self, notice: Notice) -> None:
+        self.notices.append(notice)
+
+
+FULL = 143_771 - 512  # of the fixture's H200
+
+
+async def allocate(cluster: Cluster, kubelet: FakeKubelet, count: int = 25) -> str:
+    """Allocate shares of GPU A; the sentence of the refusal, empty for none."""
+    plugin = DevicePlugin(
+        cluster.state,
+        Path("/run"),
+        refresh_pods=cluster.refresh,
+        tell=cluster.tell,
+        memory_reserve_mib=512,
+    )
+    ids = list(device_ids(GPU_A)[:count])
+    async with serving(plugin, cluster.state, kubelet) as stub:
+        try:
+            await stub.Allocate(
+                api_pb2.AllocateRequest(container_requests=[api_pb2.ContainerAllocateRequest(devices_ids=ids)])
+            )
+        except grpc.aio.AioRpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return ""
+
+
+async def test_memory_that_another_pod_holds_is_not_given_twice(state: NodeState, kubelet: FakeKubelet) -> None:
+    """Kubelet's ids guard shares only: two extenders at one moment can decide more memory than there is."""
+    old = make_pod("old", memory_mib=FULL - 1000, phase="Running")
+    cluster = Cluster(state, old, make_pod("new", memory_mib=1001))
+    await cluster.refresh()
+    sentence = await allocate(cluster, kubelet)
+    assert f"GPU {GPU_A} has {FULL} MiB for tenants, of which other pods hold {FULL - 1000} MiB" in sentence
+    code, _, detail = sentence.partition(": ")
+    assert code == "FAILED_PRECONDITION"
+    assert cluster.notices == [Notice("uid-new", "NotEnoughGpuMemory", detail)]
+    assert state.counts.refused_allocations == 1
+    assert state.allocated(state.pods["uid-new"]) is None
+
+
+async def test_memory_that_just_suffices_is_given(state: NodeState, kubelet: FakeKubelet) -> None:
+    cluster = Cluster(
+        state, make_pod("old", memory_mib=FULL - 1000, phase="Running"), make_pod("new", memory_mib=1000)
+    )
+    await cluster.refresh()
+    assert await allocate(cluster, kubelet) == ""
+    assert state.allocated(state.pods["uid-new"]) == {GPU_A: 25}
+    assert cluster.notices == []
+
+
+LEAVING = {"deletionTimestamp": "2026-11-21T10:00:30Z", "deletionGracePeriodSeconds": 30}
+
+
+async def test_a_pod_that_is_being_deleted_holds_its_memory_as_the_extender_counts_it(
+    state: NodeState, kubelet: FakeKubelet
+) -> None:
+    leaving = make_pod("old", memory_mib=FULL, phase="Running", metadata=LEAVING)
+    assert leaving.ends_at is not None
+    cluster = Cluster(state, leaving, make_pod("new", memory_mib=1000))
+    await cluster.refresh()
+    assert "hold" in await allocate(cluster, kubelet)
+
+
+@pytest.mark.parametrize("how", ["gone", "over"])
+async def test_a_pod_whose_end_our_watch_has_not_seen_yet_refuses_nobody(
+    state: NodeState, kubelet: FakeKubelet, how: str
+) -> None:
+    state.put_pod(make_pod("old", memory_mib=FULL, phase="Running"))
+    ended = [make_pod("old", memory_mib=FULL, phase="Succeeded")] if how == "over" else []
+    cluster = Cluster(state, *ended, make_pod("new", memory_mib=1000))
+    state.put_pod(cluster.pods[-1])
+    assert await allocate(cluster, kubelet) == ""
+    assert cluster.notices == []
+
+
+async def test_without_the_api_servers_word_nobody_is_refused_for_memory(
+    state: NodeState, kubelet: FakeKubelet
+) -> None:
+    cluster = Cluster(state, make_pod("old", memory_mib=FULL, phase="Running"), make_pod("new", memory_mib=1000))
+    await cluster.refresh()
+    cluster.is_away = True
+    assert await allocate(cluster, kubelet) == ""
+
+
+async def test_a_pod_that_is_not_known_yet_is_not_refused_for_memory(
+    state: NodeState, kubelet: FakeKubelet
+) -> None:
+    cluster = Cluster(state, make_pod("old", memory_mib=FULL, phase="Running"))
+    await cluster.refresh()
+    assert await allocate(cluster, kubelet) == ""
+
+
+async def test_a_pod_that_waits_for_its_own_allocation_holds_no_memory_yet(
+    state: NodeState, kubelet: FakeKubelet
+) -> None:
+    cluster = Cluster(
+        state, make_pod("old", memory_mib=FULL, share=30), make_pod("new", memory_mib=1000, share=25)
+    )
+    await cluster.refresh()
+    assert await allocate(cluster, kubelet) == ""
+    assert "other pods hold 1000 MiB" in await allocate(cluster, kubelet, 30)
+    assert [notice.pod_uid for notice in cluster.notices] == ["uid-old"]
 
 
 class Corrections:
@@ -330,3 +454,11 @@ async def test_without_kubelet_the_allocations_stay_as_last_known(state: NodeSta
     await reconciler.reconcile()
     assert state.allocations == {"uid-a": {GPU_A: 25}}
     assert state.counts.errors == {"podresources": 1}
+
+
+def test_the_agent_keeps_back_as_much_memory_as_the_extender() -> None:
+    assert parse_options(["--node-name", "n1"], {}).gpu_memory_reserve_mib == DEFAULT_GPU_MEMORY_RESERVE_MIB
+    environment = {"GPUSHARE_GPU_MEMORY_RESERVE": "1024"}
+    assert parse_options(["--node-name", "n1"], environment).gpu_memory_reserve_mib == 1024
+    with pytest.raises(SystemExit):
+        parse_options(["--node-name", "n1", "--gpu-memory-reserve", "-1"], {})

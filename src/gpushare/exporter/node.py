@@ -331,7 +331,7 @@ def _agent_families(now: NodeFigures) -> Iterator[Metric]:
     )
     yield _counter(
         "agent_refused_allocations",
-        "Allocations refused as they made no sense.",
+        "Allocations refused: ids that make no sense together, or memory that other pods hold.",
         ("node",),
         [(at, now.refused_allocations)],
     )
