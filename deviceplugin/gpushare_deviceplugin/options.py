@@ -50,7 +50,7 @@ class AgentOptions:
     sample_seconds: float
     log_level: str
     runtime_files: RuntimeFiles = field(default_factory=RuntimeFiles)
-    outside_mps: OutsidePolicy = OutsidePolicy.EVENT
+    outside_mps: OutsidePolicy = OutsidePolicy.DECIDED
     exclusive_process: bool = False
     loop: bool = True
     retract_after_seconds: float = 300.0
@@ -85,8 +85,8 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("sample-seconds", "1", "how often GPUs are sampled", type=float)
     add(
         "outside-mps",
-        OutsidePolicy.EVENT.value,
-        "what becomes of pods' processes outside MPS",
+        OutsidePolicy.DECIDED.value,
+        "which pods' processes outside MPS are ended: none, those with a decision, all",
         choices=[p.value for p in OutsidePolicy],
     )
     add("exclusive-process", "false", "whether shared GPUs take MPS clients only", choices=["true", "false"])

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from gpushare.core.api import names
 from gpushare.core.gpu import Found, GpuProcess, OutsideProcess, OutsideWatch, look, pids_outside
 from gpushare.mps.identity import PROC, pod_uid_of, start_ticks_of
 from gpushare.mps.status import GateState, GateStatus
@@ -30,9 +31,13 @@ Tell = Callable[[Notice, ManagedPod | None], Awaitable[None]]
 
 
 class OutsidePolicy(StrEnum):
-    """What happens to a pod's process outside MPS; one of no pod is only reported, under any policy."""
+    """Whose processes outside MPS are ended; all are reported, and one of no pod is never ended (ADR 0171).
+
+    DECIDED: those of pods that were given a part of a GPU by a decision. END: also those of all other pods.
+    """
 
     EVENT = "event"
+    DECIDED = "decided"
     END = "end"
 
 
@@ -42,7 +47,7 @@ def end_process(process: OutsideProcess, proc: Path = PROC) -> bool:
     A process outside MPS has a GPU context of its own, so its end affects no other process.
 
     Raises:
-        OSError: it may not be ended (the chart adds the capability KILL with the policy `end`).
+        OSError: it may not be ended (the chart gives the capability KILL with every policy but `event`).
     """
     try:
         handle = os.pidfd_open(process.pid)
@@ -65,7 +70,7 @@ class OutsideMps:
     Args:
         find_pod: a pod of this node by its uid, ours or not.
         tell: write an event about a pod, or about the node.
-        end: end one process; called only with the policy `end`.
+        end: end one process; never called with the policy `event`.
 
     Attributes:
         watches: by GPU, what is known of its processes outside MPS; none before its first look.
@@ -80,7 +85,7 @@ class OutsideMps:
         tell: Tell,
         clock: Callable[[], float],
         *,
-        policy: OutsidePolicy = OutsidePolicy.EVENT,
+        policy: OutsidePolicy = OutsidePolicy.DECIDED,
         proc: Path = PROC,
         end: Callable[[OutsideProcess], bool] = end_process,
     ) -> None:
@@ -116,8 +121,15 @@ class OutsideMps:
             )
             if each.is_told and not self._found.full():
                 self._found.put_nowait((uuid, each))
-        if self._policy is OutsidePolicy.END:
+        if self._policy is not OutsidePolicy.EVENT:
             self._end_all(uuid, self.watches[uuid].present)
+
+    def _ends(self, uuid: str, pod: ManagedPod | None) -> bool:
+        """Whether the policy ends a known pod's processes on a GPU."""
+        if pod is None or self._policy is not OutsidePolicy.DECIDED:
+            return pod is not None and self._policy is OutsidePolicy.END
+        has_it_alone = pod.share_units >= names.SHARES_PER_GPU and uuid in self._state.gpus_of(pod)
+        return pod.decision is not None and not has_it_alone
 
     def _end_all(self, uuid: str, present: Iterable[OutsideProcess]) -> None:
         """End the processes of pods that surely have no whole GPUs; look up the other pods first."""
@@ -125,8 +137,10 @@ class OutsideMps:
             uid = process.pod_uid
             if uid is None:
                 continue
-            if uid in self._state.pods or uid in self._others:
+            if self._ends(uuid, self._state.pods.get(uid)) or uid in self._others:
                 self._end_one(uuid, process)
+            elif self._policy is not OutsidePolicy.END:
+                continue
             elif self._clock() - self._asked_at.get(uid, -_ASK_SECONDS) >= _ASK_SECONDS and not self._found.full():
                 if len(self._asked_at) >= _MOST_KNOWN:
                     self._asked_at.clear()
@@ -164,13 +178,13 @@ class OutsideMps:
         if pod is not None:
             if _has_whole(self._state.gpus_of(pod), uuid):
                 return  # our watch did not have it yet
-            if pod.uid not in self._state.pods:
+            if pod.uid not in self._state.pods and self._policy is OutsidePolicy.END:
                 if len(self._others) >= _MOST_KNOWN:
                     self._others.clear()
                 self._others.add(pod.uid)
         if found.is_told:
             note = _note(uuid, found, pod)
-            if pod is not None and self._policy is OutsidePolicy.END:
+            if self._ends(uuid, pod):
                 note += ". The node agent ends it, as its policy outsideMps says"
             await self._tell(Notice(pod.uid if pod else None, REASON, note), pod)
 

@@ -60,8 +60,8 @@ def test_no_container_may_gain_privileges_and_most_run_without_root(render: Rend
             security = {**pod.get("securityContext", {}), **container["securityContext"]}
             assert security["allowPrivilegeEscalation"] is False
             assert security["readOnlyRootFilesystem"] is True
-            # To stop, hold and kill clients that are to be ended.
-            added = {"add": ["KILL", "SYS_PTRACE"]} if part == "mps" else {}
+            # To stop, hold and kill clients that are to be ended, and to kill who left MPS.
+            added = {"mps": {"add": ["KILL", "SYS_PTRACE"]}, "agent": {"add": ["KILL"]}}.get(part, {})
             assert security["capabilities"] == {"drop": ["ALL"], **added}
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
             assert security["runAsNonRoot"] is (part not in ("agent", "mps"))
@@ -75,8 +75,10 @@ def test_the_agent_may_end_processes_only_where_its_policy_says_so(render: Rende
     (agent,) = containers(workloads(render({"agent": {"outsideMps": "end"}}))["agent"])
     assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["KILL"]}
     assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "end"} in agent["env"]
+    (agent,) = containers(workloads(render({"agent": {"outsideMps": "event"}}))["agent"])
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     (agent,) = containers(workloads(render({}))["agent"])
-    assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "event"} in agent["env"]
+    assert {"name": "GPUSHARE_OUTSIDE_MPS", "value": "decided"} in agent["env"]
     assert {"name": "GPUSHARE_EXCLUSIVE_PROCESS", "value": "false"} in agent["env"]
     both = render({"agent": {"outsideMps": "end", "exclusiveProcess": True}})
     (agent,) = containers(workloads(both)["agent"])

@@ -98,7 +98,7 @@ def test_without_values_each_process_has_its_own_defaults(render: Render) -> Non
     assert found.shown == found.extender.settings == Settings()
     assert found.agent.hygiene == HygieneSettings()
     assert (found.agent.outside_mps, found.agent.loop, found.agent.exclusive_process) == (
-        OutsidePolicy.EVENT,
+        OutsidePolicy.DECIDED,
         True,
         False,
     )
@@ -156,7 +156,7 @@ def test_outside_mps_reaches_the_agent_and_brings_its_capability(render: Render,
     assert Installation(objects).agent.outside_mps is policy
     [agent] = containers(workloads(objects)["agent"])
     added = agent["securityContext"]["capabilities"].get("add") or []
-    assert ("KILL" in added) is (policy is OutsidePolicy.END)
+    assert ("KILL" in added) is (policy is not OutsidePolicy.EVENT)
 
 
 @pytest.mark.parametrize("ends", [True, False])

@@ -21,6 +21,7 @@ from gpushare.twin.mps.state import TwinClient, TwinState, state_path
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.gates import Gates, Notice
 from gpushare_deviceplugin.measuring import Measurer
+from gpushare_deviceplugin.options import parse_options
 from gpushare_deviceplugin.outside import OutsideMps, OutsidePolicy, end_process
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
@@ -244,6 +245,50 @@ async def test_by_the_policy_end_pods_processes_are_ended_and_others_are_not(
     await bench.rounds(2, outside=(SERVER, 14, 15))
     assert bench.ended == [STRAY, 15, 15]  # as long as it is there
     assert bench.outside.ended == {GPU_A: 3}
+
+
+async def test_by_default_who_was_given_a_share_and_leaves_mps_is_ended_and_others_are_told(
+    tmp_path: Path, state: NodeState, clock: Clock
+) -> None:
+    bench = Bench(tmp_path, state, clock, parse_options(["--node-name", "n1"], {}).outside_mps)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    bench.process(14, None)
+    bench.process(15, UIDS["batch"])
+    bench.others[UIDS["batch"]] = reduce_pod(UNANNOTATED)
+    everyone = (SERVER, STRAY, 14, 15)
+    await bench.rounds(1, outside=everyone)
+    assert bench.ended == []
+    await bench.rounds(1, outside=everyone)
+    assert bench.ended == [STRAY]
+    assert {n.pod_uid: "ends it" in n.note for n in bench.told} == {
+        UIDS["web"]: True,
+        UIDS["batch"]: False,
+        None: False,
+    }
+    await bench.rounds(20, outside=(SERVER, 14, 15))
+    assert (bench.ended, bench.outside.ended) == ([STRAY], {GPU_A: 1})
+    assert len(bench.asked) == 2  # each pod once, for its event
+
+
+@pytest.mark.parametrize(
+    ("gpu", "share", "is_told", "is_ended"),
+    [
+        (None, 25, True, False),
+        (f"{GPU_A},{GPU_B}", 200, False, False),
+        (GPU_A, 100, True, False),  # nobody shares it
+        (GPU_B, 100, True, True),  # it has another GPU to itself, not this one
+    ],
+)
+async def test_by_default_only_a_pod_that_shares_is_ended(
+    tmp_path: Path, state: NodeState, clock: Clock, gpu: str | None, share: int, is_told: bool, is_ended: bool
+) -> None:
+    bench = Bench(tmp_path, state, clock, OutsidePolicy.DECIDED)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], gpu=gpu, share=share, phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    await bench.rounds(20, outside=(STRAY,))
+    assert (bool(bench.told), bool(bench.ended)) == (is_told, is_ended)
+    assert all(("ends it" in notice.note) is is_ended for notice in bench.told)
 
 
 async def test_by_the_policy_event_nobody_is_ended(bench: Bench) -> None:

@@ -90,7 +90,7 @@ def ten_at_once(bench: ChartBench) -> Details:
 
 
 def outside(bench: ChartBench) -> Details:
-    """A pod without a share that takes the GPU, and a share's program that leaves MPS, are seen and named."""
+    """A pod without a share that takes the GPU, and one that leaves its share, are named, this one ended."""
     bench.neighbours()
     # the twin's driver knows who uses which GPU by this variable
     everything = {"NVIDIA_VISIBLE_DEVICES": bench.gpus()[0]["uuid"] if bench.simulated else "all"}
@@ -109,7 +109,7 @@ def outside(bench: ChartBench) -> Details:
                 f"OutsideMps on {name}", lambda: "OutsideMps" in bench.reasons(name), seconds=20
             )
         )
-        counted = sum(bench.metrics("gpushare_mps_outside_processes{").values())
+        counted = sum(bench.metrics("gpushare_mps_outside_processes_found_total{").values())
         result[name] = {
             "sms": bench.events_of(name, "context")[0]["sms"],
             "event_after_first_kernel_s": round(time.time() - seen["t"], 2),
@@ -117,7 +117,10 @@ def outside(bench: ChartBench) -> Details:
             "counted": counted,
             "met": took <= OUTSIDE_BAR,
         }
-        must(counted >= 1, "gpushare_mps_outside_processes counts nobody")
+        must(counted >= 1, "gpushare_mps_outside_processes_found_total counts nobody")
+        if name == "leaver":
+            bench.until_ended(name, seconds=OUTSIDE_BAR)
+            must((bench.ended(name) or {}).get("exitCode") == 137, f"{name} was not killed: {bench.ended(name)}")
         bench.delete(name)
     must(not {"OutsideMps"} & bench.reasons("one"), "a tenant under MPS was called a stranger")
     result["one_on_the_way"] = bench.rate("one")
