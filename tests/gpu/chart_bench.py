@@ -243,6 +243,10 @@ class ChartBench:
     def gpu_of(self, name: str) -> str:
         return str(self.space.get(name)["metadata"]["annotations"]["gpushare.io/gpu"])
 
+    def sees(self, name: str) -> list[str]:
+        """The GPUs that a CUDA program's process sees, by the driver's word to it."""
+        return list(self.events_of(name, "context")[0]["gpus"])
+
     def healthy(self) -> bool:
         gpus = self.gpus()
         return bool(gpus) and all(gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in gpus)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from chart_bench import GREEDY, RELEASE, RUNTIME_CLASS, ChartBench, Details, NotHere, measured, must
-from livecluster import decided, wait_for
+from livecluster import wait_for
 
 FIRST_KERNEL_BAR, TEN_AT_ONCE_BAR = 1.1, 2.5  # seconds from apply, issue 13
 OUTSIDE_BAR = 5.0  # the agent looks once a second, and an event takes a moment
@@ -183,7 +183,11 @@ def two_gpus(bench: ChartBench) -> Details:
     must(bench.gpu_of("two") == packed != other, "shares belong on one GPU, the whole one on the other")
     sms = bench.events_of("whole", "context")[0]["sms"]
     must(sms == gpus[0]["smCount"], f"a whole GPU of {sms} SMs")
-    must(decided(bench.space.get("one"))[0] == packed, "the decision names another GPU")
+    seen = {name: bench.sees(name) for name in ("one", "two", "whole")}
+    must(
+        seen == {name: [bench.gpu_of(name)] for name in seen},
+        f"processes see other GPUs than their pods were given: {seen}, {packed} and {other} decided",
+    )
     before = bench.identity("whole")
     bench.start(bench.pod("culprit", bench.cuda("fault", 4), "0.1", "2Gi"))
     bench.until("culprit", "faulting")
@@ -197,7 +201,7 @@ def two_gpus(bench: ChartBench) -> Details:
     for name in names:
         bench.until(name, "rate")
     must(len({bench.gpu_of(name) for name in names}) == 2, "two pods of 0.7 share a GPU")
-    return {"packed_on": packed, "whole_on": other, "whole_through_the_fault": rates}
+    return {"packed_on": packed, "whole_on": other, "seen": seen, "whole_through_the_fault": rates}
 
 
 def uninstalled(bench: ChartBench) -> Details:

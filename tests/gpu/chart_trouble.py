@@ -16,7 +16,10 @@ KERNEL_SECONDS = 25.0
 SHORT_KERNEL_SECONDS = 1.0  # what has time to finish between a client's stop and its end
 DEADLINE_SECONDS = 12  # of a Job, from its start: its pod works after three or four
 PROFILE_SECONDS = 30.0  # until what runs alone has a signature: PyTorch's start, and windows of five seconds
-VICTIM, BAD = ("cnn_train_fp32", "0.6"), ("fp16_product", "0.2")
+# Uncapped, the victim makes 0.11 beside the other (tests/data/colocation/h200-ten-programs.jsonl); beside one of
+# 0.2 it made 0.71 of 0.75, which no promise can ask more of (docs/measurements/ending-h200.md).
+VICTIM, BAD = ("cnn_train_fp32", "0.6"), ("fp16_product", "0.4")
+LEAST_COST = 0.1  # of progress that the neighbour has to cost the victim, or nothing is there to be mended
 
 
 def deleted_in_kernel(bench: ChartBench) -> Details:
@@ -213,21 +216,27 @@ def throttled(bench: ChartBench) -> Details:
     time.sleep(8)
     before = {"victim": _own(bench, "victim", alone), "bad": _own(bench, "bad", alone)}
     told = {name: bench.of_pod("gpushare_pod_progress_ratio", name) for name, *_ in pods}
-    _share(bench, "victim", 1.5)  # now more is promised than it makes
+    under_share = 10.0 * (bench.of_pod("gpushare_pod_promise_ratio", "victim") or 0.0)
+    slowdown = slowdown_to_break(under_share, before["victim"])
+    _share(bench, "victim", slowdown)  # now more is promised than it makes
     at = time.time()
-    wait_for(
-        "the new promise", lambda: (bench.of_pod("gpushare_pod_promise_ratio", "victim") or 0) > 0.3, seconds=20
-    )
+    half = under_share / slowdown / 2
+
+    def promised() -> bool:
+        return (bench.of_pod("gpushare_pod_promise_ratio", "victim") or 0) > max(
+            half, under_share / 10 + TOLERANCE
+        )
+
+    wait_for("the new promise", promised, seconds=20)
     promise = bench.of_pod("gpushare_pod_promise_ratio", "victim") or 1.0
-    broken = before["victim"] < promise - TOLERANCE
-    kept: float | None = None
+    must(before["victim"] < promise - TOLERANCE, f"no promise is broken: {before['victim']} of {promise} is made")
     try:
         wait_for(
             "the promise kept", lambda: _own(bench, "victim", alone) >= promise - TOLERANCE, seconds=35, every=0.5
         )
         kept = round(time.time() - at, 1)
-    except NotYet:
-        kept = None
+    except NotYet as error:
+        raise Failed(f"the promise of {promise:.2f} is not kept again: {_own(bench, 'victim', alone)}") from error
     time.sleep(10)
     after = {"victim": _own(bench, "victim", alone, 8), "bad": _own(bench, "bad", alone, 8)}
     throttle = bench.of_pod("gpushare_pod_throttle_ratio", "bad")
@@ -236,14 +245,27 @@ def throttled(bench: ChartBench) -> Details:
         "before": before,
         "inferred_before": told,
         "promise": promise,
-        "was_broken": broken,
+        "slowdown_asked": slowdown,
         "kept_after_s": kept,
         "after": after,
         "inferred_after": {name: bench.of_pod("gpushare_pod_progress_ratio", name) for name, *_ in pods},
         "throttle_of_bad": throttle,
         "events": sorted(bench.reasons("victim") | bench.reasons("bad")),
-        "met": not broken or (kept is not None and kept <= KEPT_BAR),
+        "met": kept <= KEPT_BAR,
     }
+
+
+def slowdown_to_break(under_share: float, made: float) -> float:
+    """Return the `maxSlowdown` whose promise lies half way from what a pod makes to what its share makes alone.
+
+    Raises:
+        Failed: its neighbour costs it so little that no promise can be broken: the step would show nothing.
+    """
+    must(
+        under_share - made >= LEAST_COST,
+        f"the neighbour costs too little to break a promise: the victim makes {made:.2f} of {under_share:.2f}",
+    )
+    return round(2 * under_share / (under_share + made), 2)
 
 
 def _own(bench: ChartBench, name: str, alone: dict[str, float], newest: int = 2) -> float:

@@ -22,7 +22,7 @@ def say(event: str, **more: object) -> None:
 def outside(seconds: float) -> None:
     """Run without MPS, as CUDA does; the twin's driver knows such processes by this name."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
-    say("context", start_s=0.0, sms=132, free_mib=143000, total_mib=143771)
+    say("context", start_s=0.0, sms=132, free_mib=143000, total_mib=143771, gpus=[])
     say("kernel")
     end = time.time() + seconds
     while time.time() < end:
@@ -51,7 +51,15 @@ def main() -> None:
         sys.exit(1)
     got = context.attached
     seconds = round(time.time() - began, 3)
-    say("context", start_s=seconds, sms=got.sm_count, free_mib=got.limit_mib - 125, total_mib=got.limit_mib)
+    memory = got.limit_mib
+    say(
+        "context",
+        start_s=seconds,
+        sms=got.sm_count,
+        free_mib=memory - 125,
+        total_mib=memory,
+        gpus=[got.gpu_uuid],
+    )
     try:
         run(context, options)
     except (CudaError, TimeoutError) as error:

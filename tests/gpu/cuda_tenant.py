@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+import uuid
 
 PTX = b"""
 .version 6.5
@@ -96,6 +97,17 @@ class Cuda:
         self.call("cuDeviceGetAttribute", ctypes.byref(found), which, self._device)
         return found.value
 
+    def gpus(self) -> list[str]:
+        """The UUIDs of all GPUs that this process sees, as NVML writes them."""
+        number, found = ctypes.c_int(), []
+        self.call("cuDeviceGetCount", ctypes.byref(number))
+        for ordinal in range(number.value):
+            device, octets = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+            self.call("cuDeviceGet", ctypes.byref(device), ordinal)
+            self.call("cuDeviceGetUuid", ctypes.byref(octets), device)
+            found.append(f"GPU-{uuid.UUID(bytes=bytes(octets))}")
+        return found
+
     def memory_mib(self) -> tuple[int, int]:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
@@ -141,7 +153,8 @@ def main() -> None:
     cuda = Cuda()
     sms = cuda.attribute(SM_COUNT)
     free, total = cuda.memory_mib()
-    say("context", start_s=round(time.time() - began, 3), sms=sms, free_mib=free, total_mib=total)
+    taken = round(time.time() - began, 3)
+    say("context", start_s=taken, sms=sms, free_mib=free, total_mib=total, gpus=cuda.gpus())
     out = cuda.allocate(4096)
     if out is None:
         say("error", what="first allocation", code=OUT_OF_MEMORY, error="out of memory")

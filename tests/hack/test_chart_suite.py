@@ -335,3 +335,110 @@ def test_own_threads_are_set_in_the_pods_object_which_is_allowed_first(
     for sms, profiles in ((132, []), (39, [{"threadPercentage": 100}])):
         with pytest.raises(bench_module.Failed):
             suite.checks.own_threads(Recorded(sms, profiles))
+
+
+class TwoGpus(Recorded):
+    """A bench of two GPUs on which every step goes well, but for what a process sees."""
+
+    def __init__(self, sees: dict[str, str]) -> None:
+        super().__init__(132, [])
+        self._sees = sees
+
+    def gpus(self) -> list[dict[str, int]]:
+        return [{"smCount": 132}, {"smCount": 132}]
+
+    def neighbours(self) -> None:
+        pass
+
+    def cuda(self, *_: object) -> list[str]:
+        return []
+
+    def pod(self, name: str, *_: object, **__: Any) -> dict[str, Any]:
+        return {"name": name}
+
+    def start(self, *_: object) -> None:
+        pass
+
+    def gpu_of(self, name: str) -> str:
+        return "GPU-b" if name in {"whole", "half-1"} else "GPU-a"
+
+    def sees(self, name: str) -> list[str]:
+        return [self._sees.get(name, self.gpu_of(name))]
+
+    def events_of(self, *_: str) -> list[dict[str, int]]:
+        return [{"sms": 132}]
+
+    def identity(self, *_: str) -> dict[str, object]:
+        return {}
+
+    def until_ended(self, *_: str, seconds: float = 0) -> None:
+        pass
+
+    def healthy(self) -> bool:
+        return True
+
+    def unharmed(self, _: object) -> dict[str, float]:
+        return {"whole": 1.0}
+
+    def delete(self, *_: str) -> None:
+        pass
+
+
+def test_two_gpus_compares_what_processes_see_with_what_was_decided(suite: ModuleType) -> None:
+    assert suite.checks.two_gpus(TwoGpus({}))["seen"] == {"one": ["GPU-a"], "two": ["GPU-a"], "whole": ["GPU-b"]}
+    for name, wrong in (("one", "GPU-b"), ("whole", "GPU-a")):
+        with pytest.raises(sys.modules["chart_bench"].Failed, match="other GPUs than their pods were given"):
+            suite.checks.two_gpus(TwoGpus({name: wrong}))
+
+
+class Throttling(Recorded):
+    """A victim and its neighbour, which the loop stops for a part of the time, or does not."""
+
+    def __init__(self, made: float, under_share: float, after: float) -> None:
+        super().__init__(132, [{"a": 1}])
+        self.made, self.under_share, self.after = made, under_share, after
+        self.slowdowns: dict[str, float] = {}
+        self.cluster = SimpleNamespace(kubectl=self._kubectl, get=lambda *_: {"status": {"profile": {"a": 1}}})
+
+    def _kubectl(self, *_: str, stdin: str) -> None:
+        body = json.loads(stdin)
+        self.slowdowns[body["metadata"]["name"]] = body["spec"]["maxSlowdown"]
+
+    def pod(self, name: str, *_: object, **__: Any) -> dict[str, Any]:
+        return {"name": name}
+
+    def start(self, *_: object) -> None:
+        pass
+
+    def delete(self, *_: str) -> None:
+        pass
+
+    def rate(self, name: str, *_: object) -> float:
+        if name.startswith("alone") or name == "bad":
+            return 100.0
+        return 100.0 * (self.made if self.slowdowns["victim"] == 10.0 else self.after)
+
+    def of_pod(self, metric: str, name: str) -> float:
+        return self.under_share / self.slowdowns[name] if metric == "gpushare_pod_promise_ratio" else 0.5
+
+    def reasons(self, _: str) -> set[str]:
+        return set()
+
+
+def test_a_throttle_is_shown_only_where_a_promise_was_broken_and_is_kept_again(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    clock = SimpleNamespace(
+        time=lambda: now[0], monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds)
+    )
+    monkeypatch.setattr(suite.trouble, "time", clock)
+    monkeypatch.setattr(sys.modules["livecluster"], "time", clock)
+    failed = sys.modules["chart_bench"].Failed
+    kept = suite.trouble.throttled(Throttling(made=0.45, under_share=0.75, after=0.62))
+    assert kept["met"]
+    assert 0.45 < kept["promise"] < 0.62
+    with pytest.raises(failed, match="too little to break a promise"):
+        suite.trouble.throttled(Throttling(made=0.71, under_share=0.75, after=0.75))
+    with pytest.raises(failed, match="is not kept again"):
+        suite.trouble.throttled(Throttling(made=0.45, under_share=0.75, after=0.50))
