@@ -90,6 +90,46 @@ def raw(b: Bench) -> dict[str, Any]:
     return {"answers": answers, "pipe": listing, "terminated": tenant.end(), "its last words": tenant.events[-2:]}
 
 
+def several_contexts(b: Bench) -> dict[str, Any]:
+    """Two further contexts in one process: what they get, and what the daemon says of them.
+
+    A question, not a promise (docs/security.md): is a further context a client of its own, through the gate again,
+    with the whole cap and the whole memory limit? Each asks for nearly all of the pod's memory.
+    """
+    cap = (20, 4096)
+    uid = b.decide(1, *cap)
+    turns_before = b.status().turns.count
+    tenant = b.spawn(uid, "contexts", 30, 3000)
+    context = tenant.wait("context", START)
+    with contextlib.suppress(RuntimeError):  # ended for its memory, or held
+        tenant.wait("contexts", 10)
+    control = b.control()
+    server = control.servers()[0]
+    answers = {}
+    for line in (f"get_client_list {server}", "ps"):
+        done = subprocess.run(
+            control.program.executable,
+            input=line + "\n",
+            env=control.program.env(),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        answers[line] = done.stdout
+    status = b.status()
+    return {
+        "sms": context["sms"],
+        "further": [event for event in tenant.events if event.get("event") == "further"],
+        "turns": status.turns.count - turns_before,
+        "held": [str(each.reason) for each in status.held],
+        "used_mib": used_mib_by_pod(b).get(uid, 0),
+        "limit_mib": cap[1],
+        "answers": answers,
+        "ended": tenant.end(),
+    }
+
+
 def burst(b: Bench) -> dict[str, Any]:
     """24 processes of 8 tenants at once: a third of its pod's cap each, a pod's memory within its limit."""
     caps = [(18, 3072), (24, 4096), (30, 5120), (36, 6144), (45, 7168), (60, 8192), (75, 9216), (90, 10240)]

@@ -41,6 +41,25 @@ static bool allocate(size_t mib) {
     return status == cudaSuccess;
 }
 
+extern "C" CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
+
+// Further contexts in this process, as many as go: what each of them may have.
+static void contexts(int wanted, size_t mib) {
+    for (int n = 1; n <= wanted; n++) {
+        CUcontext context; CUdeviceptr memory;
+        CUresult made = cuCtxCreate_v2(&context, 0, 0), got = CUDA_ERROR_UNKNOWN;
+        CUexecAffinityParam affinity; memset(&affinity, 0, sizeof affinity);
+        if (made == CUDA_SUCCESS) {
+            cuCtxGetExecAffinity(&affinity, CU_EXEC_AFFINITY_TYPE_SM_COUNT);
+            got = cuMemAlloc(&memory, mib << 20);
+            if (got == CUDA_SUCCESS) { cuMemsetD8(memory, 1, mib << 20); cuCtxSynchronize(); }
+        }
+        SAY("\"event\":\"further\",\"number\":%d,\"made\":%d,\"affinity_sms\":%d,\"allocated\":%d", n, (int)made,
+            made == CUDA_SUCCESS ? (int)affinity.param.smCount.val : -1, (int)got);
+    }
+    SAY("\"event\":\"contexts\"");
+}
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "run";
     double seconds = argc > 2 ? atof(argv[2]) : 5;
@@ -65,6 +84,11 @@ int main(int argc, char **argv) {
         SAY("\"event\":\"filled\",\"mib\":%zu", sum);
     } else if (mib && strcmp(mode, "late")) {
         allocate(mib);
+    }
+    if (!strcmp(mode, "contexts")) {
+        contexts(2, mib);
+        sleep((unsigned)seconds);
+        return 0;
     }
     if (!strcmp(mode, "long")) {
         int khz = 0; cudaDeviceGetAttribute(&khz, cudaDevAttrClockRate, 0);

@@ -25,6 +25,18 @@ def allocate(context: TwinContext, mib: int) -> bool:
     return True
 
 
+def contexts(wanted: int, mib: int) -> list[TwinContext]:
+    """Make further contexts in this process; 0 is CUDA's success, 2 its out of memory."""
+    made = []
+    for number in range(1, wanted + 1):
+        made.append(TwinContext(os.environ, WORKLOADS["montecarlo-fp32"]))
+        allocated = 0 if allocate(made[-1], mib) else 2
+        sms = made[-1].attached.sm_count
+        say(event="further", number=number, made=0, affinity_sms=sms, allocated=allocated)
+    say(event="contexts")
+    return made
+
+
 def main() -> int:
     mode, seconds, mib = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     started = time.time()
@@ -66,6 +78,10 @@ def main() -> int:
                 say(event="filled", mib=total)
         elif mib and mode != "late":
             allocate(context, mib)
+        if mode == "contexts":
+            held = contexts(2, mib)
+            time.sleep(seconds)
+            return len(held) - 2
         start, done = time.time(), False
         while time.time() - start < seconds:
             if mode == "long":

@@ -22,7 +22,7 @@ from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.ending import Endings, EndingStep
 from gpushare.mps.gate import MAX_STARVED_SECONDS, Backend, Gate
 from gpushare.mps.host import listen
-from gpushare.mps.identity import is_alive, start_ticks_of
+from gpushare.mps.identity import ends_with, is_alive, start_ticks_of
 from gpushare.mps.layout import Decisions, PodDecision, write_decisions
 from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS, HELLO
@@ -31,9 +31,22 @@ from gpushare.mps.status import GateState, HoldReason, RefuseReason
 from gpushare.mps.turns import WASTE_SECONDS
 from gpushare.twin.mps.memory import TwinMemory
 
-from .conftest import decide, eventually, is_stopped, twin_program
+from .conftest import SRC, decide, eventually, is_stopped, twin_program
 
 pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
+
+
+SEVERAL_CONTEXTS = """
+import os, time
+from gpushare.twin.contention import WORKLOADS
+from gpushare.twin.mps.client import TwinContext
+held = []
+for _ in range(3):
+    held.append(TwinContext(os.environ, WORKLOADS["stream"]))
+    held[-1].allocate(3000)
+print("all", flush=True)
+time.sleep(1000)
+"""
 
 
 class Stage:
@@ -228,7 +241,40 @@ async def test_when_an_older_process_grows_beyond_the_limit_the_newest_is_ended(
         await stage.gate.end_overruns()
     await eventually(lambda: new.process.poll() is not None, "the newest ended")
     assert (new.process.poll(), old.process.poll()) == (-signal.SIGKILL, None)
-    assert ["ended the newest" in each.detail for each in stage.ledger.mismatches] == [True], "told once"
+    assert ["ended process" in each.detail for each in stage.ledger.mismatches] == [True], "told once"
+
+
+@pytest.fixture
+def several_contexts(twin_gpu, short_path):
+    """A process that makes three contexts with 3,000 MiB each, and what it logs."""
+    log = short_path / "log"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(SRC),
+        "CUDA_MPS_PIPE_DIRECTORY": str(twin_gpu.tenant),
+    }
+    with log.open("w") as file:
+        command = [sys.executable, "-c", SEVERAL_CONTEXTS]
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
+    yield process, log
+    process.kill()
+    process.wait(60)
+
+
+async def test_a_process_of_several_contexts_has_no_more_memory_than_its_pod(stage, several_contexts):
+    process, log = several_contexts
+    decide(stage.gpu, a=(20, 4096))
+    stage.pods[process.pid] = "a"
+    now = 0.0
+    stage.gate._endings = Endings(clock=lambda: now)
+    await eventually(lambda: "all" in log.read_text(), "three contexts with 3,000 MiB each")
+    await stage.look()
+    await stage.ledger.watch_memory()
+    await stage.gate.end_overruns()
+    now = 2.0
+    await stage.gate.end_overruns()
+    await eventually(lambda: process.poll() == -signal.SIGKILL, "ended")
+    assert f"of its 4096 MiB; ended process {process.pid}" in stage.ledger.mismatches[-1].detail
 
 
 async def test_a_deleted_pods_clients_are_stopped_before_its_kill_and_no_new_one_is_let_in(stage, tenants):
@@ -313,8 +359,8 @@ child.wait()
 """
 
 
-@pytest.fixture
-def container():
+@contextlib.contextmanager
+def pid_namespace():
     """The pids of a pid namespace's first process and of one more in it."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a pid namespace needs root and unshare")
@@ -328,8 +374,25 @@ def container():
         outer.kill()
 
 
+@pytest.fixture
+def container():
+    with pid_namespace() as pids:
+        yield pids
+
+
 def children_of(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_who_is_in_a_pid_namespace_beside_it_goes_on(container):
+    """Two processes of a pod may each be the first of a namespace, in one cgroup."""
+    first, second = container
+    assert ends_with(first, second)
+    assert ends_with(first, first)
+    with pid_namespace() as (beside, child):
+        assert not ends_with(first, beside)
+        assert not ends_with(first, child)
+        assert ends_with(beside, child)
 
 
 async def test_with_a_containers_first_process_its_other_clients_are_stopped_too(stage, container):

@@ -7,6 +7,7 @@ from gpushare.mps.grants import (
     EXHAUSTED_MIB,
     SETTLE_LIMIT_SECONDS,
     SETTLE_SECONDS,
+    UNCOUNTED_MIB,
     ProcessMemory,
     grant_mib,
     grant_percentage,
@@ -60,6 +61,14 @@ def test_the_newest_process_of_a_pod_beyond_its_limit_is_ended():
 
 def test_a_lone_process_stays_whatever_was_decided_since():
     assert to_end(100, [process(1, 8192, 7000)]) == ()
+
+
+def test_a_process_with_more_than_its_own_ceiling_is_ended_even_if_it_is_alone():
+    """A second context in one process is a client of its own, with the whole ceiling again."""
+    assert to_end(4096, [process(1, 4096, 4096 + UNCOUNTED_MIB)]) == ()
+    assert to_end(4096, [process(1, 4096, 4097 + UNCOUNTED_MIB)]) == (1,)
+    beyond, other = process(1, 4096, 6000, 1.0), process(2, 100, 90, 2.0)
+    assert to_end(4096, [beyond, other]) == (1,), "not the newest, which did nothing"
 
 
 @given(LIMIT, st.lists(st.tuples(st.none() | MEMORY, st.none() | MEMORY), max_size=6))

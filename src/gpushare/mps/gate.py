@@ -22,7 +22,7 @@ from gpushare.mps.ending import LEAVING_DRAIN_SECONDS, Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.grants import grant_mib, grant_percentage, known_mib, to_end
 from gpushare.mps.holding import Holds
-from gpushare.mps.identity import container_of, is_alive, is_namespace_init, pod_uid_of
+from gpushare.mps.identity import ends_with, is_alive, is_namespace_init, pod_uid_of
 from gpushare.mps.ledger import Admission, ClientLedger
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.reception import Connection, ConnectionPhase, PodLimits, Reception
@@ -463,9 +463,8 @@ class Gate:
             await self._control.run(commands.terminate_client(server_pid, pid))
         elif step is not EndingStep.GONE and is_namespace_init(pid):
             # The kernel kills the rest of its container with it, so their kernels have to finish too.
-            container = container_of(pid)
             for other in clients:
-                if other.pid != pid and other.start_ticks is not None and container_of(other.pid) == container:
+                if other.pid != pid and other.start_ticks is not None and ends_with(pid, other.pid):
                     self._endings.end(other.pid, other.start_ticks)
         return step
 

@@ -6,7 +6,8 @@ later grow beyond. Hence three steps, each enforceable (docs/adr/0020):
 
 1. the next process waits until its siblings' use has settled, at most `SETTLE_LIMIT_SECONDS`;
 2. its ceiling is the pod's limit less what its siblings use then;
-3. should an older process grow later so that the pod exceeds its limit, the pod's newest process is ended.
+3. should an older process grow later so that the pod exceeds its limit, the pod's newest process is ended, as is
+   one that has more than its own ceiling: it has several clients.
 
 Unknown memory never counts as zero. Where a process's use is unknown, its grant counts in full; where its grant is
 unknown too, the whole limit counts. But no process is ended over memory that was not measured.
@@ -28,6 +29,7 @@ SETTLE_LIMIT_SECONDS: Final = 5.0
 # out.
 EXHAUSTED_MIB: Final = 1
 UNCAPPED_PERCENT: Final = 100
+UNCOUNTED_MIB: Final = 1024  # a PyTorch job's context has 0.5 GiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +92,29 @@ def known_mib(processes: Sequence[ProcessMemory]) -> int:
     return sum(process.used_mib for process in processes if process.used_mib is not None)
 
 
-def to_end(limit_mib: int, processes: Sequence[ProcessMemory]) -> tuple[int, ...]:
-    """Return pids to end, newest first, until the remaining known use is within the limit; empty when it is.
+def is_beyond_its_grant(process: ProcessMemory) -> bool:
+    """Return whether a process surely has more than one client: MPS holds each of them to its own ceiling.
 
-    A process of unknown use is not ended: that might not help. Nor is a pod's only process, which cannot exceed
-    its own ceiling; if it does (the limit was lowered since), a changed decision binds the next process.
+    A program can ask for a second context, by the same way as another process would, and has its ceiling twice.
+    What the driver counts for a process and MPS does not is within `UNCOUNTED_MIB`.
+    """
+    if process.used_mib is None or process.granted_mib is None:
+        return False
+    return process.used_mib > process.granted_mib + UNCOUNTED_MIB
+
+
+def to_end(limit_mib: int, processes: Sequence[ProcessMemory]) -> tuple[int, ...]:
+    """Return pids to end: those beyond their own grant, then the newest until the rest is within the limit.
+
+    A process of unknown use is not ended: that might not help. Nor is a pod's only process within what it was
+    granted (the limit was lowered since): a changed decision binds the next process.
     """
     measured = [process for process in processes if process.used_mib is not None]
-    staying = sorted(measured, key=lambda process: (process.granted_at, process.pid))
-    ended = []
+    ended = [process.pid for process in measured if is_beyond_its_grant(process)]
+    staying = sorted(
+        (process for process in measured if process.pid not in ended),
+        key=lambda process: (process.granted_at, process.pid),
+    )
     while len(staying) > 1 and known_mib(staying) > limit_mib:
         ended.append(staying.pop().pid)
     return tuple(ended)

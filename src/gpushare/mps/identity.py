@@ -128,6 +128,26 @@ def container_of(pid: int, proc: Path = PROC) -> str:
         return ""
 
 
+def ends_with(first: int, other: int, proc: Path = PROC) -> bool:
+    """Return whether the end of a pid namespace's first process is another's too, as far as can be told.
+
+    They are of one container, and the other one is not in a pid namespace beside the first one's.
+    """
+    if container_of(other, proc) != container_of(first, proc):
+        return False
+    spaces = [_pid_namespace(pid, proc) for pid in (first, other)]
+    depths = [len(_status_line(pid, "NSpid:", proc)) for pid in (first, other)]
+    is_beside = None not in spaces and spaces[0] != spaces[1] and depths[0] == depths[1]
+    return not is_beside
+
+
+def _pid_namespace(pid: int, proc: Path) -> int | None:
+    try:
+        return (proc / str(pid) / "ns" / "pid").stat().st_ino
+    except OSError:  # gone, or not ours to look at
+        return None
+
+
 def _status_line(pid: int, key: str, proc: Path) -> list[str]:
     try:
         lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()

@@ -189,7 +189,7 @@ class ClientLedger:
 
     def note_overrun(self, pod_uid: str | None, pid: int, used_mib: int, limit_mib: int) -> None:
         """Record that a pod exceeded its limit and its newest process is ended for it."""
-        detail = f"the pod's processes held {used_mib} MiB of its {limit_mib} MiB; ended the newest, process {pid}"
+        detail = f"the pod's processes held {used_mib} MiB of its {limit_mib} MiB; ended process {pid}"
         self.note(Mismatch(MismatchKind.MEMORY_OVERRUN, pod_uid, pid, detail))
 
     async def watch_memory(self) -> None:

@@ -1,5 +1,6 @@
 """Device memory of each process on a simulated GPU, as NVML tells it of a real one."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from gpushare.mps.layout import GpuDirectory
@@ -15,4 +16,9 @@ class TwinMemory:
     def used_mib(self) -> Mapping[int, int] | None:
         """Read it now; None until the twin's daemon wrote once."""
         state = self._reader.read()
-        return None if state is None else {client.pid: client.memory_used_mib for client in state.clients}
+        if state is None:
+            return None
+        used: Counter[int] = Counter()
+        for client in state.clients:  # a process with several contexts is several clients
+            used[client.pid] += client.memory_used_mib
+        return used
