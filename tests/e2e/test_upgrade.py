@@ -102,9 +102,16 @@ def replace_hosts(cluster: Cluster) -> None:
             and len(ready) == len(pods)
             and len(gpus) == 2
             and all(gpu["health"] == "Healthy" and gpu["mps"]["state"] == "Active" for gpu in gpus)
+            and kubelet_has(cluster, 100 * len(gpus))  # the GpuNode may be ahead of it
         )
 
     wait_for("two healthy GPUs behind new hosts", healthy, seconds=180)
+
+
+def kubelet_has(cluster: Cluster, shares: int) -> bool:
+    """Whether the nodes have so many healthy shares to give, as kubelet tells."""
+    nodes = cluster.get("nodes")["items"]
+    return sum(int(node["status"]["allocatable"].get("gpushare.io/share", 0)) for node in nodes) == shares
 
 
 def picture(cluster: Cluster, space: Namespace) -> dict[str, object]:
