@@ -108,11 +108,15 @@ class OutsideMps:
         """Check one GPU's processes; `None`, or a gate that serves nobody, is ignored."""
         if processes is None or gate is None or gate.state not in _SERVING or not self.is_ready:
             return
-        present = [
-            OutsideProcess(pid, ticks, pod_uid_of(pid, self._proc))
-            for pid in pids_outside(processes, gate.server_pid)
+        listed = tuple(processes)
+        graphics = {process.pid for process in listed if process.is_graphics}
+        candidates = [
+            OutsideProcess(pid, ticks, pod_uid_of(pid, self._proc), pid in graphics)
+            for pid in pids_outside(listed, gate.server_pid)
             if (ticks := start_ticks_of(pid, self._proc)) is not None  # otherwise it has ended meanwhile
         ]
+        # The node's own desktop is no trouble of anyone's.
+        present = [process for process in candidates if process.pod_uid is not None or not process.is_graphics]
         exempt = self._exempt(uuid, gate) if present else frozenset()
         self.watches[uuid], found = look(self.watches.get(uuid, OutsideWatch()), present, exempt, self._clock())
         for each in found:
@@ -124,12 +128,12 @@ class OutsideMps:
         if self._policy is not OutsidePolicy.EVENT:
             self._end_all(uuid, self.watches[uuid].present)
 
-    def _ends(self, uuid: str, pod: ManagedPod | None) -> bool:
-        """Whether the policy ends a known pod's processes on a GPU."""
+    def _ends(self, uuid: str, pod: ManagedPod | None, *, is_graphics: bool) -> bool:
+        """Whether the policy ends a known pod's processes on a GPU; graphics only by END (ADR 0171)."""
         if pod is None or self._policy is not OutsidePolicy.DECIDED:
             return pod is not None and self._policy is OutsidePolicy.END
         has_it_alone = pod.share_units >= names.SHARES_PER_GPU and uuid in self._state.gpus_of(pod)
-        return pod.decision is not None and not has_it_alone
+        return pod.decision is not None and not has_it_alone and not is_graphics
 
     def _end_all(self, uuid: str, present: Iterable[OutsideProcess]) -> None:
         """End the processes of pods that surely have no whole GPUs; look up the other pods first."""
@@ -137,7 +141,8 @@ class OutsideMps:
             uid = process.pod_uid
             if uid is None:
                 continue
-            if self._ends(uuid, self._state.pods.get(uid)) or uid in self._others:
+            pod = self._state.pods.get(uid)
+            if self._ends(uuid, pod, is_graphics=process.is_graphics) or uid in self._others:
                 self._end_one(uuid, process)
             elif self._policy is not OutsidePolicy.END:
                 continue
@@ -184,7 +189,7 @@ class OutsideMps:
                 self._others.add(pod.uid)
         if found.is_told:
             note = _note(uuid, found, pod)
-            if self._ends(uuid, pod):
+            if self._ends(uuid, pod, is_graphics=found.is_graphics):
                 note += ". The node agent ends it, as its policy outsideMps says"
             await self._tell(Notice(pod.uid if pod else None, REASON, note), pod)
 
@@ -210,6 +215,8 @@ def _note(uuid: str, found: Found, pod: ManagedPod | None) -> str:
             f"{who} outside MPS: gpushare's shares and memory limits do not bind there; "
             f"the pod with uid {found.pod_uid} is not known"
         )
+    if pod.share_units and found.is_graphics:
+        return f"{who} for graphics, which MPS does not limit: the pod's share and memory limit do not bind there"
     if pod.share_units:
         return (
             f"{who} outside MPS: the pod's share and memory limit do not bind there. CUDA uses MPS while the "

@@ -291,6 +291,25 @@ async def test_by_default_only_a_pod_that_shares_is_ended(
     assert all(("ends it" in notice.note) is is_ended for notice in bench.told)
 
 
+@pytest.mark.parametrize(("policy", "is_ended"), [(OutsidePolicy.DECIDED, False), (OutsidePolicy.END, True)])
+async def test_graphics_are_told_and_ended_only_where_all_is(
+    tmp_path: Path, state: NodeState, clock: Clock, policy: OutsidePolicy, is_ended: bool
+) -> None:
+    bench = Bench(tmp_path, state, clock, policy)
+    bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
+    bench.process(STRAY, UIDS["web"])
+    bench.process(14, None)  # the node's own desktop
+    drawing = [GpuProcess(pid, 40, is_mps_client=False, is_graphics=True) for pid in (STRAY, 14)]
+    for _ in range(3):
+        bench.outside.take(GPU_A, drawing, bench.gate)
+    await bench.outside.tell_next()
+    [notice] = bench.told
+    assert notice.pod_uid == UIDS["web"]
+    assert "for graphics, which MPS does not limit" in notice.note
+    assert ("ends it" in notice.note, set(bench.ended)) == (is_ended, {STRAY} if is_ended else set())
+    assert bench.counts() == (1, 1)
+
+
 async def test_by_the_policy_event_nobody_is_ended(bench: Bench) -> None:
     bench.state.put_pod(make_pod("web", uid=UIDS["web"], phase="Running"))
     bench.process(STRAY, UIDS["web"])

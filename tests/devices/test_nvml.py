@@ -254,6 +254,31 @@ def test_a_program_named_in_no_encoding_is_a_stray_as_any_other(devices: NvmlDev
     assert [p.pid for p in devices.processes(UUID) if not (p.is_mps_client or p.is_named_server)] == [12]
 
 
+def test_a_process_of_graphics_is_seen_and_one_that_computes_too_is_listed_once(
+    devices: NvmlDevices, driver: FakeNvml
+) -> None:
+    driver.graphics = [(11, MIB), (12, MIB), (20, 40 * MIB), (21, UNKNOWN)]
+    found = devices.processes(UUID)
+    assert sorted(p.pid for p in found) == [10, 11, 12, 20, 21]
+    assert [(p.pid, p.memory_used_mib, p.is_mps_client) for p in found if p.is_graphics] == [
+        (20, 40, False),
+        (21, None, False),
+    ]
+
+
+@pytest.mark.parametrize("lacks", ["function", "support"])
+def test_a_driver_that_tells_no_graphics_tells_the_rest(
+    devices: NvmlDevices, driver: FakeNvml, lacks: str
+) -> None:
+    driver.graphics = [(20, 40 * MIB)]
+    name = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+    if lacks == "function":
+        driver.missing = {name}
+    else:
+        driver.codes[name] = pynvml.NVML_ERROR_NOT_SUPPORTED
+    assert [p.pid for p in devices.processes(UUID)] == [11, 10, 12]
+
+
 def test_nobody_on_the_gpu(devices: NvmlDevices, driver: FakeNvml) -> None:
     driver.clients = driver.processes = []
     assert devices.processes(UUID) == ()

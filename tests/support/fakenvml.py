@@ -50,7 +50,8 @@ class FakeNvml:
         missing: functions that this driver does not have; codes: what a function returns instead of an answer.
         clock_mhz: the SM clock now; clocks: of further GPUs by handle, which have nothing else; clock_reads: how
             often clocks were read.
-        clients, processes: (pid, bytes) as the two lists of compute processes name them.
+        clients, processes, graphics: (pid, bytes) as the lists of MPS clients, of compute processes and of
+            graphics name them.
         broken: what went wrong inside the fake; `installed` raises it.
     """
 
@@ -64,6 +65,7 @@ class FakeNvml:
         self.gpm: dict[int, tuple[int, float]] = {}
         self.clients: list[tuple[int, int]] = [(11, 500 * MIB)]
         self.processes: list[tuple[int, int]] = [(10, 30 * MIB), (11, 500 * MIB), (12, UNKNOWN)]
+        self.graphics: list[tuple[int, int]] = []
         self.names = {10: b"/usr/bin/nvidia-cuda-mps-server"}
         self.events: list[tuple[int, int]] = []
         self.recovery_action = 0
@@ -190,6 +192,10 @@ class FakeNvml:
     @c_function(c_void_p, c_void_p, c_void_p)
     def nvmlDeviceGetComputeRunningProcesses_v3(self, handle: int, count: int, listed: int | None) -> int:
         return self._list(handle, self.processes, count, listed)
+
+    @c_function(c_void_p, c_void_p, c_void_p)
+    def nvmlDeviceGetGraphicsRunningProcesses_v3(self, handle: int, count: int, listed: int | None) -> int:
+        return self._list(handle, self.graphics, count, listed)
 
     @c_function(c_void_p)
     def nvmlEventSetCreate(self, events: int) -> None:

@@ -109,7 +109,7 @@ def profile_command(
         UsageError: the command cannot be started, or the GPU cannot be sampled at all.
     """
     samples: list[GpuSample] = []
-    is_alone = all(process.is_named_server for process in devices.processes(gpu.uuid))
+    is_alone = all(each.is_named_server or each.is_graphics for each in devices.processes(gpu.uuid))
     devices.sample(gpu.uuid)  # the first window begins where the command does
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:

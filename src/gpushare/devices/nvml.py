@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import pynvml
@@ -232,16 +232,19 @@ class NvmlDevices:
         return GpmWindow(uuid, handle)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Processes with a context; a compute process that is no MPS client runs outside MPS (facts.md 19)."""
+        """Processes with a context; one that is no MPS client runs outside MPS (facts.md 19)."""
         handle = self._handle(uuid)
         with driver_errors(f"processes of GPU {uuid} cannot be read"):
             # By their versions: the plain names hide from callers that a driver lacks them.
             clients = {p.pid: p for p in pynvml.nvmlDeviceGetMPSComputeRunningProcesses_v3(handle)}
-            everyone = pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-        outside = [p for p in everyone if p.pid not in clients]
+            everyone = {p.pid: p for p in pynvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)}
+            drawing = {p.pid: p for p in _graphics_processes(handle)}
+        outside = [p for p in everyone.values() if p.pid not in clients]
+        graphics = [p for p in drawing.values() if p.pid not in clients and p.pid not in everyone]
         return (
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), is_mps_client=True) for p in clients.values()),
             *(GpuProcess(p.pid, _mib(p.usedGpuMemory), False, _is_named_server(p.pid)) for p in outside),
+            *(GpuProcess(p.pid, _mib(p.usedGpuMemory), is_mps_client=False, is_graphics=True) for p in graphics),
         )
 
     def compute_mode(self, uuid: str) -> ComputeMode:
@@ -290,6 +293,13 @@ def _is_split(handle: Any) -> bool:
     except pynvml.NVMLError:  # GPUs without MIG
         return False
     return bool(current == pynvml.NVML_DEVICE_MIG_ENABLE)
+
+
+def _graphics_processes(handle: Any) -> Sequence[Any]:
+    try:
+        return list(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3(handle))
+    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
+        return ()
 
 
 def _is_named_server(pid: int) -> bool:

@@ -31,6 +31,15 @@ def test_clients_and_the_gates_server_are_inside_whatever_they_are_called() -> N
     assert pids_outside([SERVER], None) == (2,)
 
 
+def test_what_only_draws_is_said_so_until_it_computes() -> None:
+    draws, other = OutsideProcess(3, 500, "uid-a", is_graphics=True), OutsideProcess(4, 500, "uid-a")
+    assert looks((draws,), (draws,)) == [[], [Found("uid-a", (3,), is_told=True, is_graphics=True)]]
+    assert looks((draws, other), (draws, other)) == [[], [Found("uid-a", (3, 4), is_told=True)]]
+    watch, _ = look(OutsideWatch(), [draws], (), 0.0)
+    watch, _ = look(watch, [ONE], (), 1.0)  # the same process computes now
+    assert [process.is_graphics for process in watch.present] == [False]
+
+
 def test_it_is_found_at_the_second_look_and_once() -> None:
     assert looks((ONE,), (ONE,), (ONE,), (ONE,)) == [[], [Found("uid-a", (3,), True)], [], []]
 

@@ -73,13 +73,15 @@ class GpuProcess:
     """A process that holds memory on a GPU; `is_mps_client` False for one that runs outside MPS (facts.md 19).
 
     `memory_used_mib` is None where the driver does not tell. `is_named_server`: it is no client and has the
-    name of the MPS server, which any other program may have too.
+    name of the MPS server, which any other program may have too. `is_graphics`: it uses Vulkan, OpenGL or the like
+    and no CUDA, so it does not go through MPS.
     """
 
     pid: int
     memory_used_mib: int | None
     is_mps_client: bool
     is_named_server: bool = False
+    is_graphics: bool = False
 
 
 class DevicesError(Exception):

@@ -20,6 +20,7 @@ class OutsideProcess:
     pid: int
     start_ticks: int
     pod_uid: str | None
+    is_graphics: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,15 @@ class OutsideWatch:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Processes of one pod that were found just now; `is_told` False when the pod had its event moments ago."""
+    """Processes of one pod that were found just now; `is_told` False when the pod had its event moments ago.
+
+    `is_graphics`: none of them computes by CUDA.
+    """
 
     pod_uid: str | None
     pids: tuple[int, ...]
     is_told: bool
+    is_graphics: bool = False
 
 
 def pids_outside(processes: Iterable[GpuProcess], server_pid: int | None) -> tuple[int, ...]:
@@ -72,11 +77,19 @@ def look(
     """
     watched = [process for process in present if process.pod_uid is None or process.pod_uid not in exempt]
     looks = {process: before.looks.get(process, 0) + 1 for process in watched}
-    by_pod: dict[str | None, list[int]] = {}
+    by_pod: dict[str | None, list[OutsideProcess]] = {}
     for process, times in looks.items():
         if times == LOOKS:
-            by_pod.setdefault(process.pod_uid, []).append(process.pid)
+            by_pod.setdefault(process.pod_uid, []).append(process)
     told_at = {uid: at for uid, at in before.told_at.items() if now - at < QUIET_SECONDS}
-    found = tuple(Found(uid, tuple(sorted(pids)), uid not in told_at) for uid, pids in by_pod.items())
+    found = tuple(
+        Found(
+            uid,
+            tuple(sorted(process.pid for process in processes)),
+            uid not in told_at,
+            all(process.is_graphics for process in processes),
+        )
+        for uid, processes in by_pod.items()
+    )
     told_at |= {each.pod_uid: now for each in found if each.is_told}
     return OutsideWatch(looks, told_at, before.found + sum(len(each.pids) for each in found)), found

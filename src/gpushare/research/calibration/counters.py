@@ -79,7 +79,7 @@ def _memory_by_pid(devices: NvmlDevices, uuid: str) -> dict[int, int]:
         processes = devices.processes(uuid)
     except DevicesError:
         return {}
-    tenants = (each for each in processes if not each.is_named_server)
+    tenants = (each for each in processes if not (each.is_named_server or each.is_graphics))
     return {each.pid: each.memory_used_mib for each in tenants if each.memory_used_mib is not None}
 
 
