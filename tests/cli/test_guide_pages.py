@@ -1,17 +1,26 @@
 """Pages of the site that are held to what they describe."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
+from exposed import full, one_workload
+from prometheus_client.registry import Collector
 
 from gpushare.core.admission import Defaults
 from gpushare.core.progress import promise_of
+from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
+from gpushare.mps.layout import GpuDirectory, write_status
+from gpushare.mps.observe import GateCollector
+from gpushare.mps.status import GateState, GateStatus
 from gpushare.research.dataset import parse
+from gpushare_operator.workloads import WorkloadCollector
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -115,3 +124,81 @@ def test_the_figures_of_the_pictures_are_measured_facts(picture: str, fact: int,
     for figure in figures:
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]\d)", found[1]), (fact, figure)
         assert figure in _words_of(picture)
+
+
+def _count(collector: Collector) -> int:
+    return sum(len(family.samples) for family in collector.collect())
+
+
+def _agent_series(gpus: int, pods: int, **chosen: Any) -> int:
+    pipes = dict.fromkeys(("fp16", "fp32", "fp64", "int8", "integer", "dram"), 0.5)
+    devices = tuple(
+        full(DeviceFigures, uuid=f"GPU-{n}", mps_state="Active", pipes=pipes, held={}, refused={}, mismatches={})
+        for n in range(gpus)
+    )
+    tenants = tuple(
+        full(TenantFigures, gpu_uuid="GPU-0", pod_uid=f"p{n}", pipes=pipes, trouble="", **chosen)
+        for n in range(pods)
+    )
+    figures = full(NodeFigures, devices=devices, tenants=tenants, errors={}, slo_failures={})
+    return _count(NodeCollector(lambda: figures))
+
+
+def _host_series(folder: Path) -> int:
+    gpu = GpuDirectory.of(folder, "GPU-0")
+    gpu.create()
+    write_status(gpu, GateStatus("GPU-0", GateState.ACTIVE, time.time()))
+    kept: Any = SimpleNamespace(gpu=gpu, restarts=0, is_running=True)
+    return _count(GateCollector([kept]))
+
+
+def test_the_series_of_the_sizing_page_are_counted(tmp_path: Path) -> None:
+    without_target = {"slo_target_seconds": None, "slo_measured_seconds": None, "is_slo_met": None}
+    node = _agent_series(0, 0)
+    gpu_of_agent = _agent_series(1, 0) - node
+    gpu_of_host = _host_series(tmp_path)
+    pod_of_agent = _agent_series(1, 1, **without_target) - _agent_series(1, 0)
+    with_target = _agent_series(1, 1) - _agent_series(1, 0)
+    operator = {family.name: len(family.samples) for family in WorkloadCollector(one_workload()).collect()}
+    pod_of_operator = operator.pop("gpushare_workload_pod_info")
+    # Its one pod waits; others of the same GpuShare may be placed, which is one series more.
+    share = sum(operator.values()) + 1
+    page = (DOCS / "guide" / "sizing.md").read_text()
+    of_agent = f"{pod_of_agent} of the agent on its node, {pod_of_operator} of the operator"
+    of_pod = f"{of_agent}; {with_target - pod_of_agent} more with a latency target"
+    for row in (
+        f"| node | {node} |",
+        f"| GPU | {gpu_of_agent + gpu_of_host} | {gpu_of_agent} of the agent, {gpu_of_host} of the MPS host |",
+        f"| pod | {pod_of_agent + pod_of_operator} | {of_pod} |",
+        f"| GpuShare | {share} at most |",
+    ):
+        assert row in page, row
+    nodes, gpus, pods, shares = 100, 800, 3200, 300
+    in_all = (
+        nodes * node
+        + gpus * (gpu_of_agent + gpu_of_host)
+        + pods * (pod_of_agent + pod_of_operator)
+        + shares * share
+    )
+    assert f"about {round(in_all, -4):,} series" in page
+
+
+def test_the_sizing_page_has_the_charts_requests_and_limits() -> None:
+    values = yaml.safe_load((ROOT / "helm" / "gpushare" / "values.yaml").read_text())
+    page = (DOCS / "guide" / "sizing.md").read_text()
+    for part, name in {
+        "agent": "agent",
+        "mps": "MPS host",
+        "extender": "extender",
+        "scheduler": "kube-scheduler",
+        "operator": "operator",
+        "admission": "admission",
+    }.items():
+        requests, limits = values[part]["resources"]["requests"], values[part]["resources"]["limits"]
+        cell = f"{requests['cpu']}, {requests['memory']}; limit {limits['memory']}"
+        assert re.search(rf"^\| {name}[^|]*\| {cell} \|", page, re.MULTILINE), (part, cell)
+    assert f"| {values['mps']['maxClientsPerPod']} | `mps.maxClientsPerPod` |" in page
+    assert f"| {values['policy']['gpuMemoryReserveMiB']} MiB | `policy.gpuMemoryReserveMiB` |" in page
+    assert f"| {values['admission']['maxSelectors']:,} | `admission.maxSelectors` |" in page
+    assert f"| {values['policy']['retractionsPerMinute']} | `policy.retractionsPerMinute` |" in page
+    assert f"`podMonitor.interval` is {values['podMonitor']['interval']}" in page

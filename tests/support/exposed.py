@@ -79,7 +79,7 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     certificate: Any = SimpleNamespace(expires_at=2e9)
     own["admission"].registry.register(CertificateCollector({"admission": certificate}))
     own["extender"].watch([SimpleNamespace(name="pods", restarts=0, bad_objects=0)])  # type: ignore[list-item]
-    own["operator"].registry.register(WorkloadCollector(_world()))
+    own["operator"].registry.register(WorkloadCollector(one_workload()))
     for metrics in own.values():
         metrics.registry.register(_Busy(metrics))
     return {
@@ -89,7 +89,7 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     }
 
 
-def _world() -> World:
+def one_workload() -> World:
     """One profiled workload with one pod."""
     world = World(lambda _: None)
     owners = [{"uid": "u"}]
