@@ -1,6 +1,9 @@
 """Pages of the site that are held to what they describe."""
 
+import os
 import re
+import shlex
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -202,3 +205,40 @@ def test_the_sizing_page_has_the_charts_requests_and_limits() -> None:
     assert f"| {values['admission']['maxSelectors']:,} | `admission.maxSelectors` |" in page
     assert f"| {values['policy']['retractionsPerMinute']} | `policy.retractionsPerMinute` |" in page
     assert f"`podMonitor.interval` is {values['podMonitor']['interval']}" in page
+
+
+def test_the_page_on_ones_own_cluster_says_of_each_whether_it_was_tried() -> None:
+    page = (DOCS / "guide" / "own-cluster.md").read_text()
+    state = dict(re.findall(r"^\| ([^|]+) \| ([^|]*tried[^|]*) \|$", page, re.MULTILINE))
+    assert len(state) == 6
+    untried = [said for where, said in state.items() if where.startswith(("kind", "NVIDIA's GPU operator"))]
+    assert len(untried) == 3
+    assert all(said.startswith("**not tried**") for said in untried)
+    for section in ("kind, with simulated GPUs", "NVIDIA's GPU operator"):
+        assert page.partition(f"\n## {section}\n\n")[2].startswith("Not tried."), section
+    cited = {int(number) for found in re.findall(r" \[(\d(?:, \d)*)\]", page) for number in found.split(", ")}
+    listed = {int(number) for number in re.findall(r"^(\d)\. ", page.partition("\n## Sources\n")[2], re.MULTILINE)}
+    assert cited == listed
+
+
+def test_the_nodes_to_share_are_chosen_as_the_page_says() -> None:
+    helm = Path(os.environ.get("GPUSHARE_CACHE") or Path.home() / ".cache" / "gpushare") / "bin" / "helm"
+    if not helm.exists():
+        pytest.skip("no helm: hack/cluster tools builds it")
+    page = (DOCS / "guide" / "own-cluster.md").read_text()
+    upgrade = re.search(r"^helm upgrade (.*?[^\\])$", page, re.MULTILINE | re.DOTALL)
+    assert upgrade
+    words = [word for word in shlex.split(upgrade[1].replace("\\\n", " ")) if word != "--reset-then-reuse-values"]
+    done = subprocess.run(
+        [str(helm), "template", *words, "--set", "image.repository=x", "--kube-version", "1.35.4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    on_nodes = [each for each in yaml.safe_load_all(done.stdout) if each and each["kind"] == "DaemonSet"]
+    assert len(on_nodes) == 2
+    for each in on_nodes:
+        assert each["spec"]["template"]["spec"]["nodeSelector"]["gpushare.io/gpus"] == "true"
