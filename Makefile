@@ -69,6 +69,10 @@ demo: venv ## A local cluster with two simulated GPUs, gpushare, and a live tabl
 demo-record: venv ## The same, and the recording and the picture of it that the site shows
 	@hack/cluster demo-record docs/guide/demo.cast
 
+.PHONY: report-pictures
+report-pictures: venv ## The pictures of the report that the site shows, of a simulation
+	@PYTHONPATH=hack .venv/bin/python hack/report_pictures.py
+
 .PHONY: demo-down
 demo-down: ## Remove every trace of the demo
 	@hack/cluster demo-down

@@ -52,6 +52,14 @@ def test_gpus_used_and_progress_gained(reported: Any) -> None:
     assert reported["progressed"] == pytest.approx((78 + 81) / 60, rel=0.02)
 
 
+def test_gpus_spared_are_the_progress_above_the_gpus_in_use(reported: Any, tmp_path: Path) -> None:
+    # train alone spares nothing; beside serve they make 1.5 on one GPU for 60 min, then 1.3 for 30 min
+    assert reported["spared"] == pytest.approx(0.5 * 1 + 0.3 * 0.5, rel=0.03)
+    assert f"{reported['spared']:.1f} GPU-hours</dd>" in (tmp_path / "page.html").read_text().replace(
+        "<small>", "</dd>"
+    )
+
+
 def test_showback_by_namespace_says_asked_given_and_progressed(reported: Any) -> None:
     train, serve = reported["namespaces"]
     assert (train["namespace"], serve["namespace"]) == ("team-train", "team-serve")

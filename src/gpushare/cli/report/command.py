@@ -121,6 +121,7 @@ def as_record(history: UsageHistory) -> dict[str, Any]:
         "gpus_in_use": float(run.in_use.sum()) * hours,
         "given": float(run.given.sum()) * hours,
         "progressed": float(run.progress.sum()) * hours,
+        "spared": float(run.spared.sum()) * hours,
         "promise_kept_ratio": kept_ratio(history),
         "retractions": history.retractions,
         "namespaces": [asdict(row) for row in showback(history)],

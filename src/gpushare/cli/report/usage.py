@@ -100,6 +100,11 @@ class UsageCourse:
     throttled: Figures
     broken: Figures
 
+    @property
+    def spared(self) -> Figures:
+        """Return how many more GPUs the same progress would have needed, at one pod for each GPU."""
+        return np.clip(self.progress - self.in_use, 0, None)
+
 
 @dataclass(frozen=True, slots=True)
 class ShowbackRow:

@@ -65,7 +65,7 @@ def _moment(seconds: float) -> str:
 def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
     gpus, in_use = float(np.nanmean(run.gpus)), float(np.mean(run.in_use))
     used, done = float(np.sum(run.in_use)), float(np.sum(run.progress))
-    spared = float(np.sum(np.clip(run.progress - run.in_use, 0, None))) * history.hours
+    spared = float(np.sum(run.spared)) * history.hours
     kept, held = kept_ratio(history), float(np.sum(run.throttled))
     over = "on average" if history.step_seconds else "now"
     found = [
@@ -135,7 +135,7 @@ def _over_time(history: UsageHistory, run: UsageCourse) -> str:
         ),
         _plot(
             history,
-            "Shares asked for, given, and progress made",
+            "Shares asked for, given, and progress made" if asked else "Shares given, and progress made",
             "GPUs",
             *asked,
             ("given", run.given, Ink.ONE),
