@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpushare.mps import ptrace
 from gpushare.mps.identity import is_alive
-from gpushare.mps.ptrace import HeldThreads
+from gpushare.mps.ptrace import MOST_THREADS, HeldThreads
 
 from .conftest import until
 
@@ -151,6 +154,70 @@ def test_what_another_tracer_has_is_refused(tmp_path, programs):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "refused\n"
     held.release()
+
+
+Crowd = Callable[[int], int]
+
+
+@pytest.fixture
+def crowd() -> Iterator[Crowd]:
+    """Start processes of so many threads; return their pids."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(threads: int) -> int:
+        program = (
+            "import threading\nthreading.stack_size(65536)\nstay = threading.Event()\n"
+            f"for _ in range({threads - 1}):\n    threading.Thread(target=stay.wait, daemon=True).start()\n"
+            "print('ready', flush=True)\nstay.wait()"
+        )
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process.pid
+
+    yield start
+    for process in started:
+        process.kill()
+        with contextlib.suppress(ChildProcessError):
+            process.wait(60)
+
+
+def traced_of(pid: int) -> int:
+    """Return how many of a process's threads have a tracer."""
+    texts = [(path / "status").read_text() for path in Path(f"/proc/{pid}/task").iterdir()]
+    return sum("\nTracerPid:\t0\n" not in text for text in texts)
+
+
+def test_a_process_of_very_many_threads_is_refused_and_none_of_them_is_touched(crowd):
+    pid = crowd(MOST_THREADS + 1)
+    held = HeldThreads(pid)
+    with pytest.raises(TimeoutError, match=f"more than {MOST_THREADS} threads"):
+        held.hold(600)
+    assert traced_of(pid) == 0
+    assert held.release()
+
+
+def test_many_threads_are_held_as_long_as_there_is_time_and_let_go(crowd, monkeypatch):
+    """At 1 ms a look at the clock, 0.5 s are enough to list 300 threads and not to hold them all."""
+    pid = crowd(300)
+    clock = count()
+    clocks = SimpleNamespace(monotonic=lambda: next(clock) / 1000, sleep=time.sleep)
+    monkeypatch.setattr(ptrace, "time", clocks)
+    held = HeldThreads(pid)
+    with pytest.raises(TimeoutError, match=r"\d+ threads of process \d+ are not stopped in time"):
+        held.hold(0.4)
+    assert 0 < traced_of(pid) < 300
+    until(held.release, "every thread is let go")
+    assert traced_of(pid) == 0
+
+
+def test_hundreds_of_threads_are_held(crowd):
+    pid = crowd(600)
+    held = HeldThreads(pid)
+    held.hold(300)
+    assert traced_of(pid) == 600
+    until(held.release, "every thread is let go")
 
 
 def test_who_dies_lets_everybody_go_on(tmp_path, programs):

@@ -8,6 +8,7 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from gpushare.mps.identity import PROC
@@ -20,6 +21,8 @@ HOLD_SECONDS: Final = 0.5  # stopping a thread takes 0.1 ms; in the middle of so
 _PAUSE_SECONDS: Final = 0.0005
 _STEP_SECONDS: Final = 0.005  # one instruction takes some 25 us; a thread that takes longer may wait in the kernel
 _LOOPS: Final = 8  # listings of the threads, which may start others until they are held
+_QUICK: Final = 64  # so many threads cost some 10 ms: they are held even where the node is short of processors
+MOST_THREADS: Final = 2048  # of one process; some 0.1 ms each. A PyTorch job has some hundreds
 
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +45,7 @@ class HeldThreads:
 
     def __init__(self, pid: int, is_left: Callable[[str], bool] = lambda name: name.startswith(_OF_CUDA)) -> None:
         self.pid, self._is_left = pid, is_left
-        self._held: list[int] = []  # stopped
+        self._held: dict[int, None] = {}  # stopped, in their order
         self._seized: set[int] = set()  # traced, stopped or not
 
     def hold(self, timeout_seconds: float = HOLD_SECONDS) -> None:
@@ -53,14 +56,19 @@ class HeldThreads:
         Raises:
             PermissionError: the caller lacks SYS_PTRACE, or another tracer has the process.
             ProcessLookupError: it has ended.
-            TimeoutError: a thread does not stop, because it waits in the kernel or its pod is frozen.
+            TimeoutError: a thread does not stop, because it waits in the kernel or its pod is frozen; or they are
+                more than `MOST_THREADS`, or more than can be stopped in time: other clients wait meanwhile.
         """
         deadline = time.monotonic() + timeout_seconds
         for _ in range(_LOOPS):
-            new = [thread for thread in self._threads() if thread not in self._seized]
+            new = [thread for thread in self._threads(deadline) if thread not in self._seized]
             if not new:
                 return
-            for thread in new:
+            for number, thread in enumerate(new):
+                if number >= _QUICK and time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{len(new) - number} threads of process {self.pid} are not stopped in time"
+                    )
                 try:
                     _ptrace(_SEIZE, thread)
                     self._seized.add(thread)
@@ -69,23 +77,31 @@ class HeldThreads:
                     if thread == self.pid:
                         raise
                     self._seized.discard(thread)  # it has just exited
-            self._held += [thread for thread in new if thread in self._seized and self._waited(thread, deadline)]
+            for thread in new:
+                if thread in self._seized and self._waited(thread, deadline):
+                    self._held[thread] = None
         raise TimeoutError(f"process {self.pid} starts threads faster than they are held")
 
-    def _threads(self) -> list[int]:
+    def _threads(self, deadline: float) -> list[int]:
         """Return the threads to hold; those that have exited and are not collected yet run nothing."""
         threads = []
         tasks = PROC / str(self.pid) / "task"
         try:
-            for task in sorted(tasks.iterdir(), key=lambda path: int(path.name)):
-                try:
-                    name = (task / "comm").read_text(errors="replace").strip()
-                except OSError:
-                    continue
-                if self._state(thread := int(task.name)) not in {"", "Z", "X"} and not self._is_left(name):
-                    threads.append(thread)
+            with os.scandir(tasks) as entries:
+                listed = sorted(int(entry.name) for entry in islice(entries, MOST_THREADS + 1))
         except FileNotFoundError:
             raise ProcessLookupError(f"process {self.pid} has ended") from None
+        if len(listed) > MOST_THREADS:
+            raise TimeoutError(f"process {self.pid} has more than {MOST_THREADS} threads")
+        for number, thread in enumerate(listed):
+            if number >= _QUICK and time.monotonic() > deadline:
+                raise TimeoutError(f"the {len(listed)} threads of process {self.pid} are not listed in time")
+            try:
+                name = (tasks / str(thread) / "comm").read_text(errors="replace").strip()
+            except OSError:
+                continue
+            if self._state(thread) not in {"", "Z", "X"} and not self._is_left(name):
+                threads.append(thread)
         return threads
 
     def _waited(self, thread: int, deadline: float) -> bool:
@@ -192,11 +208,9 @@ class HeldThreads:
             except ChildProcessError:
                 self._forget(thread)
             except ProcessLookupError:  # killed: it is to be waited for
-                if thread in self._held:
-                    self._held.remove(thread)
+                self._held.pop(thread, None)
         return not self._seized
 
     def _forget(self, thread: int) -> None:
         self._seized.discard(thread)
-        if thread in self._held:
-            self._held.remove(thread)
+        self._held.pop(thread, None)
