@@ -450,6 +450,74 @@ def test_a_pod_above_baseline_gets_no_share(
         assert code == 201 or "policy.refuseAboveBaseline" in answer.message
 
 
+@pytest.fixture
+def annotated(installed: ApiServer, pod_object: PodObject) -> Iterator[str]:
+    """A pod with a fraction that nobody schedules."""
+    name = f"p-{uuid.uuid4().hex[:8]}"
+    pod = pod_object(name, {names.FRACTION: "0.1"})
+    pod["spec"] |= {"schedulerName": names.SCHEDULER_NAME, "schedulingGates": [{"name": "example.com/never"}]}
+    made = installed.call("POST", PODS, pod)
+    assert made.code == 201, made.message
+    yield name
+    installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+def attach(api: ApiServer, pod: str, container: dict[str, Any], *, dry_run: bool = True) -> Any:
+    """Add an ephemeral container, as `kubectl debug` does."""
+    body = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "none"} | container]}}
+    path, strategic = f"{PODS}/{pod}/ephemeralcontainers", "application/strategic-merge-patch+json"
+    return api.call("PATCH", path, body, dry_run=dry_run, content_type=strategic)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "CUDA_VISIBLE_DEVICES", "value": "0,1"},
+        {"name": "CUDA_MPS_PIPE_DIRECTORY"},
+        {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/tmp/other"},
+        {
+            "name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['example.com/own']"}},
+        },
+    ],
+    ids=lambda variable: variable["name"],
+)
+def test_an_ephemeral_container_sets_no_variable_of_ours(
+    installed: ApiServer, annotated: str, tenant: str, variable: dict[str, Any]
+) -> None:
+    env = [{"name": "HOME", "value": "/"}, variable]
+    answer = attach(installed, annotated, {"env": env})
+    assert answer.code == 403
+    assert "admission.allowedEnv" in answer.message
+    assert attach(installed, tenant, {"env": env}).code == 200, "the pod asks for no fraction"
+
+
+def test_an_ephemeral_container_without_them_is_let_in(installed: ApiServer, annotated: str) -> None:
+    for container in ({}, {"env": []}, {"env": [{"name": "CUDA_LAUNCH_BLOCKING", "value": "1"}]}):
+        answer = attach(installed, annotated, container)
+        assert answer.code == 200, answer.message
+
+
+def test_an_ephemeral_container_may_set_what_the_chart_allows(render: Any) -> None:
+    objects = render({"admission": {"allowedEnv": ["CUDA_VISIBLE_DEVICES"]}})
+    [policy] = [
+        each
+        for each in objects
+        if each["kind"] == "ValidatingAdmissionPolicy" and each["metadata"]["name"].endswith("-ephemeral")
+    ]
+    [validation] = policy["spec"]["validations"]
+    assert 'variable.name in ["CUDA_VISIBLE_DEVICES"]' in validation["expression"]
+
+
+@pytest.mark.parametrize("what", ["privileged", "ptrace", "all capabilities"])
+def test_an_ephemeral_container_above_baseline_is_refused(baseline: ApiServer, annotated: str, what: str) -> None:
+    _, context = ABOVE_BASELINE[what]
+    answer = attach(baseline, annotated, {"securityContext": context})
+    assert answer.code == 403
+    assert "policy.refuseAboveBaseline" in answer.message
+
+
 def test_an_ordinary_pod_passes_the_baseline(baseline: ApiServer, pod_object: PodObject) -> None:
     pod = pod_object("p", {names.FRACTION: "0.1"})
     pod["spec"] |= {
