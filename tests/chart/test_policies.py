@@ -257,6 +257,81 @@ def test_the_scheduler_does_what_it_has_to(installed: ApiServer, accounts: Accou
     assert "and nothing else" in answer.message
 
 
+def evict(api: ApiServer, user: str, pod: str, *, namespace: str = "default", **options: Any) -> Any:
+    body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace}}
+    if options:
+        body["deleteOptions"] = {"apiVersion": "v1", "kind": "DeleteOptions"} | options
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/eviction"
+    return api.call("POST", path, body, user=user, dry_run=True)
+
+
+def test_a_stolen_operator_token_evicts_none_of_the_clusters_own_pods_and_forces_nobody(
+    installed: ApiServer, accounts: Accounts, tenant: str
+) -> None:
+    operator, ours = accounts["operator"], accounts["operator"].split(":")[2]
+    for namespace in ("kube-system", "kube-public"):
+        answer = evict(installed, operator, "any", namespace=namespace)
+        assert answer.code == 403, (namespace, answer.message)
+        assert "kube-*" in answer.message
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/gpushare-operators"
+    [first, *_] = installed.call("GET", path).body["spec"]["validations"]
+    assert f"request.namespace == '{ours}'" in first["expression"]
+    for seconds in (0, 1):
+        answer = evict(installed, operator, tenant, gracePeriodSeconds=seconds)
+        assert answer.code == 403
+        assert "own grace period" in answer.message
+    uid = installed.call("GET", f"{PODS}/{tenant}").body["metadata"]["uid"]
+    for options in ({}, {"preconditions": {"uid": uid}}):
+        answer = evict(installed, operator, tenant, **options)
+        assert answer.code == 201, answer.message
+    assert evict(installed, "", tenant, gracePeriodSeconds=0).code == 201, "of others nothing is asked"
+
+
+@pytest.fixture
+def stored_share(installed: ApiServer) -> Iterator[str]:
+    name = f"s-{uuid.uuid4().hex[:8]}"
+    made = installed.call("POST", SHARES, share({"fraction": "0.5"}, name))
+    assert made.code == 201, made.message
+    yield name
+    installed.call("DELETE", f"{SHARES}/{name}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"spec": {"fraction": "1"}},
+        {"spec": {"class": "latency"}},
+        {"spec": None},
+        {"metadata": {"labels": {"a": "b"}}},
+        {"metadata": {"annotations": {"a": "b"}}},
+        {"metadata": {"finalizers": ["example.com/stay"]}},
+    ],
+    ids=str,
+)
+def test_a_stolen_operator_token_changes_no_gpushare(
+    installed: ApiServer, accounts: Accounts, stored_share: str, change: dict[str, Any]
+) -> None:
+    who = {"user": accounts["operator"], "dry_run": True, "content_type": MERGE}
+    answer = installed.call("PATCH", f"{SHARES}/{stored_share}", change, **who)
+    assert answer.code == 403, answer.message
+    assert "owners and status" in answer.message
+
+
+def test_the_operator_does_what_it_has_to(installed: ApiServer, accounts: Accounts, stored_share: str) -> None:
+    who = {"user": accounts["operator"], "dry_run": True}
+    owners = [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "r", "uid": "u"}]
+    body = {"metadata": {"ownerReferences": owners}}
+    answer = installed.call("PATCH", f"{SHARES}/{stored_share}", body, content_type=MERGE, **who)
+    assert answer.code == 200, answer.message
+    status = {"status": {"phase": "Sharing"}}
+    answer = installed.call("PATCH", f"{SHARES}/{stored_share}/status", status, content_type=MERGE, **who)
+    assert answer.code == 200, answer.message
+    made = share({"fraction": "auto"}, "made") | {"metadata": {"name": "made", "ownerReferences": owners}}
+    assert installed.call("POST", SHARES, made, **who).code == 201
+    made["spec"]["selector"] = {"matchLabels": {"app": "a"}}
+    assert installed.call("POST", SHARES, made, **who).code == 403
+
+
 NEVER = {
     "get secrets": ("get", "", "secrets"),
     "list secrets": ("list", "", "secrets"),
