@@ -298,6 +298,7 @@ GPUSHARE_GPU_MEMORY_RESERVE: {{ .Values.policy.gpuMemoryReserveMiB | quote }}
 GPUSHARE_CHARGE_MEMORY: {{ .Values.policy.chargeMemory | quote }}
 GPUSHARE_PROBATION_SECONDS: {{ .Values.policy.probationSeconds | quote }}
 GPUSHARE_MOST_PROBATIONS: {{ .Values.policy.probations | quote }}
+GPUSHARE_LONGEST_PROBATION_SECONDS: {{ .Values.policy.longestProbationSeconds | quote }}
 GPUSHARE_FREEZES: {{ and .Values.throttle.enabled .Values.loop.enabled | quote }}
 GPUSHARE_RESERVE_AFTER_SECONDS: {{ .Values.policy.reserveAfterSeconds | quote }}
 {{- end }}

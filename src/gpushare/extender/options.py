@@ -68,6 +68,11 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         "probation-seconds", f"{probation.seconds:g}", "how long an unknown workload has a GPU to itself; 0: never"
     )
     add("most-probations", str(probation.most), "how many GPUs at a time")
+    add(
+        "longest-probation-seconds",
+        f"{probation.longest_seconds:g}",
+        "what a GpuShare gets at most where it asks for more",
+    )
     add("freezes", "true", "whether throughput pods can be stopped for a moment", choices=["true", "false"])
     add(
         "reserve-after-seconds",
@@ -94,6 +99,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
                 installation.GPU_MEMORY_RESERVE: read.gpu_memory_reserve,
                 installation.PROBATION_SECONDS: read.probation_seconds,
                 installation.MOST_PROBATIONS: read.most_probations,
+                installation.LONGEST_PROBATION: read.longest_probation_seconds,
                 installation.FREEZES: read.freezes,
                 installation.RESERVE_AFTER: read.reserve_after_seconds,
             }

@@ -146,14 +146,46 @@ def test_where_freezing_is_off_every_unknown_workload_has_its_turn():
     assert cluster.put("a").probation is None, "it had its turn, and that pod still runs"
 
 
-@pytest.mark.parametrize(("asked", "lasts"), [(None, 60.0), (20, 60.0), (300, 330.0), (3600, 3600.0)])
-def test_a_profile_that_takes_longer_gets_a_longer_window(asked, lasts):
-    cluster = Cluster(probation=ProbationSettings(freezes=False))
+@pytest.mark.parametrize(
+    ("asked", "longest", "lasts"),
+    [
+        (None, 300, 60),
+        (20, 300, 60),
+        (200, 300, 230),
+        (3600, 300, 300),
+        (3600, 3600, 3600),
+        (200, 0, 60),
+    ],
+)
+def test_a_profile_that_takes_longer_gets_a_longer_window_up_to_a_ceiling(asked, longest, lasts):
+    cluster = Cluster(probation=ProbationSettings(freezes=False, longest_seconds=longest))
     request = PlacementRequest("p", 250, unprofiled=Unprofiled(frozenset({"a"}), window_seconds=asked))
     decided = decide(request, cluster.context.at(1000.0))
     assert isinstance(decided, Placement)
     assert decided.probation is not None
     assert decided.probation.until == 1000.0 + lasts
+
+
+def test_a_namespace_has_one_gpu_at_a_time_whatever_its_workloads_are_called():
+    cluster = Cluster(4, ProbationSettings(freezes=False, most=4))
+
+    def placed(namespace: str, workload: str) -> Placement:
+        uid = next(cluster.uids)
+        unprofiled = Unprofiled(frozenset({workload}), namespace=namespace)
+        request = PlacementRequest(uid, 250, unprofiled=unprofiled)
+        decided = decide(request, cluster.context.at(cluster.now))
+        assert isinstance(decided, Placement)
+        cluster.state.reserve(uid, decided, request)
+        return decided
+
+    assert placed("evil", "a").probation is not None
+    assert placed("evil", "b").probation is None, "another name is of no use"
+    assert placed("evil", "c").probation is None
+    good = placed("good", "a-of-good")
+    assert good.probation is not None
+    assert good.probation.namespace == "good"
+    cluster.now += 61
+    assert placed("evil", "d").probation is not None, "one after the other"
 
 
 def test_whole_gpus_and_survey_agree():
@@ -212,6 +244,9 @@ def test_the_window_begins_when_the_container_runs_but_not_much_later_than_the_d
         if (term := term_of(pod(), unprofiled, 1000.0, started))
     ]
     assert ends == [1300.0, 1070.0, 1299.0, 1300.0]
+    term = term_of(pod(), unprofiled, 1000.0, nothing)
+    assert term is not None
+    assert term.namespace == unprofiled.namespace == "shop"
     assert term_of(pod(), None, 1000.0, 1010.0) is None, "its profile is there"
 
 
@@ -250,7 +285,7 @@ def test_clock_time():
 
 
 def test_settings_are_read_back():
-    made = Settings(probation=ProbationSettings(90.0, 5, freezes=False))
+    made = Settings(probation=ProbationSettings(90.0, 5, freezes=False, longest_seconds=120.0))
     assert parse_settings(made.to_mapping()) == made
 
 
@@ -259,6 +294,7 @@ def test_settings_are_read_back():
     [
         ("GPUSHARE_PROBATION_SECONDS", "4000"),
         ("GPUSHARE_PROBATION_SECONDS", "long"),
+        ("GPUSHARE_LONGEST_PROBATION_SECONDS", "3601"),
         ("GPUSHARE_MOST_PROBATIONS", "0"),
         ("GPUSHARE_FREEZES", "maybe"),
     ],

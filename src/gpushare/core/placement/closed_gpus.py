@@ -20,11 +20,13 @@ class Unprofiled:
         workloads: names of it: its GpuShare's, its pods' owner's, its key. One in common makes two the same.
         pod: the pod that asks, for people; "": its uid.
         window_seconds: of running alone that its GpuShare asks of a profile; None: nothing in particular.
+        namespace: its pod's; "": none, as in simulations.
     """
 
     workloads: frozenset[str]
     pod: str = ""
     window_seconds: float | None = None
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,13 @@ class ProbationTerm:
 
     Attributes:
         until: its end at the latest, in seconds of the caller's clock (Unix time on a live cluster).
+        namespace: the pod's; "": none.
     """
 
     workloads: frozenset[str]
     pod: str
     until: float
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ def unprofiled_of(pod: PodView, share: GpuShare | None) -> Unprofiled | None:
                 return None
             window = profile.window_seconds
         workloads.add(f"{share.namespace}/GpuShare/{share.name}")
-    return Unprofiled(frozenset(workloads), pod.key, window)
+    return Unprofiled(frozenset(workloads), pod.key, window, pod.namespace)
 
 
 def term_of(
@@ -123,4 +127,5 @@ def term_of(
         return None
     latest = decided_at + START_SECONDS
     begins = latest if started_at == -math.inf else min(started_at, latest)
-    return ProbationTerm(unprofiled.workloads, pod.key, begins + pod.decision.probation_seconds)
+    until = begins + pod.decision.probation_seconds
+    return ProbationTerm(unprofiled.workloads, pod.key, until, pod.namespace)

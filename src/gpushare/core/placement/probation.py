@@ -2,8 +2,9 @@
 
 In place a workload is read while its neighbours are stopped for a moment (docs/design.md 4). Pods of class latency
 are never stopped, and where freezing is off nobody is. There a pod prefers an empty GPU, which is then closed for
-others until its workload's profile is there or the window ends. One workload has one such pod, and the cluster
-`most` at a time: the others go where they fit, under their shares as caps.
+others until its workload's profile is there or the window ends. One workload has one such pod, a namespace one at
+a time, since a workload's name is its tenant's to choose, and the cluster `most`. The others go where they fit,
+under their shares as caps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, I
 
 DEFAULT_SECONDS: Final = 60.0
 DEFAULT_MOST: Final = 2
+DEFAULT_LONGEST_SECONDS: Final = 300.0
 MOST_SECONDS: Final = 3600.0
 PROGRAM_START_SECONDS: Final = 30.0  # of a container's life that may hold nothing to profile
 _TIER: Final = 1e7
@@ -38,11 +40,13 @@ class ProbationSettings:
         seconds: length of the window, longer where a workload's GpuShare asks for it; 0: nobody is on probation.
         most: pods that are on probation at a time.
         freezes: whether throughput pods may be stopped for a moment, so that others can be read in place.
+        longest_seconds: what a GpuShare gets at most where it asks for more than `seconds`.
     """
 
     seconds: float = DEFAULT_SECONDS
     most: int = DEFAULT_MOST
     freezes: bool = True
+    longest_seconds: float = DEFAULT_LONGEST_SECONDS
 
 
 NO_PROBATION: Final = ProbationSettings(seconds=0.0)
@@ -152,6 +156,7 @@ class Probationary:
             unprofiled.workloads,
             unprofiled.pod or self._request.pod_uid,
             self._now + window_seconds(self._request, self._settings),
+            unprofiled.namespace,
         )
 
     def _open(self, state: ClusterState, rows: IntArray) -> BoolArray:
@@ -210,6 +215,7 @@ def on_probation(
         and len(closed) < settings.most
         and (not settings.freezes or state.latency_count > 0 or bool(state.unfreezable.any()))
         and not state.closed_gpus.has_one_of(request.unprofiled.workloads)
+        and not any(each.closed.term.namespace == request.unprofiled.namespace != "" for each in closed)
     )
     if not closed and not seeks:
         return policy
@@ -217,10 +223,10 @@ def on_probation(
 
 
 def window_seconds(request: PlacementRequest, settings: ProbationSettings) -> int:
-    """Return the length of a pod's window, whole seconds: enough for the profile that its GpuShare asks for."""
+    """Return the length of a pod's window, whole seconds: longer for a long profile, up to the ceiling."""
     own = request.unprofiled.window_seconds if request.unprofiled is not None else None
     needed = 0.0 if own is None else own + PROGRAM_START_SECONDS
-    return round(min(MOST_SECONDS, max(settings.seconds, needed)))
+    return round(max(settings.seconds, min(settings.longest_seconds, needed)))
 
 
 def why_unread(neighbours: Iterable[JobClass | None], *, can_freeze: bool) -> str:

@@ -23,6 +23,7 @@ GPU_MEMORY_RESERVE: Final = "GPUSHARE_GPU_MEMORY_RESERVE"
 CHARGE_MEMORY: Final = "GPUSHARE_CHARGE_MEMORY"
 PROBATION_SECONDS: Final = "GPUSHARE_PROBATION_SECONDS"
 MOST_PROBATIONS: Final = "GPUSHARE_MOST_PROBATIONS"
+LONGEST_PROBATION: Final = "GPUSHARE_LONGEST_PROBATION_SECONDS"
 FREEZES: Final = "GPUSHARE_FREEZES"
 RESERVE_AFTER: Final = "GPUSHARE_RESERVE_AFTER_SECONDS"
 
@@ -61,6 +62,7 @@ class Settings:
             CHARGE_MEMORY: "true" if self.defaults.charge_memory else "false",
             PROBATION_SECONDS: f"{self.probation.seconds:g}",
             MOST_PROBATIONS: str(self.probation.most),
+            LONGEST_PROBATION: f"{self.probation.longest_seconds:g}",
             FREEZES: "true" if self.probation.freezes else "false",
             RESERVE_AFTER: f"{self.reserve_after_seconds:g}",
         }
@@ -107,8 +109,9 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
     for name in (CHARGE_MEMORY, FREEZES):
         if read[name] not in ("true", "false"):
             raise refused(name, "true or false")
-    if not read[PROBATION_SECONDS].isdecimal() or int(read[PROBATION_SECONDS]) > MOST_SECONDS:
-        raise refused(PROBATION_SECONDS, f"a whole number of seconds, 0 to {MOST_SECONDS:g}")
+    for name in (PROBATION_SECONDS, LONGEST_PROBATION):
+        if not read[name].isdecimal() or int(read[name]) > MOST_SECONDS:
+            raise refused(name, f"a whole number of seconds, 0 to {MOST_SECONDS:g}")
     if not read[MOST_PROBATIONS].isdecimal() or int(read[MOST_PROBATIONS]) < 1:
         raise refused(MOST_PROBATIONS, "a whole number from 1")
     return Settings(
@@ -122,7 +125,10 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
         ),
         int(read[GPU_MEMORY_RESERVE]),
         ProbationSettings(
-            float(read[PROBATION_SECONDS]), int(read[MOST_PROBATIONS]), freezes=read[FREEZES] == "true"
+            float(read[PROBATION_SECONDS]),
+            int(read[MOST_PROBATIONS]),
+            freezes=read[FREEZES] == "true",
+            longest_seconds=float(read[LONGEST_PROBATION]),
         ),
         reserve_after_seconds,
     )
