@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from chaosrun.freezes import FreezeReport
+from chaosrun.freezes import LOOK_SECONDS, FreezeReport
 from chaosrun.picture import Expected, GpuSeen, Picture, PodSeen
 from chaosrun.plan import Ends
 
@@ -14,7 +14,7 @@ SHARES_PER_GPU: Final = 100
 CLIENTS_PER_GPU: Final = 48
 RESERVE_MIB: Final = 512  # policy.gpuMemoryReserveMiB
 GATE_SILENT_SECONDS: Final = 6.0  # it writes every second; the agent takes it for dead after 10
-LEFT_FROZEN_SECONDS: Final = 5.0  # promised are 2 s; the longest freeze is in the report
+LEFT_FROZEN_SECONDS: Final = 2.0 + LOOK_SECONDS  # 2 s are promised, and a thaw is seen one look later
 GAP_SECONDS: Final = LEFT_FROZEN_SECONDS  # a freeze as long could hide in a longer time without a look
 UNWATCHED_SECONDS: Final = 5.0
 # Kubelet may give the ids of an allocation under way to the next pod too (docs/measurements/hostile.md).

@@ -4,18 +4,18 @@ import time
 from pathlib import Path
 
 import pytest
-from chaosrun.auditor import Rule
-from chaosrun.plan import QUICK, TRAITS, FaultKind
-from chaosrun.run import Outcome
+from chaosrun.excuses import unexcused
+from chaosrun.plan import QUICK
 from chaosrun.setting import set_up
 from devcluster.local import LocalCluster
 from livecluster import Cluster
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-# Six of this seed: a driver hangs; agent, gate, MPS server, kubelet and operator fail.
-SEED, FAULTS = 16571, 6
-MINUTES = 3.0  # a machine at a load of 70 makes fewer
+# Of this seed: a driver hangs; agent, gate, MPS server, kubelet, operator and throttle fail, some of them twice; and
+# the network is cut between parts.
+SEED, FAULTS = 16571, 13
+MINUTES = 5.0  # a machine at a load of 70 makes fewer
 POPULATION = 6
 
 
@@ -31,18 +31,6 @@ def test_faults_at_random_over_commit_nothing_lose_nobody_and_end_nobody(
         outcomes = run.run(SEED, range(3 * FAULTS), QUICK, until=until, most=FAULTS)
     made = [one for one in outcomes if not one.skipped]
     assert len(made) == FAULTS or (made and time.monotonic() > until), outcomes
-    # That all settles at last is asserted; within 60 s only where the machine is not busy with other things.
+    # That all settles at last is asserted; within 60 s unless the machine's load is above what excuses.py says.
     assert [one.waited_for for one in made if one.settled_seconds is None] == []
-    assert [text for one in made for text in one.violations if not is_known(one, text)] == [], outcomes
-
-
-def is_known(outcome: Outcome, violation: str) -> bool:
-    """Return whether a busy machine or kubelet itself (docs/measurements/hostile.md) did what is told.
-
-    Kubelet rejects a pod that was bound just before it lost the plugin, and may give an id of an allocation under
-    way to the pod that comes next.
-    """
-    rule = violation.partition(": ")[0]
-    if rule == Rule.REJECTED:
-        return TRAITS[FaultKind(outcome.kind)].takes_plugin
-    return rule in {Rule.SETTLED, Rule.GAP, Rule.DEVICE_RACE}
+    assert unexcused(made) == [], outcomes

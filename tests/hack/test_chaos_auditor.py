@@ -150,12 +150,12 @@ def test_nothing_is_said_of_pods_while_the_api_server_is_away_but_of_clients() -
 
 
 def test_whoever_stood_still_for_too_long_is_left_frozen() -> None:
-    assert [one.rule for one in left_frozen(FreezeReport({"a": 5.1, "b": 1.3}))] == [Rule.FROZEN]
+    assert [one.rule for one in left_frozen(FreezeReport({"a": 2.2, "b": 2.0}))] == [Rule.FROZEN]
 
 
 def test_a_freeze_that_nobody_would_have_seen_is_said() -> None:
-    assert left_frozen(FreezeReport({}, 4.9, {"a": 4.9})) == []
-    assert [one.rule for one in left_frozen(FreezeReport({}, 5.1, {"a": 0.0}))] == [Rule.GAP]
+    assert left_frozen(FreezeReport({}, 2.0, {"a": 4.9})) == []
+    assert [one.rule for one in left_frozen(FreezeReport({}, 2.2, {"a": 0.0}))] == [Rule.GAP]
     assert [one.rule for one in left_frozen(FreezeReport({}, 0.1, {"a": 5.1}))] == [Rule.UNWATCHED]
 
 

@@ -15,6 +15,7 @@ from chaosfakes import GPU, FakeApi, FakeCluster
 from chaosrun import cuts, node, report
 from chaosrun.auditor import Allowance, Rule
 from chaosrun.cli import heading
+from chaosrun.excuses import BUSY_LOAD_PER_CORE, unexcused
 from chaosrun.faults import Injector, NotPossibleError
 from chaosrun.freezes import FreezeReport, FreezeWatch
 from chaosrun.hang import STATE, HungDriver
@@ -108,6 +109,27 @@ def test_a_cluster_that_settles_late_is_broken_but_goes_on(cluster: FakeCluster,
     assert late.rules == (Rule.SETTLED,)
     assert "agent is not ready" in late.waited_for
     assert (tmp_path / "broken-0").is_dir()
+
+
+@pytest.mark.parametrize("rule", [Rule.SETTLED, Rule.GAP, Rule.DEVICE_RACE])
+def test_what_takes_too_long_is_excused_on_a_busy_machine_only(rule: Rule) -> None:
+    busy = Outcome(0, FaultKind.KILL_GATE, violations=(f"{rule}: why",), load_average=2 * BUSY_LOAD_PER_CORE + 0.1)
+    calm = replace(busy, load_average=2 * BUSY_LOAD_PER_CORE)
+    assert unexcused([busy], cores=2) == []
+    assert unexcused([busy, calm], cores=2) == [f"{rule}: why"]
+
+
+@pytest.mark.parametrize("rule", sorted(set(Rule) - {Rule.SETTLED, Rule.GAP, Rule.DEVICE_RACE, Rule.REJECTED}))
+def test_nothing_else_is_excused_at_any_load(rule: Rule) -> None:
+    assert unexcused([Outcome(0, FaultKind.KILL_AGENT, violations=(f"{rule}: a",), load_average=1e3)]) == [
+        f"{rule}: a"
+    ]
+
+
+def test_kubelet_rejects_pods_where_the_fault_takes_its_plugin() -> None:
+    text = f"{Rule.REJECTED}: load-7"
+    for kind, excused in ((FaultKind.KILL_AGENT, True), (FaultKind.KILL_GATE, False)):
+        assert (unexcused([Outcome(0, kind, violations=(text,))]) == []) is excused
 
 
 def test_a_cluster_that_never_settles_ends_the_run(cluster: FakeCluster, tmp_path: Path) -> None:
