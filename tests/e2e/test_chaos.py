@@ -12,7 +12,7 @@ from livecluster import Cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 
-# Of this seed: a driver hangs; agent, gate, MPS server, kubelet, operator and throttle fail, some of them twice; and
+# Of this seed: a driver hangs; agent, gate, MPS server, kubelet, operator and throttle fail, some of them twice;
 # the network is cut between parts.
 SEED, FAULTS = 16571, 13
 MINUTES = 5.0  # a machine at a load of 70 makes fewer

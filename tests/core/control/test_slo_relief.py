@@ -227,6 +227,21 @@ def test_a_server_that_never_meets_its_target_has_one_neighbour_an_hour_leave_at
     assert len(plant.costs) >= len(FOUR) - 1
 
 
+def worse_then_better(plant: Plant) -> float:
+    """Miss by less with each neighbour that left, so that each leaving seems to have helped."""
+    return 10.0 * 0.5 ** len(plant.asked)
+
+
+@pytest.mark.parametrize("lie", [worse_then_better, falling])
+def test_a_lying_latency_page_has_one_neighbour_leave_in_any_hour(lie):
+    """By what is believed there is always somebody to leave."""
+    plant = Plant(dict.fromkeys("abcdef", 0.05), 0.2, 0.62, 0.9, can_throttle=False, lie=lie).obeys(8100)
+    times = [moment for moment, _ in plant.asked]
+    assert all(after - before >= GIVEN_UP_SECONDS for before, after in itertools.pairwise(times))
+    assert 1 <= len(times) <= 3
+    assert len(times) == 3 or lie is not worse_then_better, "the hour is what keeps them, and it ends"
+
+
 def test_a_neighbour_that_left_in_vain_ends_the_try_for_an_hour():
     """Neighbours at their promises have nothing to give: believed to cost progress, the newest of them leaves."""
     plant = Plant(dict.fromkeys(FOUR, 0.0), 0.2, 0.7, 0.9).obeys(600)
