@@ -15,7 +15,7 @@ from chaosrun.picture import Expected, Picture
 LARGEST_PERCENT: Final = 20
 GRACE_SECONDS: Final = 4  # of a pod; the gate ends its clients 3 s before
 WORKLOADS: Final = ("montecarlo-fp32", "stream", "gemm-fp16", "dlrm-infer", "latency-probe", "resnet50-train")
-PERCENTS: Final = (3, 5, 8, 10, 15, LARGEST_PERCENT)
+PERCENTS: Final = (6, 7, 8, 10, 15, LARGEST_PERCENT)  # none below what is charged at least
 MEMORY_PART: Final = 0.7  # of what a share's part of the memory would be, so that the share stays what is asked
 TWO_PROCESSES_FROM: Final = 15  # percent: each process has to have MPS's least
 

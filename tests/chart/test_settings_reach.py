@@ -34,6 +34,7 @@ NONSENSE: dict[str, list[object]] = {
     "policy.hygiene.stalledAfterSeconds": [0, 59, 604_801, 60.5, "1800", True, []],
     "policy.hygiene.outsideMps": ["end", "event", "", False, []],
     "policy.hygiene.fault": ["reset", "", False, {}],
+    "policy.chargeThreads": ["false", 6, ""],
     "policy.retractionsPerMinute": [0, -2, 61, 1.5, "2", True, []],
     "agent.outsideMps": ["kill", "End", "report", "", True, []],
     "mps.endStrangers": ["false", "no", "", 0, 1, [], {}],
@@ -119,6 +120,13 @@ def test_latency_max_slowdown_reaches_who_decides_watches_and_explains(render: R
     ):
         assert defaults.latency_max_slowdown_ratio == float(str(value))
         assert defaults.max_slowdown_ratio == 1.5
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_what_is_charged_for_threads_reaches_admission_and_who_explains(render: Render, value: bool) -> None:
+    found = Installation(render(nested("policy.chargeThreads", value)))
+    assert found.admission.policy.defaults.charge_threads is value
+    assert found.shown.defaults.charge_threads is value
 
 
 @pytest.mark.parametrize("value", [0, 90, 604_800])

@@ -296,6 +296,7 @@ GPUSHARE_MAX_SLOWDOWN: {{ .Values.policy.maxSlowdown | quote }}
 GPUSHARE_LATENCY_MAX_SLOWDOWN: {{ .Values.policy.latencyMaxSlowdown | quote }}
 GPUSHARE_GPU_MEMORY_RESERVE: {{ .Values.policy.gpuMemoryReserveMiB | quote }}
 GPUSHARE_CHARGE_MEMORY: {{ .Values.policy.chargeMemory | quote }}
+GPUSHARE_CHARGE_THREADS: {{ .Values.policy.chargeThreads | quote }}
 GPUSHARE_PROBATION_SECONDS: {{ .Values.policy.probationSeconds | quote }}
 GPUSHARE_MOST_PROBATIONS: {{ .Values.policy.probations | quote }}
 GPUSHARE_LONGEST_PROBATION_SECONDS: {{ .Values.policy.longestProbationSeconds | quote }}

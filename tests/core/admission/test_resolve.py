@@ -77,6 +77,24 @@ def test_a_gpushare_that_becomes_isolated_later_gives_no_gpu_to_pods_that_were_n
 
 
 @pytest.mark.parametrize(
+    ("fraction", "job_class", "percent"),
+    [("0.01", "throughput", 6), ("0.06", "throughput", 6), ("0.07", "throughput", 7), ("0.01", "latency", 1)],
+)
+def test_throughput_is_charged_what_mps_gives_at_least(fraction, job_class, percent):
+    annotations = {FRACTION: fraction, "gpushare.io/class": job_class}
+    assert resolve(annotations).share_percent == percent
+    asked = resolve(annotations, None, Defaults(charge_threads=False))
+    assert asked.share_percent == round(float(fraction) * 100)
+    assert resolve(annotations, limit_percent=1).share_percent == 1  # admitted before: it keeps its charge
+
+
+@pytest.mark.parametrize("source", ["the default", "its profile"])
+def test_auto_is_charged_what_mps_gives_at_least(source):
+    profiled = share(recommended="0.02") if source == "its profile" else None
+    assert resolve({FRACTION: "auto"}, profiled, Defaults(auto_fraction="0.03")).share_percent == 6
+
+
+@pytest.mark.parametrize(
     ("fraction", "memory", "percent"),
     [
         ("0.01", "143771Mi", 100),

@@ -198,6 +198,17 @@ def test_memory_is_part_of_the_share_that_is_charged() -> None:
     assert apply(document, patched(document, free, H200)) == unaware
 
 
+def test_the_least_that_mps_gives_is_charged() -> None:
+    """Before: 16 pods of 1% had 8 of 132 SMs each, a whole GPU for 16% of quota."""
+    document = pod({names.FRACTION: "0.01"})
+    charged = apply(document, patched(document))
+    assert charged["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "6"}
+    assert check_pod(charged) is None
+    unaware = apply(document, patched(document, AdmissionPolicy(Defaults(charge_threads=False))))
+    assert unaware["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "1"}
+    assert "makes it 6" in str(check_pod(unaware))
+
+
 def test_a_share_by_hand_below_what_the_memory_is_charged_is_refused() -> None:
     for fraction in ("0.01", "auto"):
         document = pod({names.FRACTION: fraction, names.MEMORY: "143771Mi"})
@@ -244,7 +255,8 @@ def test_a_share_set_by_hand(kind: str) -> None:
     assert "which makes it 25" in refused(with_share("5"))
     for hostile in ("-1", "1e9", "9" * 5000, "25m", ""):
         assert len(refused(with_share(hostile))) < 400
-    assert "1 to 100" in refused(with_share("150", "auto"))
+    assert "6 to 100" in refused(with_share("150", "auto"))
+    assert "6 to 100" in refused(with_share("5", "auto"))
     assert patched(with_share("300", "auto"))
 
 
@@ -392,7 +404,8 @@ def test_a_patch_changes_only_what_is_promised(document: Json, runtime_class: st
     assert [c["name"] for c in chosen] == [request.container or before["spec"]["containers"][0]["name"]]
     limits, requests = (chosen[0]["resources"][kind].pop(names.SHARE_RESOURCE) for kind in ("limits", "requests"))
     assert limits == requests
-    assert request.is_auto or int(limits) == (request.share_percent or 0) * request.gpu_count
+    percent = max(request.share_percent or 0, names.LEAST_PROCESS_PERCENT)
+    assert request.is_auto or int(limits) == percent * request.gpu_count
     assert after["spec"].pop("schedulerName") == names.SCHEDULER_NAME
     before["spec"].pop("schedulerName", None)
     assert after["spec"].pop("runtimeClassName", None) == runtime_class

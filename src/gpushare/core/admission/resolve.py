@@ -33,6 +33,7 @@ class Defaults:
         max_slowdown_ratio: tolerated slowdown of class throughput, 1 is undisturbed.
         latency_max_slowdown_ratio: of class latency.
         charge_memory: whether a pod's share is at least its part of the GPU's memory.
+        charge_threads: whether the share of class throughput is at least the least that MPS gives a process.
     """
 
     auto_fraction: str = AUTO_FRACTION
@@ -41,6 +42,7 @@ class Defaults:
     fault_domain: FaultDomain = FaultDomain.SHARED
     latency_max_slowdown_ratio: float = 1.1
     charge_memory: bool = True
+    charge_threads: bool = True
 
     def max_slowdown_of(self, job_class: JobClass) -> float:
         """Return the tolerated slowdown of a class."""
@@ -140,12 +142,18 @@ def resolve(
 
 
 def least_percent(needs: Needs, defaults: Defaults, gpu_memories_mib: Collection[int]) -> int:
-    """Return the least that a pod is charged, whatever its fraction: for being alone on a GPU, for its memory."""
+    """Return the least that a pod is charged, whatever its fraction.
+
+    For being alone on a GPU; for its memory; for the SMs that MPS gives a process under the smallest cap
+    (ADR 0172). Class latency has no cap, whatever it is charged.
+    """
     if needs.fault_domain is FaultDomain.ISOLATED:
         return names.SHARES_PER_GPU
+    is_capped = needs.job_class is JobClass.THROUGHPUT
+    threads = names.LEAST_PROCESS_PERCENT if defaults.charge_threads and is_capped else 0
     if not defaults.charge_memory or needs.memory_mib is None:
-        return 0
-    return memory_percent(needs.memory_mib, gpu_memories_mib)
+        return threads
+    return max(threads, memory_percent(needs.memory_mib, gpu_memories_mib))
 
 
 def memory_percent(memory_mib: int, gpu_memories_mib: Collection[int]) -> int:

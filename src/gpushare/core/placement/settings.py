@@ -21,6 +21,7 @@ MAX_SLOWDOWN: Final = "GPUSHARE_MAX_SLOWDOWN"
 LATENCY_MAX_SLOWDOWN: Final = "GPUSHARE_LATENCY_MAX_SLOWDOWN"
 GPU_MEMORY_RESERVE: Final = "GPUSHARE_GPU_MEMORY_RESERVE"
 CHARGE_MEMORY: Final = "GPUSHARE_CHARGE_MEMORY"
+CHARGE_THREADS: Final = "GPUSHARE_CHARGE_THREADS"
 PROBATION_SECONDS: Final = "GPUSHARE_PROBATION_SECONDS"
 MOST_PROBATIONS: Final = "GPUSHARE_MOST_PROBATIONS"
 LONGEST_PROBATION: Final = "GPUSHARE_LONGEST_PROBATION_SECONDS"
@@ -60,6 +61,7 @@ class Settings:
             LATENCY_MAX_SLOWDOWN: f"{self.defaults.latency_max_slowdown_ratio:g}",
             GPU_MEMORY_RESERVE: str(self.gpu_memory_reserve_mib),
             CHARGE_MEMORY: "true" if self.defaults.charge_memory else "false",
+            CHARGE_THREADS: "true" if self.defaults.charge_threads else "false",
             PROBATION_SECONDS: f"{self.probation.seconds:g}",
             MOST_PROBATIONS: str(self.probation.most),
             LONGEST_PROBATION: f"{self.probation.longest_seconds:g}",
@@ -106,7 +108,7 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
         raise refused(RESERVE_AFTER, "0 or more seconds")
     if not read[GPU_MEMORY_RESERVE].isdecimal():
         raise refused(GPU_MEMORY_RESERVE, "a number of MiB")
-    for name in (CHARGE_MEMORY, FREEZES):
+    for name in (CHARGE_MEMORY, CHARGE_THREADS, FREEZES):
         if read[name] not in ("true", "false"):
             raise refused(name, "true or false")
     for name in (PROBATION_SECONDS, LONGEST_PROBATION):
@@ -122,6 +124,7 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
             slowdown(MAX_SLOWDOWN),
             latency_max_slowdown_ratio=slowdown(LATENCY_MAX_SLOWDOWN),
             charge_memory=read[CHARGE_MEMORY] == "true",
+            charge_threads=read[CHARGE_THREADS] == "true",
         ),
         int(read[GPU_MEMORY_RESERVE]),
         ProbationSettings(
