@@ -111,7 +111,7 @@ def test_a_cluster_that_settles_late_is_broken_but_goes_on(cluster: FakeCluster,
     assert (tmp_path / "broken-0").is_dir()
 
 
-@pytest.mark.parametrize("rule", [Rule.SETTLED, Rule.GAP, Rule.DEVICE_RACE])
+@pytest.mark.parametrize("rule", [Rule.SETTLED, Rule.FROZEN])
 def test_what_takes_too_long_is_excused_on_a_busy_machine_only(rule: Rule) -> None:
     busy = Outcome(0, FaultKind.KILL_GATE, violations=(f"{rule}: why",), load_average=2 * BUSY_LOAD_PER_CORE + 0.1)
     calm = replace(busy, load_average=2 * BUSY_LOAD_PER_CORE)
@@ -119,7 +119,14 @@ def test_what_takes_too_long_is_excused_on_a_busy_machine_only(rule: Rule) -> No
     assert unexcused([busy, calm], cores=2) == [f"{rule}: why"]
 
 
-@pytest.mark.parametrize("rule", sorted(set(Rule) - {Rule.SETTLED, Rule.GAP, Rule.DEVICE_RACE, Rule.REJECTED}))
+@pytest.mark.parametrize("rule", [Rule.GAP, Rule.DEVICE_RACE])
+def test_what_is_not_ours_is_excused(rule: Rule) -> None:
+    assert unexcused([Outcome(0, FaultKind.KILL_GATE, violations=(f"{rule}: why",))]) == []
+
+
+@pytest.mark.parametrize(
+    "rule", sorted(set(Rule) - {Rule.SETTLED, Rule.FROZEN, Rule.GAP, Rule.DEVICE_RACE, Rule.REJECTED})
+)
 def test_nothing_else_is_excused_at_any_load(rule: Rule) -> None:
     assert unexcused([Outcome(0, FaultKind.KILL_AGENT, violations=(f"{rule}: a",), load_average=1e3)]) == [
         f"{rule}: a"
