@@ -1,6 +1,7 @@
 """A cluster that the command line asks over HTTP."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -65,6 +66,24 @@ def call(
             code = stop.code or 0
         out, err = capsys.readouterr()
         return int(code), out, err
+
+    return run
+
+
+@pytest.fixture
+def narrow(
+    call: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Run the command line as on a terminal of 40 columns; every line of stdout fits, colours are taken off."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        with monkeypatch.context() as terminal:
+            for name, value in {"COLUMNS": "40", "TTY_COMPATIBLE": "1", "TERM": "xterm"}.items():
+                terminal.setenv(name, value)
+            code, out, err = call(*words)
+        lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;]*m", "", out).split("\n")]
+        assert max(map(len, lines)) <= 40
+        return code, "\n".join(lines), re.sub(r"\x1b\[[0-9;]*m", "", err)
 
     return run
 

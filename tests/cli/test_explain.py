@@ -59,6 +59,13 @@ def test_screens(told: FakeCluster, call: Call, pod: str) -> None:
     )
 
 
+@pytest.mark.parametrize("pod", ["serve-7c9f8d6b5-xk2lp", "late"])
+def test_forty_columns_are_enough(told: FakeCluster, narrow: Call, pod: str) -> None:
+    code, out, _ = narrow("explain", pod)
+    assert code == 0
+    check_screen(f"explain-{pod.partition('-')[0]}-40", out)
+
+
 def test_a_place_that_it_would_not_get_again_is_told_with_the_refusal(told: FakeCluster, call: Call) -> None:
     little = {"cpu": "100m", "memory": "256Gi"}
     told.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": little}})

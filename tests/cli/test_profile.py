@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from fakecluster import check_screen
 from typer.testing import CliRunner
 
 from gpushare.cli import profile
@@ -91,6 +92,19 @@ def test_a_short_use_keeps_its_edges() -> None:
 def test_without_counters_nvml_says_when_the_gpu_was_used() -> None:
     found = run(Played([reading(None, nvml=u) for u in (0.0, 0.4, 1.0, 1.0, 0.4, 0.0)]))
     assert (found.active.seconds, found.active.nvml_utilization_ratio) == (1.0, 1.0)
+
+
+def test_forty_columns_are_enough(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"COLUMNS": "40", "TTY_COMPATIBLE": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    found = run(Played([reading(u, nvml=0.9) for u in (0, 0.5, 1, 0.5, 0)], others=1))
+    profile._print_profile(found, ["python", "train.py", "--model", "resnet50"])
+    shown = capsys.readouterr().out
+    files = ["--summary", str(DATA / "nvprof_summary.csv"), "--metrics", str(DATA / "nvprof_metrics.csv")]
+    shown += CliRunner().invoke(profile.app, ["nvprof", *files]).stdout
+    lines = [line.rstrip() for line in shown.splitlines()]
+    assert max(map(len, lines)) == 40
+    check_screen("profile-run-40", "".join(f"{line}\n" for line in lines))
 
 
 def test_a_command_that_never_used_the_gpu_says_so(capsys: pytest.CaptureFixture[str]) -> None:

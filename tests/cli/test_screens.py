@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from fakecluster import FakeCluster, check_screen
+from fakecluster import FakeCluster, check_screen, pod_object
 
 from gpushare.cli.access import Seen
 from gpushare.cli.pod_rows import SortKey
@@ -90,6 +90,22 @@ def test_each_command_prints_its_table_into_a_pipe_without_colours(
     code, out, err = call(*words.split())
     assert (code, "\x1b" in out + err) == (0, False)
     check_screen(words.replace(" ", ""), out + "".join(f"stderr: {line}\n" for line in err.splitlines()))
+
+
+@pytest.mark.parametrize("words", ["top --once", "pods", "gpus", "gain", "gain -o wide"])
+def test_forty_columns_are_enough(busy: FakeCluster, narrow: Call, words: str) -> None:
+    code, out, err = narrow(*words.split())
+    assert code == 0
+    check_screen(f"{words.replace(' ', '')}-40", out + "".join(f"stderr: {line}\n" for line in err.splitlines()))
+
+
+def test_long_names_keep_both_their_ends_at_forty_columns(busy: FakeCluster, narrow: Call) -> None:
+    name = "recommender-of-the-shop-serving-7c9f8d6b5-xk2lp"
+    busy.put(PODS, pod_object(name, "u9", gpu="GPU-1", share=10))
+    for command in ("pods", "top --once"):
+        (line,) = [line for line in narrow(*command.split())[1].splitlines() if line.startswith("recomm")]
+        assert "~" in line
+        assert line.split()[0].endswith("-xk2lp")
 
 
 @pytest.mark.parametrize("command", ["top", "pods", "gpus", "gain"])
@@ -201,7 +217,7 @@ def test_a_defect_is_a_sentence_unless_asked_for(call: Call, monkeypatch: pytest
         call("top")
 
 
-def test_profiles_of_workloads(busy: FakeCluster, call: Call) -> None:
+def test_profiles_of_workloads(busy: FakeCluster, call: Call, narrow: Call) -> None:
     profile = {
         "gpuModel": "NVIDIA H200",
         "counters": {"sm_util": 0.73, "fp32_util": 0.28, "dram_bw_util": 0.2, "hmma_tensor_util": 0.1},
@@ -223,6 +239,8 @@ def test_profiles_of_workloads(busy: FakeCluster, call: Call) -> None:
     code, out, _ = call("profile", "show")
     assert code == 0
     check_screen("profile-show", out)
+    assert narrow("profile", "show", "deployment-serve")[0] == 0
+    check_screen("profile-show-40", narrow("profile", "show")[1])
     (one,) = json.loads(call("profile", "show", "serve-7c9f8d6b5-xk2lp", "-o", "json")[1])
     assert (one["name"], one["profile"]["counters"]["sm_util"], one["learned"]) == (
         "deployment-serve",

@@ -1,5 +1,6 @@
 """The console for tables."""
 
+import shutil
 from typing import Final
 
 from rich.console import Console
@@ -25,7 +26,12 @@ class _Output(Console):
 def out() -> Console:
     """Standard output, as wide as the terminal; wide enough for every table where there is none."""
     console = _Output(markup=False, emoji=False)
-    return console if console.is_terminal else _Output(width=max(console.width, _WIDE), markup=False, emoji=False)
+    if not console.is_terminal:
+        return _Output(width=max(console.width, _WIDE), markup=False, emoji=False)
+    if console.is_dumb_terminal:  # of which rich believes that it has 80 columns
+        size = shutil.get_terminal_size()
+        return _Output(width=size.columns, height=size.lines, markup=False, emoji=False)
+    return console
 
 
 def notes() -> Console:

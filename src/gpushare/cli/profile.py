@@ -6,12 +6,13 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
-from rich.table import Table
 
+from gpushare.cli.columns import Column, show
 from gpushare.cli.console import out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_lines
@@ -214,32 +215,36 @@ def _use_json(use: Use) -> dict[str, Any]:
 
 def _print_profile(profile: ProgramProfile, command: Sequence[str]) -> None:
     active, whole = profile.active, profile.whole
-    title = f"{' '.join(command)[:60]} on {profile.gpu.model}"
-    table = Table(title=f"{title}: {active.seconds:.1f} s in use of {whole.seconds:.1f} s")
-    rows = [("in use", active), ("whole run", whole)] if active.seconds else [("whole run", whole)]
-    table.add_column("")
-    figures = [
-        {
-            "NVML": use.nvml_utilization_ratio,
-            **use.counters.pipes(),
-            "SM activity": use.counters.sm_util,
-            "SM occupancy": use.counters.sm_occupancy,
-        }
-        for _, use in rows
-    ]
-    for name in figures[-1]:
-        table.add_column(name, justify="right")
-    for (label, _), row in zip(rows, figures, strict=True):
-        cells = (row.get(name) for name in figures[-1])
-        table.add_row(label, *("-" if value is None else f"{value:.1%}" for value in cells))
+    columns = [("WHOLE RUN", whole)]
+    if active.seconds:
+        columns.insert(0, ("IN USE", active))
+    figures = [_figures(use) for _, use in columns]
     console = out()
-    console.print(table)
+    what = f"{' '.join(command)[:60]} on {profile.gpu.model}"
+    console.print(f"{what}: {active.seconds:.1f} s in use of {whole.seconds:.1f} s", highlight=False)
+    rows = [(name, *(_exact_percent(each.get(name)) for each in figures)) for name in figures[-1]]
+    titles = [Column("", itemgetter(0))]
+    titles += [Column(title, itemgetter(at), is_right=True) for at, (title, _) in enumerate(columns, 1)]
+    show(console, titles, rows)
     if not active.seconds:
         console.print("The command never used this GPU.")
     if not profile.is_alone:
         console.print("Other processes were on this GPU: the figures are theirs too.")
     if not whole.counters.as_dict():
         console.print("This GPU has no counters by GPM (Hopper and later have); see `gpushare profile nvprof`.")
+
+
+def _figures(use: Use) -> dict[str, float | None]:
+    return {
+        "NVML": use.nvml_utilization_ratio,
+        **use.counters.pipes(),
+        "SM activity": use.counters.sm_util,
+        "SM occupancy": use.counters.sm_occupancy,
+    }
+
+
+def _exact_percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1%}"
 
 
 @app.command()
@@ -273,16 +278,25 @@ def nvprof(
         }
         typer.echo(json.dumps(answer, indent=2))
         return
-    table = Table(title=f"Function units over {found.gpu_seconds:.3f} s of GPU activities")
-    for column in ("pipe", "utilisation", "level of 10", "coverage of kernels"):
-        table.add_column(column, justify="left" if column == "pipe" else "right")
-    for pipe, ratio in found.pipes.items():
-        table.add_row(pipe, f"{ratio:.1%}", f"{10 * ratio:.2f}", f"{found.coverage[pipe]:.1%}")
     console = out()
-    console.print(table)
+    console.print(f"Function units over {found.gpu_seconds:.3f} s of GPU activities", highlight=False)
+    show(
+        console,
+        [
+            Column("PIPE", lambda each: each[0]),
+            Column("UTILISATION", lambda each: _exact_percent(each[1]), is_right=True),
+            Column("LEVEL OF 10", lambda each: f"{10 * each[1]:.2f}", is_right=True),
+            Column("COVERAGE", lambda each: _exact_percent(found.coverage[each[0]]), is_right=True),
+        ],
+        list(found.pipes.items()),
+    )
     if found.without_metrics:
         names = ", ".join(name[:40] for name in found.without_metrics[:3])
-        console.print(f"{len(found.without_metrics)} kernels have no metrics and count as idle, such as {names}")
+        count = len(found.without_metrics)
+        which = (
+            "1 kernel has no metrics and counts" if count == 1 else f"{count} kernels have no metrics and count"
+        )
+        console.print(f"{which} as idle, such as {names}", highlight=False)
 
 
 def _parse(path: Path, parse: Callable[[Sequence[str]], T]) -> T:

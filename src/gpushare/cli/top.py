@@ -58,7 +58,8 @@ def top(
     where = Where(None if every else namespace, kubeconfig, context)
     form = Format.JSON if as_json else output
     console = out()
-    if console.is_terminal and not once and not form.is_data:
+    is_live = console.is_terminal and not console.is_dumb_terminal  # a dumb one cannot be written over
+    if is_live and not once and not form.is_data:
         asyncio.run(_live(where, View(sort), wide=form is Format.WIDE))
         return
     if watching:
