@@ -1,17 +1,16 @@
 """The site builds without a warning; what the guide shows can be run, applied and rendered as it stands."""
 
-import json
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from blocks import blocks, commands, words
 from fakecluster import FakeCluster, pod_object, tenant
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, check_workload, is_ours, mutate, mutate_templates
@@ -26,33 +25,24 @@ from gpushare.core.api import (
     Rejection,
     Utilization,
 )
-from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
+from gpushare.kube import GPUNODES, NODES, PODS
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(language: str) -> Iterator[tuple[str, str]]:
-    """Page and text of every block of a language."""
-    for page in GUIDE:
-        for found, text in BLOCK.findall(page.read_text()):
-            if found == language:
-                yield page.name, text
-
-
-def commands(program: str) -> list[tuple[str, list[str]]]:
-    """Page and words of every command of a program, lines joined where they go on."""
-    lines = [(page, line) for page, text in blocks("sh") for line in text.replace("\\\n", " ").splitlines()]
-    return [(page, shlex.split(line)) for page, line in lines if line.startswith(f"{program} ")]
 
 
 def manifests() -> list[Any]:
     return [
-        pytest.param(each, id=f"{page}:{each['kind']}/{each['metadata']['name']}")
-        for page, text in blocks("yaml")
-        for each in yaml.safe_load_all(text)
+        pytest.param(each, id=f"{block.place}:{each['kind']}/{each['metadata']['name']}")
+        for block in blocks("yaml")
+        for each in yaml.safe_load_all(block.text)
+        if "metadata" in each and "kind" in each
     ]
+
+
+def installs() -> list[tuple[str, list[str]]]:
+    """Page and words of every command that installs the chart."""
+    return [(block.place, words(command)) for block, command in commands() if command.startswith("helm install")]
 
 
 @pytest.mark.slow
@@ -86,30 +76,17 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert not outside, "a page loads nothing from elsewhere"
 
 
-@pytest.mark.parametrize(("page", "words"), commands("kubectl gpushare"))
-def test_every_command_of_the_plugin_answers(
-    busy: FakeCluster, call: Callable[..., tuple[int, str, str]], page: str, words: list[str]
-) -> None:
-    busy.put(NODES, {"metadata": {"name": "node-a"}, "status": {"allocatable": {"cpu": "64", "memory": "256Gi"}}})
-    busy.put(GPUSHARES, {"metadata": {"name": "web", "namespace": "shop", "uid": "s"}})
-    busy.put(PODS, pod_object("first", "u9", gpu="GPU-1", share=25))  # that the first hour makes
-    code, out, err = call(*words[2:])
-    assert (code, bool(out)) == (0, True), (page, err)
-
-
-def test_commands_are_found_at_all() -> None:
-    assert len(commands("kubectl gpushare")) >= 6
-    assert len(commands("helm install")) >= 3
+def test_objects_are_found_at_all() -> None:
     assert len(manifests()) >= 8
 
 
-@pytest.mark.parametrize(("page", "words"), commands("helm install"))
-def test_the_chart_renders_with_what_the_guide_sets(page: str, words: list[str]) -> None:
+@pytest.mark.parametrize(("page", "typed"), installs())
+def test_the_chart_renders_with_what_the_guide_sets(page: str, typed: list[str]) -> None:
     cache = Path(os.environ.get("GPUSHARE_CACHE") or Path.home() / ".cache" / "gpushare")
     helm = cache / "bin" / "helm"
     if not helm.exists():
         pytest.skip("no helm: hack/cluster tools builds it")
-    rest = [word for word in words[2:] if word != "--create-namespace"]
+    rest = [word for word in typed[2:] if word != "--create-namespace"]
     done = subprocess.run(
         [str(helm), "template", *rest, "--kube-version", "1.35.4"],
         cwd=ROOT,
@@ -124,7 +101,10 @@ def test_the_chart_renders_with_what_the_guide_sets(page: str, words: list[str])
 
 @pytest.mark.parametrize("obj", manifests())
 def test_what_the_guide_applies_is_accepted(obj: dict[str, Any]) -> None:
-    """Pods and templates as admission takes them, GpuShares as their values; the rest is plain Kubernetes."""
+    """Pods and templates as admission takes them, GpuShares as their values.
+
+    tests/operator/test_blocks_on_api_server.py lets a real server look at these and the rest.
+    """
     if obj["kind"] == "Pod":
         assert is_ours(obj)
         assert not isinstance(mutate(obj, AdmissionPolicy(), Knowledge()), Rejection)
@@ -135,7 +115,6 @@ def test_what_the_guide_applies_is_accepted(obj: dict[str, Any]) -> None:
             assert mutate_templates(obj, None, AdmissionPolicy(), lambda _: Knowledge()), "the share is set"
     elif obj["kind"] == "GpuShare":
         assert GpuShare.from_object(obj).spec.max_slowdown == obj["spec"]["maxSlowdown"]
-    assert json.loads(json.dumps(obj)) == obj
 
 
 def _first_hour(cluster: FakeCluster, *, with_pod: bool) -> None:
@@ -165,7 +144,7 @@ def _first_hour(cluster: FakeCluster, *, with_pod: bool) -> None:
 def shown(page: str, command: str) -> list[str]:
     """The lines that a page shows below a block with one command."""
     text = (ROOT / "docs" / "guide" / page).read_text()
-    found = re.search(rf"```sh\n{re.escape(command)}\n```\n+```\n(.*?)\n```", text, re.DOTALL)
+    found = re.search(rf"```sh\n{re.escape(command)}\n```\n+```text\n(.*?)\n```", text, re.DOTALL)
     assert found, command
     return found[1].splitlines()
 
@@ -182,7 +161,6 @@ def test_what_the_first_hour_shows_is_what_is_printed(
     cluster: FakeCluster, call: Callable[..., tuple[int, str, str]], command: str, *, with_pod: bool
 ) -> None:
     _first_hour(cluster, with_pod=with_pod)
-    words = shlex.split(command)[2:]
-    code, out, err = call(*words, *(["-n", "default"] if with_pod else []))
+    code, out, err = call(*words(command)[2:], *(["-n", "default"] if with_pod else []))
     assert code == 0, err
     assert [line.rstrip() for line in out.strip().splitlines()] == shown("first-hour.md", command)

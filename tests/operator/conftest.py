@@ -162,7 +162,7 @@ class ApiServer:
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """A fresh API server; skips where its programs are not built."""
-    server = ApiServer(*_programs(), tmp_path_factory.mktemp("api-server"))
+    server = ApiServer(*server_programs(), tmp_path_factory.mktemp("api-server"))
     try:
         server.start()
         yield server
@@ -170,7 +170,8 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
         server.close()
 
 
-def _programs() -> tuple[str, Path]:
+def server_programs() -> tuple[str, Path]:
+    """etcd and the binary with kube-apiserver; skips where they are not built."""
     etcd = shutil.which("etcd")
     kube = next(iter(sorted(CACHE.glob("kube/*/kube"))), None)
     if etcd is None or kube is None:
@@ -184,7 +185,7 @@ def authorizing_server(tmp_path: Path) -> Iterator[Callable[[Path], ApiServer]]:
     started: list[ApiServer] = []
 
     def start(authorization: Path) -> ApiServer:
-        server = ApiServer(*_programs(), tmp_path, authorization)
+        server = ApiServer(*server_programs(), tmp_path, authorization)
         started.append(server)
         server.start()
         return server

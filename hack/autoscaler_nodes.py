@@ -1,0 +1,99 @@
+"""Ask the cluster autoscaler what node it would expect of the texts in docs/guide/autoscaler.md; write that down.
+
+    python hack/autoscaler_nodes.py SOURCE --version 1.36.1
+
+SOURCE is the directory cluster-autoscaler of a checkout of its repository: as a module of its own it is not to be
+had from every proxy. Nothing in it is changed: `go test -overlay` lays one test of ours (hack/autoscaler/CLOUD) in
+each cloud's package in place of the package's own tests, so that the code that builds the template of a node runs
+whole. It takes some ten minutes of two cores the first time, as Kubernetes and the clouds' clients are compiled.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "guide" / "autoscaler.md"
+TESTS = ROOT / "hack" / "autoscaler"
+RECORD = ROOT / "tests" / "data" / "autoscaler" / "nodes.json"
+CLOUDS = {"aws": "AWS,", "azure": "Azure,", "gce": "Google Compute Engine,", "clusterapi": "Cluster API"}
+
+Given = dict[str, str] | str
+
+
+def given(page: str) -> dict[str, Given]:
+    """Per cloud, what the page says to write: tags, kube-env or annotations."""
+    texts = {}
+    for cloud, begins in CLOUDS.items():
+        found = re.search(rf"^{begins}.*?^```\w+\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        if found is None:
+            raise ValueError(f"the page has no text for {cloud}")
+        texts[cloud] = _read(cloud, found[1])
+    return texts
+
+
+def _read(cloud: str, text: str) -> Given:
+    if cloud == "gce":
+        return text
+    if cloud == "clusterapi":
+        annotations: dict[str, str] = yaml.safe_load(text)["metadata"]["annotations"]
+        return annotations
+    pairs = (line.split(" = ") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def expected_node(source: Path, cloud: str, text: Given) -> dict[str, Any]:
+    """The node that the cloud's package makes of a text; fails with Go's words."""
+    package = source / "cloudprovider" / cloud
+    with tempfile.TemporaryDirectory() as scratch:
+        overlay, node = Path(scratch, "overlay.json"), Path(scratch, "node.json")
+        replaced = {str(path): "" for path in package.glob("*_test.go")}
+        replaced[str(package / "shares_test.go")] = str(TESTS / cloud / "shares_test.go")
+        overlay.write_text(json.dumps({"Replace": replaced}))
+        command = ["go", "test", "-count=1", f"-overlay={overlay}", "-run=TestShares", f"./cloudprovider/{cloud}"]
+        environment = {**os.environ, "GOWORK": "off", "GIVEN": json.dumps(text), "NODE": str(node)}
+        done = subprocess.run(
+            command, cwd=source, env=environment, capture_output=True, text=True, timeout=3600, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{cloud}: {(done.stdout + done.stderr)[-3000:]}")
+        found: dict[str, Any] = json.loads(node.read_text())
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--version", required=True, help="of the source, for the record")
+    parser.add_argument("--only", choices=CLOUDS, help="one cloud; nothing is written down")
+    arguments = parser.parse_args()
+    record: dict[str, Any] = {"version": arguments.version, "clouds": {}}
+    for cloud, text in given(PAGE.read_text()).items():
+        if arguments.only not in {None, cloud}:
+            continue
+        node = expected_node(arguments.source.resolve(), cloud, text)
+        labels = {
+            key: value for key, value in node["metadata"]["labels"].items() if key != "kubernetes.io/hostname"
+        }
+        record["clouds"][cloud] = {
+            "given": text,
+            "labels": labels,
+            "allocatable": node["status"]["allocatable"],
+        }
+        print(f"{cloud}: {node['status']['allocatable'].get('gpushare.io/share', 'no')} shares", flush=True)
+    if arguments.only is None:
+        RECORD.parent.mkdir(parents=True, exist_ok=True)
+        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

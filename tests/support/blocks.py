@@ -1,0 +1,142 @@
+"""The blocks of code in the pages that people read first: how a test runs each, or why none does."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGES: Final = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / name for name in ("index.md", "install.md", "cli.md")),
+    *sorted((ROOT / "docs" / "guide").glob("*.md")),
+)
+_FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block; `language` is empty where the page names none."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+class Way(Enum):
+    """What runs a command."""
+
+    PLUGIN = auto()  # kubectl gpushare, against a fake API server
+    FILES = auto()  # gpushare, on small files of the names that the page uses
+    PROMETHEUS = auto()  # gpushare, against a real Prometheus
+    CLUSTER = auto()  # kubectl and helm, against a real API server
+    BASH = auto()
+    FISH = auto()
+
+
+# How a command is run, or why not, by how it begins; the first that fits. A new kind fails until it is here.
+COMMANDS: Final[tuple[tuple[str, Way | str], ...]] = (
+    ("kubectl krew install", "tests/hack/test_krew.py runs it, with an archive of its own"),
+    ("kubectl gpushare --help", "tests/hack/test_krew.py runs it, installed by krew"),
+    ("kubectl gpushare", Way.PLUGIN),
+    ("kubectl", Way.CLUSTER),
+    ("helm test", "needs a kubelet and GPUs: tests/gpu/chart_suite.py and tests/e2e walk a pod that way"),
+    ("helm", Way.CLUSTER),
+    ("gpushare completion fish | source", Way.FISH),
+    ("source <(gpushare completion bash)", Way.BASH),
+    ("gpushare report --prometheus", Way.PROMETHEUS),
+    ("gpushare calibrate", "needs a GPU; tests/cli walks the way with --simulated"),
+    ("gpushare model evaluate", "takes minutes; docs/measurements has its last run"),
+    ("gpushare profile run", "needs a GPU and the user's program; tests/cli/test_profile.py plays the devices"),
+    ("gpushare", Way.FILES),
+    ("ln -s ~/.krew/store", Way.BASH),
+    ("python hack/krew.py", "fetches every library from a registry; tests/hack/test_krew.py packs and installs"),
+    ("pip install .", "fetches from a registry; hack/venv installs the same way, and every test runs in it"),
+    (
+        "docker ",
+        "needs Docker and a registry; tests/e2e run the image that hack/cluster builds of the same Dockerfile",
+    ),
+    ("make demo", "needs minutes and a cluster; tests/hack/test_story.py plays its parts"),
+    ("make test", "is what runs this"),
+)
+# Blocks in other languages that no test looks into, by the page and their first line.
+NOT_COMMANDS: Final[dict[tuple[str, str], str]] = {
+    ("README.md", "pod with gpushare.io/fraction"): "a drawing",
+    ("docs/guide/fractions.md", "import torch"): "needs PyTorch; its syntax is checked",
+}
+# Blocks that a named test reads, runs or compares.
+READ_BY: Final[dict[tuple[str, str], str]] = {
+    ("README.md", "metadata:"): "tests/cli/test_blocks.py",
+    (
+        "docs/install.md",
+        "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
+    ): "tests/cli/test_blocks.py",
+    ("docs/install.md", "apiVersion: apiserver.config.k8s.io/v1"): "tests/operator/test_agents_on_api_server.py",
+    ("docs/guide/autoscaler.md", "k8s.io/cluster-autoscaler/node-template/resources/gpushare.io/share = 800"): (
+        "tests/hack/test_autoscaler_nodes.py"
+    ),
+    ("docs/guide/autoscaler.md", "k8s.io_cluster-autoscaler_node-template_resources_gpushare.io_share = 800"): (
+        "tests/hack/test_autoscaler_nodes.py"
+    ),
+    (
+        "docs/guide/autoscaler.md",
+        "AUTOSCALER_ENV_VARS: node_labels=gpushare.io/gpus=true;extended_resources=gpushare.io/share=800",
+    ): "tests/hack/test_autoscaler_nodes.py",
+    ("docs/guide/autoscaler.md", "metadata:"): "tests/hack/test_autoscaler_nodes.py",
+    ("docs/guide/demo.md", '{"file": "../demo.cast",'): "tests/hack/test_story.py",
+    ("docs/guide/first-hour.md", "GPU       MODEL "): "tests/cli/test_guide.py",
+    ("docs/guide/first-hour.md", "NAMESPACE  POD "): "tests/cli/test_guide.py",
+    ("docs/guide/first-hour.md", "Pod default/first asks for"): "tests/cli/test_guide.py",
+    ("docs/guide/slow.md", "gpushare.io/slo: p99<50ms"): "tests/cli/test_blocks.py",
+}
+
+
+def blocks(language: str | None = None) -> Iterator[Block]:
+    """Every block of every page, or those of a language."""
+    for page in PAGES:
+        text = page.read_text()
+        name = str(page.relative_to(ROOT))
+        for found in _FENCE.finditer(text):
+            block = Block(name, text.count("\n", 0, found.start()) + 1, found[2], _unindented(found[3], found[1]))
+            if language in {None, block.language}:
+                yield block
+
+
+def _unindented(text: str, margin: str) -> str:
+    return "".join(line.removeprefix(margin) for line in text.splitlines(keepends=True))
+
+
+def commands(way: Way | None = None) -> Iterator[tuple[Block, str]]:
+    """Every command of every `sh` block, lines joined where they go on; or those that are run in one way."""
+    for block in blocks("sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            for command in line.split(" && "):
+                text = " ".join(command.split())
+                if text and not text.startswith("#") and (way is None or how(text) is way):
+                    yield block, text
+
+
+def how(command: str) -> Way | str | None:
+    """How a command is run, or the reason why none runs it; None for one that nobody has sorted."""
+    return next((way for begins, way in COMMANDS if command.startswith(begins)), None)
+
+
+def words(command: str) -> list[str]:
+    """A command's words, without its comment."""
+    return shlex.split(command, comments=True)
+
+
+def sorted_as(block: Block) -> str | None:
+    """Who reads a block that holds no commands, or why nobody does; None for one that nobody has sorted."""
+    for (page, begins), said in {**NOT_COMMANDS, **READ_BY}.items():
+        if block.page == page and block.text.lstrip().startswith(begins):
+            return said
+    return None
