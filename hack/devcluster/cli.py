@@ -5,7 +5,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -102,11 +102,19 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _test_programs() -> int:
-    """Fetch or build what can be had; tests of the rest skip, and say why."""
-    programs = (debian.prometheus, debian.chromium, partial(debian.shell, "zsh"), partial(debian.shell, "fish"))
-    for fetch in (*programs, tools.kueue, tools.jobset_definition, tools.clients):
+    """Fetch or build what can be had, print name and place of each; tests of the rest skip, and say why."""
+    programs: dict[str, Callable[[], Path]] = {
+        "prometheus": debian.prometheus,
+        "chromium": debian.chromium,
+        "zsh": partial(debian.shell, "zsh"),
+        "fish": partial(debian.shell, "fish"),
+        "kueue": tools.kueue,
+        "jobset": tools.jobset_definition,
+        "clients": tools.clients,
+    }
+    for name, fetch in programs.items():
         try:
-            print(fetch())
+            print(name, fetch(), flush=True)
         except Failed as failed:
             say(f"tests will skip what needs it: {failed}")
     return 0

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
+from programs import lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "gpushare"
@@ -44,7 +45,7 @@ def helm() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs helm; skips where there is none (hack/cluster builds one)."""
     program = helm_program()
     if program is None:
-        pytest.skip("no helm: `make demo` or `make test` builds it")
+        lacking("helm", "no helm: `make demo` or `make test` builds it")
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=60, check=False)
@@ -134,7 +135,7 @@ def api() -> ApiServer:
     """The real API server of the local cluster."""
     path = kubeconfig_path()
     if path is None:
-        pytest.skip("no cluster: hack/cluster up")
+        lacking("cluster", "no cluster: hack/cluster up")
     config = yaml.safe_load(path.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
 

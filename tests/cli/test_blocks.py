@@ -28,6 +28,7 @@ from blocks import (
 )
 from fakecluster import FakeCluster, pod_object
 from histories import UNTIL, prometheus_with_history
+from programs import lacking
 from realprometheus import Prometheus
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, is_ours, mutate
@@ -184,7 +185,7 @@ def test_every_report_from_prometheus_is_a_page(
 def test_every_line_for_a_shell_is_taken_by_it(block: Block, command: str, tmp_path: Path) -> None:
     shell = "fish" if how(command) is Way.FISH else "bash"
     if (program := shutil.which(shell)) is None:
-        pytest.skip(f"no {shell}: hack/cluster test-programs installs it")
+        lacking(shell, f"no {shell}: hack/cluster test-programs installs it")
     installed = tmp_path / ".krew"
     (installed / "bin").mkdir(parents=True)
     stored = installed / "store" / "gpushare" / "v0.1.0" / "kubectl_complete-gpushare"

@@ -12,6 +12,7 @@ import pytest
 from devcluster import debian
 from devcluster.progress import Failed
 from fakecluster import FakeCluster, kubeconfig
+from programs import lacking
 from terminal import Terminal
 
 from gpushare.cli import complete
@@ -72,7 +73,7 @@ def program_of(shell: Shell) -> Path:
     try:
         return debian.shell(shell)
     except Failed as failed:
-        pytest.skip(f"no {shell}: {failed}")
+        lacking(shell, f"no {shell}: {failed}")
 
 
 @pytest.fixture

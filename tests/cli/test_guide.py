@@ -12,6 +12,7 @@ import pytest
 import yaml
 from blocks import blocks, commands, words
 from fakecluster import FakeCluster, pod_object, tenant
+from programs import lacking
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, check_workload, is_ours, mutate, mutate_templates
 from gpushare.core.api import (
@@ -85,7 +86,7 @@ def test_the_chart_renders_with_what_the_guide_sets(page: str, typed: list[str])
     cache = Path(os.environ.get("GPUSHARE_CACHE") or Path.home() / ".cache" / "gpushare")
     helm = cache / "bin" / "helm"
     if not helm.exists():
-        pytest.skip("no helm: hack/cluster tools builds it")
+        lacking("helm", "no helm: hack/cluster tools builds it")
     rest = [word for word in typed[2:] if word != "--create-namespace"]
     done = subprocess.run(
         [str(helm), "template", *rest, "--kube-version", "1.35.4"],

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from livecluster import RELEASE_NAMESPACE, ROOT, Cluster, Namespace, driver, wait_for
+from programs import lacking
 
 
 @pytest.fixture(scope="session")
@@ -17,7 +18,7 @@ def cluster() -> Cluster:
         [str(ROOT / "hack" / "cluster"), "status"], capture_output=True, text=True, timeout=60, check=False
     )
     if done.returncode:
-        pytest.skip("no cluster: `make test` brings one up, or `hack/cluster up` as root")
+        lacking("cluster", "no cluster: `make test` brings one up, or `hack/cluster up` as root")
     status = json.loads(done.stdout)
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     program = Path(os.environ.get("GPUSHARE_CACHE") or base / "gpushare", "bin", "kubectl")

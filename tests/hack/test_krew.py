@@ -13,6 +13,7 @@ import krew
 import pytest
 import yaml
 from devcluster import tools
+from programs import lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,7 +50,7 @@ def test_the_archive_runs_and_names_itself_as_kubectl_does(unpacked: Path) -> No
 def test_krew_installs_it_from_the_manifest_and_kubectl_runs_it(tmp_path: Path) -> None:
     programs = tools.built_clients()
     if programs is None:
-        pytest.skip("no krew: hack/cluster test-programs builds it")
+        lacking("clients", "no krew: hack/cluster test-programs builds it")
     folder, root, path = tmp_path / "folder", tmp_path / "krew", tmp_path / "bin"
     shutil.copytree(ROOT / "src/gpushare", folder / "site/gpushare")
     archive = tmp_path / "plugin.tar.gz"

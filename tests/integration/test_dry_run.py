@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from livecluster import ROOT
+from programs import lacking
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +42,7 @@ def program(name: str) -> str:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpushare"
     path = Path(os.environ.get("GPUSHARE_CACHE") or base) / "bin" / name
     if not path.exists():
-        pytest.skip(f"no {name}: `make test` builds it")
+        lacking(name, f"no {name}: `make test` builds it")
     return str(path)
 
 
@@ -51,7 +52,7 @@ def kubeconfig() -> str:
         [str(ROOT / "hack" / "cluster"), "status"], capture_output=True, text=True, timeout=60, check=False
     )
     if done.returncode:
-        pytest.skip("no cluster: `make test` brings one up, or `hack/cluster up` as root")
+        lacking("cluster", "no cluster: `make test` brings one up, or `hack/cluster up` as root")
     return str(json.loads(done.stdout)["kubeconfig"])
 
 

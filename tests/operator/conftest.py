@@ -20,6 +20,7 @@ import yaml
 from certificates import make_pair
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from programs import lacking
 from tests.operator.live import PATIENCE_SECONDS, Running, Shares
 
 from gpushare.kube import GPUNODES, GPUSHARES, NAMESPACES, AlreadyExists, Api, NotFound, Resource, connect
@@ -174,8 +175,10 @@ def server_programs() -> tuple[str, Path]:
     """etcd and the binary with kube-apiserver; skips where they are not built."""
     etcd = shutil.which("etcd")
     kube = next(iter(sorted(CACHE.glob("kube/*/kube"))), None)
-    if etcd is None or kube is None:
-        pytest.skip("no etcd or kube-apiserver: hack/cluster up builds them")
+    if kube is None:
+        lacking("kubernetes", "no kube-apiserver: hack/cluster tools builds it")
+    if etcd is None:
+        pytest.skip("no etcd: hack/cluster up installs it where it makes a cluster of its own")
     return etcd, kube
 
 

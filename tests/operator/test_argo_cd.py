@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from devcluster import tools
+from programs import lacking
 from tests.operator.conftest import DEFINITIONS
 from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixtures
     WORKLOADS,
@@ -54,7 +55,7 @@ async def jobsets(real_api: Api, namespace: str) -> AsyncIterator[None]:  # noqa
     """JobSet's own definition, served."""
     path = tools.built_jobset_definition()
     if path is None:
-        pytest.skip("no definition of JobSets: hack/cluster test-programs fetches it")
+        lacking("jobset", "no definition of JobSets: hack/cluster test-programs fetches it")
     async with asyncio.timeout(60):
         while True:
             try:
@@ -85,7 +86,7 @@ async def test_what_admission_adds_is_no_drift_and_a_change_is(
 ) -> None:
     programs = tools.built_clients()
     if programs is None:
-        pytest.skip("no program on Argo CD's engine: hack/cluster test-programs builds it")
+        lacking("clients", "no program on Argo CD's engine: hack/cluster test-programs builds it")
     path = tmp_path / "wanted.yaml"
 
     async def out_of_sync(resource: Resource, wanted: Json, *options: str) -> dict[str, Json]:

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from blocks import ROOT, Way, blocks, commands, words
 from devcluster import tools
+from programs import lacking
 from tests.operator.conftest import CACHE, ApiServer, server_programs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -71,7 +72,7 @@ def shell(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Shell:
     for name in ("kubectl", "helm"):
         program = CACHE / "bin" / name
         if not program.exists():
-            pytest.skip(f"no {name}: hack/cluster tools builds it")
+            lacking(name, f"no {name}: hack/cluster tools builds it")
         (folder / "bin" / name).symlink_to(program.resolve())
     (folder / "helm").symlink_to(ROOT / "helm")
     shutil.copy(ROOT / "src" / "gpushare" / "data" / "h200-model.json", folder / "l4-model.json")
@@ -172,7 +173,7 @@ def test_the_server_refuses_what_is_misspelt(shell: Shell) -> None:
 def kueue_definitions(shell: Shell) -> None:
     kueue = tools.built_kueue()
     if kueue is None:
-        pytest.skip("no Kueue: hack/cluster test-programs builds it")
+        lacking("kueue", "no Kueue: hack/cluster test-programs builds it")
     shell.must(f"kubectl apply --server-side -f {kueue / 'crds'}")
     for plural in ("resourceflavors", "clusterqueues", "localqueues"):
         shell.must(f"kubectl wait --for=condition=Established crd/{plural}.kueue.x-k8s.io --timeout=120s")

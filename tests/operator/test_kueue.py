@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from devcluster import tools
+from programs import lacking
 from tests.operator.conftest import CACHE, DEFINITIONS, ApiServer, MakeCertificate
 from tests.operator.test_webhooks_on_api_server import CONFIGURATIONS, WORKLOADS, Server, rendered
 
@@ -99,8 +100,10 @@ async def queueing(
 ) -> AsyncIterator[Api]:
     """The same, where Kueue manages these kinds, of which some need a definition, and these controllers run."""
     kueue, etcd, kube = tools.built_kueue(), shutil.which("etcd"), CACHE / "bin" / "kubectl"
-    if kueue is None or etcd is None or not kube.exists():
-        pytest.skip("no Kueue: hack/cluster test-programs builds it")
+    if kueue is None:
+        lacking("kueue", "no Kueue: hack/cluster test-programs builds it")
+    if etcd is None or not kube.exists():
+        pytest.skip("no etcd or kube-apiserver: hack/cluster up builds them")
     if os.geteuid() != 0:
         pytest.skip("Kueue needs an /etc of its own, which takes root")
     server = ApiServer(etcd, kube.resolve(), tmp_path)

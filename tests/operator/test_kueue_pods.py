@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from devcluster import tools
+from programs import lacking
 from tests.operator.conftest import MakeCertificate
 from tests.operator.test_kueue import NAMESPACE, PATIENCE_SECONDS, QUOTA_PERCENT, admitted, job, queueing, until
 from tests.operator.test_webhooks_on_api_server import (
@@ -48,7 +49,7 @@ async def queue(
     """A queue of four GPUs for pods, Deployments and JobSets, with the chart's policies in force too."""
     path = tools.built_jobset_definition()
     if path is None:
-        pytest.skip("no definition of JobSets: hack/cluster test-programs fetches it")
+        lacking("jobset", "no definition of JobSets: hack/cluster test-programs fetches it")
     kinds = ["pod", "deployment", "jobset.x-k8s.io/jobset"]
     jobsets = [yaml.safe_load(path.read_text())]
     controllers = "deployment-controller,replicaset-controller"

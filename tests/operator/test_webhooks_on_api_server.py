@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import pytest
 import yaml
+from programs import lacking
 
 from gpushare.core.api import names
 from gpushare.kube import GPUSHARES, NAMESPACES, PODS, AlreadyExists, Api, ApiError, Resource
@@ -43,7 +44,7 @@ def rendered(template: str = "admission/webhooks.yaml", kinds: Collection[str] =
     """Objects of one of the chart's templates; default: the webhook configurations."""
     helm = shutil.which("helm") or next((str(path) for path in sorted(CACHE.glob("bin/helm"))), None)
     if helm is None:
-        pytest.skip("no helm: hack/cluster up builds it")
+        lacking("helm", "no helm: hack/cluster tools builds it")
     command = [
         helm,
         "template",

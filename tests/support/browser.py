@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-import pytest
 from devcluster import debian
 from devcluster.progress import Failed
 from playwright.sync_api import Browser, Page, sync_playwright
+from programs import lacking
 
 LOAD_MILLISECONDS = 120_000
 PHONE, DESK = 360, 1200
@@ -21,7 +21,7 @@ def chromium() -> Iterator[Browser]:
     try:
         program = debian.chromium()
     except Failed as failed:
-        pytest.skip(f"no browser: {failed}")
+        lacking("chromium", f"no browser: {failed}")
     with sync_playwright() as playwright:
         # as root Chromium has no sandbox; the pages are our own
         browser = playwright.chromium.launch(

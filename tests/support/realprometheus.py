@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from devcluster import debian
 from devcluster.progress import Failed
+from programs import lacking
 
 START_SECONDS = 60.0
 
@@ -24,7 +24,7 @@ def programs() -> Path:
     try:
         return debian.prometheus()
     except Failed as failed:
-        pytest.skip(f"no Prometheus: {failed}")
+        lacking("prometheus", f"no Prometheus: {failed}")
 
 
 def promtool(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:

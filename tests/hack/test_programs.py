@@ -1,0 +1,82 @@
+"""A test that lacks a program skips, but fails where hack/test has installed it; hack/test counts the skips."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from devcluster import cli, debian, tools
+from devcluster.progress import Failed
+from programs import INSTALLED, lacking
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_what_could_not_be_had_is_skipped_and_what_was_installed_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(INSTALLED, raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no browser"):
+        lacking("chromium", "no browser")
+    monkeypatch.setenv(INSTALLED, "prometheus zsh")
+    with pytest.raises(pytest.skip.Exception, match="no browser"):
+        lacking("chromium", "no browser")
+    with pytest.raises(pytest.fail.Exception, match="hack/test has zsh, and yet: no zsh on the path"):
+        lacking("zsh", "no zsh on the path")
+
+
+def test_only_what_was_had_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As on a machine without network that has some of them already."""
+
+    def absent(*_: object) -> Path:
+        raise Failed("no network")
+
+    for module, name in (
+        (debian, "chromium"),
+        (debian, "shell"),
+        (tools, "kueue"),
+        (tools, "jobset_definition"),
+        (tools, "clients"),
+    ):
+        monkeypatch.setattr(module, name, absent)
+    monkeypatch.setattr(debian, "prometheus", lambda: Path("/opt/bin"))
+    assert cli._test_programs() == 0
+    out, err = capsys.readouterr()
+    assert out == "prometheus /opt/bin\n"
+    assert err.count("tests will skip what needs it: no network") == 6
+
+
+def stub(path: Path, script: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("tests_pass", [True, False])
+def test_hack_test_hands_the_names_on_and_ends_with_the_number(tmp_path: Path, *, tests_pass: bool) -> None:
+    (tmp_path / "hack").mkdir()
+    shutil.copy(ROOT / "hack" / "test", tmp_path / "hack" / "test")
+    stub(
+        tmp_path / "hack" / "cluster",
+        'case "$1" in test-programs) echo "zsh /usr/bin/zsh"; echo "clients /cache/clients";; esac',
+    )
+    suite = '<testsuites><testsuite name="pytest" errors="0" failures="0" skipped="17" tests="90">'
+    stub(
+        tmp_path / ".venv" / "bin" / "pytest",
+        f"""
+for word in "$@"; do [[ $word != --junitxml=* ]] || echo '{suite}' > "${{word#*=}}"; done
+echo "told: $GPUSHARE_TEST_PROGRAMS"
+exit {0 if tests_pass else 1}""",
+    )
+    done = subprocess.run([tmp_path / "hack" / "test"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == (0 if tests_pass else 1), done.stderr
+    names = "cluster kubernetes kubectl helm zsh clients"
+    assert done.stdout.splitlines() == [f"told: {names}", f"hack/test: 17 skipped; there were: {names}"]
+
+
+def test_a_run_that_leaves_no_report_still_ends_with_its_own_status(tmp_path: Path) -> None:
+    (tmp_path / "hack").mkdir()
+    shutil.copy(ROOT / "hack" / "test", tmp_path / "hack" / "test")
+    stub(tmp_path / "hack" / "cluster", "true")
+    stub(tmp_path / ".venv" / "bin" / "pytest", "exit 3")
+    done = subprocess.run([tmp_path / "hack" / "test"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert "hack/test: unknown skipped" in done.stdout
