@@ -43,7 +43,11 @@ def manifests() -> list[Any]:
 
 def installs() -> list[tuple[str, list[str]]]:
     """Page and words of every command that installs the chart."""
-    return [(block.place, words(command)) for block, command in commands() if command.startswith("helm install")]
+    return [
+        (block.place, words(command))
+        for block, command in commands()
+        if command.startswith("helm install gpushare")
+    ]
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ COMMANDS: Final[tuple[tuple[str, Way | str], ...]] = (
     ("kubectl gpushare --help", "tests/hack/test_krew.py runs it, installed by krew"),
     ("kubectl gpushare", Way.PLUGIN),
     ("kubectl", Way.CLUSTER),
+    ("helm install gpu-operator", "NVIDIA's chart comes from a repository that tests cannot rely on"),
     ("helm test", "needs a kubelet and GPUs: tests/gpu/chart_suite.py and tests/e2e walk a pod that way"),
     ("helm", Way.CLUSTER),
     ("gpushare completion fish | source", Way.FISH),
@@ -60,6 +61,7 @@ COMMANDS: Final[tuple[tuple[str, Way | str], ...]] = (
     ("ln -s ~/.krew/store", Way.BASH),
     ("python hack/krew.py", "fetches every library from a registry; tests/hack/test_krew.py packs and installs"),
     ("pip install .", "fetches from a registry; hack/venv installs the same way, and every test runs in it"),
+    ("kind ", "needs Docker; the page says that it was not tried"),
     (
         "docker ",
         "needs Docker and a registry; tests/e2e run the image that hack/cluster builds of the same Dockerfile",
@@ -95,6 +97,7 @@ READ_BY: Final[dict[tuple[str, str], str]] = {
     ("docs/guide/first-hour.md", "GPU       MODEL "): "tests/cli/test_guide.py",
     ("docs/guide/first-hour.md", "NAMESPACE  POD "): "tests/cli/test_guide.py",
     ("docs/guide/first-hour.md", "Pod default/first asks for"): "tests/cli/test_guide.py",
+    ("docs/guide/mps.md", ""): "tests/mps/test_on_its_own.py",
     ("docs/guide/slow.md", "gpushare.io/slo: p99<50ms"): "tests/cli/test_blocks.py",
 }
 
