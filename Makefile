@@ -53,6 +53,10 @@ bench: venv ## The extender's latency at 5,000 nodes, and pods per second throug
 	$(BIN)/python -m bench latency
 	$(BIN)/python -m bench throughput
 
+.PHONY: hostile
+hostile: venv ## Every threat, 1,000 faults, a soak and an upgrade, one after the other, resumable: some hours, as root
+	hack/hostile
+
 .PHONY: docs-check
 docs-check: venv ## Run every cheap command that a document quotes figures of; fail where a figure is gone
 	python hack/docs_check.py
