@@ -59,6 +59,39 @@ def test_scores_by_number_of_tenants(tmp_path: Path) -> None:
     assert scores["2"]["median"] <= scores["2"]["p90"]
 
 
+def test_everyone_is_scored_and_those_below_half_that_are_read_above_it_are_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl")
+    told = CliRunner().invoke(
+        model.app, ["attribute", "--dataset", str(path), "--json", "--live", "--without-model"]
+    )
+    assert told.exit_code == 0, told.output
+    read = json.loads(told.stdout)
+    threes = read["by_tenants"]["3"]
+    assert threes["low"] == 120, "the truth of three tenants is below 0.44"
+    assert threes["read_above"] == 0.0
+    assert set(read["live"]) == {"one signature with all threads", "one signature under its cap"}
+    assert all(scores["2"]["n"] + scores["2"]["unknown"] == 80 for scores in read["live"].values())
+    shown = CliRunner().invoke(model.app, ["attribute", "--dataset", str(path), "--live", "--without-model"])
+    assert "one signature under its cap" in shown.stdout
+
+
+def test_a_tenant_that_is_called_unknown_is_scored_at_the_guess_that_is_not_told(tmp_path: Path) -> None:
+    """Programs that hardly use the GPU: the counters say nothing of them."""
+    path = write(tmp_path / "d.jsonl")
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    hardly = dict.fromkeys(SOLO["a"], 0.001)
+    for line in lines:
+        if len(line.get("tenants", ())) == 1:
+            line["device"] = hardly
+    path.write_text("\n".join(map(json.dumps, lines)))
+    told = CliRunner().invoke(model.app, ["attribute", "--dataset", str(path), "--json", "--without-model"])
+    pairs = json.loads(told.stdout)["by_tenants"]["2"]
+    assert pairs["unknown"] > 0
+    assert pairs["everyone_mae"] > 0
+    if pairs["n"] == 0:
+        assert pairs["mae"] is None
+
+
 @pytest.mark.parametrize(("options", "most_unknown"), [((), 0.04), (("--without-model",), 0.15)])
 def test_the_bars_on_the_h200_dataset(options: tuple[str, ...], most_unknown: float) -> None:
     """Of the tenants that are not called unknown."""

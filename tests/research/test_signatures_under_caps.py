@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 
 import gpushare.data
+from gpushare.research.attribution_score import read_in_place, with_all_threads
 from gpushare.research.dataset import Dataset, parse
 from gpushare.research.studies.signatures_under_caps import (
     capped_runs,
     fitted,
     law_error,
-    read_in_place,
     set_errors,
     taken_as_whole,
-    with_all_threads,
 )
 
 DATA = Path(gpushare.data.__file__).parent

@@ -1,11 +1,15 @@
 """How well attribution does on measured runs: solo runs give signatures, measured rates only score."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
+from gpushare.core.progress import at_full_threads
 from gpushare.core.progress.attribution import (
+    MAX_ERROR,
     Predict,
     TenantEvidence,
     TenantLoad,
@@ -14,6 +18,8 @@ from gpushare.core.progress.attribution import (
     no_prediction,
 )
 from gpushare.research.dataset import Dataset, Run, RunTenant
+
+LOW_PROGRESS: Final = 0.5  # a tenant below it starves, and must not be read above it
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,9 @@ class AttributionScore:
         mae, median, p90: of |inferred - measured| progress, ratios; no score at all for 0 tenants.
         n: tenants scored; unknown: tenants that attribution reported as unknown, not scored; runs: runs.
         within_two_errors: share of the scored within two of their stated standard deviations.
+        everyone_mae: of everyone, the unknown at what would be told of them if no error were too large.
+        low: tenants whose measured progress is below `LOW_PROGRESS`.
+        read_above: share of these that is inferred above it, the unknown likewise; NaN without any.
     """
 
     mae: float
@@ -33,11 +42,20 @@ class AttributionScore:
     unknown: int
     runs: int
     within_two_errors: float
+    everyone_mae: float
+    low: int
+    read_above: float
 
 
-def evidence_of(dataset: Dataset, run: Run, predict: Predict = no_prediction) -> list[TenantEvidence]:
+LoadOf = Callable[[Dataset, RunTenant], TenantLoad | None]
+"""What is known of a tenant beforehand, from the dataset's solo runs."""
+
+
+def evidence_of(
+    dataset: Dataset, run: Run, predict: Predict = no_prediction, load_of: LoadOf | None = None
+) -> list[TenantEvidence]:
     """Collect what attribution may know of a run's tenants: their solo runs, and the prediction from these."""
-    loads = [_load(dataset, tenant) for tenant in run.tenants]
+    loads = [(load_of or measured)(dataset, tenant) for tenant in run.tenants]
     known = [load for load in loads if load is not None]
     priors = predict(known) if len(known) == len(loads) else [None] * len(loads)
     return [
@@ -46,7 +64,8 @@ def evidence_of(dataset: Dataset, run: Run, predict: Predict = no_prediction) ->
     ]
 
 
-def _load(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
+def measured(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
+    """Return all that the dataset's solo runs say of a program: its cap curve, counters under caps, and rate."""
     signature = dataset.solo_counters(tenant.workload)
     if signature is None:
         return None
@@ -57,31 +76,71 @@ def _load(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
     return TenantLoad(signature, tenant.thread_percentage, curve, capped, rate)
 
 
-def score(dataset: Dataset, predict: Predict = no_prediction) -> dict[int, AttributionScore]:
+def with_all_threads(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
+    """Return what an agent's signature with all threads says: no cap curve, no rate."""
+    whole = dataset.solo_counters(tenant.workload)
+    return None if whole is None else TenantLoad(whole, tenant.thread_percentage)
+
+
+def read_in_place(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
+    """Return what an agent's signature under the cap in force says of a program."""
+    cap = tenant.thread_percentage
+    seen = dataset.solo_counters(tenant.workload, cap)
+    if seen is None:
+        return None
+    whole, progress = at_full_threads(seen, cap / 100)
+    return TenantLoad(whole, cap, {cap: progress} if cap < 100 else {})
+
+
+LIVE_PROFILES: Final[Mapping[str, LoadOf]] = {
+    "one signature with all threads": with_all_threads,
+    "one signature under its cap": read_in_place,
+}
+"""Profiles as a node agent has them, by what they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenant:
+    truth: float
+    inferred: float  # however large its error is
+    stated_error: float | None  # None: told as unknown
+
+    @property
+    def miss(self) -> float:
+        return abs(self.inferred - self.truth)
+
+
+def score(
+    dataset: Dataset, predict: Predict = no_prediction, load_of: LoadOf = measured
+) -> dict[int, AttributionScore]:
     """Score every run with several tenants, by their number; runs without solo rates are left out."""
-    found: dict[int, list[tuple[float, float]]] = {}
-    unknown: dict[int, int] = {}
+    found: dict[int, list[_Tenant]] = {}
     runs: dict[int, int] = {}
-    for run, measured in dataset.shared_runs():
+    for run, truths in dataset.shared_runs():
         size = len(run.tenants)
         runs[size] = runs.get(size, 0) + 1
-        inferred = attribute(run.counters, evidence_of(dataset, run, predict))
-        for each, truth in zip(inferred, measured, strict=True):
-            if each.progress_ratio is None or each.error_ratio is None:
-                unknown[size] = unknown.get(size, 0) + 1
-            else:
-                found.setdefault(size, []).append((abs(each.progress_ratio - truth), each.error_ratio))
-    return {size: _score(found[size], unknown.get(size, 0), runs[size]) for size in sorted(found)}
+        guesses = attribute(run.counters, evidence_of(dataset, run, predict, load_of), most_error=math.inf)
+        for guess, truth in zip(guesses, truths, strict=True):
+            assert guess.progress_ratio is not None
+            assert guess.error_ratio is not None
+            stated = guess.error_ratio if guess.error_ratio <= MAX_ERROR else None
+            found.setdefault(size, []).append(_Tenant(truth, guess.progress_ratio, stated))
+    return {size: _score(found[size], runs[size]) for size in sorted(found)}
 
 
-def _score(pairs: Sequence[tuple[float, float]], unknown: int, runs: int) -> AttributionScore:
-    misses, errors = np.array(pairs).T
+def _score(everyone: Sequence[_Tenant], runs: int) -> AttributionScore:
+    told = [(each.miss, each.stated_error) for each in everyone if each.stated_error is not None]
+    misses, errors = np.array(told).reshape(-1, 2).T
+    low = [each for each in everyone if each.truth < LOW_PROGRESS]
     return AttributionScore(
-        mae=float(misses.mean()),
-        median=float(np.median(misses)),
-        p90=float(np.quantile(misses, 0.9)),
-        n=len(pairs),
-        unknown=unknown,
+        mae=float(misses.mean()) if told else math.nan,
+        median=float(np.median(misses)) if told else math.nan,
+        p90=float(np.quantile(misses, 0.9)) if told else math.nan,
+        n=len(told),
+        unknown=len(everyone) - len(told),
         runs=runs,
-        within_two_errors=float((misses <= 2 * errors).mean()),
+        within_two_errors=float((misses <= 2 * errors).mean()) if told else math.nan,
+        everyone_mae=float(np.mean([each.miss for each in everyone])),
+        low=len(low),
+        read_above=float(np.mean([each.inferred > LOW_PROGRESS for each in low])) if low else math.nan,
     )

@@ -181,7 +181,10 @@ def evidence(load: TenantLoad, prior: Prior | None = None) -> TenantEvidence:
 
 
 def attribute(
-    device: Counters, tenants: Sequence[TenantEvidence], sm_clock_mhz: float | None = None
+    device: Counters,
+    tenants: Sequence[TenantEvidence],
+    sm_clock_mhz: float | None = None,
+    most_error: float = MAX_ERROR,
 ) -> tuple[Attribution, ...]:
     """Infer each tenant's progress from one window of the device's counters.
 
@@ -190,6 +193,7 @@ def attribute(
         tenants: everyone who ran in the window. One without a signature makes everyone unknown who has no prior,
             since its part of the counters cannot be told from theirs.
         sm_clock_mhz: mean SM clock over the window; None: not known, and taken for that of the signatures.
+        most_error: a tenant whose error is larger is unknown; infinity asks for a guess of everyone.
 
     Source: docs/design.md 4; docs/facts.md 31 has the error without bounds and prior (pairs 0.052).
     """
@@ -200,7 +204,7 @@ def attribute(
     known = [work for work in works if work is not None]
     names = counters_of(device, known)
     if len(known) < len(works) or not names:
-        return tuple(_from_prior(tenant) for tenant in tenants)
+        return tuple(_from_prior(tenant, most_error) for tenant in tenants)
     is_guessed = [tenant.is_capped and tenant.capped_work is None for tenant in tenants]
     rows = [CounterRow.of(name, device, known, is_guessed) for name in names]
     upper = [max(0.0, tenant.bound) * BOUND_SLACK for tenant in tenants]
@@ -215,7 +219,9 @@ def attribute(
         trusts = [_trust(tenant, prior, p) for tenant, prior, p in zip(tenants, priors, progress, strict=True)]
     hessian, _ = _normal_equations(rows, weights, priors, [min(1.0, trust) for trust in trusts])
     errors = [math.sqrt(variance + _LEAST_ERROR**2) for variance in inverse_diagonal(hessian)]
-    return tuple(_attribution(tenant, p, e) for tenant, p, e in zip(tenants, progress, errors, strict=True))
+    return tuple(
+        _attribution(tenant, p, e, most_error) for tenant, p, e in zip(tenants, progress, errors, strict=True)
+    )
 
 
 def _at_clock(tenant: TenantEvidence, now_mhz: float | None) -> TenantEvidence:
@@ -308,15 +314,14 @@ def _prior(tenant: TenantEvidence) -> Prior:
     return Prior(UNINFORMED_MEAN * min(1.0, tenant.bound), UNINFORMED_ERROR)
 
 
-def _from_prior(tenant: TenantEvidence) -> Attribution:
+def _from_prior(tenant: TenantEvidence, most_error: float) -> Attribution:
     """Return the model's prediction, where there is one, since the counters cannot tell the tenants apart."""
-    if tenant.prior is None:
-        return UNKNOWN
-    return _attribution(tenant, tenant.prior.mean, tenant.prior.error)
+    prior = tenant.prior or _prior(tenant)
+    return _attribution(tenant, prior.mean, prior.error, most_error)
 
 
-def _attribution(tenant: TenantEvidence, progress: float, error: float) -> Attribution:
-    if error > MAX_ERROR:
+def _attribution(tenant: TenantEvidence, progress: float, error: float, most_error: float) -> Attribution:
+    if error > most_error:
         return UNKNOWN
     progress = min(progress, max(0.0, tenant.bound), 1.0)
     work = tenant.capped_work or tenant.signature

@@ -65,7 +65,7 @@ def main() -> None:
     print("all of these folds")
     for size, parts in sorted(by_size.items()):
         n = sum(each.n for each in parts)
-        mae = sum(each.mae * each.n for each in parts) / n
+        mae = sum(each.mae * each.n for each in parts if each.n) / n
         print(f"  {size} tenants: mae {mae:.3f} n {n} unknown {sum(each.unknown for each in parts)}")
 
 

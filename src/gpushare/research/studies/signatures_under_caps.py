@@ -9,7 +9,7 @@ is known of a tenant is what its counters showed under its cap in the set, as an
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,6 @@ from gpushare.core.gpu import Counters
 from gpushare.core.interference import expectation
 from gpushare.core.progress import (
     TenantLoad,
-    at_full_threads,
     attribute,
     busy_ratio,
     evidence,
@@ -29,7 +28,8 @@ from gpushare.core.progress import (
     progress_under,
 )
 from gpushare.data import default_model
-from gpushare.research.dataset import Dataset, parse
+from gpushare.research.attribution_score import LoadOf, read_in_place, with_all_threads
+from gpushare.research.dataset import Dataset, RunTenant, parse
 
 _RIDGE: Final = 0.3
 _LEAST_PROGRESS: Final = 0.02  # a rate below this is a counting error
@@ -95,13 +95,13 @@ def law_error(runs: Sequence[CappedRun]) -> float:
     return float(np.mean([abs(progress_under(run.seen, run.cap) - run.progress) for run in runs]))
 
 
-def set_errors(data: Dataset, load_of: Callable[[Dataset, str, int], TenantLoad | None]) -> dict[int, SetErrors]:
+def set_errors(data: Dataset, load_of: LoadOf) -> dict[int, SetErrors]:
     """Predict and infer every shared run, from what `load_of` says of a program under its cap in the run."""
     predict = expectation(default_model())
     predicted: dict[int, list[float]] = {size: [] for size in SIZES}
     inferred: dict[int, list[float]] = {size: [] for size in SIZES}
     for run, measured in data.shared_runs():
-        loads = [load_of(data, tenant.workload, tenant.thread_percentage) for tenant in run.tenants]
+        loads = [load_of(data, tenant) for tenant in run.tenants]
         known = [load for load in loads if load is not None]
         if len(known) < len(loads) or len(loads) not in predicted:
             continue
@@ -118,25 +118,10 @@ def set_errors(data: Dataset, load_of: Callable[[Dataset, str, int], TenantLoad 
     }
 
 
-def read_in_place(data: Dataset, program: str, cap: int) -> TenantLoad | None:
-    """Return what a signature under the cap in force says of a program."""
-    seen = data.solo_counters(program, cap)
-    if seen is None:
-        return None
-    whole, progress = at_full_threads(seen, cap / 100)
-    return TenantLoad(whole, cap, {cap: progress} if cap < 100 else {})
-
-
-def with_all_threads(data: Dataset, program: str, cap: int) -> TenantLoad | None:
-    """Return what a signature with all threads says, without a cap curve: as before signatures under caps."""
-    whole = data.solo_counters(program)
-    return None if whole is None else TenantLoad(whole, cap)
-
-
-def taken_as_whole(data: Dataset, program: str, cap: int) -> TenantLoad | None:
+def taken_as_whole(data: Dataset, tenant: RunTenant) -> TenantLoad | None:
     """Return what counters under the cap would say if they were taken for those with all threads."""
-    seen = data.solo_counters(program, cap)
-    return None if seen is None else TenantLoad(seen, cap)
+    seen = data.solo_counters(tenant.workload, tenant.thread_percentage)
+    return None if seen is None else TenantLoad(seen, tenant.thread_percentage)
 
 
 def _terms(run: CappedRun) -> npt.NDArray[np.float64]:
