@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from gpushare.core.api import MOST_OTHER_PHASES, CapPoint, PhaseReading, WorkloadPhase, WorkloadSignature
-from gpushare.core.control import merged_phases
+from gpushare.core.control import grown_curve, merged_phases
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads, shape_misfit
 from gpushare_deviceplugin.pods import ManagedPod
@@ -179,6 +179,25 @@ def _on_the_wire(counters: Counters) -> dict[str, float]:
     return {name: round(min(1.0, value), DIGITS) for name, value in counters.as_dict().items()}
 
 
+def _as_told(gpu_model: str, cap: int, seen: _Seen, revision: int | None) -> WorkloadSignature:
+    counters, progress = at_full_threads(seen.counters, cap / 100)
+    return WorkloadSignature(
+        gpu_model,
+        _on_the_wire(counters),
+        cap_curve=() if cap == 100 else (CapPoint(cap, round(progress, DIGITS)),),
+        window_seconds=float(int(seen.seconds)),
+        thread_percentage=None if cap == 100 else cap,
+        sm_clock_mhz=round(seen.sm_clock_mhz, 1) if seen.sm_clock_mhz else None,
+        revision=revision or None,
+    )
+
+
+def _has_new_points(kept: WorkloadSignature, found: WorkloadSignature) -> bool:
+    known = {point.thread_percentage for point in kept.cap_curve}
+    is_more = any(point.thread_percentage not in known for point in found.cap_curve)
+    return is_more and grown_curve(kept, [found]) != kept.cap_curve
+
+
 def _solo(cap: int, seen: _Seen) -> SoloSignature:
     counters, progress = at_full_threads(seen.counters, cap / 100)
     return SoloSignature(counters, {} if cap == 100 else {cap: progress}, sm_clock_mhz=seen.sm_clock_mhz)
@@ -219,7 +238,8 @@ class Signatures:
         if found is None:
             light = [seen for seen in self._caps_of(pod, gpu_model).values() if seen.is_light]
             return SoloSignature(light[0].counters, {}, sm_clock_mhz=light[0].sm_clock_mhz) if light else None
-        return _solo(*found)
+        curve = {p.thread_percentage: p.progress_ratio for p in self._found(pod, gpu_model, *found).cap_curve}
+        return replace(_solo(*found), cap_curve=curve)
 
     def phases(self, pod: ManagedPod, gpu_model: str) -> tuple[SoloSignature, ...]:
         """Return a pod's signature, then those of its other work, seen here or elsewhere; none without one."""
@@ -323,21 +343,24 @@ class Signatures:
         if best is None:
             is_ours = kept is not None and kept.gpu_model == gpu_model and not kept.contradiction()
             return self._phase_news(key, kept, kept) if is_ours else None
-        cap, seen = best
-        counters, progress = at_full_threads(seen.counters, cap / 100)
-        revision = self._revisions.get(key, 0)
-        found = WorkloadSignature(
-            gpu_model,
-            _on_the_wire(counters),
-            cap_curve=() if cap == 100 else (CapPoint(cap, round(progress, DIGITS)),),
-            window_seconds=float(int(seen.seconds)),
-            thread_percentage=None if cap == 100 else cap,
-            sm_clock_mhz=round(seen.sm_clock_mhz, 1) if seen.sm_clock_mhz else None,
-            revision=revision or None,
-        )
-        if kept is None or kept.gives_way(found):
+        found = self._found(pod, gpu_model, *best)
+        if kept is None or kept.gives_way(found) or _has_new_points(kept, found):
             return replace(found, phases=merged_phases(found, self._published(key)))
         return self._phase_news(key, kept, found)
+
+    def _found(self, pod: ManagedPod, gpu_model: str, cap: int, seen: _Seen) -> WorkloadSignature:
+        """Return the signature that was seen under a cap, with what was seen under others in its cap curve."""
+        revision = self._revisions.get((pod.workload, gpu_model))
+        found = _as_told(gpu_model, cap, seen, revision)
+        by_cap = self._caps_of(pod, gpu_model)
+        if cap == 100 or len(by_cap) == 1:
+            return found
+        others = (
+            _as_told(gpu_model, other, each, revision)
+            for other, each in by_cap.items()
+            if other < cap and each.is_signature
+        )
+        return replace(found, cap_curve=grown_curve(found, others))
 
     def _phase_news(
         self, key: _Key, kept: WorkloadSignature | None, found: WorkloadSignature | None

@@ -1,11 +1,13 @@
 """Signatures are of programs at work: not of their start, at the grain in which samples reach `learn`."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 from tests.deviceplugin.fakes import make_pod
 
 from gpushare.core.api import WorkloadSignature
+from gpushare.core.control import grown_curve
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.measuring import merge
 from gpushare_deviceplugin.sampler import WINDOWS
@@ -204,6 +206,56 @@ def test_a_cap_is_no_phase() -> None:
     at_work(signatures, (TRAIN, 12))
     at_work(signatures, (Counters(**{**TRAIN.as_dict(), "sm_util": 0.25, "dram_bw_util": 0.3}), 12), cap=25)
     assert of_phases(signatures) == [TRAIN], "libraries choose other kernels under a cap"
+
+
+def test_what_is_seen_under_several_caps_makes_one_cap_curve() -> None:
+    signatures, pod = Signatures({}), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+
+    def see(cap: int, ratio: float) -> None:
+        for _ in range(3):
+            signatures.learn(pod, H200, GpuSample(scaled(ratio), 5.0, 900, ratio), cap)
+
+    see(25, 0.4)
+    [first] = signatures.news(pod, H200).cap_curve  # type: ignore[union-attr]
+    see(50, 0.7)
+    news, used = signatures.news(pod, H200), signatures.of(pod, H200)
+    assert news is not None
+    assert used is not None
+    assert news.thread_percentage == 50
+    assert [point.thread_percentage for point in news.cap_curve] == [25, 50]
+    assert news.cap_curve[0] == first
+    assert news.cap_curve[0].progress_ratio < news.cap_curve[1].progress_ratio
+    assert used.cap_curve == {point.thread_percentage: point.progress_ratio for point in news.cap_curve}
+
+    profiles = {"shop/a": SharedProfile(frozenset({"uid-a"}), H200, used, news)}
+    elsewhere, pod = Signatures(profiles), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    signatures = elsewhere
+    see(50, 0.7)
+    assert elsewhere.news(pod, H200) is None, "nothing is new"
+    see(33, 0.5)
+    see(100, 1.0)
+    whole = elsewhere.news(pod, H200)
+    assert whole is not None
+    assert (whole.thread_percentage, whole.cap_curve) == (None, ())
+
+
+def test_a_point_of_the_cap_curve_that_a_gpushare_lacks_is_news() -> None:
+    pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    first, second = Signatures({}), Signatures(profiles := {})
+    for _ in range(3):
+        first.learn(pod, H200, GpuSample(scaled(0.7), 5.0, 900, 0.7), 50)
+    kept = first.news(pod, H200)
+    assert kept is not None
+    profiles["shop/a"] = SharedProfile(frozenset({"uid-a"}), H200, SoloSignature(kept.as_counters()), kept)
+    for _ in range(3):
+        second.learn(pod, H200, GpuSample(scaled(0.45), 5.0, 900, 0.45), 25)
+    news = second.news(pod, H200)
+    assert news is not None, "under fewer threads, so it takes nobody's place, but its point is new"
+    assert [point.thread_percentage for point in news.cap_curve] == [25]
+    grown = replace(kept, cap_curve=grown_curve(kept, [news]))
+    assert [point.thread_percentage for point in grown.cap_curve] == [25, 50]
+    profiles["shop/a"] = SharedProfile(frozenset({"uid-a"}), H200, SoloSignature(kept.as_counters()), grown)
+    assert second.news(pod, H200) is None
 
 
 def test_the_next_pod_of_a_workload_does_not_dilute_it_by_its_start() -> None:

@@ -25,7 +25,7 @@ from gpushare.core.api.schema import from_json, to_json
 from gpushare.core.api.workload_signature import CapPoint, WorkloadSignature
 from gpushare.core.control.conditions import PROFILED
 from gpushare.core.control.lifecycle import OperatorSettings, fares_of, status_of, transitions
-from gpushare.core.control.signatures import is_one_kind, taken
+from gpushare.core.control.signatures import grown_curve, is_one_kind, taken
 from gpushare.core.interference import as_profile, recommended_fraction
 from gpushare.research.dataset import parse
 from gpushare.twin.contention import WORKLOADS
@@ -134,6 +134,79 @@ def test_a_look_under_more_threads_replaces_one_under_fewer_and_never_the_other_
     assert not under(None, 1.0).gives_way(under(99, 9000.0))
     kept = taken(None, [under(25, 9.0), under(50, 1.0)], GpuShareSpec(), is_one_kind=True, now=NOW)
     assert (kept.thread_percentage, kept.taken_at) == (50, NOW)
+
+
+def seen_under(cap, progress, *, work=1.0, revision=None, model=H200, seconds=9.0, more=()):
+    counters = {"sm_util": 0.8 * work, "fp32_util": 0.4 * work, "dram_bw_util": 0.2 * work}
+    points = tuple(CapPoint(at, kept) for at, kept in (*more, (cap, progress)))
+    return WorkloadSignature(
+        model, counters, window_seconds=seconds, thread_percentage=cap, cap_curve=points, revision=revision
+    )
+
+
+def curve_of(signature):
+    return {point.thread_percentage: point.progress_ratio for point in signature.cap_curve}
+
+
+def copied(kept, *seen):
+    return taken(kept, seen, GpuShareSpec(), is_one_kind=True, now=NOW)
+
+
+def test_the_cap_curve_grows_from_what_is_seen_under_other_caps():
+    kept = copied(None, seen_under(25, 0.4))
+    kept = copied(kept, seen_under(50, 0.7))
+    assert (kept.thread_percentage, curve_of(kept)) == (50, {25: 0.4, 50: 0.7})
+    kept = copied(kept, seen_under(33, 0.5))
+    assert (kept.thread_percentage, curve_of(kept)) == (50, {25: 0.4, 33: 0.5, 50: 0.7})
+    assert copied(kept, seen_under(33, 0.6), seen_under(25, 0.3)) == kept, "two nodes would go on for ever"
+    longer = copied(kept, seen_under(50, 0.45, seconds=900.0))
+    assert curve_of(longer) == {25: 0.4, 33: 0.45, 50: 0.45}, "a cap never speeds a program up"
+    whole = replace(seen_under(99, 1.0), thread_percentage=None, cap_curve=())
+    assert copied(kept, whole).cap_curve == (), "its counters tell caps better than those under another cap do"
+
+
+def test_other_work_another_gpu_and_what_a_program_did_before_it_changed_add_no_points():
+    kept = copied(None, seen_under(50, 0.7, more=[(33, 0.5)]))
+    start, other_gpu = seen_under(25, 0.9, work=0.3), seen_under(25, 0.4, model="Tesla T4")
+    streams = {"sm_util": 0.8, "fp32_util": 0.02, "dram_bw_util": 0.9}
+    stream = replace(seen_under(25, 0.4), counters=streams)
+    wrong = seen_under(25, 0.4, more=[(10, 0.99)])
+    for each in (start, other_gpu, stream, wrong):
+        assert copied(kept, each) == kept, each
+    turned = copied(kept, seen_under(40, 0.6, revision=1))
+    assert curve_of(turned) == {40: 0.6}, "drift clears what was seen of the former work"
+    assert copied(turned, seen_under(25, 0.3)) == turned
+
+
+@given(
+    st.lists(
+        st.builds(
+            seen_under,
+            st.integers(5, 99),
+            st.floats(0.05, 1.0),
+            revision=st.sampled_from([None, 1, 2]),
+            seconds=st.floats(5.0, 900.0),
+            work=st.sampled_from([0.1, 0.9, 1.0]),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_a_grown_curve_rises_and_holds_no_point_that_nobody_saw(seen):
+    kept = None
+    for each in seen:
+        kept = copied(kept, each)
+        points = curve_of(kept)
+        assert list(points) == sorted(points)
+        assert list(points.values()) == sorted(points.values())
+        told = [one for one in seen if one.revision == kept.revision]
+        for cap, progress in points.items():
+            assert cap in {one.thread_percentage for one in told}
+            assert progress in {one.cap_curve[0].progress_ratio for one in told}
+            assert progress <= max(one.cap_curve[0].progress_ratio for one in told if one.thread_percentage == cap)
+        assert not kept.contradiction()
+        assert grown_curve(kept, [kept, each]) == grown_curve(kept, [each])
+    assert copied(copied(kept, *seen), *seen) == copied(kept, *seen)
 
 
 def test_a_look_with_the_clock_replaces_one_without_unless_it_is_much_shorter():

@@ -29,7 +29,7 @@ from gpushare.core.control.retraction import (
     RetractionSituation,
     plan_retractions,
 )
-from gpushare.core.control.signatures import merged_phases, usual_work
+from gpushare.core.control.signatures import grown_curve, merged_phases, usual_work
 from gpushare.core.control.slo import (
     QuantileSample,
     RequestCounts,
@@ -107,6 +107,7 @@ __all__ = [
     "differs_only_in_figures",
     "fares_of",
     "gain_of",
+    "grown_curve",
     "is_decided_by_counters",
     "is_kept",
     "learnt",

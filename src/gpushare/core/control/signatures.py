@@ -1,16 +1,18 @@
 """Profiles: measured by an agent, kept in the GpuShare.
 
-An agent that measures a workload alone on a GPU, with all threads, publishes the signature in its GpuNode
+An agent that measures a workload alone on a GPU, or in place, publishes the signature in its GpuNode
 (`TenantStatus.profile`); the operator copies it into `GpuShare.status.profile`. The interference model reads it by
 `gpushare.core.interference.as_profile`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from gpushare.core.api import (
     LONGER_WINDOW,
     MOST_OTHER_PHASES,
+    CapPoint,
     GpuShareSpec,
     WorkloadPhase,
     WorkloadSignature,
@@ -55,13 +57,53 @@ def taken(
     usual = best if kept is None or is_new else kept
     others = [*(() if kept is None else (kept,)), *fitting]
     same = [each for each in others if each.gpu_model == usual.gpu_model and each.revision == usual.revision]
-    found = replace(usual, phases=merged_phases(usual, (phase for each in same for phase in each.phases)))
+    phases = merged_phases(usual, (phase for each in same for phase in each.phases))
+    found = replace(usual, phases=phases, cap_curve=grown_curve(usual, same))
     return replace(found, taken_at=now) if is_new else found
 
 
 def usual_work(profile: WorkloadSignature | None) -> WorkloadSignature | None:
     """Return the signature of the usual work alone: what is learnt beside others is learnt of that."""
     return None if profile is None else replace(profile, phases=())
+
+
+def grown_curve(usual: WorkloadSignature, others: Iterable[WorkloadSignature]) -> tuple[CapPoint, ...]:
+    """Return a signature's cap curve with the points that others of the same work have seen under fewer threads.
+
+    Of two points for one cap the first counts, so that two nodes do not replace each other's for ever; none is
+    above one under more threads. One that was taken with all threads gets no points: what a cap leaves of it
+    follows better from its counters than from those under another cap (docs/measurements/signatures.md).
+
+    Args:
+        others: those of another GPU model or revision, or of other work, add nothing.
+    """
+    if usual.thread_percentage is None:
+        return usual.cap_curve
+    seen: dict[int, float] = {}
+    for each in (usual, *(other for other in others if _adds_points(usual, other))):
+        for point in each.cap_curve:
+            if each is usual or point.thread_percentage <= usual.cap:
+                seen.setdefault(point.thread_percentage, point.progress_ratio)
+    points = []
+    most = math.inf
+    for cap in sorted(seen, reverse=True):
+        most = min(most, seen[cap])
+        points.append(CapPoint(cap, most))
+    return tuple(reversed(points))
+
+
+def _adds_points(usual: WorkloadSignature, other: WorkloadSignature) -> bool:
+    """Return whether a signature shows the same work, of the same program on the same GPU model."""
+    own, others = usual.as_counters(), other.as_counters()
+    return (
+        other != usual
+        and (other.gpu_model, other.revision) == (usual.gpu_model, usual.revision)
+        and other.thread_percentage is not None
+        and not other.contradiction()
+        and not own.is_far_more_active(others)
+        and not others.is_far_more_active(own)
+        and _is_same_work(_as_phase(usual), _as_phase(other))
+    )
 
 
 def merged_phases(usual: WorkloadSignature, phases: Iterable[WorkloadPhase]) -> tuple[WorkloadPhase, ...]:

@@ -9,6 +9,7 @@ is known of a tenant is what its counters showed under its cap in the set, as an
 """
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ from gpushare.core.gpu import Counters
 from gpushare.core.interference import expectation
 from gpushare.core.progress import (
     TenantLoad,
+    at_full_threads,
     attribute,
     busy_ratio,
     evidence,
     predicted_cap_progress,
+    progress_alone,
     progress_under,
 )
 from gpushare.data import default_model
@@ -95,6 +98,38 @@ def law_error(runs: Sequence[CappedRun]) -> float:
     return float(np.mean([abs(progress_under(run.seen, run.cap) - run.progress) for run in runs]))
 
 
+def grown_errors(data: Dataset, caps: int, *, is_whole: bool) -> tuple[float, float]:
+    """Return the mean absolute errors of progress alone under caps, before and after a cap curve grows.
+
+    Before: from the signature under the most of so many caps. After: with the points of the others in its curve.
+
+    Args:
+        is_whole: whether that signature is one with all threads.
+    """
+    misses: list[tuple[float, float]] = []
+    for program in data.solo:
+        curve = data.cap_curve(program)
+        seen = {cap: data.solo_counters(program, cap) for cap, each in curve.items() if each >= _LEAST_PROGRESS}
+        usable = {cap: each for cap, each in seen.items() if each is not None and each.sm_util is not None}
+        for chosen in itertools.combinations(sorted(usable), caps):
+            best = chosen[-1]
+            if (best == 100) != is_whole:
+                continue
+            whole, _ = at_full_threads(usable[best], best / 100)
+            points, most = {}, 1.0
+            for cap in reversed(chosen):
+                if cap < 100:
+                    most = points[cap] = min(most, progress_under(usable[cap], cap / 100))
+            before = {cap: progress for cap, progress in points.items() if cap == best}
+            for cap in usable:
+                if cap < 100:
+                    told = (progress_alone(whole, each, cap / 100) for each in (before, points))
+                    first, second = (abs(each - curve[cap]) for each in told)
+                    misses.append((first, second))
+    first, second = np.array(misses).mean(axis=0)
+    return float(first), float(second)
+
+
 def set_errors(data: Dataset, load_of: LoadOf) -> dict[int, SetErrors]:
     """Predict and infer every shared run, from what `load_of` says of a program under its cap in the run."""
     predict = expectation(default_model())
@@ -143,6 +178,12 @@ def main() -> None:
     print(f"the table's {len(others)} runs {law_error(others):.3f}")
     from_whole = [abs(predicted_cap_progress(run.whole, run.cap) - run.progress) for run in others]
     print(f"the same from the counters with all threads {np.mean(from_whole):.3f}")
+    for name, each in (("fitted", data), ("table", table)):
+        for caps in (2, 3):
+            for is_whole in (False, True):
+                before, after = grown_errors(each, caps, is_whole=is_whole)
+                kind = "all threads among them" if is_whole else "all below 100%"
+                print(f"{name}, {caps} caps seen, {kind}: {before:.3f} grown {after:.3f}")
     for name, load_of in (
         ("with all threads", with_all_threads),
         ("read in place, under the cap in force", read_in_place),
