@@ -19,8 +19,8 @@ from pathlib import Path
 
 from bench.sharing.driver import Driver, SessionSettings, SignatureSource, expected_seconds
 from bench.sharing.launching import Launcher
-from bench.sharing.machine import Machine, NotReadyError, of_a_node, of_this_machine, simulated
-from bench.sharing.policies import POLICIES
+from bench.sharing.machine import Machine, NotReadyError, of_a_node, of_this_machine, simulated, why_no_room
+from bench.sharing.policies import POLICIES, SharingPolicy
 from bench.sharing.records import Records
 from bench.sharing.trace import TraceJob, TraceSettings, draw
 from gpushare.core.admission import Defaults
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     try:
-        launcher, machine = _launcher(read, records)
+        launcher, machine = _launcher(read, records, draw(trace), [POLICIES[name] for name in settings.policies])
     except NotReadyError as error:
         sys.exit(str(error))
     try:
@@ -153,7 +153,14 @@ def _trace_of(records: Records, read: argparse.Namespace, arguments: list[str]) 
     return kept
 
 
-def _launcher(read: argparse.Namespace, records: Records) -> tuple[Launcher, Machine]:
+def _launcher(
+    read: argparse.Namespace, records: Records, jobs: Sequence[TraceJob], policies: Sequence[SharingPolicy]
+) -> tuple[Launcher, Machine]:
+    """Return who starts the jobs, and where.
+
+    Raises:
+        NotReadyError: the benchmark cannot begin here; nothing was started.
+    """
     if not read.without_kubernetes:
         from bench.sharing.pods import PodLauncher, place_of_this_cluster
 
@@ -162,10 +169,14 @@ def _launcher(read: argparse.Namespace, records: Records) -> tuple[Launcher, Mac
                 "a cluster takes its own signatures: --signatures table is for --without-kubernetes"
             )
         place = place_of_this_cluster()
+        if (words := why_no_room(place.gpu, jobs, policies)) is not None:
+            raise NotReadyError(words)
         return PodLauncher(place), of_a_node(place.gpu, is_simulated=place.tenants.simulated)
     from bench.sharing.local import LocalLauncher
 
     machine = simulated() if read.simulated else of_this_machine()
+    if (words := why_no_room(machine.gpu, jobs, policies)) is not None:
+        raise NotReadyError(words)
     known = {line["program"]: line["signature"] for line in records.of("signature")}
     # Short: a unix socket's path has at most 107 characters.
     work = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))

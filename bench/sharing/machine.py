@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpushare.core.gpu import DevicesError, GpuInfo, GpuProcess
+from bench.sharing.policies import SharingPolicy
+from bench.sharing.trace import TraceJob, known_truth
+from gpushare.core.gpu import DevicesError, GpuInfo
 from gpushare.twin.gpus import parse_simulated
 
-DEFAULT_COMPUTE_MODE = 0  # NVML's; the others let one process in, or none
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -75,35 +76,30 @@ def of_this_machine() -> Machine:
     import pynvml
 
     from gpushare.devices.nvml import NvmlDevices
+    from gpushare.devices.shareable import why_not_shareable
 
     try:
         devices = NvmlDevices.open(time.monotonic)
-        gpus = devices.list()
-        gpu = gpus[0] if gpus else None
-        processes = devices.processes(gpu.uuid) if gpu is not None else ()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) if gpu is not None else None
-        mode = pynvml.nvmlDeviceGetComputeMode(handle) if handle is not None else DEFAULT_COMPUTE_MODE
+        words = why_not_shareable(devices)
+        if words is not None:
+            raise NotReadyError(words)
+        gpu = next(each for each in devices.list() if each.index == 0)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
     except (DevicesError, pynvml.NVMLError) as error:
         raise NotReadyError(f"no GPU can be used: {error}") from error
-    words = why_not(gpus, processes, mode)
-    if words is not None:
-        raise NotReadyError(words)
-    assert gpu is not None
     return Machine(gpu, devices.driver_version() or "", handle)
 
 
-def why_not(gpus: Sequence[GpuInfo], processes: Sequence[GpuProcess], compute_mode: int) -> str | None:
-    """Return why the benchmark cannot begin on the first of these GPUs; None: it can."""
-    if not gpus:
-        return "no GPU is here that can be shared (GPUs in MIG mode cannot)"
-    if compute_mode != DEFAULT_COMPUTE_MODE:
-        return (
-            f"GPU {gpus[0].uuid} is in an exclusive or prohibited compute mode, in which nothing can share it: "
-            "nvidia-smi -c DEFAULT changes that"
-        )
-    if processes:
-        pids = ", ".join(str(each.pid) for each in processes[:5])
-        return f"GPU {gpus[0].uuid} is in use by {len(processes)} processes (pid {pids}): end them first"
+def why_no_room(gpu: GpuInfo, jobs: Sequence[TraceJob], policies: Sequence[SharingPolicy]) -> str | None:
+    """Return why some job of a trace can never run on a GPU, by its memory on the H200; None: all can."""
+    for policy in policies:
+        room = gpu.memory_mib * (policy.percentage or 100) // 100
+        for job in jobs:
+            if (need := known_truth().memory_mib(job.program)) > room:
+                return (
+                    f"{job.name} ({job.program}) takes {need} MiB, and {policy.title} leaves it {room} MiB of "
+                    f"{gpu.model}: too little room for this trace"
+                )
     return None
 
 

@@ -63,6 +63,10 @@ class Placed:
             if name.endswith(BEFORE) and os.path.lexists(name):
                 Path(name).replace(name.removesuffix(BEFORE))
 
+    def forget(self) -> None:
+        """Drop the record, once all of it is taken away."""
+        self._record.unlink(missing_ok=True)
+
     def _note(self, target: Path) -> None:
         """Before anything is moved or written, so that an end in between leaves nothing unknown."""
         self._record.parent.mkdir(parents=True, exist_ok=True)

@@ -37,12 +37,18 @@ class ExistingGpus:
         """Install the chart with IMAGE, or with its own default image where IMAGE is unset.
 
         Raises:
-            Failed: gpushare is there already, or pods share the GPUs.
+            Failed: gpushare is there already, pods share the GPUs, or another device plugin offers them.
         """
         if not self._yes and (used := [*self._releases(), *self._tenants()]):
             raise Failed(
                 f"gpushare is in use in the cluster of {self.kubeconfig}: {', '.join(used)}. This would replace "
                 "it and harm who uses it; --yes (make test-gpu: YES=1) does so"
+            )
+        if not self._yes and (claimed := self._claimed()):
+            raise Failed(
+                f"another device plugin offers GPUs of the cluster of {self.kubeconfig}: {', '.join(claimed)}. "
+                "Both would give the same GPU to different pods; take it off these nodes, or go on by --yes "
+                "(make test-gpu: YES=1)"
             )
         own = []
         if image := os.environ.get("IMAGE"):
@@ -89,6 +95,17 @@ class ExistingGpus:
         nodes = json.loads(progress.run([*kubectl, GPU_NODES, "-o", "json"]))["items"]
         gpus = [gpu for node in nodes for gpu in node.get("status", {}).get("gpus", [])]
         return [f"pod {one.get('namespace')}/{one.get('pod')}" for gpu in gpus for one in gpu.get("tenants", [])]
+
+    def _claimed(self) -> list[str]:
+        """The GPUs and MIG instances that nodes offer by another device plugin."""
+        kubectl = [tools.kubectl(), f"--kubeconfig={self.kubeconfig}", "--request-timeout=10s", "get"]
+        nodes = json.loads(progress.run([*kubectl, "nodes", "-o", "json"]))["items"]
+        return [
+            f"{node['metadata']['name']} {number} {resource}"
+            for node in nodes
+            for resource, number in sorted(node.get("status", {}).get("allocatable", {}).items())
+            if resource.startswith("nvidia.com/") and number != "0"
+        ]
 
     def _has_runtime_class(self) -> bool:
         try:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from devcluster import archive, cache, driver, hostimage, network, pieces, progress
+from devcluster import archive, cache, driver, gpucheck, hostimage, network, pieces, progress
 from devcluster.local import COMPONENTS, LocalCluster
 from devcluster.progress import Failed, say, step, wait_for
 from devcluster.settings import (
@@ -61,7 +61,7 @@ class GpuNode(LocalCluster):
         kube = self.programs / "bin" / "kube"
         cache.link("kubectl", kube)
         if not self.simulated:
-            driver.install(self.placed)
+            self._driver()
             driver.install_toolkit(self.placed, self.programs / "bin", self.state / "log" / "nvidia-runtime.log")
         for library in sorted((self.programs / "lib").glob("libseccomp.so*")):
             self.placed.copy(library, driver.LIBRARIES / library.name)
@@ -75,6 +75,23 @@ class GpuNode(LocalCluster):
         self._start_kubelet(kube)
         wait_for("the default service account", self._has_account, timeout_seconds=30)
         say("the node is ready")
+
+    def _driver(self) -> None:
+        """Place the driver where it is missing; a refused machine keeps nothing of it.
+
+        Raises:
+            Failed: there is no driver, or its GPUs cannot be shared.
+        """
+        is_new = not self.placed.files()
+        try:
+            driver.install(self.placed)
+            listed = progress.run([driver.PROGRAMS / "nvidia-smi", *gpucheck.QUERY], timeout_seconds=60)
+            gpucheck.check(listed, gpucheck.foreign_mps())
+        except Failed:
+            if is_new:
+                self.placed.remove()
+                self.placed.forget()
+            raise
 
     def _unpack(self, part: str) -> dict[str, Any]:
         """Unpack a part of the bundle unless it is there, every piece at once; return what it says of itself."""

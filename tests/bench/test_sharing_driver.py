@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.sharing import command
 from bench.sharing.driver import Driver, SessionSettings, expected_seconds
 from bench.sharing.joblog import JobStory
 from bench.sharing.launching import Ended, Order
-from bench.sharing.machine import Machine, simulated, why_not
+from bench.sharing.machine import Machine, simulated, why_no_room
 from bench.sharing.policies import EQUAL, FIFO, OURS, POLICIES, SharingPolicy
 from bench.sharing.records import Records
 from bench.sharing.trace import TraceSettings, draw, programs
 
-from gpushare.core.gpu import GpuInfo, GpuProcess
+from gpushare.core.gpu import GpuInfo
 
 TRACE = TraceSettings(jobs=10, least_seconds=2.0, most_seconds=4.0)
 RATE = 20.0
@@ -201,23 +202,33 @@ def test_a_run_is_expected_to_take_what_it_took(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "processes", "mode", "words"),
+    ("memory_mib", "policies", "words"),
     [
-        (0, 0, 0, "no GPU is here"),
-        (1, 0, 3, "compute mode"),
-        (1, 2, 0, "in use by 2 processes (pid 40, 41)"),
-        (2, 0, 0, None),
+        (143_771, tuple(POLICIES.values()), None),
+        (8_000, (FIFO, OURS), None),
+        (
+            8_000,
+            (FIFO, EQUAL),
+            "takes 3028 MiB, and MPS, 4 equal parts leaves it 2000 MiB of NVIDIA T: too little room",
+        ),
+        (2_500, (FIFO,), "takes 3028 MiB, and exclusive, first come first served leaves it 2500 MiB"),
     ],
 )
-def test_a_gpu_that_is_not_free_is_said_in_a_sentence(
-    gpus: int, processes: int, mode: int, words: str | None
+def test_a_gpu_with_too_little_room_for_the_trace_is_said_in_a_sentence(
+    memory_mib: int, policies: tuple[SharingPolicy, ...], words: str | None
 ) -> None:
-    found = why_not(
-        [GpuInfo(f"GPU-{number}", number, "NVIDIA H200", 1000, 132) for number in range(gpus)],
-        [GpuProcess(40 + number, 100, is_mps_client=False) for number in range(processes)],
-        mode,
-    )
+    found = why_no_room(GpuInfo("GPU-1", 0, "NVIDIA T", memory_mib, 40), draw(TRACE), policies)
     assert (found is None) if words is None else (found is not None and words in found)
+
+
+def test_where_there_is_too_little_room_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Machine(GpuInfo("GPU-1", 0, "NVIDIA T", 2_500, 40), "simulated")
+    monkeypatch.setattr(command, "simulated", lambda: small)
+    monkeypatch.setattr("bench.sharing.local.LocalLauncher", None)
+    with pytest.raises(SystemExit, match="too little room for this trace"):
+        command.main(["run", str(tmp_path), "--without-kubernetes", "--simulated", "--jobs", "10"])
 
 
 def test_what_was_begun_on_another_gpu_does_not_go_on_here(tmp_path: Path) -> None:

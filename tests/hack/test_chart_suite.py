@@ -129,6 +129,7 @@ def releases(*names: tuple[str, str]) -> str:
 
 
 TENANT = {"podUid": "u", "namespace": "shop", "pod": "web-1"}
+NODES = (["nodes"], json.dumps({"items": [{"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "8"}}}]}))
 CRD = (["crd"], "customresourcedefinition.apiextensions.k8s.io/gpunodes.gpushare.io")
 
 
@@ -145,7 +146,7 @@ def test_nothing_is_installed_where_gpushare_is_in_use_unless_it_is_asked_for(
 ) -> None:
     helm.answers((["list"], found))
     # of the two calls that name the resource, the definition's is the one with `crd`
-    kubectl.answers(*([] if nodes is None else [CRD, (["gpunodes.gpushare.io"], nodes)]))
+    kubectl.answers(NODES, *([] if nodes is None else [CRD, (["gpunodes.gpushare.io"], nodes)]))
     with pytest.raises(Failed, match=f"{words}.*YES=1"):
         gpuexisting.ExistingGpus().install()
     assert not [told for told in helm.told if "upgrade" in told]
@@ -156,9 +157,24 @@ def test_nothing_is_installed_where_gpushare_is_in_use_unless_it_is_asked_for(
 @pytest.mark.parametrize("has_definitions", [True, False])
 def test_an_unused_cluster_gets_the_chart(has_definitions: bool, kubectl: Program, helm: Program) -> None:
     helm.answers((["list"], releases(("web", "nginx-1.0"))))
-    kubectl.answers(*([CRD, (["gpunodes.gpushare.io"], gpu_nodes())] if has_definitions else []))
+    kubectl.answers(NODES, *([CRD, (["gpunodes.gpushare.io"], gpu_nodes())] if has_definitions else []))
     gpuexisting.ExistingGpus().install()
     assert "upgrade" in helm.told[-1]
+
+
+@pytest.mark.parametrize("resource", ["nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"])
+def test_nothing_is_installed_beside_another_device_plugin(resource: str, kubectl: Program, helm: Program) -> None:
+    offered = {"items": [{"metadata": {"name": "n1"}, "status": {"allocatable": {"cpu": "8", resource: "4"}}}]}
+    helm.answers((["list"], releases()))
+    kubectl.answers((["nodes"], json.dumps(offered)))
+    with pytest.raises(Failed, match=f"another device plugin offers GPUs .*: n1 4 {resource}\\. .*YES=1"):
+        gpuexisting.ExistingGpus().install()
+    assert not [told for told in helm.told if "upgrade" in told]
+    gpuexisting.ExistingGpus(yes=True).install()
+    assert "upgrade" in helm.told[-1]
+    offered["items"][0]["status"]["allocatable"] = {resource: "0"}  # a plugin that has gone leaves this
+    kubectl.answers((["nodes"], json.dumps(offered)))
+    gpuexisting.ExistingGpus().install()
 
 
 def test_make_asks_twice_only_with_yes() -> None:

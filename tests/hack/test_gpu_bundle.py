@@ -12,10 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from devcluster import archive, bundle, driver, gpucli, gpunode, hostimage, pieces
+from devcluster import archive, bundle, driver, gpucheck, gpucli, gpunode, hostimage, pieces
 from devcluster.progress import Failed
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gpushare.devices.shareable import MINIMUM_DRIVER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -204,6 +206,73 @@ def test_only_files_that_were_placed_are_taken_away_again(tmp_path: Path) -> Non
     driver.Placed(tmp_path / "record.json").remove()  # by another process
     assert (there.read_text(), script.read_text()) == ("the machine's own", "the machine's script")
     assert list((tmp_path / "deep").iterdir()) == []
+
+
+DEFAULT = "0, 580.159.04, Disabled, Default"
+
+
+@pytest.mark.parametrize(
+    ("listed", "strangers", "words"),
+    [
+        (DEFAULT, [], None),
+        ("0, 525.60.13, [N/A], Default", [], None),
+        ("0, 470.82.01, Disabled, Default", [], "the driver is 470.82.01, and gpushare needs 525 or later"),
+        (f"{DEFAULT}\n1, 580.159.04, Enabled, Default", [], "GPU 1 is in MIG mode"),
+        ("0, 580.159.04, Disabled, Exclusive_Process", [], "GPU 0 is in compute mode Exclusive_Process"),
+        (DEFAULT, [41, 42], r"MPS is run by somebody else on this machine \(pid 41, 42\)"),
+    ],
+)
+def test_gpus_that_cannot_be_shared_are_refused_in_a_sentence(
+    listed: str, strangers: list[int], words: str | None
+) -> None:
+    if words is None:
+        gpucheck.check(listed, strangers)
+        return
+    with pytest.raises(Failed, match=words):
+        gpucheck.check(listed, strangers)
+
+
+def test_the_least_driver_is_the_same_everywhere_and_on_the_page() -> None:
+    assert gpucheck.MINIMUM_DRIVER == MINIMUM_DRIVER
+    assert f"driver {MINIMUM_DRIVER} or later" in (ROOT / "docs" / "install.md").read_text()
+
+
+def test_an_mps_of_gpushares_own_is_no_strangers(tmp_path: Path) -> None:
+    for pid, name, pipe in (
+        (7, "nvidia-cuda-mps", "/run/gpushare/GPU-1/pipe"),
+        (8, "nvidia-cuda-mps", "/tmp/nvidia-mps"),
+        (9, "python3", "/tmp/nvidia-mps"),
+    ):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+        (tmp_path / str(pid) / "environ").write_text(f"PATH=/bin\0CUDA_MPS_PIPE_DIRECTORY={pipe}\0")
+    assert gpucheck.foreign_mps(tmp_path) == [8]
+
+
+def test_a_refused_machine_keeps_nothing_of_what_was_placed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUSHARE_STATE", str(tmp_path / "state"))
+    for name in ("PATH", "GPUSHARE_CACHE"):
+        monkeypatch.setenv(name, os.environ[name])
+    node = gpunode.GpuNode(tmp_path / "bundle", simulated=False)
+    library, there = tmp_path / "library", tmp_path / "lib" / "libcuda.so.1"
+    library.write_text("the driver's")
+    monkeypatch.setattr(driver, "install", lambda placed: placed.copy(library, there))
+    monkeypatch.setattr(gpucheck, "foreign_mps", list)
+    for listed, is_there in (("0, 580.159.04, Enabled, Default", False), (DEFAULT, True)):
+        monkeypatch.setattr(gpunode.progress, "run", lambda *_, said=listed, **__: said)
+        if is_there:
+            node._driver()
+        else:
+            with pytest.raises(Failed, match="MIG mode"):
+                node._driver()
+        assert there.exists() is is_there
+        assert bool(node.placed.files()) is is_there
+    monkeypatch.setattr(gpunode.progress, "run", lambda *_, **__: "0, 580.159.04, Enabled, Default")
+    with pytest.raises(Failed, match="MIG mode"):
+        node._driver()
+    assert there.exists(), "a cluster that runs keeps its driver"
 
 
 @pytest.mark.parametrize("step", ["_note", "rename", "copy2"])

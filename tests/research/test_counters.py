@@ -4,7 +4,8 @@ import pytest
 from fakenvml import MIB, UNKNOWN, installed
 
 from gpushare.devices.gpm import METRICS
-from gpushare.research.calibration.counters import DriverCounters, NoCounters
+from gpushare.research.calibration import run
+from gpushare.research.calibration.counters import DriverCounters, NoCounters, take_gpu
 
 
 @pytest.fixture
@@ -58,6 +59,53 @@ def test_a_gpu_that_cannot_be_measured_is_one_sentence(driver, spoil, words):
 def test_a_gpu_that_is_not_there_is_one_sentence(driver):
     with pytest.raises(RuntimeError, match="the driver lists no GPU 3"):
         DriverCounters(3)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (lambda driver: None, None),
+        (
+            lambda driver: setattr(driver, "driver_version", b"470.82.01"),
+            "the driver is 470.82.01, and .* needs 525",
+        ),
+        (lambda driver: setattr(driver, "mig", 1), "cannot be shared: .*MIG"),
+        (lambda driver: setattr(driver, "compute_mode", 3), "compute mode ExclusiveProcess, in which nothing"),
+        (lambda driver: setattr(driver, "processes", [(41, MIB)]), r"in use by 1 processes \(pid 41\)"),
+    ],
+)
+def test_a_gpu_that_is_not_free_for_calibration_is_one_sentence(driver, spoil, words, tmp_path):
+    driver.processes = driver.clients = []
+    spoil(driver)
+    if words is None:
+        take_gpu(proc=tmp_path)
+    else:
+        with pytest.raises(RuntimeError, match=words):
+            take_gpu(proc=tmp_path)
+    assert (driver.opened, driver.samples) == (0, set()), "nothing is left open"
+
+
+def test_an_mps_of_somebody_else_is_said_before_its_first_client_comes(driver, tmp_path):
+    driver.processes = driver.clients = []
+    for pid, name in ((7, "python3"), (8, "nvidia-cuda-mps"), (9, "nvidia-cuda-mps")):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "comm").write_text(f"{name}\n")
+    with pytest.raises(RuntimeError, match=r"MPS is run by somebody else on this machine \(pid 8, 9\)"):
+        take_gpu(proc=tmp_path)
+
+
+def test_a_calibration_that_is_refused_starts_nothing(driver, monkeypatch, tmp_path):
+    driver.compute_mode = 3
+    started = []
+    monkeypatch.setattr(run, "mps_daemon", lambda: started.append("mps"))
+    monkeypatch.setattr(run, "_suite", lambda _: ({}, {}))
+    monkeypatch.setattr(run, "_names", lambda _: (("a", "b"), ()))
+    with pytest.raises(RuntimeError, match="compute mode"):
+        run.calibrate(
+            tmp_path / "out.jsonl", run.CalibrationOrder(), budget_seconds=60, progress=print, log=lambda _: None
+        )
+    assert started == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dry_run_has_none():

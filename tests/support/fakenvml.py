@@ -61,6 +61,7 @@ class FakeNvml:
         self.is_lost = False
         self.mig = 0
         self.compute_mode = 0
+        self.driver_version = b"580.159.04"
         self.has_gpm = True
         self.gpm: dict[int, tuple[int, float]] = {}
         self.clients: list[tuple[int, int]] = [(11, 500 * MIB)]
@@ -94,7 +95,7 @@ class FakeNvml:
 
     @c_function(c_void_p, c_uint)
     def nvmlSystemGetDriverVersion(self, text: int, length: int) -> None:
-        put_text(b"580.159.04", text, length)
+        put_text(self.driver_version, text, length)
 
     @c_function(c_uint, c_void_p, c_uint)
     def nvmlSystemGetProcessName(self, pid: int, text: int, length: int) -> None:

@@ -2,11 +2,31 @@
 
 import contextlib
 import time
+from pathlib import Path
 from typing import Protocol
 
 from gpushare.core.gpu.devices import DevicesError
 from gpushare.devices.dcgm import DcgmScrape
 from gpushare.devices.nvml import NvmlDevices
+from gpushare.devices.shareable import why_not_shareable
+
+
+def take_gpu(index: int = 0, proc: Path = Path("/proc")) -> None:
+    """See that a GPU can be measured: that the driver is new enough, and that nobody else uses it.
+
+    Raises:
+        RuntimeError: it cannot; one sentence.
+    """
+    try:
+        devices = NvmlDevices.open(time.monotonic)
+        try:
+            words = why_not_shareable(devices, index, proc)
+        finally:
+            devices.close()
+    except DevicesError as error:
+        raise RuntimeError(str(error)) from None
+    if words is not None:
+        raise RuntimeError(words)
 
 
 class RunCounters(Protocol):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.research.calibration.collector import Log, PoolMaker, Timing, collect, pools_of
-from gpushare.research.calibration.counters import DcgmCounters, DriverCounters, NoCounters, RunCounters
+from gpushare.research.calibration.counters import DcgmCounters, DriverCounters, NoCounters, RunCounters, take_gpu
 from gpushare.research.calibration.daemon import mps_daemon
 from gpushare.research.calibration.plan import CalibrationPhase, expected_seconds, left_of, phases
 from gpushare.research.calibration.resume import SIMULATED, earlier_runs
@@ -175,6 +175,8 @@ def _sides(
         return simulated_pools(order.mechanism, probes=beside), SimulatedCounters(order.simulated)
     usable, probe_programs = _suite(order)
     counters: RunCounters
+    if not order.dry_run:
+        take_gpu()
     if order.dry_run:
         counters = NoCounters()
     elif order.dcgm_url:
