@@ -102,6 +102,8 @@ proto: venv ## Generate the gRPC stubs of kubelet's device plugin and PodResourc
 crds: venv ## Generate crds/ from the core types, and the pages of reference from them and the chart
 	python hack/generate_crds.py
 	python hack/generate_crds_doc.py
+	python hack/generate_names_doc.py
+	python hack/generate_cli_doc.py
 	python hack/generate_values_doc.py
 
 .PHONY: format

@@ -8,21 +8,34 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 
 # What the user writes on a pod.
 FRACTION: Final = f"{GROUP}/fraction"
+"""Share of one GPU, or a number of whole GPUs. A pod with it shares GPUs; every other pod is left alone."""
 MEMORY: Final = f"{GROUP}/memory"
+"""GPU memory of the pod on each GPU; without it, what its GpuShare says, or the fraction's part of the memory."""
 CLASS: Final = f"{GROUP}/class"
+"""What the pod cares about: throughput is capped and may be throttled, latency runs uncapped and is protected."""
 WORKLOAD: Final = f"{GROUP}/workload"
+"""Key by which pods of one kind share what was learnt of them; without it, the pod's owner."""
 CONTAINER: Final = f"{GROUP}/container"
+"""Which container gets the GPU; without it, the first."""
 PROCESSES: Final = f"{GROUP}/processes"
+"""How many CUDA processes share the pod's cap evenly; 1 without it."""
 SLO: Final = f"{GROUP}/slo"
+"""Latency target of the pod itself, for class latency; `slo-from` or `slo-query` says where it is read."""
 SLO_FROM: Final = f"{GROUP}/slo-from"
+"""The histogram or summary of request times that the pod serves."""
 SLO_QUERY: Final = f"{GROUP}/slo-query"
+"""A query for Prometheus whose value is the quantile in seconds; $namespace and $pod stand for the pod's."""
 USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER, PROCESSES, SLO, SLO_FROM, SLO_QUERY)
 
 # The decision; only gpushare's own service accounts may write these.
 GPU: Final = f"{GROUP}/gpu"
+"""UUIDs of the GPUs that the pod was placed on."""
 THREAD_PERCENTAGE: Final = f"{GROUP}/thread-percentage"
+"""The pod's cap: the part of the GPU's threads that its processes may use, in percent."""
 MEMORY_LIMIT: Final = f"{GROUP}/memory-limit"
+"""What the pod may allocate on each of its GPUs, such as "0=8192M"."""
 DECIDED_AT: Final = f"{GROUP}/decided-at"
+"""When the pod was placed."""
 PROBATION_SECONDS: Final = f"{GROUP}/probation-seconds"
 """Only on a pod that has its GPU to itself for so long, while its workload's profile is taken."""
 DECISION_ANNOTATIONS: Final = (GPU, THREAD_PERCENTAGE, MEMORY_LIMIT, DECIDED_AT, PROBATION_SECONDS)
@@ -34,10 +47,13 @@ THROTTLE_READY: Final = "ThrottleReady"
 """Condition of a GpuNode: whether its tenants can be stopped for a moment."""
 
 MANAGED_LABEL: Final = f"{GROUP}/managed"
+"""On each pod that shares GPUs, "true": set by admission, so that watches can select these pods."""
 MANAGED_SELECTOR: Final = f"{MANAGED_LABEL}=true"
 UNMANAGED_SELECTOR: Final = f"{MANAGED_LABEL}!=true"
 SHARE_RESOURCE: Final = f"{GROUP}/share"
+"""Percent of a GPU, as a limit that admission sets on the container: what quota, extender and kubelet count."""
 SCHEDULER_NAME: Final = "gpushare-scheduler"
+"""The scheduler of pods that share GPUs; set by admission."""
 
 # Inside a tenant's container: the read-only mount of its GPU's tenant directory.
 TENANT_MPS_DIRECTORY: Final = "/run/gpushare/mps"
