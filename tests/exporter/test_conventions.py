@@ -1,11 +1,17 @@
 """Names, units and help texts as Prometheus wants them, and every family in docs/metrics.md."""
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
 from exposed import expositions, registries
 from realprometheus import promtool
+
+from gpushare.core.api import MpsState, Phase, TroubleKind
+from gpushare.mps.status import GateState, MismatchKind, RefuseReason
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("agent", "gate", "extender", "admission", "operator")
@@ -33,3 +39,74 @@ def test_every_family_is_in_the_table_and_the_table_names_no_other(tmp_path: Pat
         if not family.name.endswith("_created")
     }
     assert documented == served
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the page: the labels beside those of its section, and the values that it names of one."""
+
+    family: str
+    type: str
+    labels: frozenset[str]
+    values: tuple[str, ...]
+    meaning: str
+
+
+def rows() -> Iterator[Row]:
+    for line in (ROOT / "docs/metrics.md").read_text().splitlines():
+        if line.startswith("| gpushare_"):
+            family, kind, further, meaning = (cell.strip() for cell in line.strip("|").split("|"))
+            names, _, values = further.partition(":")
+            listed = tuple(each.strip() for each in values.split(",") if each.strip())
+            yield Row(
+                family, kind, frozenset(each.strip() for each in names.split(",") if each.strip()), listed, meaning
+            )
+
+
+# What the sections say that their families carry, by the beginning of a family's name.
+OF_SECTIONS = (
+    ("gpushare_gpu_", {"node", "gpu_uuid", "gpu_index", "gpu_model"}),
+    ("gpushare_pod_", {"node", "gpu_uuid", "namespace", "pod", "pod_uid"}),
+    ("gpushare_agent_", {"node"}),
+    ("gpushare_gate_", {"gpu_uuid"}),
+    ("gpushare_mps_", {"node", "gpu_uuid"}),
+    ("gpushare_profile_", {"node", "gpu_uuid"}),
+    ("gpushare_promises_", {"node", "gpu_uuid"}),
+    ("gpushare_throttles_", {"node", "gpu_uuid"}),
+    ("gpushare_retractions_asked_", {"node", "gpu_uuid"}),
+)
+
+
+def test_types_labels_and_meanings_of_the_table_are_the_codes(tmp_path: Path) -> None:
+    """A meaning begins with the help text; what the page adds is a sentence of its own."""
+    told = {row.family: row for row in rows()}
+    for registry in registries(tmp_path).values():
+        for family in registry.collect():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            if name.endswith("_created"):
+                continue
+            row = told.pop(name)
+            assert row.type == family.type, name
+            help_text = family.documentation.rstrip(".")
+            assert row.meaning == help_text or row.meaning.startswith(f"{help_text}. "), (name, help_text)
+            served = {label for sample in family.samples for label in sample.labels} - {"le"}
+            common = next((labels for start, labels in OF_SECTIONS if name.startswith(start)), set())
+            assert family.samples, name
+            assert served == row.labels | common, name
+    assert not told
+
+
+VALUES: dict[str, type[StrEnum]] = {
+    "gpushare_mps_state": MpsState,
+    "gpushare_pod_trouble": TroubleKind,
+    "gpushare_gate_state": GateState,
+    "gpushare_gate_refused_total": RefuseReason,
+    "gpushare_gate_mismatches": MismatchKind,
+    "gpushare_operator_gpushares": Phase,
+}
+
+
+@pytest.mark.parametrize("family", VALUES)
+def test_the_values_of_a_label_on_the_page_are_all_there_are(family: str) -> None:
+    (told,) = [row.values for row in rows() if row.family == family]
+    assert sorted(told) == sorted(each.value for each in VALUES[family])

@@ -21,7 +21,15 @@ from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantF
 from gpushare.extender.metrics import ExtenderMetrics
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.observe import GateCollector
-from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, ThrottleStatus
+from gpushare.mps.status import (
+    GateState,
+    GateStatus,
+    HeldStatus,
+    HoldReason,
+    Mismatch,
+    MismatchKind,
+    ThrottleStatus,
+)
 from gpushare.runtime.certificates import CertificateCollector
 from gpushare.runtime.http import registry_of
 from gpushare_operator.admission.server import AdmissionMetrics
@@ -73,7 +81,15 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     gpu.create()
     held = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
     throttle = ThrottleStatus(refusals={"x": 1})
-    status = GateStatus("GPU-1", GateState.ACTIVE, time.time(), held=held, refused={"x": 1}, throttle=throttle)
+    status = GateStatus(
+        "GPU-1",
+        GateState.ACTIVE,
+        time.time(),
+        held=held,
+        refused={"x": 1},
+        mismatches=(Mismatch(MismatchKind.WRONG_GPU, "uid", 1, "on another GPU"),),
+        throttle=throttle,
+    )
     write_status(gpu, status)
     own = {"extender": ExtenderMetrics(), "admission": AdmissionMetrics(), "operator": OperatorMetrics()}
     certificate: Any = SimpleNamespace(expires_at=2e9)
