@@ -1,6 +1,6 @@
 """python -m bench COMMAND
 
-awkward|gate|hami|heap|latency|learning|loop|losses|operator|papers|retractions|sharing|throughput
+awkward|gate|hami|heap|latency|learning|loop|losses|operator|papers|retractions|sharing|throughput|tuning
 """
 
 import sys
@@ -24,6 +24,7 @@ COMMANDS = {
     "retractions": "bench.retractions",
     "sharing": "bench.sharing.command",
     "throughput": "bench.throughput",
+    "tuning": "bench.tuning",
 }
 
 if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
