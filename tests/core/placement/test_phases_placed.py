@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.core.api import (
+    CapPoint,
     GpuShare,
     GpuShareStatus,
     JobClass,
@@ -92,3 +93,22 @@ def test_what_is_known_changes_its_key_when_a_phase_is_added():
     assert [each.counters for each in after.profile.phases] == [WORKLOADS[HEAVY].solo]
     unusable = replace(phase, counters={"fp32_util": 0.4})
     assert known_of(share(unusable), lambda _: 0.0).profile.phases == ()
+
+
+def test_what_is_known_changes_its_key_when_the_cap_curve_grows():
+    def key(*caps):
+        points = tuple(CapPoint(cap, cap / 100) for cap in caps)
+        signature = WorkloadSignature(
+            H200,
+            WORKLOADS[LIGHT].solo.as_dict(),
+            cap_curve=points,
+            window_seconds=60.0,
+            taken_at="t",
+            thread_percentage=50,
+        )
+        made = GpuShare.from_object({"metadata": {"name": "s", "namespace": "shop"}})
+        return known_of(replace(made, status=GpuShareStatus(profile=signature)), lambda _: 0.0).key
+
+    keys = [key(50), key(25, 50), key(25, 33, 50)]
+    assert len(set(keys)) == len(keys), "or the extender would go on with what it predicted before"
+    assert key(25, 50) == keys[1]
