@@ -36,7 +36,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 SOURCE = DataSourceRef(type_val="prometheus", uid="$source")
 GPU_NAME = "{{node}} GPU {{gpu_index}}"
 POD_NAME = "{{namespace}}/{{pod}}"
-GOOD, BAD = "green", "red"
+GOOD, BAD, NEITHER = "green", "red", "text"
 
 # uid -> title, in the order in which they link to each other
 BOARDS = {
@@ -97,11 +97,12 @@ def answer(
 
     Args:
         unit: Grafana's, or "suffix: words" that follow the number.
-        words: value -> what is said instead of it, and its colour; a key such as "0..1" is a range.
+        words: value -> what is said instead of it, and its colour; a key such as "0..1" is a range with both ends.
         bad_from, bad_below: values that are shown red.
         link: uid of a dashboard and more of its address, for whoever asks further.
     """
-    steps = [Threshold(None, GOOD if bad_below is None else BAD)]
+    base = BAD if bad_below is not None else GOOD if bad_from is not None else NEITHER
+    steps = [Threshold(None, base)]
     if bad_from is not None:
         steps.append(Threshold(bad_from, BAD))
     if bad_below is not None:

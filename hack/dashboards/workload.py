@@ -43,16 +43,16 @@ def in_short() -> list[Any]:
             "suffix: pods wait",
             f'sum(gpushare_workload_pods{{namespace=~"$namespace", gpushare=~"$workload", state="Waiting"}})'
             f" or 0 * sum(gpushare_workload_pods{OF})",
-            words={"0": ("Yes, all", "green")},
+            words={"0": ("Yes, all", "green"), "1": ("1 pod waits", "text")},
             link=("gpushare-control", ""),
         ),
         answer(
             "Do they get what was promised?",
             "The worst pod's progress, of its promise. Below it the node throttles a neighbour, then moves one.",
-            "percentunit",
-            promised,
-            words={"1..1000": ("Yes", "green")},
-            bad_below=1,
+            "suffix: % of it, the worst pod",
+            f"100 * {promised}",
+            words={"100..100000": ("Yes", "green")},
+            bad_below=100,
         ),
         answer(
             "How much slower than alone?",
@@ -65,26 +65,28 @@ def in_short() -> list[Any]:
             "Pods that are stopped part of the time for a neighbour's promise.",
             "suffix: pods throttled",
             f"count(gpushare_pod_throttle_ratio{PODS} > 0) or 0 * count(gpushare_pod_share_ratio{PODS})",
-            words={"0": ("No", "green")},
+            words={"0": ("No", "green"), "1": ("1 pod throttled", "text")},
         ),
         answer(
             "What do they ask for?",
             "GPUs over all pods, waiting ones included.",
             "suffix: GPUs",
             f"sum(gpushare_workload_requested_gpus{OF})",
+            words={"1": ("1 GPU", "text")},
         ),
         answer(
             "What would suit one pod?",
             "Share that the workload's profile recommends (`gpushare.io/fraction`); known once it is profiled.",
-            "percentunit",
-            f"max(gpushare_workload_recommended_share_ratio{OF})",
+            "suffix: % of a GPU",
+            f"100 * max(gpushare_workload_recommended_share_ratio{OF})",
         ),
         answer(
             "Is their memory enough?",
-            "Memory in use of the limit, the fullest pod.",
-            "percentunit",
-            f"max(gpushare_pod_memory_used_bytes{PODS} / gpushare_pod_memory_limit_bytes{PODS})",
-            bad_from=0.95,
+            "Memory in use of the limit, the fullest pod; said in figures from 80% on.",
+            "suffix: % of the limit is used",
+            f"100 * max(gpushare_pod_memory_used_bytes{PODS} / gpushare_pod_memory_limit_bytes{PODS})",
+            words={"0..79.999": ("Yes", "green")},
+            bad_from=95,
         ),
         answer(
             "Who shares their GPUs?",
@@ -93,7 +95,7 @@ def in_short() -> list[Any]:
             f"count(count by (pod_uid) (gpushare_pod_share_ratio {SHARED_WITH})"
             f" unless count by (pod_uid) (gpushare_pod_share_ratio{PODS}))"
             f" or 0 * count(gpushare_pod_share_ratio{PODS})",
-            words={"0": ("Nobody", "green")},
+            words={"0": ("Nobody", "green"), "1": ("1 neighbour", "text")},
         ),
     ]
 
