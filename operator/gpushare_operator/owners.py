@@ -1,9 +1,10 @@
 """Finds a pod's owners through the API, up through ReplicaSets and Jobs; answers are cached."""
 
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Final
+
+from cachetools import LRUCache
 
 from gpushare.core import admission
 from gpushare.core.api import OwnerReference
@@ -24,9 +25,9 @@ class OwnerGoneError(Exception):
 class Owners:
     """Looks up the controllers above ReplicaSets and Jobs."""
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: Api, most_remembered: int = _MOST_REMEMBERED) -> None:
         self._api = api
-        self._above: OrderedDict[str, OwnerReference | None] = OrderedDict()
+        self._above: LRUCache[str, OwnerReference | None] = LRUCache(most_remembered)
         self._forbidden: set[str] = set()
 
     async def chain(self, namespace: str, pod: Mapping[str, Any]) -> tuple[OwnerReference, ...]:
@@ -45,11 +46,10 @@ class Owners:
         return tuple(found)
 
     async def _controller(self, namespace: str, owner: OwnerReference) -> OwnerReference | None:
-        if owner.uid not in self._above:
-            self._above[owner.uid] = await self._ask(namespace, owner)
-            if len(self._above) > _MOST_REMEMBERED:
-                self._above.popitem(last=False)
-        return self._above[owner.uid]
+        if owner.uid in self._above:
+            return self._above[owner.uid]
+        above = self._above[owner.uid] = await self._ask(namespace, owner)
+        return above
 
     async def _ask(self, namespace: str, owner: OwnerReference) -> OwnerReference | None:
         try:

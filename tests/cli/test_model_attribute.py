@@ -13,7 +13,7 @@ from gpushare.cli.errors import UsageError
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "src" / "gpushare" / "data" / "h200-colocation.jsonl"
 TEN = ROOT / "tests" / "data" / "colocation" / "h200-ten-programs.jsonl"
-BARS = (("2", 0.05), ("3", 0.08), ("4", 0.10))  # mean absolute errors, issue 4
+BARS = (("2", 0.05), ("3", 0.08), ("4", 0.10))  # mean absolute errors
 SOLO = {
     "a": {"fp32_util": 0.6, "dram_bw_util": 0.2, "integer_util": 0.2, "hmma_tensor_util": 0.0, "sm_util": 0.7},
     "b": {"fp32_util": 0.05, "dram_bw_util": 0.3, "integer_util": 0.1, "hmma_tensor_util": 0.7, "sm_util": 0.8},

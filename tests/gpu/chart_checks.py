@@ -7,7 +7,7 @@ from pathlib import Path
 from chart_bench import GREEDY, RELEASE, RUNTIME_CLASS, ChartBench, Details, NotHere, measured, must
 from livecluster import wait_for
 
-FIRST_KERNEL_BAR, TEN_AT_ONCE_BAR = 1.1, 2.5  # seconds from apply, issue 13
+FIRST_KERNEL_BAR, TEN_AT_ONCE_BAR = 1.1, 2.5  # seconds from apply
 OUTSIDE_BAR = 5.0  # the agent looks once a second, and an event takes a moment
 CONTEXT_MIB = 700  # what a context takes of a share before the program allocates
 MIB_OF = {"8Gi": 8192, "20Gi": 20480, "2Gi": 2048, "3Gi": 3072}

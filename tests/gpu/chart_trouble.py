@@ -7,7 +7,7 @@ from pathlib import Path
 from chart_bench import ChartBench, Details, Failed, Json, NotHere, must
 from livecluster import NotYet, wait_for
 
-BACK_BAR = 5.0  # seconds until the GPU serves again after a fault or restart, issue 13
+BACK_BAR = 5.0  # seconds until the GPU serves again after a fault or restart
 KEPT_BAR = 10.0  # seconds until a broken promise is kept again
 TOLERANCE = 0.02  # of progress: what counting over two seconds errs by
 CPU_BAR, MEMORY_BAR_MIB = 0.01, 110.0  # of a core, of the agent with eight tenants; ten times and twice fail

@@ -25,7 +25,7 @@ from gpushare.twin.contention import WORKLOADS, TwinLoad, cap_progress
 PROGRAM_FILE = Path(__file__).with_name("programs.py")
 CAPS = (100, 50, 25)
 CAPS_BY_SIZE: Mapping[int, tuple[int, ...]] = {2: (100, 50), 3: (50, 25), 4: (25, 50)}
-BARS: Mapping[int, float] = {2: 0.05, 3: 0.08, 4: 0.10}  # mean absolute errors, issue 4
+BARS: Mapping[int, float] = {2: 0.05, 3: 0.08, 4: 0.10}  # mean absolute errors
 SOLO_SECONDS = 9.5  # the agent takes 5 s of sampled windows for a signature, and needs two rounds to begin
 PROGRESS = "gpushare_pod_progress_ratio"
 Tenant = tuple[str, int]  # program and cap

@@ -158,7 +158,7 @@ def test_only_the_programs_that_are_judged_count() -> None:
 
 @pytest.mark.slow
 def test_eight_windows_make_unseen_sets_of_the_measured_table_better_known() -> None:
-    """The bars of issue 11 are 0.065, 0.082 and 0.072; pairs stay above theirs (docs/measurements/learning.md)."""
+    """The bars are 0.065, 0.082 and 0.072; pairs stay above theirs (docs/measurements/learning.md)."""
     before, after = bench.judge({}, set()), bench.judge(*bench.learn(0, 8, 0.05))
     assert [round(before[size].error, 3) for size in (2, 3, 4)] == [0.104, 0.101, 0.104]
     assert after[2].error < 0.092
