@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import yaml
-from programs import lacking
+from installed import lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "gpushare"

@@ -28,7 +28,7 @@ from blocks import (
 )
 from fakecluster import FakeCluster, pod_object
 from histories import UNTIL, prometheus_with_history
-from programs import lacking
+from installed import lacking
 from realprometheus import Prometheus
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, is_ours, mutate

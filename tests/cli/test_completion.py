@@ -12,7 +12,7 @@ import pytest
 from devcluster import debian
 from devcluster.progress import Failed
 from fakecluster import FakeCluster, kubeconfig
-from programs import lacking
+from installed import lacking
 from terminal import Terminal
 
 from gpushare.cli import complete

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from blocks import blocks, commands, words
 from fakecluster import FakeCluster, pod_object, tenant
-from programs import lacking
+from installed import lacking
 
 from gpushare.core.admission import AdmissionPolicy, Knowledge, check_workload, is_ours, mutate, mutate_templates
 from gpushare.core.api import (

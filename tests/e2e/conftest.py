@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from installed import lacking
 from livecluster import RELEASE_NAMESPACE, ROOT, Cluster, Namespace, driver, wait_for
-from programs import lacking
 
 
 @pytest.fixture(scope="session")

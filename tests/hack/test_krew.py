@@ -13,7 +13,7 @@ import krew
 import pytest
 import yaml
 from devcluster import tools
-from programs import lacking
+from installed import lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from devcluster import cli, debian, tools
 from devcluster.progress import Failed
-from programs import INSTALLED, lacking
+from installed import INSTALLED, lacking
 
 ROOT = Path(__file__).resolve().parents[2]
 

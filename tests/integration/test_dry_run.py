@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from installed import lacking
 from livecluster import ROOT
-from programs import lacking
 
 pytestmark = pytest.mark.integration
 

@@ -20,7 +20,7 @@ import yaml
 from certificates import make_pair
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from programs import lacking
+from installed import lacking
 from tests.operator.live import PATIENCE_SECONDS, Running, Shares
 
 from gpushare.kube import GPUNODES, GPUSHARES, NAMESPACES, AlreadyExists, Api, NotFound, Resource, connect

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from devcluster import tools
-from programs import lacking
+from installed import lacking
 from tests.operator.conftest import DEFINITIONS
 from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixtures
     WORKLOADS,

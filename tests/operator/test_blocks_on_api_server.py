@@ -17,7 +17,7 @@ import pytest
 import yaml
 from blocks import ROOT, Way, blocks, commands, words
 from devcluster import tools
-from programs import lacking
+from installed import lacking
 from tests.operator.conftest import CACHE, ApiServer, server_programs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from devcluster import tools
-from programs import lacking
+from installed import lacking
 from tests.operator.conftest import CACHE, DEFINITIONS, ApiServer, MakeCertificate
 from tests.operator.test_webhooks_on_api_server import CONFIGURATIONS, WORKLOADS, Server, rendered
 

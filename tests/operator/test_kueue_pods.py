@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from devcluster import tools
-from programs import lacking
+from installed import lacking
 from tests.operator.conftest import MakeCertificate
 from tests.operator.test_kueue import NAMESPACE, PATIENCE_SECONDS, QUOTA_PERCENT, admitted, job, queueing, until
 from tests.operator.test_webhooks_on_api_server import (

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import pytest
 import yaml
-from programs import lacking
+from installed import lacking
 
 from gpushare.core.api import names
 from gpushare.kube import GPUSHARES, NAMESPACES, PODS, AlreadyExists, Api, ApiError, Resource

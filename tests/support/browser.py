@@ -8,8 +8,8 @@ from pathlib import Path
 
 from devcluster import debian
 from devcluster.progress import Failed
+from installed import lacking
 from playwright.sync_api import Browser, Page, sync_playwright
-from programs import lacking
 
 LOAD_MILLISECONDS = 120_000
 PHONE, DESK = 360, 1200

@@ -14,7 +14,7 @@ from typing import Any
 
 from devcluster import debian
 from devcluster.progress import Failed
-from programs import lacking
+from installed import lacking
 
 START_SECONDS = 60.0
 
