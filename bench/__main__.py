@@ -1,6 +1,6 @@
 """python -m bench COMMAND
 
-awkward|gate|hami|heap|latency|learning|loop|losses|operator|papers|retractions|sharing|throughput|tuning
+admission|awkward|gate|hami|heap|latency|learning|loop|losses|operator|papers|retractions|sharing|throughput|tuning
 """
 
 import sys
@@ -11,6 +11,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "hack"))  # devcluster
 
 # Imported one by one: a GPU machine lacks what the others need.
 COMMANDS = {
+    "admission": "bench.admission",
     "awkward": "bench.awkward",
     "gate": "bench.gate",
     "hami": "bench.hami",

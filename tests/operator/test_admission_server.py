@@ -25,6 +25,7 @@ from gpushare_operator.admission import AdmissionServerSettings, serve
 from gpushare_operator.admission.__main__ import parse_settings
 from gpushare_operator.admission.review import BadReviewError, Webhook, review
 from gpushare_operator.admission.server import ServerLimits
+from gpushare_operator.admission.turns import SmallestFirst, TooManyError
 from gpushare_operator.admission.watched import Watched
 
 Json = dict[str, Any]
@@ -299,6 +300,70 @@ async def test_a_large_body_that_does_not_come_holds_up_no_small_one(serving: Se
         large = pod(fraction="0.5")
         large["metadata"]["annotations"]["example.com/x"] = "x" * 100_000
         assert (await client.review("/mutate", large))["allowed"] is True, "the slot was given back"
+
+
+async def test_of_those_that_wait_the_smallest_is_next_and_the_largest_is_given_up() -> None:
+    turns, done = SmallestFirst(most=4), []
+
+    async def one(size: int) -> None:
+        try:
+            await turns.turn(size)
+            done.append(size)
+        except TooManyError:
+            done.append(-size)
+
+    async with asyncio.TaskGroup() as tasks:
+        for size in (60, 50, 40, 30, 70, 3, 70, 1):
+            tasks.create_task(one(size))
+    assert sorted(done, key=abs) == [1, 3, 30, 40, -50, -60, -70, -70]
+    assert [size for size in done if size > 0] == [1, 3, 30, 40]
+    await asyncio.wait_for(turns.turn(10**6), 60)
+
+
+async def test_who_gives_up_waiting_costs_nobody_a_turn() -> None:
+    turns = SmallestFirst()
+    async with asyncio.TaskGroup() as tasks:
+        gone = tasks.create_task(turns.turn(1))
+        last = tasks.create_task(turns.turn(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait_for(last, 60)
+
+
+async def test_a_flood_of_large_reviews_delays_a_small_one_by_one_of_them(serving: Serving) -> None:
+    """Counted in reviews, not in time: nearly all of the flood are answered after the small one."""
+    crowd = pod(fraction="0.5")
+    crowd["spec"]["containers"] = [{"name": f"c{number}", "image": "x"} for number in range(1400)]
+    request = {"uid": "r1", "operation": "CREATE", "namespace": "shop", "object": crowd, "kind": {"kind": "Pod"}}
+    large = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    body = json.dumps(large).encode()
+    assert len(body) < 65_536
+    patient = ServerLimits(read_seconds=120.0, wait_seconds=120.0)
+    async with serving(patient) as client:
+        answered: list[str] = []
+        five = asyncio.Event()
+
+        async def flood() -> None:
+            status, _ = await client.post("/mutate", body)
+            assert status == 200
+            answered.append("large")
+            if len(answered) == 5:
+                five.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(80):
+                tasks.create_task(flood())
+            await five.wait()
+            await client.review("/mutate", pod(fraction="0.5"))
+            answered.append("small")
+        assert answered.index("small") < 60
+
+
+async def test_too_many_reviews_at_once_are_told_so(serving: Serving) -> None:
+    async with serving(ServerLimits(waiting=0)) as client:
+        status, text = await client.post("/mutate", b"{}")
+        assert (status, text) == (503, b"too many reviews at once\n")
+        assert 'reviews_total{result="overloaded",webhook="mutate"} 1.0' in await client.get("/metrics")
 
 
 async def test_bodies_that_do_not_come_are_given_up(serving: Serving) -> None:

@@ -19,6 +19,7 @@ from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import BearerToken, metrics_token
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
+from gpushare_operator.admission.turns import MOST_WAITING, SmallestFirst, TooManyError
 from gpushare_operator.admission.watched import Watched
 
 _log = logging.getLogger(__name__)
@@ -43,11 +44,13 @@ class ServerLimits:
 
     Attributes:
         reading: large bodies that are read at once; others wait up to `wait_seconds` for a slot.
+        waiting: reviews that were read and wait for their turn, for up to `wait_seconds`.
         read_seconds: for one body; idle_seconds: for a connection without a whole request.
     """
 
     body_bytes: int = _LARGEST_BODY_BYTES
     reading: int = _MOST_READING
+    waiting: int = MOST_WAITING
     read_seconds: float = _READ_SECONDS
     wait_seconds: float = _WAIT_SECONDS
     idle_seconds: float = _IDLE_SECONDS
@@ -108,6 +111,7 @@ def make_app(
     """Return the application without its sockets."""
     limits = limits or ServerLimits()
     reading = asyncio.Semaphore(limits.reading)
+    turns = SmallestFirst(limits.waiting)
 
     async def read(request: web.Request) -> bytes:
         """Return the body, or an error answer to a client that is too slow or finds no free slot."""
@@ -137,6 +141,12 @@ def make_app(
             metrics.reviews.labels(webhook.value, "unread").inc()
             error.force_close()
             raise
+        try:
+            async with asyncio.timeout(limits.wait_seconds):
+                await turns.turn(len(body))
+        except (TimeoutError, TooManyError):
+            metrics.reviews.labels(webhook.value, "overloaded").inc()
+            raise web.HTTPServiceUnavailable(text="too many reviews at once\n") from None
         started = clock()
         try:
             answered = review(orjson.loads(body), webhook, policy, know)

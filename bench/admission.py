@@ -1,0 +1,334 @@
+"""Hostile reviews beside honest ones: how long the honest wait, at the real admission server over HTTPS.
+
+The server is a process of its own, as the chart starts it, and so are the senders. Reviews are sent at a steady
+rate whether or not answers come, so a server that falls behind shows in the figures.
+
+On a machine that is busy with other things `--processor-time` measures by the server's own processor time: what
+it would take on a core of its own. Reviews then come at a rate of its seconds, too, and it has no time-outs.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import platform
+import random
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from bench.figures import percentile, resident_mib
+from bench.latency import cpu_seconds, free_port
+from gpushare.core.api import names
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+BAR_MS: Final = 100.0
+CONNECTIONS: Final = 64  # of one sender; the API server opens as many as it has reviews under way
+BUSY_PATIENCE_SECONDS: Final = 120.0  # of sender and server where processor time is the clock
+IDLE_LOOKS: Final = 10
+SENDERS: Final = 2  # of hostile reviews, each a process
+PATIENCE_SECONDS: Final = 5.0  # the chart's admission.timeoutSeconds
+SMALL_BYTES: Final = 60_000  # below what the server reads without a slot
+
+
+def pod(annotations: dict[str, str], **container: Any) -> dict[str, Any]:
+    """Return a pod such as a Deployment's, with what the API server adds."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": "web-7c9d8b6f5-",
+            "namespace": "shop",
+            "labels": {"app": "web", "pod-template-hash": "7c9d8b6f5"},
+            "annotations": annotations,
+            "ownerReferences": [
+                {
+                    "apiVersion": "apps/v1",
+                    "kind": "ReplicaSet",
+                    "name": "web-7c9d8b6f5",
+                    "uid": "u",
+                    "controller": True,
+                }
+            ],
+        },
+        "spec": {
+            "containers": [{"name": "main", "image": "registry.example/web:1", **container}],
+            "tolerations": [{"key": f"key-{number}", "operator": "Exists"} for number in range(8)],
+        },
+    }
+
+
+def review(obj: dict[str, Any]) -> bytes:
+    """Return the body that the API server sends when a pod is made."""
+    request = {
+        "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+        "kind": {"group": "", "version": "v1", "kind": "Pod"},
+        "operation": "CREATE",
+        "namespace": "shop",
+        "userInfo": {"username": "system:serviceaccount:kube-system:replicaset-controller"},
+        "object": obj,
+    }
+    return json.dumps(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    ).encode()
+
+
+def hostile_bodies() -> dict[str, bytes]:
+    """Return one of each kind, as large as goes without a slot where size is what costs."""
+    fraction = {names.FRACTION: "0.5"}
+    letters = random.Random(1)
+    near = (f"gpushare.io/fractio{''.join(letters.choices('abcdefgh', k=8))}" for _ in range(SMALL_BYTES // 40))
+    variables = [{"name": f"CUDA_LAUNCH_{number:05}", "value": "1"} for number in range(SMALL_BYTES // 50)]
+    containers = [{"name": f"c{number}", "image": "x"} for number in range(SMALL_BYTES // 40)]
+    crowded = pod(fraction)
+    crowded["spec"]["containers"] = containers
+    deep = b'{"request":' + b"[" * SMALL_BYTES
+    return {
+        "1,500 misspelt annotations": review(pod(fraction | dict.fromkeys(near, "x"))),
+        "1,200 variables": review(pod(fraction, env=variables)),
+        "1,500 containers": review(crowded),
+        "a variable that is refused": review(pod(fraction, env=[{"name": "CUDA_MPS_PIPE_DIRECTORY"}])),
+        "a fraction of 30,000 digits": review(pod({names.FRACTION: "9" * (SMALL_BYTES // 2)})),
+        "60,000 brackets": deep,
+        "no review": b"{}",
+    }
+
+
+@dataclass
+class Answers:
+    """How long reviews of one sender took, and what came back."""
+
+    milliseconds: list[float] = field(default_factory=list)
+    codes: Counter[str] = field(default_factory=Counter)
+
+
+class Sender:
+    """Sends bodies at a rate, over kept connections that it opens as it needs them, as the API server does."""
+
+    def __init__(self, port: int, trusted: ssl.SSLContext, clock: Callable[[], float], patience: float) -> None:
+        self._port, self._trusted, self._clock, self._patience = port, trusted, clock, patience
+        self._under_way = 0
+        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._may_open = asyncio.Semaphore(CONNECTIONS)
+
+    async def send(self, bodies: Sequence[bytes], per_second: float, seconds: float) -> Answers:
+        """Send the bodies in turn, at their times; return the answers once all have come or were given up."""
+        answers = Answers()
+        begun = self._clock()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(int(per_second * seconds)):
+                due = begun + number / per_second
+                await self._until(due)
+                self._under_way += 1
+                tasks.create_task(self._one(bodies[number % len(bodies)], min(due, self._clock()), answers))
+        return answers
+
+    async def _until(self, due: float) -> None:
+        """Wait until a time, or until the server has nothing to do: its processor time stands still then."""
+        idle_looks = 0
+        while (early := due - self._clock()) > 0 and idle_looks < IDLE_LOOKS:
+            idle_looks = 0 if self._under_way else idle_looks + 1
+            await asyncio.sleep(min(early, 0.002))
+
+    async def _one(self, body: bytes, due: float, answers: Answers) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                async with self._may_open:
+                    code = await self._ask(body)
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            code = "no answer"
+        answers.milliseconds.append(1000 * (self._clock() - due))
+        answers.codes[code] += 1
+        self._under_way -= 1
+
+    async def _ask(self, body: bytes) -> str:
+        if self._free:
+            reader, writer = self._free.pop()
+        else:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port, ssl=self._trusted)
+        head = f"POST /mutate HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        try:
+            writer.write(head.encode() + body)
+            answered = await reader.readuntil(b"\r\n\r\n")
+            length = next(
+                int(line.partition(b":")[2])
+                for line in answered.splitlines()
+                if line.lower().startswith(b"content-le")
+            )
+            await reader.readexactly(length)
+        except BaseException:
+            writer.close()
+            raise
+        if b"onnection: close" in answered:
+            writer.close()
+        else:
+            self._free.append((reader, writer))
+        return answered.split()[1].decode()
+
+
+def make_certificate(directory: Path) -> ssl.SSLContext:
+    """Write tls.crt and tls.key for localhost; return a context that trusts them."""
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-days", "1", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-keyout", str(directory / "tls.key"), "-out", str(directory / "tls.crt")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return ssl.create_default_context(cafile=str(directory / "tls.crt"))
+
+
+# The server with other time-outs: those of the clock on the wall say nothing where it hardly gets a processor.
+_PATIENT: Final = """
+import asyncio, logging, sys
+from pathlib import Path
+from gpushare_operator.admission.server import AdmissionServerSettings, ServerLimits, serve
+logging.disable(logging.WARNING)
+port, directory, seconds = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+limits = ServerLimits(read_seconds=seconds, wait_seconds=seconds, handshake_seconds=seconds, idle_seconds=seconds)
+settings = AdmissionServerSettings(directory, "127.0.0.1", port, limits=limits)
+asyncio.run(serve(settings, asyncio.Event()))
+"""
+
+
+@contextlib.contextmanager
+def server(directory: Path, *, is_patient: bool) -> Iterator[tuple[int, int]]:
+    """Run the admission server; yields its port and its process id."""
+    trusted, port = make_certificate(directory), free_port()
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "operator")])
+    usual = ("-m", "gpushare_operator.admission", "--port", str(port), "--cert-dir", str(directory))
+    patient = ("-c", _PATIENT, str(port), str(directory), str(BUSY_PATIENCE_SECONDS))
+    running = subprocess.Popen(
+        [sys.executable, *(patient if is_patient else usual)],
+        env={
+            **os.environ,
+            "PYTHONPATH": path,
+            "KUBECONFIG": str(directory / "none"),
+            "GPUSHARE_LOG_LEVEL": "ERROR",
+        },
+    )
+    try:
+        for _ in range(1200):
+            with (
+                contextlib.suppress(OSError),
+                socket.create_connection(("127.0.0.1", port), 5) as plain,
+                trusted.wrap_socket(plain, server_hostname="localhost"),
+            ):
+                break
+            time.sleep(0.1)
+        yield port, running.pid
+    finally:
+        running.kill()
+        running.wait()
+
+
+def processor_seconds(pid: int) -> float:
+    """Return the processor time of a process's first thread, its event loop."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def send(
+    port: int, authority: str, bodies: Sequence[bytes], per_second: float, seconds: float, pid: int | None
+) -> Answers:
+    """Send from a process of its own, so that no sender's work delays another's clock.
+
+    Args:
+        pid: the server's, whose processor time is the clock; None: the clock on the wall.
+    """
+    trusted = ssl.create_default_context(cafile=authority)
+    clock = time.perf_counter if pid is None else partial(processor_seconds, pid)
+    patience = PATIENCE_SECONDS if pid is None else BUSY_PATIENCE_SECONDS
+    return asyncio.run(Sender(port, trusted, clock, patience).send(bodies, per_second, seconds))
+
+
+def scene(name: str, bodies: list[bytes], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of one scene: honest reviews alone, or beside hostile ones."""
+    honest = [review(pod({names.FRACTION: "0.25", names.MEMORY: "8Gi"}))]
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        server(Path(directory), is_patient=options.processor_time) as (port, pid),
+        ProcessPoolExecutor(1 + SENDERS, multiprocessing.get_context("spawn")) as pool,
+    ):
+        authority = str(Path(directory, "tls.crt"))
+        first = [pool.submit(send, port, authority, honest, 10, 1, None) for _ in range(1 + SENDERS)]
+        of = pid if options.processor_time else None
+        wait(first)
+        before, begun = cpu_seconds(pid), time.perf_counter()
+        rate = options.hostile / SENDERS
+        flood = [
+            pool.submit(send, port, authority, bodies, rate, options.seconds, of)
+            for _ in range(SENDERS if bodies else 0)
+        ]
+        told = pool.submit(send, port, authority, honest, options.honest, options.seconds, of)
+        answers = told.result()
+        hostile = sum((each.result().codes for each in flood), Counter[str]())
+        took = time.perf_counter() - begun
+        return {
+            "scene": name,
+            "seconds": took,
+            "honest_ms": {
+                "p50": percentile(answers.milliseconds, 0.5),
+                "p99": percentile(answers.milliseconds, 0.99),
+                "max": max(answers.milliseconds),
+            },
+            "honest": dict(answers.codes),
+            "hostile": dict(hostile),
+            "server_cpu": (cpu_seconds(pid) - before) / took,
+            "server_mib": resident_mib(pid, "VmHWM"),
+        }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print a row for each scene."""
+    parser = argparse.ArgumentParser(prog="python -m bench admission", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each scene")
+    parser.add_argument("--hostile", type=float, default=1000.0, help="reviews a second")
+    parser.add_argument("--honest", type=float, default=50.0, help="reviews a second")
+    parser.add_argument("--json", type=Path, help="write the figures there too")
+    parser.add_argument("--processor-time", action="store_true", help="by the server's, see above")
+    parser.add_argument("--scene", action="append", help="only those that have this in their names")
+    options = parser.parse_args(arguments)
+    kinds = hostile_bodies()
+    scenes: dict[str, list[bytes]] = {"honest alone": [], "all kinds in turn": list(kinds.values())}
+    scenes |= {name: [body] for name, body in kinds.items()}
+    scenes = {
+        name: bodies for name, bodies in scenes.items() if any(part in name for part in options.scene or [""])
+    }
+    load = os.getloadavg()[0]
+    print(
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}: {options.hostile:g} hostile"
+    )
+    print(f"and {options.honest:g} honest reviews a second, {options.seconds:g} s each. Bar: {BAR_MS:g} ms.\n")
+    print(
+        "| scene | honest: median, ms | p99, ms | longest, ms | honest answered | hostile | server, cores | MiB |"
+    )
+    print("|---|---|---|---|---|---|---|---|")
+    found = []
+    for name, bodies in scenes.items():
+        figures = scene(name, bodies, options)
+        found.append(figures)
+        took, codes = figures["honest_ms"], figures["honest"]
+        answered = f"{codes.get('200', 0)} of {sum(codes.values())}"
+        hostile = ", ".join(f"{count} {code}" for code, count in sorted(figures["hostile"].items())) or "-"
+        print(
+            f"| {name} | {took['p50']:.1f} | {took['p99']:.1f} | {took['max']:.0f} | {answered} | {hostile} "
+            f"| {figures['server_cpu']:.2f} | {figures['server_mib']:.0f} |",
+            flush=True,
+        )
+    print(f"\nLoad at the end: {os.getloadavg()[0]:.1f}.")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
