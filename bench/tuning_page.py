@@ -62,6 +62,15 @@ FIGURES: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "retracted": ("retracted", lambda value: f"{value:g}"),
 }
 """Column -> figure of a run, and how it is written."""
+TOGETHER: Mapping[str, tuple[str, ...]] = {
+    "throughput": ("throughput",),
+    "to the end, waits (min)": ("submission to end, min", "waits, min"),
+    "slowdown: median, 95th": ("slowdown: median", "95th"),
+    "latency, p99": ("latency, p99",),
+    "below promise, stopped": ("below promise", "stopped"),
+    "throttled, retracted": ("throttled", "retracted"),
+}
+"""Column of the guide, which has to fit on a screen -> columns."""
 
 
 def cells(runs: Sequence[Run], write: Callable[[Sequence[float], Callable[[float], str]], str]) -> list[str]:
@@ -70,6 +79,12 @@ def cells(runs: Sequence[Run], write: Callable[[Sequence[float], Callable[[float
         "-" if any(run[key] is None for run in runs) else write([run[key] for run in runs], how)
         for key, how in FIGURES.values()
     ]
+
+
+def together(runs: Sequence[Run]) -> list[str]:
+    """A row of the guide: means of the seeds."""
+    by_column = dict(zip(FIGURES, cells(runs, mean), strict=True))
+    return [", ".join(by_column[name] for name in names) for names in TOGETHER.values()]
 
 
 def mean(values: Sequence[float], how: Callable[[float], str]) -> str:
@@ -92,7 +107,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def by_slowdown(runs: Sequence[Run]) -> str:
     """Cautious to aggressive: means of the seeds at both loads."""
     rows = [
-        [f"{load:.1f}", shown, *cells(of(runs, setting, value, load), mean)]
+        [f"{load:.1f}", shown, *together(of(runs, setting, value, load))]
         for load in LOADS
         for setting, value, shown in (
             (ALONE, "", "a GPU each"),
@@ -102,23 +117,23 @@ def by_slowdown(runs: Sequence[Run]) -> str:
             ),
         )
     ]
-    return table(["load", "`maxSlowdown`", *FIGURES], rows)
+    return table(["load", "`maxSlowdown`", *TOGETHER], rows)
 
 
 def others(runs: Sequence[Run], load: float) -> str:
     """Every other setting at one load, in the mean of the seeds."""
     rows = [
-        ["", "**all as the chart sets it**", *cells(of(runs, DEFAULT, "", load), mean)],
-        ["", "the same, with other luck", *cells(of(runs, LUCK, "", load), mean)],
+        ["", "**all as the chart sets it**", *together(of(runs, DEFAULT, "", load))],
+        ["", "the same, with other luck", *together(of(runs, LUCK, "", load))],
     ]
     rows += [
-        [named(setting), value, *cells(found, mean)]
+        [named(setting), value, *together(found)]
         for setting, values in SETTINGS.items()
         if setting not in (DEFAULT, ALONE, SLOWDOWN, LUCK)
         for value in values
         if (found := of(runs, setting, value, load))
     ]
-    return table(["setting", "is", *FIGURES], rows)
+    return table(["setting", "is", *TOGETHER], rows)
 
 
 def every(runs: Sequence[Run], load: float) -> str:
