@@ -90,7 +90,7 @@ READ_BY: Final[dict[tuple[str, str], str]] = {
     ),
     (
         "docs/guide/autoscaler.md",
-        "AUTOSCALER_ENV_VARS: node_labels=gpushare.io/gpus=true;extended_resources=gpushare.io/share=800",
+        "AUTOSCALER_ENV_VARS:",
     ): "tests/hack/test_autoscaler_nodes.py",
     ("docs/guide/autoscaler.md", "metadata:"): "tests/hack/test_autoscaler_nodes.py",
     ("docs/guide/demo.md", '{"file": "../demo.cast",'): "tests/hack/test_story.py",
