@@ -7,7 +7,6 @@ import autoscaler_nodes
 import pytest
 from autoscaler_nodes import CLOUDS, PAGE, RECORD, TESTS
 
-ONLY_READ = {"azure"}  # its packages take half an hour to compile: not run yet
 GO = """#!/bin/bash
 overlay=$(printf '%s\\n' "$@" | sed -n 's/^-overlay=//p')
 cp "$overlay" "$SEEN"
@@ -20,9 +19,7 @@ def test_the_page_is_what_was_put_through_and_every_node_has_the_shares_and_the_
     record = json.loads(RECORD.read_text())
     texts = autoscaler_nodes.given(PAGE.read_text())
     page = PAGE.read_text()
-    assert set(texts) == set(CLOUDS)
-    assert set(CLOUDS) - set(record) == ONLY_READ
-    assert "Azure's code was only\nread." in page
+    assert set(record) == set(texts) == set(CLOUDS)
     for cloud, found in record.items():
         assert found["given"] == texts[cloud], f"{cloud}: the page changed; run hack/autoscaler_nodes.py again"
         assert found["allocatable"]["gpushare.io/share"] == "800"
