@@ -27,15 +27,15 @@ from gpushare.kube import PODS, AlreadyExists, Api, Resource
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 Json = dict[str, Any]
-SHARE = {names.SHARE_RESOURCE: "25"}
+FRACTIONS = {"0.25": "25", "auto": "50"}  # what is annotated, and the share that it is without a profile
 JOBSETS = Resource("jobset.x-k8s.io", "v1alpha2", "jobsets", "JobSet", namespaced=True)
 # How Argo CD compares: by default; with the sync option ServerSideApply; with the compare option ServerSideDiff,
 # and with IncludeMutationWebhook beside it.
 WAYS = {"client", "structured", "server", "server-and-webhooks"}
 
 
-def jobset() -> Json:
-    template = {"spec": workload("Job", fraction="0.25")["spec"]}
+def jobset(fraction: str = "0.25") -> Json:
+    template = {"spec": workload("Job", fraction=fraction)["spec"]}
     replicated = [{"name": "gpu", "replicas": 1, "template": template}]
     spec = {"replicatedJobs": replicated}
     return {"apiVersion": JOBSETS.api_version, "kind": "JobSet", "metadata": {}, "spec": spec}
@@ -75,6 +75,7 @@ async def jobsets(real_api: Api, namespace: str) -> AsyncIterator[None]:  # noqa
         await real_api.delete(DEFINITIONS, "jobsets.jobset.x-k8s.io")
 
 
+@pytest.mark.parametrize("fraction", FRACTIONS)
 @pytest.mark.parametrize("sync", ["client", "server"])
 @pytest.mark.usefixtures("jobsets")
 async def test_what_admission_adds_is_no_drift_and_a_change_is(
@@ -83,6 +84,7 @@ async def test_what_admission_adds_is_no_drift_and_a_change_is(
     kubeconfig: Path,
     tmp_path: Path,
     sync: str,
+    fraction: str,
 ) -> None:
     programs = tools.built_clients()
     if programs is None:
@@ -118,14 +120,15 @@ async def test_what_admission_adds_is_no_drift_and_a_change_is(
         return done.returncode, done.stdout + done.stderr
 
     for resource, wanted in (
-        (WORKLOADS["Job"], workload("Job", fraction="0.25")),
-        (PODS, pod("one", fraction="0.25")),
-        (JOBSETS, jobset()),
+        (WORKLOADS["Job"], workload("Job", fraction=fraction)),
+        (PODS, pod("one", fraction=fraction)),
+        (JOBSETS, jobset(fraction)),
     ):
         wanted["metadata"] |= {"name": "one", "namespace": namespace}
         assert await out_of_sync(resource, wanted, "--sync", sync) == {}, resource.kind
         live = await real_api.get(resource, "one", namespace=namespace)
-        assert [each["resources"]["limits"] for each in containers_of(live)] == [SHARE], "admission has added it"
+        shares = [each["resources"]["limits"] for each in containers_of(live)]
+        assert shares == [{names.SHARE_RESOURCE: FRACTIONS[fraction]}], "admission has added it"
         assert await out_of_sync(resource, wanted, "--sync", sync) == {}, f"a second sync of the {resource.kind}"
         assert await kubectl_diff() == (0, "")
         wanted["metadata"]["labels"] = {"new": "label"}

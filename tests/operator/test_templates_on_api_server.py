@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixture
     REGISTRATION,
     WORKLOADS,
     Server,
+    define,
     namespace,
     pod,
     refusal,
@@ -23,7 +25,7 @@ from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixture
 )
 
 from gpushare.core.api import names
-from gpushare.kube import PODS, Api, Resource
+from gpushare.kube import GPUSHARES, PODS, Api, Resource
 
 pytestmark = pytest.mark.integration
 
@@ -40,6 +42,7 @@ DEFINITIONS = Resource(
     "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False
 )
 SHARE = {"limits": {names.SHARE_RESOURCE: "25"}, "requests": {names.SHARE_RESOURCE: "25"}}
+FRACTIONS = {"0.25": "25", "auto": "50"}  # what is annotated, and the share that it is without a profile
 
 
 def job(name: str, **annotations: str) -> Json:
@@ -52,11 +55,21 @@ def resources_of(obj: Json) -> Json:
     return found
 
 
-async def test_applied_twice_server_side_nothing_changes(real_api: Api, namespace: str) -> None:  # noqa: F811
-    body = job("applied", fraction="0.25")
+def carrying(percent: str) -> Json:
+    """Resources of a container that carries a share."""
+    return {"limits": {names.SHARE_RESOURCE: percent}, "requests": {names.SHARE_RESOURCE: percent}}
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
+async def test_applied_twice_server_side_nothing_changes(
+    real_api: Api,
+    namespace: str,  # noqa: F811
+    fraction: str,
+) -> None:
+    body = job("applied", fraction=fraction)
     body["metadata"]["namespace"] = namespace
     first = await real_api.apply(JOBS, body)
-    assert resources_of(first) == SHARE
+    assert resources_of(first) == carrying(FRACTIONS[fraction])
     again = await real_api.apply(JOBS, body, force=False)
     assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
     assert again["spec"] == first["spec"]
@@ -74,30 +87,76 @@ async def test_replaced_by_the_file_that_it_was_made_from(real_api: Api, namespa
     assert changed["spec"]["template"] == made["spec"]["template"]
 
 
+Run = Callable[..., subprocess.CompletedProcess[str]]
+DIFFS = (("diff",), ("diff", "--server-side", "--field-manager=kubectl-client-side-apply"))
+
+
+@pytest.fixture
+def kubectl(namespace: str, kubeconfig: Path, tmp_path: Path) -> Run:  # noqa: F811
+    """Run kubectl on an object, by way of a file."""
+    program = shutil.which("kubectl") or str(CACHE / "bin" / "kubectl")
+    path = tmp_path / "object.yaml"
+
+    def run(body: Json, *words: str) -> subprocess.CompletedProcess[str]:
+        path.write_text(yaml.safe_dump(body))
+        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
+        command = [program, "-n", namespace, *words, "-f", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+
+    return run
+
+
+@pytest.mark.parametrize("fraction", FRACTIONS)
 async def test_kubectl_diff_shows_no_drift(
     real_api: Api,
     namespace: str,  # noqa: F811
-    kubeconfig: Path,
-    tmp_path: Path,
+    kubectl: Run,
+    fraction: str,
 ) -> None:
-    kubectl = shutil.which("kubectl") or str(CACHE / "bin" / "kubectl")
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(job("diffed", fraction="0.25")))
-
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "KUBECONFIG": str(kubeconfig)}
-        command = [kubectl, "-n", namespace, *words, "-f", str(path)]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
-
-    assert run("apply").returncode == 0
-    assert resources_of(await real_api.get(JOBS, "diffed", namespace=namespace)) == SHARE
-    for words in (("diff",), ("diff", "--server-side", "--field-manager=kubectl-client-side-apply")):
-        done = run(*words)
+    body = job("diffed", fraction=fraction)
+    assert kubectl(body, "apply").returncode == 0
+    found = resources_of(await real_api.get(JOBS, "diffed", namespace=namespace))
+    assert found == carrying(FRACTIONS[fraction])
+    for words in DIFFS:
+        done = kubectl(body, *words)
         assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
-    labelled = {**job("diffed", fraction="0.25"), "metadata": {"name": "diffed", "labels": {"a": "b"}}}
-    path.write_text(yaml.safe_dump(labelled))
-    assert run("diff").returncode == 1, "a real change is seen"
-    assert run("apply").returncode == 0
+    labelled = {**job("diffed", fraction=fraction), "metadata": {"name": "diffed", "labels": {"a": "b"}}}
+    assert kubectl(labelled, "diff").returncode == 1, "a real change is seen"
+    assert kubectl(labelled, "apply").returncode == 0
+
+
+async def test_what_auto_stands_for_may_change_and_a_job_that_was_made_does_not(
+    real_api: Api,
+    namespace: str,  # noqa: F811
+    kubectl: Run,
+) -> None:
+    await define(real_api)
+    body = job("settled", fraction="auto")
+    body["metadata"]["namespace"] = namespace
+    first = await real_api.apply(JOBS, body)
+    assert resources_of(first) == carrying("50")
+    labels = body["spec"]["template"]["metadata"]["labels"]
+    share = {
+        "apiVersion": GPUSHARES.api_version,
+        "kind": GPUSHARES.kind,
+        "metadata": {"name": "profiled"},
+        "spec": {"selector": {"matchLabels": labels}},
+    }
+    await real_api.create(GPUSHARES, share, namespace=namespace)
+    status = {"status": {"recommendedFraction": "0.3"}}
+    await real_api.patch(GPUSHARES, "profiled", status, namespace=namespace, subresource="status")
+    async with asyncio.timeout(60):
+        share_of_another = "50"
+        while share_of_another != "30":  # until admission has heard of it
+            made = await real_api.create(JOBS, job("another", fraction="auto"), namespace=namespace)
+            share_of_another = resources_of(made)["limits"][names.SHARE_RESOURCE]
+            await real_api.delete(JOBS, "another", namespace=namespace)
+            await asyncio.sleep(0.2)
+    again = await real_api.apply(JOBS, body, force=False)
+    assert resources_of(again) == carrying("50")
+    assert again["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
+    done = kubectl(body, "diff", "--server-side", "--field-manager=gpushare-test")
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
 async def test_a_jobset_carries_it_in_each_template(real_api: Api, namespace: str) -> None:  # noqa: F811
