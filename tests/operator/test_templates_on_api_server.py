@@ -222,7 +222,8 @@ async def test_a_quota_counts_the_shares_that_admission_sets(real_api: Api, name
         assert await refusal(real_api, namespace, pod(name, fraction="0.25")) is None
     said = await refusal(real_api, namespace, pod("third", fraction="0.01"))
     assert said is not None
-    assert f"requested: requests.{names.SHARE_RESOURCE}=1, used: requests.{names.SHARE_RESOURCE}=50" in said
+    # 6% is the least that a pod of class throughput is charged
+    assert f"requested: requests.{names.SHARE_RESOURCE}=6, used: requests.{names.SHARE_RESOURCE}=50" in said
 
 
 async def test_a_limit_range_bounds_the_share_of_a_container(real_api: Api, namespace: str) -> None:  # noqa: F811
