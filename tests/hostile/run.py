@@ -2,7 +2,7 @@
 
     python tests/hostile/run.py [--write docs/measurements/hostile.md]
 
-Tests that need an API server skip without one (KUBECONFIG, or hack/cluster up), and the table says so.
+Tests that need a cluster skip without one (KUBECONFIG, or hack/cluster up), and the table says so.
 """
 
 import argparse

@@ -1,0 +1,331 @@
+"""Ways out, tried by root in a real pod on the real kubelet; a neighbour on the same GPU goes on all the while.
+
+docs/security.md names each of these beside its threat.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hostileclient
+import pytest
+from livecluster import H200_SM_COUNT, RELEASE_NAMESPACE, Cluster, Namespace, decided, wait_for
+from tests.e2e.test_upgrade import upgrade
+from tests.e2e.test_views import metrics
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+PROGRAM = Path(hostileclient.__file__).read_text()
+TENANT = ("python", "-m", "gpushare.twin.mps.tenant", "--workload", "montecarlo-fp32", "--memory-mib", "64")
+Json = dict
+Part = Callable[[str], list[dict]]
+# From a newcomer's first connection to its context, on two cores that have much other work.
+NOT_DELAYED_SECONDS = 20.0
+# Of these, until it has its turn: before turns were charged, a neighbour waited 19 s, again and again.
+WAITED_SECONDS = 12.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One GPU, and a neighbour at work on it for as long as this file runs."""
+
+    space: Namespace
+    gpu: str
+
+    def hostile(self, name: str, *attack: str, fraction: str = "0.1", **asked: object) -> Json:
+        """A pod of root's that runs an attack."""
+        return self.space.tenant(name, fraction, command=["python", "-c", PROGRAM, *attack], **asked)
+
+    def start(self, pod: Json) -> str:
+        """Create a pod and wait for it; return its uid."""
+        self.space.create(pod)
+        (running,) = self.space.running(pod["metadata"]["name"], seconds=180)
+        assert running["spec"]["containers"][0]["securityContext"]["runAsUser"] == 0
+        return str(running["metadata"]["uid"])
+
+    def says(self, name: str, text: str, *, seconds: float = 120) -> str:
+        """Wait for a line of its log with this text; return that."""
+        return wait_for(
+            f"{name} saying {text!r}",
+            lambda: next((line for line in self.space.log(name).splitlines() if text in line), None),
+            seconds=seconds,
+        )
+
+    def told(self, name: str, text: str, *, seconds: float = 120) -> str:
+        """Wait for an event of the pod with this text."""
+        return wait_for(
+            f"an event of {name}: {text!r}",
+            lambda: next((each for each in self.space.events(name) if text in each), None),
+            seconds=seconds,
+        )
+
+    def newcomer(self, name: str) -> str:
+        """Start a tenant; return its uid. It got what was decided, and soon."""
+        self.space.create(self.space.tenant(name, "0.1", "--memory-mib", "64"))
+        (pod,) = self.space.running(name, seconds=180)
+        connected = self.space.connected(name, seconds=180)
+        assert int(connected["sms"]) <= sms(decided(pod)[1])
+        assert int(connected["memory_limit_mib"]) <= decided(pod)[2]
+        assert float(connected["after_seconds"]) < NOT_DELAYED_SECONDS
+        self.remove(name)
+        return str(pod["metadata"]["uid"])
+
+    def remove(self, *names: str) -> None:
+        self.space.cluster.kubectl("-n", self.space.name, "delete", "pod", *names, "--wait=false")
+
+
+def sms(percent: int) -> int:
+    """SMs that a client sees of an H200: pairs, at least 8 (docs/facts.md 11)."""
+    return max(8, int(H200_SM_COUNT * percent / 100) // 2 * 2)
+
+
+@pytest.fixture(scope="module")
+def staged(cluster: Cluster, image: str) -> Iterator[Stage]:
+    space = Namespace(cluster, image)
+    try:
+        space.leave_one_gpu()
+        space.create(space.tenant("neighbour", "0.3", "--memory-mib", "64"))
+        (pod,) = space.running("neighbour", seconds=180)
+        space.rate("neighbour")
+        yield Stage(space, decided(pod)[0])
+    finally:
+        space.close()
+
+
+@pytest.fixture
+def stage(staged: Stage) -> Iterator[Stage]:
+    """The stage; after the test the neighbour has gone on all the while, and its GPU was well."""
+    space = staged.space
+
+    def identity() -> tuple[object, ...]:
+        (status,) = space.get("neighbour")["status"]["containerStatuses"]
+        return status["containerID"], status["restartCount"], "running" in status["state"]
+
+    before, came = identity(), {pod["metadata"]["name"] for pod in space.pods()}
+    yield staged
+    seen = space.log("neighbour").count("iterations/s=")
+    wait_for("the neighbour at work", lambda: space.log("neighbour").count("iterations/s=") > seen + 1, seconds=60)
+    assert identity() == before
+    assert "error" not in space.log("neighbour")
+    told = {name: "\n".join(space.events(name)) for name in ("neighbour", "filler")}
+    assert not re.search("fault on GPU|was restarted", told["neighbour"]), told
+    # On a machine without a CPU to spare every GPU's daemon is late; here is one that nobody attacks.
+    assert "unhealthy" not in told["neighbour"] or "unhealthy" in told["filler"], told
+    wait_for("the GPU well", lambda: state_of(space.cluster, staged.gpu) == ("Healthy", "Active"), seconds=60)
+    if left := {pod["metadata"]["name"] for pod in space.pods()} - came:
+        staged.remove(*left)
+
+
+def state_of(cluster: Cluster, uuid: str) -> tuple[str, str]:
+    (gpu,) = [one for one in cluster.gpus() if one["uuid"] == uuid]
+    return gpu["health"], gpu["mps"]["state"]
+
+
+def counted(cluster: Cluster, part: Part, name: str, **labels: str) -> float:
+    """The sum of a figure of the MPS host's (gate) or the agent's."""
+    (pod,), port = (part("mps"), 9432) if "_gate_" in name else (part("agent"), 9400)
+    lines = [line for line in metrics(cluster, pod, port).splitlines() if line.startswith(f"{name}{{")]
+    chosen = [line for line in lines if all(f'{key}="{value}"' in line for key, value in labels.items())]
+    assert chosen, f"no {name} with {labels}"
+    return sum(float(line.rpartition(" ")[2]) for line in chosen)
+
+
+def gate_log(cluster: Cluster, part: Part) -> str:
+    (host,) = part("mps")
+    return cluster.kubectl("-n", RELEASE_NAMESPACE, "logs", host["metadata"]["name"], "--since=10m")
+
+
+def test_root_reaches_neither_the_gates_files_nor_the_cgroups_nor_other_processes(stage: Stage) -> None:
+    stage.start(stage.hostile("look", "look"))
+    stage.says("look", "looked")
+    log = stage.space.log("look")
+    assert log.count("REFUSED") == 8, log
+    assert "DONE" not in log
+    assert int(re.search(r"(\d+) processes", log)[1]) < 10
+
+
+def test_a_pod_that_empties_the_mps_directory_is_named_and_ended(
+    stage: Stage, cluster: Cluster, part: Part
+) -> None:
+    """By its command, where admission cannot see it."""
+    before = counted(cluster, part, "gpushare_mps_outside_processes_found_total")
+    stage.start(stage.space.tenant("left", "0.1", command=["env", "CUDA_MPS_PIPE_DIRECTORY=", *TENANT]))
+    stage.says("left", "running without MPS")
+    note = stage.told("left", "outside MPS")
+    assert stage.gpu in note
+    assert "the pod's share and memory limit do not bind there" in note
+    wait_for("it ended", lambda: exit_code(stage.space.get("left")) == 137)
+    wait_for(
+        "it in the metrics",
+        lambda: counted(cluster, part, "gpushare_mps_outside_processes_found_total") > before,
+    )
+
+
+def uninvited(stage: Stage, name: str) -> Json:
+    """A pod without a share that uses a shared GPU, as an image's NVIDIA_VISIBLE_DEVICES lets it."""
+    return stage.space.pod(name, TENANT, env={"NVIDIA_VISIBLE_DEVICES": stage.gpu})
+
+
+def test_a_pod_without_a_share_on_a_shared_gpu_is_named(stage: Stage) -> None:
+    stage.start(uninvited(stage, "uninvited"))
+    stage.says("uninvited", "running without MPS")
+    note = stage.told("uninvited", "outside MPS")
+    assert stage.gpu in note
+    assert "the pod asked for no share" in note
+    assert exit_code(stage.space.get("uninvited")) is None
+
+
+def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None:
+    flood = stage.hostile("flood", "flood", "10")
+    # The cores are not what is attacked here: half of one is thousands of connections a second.
+    flood["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "500m"}}
+    stage.start(flood)
+    stage.says("flood", "begun")
+    assert "TooManyConnections" in stage.told("flood", "waits at the gate")
+    for number in range(2):
+        stage.newcomer(f"beside-flood-{number}")
+
+
+def test_a_pod_that_wastes_turn_after_turn_waits_behind_the_others(
+    stage: Stage, cluster: Cluster, part: Part
+) -> None:
+    before = counted(cluster, part, "gpushare_gate_turn_timeouts_total", gpu_uuid=stage.gpu)
+    stage.start(stage.hostile("waste", "waste", "4"))
+    stage.says("waste", "has the turn")
+    newcomers = [stage.newcomer(f"beside-waste-{number}") for number in range(2)]
+    found = re.findall(r"of pod (\S+): .* client after .* \(waited ([\d.]+) s\)", gate_log(cluster, part))
+    waited = {uid: float(seconds) for uid, seconds in found if uid in newcomers}
+    assert len(waited) == 2
+    assert max(waited.values()) < WAITED_SECONDS
+    wait_for(
+        "its turns counted as wasted",
+        lambda: counted(cluster, part, "gpushare_gate_turn_timeouts_total", gpu_uuid=stage.gpu) > before,
+    )
+
+
+def test_what_the_protocol_does_not_know_ends_at_the_gate(stage: Stage, cluster: Cluster, part: Part) -> None:
+    before = counted(cluster, part, "gpushare_gate_refused_total", gpu_uuid=stage.gpu, reason="Protocol")
+    stage.start(stage.hostile("beyond", "beyond"))
+    assert stage.says("beyond", "odd first words").endswith("held, held")
+    lines = [line for line in stage.space.log("beyond").splitlines() if "after the answer" in line]
+    assert len(lines) == 3
+    assert all(line.endswith(": closed") for line in lines), lines
+    assert "UnknownProtocol" in stage.told("beyond", "waits at the gate")
+    wait_for(
+        "them counted",
+        lambda: (
+            counted(cluster, part, "gpushare_gate_refused_total", gpu_uuid=stage.gpu, reason="Protocol")
+            >= before + 3
+        ),
+    )
+    stage.newcomer("after-beyond")
+
+
+def test_sockets_that_are_handed_on_lead_nowhere(stage: Stage) -> None:
+    """A client asks for more of the server's sockets and gives them to others, each for one more cap."""
+    stage.start(stage.hostile("hand-on", "hand_on", "3", fraction="0.2"))
+    stage.says("hand-on", "own progress")
+    log = stage.space.log("hand-on").splitlines()
+    assert len([line for line in log if "child ended with -9" in line]) == 3, log
+    assert f"hand_on: own sms={sms(decided(stage.space.get('hand-on'))[1])}" in log
+    assert "connected outside its turn" in stage.told("hand-on", "outside its turn")
+
+
+def test_a_cgroup_named_like_another_pods_gives_nothing_of_that_pods(stage: Stage) -> None:
+    """With SYS_ADMIN, which Pod Security's baseline refuses: nobody else can make cgroups in a container."""
+    victim = stage.space.get("neighbour")
+    pod = stage.hostile("nested", "nested", victim["metadata"]["uid"])
+    pod["spec"]["containers"][0]["securityContext"]["capabilities"] = {"add": ["SYS_ADMIN"]}
+    stage.start(pod)
+    line = stage.says("nested", "named after the other pod")
+    if " in 0 hierarchies" in line:
+        pytest.skip(f"this node lets no container make cgroups: {stage.space.log('nested')}")
+    connected = stage.space.connected("nested", seconds=180)
+    _, percent, limit_mib = decided(stage.space.get("nested"))
+    assert int(connected["sms"]) <= sms(percent)
+    assert int(connected["memory_limit_mib"]) <= limit_mib < decided(victim)[2]
+
+
+def add_container(stage: Stage, name: str, container: Json) -> None:
+    """An ephemeral container of a running pod, in the namespaces of its first one."""
+    pod = stage.space.get(name)
+    pod["spec"]["ephemeralContainers"] = [
+        {
+            "image": stage.space.image,
+            "imagePullPolicy": "IfNotPresent",
+            "targetContainerName": "main",
+            "securityContext": {"runAsUser": 0},
+            **container,
+        }
+    ]
+    path = f"/api/v1/namespaces/{stage.space.name}/pods/{name}/ephemeralcontainers"
+    answer = stage.space.cluster.try_kubectl("replace", "--raw", path, "-f", "-", stdin=json.dumps(pod))
+    assert answer.code == 0, answer.err
+
+
+def test_an_ephemeral_container_counts_as_its_pod(stage: Stage) -> None:
+    """It has no GPU of its own, but reaches the first container's socket through /proc."""
+    stage.start(stage.space.tenant("host", "0.2", "--memory-mib", "64", memory="4Gi", processes=2))
+    own = stage.space.connected("host", seconds=180)
+    path = "/proc/1/root$(tr '\\0' '\\n' < /proc/1/environ | sed -n s/^CUDA_MPS_PIPE_DIRECTORY=//p)"
+    greedy = f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=100 CUDA_MPS_PIPE_DIRECTORY={path} exec {' '.join(TENANT)}"
+    add_container(stage, "host", {"name": "extra", "command": ["sh", "-c", greedy]})
+
+    def extra() -> str:
+        return stage.space.log("host", "-c", "extra")
+
+    wait_for("it at work", lambda: "iterations/s=" in extra(), seconds=180)
+    _, percent, limit_mib = decided(stage.space.get("host"))
+    found = re.search(r"connected after .* sms=(\d+) memory_limit_mib=(\d+)", extra())
+    assert found is not None, extra()
+    assert percent == 100 or int(found[1]) + int(own["sms"]) <= sms(percent)
+    # one limit for both: the second has what the first left of it
+    assert int(found[2]) < int(own["memory_limit_mib"]) <= limit_mib
+
+
+def test_an_ephemeral_container_outside_mps_is_named_and_ended(stage: Stage) -> None:
+    stage.start(stage.hostile("debugged", "look"))
+    env = ["env", "CUDA_MPS_PIPE_DIRECTORY=", f"NVIDIA_VISIBLE_DEVICES={stage.gpu}"]
+    add_container(stage, "debugged", {"name": "extra", "command": [*env, *TENANT]})
+    assert stage.gpu in stage.told("debugged", "outside MPS", seconds=180)
+    statuses = "ephemeralContainerStatuses"
+    wait_for("it ended", lambda: exit_code(stage.space.get("debugged"), statuses) == 137)
+    assert exit_code(stage.space.get("debugged")) is None
+
+
+def test_a_busy_pod_that_is_deleted_and_stays_takes_nobody_along(
+    stage: Stage, cluster: Cluster, part: Part
+) -> None:
+    """It launches matrix products, ignores SIGTERM and starts more processes; it is stopped before its kill."""
+    pod = stage.hostile("stay", "stay", fraction="0.2", processes=2)
+    pod["spec"]["terminationGracePeriodSeconds"] = 10
+    uid = stage.start(pod)
+    stage.says("stay", "progress=")
+    stage.remove("stay")
+    stage.says("stay", "asked_to_end=True")
+    (host,) = part("mps")
+    log = ("-n", RELEASE_NAMESPACE, "logs", host["metadata"]["name"], "--since=5m")
+    wait_for(
+        "it stopped before its kill", lambda: f"of pod {uid}, which is being deleted" in cluster.kubectl(*log)
+    )
+    wait_for("it gone", lambda: "stay" not in {one["metadata"]["name"] for one in stage.space.pods()})
+    stage.newcomer("after-stay")
+
+
+def test_by_the_policy_end_a_pod_without_a_share_is_ended_too(stage: Stage, cluster: Cluster) -> None:
+    """The last of this file: the agent is replaced twice."""
+    stage.start(uninvited(stage, "intrudes"))
+    stage.says("intrudes", "running without MPS")
+    try:
+        upgrade(cluster, "--set", "agent.outsideMps=end")
+        wait_for("it ended", lambda: exit_code(stage.space.get("intrudes")) == 137, seconds=180)
+    finally:
+        upgrade(cluster, "--set", "agent.outsideMps=decided")
+
+
+def exit_code(pod: Json, statuses: str = "containerStatuses") -> int | None:
+    """What a container ended with; None while it runs."""
+    (status,) = pod["status"][statuses]
+    return status["state"].get("terminated", {}).get("exitCode")

