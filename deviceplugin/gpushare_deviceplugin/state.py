@@ -184,9 +184,22 @@ class NodeState:
         return pod
 
     def set_allocations(self, allocations: dict[str, dict[str, int]]) -> None:
-        """Record PodResources' allocations, by pod uid."""
-        for uid in allocations:
-            self._presumed.pop(uid, None)
+        """Record PodResources' allocations, by pod uid.
+
+        A pod that is listed and was not presumed has the shares that another one was presumed to have: that one
+        is still to be allocated, or its decision would be forgotten when kubelet asks which GPU it is to have.
+        """
+        known = self.allocations or {}
+        for uid, shares in allocations.items():
+            if self._presumed.pop(uid, None) is not None or uid in known:
+                continue
+            mistaken = [
+                other
+                for other, (given, _) in self._presumed.items()
+                if given == shares and other not in allocations
+            ]
+            if mistaken:
+                del self._presumed[mistaken[-1]]
         if allocations != self.allocations:
             self.allocations = allocations
             self.touch()

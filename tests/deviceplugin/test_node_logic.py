@@ -118,6 +118,22 @@ class TestPresumedAllocation:
         clock.now += PRESUMED_SECONDS + 1  # kubelet never listed it: it was refused after all
         assert {pod.name for pod in state.pending()} == {"early", "late", "elsewhere"}
 
+    def test_when_another_pod_had_the_shares_the_presumed_one_waits_again(self, state: NodeState) -> None:
+        """In a burst kubelet admits pods in an order of its own; whoever was forgotten got another GPU's ids."""
+        state.set_allocations({})
+        for number, name in enumerate(("first", "second", "third")):
+            state.put_pod(make_pod(name, decided_at=f"2026-11-21T10:00:0{number}Z"))
+        for meant in ("first", "second"):
+            presumed = state.presume({GPU_A: 25})
+            assert presumed is not None
+            assert presumed.name == meant
+        state.set_allocations({"uid-third": {GPU_A: 25}})
+        assert {pod.name for pod in state.pending()} == {"second"}
+        state.set_allocations({"uid-third": {GPU_A: 25}, "uid-second": {GPU_A: 25}})
+        assert {pod.name for pod in state.pending()} == {"first"}
+        state.set_allocations({"uid-third": {GPU_A: 25}, "uid-second": {GPU_A: 25}, "uid-first": {GPU_B: 25}})
+        assert state.pending() == []
+
     def test_before_pod_resources_answered_a_running_pod_has_what_was_decided(self, state: NodeState) -> None:
         state.put_pod(make_pod("a", phase="Running"))
         state.put_pod(make_pod("b", phase="Pending"))
