@@ -122,7 +122,9 @@ class GpuSharePolicy:
             workload=needs.workload,
             known=known,
             max_slowdown=job.max_slowdown,
-            unprofiled=Unprofiled(frozenset({job.workload}), job.name) if profile is None else None,
+            unprofiled=Unprofiled(frozenset({job.workload}), job.name, namespace="jobs")
+            if profile is None
+            else None,
             queued_at=job.submit_seconds,
             is_auto=is_auto,
         )
