@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import typer
+from generated_page import cell, write_or_check
 from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
 
 from gpushare.cli.root import GROUPS
@@ -150,18 +151,8 @@ def render() -> str:
     return "".join(parts)
 
 
-def cell(text: str) -> str:
-    """A text as a table's cell shows it."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
-
-
 def main() -> int:
-    text = render()
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.exists() and PAGE.read_text() == text else 1
-    PAGE.write_text(text)
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
+    return write_or_check(PAGE, render())
 
 
 if __name__ == "__main__":

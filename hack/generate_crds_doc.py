@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from generated_page import cell, write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 CRDS = ROOT / "crds"
@@ -109,11 +110,6 @@ def sentence(rule: str) -> str:
     return f"A wrong value is refused: {rule.rstrip('.')}."
 
 
-def cell(text: str) -> str:
-    """A text as a table's cell shows it."""
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
-
-
 def definitions() -> list[dict[str, Any]]:
     """The definitions, GpuShare first: it is what people write."""
     found = [yaml.safe_load(path.read_text()) for path in sorted(CRDS.glob("*.yaml"))]
@@ -121,12 +117,7 @@ def definitions() -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    text = render(definitions())
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.exists() and PAGE.read_text() == text else 1
-    PAGE.write_text(text)
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
+    return write_or_check(PAGE, render(definitions()))
 
 
 if __name__ == "__main__":

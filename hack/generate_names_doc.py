@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
+from generated_page import cell, write_or_check
+
 from gpushare.core.api import Rejection, names, parse_request
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -139,18 +141,8 @@ def render() -> str:
     )
 
 
-def cell(text: str) -> str:
-    """A text as a table's cell shows it."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
-
-
 def main() -> int:
-    text = render()
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.exists() and PAGE.read_text() == text else 1
-    PAGE.write_text(text)
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
+    return write_or_check(PAGE, render())
 
 
 if __name__ == "__main__":

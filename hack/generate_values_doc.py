@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from generated_page import write_or_check
 
 ROOT = Path(__file__).resolve().parent.parent
 VALUES = ROOT / "helm" / "gpushare" / "values.yaml"
@@ -84,13 +85,7 @@ def render(text: str) -> str:
 
 
 def main() -> int:
-    text = render(VALUES.read_text())
-    if "--check" in sys.argv[1:]:
-        return 0 if PAGE.exists() and PAGE.read_text() == text else 1
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text)
-    print(f"wrote {PAGE.relative_to(ROOT)}")
-    return 0
+    return write_or_check(PAGE, render(VALUES.read_text()))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from gate_checks import START, must, sms_at
 
 from gpushare.core.api import JobClass
 from gpushare.mps import commands
+from gpushare.mps.control import ControlProgram
 from gpushare.mps.status import GateState, HoldReason, SelfTestResult
 
 ASKS_FOR_ALL = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=100G"}
@@ -23,6 +24,19 @@ def self_test(b: Bench) -> dict[str, Any]:
     t = b.status().self_test
     must(t.result is SelfTestResult.PASSED, t.detail)
     return {"detail": t.detail, "driver": t.driver}
+
+
+def ask(line: str, program: ControlProgram, **environment: str) -> subprocess.CompletedProcess[str]:
+    """One command to the daemon, as its own program sends it."""
+    return subprocess.run(
+        program.executable,
+        input=line + "\n",
+        env={**program.env(), **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
 
 
 def raw(b: Bench) -> dict[str, Any]:
@@ -65,26 +79,9 @@ def raw(b: Bench) -> dict[str, Any]:
     ]
     answers = {}
     for line in lines:
-        done = subprocess.run(
-            control.program.executable,
-            input=line + "\n",
-            env=control.program.env(),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        done = ask(line, control.program)
         answers[line] = {"out": done.stdout, "err": done.stderr, "rc": done.returncode}
-    elsewhere = {**control.program.env(), "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
-    done = subprocess.run(
-        control.program.executable,
-        input="get_server_list\n",
-        env=elsewhere,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    done = ask("get_server_list", control.program, CUDA_MPS_PIPE_DIRECTORY="/nonexistent")
     answers["(no daemon) get_server_list"] = {"out": done.stdout, "err": done.stderr, "rc": done.returncode}
     listing = {str(p.name): oct(p.stat().st_mode) for p in b.gpu.pipe.iterdir()}
     return {"answers": answers, "pipe": listing, "terminated": tenant.end(), "its last words": tenant.events[-2:]}
@@ -105,18 +102,7 @@ def several_contexts(b: Bench) -> dict[str, Any]:
         tenant.wait("contexts", 10)
     control = b.control()
     server = control.servers()[0]
-    answers = {}
-    for line in (f"get_client_list {server}", "ps"):
-        done = subprocess.run(
-            control.program.executable,
-            input=line + "\n",
-            env=control.program.env(),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        answers[line] = done.stdout
+    answers = {line: ask(line, control.program).stdout for line in (f"get_client_list {server}", "ps")}
     status = b.status()
     return {
         "sms": context["sms"],
