@@ -114,7 +114,7 @@ class Hami:
 
 
 @dataclass
-class Scene:
+class SystemUnderTest:
     """One cluster with one system; pods are created, bound and allocated."""
 
     plane: controlplane.ControlPlane
@@ -165,24 +165,24 @@ class Scene:
         await asyncio.to_thread(self.system.start, self.plane)
 
 
-def after(scene: Scene, name: str, began: float) -> str:
+def after(scene: SystemUnderTest, name: str, began: float) -> str:
     """How long after a moment a pod was bound."""
     return f"{scene.bound_at[f'{NAMESPACE}/{name}'] - began:.1f} s"
 
 
-async def nowhere(scene: Scene) -> str:
+async def nowhere(scene: SystemUnderTest) -> str:
     await scene.ask(("a", 50, 1000), ("b", 50, 1000), ("c", 50, 1000))
     assert await scene.bound("a", "b", "c")
     await scene.ask(("d", 60, 1000))
     return "bound" if await scene.bound("d") else f"waits: {await scene.sentence('d')}"
 
 
-async def memory(scene: Scene) -> str:
+async def memory(scene: SystemUnderTest) -> str:
     await scene.ask(("a", 10, 200_000))
     return "bound" if await scene.bound("a", seconds=SETTLED) else f"waits: {await scene.sentence('a')}"
 
 
-async def last_tenth(scene: Scene) -> str:
+async def last_tenth(scene: SystemUnderTest) -> str:
     await scene.ask(("a", 90, 1000))
     assert await scene.bound("a")
     await scene.ask(("b", 10, 1000), ("c", 10, 1000))
@@ -190,13 +190,13 @@ async def last_tenth(scene: Scene) -> str:
     return f"{len(scene.bound_at) - 1} of 2 bound, {await scene.full()}"
 
 
-async def halves(scene: Scene) -> str:
+async def halves(scene: SystemUnderTest) -> str:
     began = await scene.ask(("a", 50, 71_000), ("b", 50, 71_000))
     both = await scene.bound("a", "b")
     return f"both bound, the second after {max(after(scene, n, began) for n in 'ab')}" if both else "one waits"
 
 
-async def ended(scene: Scene) -> str:
+async def ended(scene: SystemUnderTest) -> str:
     await scene.ask(("a", 100, 1000))
     assert await scene.bound("a")
     await scene.ask(("b", 100, 1000))
@@ -206,7 +206,7 @@ async def ended(scene: Scene) -> str:
     return f"bound {after(scene, 'b', began)} later" if await scene.bound("b", seconds=60) else "waits for ever"
 
 
-async def restarted(scene: Scene) -> str:
+async def restarted(scene: SystemUnderTest) -> str:
     await scene.ask(("a", 60, 1000))
     assert await scene.bound("a")
     await scene.restart()
@@ -216,7 +216,7 @@ async def restarted(scene: Scene) -> str:
     return f"40% {told}, {await scene.full()}"
 
 
-async def killed(scene: Scene) -> str:
+async def killed(scene: SystemUnderTest) -> str:
     names = [f"p{i}" for i in range(20)]
     began = await scene.ask(*[(name, 10, 1000) for name in names])
     await asyncio.wait_for(scene.anyone.wait(), 60)
@@ -228,20 +228,20 @@ async def killed(scene: Scene) -> str:
     return f"killed with {at} bound; {len(scene.bound_at)} of 20 after {took:.1f} s{end}, {await scene.full()}"
 
 
-async def eleven(scene: Scene) -> str:
+async def eleven(scene: SystemUnderTest) -> str:
     await scene.ask(*[(f"p{i}", 5, 1000) for i in range(11)])
     every = await scene.bound(*[f"p{i}" for i in range(11)])
     return f"{len(scene.bound_at)} of 11 bound" + ("" if every else f": {await scene.sentence('p10')}")
 
 
-async def whole(scene: Scene) -> str:
+async def whole(scene: SystemUnderTest) -> str:
     await scene.ask(("a", 10, 1000))
     assert await scene.bound("a")
     await scene.ask(("b", 100, 1000))
     return f"bound, {await scene.full()}" if await scene.bound("b") else "waits"
 
 
-async def unsaid(scene: Scene) -> str:
+async def unsaid(scene: SystemUnderTest) -> str:
     await scene.ask(("a", 25, None))
     assert await scene.bound("a")
     given = (await scene.given("a"))[2]
@@ -250,14 +250,14 @@ async def unsaid(scene: Scene) -> str:
     return f"given {given} of {fleet.GPU_MEMORY_MIB} MiB; a second 25% with 1000 MiB: {second}"
 
 
-async def sick(scene: Scene) -> str:
+async def sick(scene: SystemUnderTest) -> str:
     await scene.system.make_sick(scene.api)
     await scene.ask(*[(f"p{i}", 50, 1000) for i in range(3)])
     await asyncio.sleep(SETTLED)
     return f"{len(scene.bound_at)} of 3 halves bound, {await scene.full()}"
 
 
-async def slow_plugin(scene: Scene) -> str:
+async def slow_plugin(scene: SystemUnderTest) -> str:
     scene.allocate_seconds = 2.0
     began = await scene.ask(*[(f"p{i}", 10, 1000) for i in range(8)])
     every = await scene.bound(*[f"p{i}" for i in range(8)], seconds=90)
@@ -266,7 +266,7 @@ async def slow_plugin(scene: Scene) -> str:
     )
 
 
-SITUATIONS: dict[str, tuple[int, Callable[[Scene], Awaitable[str]]]] = {
+SITUATIONS: dict[str, tuple[int, Callable[[SystemUnderTest], Awaitable[str]]]] = {
     "60% where every GPU has 50% free at most": (2, nowhere),
     "more memory than a GPU has": (1, memory),
     "the last 10% asked for twice at once": (1, last_tenth),
@@ -283,10 +283,12 @@ SITUATIONS: dict[str, tuple[int, Callable[[Scene], Awaitable[str]]]] = {
 
 
 @contextlib.asynccontextmanager
-async def scene_of(plane: controlplane.ControlPlane, system: Gpushare | Hami, gpus: int) -> AsyncIterator[Scene]:
+async def scene_of(
+    plane: controlplane.ControlPlane, system: Gpushare | Hami, gpus: int
+) -> AsyncIterator[SystemUnderTest]:
     """A cluster with one node, its extender and kube-scheduler at work."""
     async with connect(plane.kubeconfig) as api:
-        scene = Scene(plane, system, api)
+        scene = SystemUnderTest(plane, system, api)
         tasks: set[asyncio.Task[None]] = set()
         lock = asyncio.Lock()
 

@@ -15,7 +15,7 @@ from gpushare.core.api import names
 from gpushare.twin.contention import WORKLOADS
 
 
-class FakeApi:
+class PagedApiServer:
     """Serves /api/v1/{nodes,pods} and gpushare's two types in pages, then a stream of GpuNode updates.
 
     Pods that are not ours are made when their page is asked for: 100,000 of them are 350 MB.
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--events-per-second", type=float, default=0)
     parser.add_argument("--profiled", action="store_true")
     options = parser.parse_args()
-    fake = FakeApi(
+    fake = PagedApiServer(
         options.nodes,
         options.gpus,
         options.tenants,

@@ -171,7 +171,7 @@ class Host:
             os.kill(daemon, 9)
 
 
-class Health:
+class StatusWatch:
     """Looks at the status file all the time: each state, and the longest time without a new word."""
 
     def __init__(self, host: Host) -> None:
@@ -247,7 +247,7 @@ def flood(processes: int, starts: int) -> dict[str, object]:
             busy = [host.start_seconds() for _ in range(starts)]
         before = resident_mib(gate)
         flooders = [host.spawn(HOSTILE, CONNECT, "keep" if n % 2 else "close") for n in range(processes)]
-        with running(flooders), Health(host) as health:
+        with running(flooders), StatusWatch(host) as health:
             host.until(lambda: health.most_unread > 0, "connections that come too fast")
             during = [host.start_seconds() for _ in range(starts)]
             after = resident_mib(gate)
@@ -289,7 +289,7 @@ def turns(processes: int, starts: int) -> dict[str, object]:
         for waster in wasters:
             waster.start()
         try:
-            with Health(host) as health:
+            with StatusWatch(host) as health:
                 host.until(lambda: any(h.pod_uid == HOSTILE for h in host.status().held), "wasters that wait")
                 began = time.monotonic()
                 beside = [host.start_seconds() for _ in range(starts)]

@@ -27,7 +27,7 @@ from gpushare.runtime.heap import COLLECTING_RATIO, LOOK_SECONDS, trim
 CHUNK = 500  # of changes between two turns of the event loop
 
 
-class World:
+class Fleet:
     """The fleet as the watches would bring it anew, changed in what changes all the time."""
 
     def __init__(self, nodes: int, gpus: int, tenants: int) -> None:
@@ -81,7 +81,7 @@ def row(stage: str) -> str:
     )
 
 
-async def measure(url: str, world: World) -> list[str]:
+async def measure(url: str, world: Fleet) -> list[str]:
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         config = kubeconfig(directory, url)
@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
                 break
             time.sleep(0.2)
-        world = World(options.nodes, options.gpus, options.tenants)
+        world = Fleet(options.nodes, options.gpus, options.tenants)
         rows = asyncio.run(measure(f"http://127.0.0.1:{port}", world))
     print(
         "| since | objects that the collector looks at | full collection: by the clock, processor time, ms | "

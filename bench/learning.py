@@ -38,7 +38,7 @@ _LEAST_SEEN = 0.06  # a window of a tenant that hardly moves is not learnt from
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredSet:
+class ProgressSet:
     """One set of the table: programs, caps and measured progress, in order."""
 
     programs: tuple[str, ...]
@@ -47,7 +47,7 @@ class MeasuredSet:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class LearningCase:
     """Programs that a model was not fitted to, among others.
 
     Attributes:
@@ -56,7 +56,7 @@ class World:
 
     model: InterferenceModel
     profiles: Mapping[str, Profile]
-    sets: tuple[MeasuredSet, ...]
+    sets: tuple[ProgressSet, ...]
     judged: frozenset[str]
 
 
@@ -70,7 +70,7 @@ class Judged:
 
 
 @cache
-def table() -> tuple[Mapping[str, Profile], tuple[MeasuredSet, ...]]:
+def table() -> tuple[Mapping[str, Profile], tuple[ProgressSet, ...]]:
     """Return the programs' live profiles, and every set of different programs, those alone under a cap too."""
     data = parse(files("gpushare.data").joinpath(H200_TABLE).read_bytes().splitlines())
     profiles = {}
@@ -84,18 +84,18 @@ def table() -> tuple[Mapping[str, Profile], tuple[MeasuredSet, ...]]:
             programs = tuple(tenant.workload for tenant in run.tenants)
             if len(set(programs)) == len(programs):
                 sets.append(
-                    MeasuredSet(programs, tuple(t.thread_percentage for t in run.tenants), tuple(progress))
+                    ProgressSet(programs, tuple(t.thread_percentage for t in run.tenants), tuple(progress))
                 )
     return profiles, tuple(sets)
 
 
-def table_world() -> World:
+def table_world() -> LearningCase:
     """Return the table's ten programs with the shipped model."""
     profiles, sets = table()
-    return World(default_model(), profiles, sets, frozenset(profiles))
+    return LearningCase(default_model(), profiles, sets, frozenset(profiles))
 
 
-def held_out_world(data: Dataset, fold: int) -> World:
+def held_out_world(data: Dataset, fold: int) -> LearningCase:
     """Return a fifth of a dataset's programs with a model fitted to sets without them."""
     known = sets_of(data)
     training, unseen = split_workloads(known, fold)
@@ -103,13 +103,13 @@ def held_out_world(data: Dataset, fold: int) -> World:
     fitted_to_rest = fitted(bare, known, training, seed=1, members=MEMBERS, done=lambda _: None)
     model = replace(fitted_to_rest, errors=default_model().errors)
     profiles = {name: Profile(each.counters) for name, each in zip(known.workloads, known.profiles, strict=True)}
-    sets = [MeasuredSet(known.names(at), known.caps(at), known.progress[at]) for at in unseen]
+    sets = [ProgressSet(known.names(at), known.caps(at), known.progress[at]) for at in unseen]
     different = tuple(one for one in sets if len(set(one.programs)) == len(one.programs))
-    return World(model, profiles, different, frozenset(known.workloads[fold::FOLDS]))
+    return LearningCase(model, profiles, different, frozenset(known.workloads[fold::FOLDS]))
 
 
 def predicted(
-    model: InterferenceModel, one: MeasuredSet, profiles: Mapping[str, Profile], known: Mapping[str, LearnedEffect]
+    model: InterferenceModel, one: ProgressSet, profiles: Mapping[str, Profile], known: Mapping[str, LearnedEffect]
 ) -> Sequence[Forecast]:
     """Predict a set with what is known of its programs."""
     tenants = []
@@ -120,7 +120,7 @@ def predicted(
 
 
 def learn(
-    seed: int, windows: int, noise: float, world: World | None = None
+    seed: int, windows: int, noise: float, world: LearningCase | None = None
 ) -> tuple[dict[str, LearnedEffect], set[int]]:
     """Let programs see windows; return what was learnt, and which sets were seen."""
     world = world or table_world()
@@ -154,7 +154,7 @@ def learn(
 
 
 def misses(
-    known: Mapping[str, LearnedEffect], seen: set[int], world: World | None = None
+    known: Mapping[str, LearnedEffect], seen: set[int], world: LearningCase | None = None
 ) -> dict[tuple[int, str], list[tuple[float, bool]]]:
     """Return error, and whether the interval holds the truth, of every set not seen, by size and program."""
     world = world or table_world()
@@ -169,7 +169,9 @@ def misses(
     return found
 
 
-def judge(known: Mapping[str, LearnedEffect], seen: set[int], world: World | None = None) -> dict[int, Judged]:
+def judge(
+    known: Mapping[str, LearnedEffect], seen: set[int], world: LearningCase | None = None
+) -> dict[int, Judged]:
     """Judge the prediction of every set that was not seen, by number of tenants."""
     errors: dict[int, list[tuple[float, bool]]] = {}
     for (size, _), each in misses(known, seen, world).items():

@@ -14,7 +14,7 @@ import numpy as np
 
 from bench.table_plant import MeasuredSet, measured_sets, read_table
 from gpushare.core.api import JobClass
-from gpushare.core.control import FREE, GpuWatch, WatchActions, WatchedTenant, WatchSettings, Window, watch
+from gpushare.core.control import FREE, GpuWatch, WatchActions, WatchedTenant, WatchSettings, WatchWindow, watch
 
 TOLERANCE = 0.01  # what a promise may be missed by and still count as kept
 ROOM = 0.05  # sets whose promises can all be kept by so much have room for the noise
@@ -79,7 +79,7 @@ def run(
             for position in range(size)
             if duties[position] > 0
         )
-        state, actions = watch(state, Window(float(number), tenants), float(number), settings)
+        state, actions = watch(state, WatchWindow(float(number), tenants), float(number), settings)
         trace.true.append(true)
         trace.duties.append(duties)
         trace.actions.append(actions)

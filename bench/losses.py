@@ -160,7 +160,7 @@ class GainOnly(LiveOnTable):
 
 
 @dataclass(frozen=True)
-class World:
+class VariantSetting:
     """What the variants have in common."""
 
     table: TableWorld
@@ -179,7 +179,7 @@ class World:
 
 OURS, HINDSIGHT = "ours", "hindsight"
 NEVER_KEEPS = Settings(reserve_after_seconds=0.0)
-VARIANTS: Mapping[str, Callable[[World, int], object]] = {
+VARIANTS: Mapping[str, Callable[[VariantSetting, int], object]] = {
     OURS: lambda w, seed: w.ours(seed),
     "true predictions, no intervals": lambda w, seed: w.ours(
         seed, model=w.told(), profiles=true_profiles(w.truth), learns=False
@@ -205,7 +205,7 @@ VARIANTS: Mapping[str, Callable[[World, int], object]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class VariantRow:
     """A variant over seeds.
 
     Attributes:
@@ -233,7 +233,7 @@ class Row:
         )
 
 
-def figures_of(world: World, name: str, jobs: Sequence[Job], gpus: int, seed: int) -> TableFigures:
+def figures_of(world: VariantSetting, name: str, jobs: Sequence[Job], gpus: int, seed: int) -> TableFigures:
     """Run one variant."""
 
     def keeps(tenants):
@@ -245,7 +245,7 @@ def figures_of(world: World, name: str, jobs: Sequence[Job], gpus: int, seed: in
 def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: Sequence[str]) -> Iterator[str]:
     """Run every variant, ours and hindsight first, on the same jobs of each seed."""
     truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
-    world = World(TableWorld(truth, default_model().for_gpu(truth.gpu_model)))
+    world = VariantSetting(TableWorld(truth, default_model().for_gpu(truth.gpu_model)))
     jobs = {seed: draw_table_jobs(truth, count, gpus=gpus, load=load, seed=seed) for seed in seeds}
     found: dict[str, list[TableFigures]] = {}
     yield f"{'':44s} throughput, of hindsight, gain on ours, below promise, latency p99, retracted, mean s"
@@ -255,13 +255,13 @@ def report(seeds: Sequence[int], load: float, count: int, gpus: int, variants: S
             shown = [HINDSIGHT, OURS] if name == OURS else [name]
             for each in shown:
                 gains = [a.throughput - b.throughput for a, b in zip(found[each], found[OURS], strict=True)]
-                yield Row(each, found[each], gains).line(found[HINDSIGHT])
+                yield VariantRow(each, found[each], gains).line(found[HINDSIGHT])
 
 
 def split(seeds: Sequence[int], load: float, count: int, gpus: int, variants: Sequence[str]) -> Iterator[str]:
     """Say what the GPUs could make more at every moment, by variant, in the mean of the seeds."""
     truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
-    world = World(TableWorld(truth, default_model().for_gpu(truth.gpu_model)))
+    world = VariantSetting(TableWorld(truth, default_model().for_gpu(truth.gpu_model)))
     yield f"{'':44s} made, by better duties, by other caps, by jobs that wait; promises that no throttle keeps"
     for name in dict.fromkeys((HINDSIGHT, OURS, *variants)):
         found = []

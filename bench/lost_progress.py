@@ -20,13 +20,13 @@ from gpushare.sim.table_hindsight import CAPS, Asker, TableSearch
 from gpushare.sim.table_ours import LiveOnTable
 from gpushare.sim.table_policies import WHOLE, share_percent, waiting
 
-Kind = tuple[Asker, int, int]  # what a tenant is, its cap, its share
+HeldKind = tuple[Asker, int, int]  # what a tenant is, its cap, its share
 Why = Callable[[JobCluster, int, int], str]  # of a job and a GPU that it may not join
 
 HALF = 0.5
 
 
-class Refusal(StrEnum):
+class LossReason(StrEnum):
     EXPECTED = "a promise is expected to be broken, whatever the cap"
     HALF = "every promise is expected to be kept, but not at half a deviation below"
     DEVIATION = "every promise is kept at half a deviation below, but not at one, throttling included"
@@ -37,7 +37,7 @@ class Refusal(StrEnum):
     FOLLOWS = "beside a job that was refused there"
 
 
-def why_not(policy: LiveOnTable, cluster: JobCluster, job: int, gpu: int) -> Refusal:
+def why_not(policy: LiveOnTable, cluster: JobCluster, job: int, gpu: int) -> LossReason:
     """Return why ours does not put a job on a GPU, as things stand."""
     request, context = policy._request(cluster, job), policy._context  # noqa: SLF001
     assert context is not None, "it has decided"
@@ -45,18 +45,18 @@ def why_not(policy: LiveOnTable, cluster: JobCluster, job: int, gpu: int) -> Ref
     row = state.row(GpuSharePolicy.node_of(gpu))
     apart = judge.kept_apart(state, request.known, cluster.now_seconds)
     if apart is not None and apart[0, row]:
-        return Refusal.APART
+        return LossReason.APART
     number = int(judge.resident_sets(state)[0, row])
     verdicts = judge.verdicts(newcomer)
     if verdicts.crowds[number]:
-        return Refusal.OWN
+        return LossReason.OWN
     if verdicts.accepts[number]:
-        return Refusal.KEPT
+        return LossReason.KEPT
     surest = -np.inf  # standard deviations that the least sure promise has to spare, under the best cap for that
     for cap in newcomer.caps(policy.gpu_model):
         members = [newcomer.member(policy.gpu_model, cap), *judge.set_at(number).members]
         if not all(each.profile for each in members):
-            return Refusal.EXPECTED
+            return LossReason.EXPECTED
         said = policy.model.predict([(each.profile, each.thread_percentage) for each in members])
         floors = [
             promised_progress(each.profile, each.share_percent, each.max_slowdown, is_auto=each.is_auto)
@@ -68,10 +68,10 @@ def why_not(policy: LiveOnTable, cluster: JobCluster, job: int, gpu: int) -> Ref
         ]
         surest = max(surest, min(spare))
     if surest >= 1.0:
-        return Refusal.CAPS
+        return LossReason.CAPS
     if surest >= HALF:
-        return Refusal.DEVIATION
-    return Refusal.HALF if surest >= 0.0 else Refusal.EXPECTED
+        return LossReason.DEVIATION
+    return LossReason.HALF if surest >= 0.0 else LossReason.EXPECTED
 
 
 @dataclass
@@ -121,7 +121,7 @@ class LostProgress:
             self.room += gain * elapsed
             self.reasons[reason] += gain * elapsed
 
-    def best(self, kinds: Sequence[Kind], *, free_caps: bool = False, newcomer: bool = False) -> float | None:
+    def best(self, kinds: Sequence[HeldKind], *, free_caps: bool = False, newcomer: bool = False) -> float | None:
         """Return the most summed progress under the promises; None where none keeps them.
 
         Args:
@@ -143,14 +143,14 @@ class LostProgress:
                 self._best[key] = None
         return self._best[key]
 
-    def _unused(self, cluster: JobCluster, held: list[tuple[Kind, ...]]) -> dict[str, float]:
+    def _unused(self, cluster: JobCluster, held: list[tuple[HeldKind, ...]]) -> dict[str, float]:
         """Return what the waiting jobs would add if each went where it gains most, as hindsight does it."""
         key = tuple(held), tuple(cluster.queue)
         if key not in self._room:
             self._room = {key: self._greedy(cluster, list(held))}
         return self._room[key]
 
-    def _greedy(self, cluster: JobCluster, held: list[tuple[Kind, ...]]) -> dict[str, float]:
+    def _greedy(self, cluster: JobCluster, held: list[tuple[HeldKind, ...]]) -> dict[str, float]:
         memory = [sum(cluster.truth.memory_mib(asker.workload) for asker, _, _ in kinds) for kinds in held]
         gained: dict[str, float] = {}
         first = list(held)
@@ -181,9 +181,9 @@ class LostProgress:
     def _reason(self, cluster: JobCluster, job: int, gpu: int, *, is_as_it_is: bool) -> str:
         if self.why is None:
             return ""
-        return self.why(cluster, job, gpu) if is_as_it_is else Refusal.FOLLOWS
+        return self.why(cluster, job, gpu) if is_as_it_is else LossReason.FOLLOWS
 
-    def _joined(self, asker: Asker, share: int, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    def _joined(self, asker: Asker, share: int, kinds: tuple[HeldKind, ...]) -> tuple[HeldKind, ...]:
         """Return a GPU's tenants with another under the cap that is best there."""
         tried = {
             cap: self.best([(asker, cap, share), *kinds]) for cap in ((WHOLE,) if not asker.can_throttle else CAPS)

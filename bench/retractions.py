@@ -78,7 +78,7 @@ class Case:
 
 
 @dataclass
-class Seen:
+class LastWindow:
     """What one GPU's agent saw in its last window."""
 
     watch: GpuWatch
@@ -90,10 +90,10 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Watched(LiveOnTable):
+class AccountedPolicy(LiveOnTable):
     """Ours, and an account of every retraction."""
 
-    last: dict[int, Seen] = field(default_factory=dict)
+    last: dict[int, LastWindow] = field(default_factory=dict)
     cases: list[Case] = field(default_factory=list)
 
     def _look(self, cluster, gpu, sight):
@@ -102,7 +102,7 @@ class Watched(LiveOnTable):
         jobs = tuple(tenant.job for tenant in cluster.gpus[gpu])
         off = [sight.standing[job] + sight.passing[job] for job in jobs]
         told = tuple(self._promise(cluster, job) for job in jobs)
-        seen = Seen(sight.watched, jobs, true, told, tuple(map(sum, zip(true, off, strict=True))))
+        seen = LastWindow(sight.watched, jobs, true, told, tuple(map(sum, zip(true, off, strict=True))))
         if sight.watched.retract is not None:
             seen.slack = Slack(
                 slack(cluster, gpu, [cluster.jobs[job].least_progress for job in jobs]),
@@ -131,7 +131,7 @@ def slack(cluster: JobCluster, gpu: int, promises: Sequence[float]) -> float:
     return found
 
 
-def case_of(cluster: JobCluster, retraction: JobRetraction, seen: Seen) -> Case:
+def case_of(cluster: JobCluster, retraction: JobRetraction, seen: LastWindow) -> Case:
     why = seen.watch.retract_why
     is_lasting = " of the time for " in why
     at = None if is_lasting else seen.jobs.index(int(why.split()[0]))
@@ -170,7 +170,9 @@ def report(seed: int, load: float, count: int, gpus: int, *, verbose: bool) -> l
     truth = TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB)
     world = TableWorld(truth, default_model().for_gpu(truth.gpu_model))
     jobs = draw_table_jobs(truth, count, gpus=gpus, load=load, seed=seed)
-    policy = Watched(world.model, truth.gpu_model, known_profiles(truth, seed), seed, release=world.release)
+    policy = AccountedPolicy(
+        world.model, truth.gpu_model, known_profiles(truth, seed), seed, release=world.release
+    )
     outcome = simulate(jobs, gpus, policy, truth)
 
     def keeps(tenants: Sequence[tuple[int, int]]) -> bool:

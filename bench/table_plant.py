@@ -15,7 +15,7 @@ from gpushare.core.gpu import Counters
 from gpushare.core.interference import Profile, promised_progress
 from gpushare.research.dataset import Dataset, parse
 
-Member = tuple[str, int]  # program, thread percentage
+CappedProgram = tuple[str, int]  # program, thread percentage
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MeasuredSet:
         latency: positions of members of class latency, which are never throttled.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[CappedProgram, ...]
     progress: Mapping[frozenset[int], Mapping[int, float]]
     promises: tuple[float, ...]
     strict_promises: tuple[float, ...]
@@ -101,7 +101,7 @@ def read_table() -> Dataset:
 
 def measured_sets(table: Dataset, size: int) -> Iterator[MeasuredSet]:
     """Yield every set of that many programs, all of whose subsets were measured under the same caps."""
-    known: dict[tuple[Member, ...], tuple[float, ...]] = {}
+    known: dict[tuple[CappedProgram, ...], tuple[float, ...]] = {}
     for run, progress in table.shared_runs():
         found = [(tenant.workload, tenant.thread_percentage) for tenant in run.tenants]
         order = sorted(range(len(found)), key=found.__getitem__)
@@ -131,7 +131,9 @@ def measured_sets(table: Dataset, size: int) -> Iterator[MeasuredSet]:
         )
 
 
-def _promise(table: Dataset, members: tuple[Member, ...], member: Member, max_slowdown: float) -> float:
+def _promise(
+    table: Dataset, members: tuple[CappedProgram, ...], member: CappedProgram, max_slowdown: float
+) -> float:
     caps = [cap for _, cap in members]
     share = member[1] if sum(caps) <= 100 else 100 // len(members)
     curve = table.cap_curve(member[0])

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.tuning import DEFAULT, LOADS, SETTINGS
 
-Run = Mapping[str, Any]
+TuningRun = Mapping[str, Any]
 PAGES = ("guide/tuning.md", "measurements/tuning.md")
 PLOT = "guide/tuning.svg"
 SLOWDOWN = "policy.maxSlowdown"
@@ -24,11 +24,11 @@ ALONE = "no sharing"
 LUCK = "other luck"
 
 
-def read(path: Path) -> list[Run]:
+def read(path: Path) -> list[TuningRun]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def of(runs: Sequence[Run], setting: str, value: str, load: float) -> list[Run]:
+def of(runs: Sequence[TuningRun], setting: str, value: str, load: float) -> list[TuningRun]:
     """The runs of one value, by seed; a setting's default is the run with no setting changed."""
     if DEFAULTS.get(setting) == value:
         setting, value = DEFAULT, ""
@@ -73,7 +73,7 @@ TOGETHER: Mapping[str, tuple[str, ...]] = {
 """Column of the guide, which has to fit on a screen -> columns."""
 
 
-def cells(runs: Sequence[Run], write: Callable[[Sequence[float], Callable[[float], str]], str]) -> list[str]:
+def cells(runs: Sequence[TuningRun], write: Callable[[Sequence[float], Callable[[float], str]], str]) -> list[str]:
     """A row's figures; a dash where a run has none."""
     return [
         "-" if any(run[key] is None for run in runs) else write([run[key] for run in runs], how)
@@ -81,7 +81,7 @@ def cells(runs: Sequence[Run], write: Callable[[Sequence[float], Callable[[float
     ]
 
 
-def together(runs: Sequence[Run]) -> list[str]:
+def together(runs: Sequence[TuningRun]) -> list[str]:
     """A row of the guide: means of the seeds."""
     by_column = dict(zip(FIGURES, cells(runs, mean), strict=True))
     return [", ".join(by_column[name] for name in names) for names in TOGETHER.values()]
@@ -104,7 +104,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def by_slowdown(runs: Sequence[Run]) -> str:
+def by_slowdown(runs: Sequence[TuningRun]) -> str:
     """Cautious to aggressive: means of the seeds at both loads."""
     rows = [
         [f"{load:.1f}", shown, *together(of(runs, setting, value, load))]
@@ -120,7 +120,7 @@ def by_slowdown(runs: Sequence[Run]) -> str:
     return table(["load", "`maxSlowdown`", *TOGETHER], rows)
 
 
-def others(runs: Sequence[Run], load: float) -> str:
+def others(runs: Sequence[TuningRun], load: float) -> str:
     """Every other setting at one load, in the mean of the seeds."""
     rows = [
         ["", "**all as the chart sets it**", *together(of(runs, DEFAULT, "", load))],
@@ -136,7 +136,7 @@ def others(runs: Sequence[Run], load: float) -> str:
     return table(["setting", "is", *TOGETHER], rows)
 
 
-def every(runs: Sequence[Run], load: float) -> str:
+def every(runs: Sequence[TuningRun], load: float) -> str:
     """Every setting at one load, seed by seed."""
     rows = [
         [named(setting), value, *cells(found, each)]
@@ -151,7 +151,7 @@ def named(setting: str) -> str:
     return f"`{setting}`" if "." in setting else setting
 
 
-TABLES: Mapping[str, Callable[[Sequence[Run]], str]] = {
+TABLES: Mapping[str, Callable[[Sequence[TuningRun]], str]] = {
     "maxSlowdown": by_slowdown,
     "others at 2.0": lambda runs: others(runs, 2.0),
     "every run at 1.2": lambda runs: every(runs, 1.2),
@@ -159,7 +159,7 @@ TABLES: Mapping[str, Callable[[Sequence[Run]], str]] = {
 }
 
 
-def filled(page: str, runs: Sequence[Run]) -> str:
+def filled(page: str, runs: Sequence[TuningRun]) -> str:
     """A page with its tables as the runs have them."""
 
     def replaced(match: re.Match[str]) -> str:
@@ -173,7 +173,7 @@ def digest(data: Path) -> str:
     return hashlib.sha256(data.read_bytes()).hexdigest()
 
 
-def draw(runs: Sequence[Run], output: Path, source: str) -> None:
+def draw(runs: Sequence[TuningRun], output: Path, source: str) -> None:
     """Four plots over maxSlowdown: a line for each load is the mean of its seeds, the dots are the seeds."""
     import matplotlib.pyplot as plt  # noqa: PLC0415 - only drawing needs it
 

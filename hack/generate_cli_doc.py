@@ -42,7 +42,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Command:
+class CommandHelp:
     """One command with its parameters, in the order of its help."""
 
     words: str
@@ -50,25 +50,25 @@ class Command:
     parameters: tuple[Parameter, ...]
 
 
-def commands() -> Iterator[Command]:
+def commands() -> Iterator[CommandHelp]:
     """Every command that help shows, as `gpushare` lists them."""
     for name, (module, text) in GROUPS.items():
         yield from commands_of(importlib.import_module(module).app, name, text)
-    yield Command("version", "Print gpushare's version.", ())
+    yield CommandHelp("version", "Print gpushare's version.", ())
 
 
-def commands_of(app: typer.Typer, words: str, text: str) -> Iterator[Command]:
+def commands_of(app: typer.Typer, words: str, text: str) -> Iterator[CommandHelp]:
     """The commands of a group, and the group itself where it is one."""
     callback = app.registered_callback.callback if app.registered_callback else None
     own = parameters(callback) if callback else ()
     if own or not app.registered_commands:
-        yield Command(words, text, own)
+        yield CommandHelp(words, text, own)
     for each in app.registered_commands:
         if each.hidden or each.callback is None:
             continue
         name = each.name or each.callback.__name__.replace("_", "-")
         text = paragraph(each.help or each.callback.__doc__ or "")
-        yield Command(f"{words} {name}", text, parameters(each.callback))
+        yield CommandHelp(f"{words} {name}", text, parameters(each.callback))
 
 
 def parameters(callback: Callable[..., Any]) -> tuple[Parameter, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from bench.papers.plan import TIMING, Part, Tenants, expected, phase_of, rounds, sets_of_seven
+from bench.papers.plan import TIMING, Part, ProgramSet, expected, phase_of, rounds, sets_of_seven
 from bench.papers.programs import SEVEN, known_as, suite
 from gpushare.core.interference import ProfileError, Wish, best_caps
 from gpushare.data import default_model
@@ -46,7 +46,7 @@ def missing(directory: Path) -> list[tuple[int, Part]]:
     return found
 
 
-def chosen_caps(directory: Path) -> dict[Tenants, tuple[int, ...]]:
+def chosen_caps(directory: Path) -> dict[ProgramSet, tuple[int, ...]]:
     """Return our caps of each set as they were chosen once; empty where they were not yet."""
     path = directory / CHOSEN
     if not path.exists():
@@ -54,7 +54,7 @@ def chosen_caps(directory: Path) -> dict[Tenants, tuple[int, ...]]:
     return {tuple(each["tenants"]): tuple(each["caps"]) for each in json.loads(path.read_text())}
 
 
-def choose_caps(directory: Path) -> dict[Tenants, tuple[int, ...]]:
+def choose_caps(directory: Path) -> dict[ProgramSet, tuple[int, ...]]:
     """Choose our caps of each set by the programs' signatures alone, as this GPU just showed them, and keep them.
 
     Raises:
@@ -86,7 +86,7 @@ def session(directory: Path, *, budget_seconds: float, simulated: bool, say: Say
     counters: RunCounters = SimulatedCounters(MADE_UP) if simulated else DriverCounters()
     for number, part in missing(directory):
         left = budget_seconds - (time.monotonic() - began)
-        ours: Mapping[Tenants, tuple[int, ...]] = {}
+        ours: Mapping[ProgramSet, tuple[int, ...]] = {}
         if part in (Part.PAIRS, Part.TOGETHER):
             try:
                 ours = choose_caps(directory)

@@ -33,7 +33,7 @@ PART_SECONDS: Final = 2.0  # of a part: its MPS daemon begins and ends
 _ALONE_REPEATS: Final = 2
 _BATCH_REPEATS: Final = 2
 
-Tenants = tuple[str, ...]
+ProgramSet = tuple[str, ...]
 
 
 class Part(StrEnum):
@@ -67,7 +67,7 @@ class Arrangement(StrEnum):
 class SetPlan:
     """A set of programs and the caps of each arrangement under MPS."""
 
-    tenants: Tenants
+    tenants: ProgramSet
     kind: str
     caps: Mapping[Arrangement, tuple[int, ...]]
 
@@ -76,7 +76,7 @@ class SetPlan:
         return tuple(zip(self.tenants, self.caps[arrangement], strict=True))
 
 
-def sets_of_seven() -> list[tuple[Tenants, str]]:
+def sets_of_seven() -> list[tuple[ProgramSet, str]]:
     """Return every set with its kind."""
     together = [(tuple(itertools.islice(_mixed(), count)), f"{count} together") for count in TOGETHER]
     return [
@@ -86,7 +86,7 @@ def sets_of_seven() -> list[tuple[Tenants, str]]:
     ]
 
 
-def set_plans(ours: Mapping[Tenants, tuple[int, ...]]) -> list[SetPlan]:
+def set_plans(ours: Mapping[ProgramSet, tuple[int, ...]]) -> list[SetPlan]:
     """Return every set with its caps.
 
     Args:
@@ -106,7 +106,7 @@ def set_plans(ours: Mapping[Tenants, tuple[int, ...]]) -> list[SetPlan]:
     return plans
 
 
-def phase_of(part: Part, ours: Mapping[Tenants, tuple[int, ...]]) -> CalibrationPhase:
+def phase_of(part: Part, ours: Mapping[ProgramSet, tuple[int, ...]]) -> CalibrationPhase:
     """Return one pool's workers and runs of one round."""
     if part is Part.ALONE:
         cells = tuple(itertools.product(SEVEN, CAPS))
@@ -137,7 +137,7 @@ def rounds() -> list[tuple[int, Part]]:
     return [(0, Part.ALONE), *turned, (0, Part.BATCHES), (0, Part.CROWD)]
 
 
-def expected(parts: Sequence[tuple[int, Part]], ours: Mapping[Tenants, tuple[int, ...]]) -> float:
+def expected(parts: Sequence[tuple[int, Part]], ours: Mapping[ProgramSet, tuple[int, ...]]) -> float:
     """Return the seconds of the GPU that these take; where caps are not chosen yet, as if all were 50."""
     guess = ours or guessed_caps()
     return PART_SECONDS * len(parts) + expected_seconds(
@@ -148,7 +148,7 @@ def expected(parts: Sequence[tuple[int, Part]], ours: Mapping[Tenants, tuple[int
     )
 
 
-def guessed_caps() -> dict[Tenants, tuple[int, ...]]:
+def guessed_caps() -> dict[ProgramSet, tuple[int, ...]]:
     """Return what stands for our caps in a plan until they are chosen."""
     return {tenants: (50,) * len(tenants) for tenants, _ in sets_of_seven()}
 

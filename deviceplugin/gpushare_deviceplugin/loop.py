@@ -20,7 +20,7 @@ from gpushare.core.control import (
     WatchedTenant,
     WatchReason,
     WatchSettings,
-    Window,
+    WatchWindow,
     watch,
 )
 from gpushare.core.gpu import GpuSample
@@ -233,7 +233,7 @@ class Loop:
                 self._act(uuid, gpu, None, now)
             self._write(uuid, gpu)
 
-    def _act(self, uuid: str, gpu: _Gpu, window: Window | None, now: float) -> None:
+    def _act(self, uuid: str, gpu: _Gpu, window: WatchWindow | None, now: float) -> None:
         gate = self._gates.get(uuid)
         problem = gate.throttle.problem if gate is not None else ""
         if problem and problem != self._unthrottled:
@@ -274,14 +274,14 @@ class Loop:
 
     def _window(
         self, uuid: str, gate: GateStatus | None, measure: GpuMeasure, seconds: float, now: float
-    ) -> Window:
+    ) -> WatchWindow:
         refused = {refusal.pod_uid for refusal in gate.throttle.refused} if gate is not None else set()
         tenants = tuple(
             self._watched(uuid, pod, share, measure.tenants.get(pod.uid, TenantMeasure()), refused)
             for pod, share in tenants_of(self._state, uuid)
         )
         why_not = "" if gate is not None and gate.state in _SERVING else "MPS does not serve"
-        return Window(now, tenants, usable=not why_not, why_not=why_not, seconds=seconds)
+        return WatchWindow(now, tenants, usable=not why_not, why_not=why_not, seconds=seconds)
 
     def _watched(
         self, uuid: str, pod: ManagedPod, share: int, measured: TenantMeasure, refused: set[str]

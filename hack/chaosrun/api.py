@@ -26,7 +26,7 @@ class RefusedError(Exception):
         self.code = code
 
 
-class Api:
+class ApiConnection:
     """One connection, made anew when it broke; for one thread at a time."""
 
     def __init__(self, pki: Path, server: str = f"https://{NODE_IP}:{API_PORT}") -> None:

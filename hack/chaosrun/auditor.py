@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final
 
 from chaosrun.freezes import LOOK_SECONDS, FreezeReport
-from chaosrun.picture import Expected, GpuSeen, Picture, PodSeen
+from chaosrun.picture import ExpectedPods, GpuSeen, Picture, PodSeen
 from chaosrun.plan import Ends
 
 SHARES_PER_GPU: Final = 100
@@ -78,7 +78,7 @@ class Allowance:
                 return True
 
 
-def broken(picture: Picture, expected: Sequence[Expected], allowance: Allowance) -> list[Violation]:
+def broken(picture: Picture, expected: Sequence[ExpectedPods], allowance: Allowance) -> list[Violation]:
     """Return every rule that does not hold at this moment; what depends on the API server waits for it."""
     found = list(_clients(picture.gpus))
     if picture.pods is None:
@@ -234,7 +234,7 @@ def differences(gpu: GpuSeen) -> dict[tuple[str, int, str], str]:
     return found
 
 
-def unsettled(picture: Picture, expected: Sequence[Expected], leaving: Sequence[str]) -> list[str]:
+def unsettled(picture: Picture, expected: Sequence[ExpectedPods], leaving: Sequence[str]) -> list[str]:
     """Return what is not yet as it should be, each with a sentence; empty when all has settled.
 
     Args:

@@ -31,7 +31,7 @@ from devcluster.settings import REPOSITORY
 
 from chaosrun import report
 from chaosrun.plan import QUICK, FaultKind
-from chaosrun.run import FAULTS_FILE, Outcome, read_header, read_outcomes, write_header
+from chaosrun.run import FAULTS_FILE, FaultOutcome, read_header, read_outcomes, write_header
 from chaosrun.setting import set_up
 from chaosrun.soak import SHORTEST_MINUTES, SOAK_FILE, USAGE_FILE, Interruption, read_result, read_samples, soak
 from chaosrun.upgrade import FORMER
@@ -214,7 +214,7 @@ def heading(directories: Sequence[Path]) -> str:
     return f"{dates}, commit {'; '.join(dict.fromkeys(commits))}, {machines}, seed {seeds}"
 
 
-def _commits(outcomes: Sequence[Outcome], first: str) -> list[str]:
+def _commits(outcomes: Sequence[FaultOutcome], first: str) -> list[str]:
     """Return the commits, with the faults of each where there are several; older outcomes do not say theirs."""
     numbers: dict[str, list[int]] = {}
     for one in outcomes:

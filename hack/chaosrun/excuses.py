@@ -6,7 +6,7 @@ from typing import Final
 
 from chaosrun.auditor import Rule
 from chaosrun.plan import TRAITS, FaultKind
-from chaosrun.run import Outcome
+from chaosrun.run import FaultOutcome
 
 # Ten processes for each core: what takes 10 ms alone may take 100 ms then, and a starved part misses its times.
 BUSY_LOAD_PER_CORE: Final = 10.0
@@ -15,7 +15,7 @@ _OF_TIME: Final = frozenset({Rule.SETTLED, Rule.FROZEN})
 _NOT_OURS: Final = frozenset({Rule.GAP, Rule.DEVICE_RACE})
 
 
-def unexcused(outcomes: Sequence[Outcome], cores: int | None = None) -> list[str]:
+def unexcused(outcomes: Sequence[FaultOutcome], cores: int | None = None) -> list[str]:
     """Return every violation but those that a busy machine or kubelet itself explains.
 
     Kubelet rejects a pod that was bound just before it lost the plugin (docs/measurements/hostile.md). What takes
@@ -25,7 +25,7 @@ def unexcused(outcomes: Sequence[Outcome], cores: int | None = None) -> list[str
     return [text for one in outcomes for text in one.violations if not _is_excused(one, text, bound)]
 
 
-def _is_excused(outcome: Outcome, violation: str, bound: float) -> bool:
+def _is_excused(outcome: FaultOutcome, violation: str, bound: float) -> bool:
     rule = violation.partition(": ")[0]
     if rule == Rule.REJECTED:
         return TRAITS[FaultKind(outcome.kind)].takes_plugin

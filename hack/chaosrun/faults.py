@@ -15,21 +15,21 @@ from devcluster.local import LocalCluster
 from devcluster.settings import REPOSITORY
 
 from chaosrun import cuts, node
-from chaosrun.api import Api, NoAnswerError, RefusedError
+from chaosrun.api import ApiConnection, NoAnswerError, RefusedError
 from chaosrun.auditor import Allowance
 from chaosrun.hang import HungDriver
 from chaosrun.look import Eye
-from chaosrun.parts import RELEASE_NAMESPACE, ROLES, Part, processes_of
-from chaosrun.plan import TRAITS, Ends, Fault, FaultKind
+from chaosrun.parts import RELEASE_NAMESPACE, ROLES, Component, processes_of
+from chaosrun.plan import TRAITS, Ends, FaultKind, PlannedFault
 
 FILLER: Final = ".chaos-fill"
 SLOW_STOP_SECONDS, SLOW_RUN_SECONDS = 0.3, 0.1
 MOST_FILL_BYTES: Final = 256 * 2**20  # a file system that is larger is not ours to fill
 REAL_PARTS: Final = (
-    Part.OPERATOR,
-    Part.ADMISSION,
-    Part.SCHEDULER,
-    Part.AGENT,
+    Component.OPERATOR,
+    Component.ADMISSION,
+    Component.SCHEDULER,
+    Component.AGENT,
 )  # those that speak to the API server
 K = FaultKind
 
@@ -60,7 +60,7 @@ class Injected:
 class Injector:
     """Makes faults on the local cluster."""
 
-    def __init__(self, cluster: LocalCluster, api: Api, eye: Eye) -> None:
+    def __init__(self, cluster: LocalCluster, api: ApiConnection, eye: Eye) -> None:
         self._cluster, self._api, self._eye = cluster, api, eye
         killed: dict[FaultKind, str] = {
             K.KILL_OPERATOR: "operator",
@@ -86,7 +86,7 @@ class Injector:
             K.RESTART_CONTAINERD: "containerd",
             K.RESTART_CONTROLLERS: "controller-manager",
         }
-        self._makers: dict[FaultKind, Callable[[Fault], Injected]] = {
+        self._makers: dict[FaultKind, Callable[[PlannedFault], Injected]] = {
             K.KILL_EXTENDERS: lambda _: self._kill_all("extender"),
             K.KILL_AGENT: lambda _: self._kill_all("agent"),
             K.KILL_HOST: lambda _: self._kill_host(),
@@ -112,7 +112,7 @@ class Injector:
         self._makers |= {kind: self._component_staller(name) for kind, name in components.items()}
         self._makers |= {kind: self._restarter(name) for kind, name in restarted.items()}
 
-    def make(self, fault: Fault) -> Injected:
+    def make(self, fault: PlannedFault) -> Injected:
         """Inject a fault.
 
         Raises:
@@ -141,21 +141,21 @@ class Injector:
     def _pids(self, role: str) -> list[int]:
         return [one.pid for one in processes_of(ROLES[role], self._eye.parts, node.processes())]
 
-    def _one(self, fault: Fault, role: str) -> int:
+    def _one(self, fault: PlannedFault, role: str) -> int:
         pids = self._pids(role)
         if not pids:
             raise NotPossibleError(f"no process of {role}")
         return int(fault.pick([f"{pid:010d}" for pid in pids]))
 
-    def _killer(self, role: str) -> Callable[[Fault], Injected]:
-        def make(fault: Fault) -> Injected:
+    def _killer(self, role: str) -> Callable[[PlannedFault], Injected]:
+        def make(fault: PlannedFault) -> Injected:
             pid = self._one(fault, role)
             _hit([pid], signal.SIGKILL, role)
             return Injected(f"{role}, pid {pid}")
 
         return make
 
-    def _staller(self, role: str) -> Callable[[Fault], Injected]:
+    def _staller(self, role: str) -> Callable[[PlannedFault], Injected]:
         return lambda fault: self._stall([self._one(fault, role)], role)
 
     def _kill_all(self, role: str) -> Injected:
@@ -172,7 +172,7 @@ class Injector:
         _hit(pids, signal.SIGSTOP, what)
         return Injected(f"{what}, pids {list(pids)}", undo=[lambda: _signal(pids, signal.SIGCONT)])
 
-    def _stall_scheduler(self, fault: Fault) -> Injected:
+    def _stall_scheduler(self, fault: PlannedFault) -> Injected:
         pods = {one.pod_uid for one in processes_of(ROLES["extender"], self._eye.parts, node.processes())}
         if not pods:
             raise NotPossibleError("no extender")
@@ -180,11 +180,11 @@ class Injector:
         pids = [one.pid for one in node.processes() if one.pod_uid == uid and "pause" not in one.command]
         return self._stall(pids, f"scheduler of pod {uid}")
 
-    def _delete_part(self, fault: Fault) -> Injected:
+    def _delete_part(self, fault: PlannedFault) -> Injected:
         parts = [
             one
             for one in self._eye.part_pods
-            if one["metadata"]["labels"]["app.kubernetes.io/component"] != Part.MPS
+            if one["metadata"]["labels"]["app.kubernetes.io/component"] != Component.MPS
         ]
         if not parts:
             raise NotPossibleError("no part is known")
@@ -197,13 +197,13 @@ class Injector:
 
     # one GPU ----------------------------------------------------------------------------------------------------
 
-    def _gpu(self, fault: Fault) -> str:
+    def _gpu(self, fault: PlannedFault) -> str:
         gpus = node.gpus_on_node()
         if not gpus:
             raise NotPossibleError("no GPU on this machine")
         return fault.pick(gpus)
 
-    def _signal_gate(self, fault: Fault, number: signal.Signals) -> Injected:
+    def _signal_gate(self, fault: PlannedFault, number: signal.Signals) -> Injected:
         gpu = self._gpu(fault)
         found = processes_of(ROLES["gate"], self._eye.parts, node.processes())
         pids = [one.pid for one in found if gpu in one.command]
@@ -214,22 +214,22 @@ class Injector:
 
     def _mps_pid(self, gpu: str, field_name: str) -> int:
         pid = (node.gate_file(gpu) or {}).get(field_name)
-        ours = {one.pid for one in node.processes() if self._eye.parts.get(one.pod_uid) is Part.MPS}
+        ours = {one.pid for one in node.processes() if self._eye.parts.get(one.pod_uid) is Component.MPS}
         if not isinstance(pid, int) or pid not in ours:
             raise NotPossibleError(f"{field_name} of {gpu} is {pid}, no process of the MPS host's pod")
         return pid
 
-    def _kill_of_gpu(self, fault: Fault, field_name: str) -> Injected:
+    def _kill_of_gpu(self, fault: PlannedFault, field_name: str) -> Injected:
         gpu = self._gpu(fault)
         pid = self._mps_pid(gpu, field_name)
         _hit([pid], signal.SIGKILL, f"{field_name} of {gpu}")
         return Injected(f"{field_name} {pid} of {gpu}", Allowance(Ends.OF_THE_GPU, gpu))
 
-    def _stall_daemon(self, fault: Fault) -> Injected:
+    def _stall_daemon(self, fault: PlannedFault) -> Injected:
         gpu = self._gpu(fault)
         return self._stall([self._mps_pid(gpu, "daemon_pid")], f"daemon of {gpu}")
 
-    def _mps_fault(self, fault: Fault) -> Injected:
+    def _mps_fault(self, fault: PlannedFault) -> Injected:
         gpu = self._gpu(fault)
         program = REPOSITORY / "src" / "gpushare" / "twin" / "mps" / "control.py"
         environment = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(node.RUN / gpu / "pipe")}
@@ -249,7 +249,7 @@ class Injector:
             raise NotPossibleError(f"twin_fault on {gpu}: {done.stdout.strip()}")
         return Injected(gpu, Allowance(Ends.OF_THE_GPU, gpu))
 
-    def _hang_driver(self, fault: Fault) -> Injected:
+    def _hang_driver(self, fault: PlannedFault) -> Injected:
         gpu = self._gpu(fault)
         hung = HungDriver(node.RUN / gpu)
         hung.start()
@@ -277,11 +277,11 @@ class Injector:
             raise NotPossibleError(f"{name} does not run")
         return pid
 
-    def _component_staller(self, name: str) -> Callable[[Fault], Injected]:
+    def _component_staller(self, name: str) -> Callable[[PlannedFault], Injected]:
         return lambda _: self._stall([self._component(name)], name)
 
-    def _restarter(self, name: str) -> Callable[[Fault], Injected]:
-        def make(_: Fault) -> Injected:
+    def _restarter(self, name: str) -> Callable[[PlannedFault], Injected]:
+        def make(_: PlannedFault) -> Injected:
             self._cluster.processes.restart(name)
             return Injected(name)
 
@@ -328,7 +328,7 @@ class Injector:
             and one["status"].get("podIP")
         }
 
-    def _cut_part(self, fault: Fault) -> Injected:
+    def _cut_part(self, fault: PlannedFault) -> Injected:
         addresses = self._addresses()
         if not addresses:
             raise NotPossibleError("no pod of ours has an address")
@@ -362,7 +362,7 @@ def _hit(pids: Sequence[int], number: signal.Signals, what: str) -> None:
         raise NotPossibleError(f"no process of {what}")
 
 
-def lasting_seconds(fault: Fault) -> float:
+def lasting_seconds(fault: PlannedFault) -> float:
     """Return how long the fault is in force before it is taken back."""
     return fault.seconds if TRAITS[fault.kind].seconds[1] else 0.0
 

@@ -11,7 +11,7 @@ from chaosrun.auditor import (
     clients_by_pod,
     differences,
 )
-from chaosrun.picture import Expected, Picture, PodSeen
+from chaosrun.picture import ExpectedPods, Picture, PodSeen
 
 DIFFERS_SECONDS: Final = 15.0  # the gate asks the daemon every second, memory every few
 LATE_SECONDS: Final = 5.0  # younger ones are the gate's period, which no fault has to wait for
@@ -46,7 +46,7 @@ class Starts:
         self._since: dict[str, float] = {}
 
     def look(
-        self, picture: Picture, expected: Sequence[Expected], now: float, *, refusal: str | None = None
+        self, picture: Picture, expected: Sequence[ExpectedPods], now: float, *, refusal: str | None = None
     ) -> list[Violation]:
         """Return who has waited for too long; nothing is known of pods while the API server is away.
 

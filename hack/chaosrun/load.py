@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaosrun.api import Api, Json, NoAnswerError, RefusedError
-from chaosrun.picture import Expected, Picture
+from chaosrun.api import ApiConnection, Json, NoAnswerError, RefusedError
+from chaosrun.picture import ExpectedPods, Picture
 
 # So many percent of each GPU are asked for that a pod of the largest size always has room on one of the GPUs.
 LARGEST_PERCENT: Final = 20
@@ -82,7 +82,9 @@ def manifest(one: PodOrder, image: str) -> Json:
 class Load:
     """The pods of one namespace."""
 
-    def __init__(self, api: Api, namespace: str, image: str, seed: int, *, gpus: int, gpu_memory_mib: int) -> None:
+    def __init__(
+        self, api: ApiConnection, namespace: str, image: str, seed: int, *, gpus: int, gpu_memory_mib: int
+    ) -> None:
         self._api, self._image, self._seed = api, image, seed
         self._namespace = namespace
         self._path = f"/api/v1/namespaces/{namespace}/pods"
@@ -90,14 +92,14 @@ class Load:
         self._random = random.Random(f"{seed}/churn")
         self._next = 0
         self._orders: list[PodOrder] = []  # to be created, or of unknown outcome
-        self._book: dict[str, Expected] = {}
+        self._book: dict[str, ExpectedPods] = {}
         self._leaving: dict[str, str] = {}  # uid -> name; deletion asked for, or to be asked for again
         self._to_delete: set[str] = set()
         self.created = self.deleted = self.refusals = 0
         self.last_refusal = ""
 
     @property
-    def expected(self) -> tuple[Expected, ...]:
+    def expected(self) -> tuple[ExpectedPods, ...]:
         """Return the pods that must be there."""
         return tuple(self._book.values())
 
@@ -177,7 +179,7 @@ class Load:
             made = self._api.get(f"{self._path}/{one.name}")  # an earlier try had worked
         self._orders.remove(one)
         uid = made["metadata"]["uid"]
-        self._book[uid] = Expected(uid, f"{self._namespace}/{one.name}", one.percent)
+        self._book[uid] = ExpectedPods(uid, f"{self._namespace}/{one.name}", one.percent)
         self.created += 1
 
     def _delete(self, uid: str) -> None:

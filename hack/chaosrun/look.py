@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from chaosrun import node
-from chaosrun.api import Api, Json, NoAnswerError, RefusedError
-from chaosrun.parts import RELEASE_NAMESPACE, Part, missing_roles
+from chaosrun.api import ApiConnection, Json, NoAnswerError, RefusedError
+from chaosrun.parts import RELEASE_NAMESPACE, Component, missing_roles
 from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
 
 MANAGED: Final = "gpushare.io%2Fmanaged%3Dtrue"
@@ -22,13 +22,13 @@ class Eye:
         excused: parts whose processes are not asked for by name, as a former release has others.
     """
 
-    def __init__(self, api: Api) -> None:
+    def __init__(self, api: ApiConnection) -> None:
         self._api = api
-        self.parts: Mapping[str, Part] = {}
+        self.parts: Mapping[str, Component] = {}
         self.part_pods: tuple[Json, ...] = ()
-        self.excused: frozenset[Part] = frozenset()
+        self.excused: frozenset[Component] = frozenset()
         self._nodes: list[Json] = []
-        self._wanted: Counter[Part] = Counter()
+        self._wanted: Counter[Component] = Counter()
 
     def count_parts_anew(self) -> None:
         """Forget how many pods each part has had: an upgrade has more of some for a while."""
@@ -48,7 +48,7 @@ class Eye:
             pods, unready = None, [str(error)]
         gpus = tuple(_gpu(gpu, pod_of) for one in self._nodes for gpu in one.get("status", {}).get("gpus") or [])
         named = {uid: part for uid, part in self.parts.items() if part not in self.excused}
-        unready += missing_roles(named, found, 0 if Part.MPS in self.excused else len(gpus))
+        unready += missing_roles(named, found, 0 if Component.MPS in self.excused else len(gpus))
         return Picture(pods, gpus, node.devices_by_pod(), counted, outside, tuple(unready))
 
     def _pods(self) -> dict[str, PodSeen]:
@@ -57,7 +57,7 @@ class Eye:
 
     def _unready_parts(self) -> list[str]:
         items = self._api.items(f"/api/v1/namespaces/{RELEASE_NAMESPACE}/pods")
-        known = {part.value for part in Part}
+        known = {part.value for part in Component}
         ours = [
             item
             for item in items
@@ -121,8 +121,8 @@ def _why(status: Json, containers: list[Json]) -> str:
     return "; ".join(str(reason) for reason in reasons if reason)[:600]
 
 
-def _part(item: Json) -> Part:
-    return Part(item["metadata"]["labels"]["app.kubernetes.io/component"])
+def _part(item: Json) -> Component:
+    return Component(item["metadata"]["labels"]["app.kubernetes.io/component"])
 
 
 def _is_ready(item: Json) -> bool:

@@ -18,7 +18,7 @@ _POD: Final = re.compile(r"[/-]pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_]
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RunningProcess:
     """A live process of a pod."""
 
     pid: int
@@ -33,7 +33,7 @@ def pod_uid_in(cgroup: str) -> str | None:
     return found[1].replace("_", "-") if found else None
 
 
-def processes() -> tuple[Process, ...]:
+def processes() -> tuple[RunningProcess, ...]:
     """Return every live process that is in a pod."""
     found = []
     for entry in os.scandir(PROC):
@@ -46,7 +46,7 @@ def processes() -> tuple[Process, ...]:
                 continue
             command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if command:  # empty: a zombie
-                found.append(Process(int(entry.name), uid, command, (place / "comm").read_text().strip()))
+                found.append(RunningProcess(int(entry.name), uid, command, (place / "comm").read_text().strip()))
     return tuple(found)
 
 

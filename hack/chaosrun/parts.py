@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from chaosrun.node import Process
+from chaosrun.node import RunningProcess
 
 RELEASE_NAMESPACE: Final = "gpushare-system"
 
 
-class Part(StrEnum):
+class Component(StrEnum):
     """A part of gpushare: the label app.kubernetes.io/component of its pods."""
 
     OPERATOR = "operator"
@@ -24,26 +24,28 @@ class Part(StrEnum):
 class Role:
     """A kind of process of a part: words of its command line, and how many run at least; `per_gpu` or per pod."""
 
-    part: Part
+    part: Component
     words: str
     per_gpu: bool = False
     is_ours: bool = True
 
 
 ROLES: Final[Mapping[str, Role]] = {
-    "operator": Role(Part.OPERATOR, "gpushare_operator"),
-    "admission": Role(Part.ADMISSION, "gpushare_operator.admission"),
-    "extender": Role(Part.SCHEDULER, "gpushare.extender"),
-    "kube-scheduler": Role(Part.SCHEDULER, "scheduler.yaml", is_ours=False),
-    "agent": Role(Part.AGENT, "gpushare_deviceplugin"),
-    "host": Role(Part.MPS, "gpushare.mps.host"),
-    "gate": Role(Part.MPS, "gpushare.mps.keeper", per_gpu=True),
-    "throttle": Role(Part.MPS, "gpushare.mps.throttler"),
-    "daemon": Role(Part.MPS, "gpushare.twin.mps.daemon", per_gpu=True, is_ours=False),
+    "operator": Role(Component.OPERATOR, "gpushare_operator"),
+    "admission": Role(Component.ADMISSION, "gpushare_operator.admission"),
+    "extender": Role(Component.SCHEDULER, "gpushare.extender"),
+    "kube-scheduler": Role(Component.SCHEDULER, "scheduler.yaml", is_ours=False),
+    "agent": Role(Component.AGENT, "gpushare_deviceplugin"),
+    "host": Role(Component.MPS, "gpushare.mps.host"),
+    "gate": Role(Component.MPS, "gpushare.mps.keeper", per_gpu=True),
+    "throttle": Role(Component.MPS, "gpushare.mps.throttler"),
+    "daemon": Role(Component.MPS, "gpushare.twin.mps.daemon", per_gpu=True, is_ours=False),
 }
 
 
-def processes_of(role: Role, parts: Mapping[str, Part], found: Iterable[Process]) -> list[Process]:
+def processes_of(
+    role: Role, parts: Mapping[str, Component], found: Iterable[RunningProcess]
+) -> list[RunningProcess]:
     """Return the live processes of a role, by pid; `parts` is which part each pod uid is of."""
     return sorted(
         (one for one in found if parts.get(one.pod_uid) is role.part and role.words in one.command),
@@ -51,7 +53,7 @@ def processes_of(role: Role, parts: Mapping[str, Part], found: Iterable[Process]
     )
 
 
-def missing_roles(parts: Mapping[str, Part], found: Iterable[Process], gpus: int) -> list[str]:
+def missing_roles(parts: Mapping[str, Component], found: Iterable[RunningProcess], gpus: int) -> list[str]:
     """Return the roles of which fewer processes run than should."""
     processes = tuple(found)
     missing = []

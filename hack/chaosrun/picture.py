@@ -94,7 +94,7 @@ class Picture:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedPods:
     """A pod that the load generator created and has not deleted."""
 
     uid: str

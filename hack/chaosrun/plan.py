@@ -136,7 +136,7 @@ QUICK: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class PlannedFault:
     """One fault to come.
 
     Attributes:
@@ -158,9 +158,9 @@ class Fault:
         return ordered[min(int(self.choice_ratio * len(ordered)), len(ordered) - 1)]
 
 
-def fault(seed: int, number: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> Fault:
+def fault(seed: int, number: int, kinds: Sequence[FaultKind] = tuple(FaultKind)) -> PlannedFault:
     """Return the fault of a number; it depends on nothing but these arguments."""
     draw = random.Random(f"{seed}/{number}")
     (kind,) = draw.choices(kinds, [TRAITS[each].weight for each in kinds])
     low, high = TRAITS[kind].seconds
-    return Fault(number, kind, draw.random(), round(draw.uniform(low, high), 2), draw.randint(1, 3))
+    return PlannedFault(number, kind, draw.random(), round(draw.uniform(low, high), 2), draw.randint(1, 3))

@@ -8,8 +8,8 @@ from typing import Final
 
 from chaosrun.auditor import Rule
 from chaosrun.plan import TRAITS, FaultKind
-from chaosrun.run import SETTLED_SECONDS, Outcome
-from chaosrun.upgrade import Stage
+from chaosrun.run import SETTLED_SECONDS, FaultOutcome
+from chaosrun.upgrade import UpgradeStage
 from chaosrun.usage import Growth
 
 CHAOS_MARKS: Final = ("<!-- chaos: written by hack/chaos -->", "<!-- end of chaos -->")
@@ -17,7 +17,7 @@ SOAK_MARKS: Final = ("<!-- soak: written by hack/chaos -->", "<!-- end of soak -
 UPGRADE_MARKS: Final = ("<!-- upgrade: written by hack/chaos -->", "<!-- end of upgrade -->")
 
 
-def chaos_table(outcomes: Sequence[Outcome], heading: str) -> str:
+def chaos_table(outcomes: Sequence[FaultOutcome], heading: str) -> str:
     """Return the Markdown of a run: a sentence with the counts, a row for each kind, and every broken rule."""
     made = [one for one in outcomes if not one.skipped]
     broken = Counter(rule for one in made for rule in one.rules)
@@ -42,7 +42,7 @@ def chaos_table(outcomes: Sequence[Outcome], heading: str) -> str:
         "| fault | times | ends by itself | tenants ended | settled: median, s | longest, s | broken |",
         "|---|---|---|---|---|---|---|",
     ]
-    by_kind: dict[str, list[Outcome]] = defaultdict(list)
+    by_kind: dict[str, list[FaultOutcome]] = defaultdict(list)
     for one in made:
         by_kind[one.kind].append(one)
     for kind in FaultKind:
@@ -81,7 +81,7 @@ def soak_table(growths: Sequence[Growth], heading: str) -> str:
     return "\n".join(lines)
 
 
-def upgrade_table(stages: Sequence[Stage], heading: str) -> str:
+def upgrade_table(stages: Sequence[UpgradeStage], heading: str) -> str:
     """Return the Markdown of an upgrade under churn: a row for each stage, and every broken rule."""
     lines = [
         f"{heading}.",
@@ -110,7 +110,7 @@ def write(page: Path, marks: tuple[str, str], text: str) -> None:
     page.write_text(f"{before if mark else before.rstrip() + chr(10) * 2}{marks[0]}\n{text}\n{marks[1]}{after}")
 
 
-def _broken(one: Outcome) -> list[str]:
+def _broken(one: FaultOutcome) -> list[str]:
     """Return a line for each rule that a fault broke, with the first of what was seen."""
     lines = []
     for rule, count in Counter(one.rules).items():

@@ -17,7 +17,7 @@ from chaosrun.lasting import Differences
 from chaosrun.load import Load
 from chaosrun.look import Eye
 from chaosrun.picture import Picture
-from chaosrun.plan import Fault, FaultKind, fault
+from chaosrun.plan import FaultKind, PlannedFault, fault
 
 SETTLED_SECONDS: Final = 60.0
 CONFIRM_SECONDS: Final = (
@@ -29,7 +29,7 @@ FAULTS_FILE, RUN_FILE = "faults.jsonl", "run.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FaultOutcome:
     """What came of one fault.
 
     Attributes:
@@ -67,7 +67,7 @@ class Outcome:
         return tuple(text.partition(": ")[0] for text in self.violations)
 
 
-def read_outcomes(directory: Path) -> list[Outcome]:
+def read_outcomes(directory: Path) -> list[FaultOutcome]:
     """Return what a run has written so far; a line that a crash cut off is left out."""
     try:
         lines = (directory / FAULTS_FILE).read_text().splitlines()
@@ -80,7 +80,7 @@ def read_outcomes(directory: Path) -> list[Outcome]:
         except ValueError:
             continue
         read: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in values.items()}
-        found.append(Outcome(**read))
+        found.append(FaultOutcome(**read))
     return found
 
 
@@ -135,13 +135,13 @@ class ChaosRun:
         *,
         until: float,
         most: int | None = None,
-    ) -> list[Outcome]:
+    ) -> list[FaultOutcome]:
         """Make these faults, as many as the time allows; stop where the cluster does not come back.
 
         Args:
             most: end after so many that could be made.
         """
-        outcomes: list[Outcome] = []
+        outcomes: list[FaultOutcome] = []
         for number in numbers:
             if self._clock() >= until or sum(not one.skipped for one in outcomes) == most:
                 break
@@ -155,12 +155,12 @@ class ChaosRun:
                 break
         return outcomes
 
-    def one(self, planned: Fault) -> Outcome:
+    def one(self, planned: PlannedFault) -> FaultOutcome:
         """Make one fault and judge what comes of it."""
         try:
             injected = self._injector.make(planned)
         except NotPossibleError as error:
-            return Outcome(planned.number, planned.kind, skipped=str(error), commit=self._commit)
+            return FaultOutcome(planned.number, planned.kind, skipped=str(error), commit=self._commit)
         judge = _Judge()
         self._load.churn(planned.churn, self._population)
         try:
@@ -172,7 +172,7 @@ class ChaosRun:
             judge.add([Violation(Rule.SETTLED, "; ".join(waiting)[:1500])])
         freezes = self._freezes.report(self._clock())
         judge.add(auditor.left_frozen(freezes))
-        return Outcome(
+        return FaultOutcome(
             planned.number,
             planned.kind,
             injected.target,
@@ -190,7 +190,7 @@ class ChaosRun:
             last_missing=tuple(self._last_missing),
         )
 
-    def _while_in_force(self, planned: Fault, injected: Injected, judge: _Judge) -> None:
+    def _while_in_force(self, planned: PlannedFault, injected: Injected, judge: _Judge) -> None:
         until = self._clock() + lasting_seconds(planned)
         while self._clock() < until:
             self._look(judge, injected.allowance)
@@ -247,12 +247,12 @@ class ChaosRun:
         self._load.fill(self._population)
         self._load.step(picture)
 
-    def _write(self, outcome: Outcome) -> None:
+    def _write(self, outcome: FaultOutcome) -> None:
         with (self._directory / FAULTS_FILE).open("a") as file:
             file.write(json.dumps(dataclasses.asdict(outcome)) + "\n")
 
 
-def _say(outcome: Outcome) -> None:
+def _say(outcome: FaultOutcome) -> None:
     if outcome.skipped:
         text = f"skipped: {outcome.skipped}"
     elif outcome.violations:

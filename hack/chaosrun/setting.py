@@ -12,7 +12,7 @@ from devcluster.local import LocalCluster
 from devcluster.progress import Failed, say, wait_for
 
 from chaosrun import node
-from chaosrun.api import Api, NoAnswerError, RefusedError
+from chaosrun.api import ApiConnection, NoAnswerError, RefusedError
 from chaosrun.faults import Injector
 from chaosrun.freezes import FreezeWatch
 from chaosrun.load import Load
@@ -51,7 +51,7 @@ class Setting:
 @contextmanager
 def set_up(cluster: LocalCluster, image: str, seed: int, name: str) -> Iterator[Setting]:
     """Make the load's namespace; take back every fault and remove the namespace in the end."""
-    api = Api(cluster.state / "pki")
+    api = ApiConnection(cluster.state / "pki")
     eye = Eye(api)
     eye.picture()
     injector = Injector(cluster, api, eye)
@@ -118,7 +118,7 @@ def diagnose(cluster: LocalCluster, where: Path) -> None:
     (where / "devices.json").write_text(json.dumps(node.devices_by_pod()))
 
 
-def _exists(api: Api, path: str) -> bool:
+def _exists(api: ApiConnection, path: str) -> bool:
     try:
         api.get(path)
     except (NoAnswerError, RefusedError):
@@ -126,7 +126,7 @@ def _exists(api: Api, path: str) -> bool:
     return True
 
 
-def _remove_namespaces(api: Api) -> None:
+def _remove_namespaces(api: ApiConnection) -> None:
     """Remove the loads of this and of earlier runs, and wait until nothing of them is left."""
 
     def mine() -> list[str]:

@@ -15,7 +15,7 @@ from chaosrun.churn import LOOK_EVERY_SECONDS, Churn
 from chaosrun.freezes import FreezeWatch
 from chaosrun.load import Load
 from chaosrun.look import Eye
-from chaosrun.parts import Part
+from chaosrun.parts import Component
 
 SAMPLE_EVERY_SECONDS: Final = 10.0
 SHORTEST_MINUTES: Final = 2 * usage.FEWEST_SAMPLES * SAMPLE_EVERY_SECONDS / 60  # a busy machine takes half of them
@@ -86,7 +86,7 @@ def soak(
     is_interrupted: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-    sample: Callable[[Mapping[str, Part]], Mapping[str, usage.Usage]] = usage.sample,
+    sample: Callable[[Mapping[str, Component]], Mapping[str, usage.Usage]] = usage.sample,
 ) -> SoakResult:
     """Churn for so long; pods that wait for room count as the load's, not as gpushare's.
 

@@ -23,7 +23,7 @@ HELM_SECONDS: Final = 240.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class UpgradeStage:
     """What was seen during one stage.
 
     Attributes:
@@ -50,7 +50,7 @@ def stage(
     when_done: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> Stage:
+) -> UpgradeStage:
     """Churn while `act` runs and for so long afterwards; then stop replacing pods and wait until all has settled.
 
     Args:
@@ -80,7 +80,7 @@ def stage(
     look(replace=False)
     while waiting and clock() - ended < SETTLED_SECONDS:
         look(replace=False)
-    return Stage(
+    return UpgradeStage(
         name,
         round(ended - begun, 1),
         churn.load.created - created,

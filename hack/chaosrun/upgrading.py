@@ -11,9 +11,9 @@ from devcluster.progress import say, wait_for
 
 from chaosrun import auditor
 from chaosrun.churn import Churn
-from chaosrun.parts import Part
+from chaosrun.parts import Component
 from chaosrun.setting import Setting, diagnose, set_up
-from chaosrun.upgrade import Stage, former_sources, install_former, replace_hosts, roll_back, stage
+from chaosrun.upgrade import UpgradeStage, former_sources, install_former, replace_hosts, roll_back, stage
 
 UPGRADE_FILE: Final = "upgrade.json"
 
@@ -29,7 +29,7 @@ def upgrade(
     pods_per_minute: float,
     population: int,
     seed: int,
-) -> list[Stage]:
+) -> list[UpgradeStage]:
     """Install the former release, then churn through an upgrade to today's, a rollback and an upgrade again.
 
     Args:
@@ -40,9 +40,9 @@ def upgrade(
     sources = former_sources(former, directory / "former")
     install_former(sources)
     replace_hosts(cluster)
-    stages: list[Stage] = []
+    stages: list[UpgradeStage] = []
     with set_up(cluster, image, seed, f"upgrade-{seed}") as setting:
-        setting.eye.excused = frozenset({Part.MPS})  # the hosts stay those of the former release
+        setting.eye.excused = frozenset({Component.MPS})  # the hosts stay those of the former release
         _wait_until_settled(setting)
         churn = Churn(
             setting.eye, setting.load, setting.freezes, pods_per_minute=pods_per_minute, population=population
@@ -65,11 +65,11 @@ def upgrade(
     return stages
 
 
-def read_stages(directory: Path) -> list[Stage]:
+def read_stages(directory: Path) -> list[UpgradeStage]:
     """Return what an upgrade under churn has written."""
     found: list[dict[str, Any]] = json.loads((directory / UPGRADE_FILE).read_text())
     return [
-        Stage(**one | {"waited_for": tuple(one["waited_for"]), "violations": tuple(one["violations"])})
+        UpgradeStage(**one | {"waited_for": tuple(one["waited_for"]), "violations": tuple(one["violations"])})
         for one in found
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from chaosrun import node
-from chaosrun.parts import ROLES, Part, processes_of
+from chaosrun.parts import ROLES, Component, processes_of
 
 FLAT_RATIO: Final = 1.05  # the bar for memory
 FLAT_COUNT: Final = 3  # descriptors and threads that may come and go with what is connected at the moment
@@ -62,7 +62,7 @@ class Growth:
         )
 
 
-def sample(parts: Mapping[str, Part]) -> dict[str, Usage]:
+def sample(parts: Mapping[str, Component]) -> dict[str, Usage]:
     """Measure every role now."""
     found = node.processes()
     return {name: _usage([one.pid for one in processes_of(role, parts, found)]) for name, role in ROLES.items()}

@@ -30,7 +30,7 @@ STATE_FILE: Final = "parts.json"
 UPGRADE_STAGES: Final = 4
 _SIGNALLED: Final = 128  # a shell's codes from here on, and Python's below 0, are of a program that was stopped
 
-Run = Callable[[Sequence[str], Mapping[str, str]], int]
+RunCommand = Callable[[Sequence[str], Mapping[str, str]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def run_command(command: Sequence[str], more: Mapping[str, str]) -> int:
     return subprocess.run(command, cwd=REPOSITORY, env={**os.environ, **more}, check=False).returncode
 
 
-def whole(plan: Plan, run: Run) -> int:
+def whole(plan: Plan, run: RunCommand) -> int:
     """Run every part that has not ended yet; 0 when all held, 1 when not, another code where one was cut off."""
     plan.directory.mkdir(parents=True, exist_ok=True)
     codes = _read(plan)
@@ -113,14 +113,14 @@ def _write(plan: Plan, codes: Mapping[str, int]) -> None:
     new.replace(plan.directory / STATE_FILE)
 
 
-def _threats(plan: Plan, run: Run) -> int:
+def _threats(plan: Plan, run: RunCommand) -> int:
     """Run each threat's test, on the cluster's API server; without a cluster those that need it would skip."""
     if code := run(("hack/cluster", "up"), {}):
         return -code
     return run((sys.executable, "tests/hostile/run.py", "--write", str(plan.page)), {})
 
 
-def _faults(plan: Plan, run: Run) -> int:
+def _faults(plan: Plan, run: RunCommand) -> int:
     directory = plan.directory / "faults"
     where = ("--resume", str(directory)) if (directory / RUN_FILE).exists() else ("--directory", str(directory))
     return run(("hack/chaos", "--faults", str(plan.faults), "--seed", str(plan.seed), *where), {})
@@ -131,7 +131,7 @@ def _faults_ended(plan: Plan) -> bool:
     return bool(made) and made[-1].number >= plan.faults - 1
 
 
-def _soak(plan: Plan, run: Run) -> int:
+def _soak(plan: Plan, run: RunCommand) -> int:
     return run(("hack/chaos", "--soak", "--minutes", f"{plan.soak_minutes:g}", *_churn(plan, "soak")), {})
 
 
@@ -140,7 +140,7 @@ def _soak_ended(directory: Path) -> bool:
     return result is not None and result.is_whole
 
 
-def _upgrade(plan: Plan, run: Run) -> int:
+def _upgrade(plan: Plan, run: RunCommand) -> int:
     return run(("hack/chaos", "--upgrade", "--minutes", f"{plan.upgrade_minutes:g}", *_churn(plan, "upgrade")), {})
 
 
@@ -164,7 +164,7 @@ def _latest(plan: Plan, name: str) -> Path:
     return (_tries(plan, name) or [plan.directory / f"{name}-1"])[-1]
 
 
-def _report(plan: Plan, run: Run) -> None:
+def _report(plan: Plan, run: RunCommand) -> None:
     """Put the tables of every part that has ended so far into the page."""
     ended = [
         directory

@@ -4,7 +4,7 @@ from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dashboards.panels import Column, answer, board, graph, query, rows, stacked, variable
+from dashboards.panels import PanelColumn, answer, board, graph, query, rows, stacked, variable
 
 PODS = '{namespace=~"$namespace"}'
 IN_USE = "count(count by (gpu_uuid) (gpushare_pod_share_ratio))"
@@ -171,10 +171,10 @@ def who() -> list[Any]:
             "Namespaces",
             "GPUs asked for, given, and really used; a showback for a span of time is `gpushare report`.",
             [
-                Column("Asked, GPUs", "none", f"sum {by_space} (gpushare_workload_requested_gpus{PODS})"),
-                Column("Given, GPUs", "none", f"sum {by_space} (gpushare_pod_share_ratio{PODS})"),
-                Column("Done, GPUs' work", "none", f"sum {by_space} (gpushare_pod_progress_ratio{PODS})"),
-                Column("Worst slowdown", "none", f"max {by_space} (gpushare_pod_slowdown_ratio{PODS})"),
+                PanelColumn("Asked, GPUs", "none", f"sum {by_space} (gpushare_workload_requested_gpus{PODS})"),
+                PanelColumn("Given, GPUs", "none", f"sum {by_space} (gpushare_pod_share_ratio{PODS})"),
+                PanelColumn("Done, GPUs' work", "none", f"sum {by_space} (gpushare_pod_progress_ratio{PODS})"),
+                PanelColumn("Worst slowdown", "none", f"max {by_space} (gpushare_pod_slowdown_ratio{PODS})"),
             ],
             links={"namespace": ("gpushare-workload", "Its workloads", "&var-namespace=${__value.raw}")},
             sort="Given, GPUs",
@@ -184,10 +184,10 @@ def who() -> list[Any]:
             "GPUs",
             "One row a GPU.",
             [
-                Column("Healthy", "bool_yes_no", f"max {by_gpu} (gpushare_gpu_healthy)"),
-                Column("Given", "percentunit", f"max {by_gpu} (gpushare_gpu_share_used_ratio)"),
-                Column("SM activity", "percentunit", f"max {by_gpu} (gpushare_gpu_sm_activity_ratio)"),
-                Column("Memory used", "bytes", f"max {by_gpu} (gpushare_gpu_memory_used_bytes)"),
+                PanelColumn("Healthy", "bool_yes_no", f"max {by_gpu} (gpushare_gpu_healthy)"),
+                PanelColumn("Given", "percentunit", f"max {by_gpu} (gpushare_gpu_share_used_ratio)"),
+                PanelColumn("SM activity", "percentunit", f"max {by_gpu} (gpushare_gpu_sm_activity_ratio)"),
+                PanelColumn("Memory used", "bytes", f"max {by_gpu} (gpushare_gpu_memory_used_bytes)"),
             ],
             links={
                 "gpu_uuid": ("gpushare-node", "This GPU", "&var-gpu=${__value.raw}"),

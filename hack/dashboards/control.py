@@ -4,7 +4,7 @@ from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dashboards.panels import Column, answer, board, graph, query, rows, stacked
+from dashboards.panels import PanelColumn, answer, board, graph, query, rows, stacked
 
 BUCKETS = "sum by (le, verb) (rate(gpushare_extender_request_duration_seconds_bucket[5m]))"
 FENCE = "sum by (le) (rate(gpushare_extender_bind_fence_wait_seconds_bucket[5m]))"
@@ -196,11 +196,11 @@ def agents() -> list[Any]:
             "Agents",
             "One row a node.",
             [
-                Column("Registered", "bool_yes_no", "max by (node) (gpushare_agent_registered)"),
-                Column("Driver answers", "bool_yes_no", "max by (node) (gpushare_agent_driver_ready)"),
-                Column("Wrong GPUs", "none", "sum by (node) (gpushare_agent_allocation_mismatches_total)"),
-                Column("Refused", "none", "sum by (node) (gpushare_agent_refused_allocations_total)"),
-                Column("Broken decisions", "none", "sum by (node) (gpushare_agent_bad_pods_total)"),
+                PanelColumn("Registered", "bool_yes_no", "max by (node) (gpushare_agent_registered)"),
+                PanelColumn("Driver answers", "bool_yes_no", "max by (node) (gpushare_agent_driver_ready)"),
+                PanelColumn("Wrong GPUs", "none", "sum by (node) (gpushare_agent_allocation_mismatches_total)"),
+                PanelColumn("Refused", "none", "sum by (node) (gpushare_agent_refused_allocations_total)"),
+                PanelColumn("Broken decisions", "none", "sum by (node) (gpushare_agent_bad_pods_total)"),
             ],
             links={"node": ("gpushare-node", "This node", "&var-node=${__value.raw}")},
             span=12,

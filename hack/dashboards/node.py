@@ -4,7 +4,7 @@ from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dashboards.panels import GPU_NAME, POD_NAME, Column, answer, board, graph, query, rows, stacked, variable
+from dashboards.panels import GPU_NAME, POD_NAME, PanelColumn, answer, board, graph, query, rows, stacked, variable
 
 GPUS = '{node=~"$node", gpu_uuid=~"$gpu"}'
 GATES = '{gpu_uuid=~"$gpu"}'
@@ -108,7 +108,7 @@ def tenants() -> Any:
     return rows(
         "Who shares what",
         "Each pod on each of its GPUs; progress is relative to running alone.",
-        [Column(title, unit, f"{by} ({metric}{GPUS})") for metric, title, unit in columns],
+        [PanelColumn(title, unit, f"{by} ({metric}{GPUS})") for metric, title, unit in columns],
         links={"pod": ("gpushare-workload", "This pod", "&var-pod=${__value.raw}")},
         sort="Share",
     )

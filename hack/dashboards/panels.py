@@ -140,7 +140,7 @@ def _mappings(words: Mapping[str, tuple[str, str]]) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Column:
+class PanelColumn:
     """One figure of a table: the instant query, its title and unit."""
 
     title: str
@@ -151,7 +151,7 @@ class Column:
 def rows(
     title: str,
     description: str,
-    columns: Sequence[Column],
+    columns: Sequence[PanelColumn],
     *,
     hidden: Sequence[str] = (),
     links: Mapping[str, tuple[str, str, str]] | None = None,

@@ -4,7 +4,7 @@ from typing import Any
 
 from grafana_foundation_sdk.builders import dashboard
 
-from dashboards.panels import POD_NAME, Column, answer, board, graph, query, rows, variable
+from dashboards.panels import POD_NAME, PanelColumn, answer, board, graph, query, rows, variable
 
 OF = '{namespace=~"$namespace", gpushare=~"$workload"}'
 PODS = '{namespace=~"$namespace", pod=~"$pod"}'
@@ -143,8 +143,8 @@ def neighbours() -> Any:
         "Who runs on the same GPUs",
         "The chosen pods and all others on their GPUs.",
         [
-            *(Column(title, unit, f"{by} ({metric} {SHARED_WITH})") for metric, title, unit in columns),
-            Column("Busiest pipe", "percentunit", busiest),
+            *(PanelColumn(title, unit, f"{by} ({metric} {SHARED_WITH})") for metric, title, unit in columns),
+            PanelColumn("Busiest pipe", "percentunit", busiest),
         ],
         links={
             "gpu_uuid": ("gpushare-node", "This GPU", "&var-gpu=${__value.raw}"),

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from devcluster.gpuexisting import ExistingGpus
-from devcluster.gpunode import RELEASE_NAMESPACE, GpuNode
+from devcluster.gpunode import RELEASE_NAMESPACE, GpuNodeCluster
 from devcluster.progress import Failed, run, say
 from devcluster.settings import patience
 
@@ -41,7 +41,7 @@ DIAGNOSIS = (
     ["get", "events.events.k8s.io", "-A", "--sort-by=.metadata.creationTimestamp"],
     ["get", "gpunodes,gpushares", "-A", "-o", "yaml"],
 )
-Cluster = GpuNode | ExistingGpus
+AnyGpuCluster = GpuNodeCluster | ExistingGpus
 
 
 class OutOfTimeError(Failed):
@@ -88,13 +88,13 @@ def _split(arguments: list[str]) -> tuple[list[str], str, list[str]]:
     return arguments[:place], "--", arguments[place + 1 :]
 
 
-def _pick(options: argparse.Namespace) -> Cluster:
+def _pick(options: argparse.Namespace) -> AnyGpuCluster:
     if os.environ.get("CLUSTER") == "existing":
         return ExistingGpus(yes=options.yes)
-    return GpuNode(Path(options.bundle).resolve(), simulated=options.simulated)
+    return GpuNodeCluster(Path(options.bundle).resolve(), simulated=options.simulated)
 
 
-def _do(cluster: Cluster, verb: str, options: argparse.Namespace, command: list[str], limit: float) -> int:
+def _do(cluster: AnyGpuCluster, verb: str, options: argparse.Namespace, command: list[str], limit: float) -> int:
     verbs: dict[str, Callable[[], object]] = {
         "up": cluster.up,
         "install": lambda: cluster.install(*options.set),
@@ -144,7 +144,7 @@ def _limit(verb: str, seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _save(cluster: Cluster, out: Path) -> None:
+def _save(cluster: AnyGpuCluster, out: Path) -> None:
     """Leave what every part said, and the objects, in one archive."""
     logs = out / "cluster-logs"
     logs.mkdir(parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def _save(cluster: Cluster, out: Path) -> None:
             "--prefix",
             "--tail=5000",
         )
-    if isinstance(cluster, GpuNode):
+    if isinstance(cluster, GpuNodeCluster):
         for log in (cluster.state / "log").glob("*.log"):
             (logs / f"node-{log.name}").write_bytes(log.read_bytes()[-200_000:])
     shutil.make_archive(str(out / "cluster-logs"), "gztar", logs)

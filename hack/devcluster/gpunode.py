@@ -34,7 +34,7 @@ TENANT_IMAGE = "localhost/gpushare-tenant:1"
 INSTALL_SECONDS = 120
 
 
-class GpuNode(LocalCluster):
+class GpuNodeCluster(LocalCluster):
     """The cluster of hack/gpu/cluster."""
 
     name = "gpu"

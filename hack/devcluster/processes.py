@@ -23,7 +23,7 @@ def start_time(pid: int) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ProcessRecord:
     """A process that was started; pid and start time together identify it, even when the pid is reused."""
 
     pid: int
@@ -108,15 +108,15 @@ class Processes:
                 cwd="/",
                 env={**os.environ, **env},
             )
-        record = Record(process.pid, start_time(process.pid) or 0, _boot(), argv, env)
+        record = ProcessRecord(process.pid, start_time(process.pid) or 0, _boot(), argv, env)
         place = self._directory / f"{name}.json"
         temporary = place.with_suffix(".tmp")
         temporary.write_text(json.dumps(asdict(record)))
         temporary.rename(place)
 
-    def _record(self, name: str) -> Record | None:
+    def _record(self, name: str) -> ProcessRecord | None:
         try:
-            return Record(**json.loads((self._directory / f"{name}.json").read_text()))
+            return ProcessRecord(**json.loads((self._directory / f"{name}.json").read_text()))
         except (OSError, ValueError, TypeError):
             return None
 

@@ -2,8 +2,8 @@
 
 Kopf watches GpuShares and managed pods, and runs start, login, stop and liveness. All handlers are `on.event`: the
 operator only observes objects that others own, so it must not delay a deletion (finalizers) nor write on an object
-(Kopf's annotations). They are coroutines, because Kopf runs plain functions in threads, and the World belongs to
-the event loop. Why no indexes, timers and `on.delete`: ADR 0102.
+(Kopf's annotations). They are coroutines, because Kopf runs plain functions in threads, and the ClusterView
+belongs to the event loop. Why no indexes, timers and `on.delete`: ADR 0102.
 """
 
 import logging

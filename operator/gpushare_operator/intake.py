@@ -1,4 +1,4 @@
-"""Brings the API's pods and GpuShares into the World; the newest state of each object wins."""
+"""Brings the API's pods and GpuShares into the ClusterView; the newest state of each object wins."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -7,7 +7,7 @@ from typing import Final
 from gpushare.core.admission import ShareKey
 from gpushare.core.api import GpuShare, PodView
 from gpushare.kube import GPUSHARES, PODS, BadObjects, Json
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 _MOST_REMEMBERED: Final = 20_000  # an older state arrives within moments of the newer one
 
@@ -23,7 +23,7 @@ class Intake:
         bad_objects: objects that could not be understood, by kind.
     """
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ClusterView) -> None:
         self.bad_objects = {kind: BadObjects(kind) for kind in (GPUSHARES.kind, PODS.kind)}
         self._world = world
         self._versions: OrderedDict[Hashable, int] = OrderedDict()

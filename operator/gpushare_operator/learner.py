@@ -1,4 +1,4 @@
-"""Learns from the agents' windows what workloads do beside each other; core computes, the World keeps it.
+"""Learns from the agents' windows what workloads do beside each other; core computes, the ClusterView keeps it.
 
 A window is what an agent reports of a GPU whose tenants and caps have not changed since its last report. A GPU
 teaches at most once a minute: windows of one set in a row say nearly the same.
@@ -19,7 +19,7 @@ from gpushare.core.interference import Forecast, Profile, as_profile
 from gpushare.data import default_model
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reports import ReportedSet
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ _FORGOTTEN_SECONDS: Final = 3600.0  # a GPU that was not shared for so long
 _AT_ONCE: Final = 50  # sets in a step: 1 ms each
 _ERRORS_IN_INTERVAL: Final = 2 * 1.645
 
-Tenants = Sequence[tuple[Profile, int]]
+CappedProfiles = Sequence[tuple[Profile, int]]
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Learner:
     """
 
     def __init__(
-        self, world: World, metrics: OperatorMetrics, *, clock: Callable[[], float] = time.monotonic
+        self, world: ClusterView, metrics: OperatorMetrics, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._world, self._metrics, self._clock = world, metrics, clock
         self._gpus: dict[str, _Gpu] = {}
@@ -104,7 +104,7 @@ class Learner:
         for (gpu, (keys, _)), each in zip(known, forecasts, strict=True):
             self._learn(gpu.reported, keys, each)
 
-    def _known(self, reported: ReportedSet) -> tuple[tuple[ShareKey, ...], Tenants] | None:
+    def _known(self, reported: ReportedSet) -> tuple[tuple[ShareKey, ...], CappedProfiles] | None:
         """Return GpuShares and profiles of a set's tenants; None where one has no profile on this GPU model."""
         keys, tenants = [], []
         for tenant in reported.tenants:
@@ -146,5 +146,5 @@ class Learner:
         self._metrics.windows_learnt.inc()
 
 
-def _predicted(sets: Iterable[tuple[str, Tenants]]) -> list[tuple[Forecast, ...]]:
+def _predicted(sets: Iterable[tuple[str, CappedProfiles]]) -> list[tuple[Forecast, ...]]:
     return [default_model().for_gpu(gpu_model).predict(tenants) for gpu_model, tenants in sets]

@@ -5,11 +5,11 @@ from gpushare.core.api import JobClass
 from gpushare.core.control import OperatorSettings, ProfilingView
 from gpushare.core.placement import clock_time, term_of, unprofiled_of, why_unread
 from gpushare.runtime.moments import unix_seconds
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 
 def profiling_of(
-    world: World, key: ShareKey, settings: OperatorSettings, now: float
+    world: ClusterView, key: ShareKey, settings: OperatorSettings, now: float
 ) -> tuple[ProfilingView, float | None]:
     """Return how it stands with the profile of a GpuShare's workload, and the first end of a probation.
 
@@ -37,7 +37,7 @@ def profiling_of(
     return ProfilingView(on_probation, unread), min(ends, default=None)
 
 
-def _class_of(world: World, uid: str, settings: OperatorSettings) -> JobClass | None:
+def _class_of(world: ClusterView, uid: str, settings: OperatorSettings) -> JobClass | None:
     pod, key = world.pods.get(uid), world.share_of_pod(uid)
     if pod is None:
         return None

@@ -31,7 +31,7 @@ from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.owners import OwnerGoneError, Owners
 from gpushare_operator.profiling import profiling_of
 from gpushare_operator.workqueue import WorkQueue
-from gpushare_operator.world import Key, PodKey, World
+from gpushare_operator.world import ClusterView, Key, PodKey
 
 _log = logging.getLogger(__name__)
 CONTROLLER: Final = "gpushare.io/operator"
@@ -56,7 +56,7 @@ class _Written:
 
 
 class ShareReconciler:
-    """Does the World's work; `run` is its loop.
+    """Does the ClusterView's work; `run` is its loop.
 
     Attributes:
         world: the known objects.
@@ -73,7 +73,7 @@ class ShareReconciler:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self.world = World(self._touch)
+        self.world = ClusterView(self._touch)
         self.intake = Intake(self.world)
         self.beat = clock()
         self._api = api

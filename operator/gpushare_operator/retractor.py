@@ -30,7 +30,7 @@ from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reports import NodeReport, Reports
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class Retractor:
     def __init__(
         self,
         api: Api,
-        world: World,
+        world: ClusterView,
         settings: control.OperatorSettings,
         metrics: OperatorMetrics,
         *,

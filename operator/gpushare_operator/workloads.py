@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from gpushare.core.admission import ShareKey
 from gpushare.core.api import GpuShare, JobClass, PodView, Rejection, names, parse_fraction
 from gpushare.core.interference import as_profile, cap_progress
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 _WORKLOAD: Final = ("namespace", "gpushare")
 
@@ -18,7 +18,7 @@ _WORKLOAD: Final = ("namespace", "gpushare")
 class WorkloadCollector(Collector):
     """Reads the operator's view of the cluster at each scrape, in the metrics server's thread."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: ClusterView) -> None:
         self._world = world
 
     def collect(self) -> Iterator[Metric]:

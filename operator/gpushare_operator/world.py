@@ -30,7 +30,7 @@ class PodKey:
 Key = ShareKey | PodKey
 
 
-class World:
+class ClusterView:
     """The known objects; `touched` is called for each key that a change affects."""
 
     def __init__(self, touched: Callable[[Key], None]) -> None:

@@ -1,8 +1,8 @@
 """What the GPUs could make more: sums under the promises, and an account that adds up."""
 
 import pytest
-from bench.losses import HINDSIGHT, OURS, VARIANTS, World
-from bench.lost_progress import LostProgress, Refusal, why_not
+from bench.losses import HINDSIGHT, OURS, VARIANTS, VariantSetting
+from bench.lost_progress import LossReason, LostProgress, why_not
 from bench.retractions import GPU_MEMORY_MIB
 from bench.table_plant import read_table
 
@@ -18,7 +18,7 @@ CG, LU = "cg-fp64-poisson-224", "lu-refine-fp32-4096"
 
 @pytest.fixture(scope="module")
 def world():
-    return World(TableWorld(TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB), default_model()))
+    return VariantSetting(TableWorld(TableTruth(read_table(), gpu_memory_mib=GPU_MEMORY_MIB), default_model()))
 
 
 def test_the_best_of_a_set_keeps_its_promises_under_the_caps_that_are(world):
@@ -54,4 +54,4 @@ def test_hindsight_leaves_no_room_and_ours_says_why_it_does(world):
     assert ours.made == pytest.approx(made)
     assert ours.room > 0.0
     assert sum(ours.reasons.values()) == pytest.approx(ours.room)
-    assert set(ours.reasons) <= set(Refusal)
+    assert set(ours.reasons) <= set(LossReason)

@@ -17,7 +17,7 @@ from tests.front.conftest import SOON, FrontProcess, allocation, shares, until
 
 from gpushare.front import place, rpc
 from gpushare.front.__main__ import own_directory
-from gpushare.front.place import Patience, Place
+from gpushare.front.place import FrontPlace, Patience
 from gpushare_deviceplugin import api_pb2, registration
 from gpushare_deviceplugin.allocation import device_ids
 
@@ -191,7 +191,7 @@ class OwnPlace:
         self.own.mkdir()
         self._front = front
         self.killed = 0
-        self.place = Place(front.kubelet.plugins, self.own, self._kill, patience)
+        self.place = FrontPlace(front.kubelet.plugins, self.own, self._kill, patience)
         self.place.open()
         threading.Thread(target=self.place.run, daemon=True).start()
         self.process: asyncio.subprocess.Process | None = None
@@ -253,7 +253,7 @@ async def test_a_look_that_fails_is_not_the_last(short_path: Path, caplog: pytes
     own, plugins = short_path / "own", short_path / "plugins"
     own.mkdir()
     plugins.mkdir()
-    made = Place(plugins, own, lambda: None)
+    made = FrontPlace(plugins, own, lambda: None)
     made.open()
     own.joinpath("kubelet.sock").unlink()
     own.rmdir()

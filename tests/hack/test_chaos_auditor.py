@@ -6,7 +6,7 @@ import pytest
 from chaosrun.auditor import RESERVE_MIB, Allowance, Rule, broken, differences, left_frozen, unsettled
 from chaosrun.freezes import FreezeReport
 from chaosrun.lasting import DIFFERS_SECONDS, LATE_SECONDS, STARTS_SECONDS, Differences, Starts
-from chaosrun.picture import ClientSeen, Expected, GpuSeen, Picture, PodSeen
+from chaosrun.picture import ClientSeen, ExpectedPods, GpuSeen, Picture, PodSeen
 from chaosrun.plan import Ends
 
 MEMORY_MIB = 143_000
@@ -39,7 +39,7 @@ SOUND = Picture(
     ),
     {"a": devices(ONE, 0, 30), "b": devices(ONE, 30, 60), "c": devices(TWO, 0, 40)},
 )
-BOOK = tuple(Expected(one.uid, one.name, one.share) for one in PODS.values())
+BOOK = tuple(ExpectedPods(one.uid, one.name, one.share) for one in PODS.values())
 
 
 def with_pod(one: PodSeen) -> Picture:

@@ -21,11 +21,11 @@ from chaosrun.freezes import FreezeReport, FreezeWatch
 from chaosrun.hang import STATE, HungDriver
 from chaosrun.load import LARGEST_PERCENT, Load, order, room_percent
 from chaosrun.look import clients_of_twin, pod_seen
-from chaosrun.node import Process, gate_file, pod_uid_in, twin_file
-from chaosrun.parts import Part, missing_roles
+from chaosrun.node import RunningProcess, gate_file, pod_uid_in, twin_file
+from chaosrun.parts import Component, missing_roles
 from chaosrun.picture import ClientSeen
-from chaosrun.plan import QUICK, TRAITS, Ends, Fault, FaultKind, fault
-from chaosrun.run import FAULTS_FILE, ChaosRun, Outcome, read_outcomes, write_header
+from chaosrun.plan import QUICK, TRAITS, Ends, FaultKind, PlannedFault, fault
+from chaosrun.run import FAULTS_FILE, ChaosRun, FaultOutcome, read_outcomes, write_header
 
 
 def test_a_fault_depends_on_seed_and_number_alone() -> None:
@@ -45,7 +45,7 @@ def test_a_thousand_faults_are_of_every_kind_and_within_their_times() -> None:
 
 
 def test_a_choice_is_among_what_is_there_in_any_order() -> None:
-    one = Fault(0, FaultKind.KILL_GATE, 0.99, 0.0, 1)
+    one = PlannedFault(0, FaultKind.KILL_GATE, 0.99, 0.0, 1)
     assert one.pick(["b", "a"]) == one.pick(["a", "b"]) == "b"
     assert replace(one, choice_ratio=0.0).pick(["b", "a"]) == "a"
     assert replace(one, choice_ratio=1.0).pick(["a"]) == "a"
@@ -113,7 +113,9 @@ def test_a_cluster_that_settles_late_is_broken_but_goes_on(cluster: FakeCluster,
 
 @pytest.mark.parametrize("rule", [Rule.SETTLED, Rule.FROZEN])
 def test_what_takes_too_long_is_excused_on_a_busy_machine_only(rule: Rule) -> None:
-    busy = Outcome(0, FaultKind.KILL_GATE, violations=(f"{rule}: why",), load_average=2 * BUSY_LOAD_PER_CORE + 0.1)
+    busy = FaultOutcome(
+        0, FaultKind.KILL_GATE, violations=(f"{rule}: why",), load_average=2 * BUSY_LOAD_PER_CORE + 0.1
+    )
     calm = replace(busy, load_average=2 * BUSY_LOAD_PER_CORE)
     assert unexcused([busy], cores=2) == []
     assert unexcused([busy, calm], cores=2) == [f"{rule}: why"]
@@ -121,14 +123,14 @@ def test_what_takes_too_long_is_excused_on_a_busy_machine_only(rule: Rule) -> No
 
 @pytest.mark.parametrize("rule", [Rule.GAP, Rule.DEVICE_RACE])
 def test_what_is_not_ours_is_excused(rule: Rule) -> None:
-    assert unexcused([Outcome(0, FaultKind.KILL_GATE, violations=(f"{rule}: why",))]) == []
+    assert unexcused([FaultOutcome(0, FaultKind.KILL_GATE, violations=(f"{rule}: why",))]) == []
 
 
 @pytest.mark.parametrize(
     "rule", sorted(set(Rule) - {Rule.SETTLED, Rule.FROZEN, Rule.GAP, Rule.DEVICE_RACE, Rule.REJECTED})
 )
 def test_nothing_else_is_excused_at_any_load(rule: Rule) -> None:
-    assert unexcused([Outcome(0, FaultKind.KILL_AGENT, violations=(f"{rule}: a",), load_average=1e3)]) == [
+    assert unexcused([FaultOutcome(0, FaultKind.KILL_AGENT, violations=(f"{rule}: a",), load_average=1e3)]) == [
         f"{rule}: a"
     ]
 
@@ -136,7 +138,7 @@ def test_nothing_else_is_excused_at_any_load(rule: Rule) -> None:
 def test_kubelet_rejects_pods_where_the_fault_takes_its_plugin() -> None:
     text = f"{Rule.REJECTED}: load-7"
     for kind, excused in ((FaultKind.KILL_AGENT, True), (FaultKind.KILL_GATE, False)):
-        assert (unexcused([Outcome(0, kind, violations=(text,))]) == []) is excused
+        assert (unexcused([FaultOutcome(0, kind, violations=(text,))]) == []) is excused
 
 
 def test_a_cluster_that_never_settles_ends_the_run(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_what_cannot_be_made_is_skipped_and_the_time_ends_a_run(cluster: FakeClu
 
 
 def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
-    whole = Outcome(0, "kill-agent", settled_seconds=2.0, ended=("x",))
+    whole = FaultOutcome(0, "kill-agent", settled_seconds=2.0, ended=("x",))
     (tmp_path / FAULTS_FILE).write_text(
         json.dumps({"number": 0, "kind": "kill-agent", "settled_seconds": 2.0, "ended": ["x"]}) + '\n{"numb'
     )
@@ -198,13 +200,13 @@ def test_a_line_that_a_crash_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_resumed_runs_heading_names_every_commit_and_the_faults_of_each(tmp_path: Path) -> None:
     first = {"seed": 3, "kinds": [], "date": "2026-01-01", "commit": "aaa", "machine": "2 cores"}
     write_header(tmp_path, first)
-    lines = [Outcome(0, "kill-agent"), Outcome(1, "kill-gate", commit="aaa")]
+    lines = [FaultOutcome(0, "kill-agent"), FaultOutcome(1, "kill-gate", commit="aaa")]
     (tmp_path / FAULTS_FILE).write_text("".join(json.dumps(asdict(one)) + "\n" for one in lines))
     assert heading([tmp_path]) == "2026-01-01, commit aaa, 2 cores, seed 3"
     again = {"date": "2026-01-02", "commit": "bbb", "machine": "4 cores"}
     write_header(tmp_path, {**first, "resumed": [again]})
     with (tmp_path / FAULTS_FILE).open("a") as file:
-        file.write(json.dumps(asdict(Outcome(2, "kill-gate", commit="bbb"))) + "\n")
+        file.write(json.dumps(asdict(FaultOutcome(2, "kill-gate", commit="bbb"))) + "\n")
     assert heading([tmp_path]) == (
         "2026-01-01, 2026-01-02, commit aaa (faults 0 to 1); bbb (faults 2 to 2), 2 cores, 4 cores, seed 3"
     )
@@ -219,26 +221,26 @@ def test_a_fault_that_hits_nothing_is_not_made(monkeypatch: pytest.MonkeyPatch, 
     hitting_processes += [FaultKind.STALL_GATE, FaultKind.STALL_AGENT]
     for kind in (*hitting_processes, FaultKind.BREAK_WATCHES, FaultKind.CUT_PART, FaultKind.CUT_ADMISSION):
         with pytest.raises(NotPossibleError):
-            injector.make(Fault(0, kind, 0.5, 1.0, 1))
+            injector.make(PlannedFault(0, kind, 0.5, 1.0, 1))
 
 
 def test_a_process_that_ended_meanwhile_is_not_hit(monkeypatch: pytest.MonkeyPatch, cluster: FakeCluster) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    cluster.parts = {"u1": Part.MPS}
-    gate = Process(ended.pid, "u1", f"python -m gpushare.mps.keeper {GPU}", "python")
+    cluster.parts = {"u1": Component.MPS}
+    gate = RunningProcess(ended.pid, "u1", f"python -m gpushare.mps.keeper {GPU}", "python")
     monkeypatch.setattr(node, "processes", lambda: (gate,))
     monkeypatch.setattr(node, "gpus_on_node", lambda: (GPU,))
     with pytest.raises(NotPossibleError, match="no process of gate of GPU-1"):
-        Injector(cluster, cluster.api, cluster).make(Fault(0, FaultKind.KILL_GATE, 0.5, 1.0, 1))
+        Injector(cluster, cluster.api, cluster).make(PlannedFault(0, FaultKind.KILL_GATE, 0.5, 1.0, 1))
 
 
 def test_the_table_counts_what_broke_and_leaves_out_what_was_skipped(tmp_path: Path) -> None:
     outcomes = [
-        Outcome(0, "kill-agent", settled_seconds=2.0),
-        Outcome(1, "kill-agent", settled_seconds=6.0, violations=(f"{Rule.LOST}: pod x",)),
-        Outcome(2, "mps-fault", settled_seconds=3.0, ended=("a", "b")),
-        Outcome(3, "fill-disk", skipped="no own disk"),
+        FaultOutcome(0, "kill-agent", settled_seconds=2.0),
+        FaultOutcome(1, "kill-agent", settled_seconds=6.0, violations=(f"{Rule.LOST}: pod x",)),
+        FaultOutcome(2, "mps-fault", settled_seconds=3.0, ended=("a", "b")),
+        FaultOutcome(3, "fill-disk", skipped="no own disk"),
     ]
     text = report.chaos_table(outcomes, "today")
     assert "today: 3 faults." in text
@@ -347,9 +349,9 @@ def test_the_pod_of_a_cgroup(text: str, uid: str | None) -> None:
 
 
 def test_a_part_whose_process_is_gone_is_missing() -> None:
-    parts = {"u1": Part.MPS}
+    parts = {"u1": Component.MPS}
     words = ("gpushare.mps.host", "gpushare.mps.throttler", *["gpushare.mps.keeper"] * 2)
-    found = [Process(number, "u1", f"python -m {text}", "python") for number, text in enumerate(words)]
+    found = [RunningProcess(number, "u1", f"python -m {text}", "python") for number, text in enumerate(words)]
     assert missing_roles(parts, found, 2) == ["0 of 2 processes of daemon run"]
     assert "1 of 2 processes of gate run" in missing_roles(parts, found[:3], 2)
 

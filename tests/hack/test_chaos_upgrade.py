@@ -12,15 +12,15 @@ from chaosrun.auditor import Rule
 from chaosrun.churn import Churn
 from chaosrun.load import Load
 from chaosrun.look import Eye
-from chaosrun.parts import Part
+from chaosrun.parts import Component
 from chaosrun.run import write_header
-from chaosrun.upgrade import FORMER, SETTLED_SECONDS, Stage, former_sources, stage
+from chaosrun.upgrade import FORMER, SETTLED_SECONDS, UpgradeStage, former_sources, stage
 from chaosrun.upgrading import UPGRADE_FILE, read_stages
 from devcluster.progress import Failed
 from devcluster.settings import REPOSITORY
 from tests.hack.test_chaos_run import FakeApi, FakeCluster
 
-DONE = Stage("upgrade", 200.0, 60, 58, 4.2, (), ())
+DONE = UpgradeStage("upgrade", 200.0, 60, 58, 4.2, (), ())
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def churn(cluster: FakeCluster) -> Churn:
     return Churn(cluster, load, cluster, pods_per_minute=20, population=4, clock=lambda: cluster.clock)
 
 
-def staged(cluster: FakeCluster, churn: Churn, **changes: object) -> Stage:
+def staged(cluster: FakeCluster, churn: Churn, **changes: object) -> UpgradeStage:
     arguments: dict = {"act": lambda: None, "seconds": 60.0} | changes
     act = arguments.pop("act")
     return stage(churn, "upgrade", act, clock=lambda: cluster.clock, sleep=cluster.sleep, **arguments)
@@ -136,7 +136,7 @@ def test_pods_that_an_upgrade_had_beside_others_are_not_missing_afterwards() -> 
     eye.count_parts_anew()
     assert not any("pods of admission" in one for one in eye.picture().unready)
     assert "0 of 2 processes of admission run" in eye.picture().unready
-    eye.excused = frozenset({Part.ADMISSION})
+    eye.excused = frozenset({Component.ADMISSION})
     assert not any("processes of admission" in one for one in eye.picture().unready)
 
 

@@ -160,7 +160,7 @@ def test_a_layer_that_came_with_another_bundle_is_refused(
     monkeypatch.setenv("GPUSHARE_STATE", str(tmp_path))
     for name in ("PATH", "GPUSHARE_CACHE"):
         monkeypatch.setenv(name, os.environ[name])
-    node = gpunode.GpuNode(tmp_path / "bundle", simulated=True)
+    node = gpunode.GpuNodeCluster(tmp_path / "bundle", simulated=True)
     facts = {
         "layers": ["layer-0.tar", "layer-1.tar"],
         "config": {"rootfs": {"diff_ids": [pieces.digest(b"base"), pieces.digest(b"code")]}},
@@ -255,7 +255,7 @@ def test_a_refused_machine_keeps_nothing_of_what_was_placed(
     monkeypatch.setenv("GPUSHARE_STATE", str(tmp_path / "state"))
     for name in ("PATH", "GPUSHARE_CACHE"):
         monkeypatch.setenv(name, os.environ[name])
-    node = gpunode.GpuNode(tmp_path / "bundle", simulated=False)
+    node = gpunode.GpuNodeCluster(tmp_path / "bundle", simulated=False)
     library, there = tmp_path / "library", tmp_path / "lib" / "libcuda.so.1"
     library.write_text("the driver's")
     monkeypatch.setattr(driver, "install", lambda placed: placed.copy(library, there))

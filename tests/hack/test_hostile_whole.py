@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from chaosrun.run import FAULTS_FILE, Outcome, write_header
+from chaosrun.run import FAULTS_FILE, FaultOutcome, write_header
 from chaosrun.soak import SOAK_FILE, SoakResult
-from chaosrun.upgrade import Stage
+from chaosrun.upgrade import UpgradeStage
 from chaosrun.upgrading import UPGRADE_FILE
 from chaosrun.whole import UPGRADE_STAGES, Plan, parse, whole
 
@@ -43,7 +43,7 @@ class Played:
         last = min(first + self.faults_at_once, int(command[command.index("--faults") + 1]))
         write_header(directory, {})
         with file.open("a") as lines:
-            lines.writelines(json.dumps(asdict(Outcome(n, "kill-gate"))) + "\n" for n in range(first, last))
+            lines.writelines(json.dumps(asdict(FaultOutcome(n, "kill-gate"))) + "\n" for n in range(first, last))
         return self.codes.get("--faults", 0)
 
     def _churn(self, kind: str, directory: Path) -> int:
@@ -54,7 +54,7 @@ class Played:
             result = asdict(SoakResult(minutes=1.0, is_whole=ends))
             (directory / SOAK_FILE).write_text(json.dumps(result))
         elif ends:
-            stages = [asdict(Stage(f"s{n}", 1.0, 1, 1, 1.0, (), ())) for n in range(UPGRADE_STAGES)]
+            stages = [asdict(UpgradeStage(f"s{n}", 1.0, 1, 1, 1.0, (), ())) for n in range(UPGRADE_STAGES)]
             (directory / UPGRADE_FILE).write_text(json.dumps(stages))
         return self.codes.get(kind, 0) if ends else 143
 

@@ -10,7 +10,7 @@ from gpushare.core.admission import ShareKey
 from gpushare.core.api import names
 from gpushare.kube import GPUSHARES, PODS
 from gpushare_operator.intake import Intake
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 Json = dict[str, Any]
 KEY = ShareKey("shop", "s")
@@ -26,8 +26,8 @@ def pod(version: int, uid: str = "p", node: str = "n1") -> Json:
     return {"metadata": {**metadata, "resourceVersion": str(version)}, "spec": {"nodeName": node}}
 
 
-def made() -> tuple[Intake, World]:
-    world = World(lambda _: None)
+def made() -> tuple[Intake, ClusterView]:
+    world = ClusterView(lambda _: None)
     return Intake(world), world
 
 

@@ -26,7 +26,7 @@ from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.learner import PAUSE_SECONDS, SETTLED_SECONDS, Learner
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reports import NodeReport
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 GPU = "NVIDIA H200"
 SIGNATURE = WorkloadSignature(
@@ -43,7 +43,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.time = 1000.0
-        self.world = World(lambda _: None)
+        self.world = ClusterView(lambda _: None)
         self.metrics = OperatorMetrics()
         self.learner = Learner(self.world, self.metrics, clock=lambda: self.time)
         for namespace in ("shop", "lab"):

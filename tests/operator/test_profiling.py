@@ -15,7 +15,7 @@ from gpushare.kube.fake import FakeApi
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.profiling import profiling_of
 from gpushare_operator.reconciler import ShareReconciler
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 BEGAN = 1_795_402_800.0  # 2026-11-23T03:00:00Z
 KEY = ShareKey("shop", "new")
@@ -56,8 +56,10 @@ def share(name: str, **status: Any) -> GpuShare:
     )
 
 
-def world_of(*pods: PodView, conditions: tuple[Mapping[str, str], ...] = (FREES,), told: Any = None) -> World:
-    made = World(told or (lambda _: None))
+def world_of(
+    *pods: PodView, conditions: tuple[Mapping[str, str], ...] = (FREES,), told: Any = None
+) -> ClusterView:
+    made = ClusterView(told or (lambda _: None))
     for name in ("new", "web", "batch"):
         made.put_share(share(name))
     for each in pods:
@@ -72,7 +74,7 @@ def world_of(*pods: PodView, conditions: tuple[Mapping[str, str], ...] = (FREES,
 
 
 def seen(
-    world: World, now: float = BEGAN + 10, **settings: Any
+    world: ClusterView, now: float = BEGAN + 10, **settings: Any
 ) -> tuple[dict[str, str], dict[str, str], float | None]:
     probation = ProbationSettings(**settings)
     view, ends = profiling_of(world, KEY, OperatorSettings(Defaults(), probation), now)

@@ -12,7 +12,7 @@ from gpushare.kube import GPUSHARES, Api, Page, Resource, Retryable
 from gpushare_operator.intake import Intake
 from gpushare_operator.relist import Relist, WatchedResource
 from gpushare_operator.session import is_list
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 Json = dict[str, Any]
 
@@ -39,8 +39,8 @@ class Pages:
             raise Retryable("gone away", retry_after_seconds=0.0)
 
 
-def made(api: Pages, namespace: str | None = None) -> tuple[Relist, Intake, World]:
-    world = World(lambda _: None)
+def made(api: Pages, namespace: str | None = None) -> tuple[Relist, Intake, ClusterView]:
+    world = ClusterView(lambda _: None)
     intake = Intake(world)
     watched = WatchedResource(GPUSHARES, intake.share, intake.share_uids, intake.forget_shares, "a=b")
     return Relist(cast("Api", api), watched, namespace), intake, world

@@ -56,7 +56,7 @@ def test_a_senseless_value_is_named(variable: str, value: str) -> None:
 
 
 def test_kopfs_handlers_run_in_the_loop() -> None:
-    """Kopf runs plain functions in threads: there they would change the World in the middle of the loop's work."""
+    """Kopf runs plain functions in threads: they would change the ClusterView in the middle of its work."""
     found = [one for one in vars(handlers).values() if getattr(one, "__module__", "") == handlers.__name__]
     assert len(found) >= 7
     assert [one.__name__ for one in found if not inspect.iscoroutinefunction(one)] == []

@@ -5,7 +5,7 @@ from typing import Any
 from gpushare.core.api import Decision, GpuShare, PodView, names
 from gpushare.runtime.http import registry_of
 from gpushare_operator.workloads import WorkloadCollector
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 Json = dict[str, Any]
 
@@ -32,7 +32,7 @@ def share(recommended: str | None) -> GpuShare:
     return GpuShare.from_object({"metadata": metadata, "status": status})
 
 
-def told(world: World) -> dict[str, dict[tuple[str, ...], float]]:
+def told(world: ClusterView) -> dict[str, dict[tuple[str, ...], float]]:
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in registry_of(WorkloadCollector(world)).collect():
         for sample in family.samples:
@@ -42,7 +42,7 @@ def told(world: World) -> dict[str, dict[tuple[str, ...], float]]:
 
 
 def test_a_workloads_pods_what_they_ask_and_what_its_profile_recommends() -> None:
-    world = World(lambda _: None)
+    world = ClusterView(lambda _: None)
     world.put_share(share("0.3"))
     for one in (pod("a", 50, placed=True), pod("b", 25), pod("ended", 50, phase="Succeeded")):
         world.put_pod(one)
@@ -57,7 +57,7 @@ def test_a_workloads_pods_what_they_ask_and_what_its_profile_recommends() -> Non
 
 
 def test_what_the_profile_expects_at_the_share_held_and_at_the_recommended_one() -> None:
-    world = World(lambda _: None)
+    world = ClusterView(lambda _: None)
     counters = {"sm_util": 0.5, "fp32_util": 0.4, "dram_bw_util": 0.2, "sm_occupancy": 0.3}
     curve = [{"threadPercentage": 25, "progress": 0.6}, {"threadPercentage": 50, "progress": 0.9}]
     profile = {"gpuModel": "H200", "counters": counters, "capCurve": curve}
@@ -73,7 +73,7 @@ def test_what_the_profile_expects_at_the_share_held_and_at_the_recommended_one()
 
 
 def test_whole_gpus_count_as_such_and_what_is_not_known_is_absent() -> None:
-    world = World(lambda _: None)
+    world = ClusterView(lambda _: None)
     world.put_share(share("2"))
     world.put_pod(pod("stray", 50, owner="nobody"))
     assert told(world) == {"recommended_share_ratio": {("shop", "web"): 2.0}}

@@ -12,7 +12,7 @@ from sharerule import share_of
 from gpushare.core.admission import ShareKey
 from gpushare.core.api import GpuShare, LabelSelector, PodView, names
 from gpushare.core.control import Fares
-from gpushare_operator.world import Key, PodKey, World
+from gpushare_operator.world import ClusterView, Key, PodKey
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ def share(name: str, *owners: str, selector: Json | None = None, phase: str = "P
 
 def test_a_pod_without_a_gpushare_is_told_and_then_its_gpushare() -> None:
     touched: list[Key] = []
-    world = World(touched.append)
+    world = ClusterView(touched.append)
     world.put_pod(pod("a", "rs1"))
     assert touched == [PodKey("shop", "uid-a")]
     touched.clear()
@@ -54,7 +54,7 @@ def test_a_pod_without_a_gpushare_is_told_and_then_its_gpushare() -> None:
 
 def test_a_selector_wins_over_the_owner_and_gives_back() -> None:
     touched: list[Key] = []
-    world = World(touched.append)
+    world = ClusterView(touched.append)
     world.put_share(share("made", "rs1"))
     world.put_pod(pod("a", "rs1", labels={"app": "web"}))
     world.put_share(share("own", selector={"app": "web"}))
@@ -67,7 +67,7 @@ def test_a_selector_wins_over_the_owner_and_gives_back() -> None:
 
 def test_of_two_gpushares_that_select_a_pod_the_second_says_whose_it_is() -> None:
     touched: set[Key] = set()
-    world = World(touched.add)
+    world = ClusterView(touched.add)
     first, second = ShareKey("shop", "a"), ShareKey("shop", "b")
     world.put_share(share("b", selector={"app": "web"}))
     world.put_pod(pod("one", labels={"app": "web"}))
@@ -93,7 +93,7 @@ def test_of_two_gpushares_that_select_a_pod_the_second_says_whose_it_is() -> Non
 
 def test_a_gpushare_deleted_under_running_pods_leaves_them_to_the_next() -> None:
     touched: set[Key] = set()
-    world = World(touched.add)
+    world = ClusterView(touched.add)
     world.put_share(share("own", selector={"app": "web"}))
     world.put_pod(pod("a", "rs1", labels={"app": "web"}))
     touched.clear()
@@ -106,20 +106,20 @@ def test_a_gpushare_deleted_under_running_pods_leaves_them_to_the_next() -> None
 
 def test_a_pod_with_the_label_but_no_annotation_is_not_ours() -> None:
     touched: list[Key] = []
-    world = World(touched.append)
+    world = ClusterView(touched.append)
     world.put_pod(pod("a", fraction=None))
     assert (touched, dict(world.pods)) == ([], {})
 
 
 def test_a_finished_pod_asks_for_no_gpushare() -> None:
     touched: list[Key] = []
-    World(touched.append).put_pod(pod("a", phase="Succeeded"))
+    ClusterView(touched.append).put_pod(pod("a", phase="Succeeded"))
     assert touched == []
 
 
 def test_what_a_node_reports_touches_only_those_it_changed() -> None:
     touched: list[Key] = []
-    world = World(touched.append)
+    world = ClusterView(touched.append)
     for name in ("a", "b"):
         world.put_share(share(f"s-{name}", f"rs-{name}"))
         world.put_pod(pod(name, f"rs-{name}"))
@@ -163,7 +163,7 @@ ACTIONS = st.one_of(
 @given(st.lists(ACTIONS, max_size=20))
 def test_any_history_leaves_what_share_of_says(history: list[tuple[str, int, Any, Any]]) -> None:
     touched: set[Key] = set()
-    world = World(touched.add)
+    world = ClusterView(touched.add)
     pods: dict[str, PodView] = {}
     shares: dict[str, GpuShare] = {}
     for what, number, owners, labels in history:
@@ -209,7 +209,7 @@ def test_a_selector_is_held_against_the_pods_that_may_match_only(monkeypatch: py
         return matches(self, labels)
 
     monkeypatch.setattr(LabelSelector, "matches", counted)
-    world = World(lambda _: None)
+    world = ClusterView(lambda _: None)
     for number in range(200):
         world.put_pod(pod(f"p{number}", labels={"app": f"a{number}", "team": "one"}))
     for number in range(200):

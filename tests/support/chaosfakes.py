@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from chaosrun.auditor import Allowance
 from chaosrun.faults import Injected, NotPossibleError
 from chaosrun.freezes import FreezeReport
-from chaosrun.parts import Part
+from chaosrun.parts import Component
 from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
-from chaosrun.plan import Fault
+from chaosrun.plan import PlannedFault
 
 GPU = "GPU-1"
 
@@ -45,7 +45,7 @@ class FakeCluster:
     undone: int = 0
     frozen: dict[str, float] = field(default_factory=dict)
     refuses: str = ""
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, Component] = field(default_factory=dict)
     part_pods: tuple[dict, ...] = ()
 
     def picture(self) -> Picture:
@@ -67,7 +67,7 @@ class FakeCluster:
         )
         return Picture(pods, (gpu,), {uid: (f"{GPU}::{uid}",) for uid in pods}, {}, frozenset(), unready)
 
-    def make(self, _: Fault) -> Injected:
+    def make(self, _: PlannedFault) -> Injected:
         if self.refuses:
             raise NotPossibleError(self.refuses)
         self.recovers_at = self.clock + self.recovers_after

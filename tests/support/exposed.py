@@ -35,7 +35,7 @@ from gpushare.runtime.http import registry_of
 from gpushare_operator.admission.server import AdmissionMetrics
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.workloads import WorkloadCollector
-from gpushare_operator.world import World
+from gpushare_operator.world import ClusterView
 
 T = TypeVar("T")
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
@@ -105,9 +105,9 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     }
 
 
-def one_workload() -> World:
+def one_workload() -> ClusterView:
     """One profiled workload with one pod."""
-    world = World(lambda _: None)
+    world = ClusterView(lambda _: None)
     owners = [{"uid": "u"}]
     profile = {"counters": {"sm_util": 0.5, "fp32_util": 0.4, "dram_bw_util": 0.2, "sm_occupancy": 0.3}}
     share = {"namespace": "shop", "name": "web", "ownerReferences": owners}

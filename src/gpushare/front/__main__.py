@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from gpushare.front.place import Place
+from gpushare.front.place import FrontPlace
 from gpushare.runtime.backoff import Backoff
 
 _log = logging.getLogger("gpushare.front")
@@ -101,7 +101,7 @@ def run(command: tuple[str, ...], environment: dict[str, str]) -> int:
     threading.stack_size(_STACK_BYTES)
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # before there is a thread: the main one takes them all
     agent = AgentProcess(command, {**environment, DIRECTORY_VARIABLE: str(own)})
-    place = Place(plugins, own, lambda: agent.send(signal.SIGKILL))
+    place = FrontPlace(plugins, own, lambda: agent.send(signal.SIGKILL))
     place.open()
     threading.Thread(target=place.run, name="place", daemon=True).start()
     try:
@@ -110,7 +110,7 @@ def run(command: tuple[str, ...], environment: dict[str, str]) -> int:
         place.stop()
 
 
-def _supervise(agent: AgentProcess, place: Place) -> int:
+def _supervise(agent: AgentProcess, place: FrontPlace) -> int:
     is_stopping = False
     failures = 0
     start_at = time.monotonic()

@@ -53,7 +53,7 @@ class Patience:
     no_watch: float = 10.0
 
 
-class Place:
+class FrontPlace:
     """What kubelet and the agent see of each other.
 
     Args:

@@ -16,7 +16,7 @@ LOOK_SECONDS: Final = 0.1  # between two looks at clients that drain
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndResult:
     """Result of ending clients: pids ended, and pids that could not be, with the reason."""
 
     pids: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ def end_clients(
     *,
     endings: Endings | None = None,
     pause: Callable[[float], None] = time.sleep,
-) -> Ended:
+) -> EndResult:
     """Stop clients, give their kernels time to finish, and kill them, as the gate does; their neighbours go on.
 
     Where signals are not permitted the daemon ends them; within large matrix products that ends their neighbours
@@ -78,7 +78,7 @@ def end_clients(
                 pause(LOOK_SECONDS)
     finally:
         endings.let_go()
-    return Ended(tuple(ended), tuple(refused))
+    return EndResult(tuple(ended), tuple(refused))
 
 
 async def _terminate(control: AsyncMpsControl, pid: int) -> None:

@@ -43,7 +43,7 @@ TEND_SECONDS: Final = 1.0  # how often records of processes and pods that are go
 SHOWN_OF_A_POD: Final = 64  # held processes in the status; a reader refuses a file of more than 4 MiB
 SHOWN_HELD: Final = 1024
 
-Process = tuple[int, int | None]  # pid and start time
+ProcessKey = tuple[int, int | None]  # pid and start time
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class _Turn:
         delays: how long its threads had waited for a CPU when its turn began, in all their life.
     """
 
-    process: Process
+    process: ProcessKey
     pod_uid: str | None
     started: float
     waits_since: float = 0.0
@@ -115,7 +115,7 @@ class Gate:
             on_gone=self._on_gone,
             limits=limits,
         )
-        self._waiting: dict[Process, list[Connection]] = {}
+        self._waiting: dict[ProcessKey, list[Connection]] = {}
         self._accounts = TurnAccounts()
         self._current: _Turn | None = None
         self._wake = asyncio.Event()
@@ -190,7 +190,7 @@ class Gate:
             if not waiting:
                 del self._waiting[connection.process]
 
-    def _take(self, process: Process) -> Connection | None:
+    def _take(self, process: ProcessKey) -> Connection | None:
         """Return the process's oldest waiting connection; the caller is responsible for it from now on."""
         waiting = self._waiting.get(process)
         if not waiting:
@@ -257,12 +257,12 @@ class Gate:
             now=now,
         )
 
-    def _next(self) -> Process | None:
+    def _next(self) -> ProcessKey | None:
         """Return the process with the next turn: of the pod that paid least for its turns, less what it waited."""
         now = self._clock()
         holds = self._holds(now)
         best: tuple[float, float] | None = None
-        chosen: Process | None = None
+        chosen: ProcessKey | None = None
         for process, waiting in self._waiting.items():
             first = waiting[0]
             rank = (self._accounts.rank(first.pod_uid, now - first.opened_at, now), first.opened_at)
@@ -278,7 +278,7 @@ class Gate:
             for waiting in self._waiting.values()
         )
 
-    async def _turn(self, process: Process) -> None:
+    async def _turn(self, process: ProcessKey) -> None:
         """Give one process its turn: set the ceilings, then pass its connections on until the server lists it."""
         first = self._waiting[process][0]
         pid, pod_uid, started = first.pid, first.pod_uid, self._clock()

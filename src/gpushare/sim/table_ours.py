@@ -23,7 +23,7 @@ from gpushare.core.control import (
     SeenTenant,
     WatchedTenant,
     WatchSettings,
-    Window,
+    WatchWindow,
     is_decided_by_counters,
     learnt,
     plan_retractions,
@@ -379,7 +379,7 @@ class LiveOnTable:
         if self.learns and now >= sight.learns_at:
             self._learn(cluster, gpu, sight, watched)
         before = {str(tenant.job): tenant.duty_ratio for tenant in tenants if tenant.duty_ratio < 1.0}
-        window = Window(now, watched, seconds=sight.window_seconds)
+        window = WatchWindow(now, watched, seconds=sight.window_seconds)
         sight.watched, actions = watch(sight.watched, window, now, self.settings)
         duties = dict(actions.duties)
         if duties != before:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass
-from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, Window, watch
+from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, WatchWindow, watch
 from gpushare.core.control.slo import SloSign
 from gpushare.core.control.slo_relief import FIRST_CALM_SECONDS, GIVEN_UP_SECONDS
 
@@ -72,7 +72,7 @@ class Plant:
             )
             for number, uid in enumerate(self.costs)
         ]
-        self.state, actions = watch(self.state, Window(self.now, (web, *others)), self.now, SETTINGS)
+        self.state, actions = watch(self.state, WatchWindow(self.now, (web, *others)), self.now, SETTINGS)
         self.seen.append(actions)
 
     def obeys(self, seconds: int) -> "Plant":

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass
-from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, Window, watch
+from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, WatchWindow, watch
 
 SETTINGS = WatchSettings()
 
@@ -27,7 +27,7 @@ def watched(*windows, settings=SETTINGS, state=None, start=0.0):
     """Watch tuples of tenants, or windows, one a second; return the last state and every second's actions."""
     state, seen = state or GpuWatch(), []
     for number, each in enumerate(windows, start=1):
-        window = Window(start + number, each) if isinstance(each, tuple) else each
+        window = WatchWindow(start + number, each) if isinstance(each, tuple) else each
         state, actions = watch(state, window, start + number, settings)
         seen.append(actions)
     return state, seen
@@ -41,7 +41,7 @@ def followed(rates, seconds, state, start):
         tenants = tuple(
             tenant(uid, None if rate is None else rate * duties.get(uid, FREE)) for uid, rate in rates.items()
         )
-        state, actions = watch(state, Window(start + number, tenants), start + number, SETTINGS)
+        state, actions = watch(state, WatchWindow(start + number, tenants), start + number, SETTINGS)
         seen.append(actions)
     return state, seen
 
@@ -106,7 +106,7 @@ def test_a_window_that_began_before_a_change_had_its_effect_is_not_looked_at():
     state, seen = watched(LOW, LOW, LOW)
     assert seen[2].duties == seen[1].duties
     assert not seen[2].notes
-    late = Window(3.3, LOW, seconds=0.95)
+    late = WatchWindow(3.3, LOW, seconds=0.95)
     _, actions = watch(state, late, 3.3, SETTINGS)
     assert not actions.notes
 
@@ -179,7 +179,7 @@ def test_a_throttle_is_not_let_go_while_its_beneficiary_cannot_be_seen():
 
 def test_windows_that_cannot_be_used_change_nothing_and_after_long_free_everyone():
     state, [_, throttled] = watched(LOW, LOW)
-    useless = [Window(2.0 + n, LOW, usable=False, why_not="the counters stand still") for n in range(1, 40)]
+    useless = [WatchWindow(2.0 + n, LOW, usable=False, why_not="the counters stand still") for n in range(1, 40)]
     _, seen = watched(*useless, state=state, start=2.0)
     assert all(actions.duties == throttled.duties for actions in seen[:29])
     assert not seen[29].duties
@@ -189,12 +189,12 @@ def test_windows_that_cannot_be_used_change_nothing_and_after_long_free_everyone
 
 
 def test_the_same_window_counts_once():
-    window = Window(1.0, LOW)
+    window = WatchWindow(1.0, LOW)
     state, _ = watch(GpuWatch(), window, 1.0, SETTINGS)
     for now in (1.1, 1.5, 2.0):
         state, actions = watch(state, window, now, SETTINGS)
         assert not actions.broken
-    _, actions = watch(state, Window(2.0, LOW), 2.0, SETTINGS)
+    _, actions = watch(state, WatchWindow(2.0, LOW), 2.0, SETTINGS)
     assert actions.broken == ("a",)
 
 
@@ -207,8 +207,8 @@ def test_a_clock_that_goes_back_starts_anew():
 
 
 def test_a_window_from_the_future_is_as_of_now():
-    state, _ = watch(GpuWatch(), Window(500.0, LOW), 1.0, SETTINGS)
-    _, actions = watch(state, Window(501.0, LOW), 2.0, SETTINGS)
+    state, _ = watch(GpuWatch(), WatchWindow(500.0, LOW), 1.0, SETTINGS)
+    _, actions = watch(state, WatchWindow(501.0, LOW), 2.0, SETTINGS)
     assert actions.broken == ("a",)
 
 
@@ -263,7 +263,7 @@ def closed_loop(seconds, promise=0.5, settings=SETTINGS, rate=0.9, least=0.3):
     state, duty, seen = GpuWatch(), FREE, []
     for number in range(1, seconds + 1):
         pair = (tenant("a", 1.0 - 0.6 * duty, promise, error=0.02), tenant("b", rate * duty, least))
-        state, actions = watch(state, Window(float(number), pair), float(number), settings)
+        state, actions = watch(state, WatchWindow(float(number), pair), float(number), settings)
         duty = actions.duties.get("b", FREE)
         seen.append(actions)
     return state, seen
@@ -303,7 +303,7 @@ def test_the_newest_leaves_whose_leaving_suffices():
             tenant("b", 0.3 * b, 0.1),
             tenant("c", 0.6 * c, 0.5),
         )
-        state, actions = watch(state, Window(float(number), three), float(number), SETTINGS)
+        state, actions = watch(state, WatchWindow(float(number), three), float(number), SETTINGS)
         duties = actions.duties
         seen.append(actions)
     assert seen[-1].retract == "b"
@@ -314,7 +314,7 @@ def test_a_profile_that_promises_too_much_costs_the_neighbours_one_try_and_nobod
     state, duty, duties, seen = GpuWatch(), FREE, [], []
     for number in range(1, 601):
         pair = (tenant("a", 0.3), tenant("b", 0.9 * duty, 0.3))
-        state, actions = watch(state, Window(float(number), pair), float(number), SETTINGS)
+        state, actions = watch(state, WatchWindow(float(number), pair), float(number), SETTINGS)
         duty = actions.duties.get("b", FREE)
         duties.append(duty)
         seen.append(actions)
@@ -363,7 +363,7 @@ def any_story(draw):
         if draw(st.integers(0, 9)) == 0:
             tenants = draw(any_tenants())
         usable, lag = draw(st.integers(0, 9)) > 0, draw(st.sampled_from([0.0, 0.0, 0.0, 1.0, -3.0]))
-        story.append((Window(now - lag, tenants, usable) if draw(st.integers(0, 19)) else None, now))
+        story.append((WatchWindow(now - lag, tenants, usable) if draw(st.integers(0, 19)) else None, now))
     return story
 
 

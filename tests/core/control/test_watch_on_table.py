@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass
-from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchSettings, Window, watch
+from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchSettings, WatchWindow, watch
 
 SETTINGS = WatchSettings()
 WINDOWS = 90
@@ -128,7 +128,7 @@ def test_programs_with_phases_are_followed_without_oscillation():
                 WatchedTenant(uid, JobClass.THROUGHPUT, promises[at], float(seen[at]), 0.05, order=float(at))
                 for at, uid in enumerate("ab")
             )
-            state, actions = watch(state, Window(float(number), tenants), float(number), SETTINGS)
+            state, actions = watch(state, WatchWindow(float(number), tenants), float(number), SETTINGS)
             before, duties = duties, [actions.duties.get(uid, FREE) for uid in "ab"]
             steps.append(duties)
             missed += bool(np.any(true < np.array(promises) - 0.02))

@@ -48,7 +48,7 @@ from gpushare.core.control.window import (
     WatchNote,
     WatchReason,
     WatchSettings,
-    Window,
+    WatchWindow,
 )
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ __all__ = [
     "WatchNote",
     "WatchReason",
     "WatchSettings",
+    "WatchWindow",
     "WatchedTenant",
-    "Window",
     "counted",
     "differs_only_in_figures",
     "fares_of",

@@ -108,7 +108,7 @@ class RetractionRecord:
         return self.until is None
 
 
-Records = Mapping[str, tuple[RetractionRecord, ...]]
+RetractionRecords = Mapping[str, tuple[RetractionRecord, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class RetractionSituation:
 
     asks: tuple[RetractionAsk, ...] = ()
     residents: Mapping[str, tuple[Resident, ...]] = field(default_factory=dict)
-    records: Records = field(default_factory=dict)
+    records: RetractionRecords = field(default_factory=dict)
     written: frozenset[str] = frozenset()
     evicted: Mapping[str, float] = field(default_factory=dict)
     last_left: Mapping[str, float] = field(default_factory=dict)
@@ -143,7 +143,7 @@ class RetractionPlan:
         waiting: why an ask is not followed now, by the pod's uid; never: why it is not followed at all.
     """
 
-    records: Records
+    records: RetractionRecords
     evict: str | None = None
     done: tuple[tuple[str, RetractionRecord], ...] = ()
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -236,7 +236,7 @@ def _resident(situation: RetractionSituation, gpu: str, uid: str) -> Resident | 
     return next((one for one in situation.residents.get(gpu, ()) if one.uid == uid), None)
 
 
-def _is_intended(records: Records, uid: str) -> bool:
+def _is_intended(records: RetractionRecords, uid: str) -> bool:
     return any(one.is_intent and one.pod_uid == uid for held in records.values() for one in held)
 
 
@@ -267,7 +267,7 @@ def _objection(resident: Resident, settings: RetractionSettings) -> str | None:
 
 
 def _unrest(
-    situation: RetractionSituation, records: Records, gpu: str, settings: RetractionSettings, now: float
+    situation: RetractionSituation, records: RetractionRecords, gpu: str, settings: RetractionSettings, now: float
 ) -> str | None:
     """Return why a GPU is left alone now: one pod at a time, and a look at what its leaving changed."""
     if any(one.leaving for one in situation.residents.get(gpu, ())):
@@ -281,7 +281,9 @@ def _unrest(
     return None
 
 
-def _due(situation: RetractionSituation, records: Records, heard: AbstractSet[str]) -> list[RetractionRecord]:
+def _due(
+    situation: RetractionSituation, records: RetractionRecords, heard: AbstractSet[str]
+) -> list[RetractionRecord]:
     """Return the intents whose pod may be evicted now."""
     ready = (heard & situation.written) - situation.evicted.keys()
     return [
@@ -294,6 +296,6 @@ def _due(situation: RetractionSituation, records: Records, heard: AbstractSet[st
     ]
 
 
-def _evicted_lately(situation: RetractionSituation, records: Records, now: float) -> int:
+def _evicted_lately(situation: RetractionSituation, records: RetractionRecords, now: float) -> int:
     left = [one.at for held in records.values() for one in held if not one.is_intent]
     return sum(0.0 <= now - at < _RATE_SECONDS for at in [*left, *situation.evicted.values()])

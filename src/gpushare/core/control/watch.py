@@ -32,7 +32,7 @@ from gpushare.core.control.window import (
     WatchNote,
     WatchReason,
     WatchSettings,
-    Window,
+    WatchWindow,
 )
 
 # Neighbours slow a tenant down, they do not stop it: no progress at all is its own doing.
@@ -115,7 +115,7 @@ class GpuWatch:
 
 
 def watch(
-    state: GpuWatch, window: Window | None, now: float, settings: WatchSettings
+    state: GpuWatch, window: WatchWindow | None, now: float, settings: WatchSettings
 ) -> tuple[GpuWatch, WatchActions]:
     """Return the state after a window, and what is in force from now on.
 
@@ -176,7 +176,7 @@ def _in_time(state: GpuWatch, now: float) -> GpuWatch:
 
 
 def _without_window(
-    state: GpuWatch, window: Window | None, now: float, settings: WatchSettings
+    state: GpuWatch, window: WatchWindow | None, now: float, settings: WatchSettings
 ) -> tuple[GpuWatch, WatchActions]:
     """Let everyone run free when nothing could be seen for long; else change nothing."""
     if state.seen_at == -math.inf:
@@ -198,7 +198,7 @@ def _without_window(
     return state, _actions(state, now, notes)
 
 
-def _with_present(state: GpuWatch, window: Window, now: float, settings: WatchSettings) -> GpuWatch:
+def _with_present(state: GpuWatch, window: WatchWindow, now: float, settings: WatchSettings) -> GpuWatch:
     """Keep records of the tenants that are there; those that left take what they caused with them.
 
     Nor does a newcomer answer for what was seen before he came: who should leave is judged anew.
@@ -256,7 +256,7 @@ def _is_known(state: GpuWatch, tenant: WatchedTenant) -> bool:
     return _works(state, tenant) and all(figure is not None and 0 <= figure < math.inf for figure in figures)
 
 
-def _observed(state: GpuWatch, window: Window, elapsed: float) -> GpuWatch:
+def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
     """Correct the belief about every tenant whose progress the window shows."""
     ran = {each.uid: state.tenants[each.uid].duty if _works(state, each) else 0.0 for each in window.tenants}
     tenants = dict(state.tenants)
@@ -277,7 +277,7 @@ def _observed(state: GpuWatch, window: Window, elapsed: float) -> GpuWatch:
     return replace(state, tenants=tenants)
 
 
-def _known(state: GpuWatch, window: Window) -> KnownTenants:
+def _known(state: GpuWatch, window: WatchWindow) -> KnownTenants:
     known = {each.uid: each for each in window.tenants if _is_known(state, each)}
     responses = {uid: response for uid in known if (response := state.tenants[uid].response) is not None}
     working = {each.uid: each for each in window.tenants if _works(state, each)}
@@ -362,7 +362,7 @@ def _figures(known: KnownTenants, uid: str) -> str:
     return f"{made}, {tenant.promise:.2f} are promised"
 
 
-def _heard(state: GpuWatch, window: Window, now: float) -> GpuWatch:
+def _heard(state: GpuWatch, window: WatchWindow, now: float) -> GpuWatch:
     """Record what is read of the tenants' latency targets."""
     signs = signs_of(window.tenants)
     tenants = {}
@@ -373,7 +373,13 @@ def _heard(state: GpuWatch, window: Window, now: float) -> GpuWatch:
 
 
 def _with_duties(
-    state: GpuWatch, known: KnownTenants, settings: WatchSettings, *, window: Window, now: float, elapsed: float
+    state: GpuWatch,
+    known: KnownTenants,
+    settings: WatchSettings,
+    *,
+    window: WatchWindow,
+    now: float,
+    elapsed: float,
 ) -> tuple[GpuWatch, list[WatchNote]]:
     """Change the duties, if anything calls for it."""
     before = known.duties
@@ -420,7 +426,7 @@ def _slo_step(
     duties: dict[str, float],
     settings: WatchSettings,
     *,
-    window: Window,
+    window: WatchWindow,
     now: float,
     elapsed: float,
 ) -> tuple[GpuWatch, dict[str, SloSign], dict[str, float] | None]:

@@ -39,7 +39,7 @@ class WatchedTenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class WatchWindow:
     """One window of one GPU.
 
     Attributes:

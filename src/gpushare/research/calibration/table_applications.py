@@ -19,10 +19,10 @@ from torch.nn import functional
 from gpushare.research.calibration.suite import networks
 from gpushare.research.calibration.workload import Stage, Step
 
-Part = Callable[[], Any]
+WorkPart = Callable[[], Any]
 
 
-def _rounds(*parts: Part) -> Step:
+def _rounds(*parts: WorkPart) -> Step:
     chance = random.Random(os.getpid())
 
     def step() -> None:
@@ -33,7 +33,7 @@ def _rounds(*parts: Part) -> Step:
     return step
 
 
-def _checkpoint(model: nn.Module) -> Part:
+def _checkpoint(model: nn.Module) -> WorkPart:
     """Make the part that copies the weights to the host in half precision and writes them to a file."""
 
     def save() -> None:
@@ -105,7 +105,7 @@ def translation(stage: Stage) -> Step:
         tokens = sentences[length]
         return functional.cross_entropy(logits(tokens, tokens).flatten(0, 1), tokens.flatten())
 
-    def train(length: int) -> Part:
+    def train(length: int) -> WorkPart:
         def part() -> None:
             update.zero_grad(set_to_none=True)
             loss(length).backward()
@@ -254,7 +254,7 @@ def retrieval(stage: Stage) -> Step:
     index = torch.randn(stage.size(256, 16), stage.size(400_000, 100), device=stage.device, dtype=kind)
     requests = [torch.randint(64, (stage.size(size, 1), 48)) for size in (1, 4, 16, 8, 2)]
 
-    def serve(tokens: Any) -> Part:
+    def serve(tokens: Any) -> WorkPart:
         def part() -> None:
             with torch.inference_mode():
                 query = model(tokens.to(stage.device))[:, 0, : index.shape[0]]

@@ -21,7 +21,7 @@ _FIRST_STEPS = 3
 _TAIL_SECONDS = 0.08
 
 
-Order = tuple[int, float, float, float]  # CPU; when to begin, count from and count to, monotonic seconds
+WindowOrder = tuple[int, float, float, float]  # CPU; when to begin, count from and count to, monotonic seconds
 
 
 def completed(finished: Sequence[float], began: float, moment: float) -> float:
@@ -91,7 +91,7 @@ def _facts(torch: Any, stage: Stage) -> dict[str, int]:
     }
 
 
-def _window(torch: Any, step: Any, workload: Workload, stage: Stage, order: Order) -> tuple[float, int]:
+def _window(torch: Any, step: Any, workload: Workload, stage: Stage, order: WindowOrder) -> tuple[float, int]:
     """Run for one window: (iterations/s, iterations seen)."""
     cpu, began, start, end = order
     _pin(cpu)
