@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,6 +269,7 @@ class Bench:
         uid: int = 0,
         env: Mapping[str, str] | None = None,
         direct: bool = False,
+        program: Sequence[str] = (),
     ) -> Tenant:
         """A tenant in pid, ipc and mount namespaces of its own, its pod's cgroup, and any uid."""
         values = {"CUDA_MPS_PIPE_DIRECTORY": str(self.gpu.pipe if direct else MOUNT), **(env or {})}
@@ -283,7 +284,7 @@ class Bench:
         if self.twin:
             uid = 0  # the interpreter need not be open to other users; the real tenant's program is
         user = f"setpriv --reuid {uid} --regid {uid} --clear-groups " if uid else ""
-        command = " ".join([*self.program, mode, str(seconds), str(mib)])
+        command = " ".join([*(program or self.program), mode, str(seconds), str(mib)])
         mounts = "mount -t tmpfs t /dev/shm && "
         if not direct:
             mounts += f"mount --bind {self.gpu.tenant} {MOUNT} && mount -o remount,ro,bind {MOUNT} && "

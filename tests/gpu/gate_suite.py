@@ -34,6 +34,7 @@ from gate_faults import (
     server_killed,
     terminated_mid_kernel,
 )
+from gate_hostile import flooded, one_pods_clients, wasted
 from gate_promises import (
     burst,
     cap_of_the_pod,
@@ -99,6 +100,9 @@ def main() -> int:
             silent,
             latency_order,
             clients_49,
+            one_pods_clients,
+            flooded,
+            wasted,
             illegal_access,
             daemon_killed,
             server_killed,
