@@ -36,3 +36,11 @@ def test_every_type_has_a_name_of_its_own() -> None:
             meanings[name].add(meaning)
     assert len(meanings) > 600
     assert not {name: found for name, found in meanings.items() if len(found) > 1}
+
+
+def test_no_two_modules_of_core_share_a_file_name() -> None:
+    modules: dict[str, list[str]] = defaultdict(list)
+    for path in (ROOT / "src/gpushare/core").rglob("*.py"):
+        modules[path.name].append(str(path.relative_to(ROOT)))
+    assert len(modules) > 50
+    assert not {name: found for name, found in modules.items() if len(found) > 1 and name != "__init__.py"}

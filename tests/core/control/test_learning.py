@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpushare.core.api import LearnedEffect
 from gpushare.core.control.learning import SeenTenant, is_decided_by_counters, learnt
 from gpushare.core.interference import NO_EFFECTS, Effects, Profile, effects_of, exposure
-from gpushare.core.interference.effects import PRESSURE_ERROR, SENSITIVITY_ERROR
+from gpushare.core.interference.learned_effects import PRESSURE_ERROR, SENSITIVITY_ERROR
 from gpushare.data import default_model
 
 GPU = "NVIDIA H200"

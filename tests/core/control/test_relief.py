@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass
 from gpushare.core.control import FREE, WatchedTenant, WatchSettings
-from gpushare.core.control.effects import Response
 from gpushare.core.control.relief import LEAST_EFFECT, KnownTenants, given_back, let_go, may_be_throttled, relieved
+from gpushare.core.control.response import Response
 
 SETTINGS = WatchSettings()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass
 from gpushare.core.control import FREE, GpuWatch, WatchedTenant, WatchReason, WatchSettings, WatchWindow, watch
-from gpushare.core.control.slo import SloSign
+from gpushare.core.control.slo_reading import SloSign
 from gpushare.core.control.slo_relief import FIRST_CALM_SECONDS, GIVEN_UP_SECONDS
 
 SETTINGS = WatchSettings()

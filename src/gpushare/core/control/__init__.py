@@ -30,7 +30,7 @@ from gpushare.core.control.retraction import (
     plan_retractions,
 )
 from gpushare.core.control.signatures import grown_curve, merged_phases, usual_work
-from gpushare.core.control.slo import (
+from gpushare.core.control.slo_reading import (
     QuantileSample,
     RequestCounts,
     SloReading,

@@ -14,7 +14,7 @@ from gpushare.core.api import (
     WorkloadSignature,
 )
 from gpushare.core.control.profiling import ProfilingView
-from gpushare.core.control.slo import SloReason
+from gpushare.core.control.slo_reading import SloReason
 
 READY: Final = "Ready"
 PROFILED: Final = "Profiled"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpushare.core.api import JobClass
-from gpushare.core.control.effects import Response
+from gpushare.core.control.response import Response
 from gpushare.core.control.window import FREE, WatchedTenant, WatchSettings
 
 _STEP: Final = 0.02

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gpushare.core.control.relief import KnownTenants, may_be_throttled
-from gpushare.core.control.slo import SloSign
+from gpushare.core.control.slo_reading import SloSign
 from gpushare.core.control.window import WatchedTenant, WatchSettings
 
 _STEP: Final = 0.2  # of a duty, at once

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from gpushare.core.control.effects import LEAST_ERROR, Response
 from gpushare.core.control.relief import (
     KnownTenants,
     given_back,
@@ -17,7 +16,8 @@ from gpushare.core.control.relief import (
     newest,
     relieved,
 )
-from gpushare.core.control.slo import SloSign
+from gpushare.core.control.response import LEAST_ERROR, Response
+from gpushare.core.control.slo_reading import SloSign
 from gpushare.core.control.slo_relief import (
     GIVEN_UP_SECONDS,
     SloRelief,

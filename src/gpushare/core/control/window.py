@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 from gpushare.core.api import JobClass
-from gpushare.core.control.slo import SloSign
+from gpushare.core.control.slo_reading import SloSign
 
 FREE: Final = 1.0  # the duty of a tenant that is not throttled
 

@@ -9,7 +9,7 @@ from gpushare.core.interference.advice import (
     cautiously,
     recommended_number,
 )
-from gpushare.core.interference.effects import (
+from gpushare.core.interference.learned_effects import (
     NO_EFFECTS,
     PRESSURE_ERROR,
     SENSITIVITY_ERROR,
@@ -25,10 +25,10 @@ from gpushare.core.interference.model import (
     TenantTable,
     model_from_json,
 )
-from gpushare.core.interference.phases import MOST_MIXTURES, mixtures, phase_rows, predict_worst
+from gpushare.core.interference.phase_mixtures import MOST_MIXTURES, mixtures, phase_rows, predict_worst
 from gpushare.core.interference.prior import expectation
 from gpushare.core.interference.profile import Profile, ProfileError, cap_progress
-from gpushare.core.interference.promise import promised_progress
+from gpushare.core.interference.profile_promise import promised_progress
 from gpushare.core.interference.signature import as_profile, recommended_fraction
 
 __all__ = [

@@ -17,7 +17,7 @@ from gpushare.core.gpu import (
     interval_widening,
 )
 from gpushare.core.interference import network
-from gpushare.core.interference.effects import NO_EFFECTS, exposure
+from gpushare.core.interference.learned_effects import NO_EFFECTS, exposure
 from gpushare.core.interference.profile import (
     CAP_FEATURES,
     CONSERVED,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpushare.core.gpu import COUNTERS, Counters
-from gpushare.core.interference.effects import NO_EFFECTS, Effects
+from gpushare.core.interference.learned_effects import NO_EFFECTS, Effects
 from gpushare.core.progress import MAX_CAPPED_PROGRESS, busy_ratio, progress_alone
 
 Array = npt.NDArray[np.float64]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gpushare.core.api import JobClass, LearnedEffect, WorkloadSignature
 from gpushare.core.interference.advice import auto_share
-from gpushare.core.interference.effects import effects_of
+from gpushare.core.interference.learned_effects import effects_of
 from gpushare.core.interference.profile import Profile
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpushare.core.control.effects import Response
+from gpushare.core.control.response import Response
 
 
 def test_a_pairs_effect_is_known_after_a_few_windows():

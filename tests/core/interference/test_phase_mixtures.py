@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpushare.core.api import JobClass
 from gpushare.core.interference import Profile, auto_share, mixtures, predict_worst, promised_progress
-from gpushare.core.interference.phases import MOST_MIXTURES, phase_rows
+from gpushare.core.interference.phase_mixtures import MOST_MIXTURES, phase_rows
 from gpushare.data import default_model
 from gpushare.twin.contention import WORKLOADS
 

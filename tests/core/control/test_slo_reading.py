@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpushare.core.api import ConditionStatus, PodSeries, Slo
-from gpushare.core.control.slo import (
+from gpushare.core.control.slo_reading import (
     BORDERLINE_SECONDS,
     LEAST_REQUESTS,
     LONGEST_WINDOW_SECONDS,
