@@ -23,7 +23,7 @@ check-static: venv
 	ruff format --check .
 	ruff check .
 	mypy
-	MYPYPATH=hack:src mypy --strict --explicit-package-bases -p devcluster -p chaosrun -p story
+	MYPYPATH=hack:src mypy --strict --explicit-package-bases -p devcluster -p bench.chaos -p story
 	lint-imports
 
 check-unit: venv

@@ -4,9 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
-from chaosrun.excuses import unexcused
-from chaosrun.plan import QUICK
-from chaosrun.setting import set_up
+from bench.chaos.excuses import unexcused
+from bench.chaos.plan import QUICK
+from bench.chaos.setting import set_up
 from devcluster.local import LocalCluster
 from livecluster import Cluster
 

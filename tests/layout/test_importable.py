@@ -23,7 +23,7 @@ def test_what_benchmarks_tools_and_gpu_scripts_import_is_there() -> None:
     found = look(ROOT)
     assert not found["problems"]
     assert set(found["absent"].values()) <= {"torch"}, "only a GPU machine has it"
-    assert {"bench.papers.collecting", "chaosrun.cli", "devcluster.gpunode", "gate_faults"} <= set(
+    assert {"bench.papers.collecting", "bench.chaos.cli", "devcluster.gpunode", "gate_faults"} <= set(
         found["modules"]
     )
     (commands,) = (

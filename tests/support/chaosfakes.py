@@ -1,13 +1,13 @@
-"""A cluster for the tests of hack/chaosrun: as the load wants it, but for what a test breaks; it has a clock."""
+"""A cluster for the tests of bench/chaos: as the load wants it, but for what a test breaks; it has a clock."""
 
 from dataclasses import dataclass, field
 
-from chaosrun.auditor import Allowance
-from chaosrun.faults import Injected, NotPossibleError
-from chaosrun.freezes import FreezeReport
-from chaosrun.parts import Component
-from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
-from chaosrun.plan import PlannedFault
+from bench.chaos.auditor import Allowance
+from bench.chaos.faults import Injected, NotPossibleError
+from bench.chaos.freezes import FreezeReport
+from bench.chaos.parts import Component
+from bench.chaos.picture import ClientSeen, GpuSeen, Picture, PodSeen
+from bench.chaos.plan import PlannedFault
 
 GPU = "GPU-1"
 

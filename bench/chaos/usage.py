@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from chaosrun import node
-from chaosrun.parts import ROLES, Component, processes_of
+from bench.chaos import node
+from bench.chaos.parts import ROLES, Component, processes_of
 
 FLAT_RATIO: Final = 1.05  # the bar for memory
 FLAT_COUNT: Final = 3  # descriptors and threads that may come and go with what is connected at the moment

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from chaosrun.node import RunningProcess
+from bench.chaos.node import RunningProcess
 
 RELEASE_NAMESPACE: Final = "gpushare-system"
 

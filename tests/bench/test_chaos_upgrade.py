@@ -7,18 +7,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from chaosrun import cli, report
-from chaosrun.auditor import Rule
-from chaosrun.churn import Churn
-from chaosrun.load import Load
-from chaosrun.look import Eye
-from chaosrun.parts import Component
-from chaosrun.run import write_header
-from chaosrun.upgrade import FORMER, SETTLED_SECONDS, UpgradeStage, former_sources, stage
-from chaosrun.upgrading import UPGRADE_FILE, read_stages
+from bench.chaos import cli, report
+from bench.chaos.auditor import Rule
+from bench.chaos.churn import Churn
+from bench.chaos.load import Load
+from bench.chaos.look import Eye
+from bench.chaos.parts import Component
+from bench.chaos.run import write_header
+from bench.chaos.upgrade import FORMER, SETTLED_SECONDS, UpgradeStage, former_sources, stage
+from bench.chaos.upgrading import UPGRADE_FILE, read_stages
 from devcluster.progress import Failed
 from devcluster.settings import REPOSITORY
-from tests.hack.test_chaos_run import FakeApi, FakeCluster
+from tests.bench.test_chaos_run import FakeApi, FakeCluster
 
 DONE = UpgradeStage("upgrade", 200.0, 60, 58, 4.2, (), ())
 
@@ -112,7 +112,7 @@ def test_the_former_release_gets_todays_tools(tmp_path: Path) -> None:
         pytest.skip("a shallow clone: the former release is not in its history")
     sources = former_sources(FORMER, tmp_path / "former")
     assert (sources / "helm" / "gpushare" / "Chart.yaml").is_file()
-    assert (sources / "hack" / "chaosrun" / "upgrade.py").is_file()
+    assert (sources / "hack" / "devcluster" / "cli.py").is_file()
     with pytest.raises(Failed, match="no sources"):
         former_sources("0" * 40, tmp_path / "none")
 

@@ -29,13 +29,13 @@ from devcluster.local import LocalCluster
 from devcluster.progress import Failed, say
 from devcluster.settings import REPOSITORY
 
-from chaosrun import report
-from chaosrun.plan import QUICK, FaultKind
-from chaosrun.run import FAULTS_FILE, FaultOutcome, read_header, read_outcomes, write_header
-from chaosrun.setting import set_up
-from chaosrun.soak import SHORTEST_MINUTES, SOAK_FILE, USAGE_FILE, Interruption, read_result, read_samples, soak
-from chaosrun.upgrade import FORMER
-from chaosrun.upgrading import UPGRADE_FILE, read_stages, upgrade
+from bench.chaos import report
+from bench.chaos.plan import QUICK, FaultKind
+from bench.chaos.run import FAULTS_FILE, FaultOutcome, read_header, read_outcomes, write_header
+from bench.chaos.setting import set_up
+from bench.chaos.soak import SHORTEST_MINUTES, SOAK_FILE, USAGE_FILE, Interruption, read_result, read_samples, soak
+from bench.chaos.upgrade import FORMER
+from bench.chaos.upgrading import UPGRADE_FILE, read_stages, upgrade
 
 POPULATION = 8
 # A run is about what breaks; who is moved away for a neighbour's promise would look like somebody who was lost.

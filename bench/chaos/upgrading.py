@@ -9,11 +9,11 @@ from typing import Any, Final
 from devcluster.local import LocalCluster
 from devcluster.progress import say, wait_for
 
-from chaosrun import auditor
-from chaosrun.churn import Churn
-from chaosrun.parts import Component
-from chaosrun.setting import Setting, diagnose, set_up
-from chaosrun.upgrade import UpgradeStage, former_sources, install_former, replace_hosts, roll_back, stage
+from bench.chaos import auditor
+from bench.chaos.churn import Churn
+from bench.chaos.parts import Component
+from bench.chaos.setting import Setting, diagnose, set_up
+from bench.chaos.upgrade import UpgradeStage, former_sources, install_former, replace_hosts, roll_back, stage
 
 UPGRADE_FILE: Final = "upgrade.json"
 

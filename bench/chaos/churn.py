@@ -4,12 +4,12 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from chaosrun import auditor
-from chaosrun.auditor import Allowance, Violation
-from chaosrun.freezes import FreezeWatch
-from chaosrun.lasting import Differences, Starts
-from chaosrun.load import Load
-from chaosrun.look import Eye
+from bench.chaos import auditor
+from bench.chaos.auditor import Allowance, Violation
+from bench.chaos.freezes import FreezeWatch
+from bench.chaos.lasting import Differences, Starts
+from bench.chaos.load import Load
+from bench.chaos.look import Eye
 
 LOOK_EVERY_SECONDS: Final = 2.0
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from chaosrun import auditor
-from chaosrun.auditor import Allowance, Rule, Violation
-from chaosrun.faults import Injected, Injector, NotPossibleError, lasting_seconds
-from chaosrun.freezes import FreezeWatch
-from chaosrun.lasting import Differences
-from chaosrun.load import Load
-from chaosrun.look import Eye
-from chaosrun.picture import Picture
-from chaosrun.plan import FaultKind, PlannedFault, fault
+from bench.chaos import auditor
+from bench.chaos.auditor import Allowance, Rule, Violation
+from bench.chaos.faults import Injected, Injector, NotPossibleError, lasting_seconds
+from bench.chaos.freezes import FreezeWatch
+from bench.chaos.lasting import Differences
+from bench.chaos.load import Load
+from bench.chaos.look import Eye
+from bench.chaos.picture import Picture
+from bench.chaos.plan import FaultKind, PlannedFault, fault
 
 SETTLED_SECONDS: Final = 60.0
 CONFIRM_SECONDS: Final = (

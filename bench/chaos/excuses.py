@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from chaosrun.auditor import Rule
-from chaosrun.plan import TRAITS, FaultKind
-from chaosrun.run import FaultOutcome
+from bench.chaos.auditor import Rule
+from bench.chaos.plan import TRAITS, FaultKind
+from bench.chaos.run import FaultOutcome
 
 # Ten processes for each core: what takes 10 ms alone may take 100 ms then, and a starved part misses its times.
 BUSY_LOAD_PER_CORE: Final = 10.0

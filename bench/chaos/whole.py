@@ -21,9 +21,9 @@ from typing import Final
 from devcluster.progress import say
 from devcluster.settings import REPOSITORY
 
-from chaosrun.run import RUN_FILE, read_outcomes
-from chaosrun.soak import read_result
-from chaosrun.upgrading import UPGRADE_FILE, read_stages
+from bench.chaos.run import RUN_FILE, read_outcomes
+from bench.chaos.soak import read_result
+from bench.chaos.upgrading import UPGRADE_FILE, read_stages
 
 PAGE: Final = REPOSITORY / "docs" / "measurements" / "hostile.md"
 STATE_FILE: Final = "parts.json"

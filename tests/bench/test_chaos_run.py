@@ -11,21 +11,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from bench.chaos import cuts, node, report
+from bench.chaos.auditor import Allowance, Rule
+from bench.chaos.cli import heading
+from bench.chaos.excuses import BUSY_LOAD_PER_CORE, unexcused
+from bench.chaos.faults import Injector, NotPossibleError
+from bench.chaos.freezes import FreezeReport, FreezeWatch
+from bench.chaos.hang import STATE, HungDriver
+from bench.chaos.load import LARGEST_PERCENT, Load, order, room_percent
+from bench.chaos.look import clients_of_twin, pod_seen
+from bench.chaos.node import RunningProcess, gate_file, pod_uid_in, twin_file
+from bench.chaos.parts import Component, missing_roles
+from bench.chaos.picture import ClientSeen
+from bench.chaos.plan import QUICK, TRAITS, Ends, FaultKind, PlannedFault, fault
+from bench.chaos.run import FAULTS_FILE, ChaosRun, FaultOutcome, read_outcomes, write_header
 from chaosfakes import GPU, FakeApi, FakeCluster
-from chaosrun import cuts, node, report
-from chaosrun.auditor import Allowance, Rule
-from chaosrun.cli import heading
-from chaosrun.excuses import BUSY_LOAD_PER_CORE, unexcused
-from chaosrun.faults import Injector, NotPossibleError
-from chaosrun.freezes import FreezeReport, FreezeWatch
-from chaosrun.hang import STATE, HungDriver
-from chaosrun.load import LARGEST_PERCENT, Load, order, room_percent
-from chaosrun.look import clients_of_twin, pod_seen
-from chaosrun.node import RunningProcess, gate_file, pod_uid_in, twin_file
-from chaosrun.parts import Component, missing_roles
-from chaosrun.picture import ClientSeen
-from chaosrun.plan import QUICK, TRAITS, Ends, FaultKind, PlannedFault, fault
-from chaosrun.run import FAULTS_FILE, ChaosRun, FaultOutcome, read_outcomes, write_header
 
 
 def test_a_fault_depends_on_seed_and_number_alone() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from chaosrun import node
-from chaosrun.api import ApiConnection, Json, NoAnswerError, RefusedError
-from chaosrun.parts import RELEASE_NAMESPACE, Component, missing_roles
-from chaosrun.picture import ClientSeen, GpuSeen, Picture, PodSeen
+from bench.chaos import node
+from bench.chaos.api import ApiConnection, Json, NoAnswerError, RefusedError
+from bench.chaos.parts import RELEASE_NAMESPACE, Component, missing_roles
+from bench.chaos.picture import ClientSeen, GpuSeen, Picture, PodSeen
 
 MANAGED: Final = "gpushare.io%2Fmanaged%3Dtrue"
 SILENT: Final = 1e6  # seconds: a gate or a twin that never wrote

@@ -7,11 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from chaosrun.run import FAULTS_FILE, FaultOutcome, write_header
-from chaosrun.soak import SOAK_FILE, SoakResult
-from chaosrun.upgrade import UpgradeStage
-from chaosrun.upgrading import UPGRADE_FILE
-from chaosrun.whole import UPGRADE_STAGES, Plan, parse, whole
+from bench.chaos.run import FAULTS_FILE, FaultOutcome, write_header
+from bench.chaos.soak import SOAK_FILE, SoakResult
+from bench.chaos.upgrade import UpgradeStage
+from bench.chaos.upgrading import UPGRADE_FILE
+from bench.chaos.whole import UPGRADE_STAGES, Plan, parse, whole
 
 
 class Played:

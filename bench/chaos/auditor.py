@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from chaosrun.freezes import LOOK_SECONDS, FreezeReport
-from chaosrun.picture import ExpectedPods, GpuSeen, Picture, PodSeen
-from chaosrun.plan import Ends
+from bench.chaos.freezes import LOOK_SECONDS, FreezeReport
+from bench.chaos.picture import ExpectedPods, GpuSeen, Picture, PodSeen
+from bench.chaos.plan import Ends
 
 SHARES_PER_GPU: Final = 100
 CLIENTS_PER_GPU: Final = 48

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from chaosrun.auditor import (
+from bench.chaos.auditor import (
     SHARES_PER_GPU,
     WAITS_BY_DESIGN,
     Rule,
@@ -11,7 +11,7 @@ from chaosrun.auditor import (
     clients_by_pod,
     differences,
 )
-from chaosrun.picture import ExpectedPods, Picture, PodSeen
+from bench.chaos.picture import ExpectedPods, Picture, PodSeen
 
 DIFFERS_SECONDS: Final = 15.0  # the gate asks the daemon every second, memory every few
 LATE_SECONDS: Final = 5.0  # younger ones are the gate's period, which no fault has to wait for

@@ -11,14 +11,14 @@ from typing import Final
 from devcluster.local import LocalCluster
 from devcluster.progress import Failed, say, wait_for
 
-from chaosrun import node
-from chaosrun.api import ApiConnection, NoAnswerError, RefusedError
-from chaosrun.faults import Injector
-from chaosrun.freezes import FreezeWatch
-from chaosrun.load import Load
-from chaosrun.look import Eye
-from chaosrun.parts import RELEASE_NAMESPACE
-from chaosrun.run import ChaosRun
+from bench.chaos import node
+from bench.chaos.api import ApiConnection, NoAnswerError, RefusedError
+from bench.chaos.faults import Injector
+from bench.chaos.freezes import FreezeWatch
+from bench.chaos.load import Load
+from bench.chaos.look import Eye
+from bench.chaos.parts import RELEASE_NAMESPACE
+from bench.chaos.run import ChaosRun
 
 PREFIX: Final = "chaos-"
 LOG_LINES: Final = "--tail=400"

@@ -7,14 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from chaosfakes import FakeApi, FakeCluster
-from chaosrun import cli
-from chaosrun.api import RefusedError
-from chaosrun.auditor import Rule
-from chaosrun.cli import parse
-from chaosrun.load import Load
-from chaosrun.run import write_header
-from chaosrun.soak import (
+from bench.chaos import cli
+from bench.chaos.api import RefusedError
+from bench.chaos.auditor import Rule
+from bench.chaos.cli import parse
+from bench.chaos.load import Load
+from bench.chaos.run import write_header
+from bench.chaos.soak import (
     SAMPLE_EVERY_SECONDS,
     SHORTEST_MINUTES,
     SOAK_FILE,
@@ -25,7 +24,8 @@ from chaosrun.soak import (
     read_samples,
     soak,
 )
-from chaosrun.usage import FEWEST_SAMPLES, Usage, growth
+from bench.chaos.usage import FEWEST_SAMPLES, Usage, growth
+from chaosfakes import FakeApi, FakeCluster
 
 
 @pytest.fixture

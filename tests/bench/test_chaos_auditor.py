@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from chaosrun.auditor import RESERVE_MIB, Allowance, Rule, broken, differences, left_frozen, unsettled
-from chaosrun.freezes import FreezeReport
-from chaosrun.lasting import DIFFERS_SECONDS, LATE_SECONDS, STARTS_SECONDS, Differences, Starts
-from chaosrun.picture import ClientSeen, ExpectedPods, GpuSeen, Picture, PodSeen
-from chaosrun.plan import Ends
+from bench.chaos.auditor import RESERVE_MIB, Allowance, Rule, broken, differences, left_frozen, unsettled
+from bench.chaos.freezes import FreezeReport
+from bench.chaos.lasting import DIFFERS_SECONDS, LATE_SECONDS, STARTS_SECONDS, Differences, Starts
+from bench.chaos.picture import ClientSeen, ExpectedPods, GpuSeen, Picture, PodSeen
+from bench.chaos.plan import Ends
 
 MEMORY_MIB = 143_000
 ONE, TWO = "GPU-1", "GPU-2"

@@ -1,6 +1,6 @@
 """What the auditor looks at: the cluster at one moment, as the API server, the gates, kubelet and /proc show it.
 
-Read by `chaosrun.look` without gpushare's own code: a mistake in it must not hide itself.
+Read by `bench.chaos.look` without gpushare's own code: a mistake in it must not hide itself.
 """
 
 from collections.abc import Mapping

@@ -15,7 +15,7 @@ from devcluster.local import LocalCluster
 from devcluster.progress import Failed
 from devcluster.settings import REPOSITORY, patience
 
-from chaosrun.churn import LOOK_EVERY_SECONDS, Churn
+from bench.chaos.churn import LOOK_EVERY_SECONDS, Churn
 
 FORMER: Final = "fe3ce761d7c965329e5784bf574b4b1d259e3ba7"  # as tests/e2e/test_upgrade.py: what users upgrade from
 SETTLED_SECONDS: Final = 60.0

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from chaosrun.api import ApiConnection, Json, NoAnswerError, RefusedError
-from chaosrun.picture import ExpectedPods, Picture
+from bench.chaos.api import ApiConnection, Json, NoAnswerError, RefusedError
+from bench.chaos.picture import ExpectedPods, Picture
 
 # So many percent of each GPU are asked for that a pod of the largest size always has room on one of the GPUs.
 LARGEST_PERCENT: Final = 20

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from chaosrun.auditor import Rule
-from chaosrun.plan import TRAITS, FaultKind
-from chaosrun.run import SETTLED_SECONDS, FaultOutcome
-from chaosrun.upgrade import UpgradeStage
-from chaosrun.usage import Growth
+from bench.chaos.auditor import Rule
+from bench.chaos.plan import TRAITS, FaultKind
+from bench.chaos.run import SETTLED_SECONDS, FaultOutcome
+from bench.chaos.upgrade import UpgradeStage
+from bench.chaos.usage import Growth
 
 CHAOS_MARKS: Final = ("<!-- chaos: written by hack/chaos -->", "<!-- end of chaos -->")
 SOAK_MARKS: Final = ("<!-- soak: written by hack/chaos -->", "<!-- end of soak -->")

@@ -14,13 +14,13 @@ from typing import Final
 from devcluster.local import LocalCluster
 from devcluster.settings import REPOSITORY
 
-from chaosrun import cuts, node
-from chaosrun.api import ApiConnection, NoAnswerError, RefusedError
-from chaosrun.auditor import Allowance
-from chaosrun.hang import HungDriver
-from chaosrun.look import Eye
-from chaosrun.parts import RELEASE_NAMESPACE, ROLES, Component, processes_of
-from chaosrun.plan import TRAITS, Ends, FaultKind, PlannedFault
+from bench.chaos import cuts, node
+from bench.chaos.api import ApiConnection, NoAnswerError, RefusedError
+from bench.chaos.auditor import Allowance
+from bench.chaos.hang import HungDriver
+from bench.chaos.look import Eye
+from bench.chaos.parts import RELEASE_NAMESPACE, ROLES, Component, processes_of
+from bench.chaos.plan import TRAITS, Ends, FaultKind, PlannedFault
 
 FILLER: Final = ".chaos-fill"
 SLOW_STOP_SECONDS, SLOW_RUN_SECONDS = 0.3, 0.1

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
-from chaosrun import usage
-from chaosrun.churn import LOOK_EVERY_SECONDS, Churn
-from chaosrun.freezes import FreezeWatch
-from chaosrun.load import Load
-from chaosrun.look import Eye
-from chaosrun.parts import Component
+from bench.chaos import usage
+from bench.chaos.churn import LOOK_EVERY_SECONDS, Churn
+from bench.chaos.freezes import FreezeWatch
+from bench.chaos.load import Load
+from bench.chaos.look import Eye
+from bench.chaos.parts import Component
 
 SAMPLE_EVERY_SECONDS: Final = 10.0
 SHORTEST_MINUTES: Final = 2 * usage.FEWEST_SAMPLES * SAMPLE_EVERY_SECONDS / 60  # a busy machine takes half of them

@@ -1,1 +1,0 @@
-"""hack/chaos: faults at random against the running cluster under load, and the soak; see `chaosrun.cli`."""
