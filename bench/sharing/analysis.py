@@ -146,7 +146,7 @@ class Bounded:
 def runs(records: Records) -> list[RunFigures]:
     """Return the figures of every complete run whose jobs all ended well; the others do not count."""
     rates = _rates(records)
-    complete = [run for run in records.of("run", state=COMPLETE) if not _failed_jobs(records, run)]
+    complete = countable(records)
     alone_ms: dict[str, list[float]] = {}
     for line in records.of("alone"):
         alone_ms.setdefault(line["program"], []).extend(line["ms"])
@@ -155,6 +155,17 @@ def runs(records: Records) -> list[RunFigures]:
             for job in records.of("job", run=run["name"], status=0):
                 alone_ms.setdefault(job["program"], []).extend(job["ms"])
     return [_run(run, jobs, rates, alone_ms) for run in complete if (jobs := _jobs(records, run))]
+
+
+def countable(records: Records) -> list[Record]:
+    """Return the complete runs whose jobs all ended well."""
+    return [run for run in records.of("run", state=COMPLETE) if not _failed_jobs(records, run)]
+
+
+def rate_alone(records: Records, run: Record, program: str) -> float:
+    """Return a program's iterations per second of work alone, in the run's session where it was measured there."""
+    rates = _rates(records)
+    return rates.get((run["session"], program), rates[None, program])
 
 
 def outcomes(records: Records) -> dict[str, Outcomes]:
@@ -222,7 +233,7 @@ def windows(progress: Sequence[Sequence[float]], rate: float) -> tuple[Window, .
     begin, end = progress[0][0], progress[-1][0]
     number = max(1, int((end - begin) / WINDOW_SECONDS))
     edges = [begin + WINDOW_SECONDS * index for index in range(number)] + [end]
-    points = [_at(progress, edge) for edge in edges]
+    points = [progress_at(progress, edge) for edge in edges]
     found = []
     for index, ((count, busy), (later, over)) in enumerate(itertools.pairwise(points)):
         worked = over - busy
@@ -231,7 +242,7 @@ def windows(progress: Sequence[Sequence[float]], rate: float) -> tuple[Window, .
     return tuple(found)
 
 
-def _at(progress: Sequence[Sequence[float]], moment: float) -> tuple[float, float]:
+def progress_at(progress: Sequence[Sequence[float]], moment: float) -> tuple[float, float]:
     """Return iterations and seconds of work by a moment, straight between what was logged."""
     before = progress[0]
     for point in progress[1:]:

@@ -6,7 +6,7 @@ from typing import Any
 from bench.sharing.trace import MEMORY_MIB, TraceJob
 from gpushare.core.api import Rejection, WorkloadSignature, from_json
 from gpushare.core.gpu import GpuInfo
-from gpushare.core.interference import InterferenceModel, as_profile
+from gpushare.core.interference import InterferenceModel, Profile, as_profile
 from gpushare.core.placement import (
     MILLI_PER_PERCENT,
     ClusterState,
@@ -53,6 +53,10 @@ class Decider:
             context.state.reserve(request.pod_uid, decided, request)
             started.append((job, decided.thread_percentage))
         return started
+
+    def profiles(self) -> dict[str, Profile]:
+        """Return what it knows of programs, by name."""
+        return {program: known.profile for program, known in self._known.items() if known.profile is not None}
 
     def release(self, job: TraceJob) -> None:
         """A job is gone."""

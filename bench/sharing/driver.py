@@ -21,7 +21,9 @@ from bench.sharing.trace import (
     programs,
     table_signatures,
 )
+from bench.sharing.witness import SAMPLE_FIELDS, Watch, Witnessed
 from gpushare.core.api import JobClass
+from gpushare.data import default_model
 from gpushare.mps.errors import MpsError
 from gpushare.sim.table_trace import SERVING
 
@@ -62,11 +64,16 @@ class SessionSettings:
 
 @dataclass(frozen=True)
 class Played:
-    """How each job ended by number, signatures by program, and the seconds since jobs could come."""
+    """How each job ended by number, signatures by program, and the seconds since jobs could come.
+
+    Attributes:
+        witnessed: what gpushare said meanwhile; None: under no policy of ours.
+    """
 
     ended: Mapping[int, Ended]
     signatures: Mapping[str, Any]
     seconds: float
+    witnessed: Witnessed | None = None
 
 
 @dataclass
@@ -250,6 +257,8 @@ class Driver:
             cut = {"cut_by": PATIENCE, "makespan_over": round(over, 2)}
         elif state == CUT:
             cut = {"cut_by": BUDGET}
+        if played.witnessed is not None:
+            self._keep_witnessed(name, orders, played.witnessed)
         for each in orders:
             if (ended := done.get(each.job.number)) is None:
                 continue
@@ -279,8 +288,10 @@ class Driver:
 
     def play(self, policy: SharingPolicy, orders: Sequence[Order], deadline: float) -> Played:
         """Let the jobs come when they come, until all have ended or the deadline."""
+        watch: Watch | None = None
         try:
             self.launcher.begin(policy, orders)
+            watch = self._watch(orders)
             began = self.clock()
             coming = sorted(orders, key=lambda each: (each.job.arrives, each.job.number))
             done: dict[int, Ended] = {}
@@ -290,9 +301,29 @@ class Driver:
                 done |= self.launcher.poll()
                 self.sleep(POLL_SECONDS)
             seconds = self.clock() - began
-            return Played(done, self.launcher.signatures(), seconds)
+            witnessed, watch = watch.stop() if watch is not None else None, None
+            return Played(done, self.launcher.signatures(), seconds, witnessed)
         finally:
+            if watch is not None:
+                watch.stop()
             self.launcher.end()
+
+    def _watch(self, orders: Sequence[Order]) -> Watch | None:
+        witness = self.launcher.witness()
+        if witness is None:
+            return None
+        watch = Watch(witness, {each.job.name: each.job.program for each in orders}, default_model)
+        watch.start()
+        return watch
+
+    def _keep_witnessed(self, run: str, orders: Sequence[Order], seen: Witnessed) -> None:
+        """Write what gpushare said in a run: the thread's own account, the sets, and each job's samples."""
+        self.records.add("watch", run=run, looks=seen.looks, failures=seen.failures, error=seen.error)
+        for line in seen.sets:
+            self.records.add("placed", run=run, **line)
+        for each in orders:
+            if rows := seen.samples.get(each.job.name):
+                self.records.add("seen", run=run, number=each.job.number, fields=list(SAMPLE_FIELDS), samples=rows)
 
     def _order(self, job: TraceJob) -> Order:
         if job.is_serving:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from bench.sharing.joblog import JobStory
 from bench.sharing.policies import SharingPolicy
 from bench.sharing.trace import TraceJob
+from bench.sharing.witness import Witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ class Launcher(Protocol):
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
         """From the next `begin` on, these are known."""
+        ...
+
+    def witness(self) -> Witness | None:
+        """Return who can tell what is predicted and inferred under the policy that has begun; None: nobody."""
         ...
 
     def end(self) -> None:

@@ -17,8 +17,9 @@ from bench.sharing.joblog import story
 from bench.sharing.launching import Ended, Order
 from bench.sharing.policies import OURS, SharingPolicy, may_start
 from bench.sharing.trace import TraceJob
-from bench.sharing.worlds import LocalWorld, world_of
+from bench.sharing.worlds import GpuShareWorld, LocalWorld, world_of
 from gpushare.core.gpu import GpuInfo
+from gpushare.core.interference import Profile
 from gpushare.data import default_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +92,26 @@ class Zygote:
         for line in self._process.stdout:
             self._said.put(json.loads(line))
         self._said.put({"event": "gone"})
+
+
+class LocalWitness:
+    """Asks the agent of this machine, and the decider that stands for the extender."""
+
+    def __init__(self, world: GpuShareWorld, decider: Decider, began_wall: float) -> None:
+        self.gpu_model = world.gpu.model
+        self._world, self._decider, self._began_wall = world, decider, began_wall
+
+    def seconds(self) -> float:
+        """Return the seconds since the run began."""
+        return time.time() - self._began_wall
+
+    def metrics(self) -> str:
+        """Return the agent's metrics."""
+        return self._world.metrics()
+
+    def profiles(self) -> Mapping[str, Profile]:
+        """Return what the decisions are made by."""
+        return self._decider.profiles()
 
 
 class LocalLauncher:
@@ -175,6 +196,12 @@ class LocalLauncher:
     def learn(self, signatures: Mapping[str, Any]) -> None:
         """From the next `begin` on, these are known."""
         self._known = {**self._known, **signatures}
+
+    def witness(self) -> LocalWitness | None:
+        """Return who tells of decisions and inference under gpushare."""
+        if self._decider is None or not isinstance(self._world, GpuShareWorld):
+            return None
+        return LocalWitness(self._world, self._decider, self._began_wall)
 
     def end(self) -> None:
         """End who still runs, by a new first process, and the world."""

@@ -32,15 +32,18 @@ from bench.sharing.manifests import (
     job_pod,
     offer,
 )
-from bench.sharing.policies import FIFO, SharingPolicy, World
+from bench.sharing.policies import FIFO, OURS, SharingPolicy, World
 from bench.sharing.trace import programs
-from gpushare.core.api import names
+from gpushare.core.api import GpuShareStatus, from_json, names
 from gpushare.core.gpu import GpuInfo
+from gpushare.core.interference import Profile, as_profile
 
 LOOK_SECONDS = 0.4
 PATIENCE_SECONDS = 90.0
 SIGNATURE_SECONDS = 5.0  # a signature over so long is enough to begin with
 _TAIL = 600
+_LOOK_PATIENCE_SECONDS = 5.0
+_AGENT = "app.kubernetes.io/component=agent"
 
 
 class KubectlError(RuntimeError):
@@ -98,6 +101,52 @@ def place_of(nodes: Sequence[Json], tenants: Tenants) -> Place:
         raise NotReadyError(f"GPU {gpu['uuid']} has {len(gpu['tenants'])} pods already")
     info = GpuInfo(gpu["uuid"], gpu["index"], gpu["model"], gpu["memoryMiB"], gpu["smCount"])
     return Place(node, info, tenants)
+
+
+class PodWitness:
+    """Asks the node's agent through the API server, and the GpuShares of the programs."""
+
+    def __init__(self, place: Place, began_wall: float) -> None:
+        self.gpu_model = place.gpu.model
+        self._node, self._began_wall = place.node, began_wall
+        self._agent = ""
+
+    def seconds(self) -> float:
+        """Return the seconds since the run began."""
+        return time.time() - self._began_wall
+
+    def metrics(self) -> str:
+        """Return the agent's metrics; after a failure its pod is looked for anew.
+
+        Raises:
+            KubectlError: no answer.
+        """
+        agent, self._agent = self._agent or self._find(), ""
+        text = kubectl("get", "--raw", agent, seconds=_LOOK_PATIENCE_SECONDS)
+        self._agent = agent
+        return text
+
+    def profiles(self) -> Mapping[str, Profile]:
+        """Return what the GpuShares say now of programs on this model of GPU, with what was learnt of them."""
+        asked = ("-n", NAMESPACE, "get", "gpushares", "-o", "json")
+        found = {}
+        for share in json.loads(kubectl(*asked, seconds=_LOOK_PATIENCE_SECONDS))["items"]:
+            status = from_json(GpuShareStatus, share.get("status", {}))
+            if status.profile is None or status.profile.gpu_model != self.gpu_model:
+                continue
+            if (profile := as_profile(status.profile, status.learned)) is not None:
+                found[share["metadata"]["name"]] = profile
+        return found
+
+    def _find(self) -> str:
+        asked = ("get", "pods", "-A", "-l", _AGENT, f"--field-selector=spec.nodeName={self._node}", "-o", "json")
+        for pod in json.loads(kubectl(*asked, seconds=_LOOK_PATIENCE_SECONDS))["items"]:
+            about = pod["metadata"]
+            ports = [port for each in pod["spec"]["containers"] for port in each.get("ports", [])]
+            number = next((port["containerPort"] for port in ports if port.get("name") == "metrics"), None)
+            if number is not None and "deletionTimestamp" not in about:
+                return f"/api/v1/namespaces/{about['namespace']}/pods/{about['name']}:{number}/proxy/metrics"
+        raise KubectlError(f"no node agent on {self._node}")
 
 
 class PodLauncher:
@@ -176,6 +225,10 @@ class PodLauncher:
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
         """Nothing: the cluster learns by itself."""
+
+    def witness(self) -> PodWitness | None:
+        """Return who tells of decisions and inference under gpushare."""
+        return PodWitness(self._place, self._began_wall) if self._policy is OURS else None
 
     def end(self) -> None:
         """Remove every pod of the benchmark, and wait until they are gone."""

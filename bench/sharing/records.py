@@ -9,6 +9,9 @@
 | signature | what the node agent published of a program alone, for our own policy |
 | run | one policy in one repetition: seconds, energy; `state` is complete, cut or failed |
 | job | one job of a run: when it came, started and ended, and its progress log |
+| watch | of a run under gpushare: how often the agent was looked at, and how often in vain |
+| placed | of such a run: jobs placed or at work together from then on, caps, and what the model predicts of them |
+| seen | of such a run: one job's samples of the agent's metrics: promise, inferred progress and more |
 
 Times of a job are seconds since its run began. A run that was cut says in `cut_by` by what: by the session's
 budget, and then another session does it again, or by its own patience: that is a result, a makespan of at least

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import Interval, interval, percentile
+from bench.sharing import accuracy
 from bench.sharing.analysis import Bounded, RunFigures, makespans, mean_of, outcomes, ratio_of, runs
 from bench.sharing.policies import OURS, POLICIES
 from bench.sharing.records import Records
@@ -89,7 +90,7 @@ def table(records: Records) -> str:
             for _, form, figure in COLUMNS
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_by_program(found), ""])
+    return "\n".join([*lines, "", *_by_program(found), "", *accuracy.report(accuracy.accuracy(records)), ""])
 
 
 def draw(found: Sequence[RunFigures], path: Path) -> None:

@@ -225,6 +225,10 @@ class GpuShareWorld:
         """Return the last that was published of each program."""
         return dict(self._seen)
 
+    def metrics(self) -> str:
+        """Return the agent's metrics."""
+        return str(self.agent.metrics())
+
     def events(self) -> list[tuple[str, str]]:
         """Return reason and pod of every event that the agent told."""
         return self.agent.events()

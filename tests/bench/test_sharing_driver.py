@@ -12,9 +12,12 @@ from bench.sharing.launching import Ended, Order
 from bench.sharing.machine import Machine, simulated, why_no_room
 from bench.sharing.policies import EQUAL, FIFO, OURS, POLICIES, SharingPolicy
 from bench.sharing.records import Records
-from bench.sharing.trace import TraceSettings, draw, programs
+from bench.sharing.report import table
+from bench.sharing.trace import TraceSettings, draw, profile, programs
+from bench.sharing.witness import Watch, Witness
 
 from gpushare.core.gpu import GpuInfo
+from gpushare.core.interference import Profile
 
 TRACE = TraceSettings(jobs=10, least_seconds=2.0, most_seconds=4.0)
 RATE = 20.0
@@ -25,8 +28,11 @@ class QueuedGpu:
 
     kind = "queue"
 
-    def __init__(self, broken: Sequence[str] = (), stuck: Sequence[str] = ()) -> None:
+    def __init__(
+        self, broken: Sequence[str] = (), stuck: Sequence[str] = (), agent: Witness | None = None
+    ) -> None:
         self.now = 0.0
+        self.agent = agent
         self.broken, self.stuck = broken, stuck
         self.begun: list[str] = []
         self.ends = 0
@@ -76,6 +82,9 @@ class QueuedGpu:
 
     def learn(self, signatures: Mapping[str, Any]) -> None:
         self.known |= signatures
+
+    def witness(self) -> Witness | None:
+        return None if self._policy is not OURS else self.agent
 
     def end(self) -> None:
         self.ends += 1
@@ -242,3 +251,61 @@ def test_what_was_begun_on_another_gpu_does_not_go_on_here(tmp_path: Path) -> No
     assert asked(simulated()) is None
     other = Machine(GpuInfo("GPU-2", 0, "NVIDIA L4", 23034, 58), "simulated")
     assert "begun with gpu NVIDIA H200: take another" in str(asked(other))
+
+
+class Agent:
+    """Says of the first job that it is on the GPU; `broken`: says nothing that anybody understands."""
+
+    gpu_model = "NVIDIA H200"
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+
+    def seconds(self) -> float:
+        return 1.0
+
+    def metrics(self) -> str:
+        if self.broken:
+            raise OSError("connection refused")
+        return "".join(
+            f'gpushare_pod_{family}{{namespace="x",pod="job-000",pod_uid="u"}} {value}\n'
+            for family, value in (("thread_percentage_ratio", 0.5), ("clients", 1.0), ("progress_ratio", 0.4))
+        )
+
+    def profiles(self) -> Mapping[str, Profile]:
+        return {name: profile(name) for name in programs()}
+
+
+def witnessed(directory: Path, agent: Agent) -> Records:
+    done, records = session(
+        directory, QueuedGpu(agent=agent), 10_000.0, repetitions=1, policies=("fifo", "gpushare")
+    )
+    assert done
+    return records
+
+
+def test_what_gpushare_predicted_and_inferred_is_kept_of_its_own_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_once = Watch.start
+
+    def start(watch: Watch) -> None:
+        watch.look()
+        looked_once(watch)
+
+    monkeypatch.setattr(Watch, "start", start)
+    records = witnessed(tmp_path, Agent())
+    assert [line["run"] for line in records.of("watch")] == ["0-gpushare-0"]
+    (seen,) = records.of("seen")
+    row = dict(zip(seen["fields"], seen["samples"][0], strict=True))
+    assert (seen["number"], row["inferred"], row["cap"], row["throttle"]) == (0, 0.4, 0.5, None)
+    (placed,) = records.of("placed")
+    assert 0.0 < placed["members"]["job-000"]["predicted"] < 1.0
+
+
+def test_a_run_whose_agent_cannot_be_asked_is_complete_and_says_so(tmp_path: Path) -> None:
+    records = witnessed(tmp_path, Agent(broken=True))
+    (watch,) = records.of("watch")
+    assert watch["looks"] == watch["failures"]
+    assert not list(records.of("seen"))
+    assert "logged: not recorded." in table(records)

@@ -28,7 +28,7 @@ from bench.sharing.manifests import (
 )
 from bench.sharing.pods import place_of
 from bench.sharing.policies import EQUAL, FIFO, HARD, OURS, PAIRS, POLICIES, SLICING
-from bench.sharing.trace import TraceJob
+from bench.sharing.trace import TraceJob, profile, table_signatures
 
 from gpushare.core.api import JobClass
 from gpushare.core.gpu import GpuInfo
@@ -210,6 +210,9 @@ class OneNode:
         self.logs: dict[str, str] = {}
         self.patches: list[list[Json]] = []
         self.lost: set[str] = set()
+        self.agents: list[Json] = []
+        self.answers: dict[str, str] = {}
+        self.shares: list[Json] = []
 
     def __call__(self, *arguments: str, stdin: str | None = None, seconds: float = 60.0) -> str:
         words = [word for word in arguments if word not in ("-n", NAMESPACE)]
@@ -221,6 +224,14 @@ class OneNode:
                 self.pods[pod["metadata"]["name"]] = pod | {"status": {"phase": "Pending"}}
             case ["get", "serviceaccount", _]:
                 return "default"
+            case ["get", "--raw", path]:
+                return self.answers[path]
+            case ["get", "gpushares", *_]:
+                return json.dumps({"items": self.shares})
+            case ["get", "pods", "-A", *words]:
+                assert "app.kubernetes.io/component=agent" in words
+                assert f"--field-selector=spec.nodeName={TWIN.node}" in words
+                return json.dumps({"items": self.agents})
             case ["get", "pods", *_]:
                 return json.dumps({"items": list(self.pods.values())})
             case ["logs", name]:
@@ -300,3 +311,52 @@ def test_a_kubectl_that_hangs_is_an_error_like_any_other(tmp_path: Path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with pytest.raises(pods.KubectlError, match=r"kubectl get pods: no answer within 0\.2 s"):
         pods.kubectl("get", "pods", seconds=0.2)
+
+
+def agent_pod(name: str, **about: str) -> Json:
+    ports = [{"name": "health", "containerPort": 1}, {"name": "metrics", "containerPort": 9400}]
+    return {"metadata": {"name": name, "namespace": "gs", **about}, "spec": {"containers": [{"ports": ports}]}}
+
+
+def test_the_nodes_agent_is_asked_through_the_api_server_and_found_again_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = OneNode()
+    monkeypatch.setattr(pods, "kubectl", node)
+    launcher = pods.PodLauncher(TWIN)
+    assert launcher.witness() is None  # nothing of ours has begun
+    launcher.begin(OURS, [])
+    witness = launcher.witness()
+    assert witness is not None
+    with pytest.raises(pods.KubectlError, match="no node agent on gpu-a"):
+        witness.metrics()
+    node.agents = [agent_pod("leaves", deletionTimestamp="now"), agent_pod("agent-1")]
+    node.answers = {"/api/v1/namespaces/gs/pods/agent-1:9400/proxy/metrics": "one"}
+    assert witness.metrics() == "one"
+    node.agents, node.answers = [agent_pod("agent-2")], {}
+    with pytest.raises(KeyError):
+        witness.metrics()
+    node.answers = {"/api/v1/namespaces/gs/pods/agent-2:9400/proxy/metrics": "two"}
+    assert witness.metrics() == "two"
+
+
+def test_programs_are_known_by_their_gpushares_with_what_was_learnt_on_this_model_of_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node = OneNode()
+    monkeypatch.setattr(pods, "kubectl", node)
+    launcher = pods.PodLauncher(TWIN)
+    launcher.begin(OURS, [])
+    signatures = table_signatures(GPU.model)
+    learned = [{"gpuModel": GPU.model, "sensitivity": -0.2, "pressure": 0.0, "windows": 9}]
+    node.shares = [
+        {"metadata": {"name": JOB.program}, "status": {"profile": signatures[JOB.program], "learned": learned}},
+        {"metadata": {"name": TRAINING.program}, "status": {"profile": table_signatures("L4")[TRAINING.program]}},
+        {"metadata": {"name": "new"}},
+    ]
+    witness = launcher.witness()
+    assert witness is not None
+    (known,) = witness.profiles().items()
+    assert known[0] == JOB.program
+    assert known[1].effects.sensitivity == -0.2
+    assert known[1].counters.sm_util == pytest.approx(profile(JOB.program).counters.sm_util, abs=1e-4)

@@ -1,0 +1,272 @@
+"""What was predicted of sets of jobs, and inferred by the agent, against what the jobs logged of themselves.
+
+- *Predicted*: of a set of jobs at work, by the model at the moment when the set was seen first (witness.py).
+  Observed is each job's progress over all the time that just these were at work and nobody was throttled, and it
+  counts where that is two seconds or more. While another job builds and warms up on the GPU nothing is compared.
+- *Inferred*: of one job over one window of the agent, which ends where its figure first appears in the samples,
+  and begins where the one before ended, or a second earlier where there is none: the agent forgets what it had
+  whenever somebody comes or goes. Throttled or not, all windows count that lie between `ready` and end.
+- *Observed* is iterations over seconds of work, relative to alone. What a serving job does between requests is no
+  work; the agent sees the counters of both, so its figure is held to the answers over the requests that came.
+
+Of a job alone the agent says 1 without looking, so these windows are in no figure of the report.
+Runs with a failed job, cut ones and those of other policies count nowhere. What was not recorded is absent.
+"""
+
+import itertools
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.figures import percentile
+from bench.sharing.analysis import countable, progress_at, rate_alone
+from bench.sharing.policies import OURS
+from bench.sharing.records import Record, Records
+from bench.sharing.trace import SERVING_LOAD
+
+LEAST_SECONDS: Final = 2.0
+PREDICTED_BAR: Final = 0.08
+INFERRED_BAR: Final = 0.05
+SAMPLE_SECONDS: Final = 1.0  # of the agent: its first window after somebody came or went
+MOST_WINDOW_SECONDS: Final = 5.0  # it merges five samples at most
+LATE_SECONDS: Final = 1.5  # from a client's connection until the samples show it
+
+STARTING: Final = "another job started on the GPU"
+THROTTLED: Final = "somebody was throttled"
+SHORT: Final = f"together for less than {LEAST_SECONDS:g} s"
+UNKNOWN: Final = "no prediction recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One job in one set, or in one window of the agent; progress relative to alone.
+
+    Attributes:
+        beside: how many others were at work.
+    """
+
+    run: str
+    number: int
+    program: str
+    is_serving: bool
+    beside: int
+    seconds: float
+    told: float
+    observed: float
+
+    @property
+    def error(self) -> float:
+        """What was told less what was."""
+        return self.told - self.observed
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What can be compared of all runs.
+
+    Attributes:
+        is_recorded: some run has samples.
+        left_out: job-seconds of work that no prediction was compared over, by reason.
+        looks, failures: at the agent.
+    """
+
+    is_recorded: bool
+    predicted: tuple[Compared, ...] = ()
+    inferred: tuple[Compared, ...] = ()
+    sets: int = 0
+    left_out: Mapping[str, float] = field(default_factory=dict)
+    looks: int = 0
+    failures: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A job as its own log has it; `on_gpu`: from when on it may have used the GPU, before it was ready."""
+
+    number: int
+    name: str
+    program: str
+    on_gpu: float
+    ready: float
+    ended: float
+    progress: Sequence[Sequence[float]]
+    alone: float
+    offered: float
+    samples: Sequence[Mapping[str, float | None]]
+
+    def observed(self, spans: Sequence[tuple[float, float]], *, by_work: bool) -> float | None:
+        """Return its progress over stretches of time; None where it did no work."""
+        count = worked = 0.0
+        for begin, end in spans:
+            (before, busy), (after, over) = progress_at(self.progress, begin), progress_at(self.progress, end)
+            count += after - before
+            worked += over - busy if by_work or not self.offered else end - begin
+        rate = self.alone if by_work or not self.offered else self.offered
+        return count / worked / rate if worked > 1e-6 else None
+
+
+def accuracy(records: Records) -> Accuracy:
+    """Compare what the records hold."""
+    source = records.first("signatures")
+    is_table = source is not None and source["source"] == "table"
+    predicted: list[Compared] = []
+    inferred: list[Compared] = []
+    left: dict[str, float] = {}
+    looks = failures = sets = 0
+    is_recorded = False
+    for run in countable(records):
+        watch = records.first("watch", run=run["name"])
+        if run["policy"] != OURS.name or watch is None:
+            continue
+        looks, failures = looks + watch["looks"], failures + watch["failures"]
+        jobs = _jobs(records, run, is_table=is_table)
+        is_recorded |= any(job.samples for job in jobs)
+        found = list(_sets(run["name"], jobs, list(records.of("placed", run=run["name"])), left))
+        sets += len(found)
+        predicted += itertools.chain.from_iterable(found)
+        inferred += [each for job in jobs for each in _windows(run["name"], job, jobs)]
+    return Accuracy(is_recorded, tuple(predicted), tuple(inferred), sets, left, looks, failures)
+
+
+def report(found: Accuracy) -> list[str]:
+    """Return it as lines of Markdown."""
+    title = "Predicted and inferred progress against what the jobs logged"
+    if not found.is_recorded:
+        return [f"{title}: not recorded."]
+    heads = ("progress relative to alone", "compared", "mean absolute error", "bar", "bias", "p90")
+    lines = [f"{title}:", "", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for title, values, bar in (
+        (f"predicted, each job of {found.sets} sets", found.predicted, PREDICTED_BAR),
+        ("inferred, each window of each job", found.inferred, INFERRED_BAR),
+    ):
+        beside = [each for each in values if each.beside]
+        lines += [
+            _row(f"{title}: beside others", beside, bar),
+            _row("of these, as fast as they can", [each for each in beside if not each.is_serving]),
+            _row("of these, serving", [each for each in beside if each.is_serving]),
+        ]
+    lines.append(_row("predicted, alone on the GPU", [each for each in found.predicted if not each.beside]))
+    left = "; ".join(f"{reason} {seconds:.0f}" for reason, seconds in sorted(found.left_out.items()))
+    compared = sum(each.seconds for each in found.predicted)
+    told = f"Predictions are compared over {compared:.0f} job-seconds of work"
+    lines += ["", f"{told}; left out, job-seconds: {left or 'none'}."]
+    return [*lines, f"The agent was looked at {found.looks} times, {found.failures} of them in vain."]
+
+
+def _row(name: str, values: Sequence[Compared], bar: float | None = None) -> str:
+    goal = "" if bar is None else f"<= {bar:.2f}"
+    if not values:
+        return f"| {name} | 0 | not recorded | {goal} | | |"
+    errors = [abs(each.error) for each in values]
+    figures = statistics.fmean(errors), statistics.fmean(each.error for each in values), percentile(errors, 0.9)
+    mean, bias, high = figures
+    return f"| {name} | {len(values)} | {mean:.3f} | {goal} | {bias:+.3f} | {high:.3f} |"
+
+
+def _jobs(records: Records, run: Record, *, is_table: bool) -> list[_Job]:
+    found = []
+    for line in records.of("job", run=run["name"]):
+        seen = records.first("seen", run=run["name"], number=line["number"])
+        rows = [] if seen is None else [dict(zip(seen["fields"], row, strict=True)) for row in seen["samples"]]
+        # The table's signatures are of programs that answer without a pause, the agent's of what they did.
+        offered = line["rate"] / (SERVING_LOAD if is_table else 1.0)
+        found.append(
+            _Job(
+                line["number"],
+                f"job-{line['number']:03d}",
+                line["program"],
+                _on_gpu(line, rows),
+                line["ready"],
+                line["ended"],
+                line["progress"],
+                rate_alone(records, run, line["program"]),
+                offered,
+                rows,
+            )
+        )
+    return found
+
+
+def _on_gpu(line: Record, rows: Sequence[Mapping[str, float | None]]) -> float:
+    """Return from when on a job may have used the GPU: not while the agent saw no client of it."""
+    first: float = line["started"] if line["started"] is not None else line["ready"]
+    began = line.get("first_started")
+    if began is not None:
+        return min(first, began)
+    idle = [
+        row["at"] for row in rows if row["clients"] == 0 and row["at"] is not None and row["at"] < line["ready"]
+    ]
+    return max([first, *(at - LATE_SECONDS for at in idle)])
+
+
+def _sets(
+    run: str, jobs: Sequence[_Job], placed: Sequence[Record], left: dict[str, float]
+) -> Iterator[list[Compared]]:
+    """Yield the jobs of each set that was at work together; add to `left` what cannot be compared."""
+    throttled = [row["at"] for job in jobs for row in job.samples if row["throttle"] and row["at"] is not None]
+    edges = {edge for job in jobs for edge in (job.on_gpu, job.ready, job.ended)}
+    edges |= {edge for at in throttled for edge in (at - SAMPLE_SECONDS, at + SAMPLE_SECONDS)}
+    spans: dict[frozenset[int], list[tuple[float, float]]] = {}
+    for begin, end in itertools.pairwise(sorted(edges)):
+        middle = (begin + end) / 2
+        working = frozenset(job.number for job in jobs if job.ready <= middle < job.ended)
+        if not working:
+            continue
+        if any(job.on_gpu <= middle < job.ready for job in jobs):
+            _add(left, STARTING, len(working) * (end - begin))
+        elif any(abs(middle - at) <= SAMPLE_SECONDS for at in throttled):
+            _add(left, THROTTLED, len(working) * (end - begin))
+        else:
+            spans.setdefault(working, []).append((begin, end))
+    by_number = {job.number: job for job in jobs}
+    forecasts = {frozenset(line["members"]): line["members"] for line in placed if "unknown" not in line}
+    for working, pieces in spans.items():
+        seconds = sum(end - begin for begin, end in pieces)
+        members = [by_number[number] for number in sorted(working)]
+        told = forecasts.get(frozenset(job.name for job in members))
+        if told is None or seconds < LEAST_SECONDS:
+            _add(left, UNKNOWN if seconds >= LEAST_SECONDS else SHORT, len(members) * seconds)
+            continue
+        yield [
+            Compared(
+                run,
+                job.number,
+                job.program,
+                bool(job.offered),
+                len(members) - 1,
+                seconds,
+                told[job.name]["predicted"],
+                observed,
+            )
+            for job in members
+            if (observed := job.observed(pieces, by_work=True)) is not None
+        ]
+
+
+def _windows(run: str, job: _Job, jobs: Sequence[_Job]) -> Iterator[Compared]:
+    """Yield each window over which the agent inferred a job's progress."""
+    before: Mapping[str, Any] | None = None
+    ended: float | None = None
+    for row in job.samples:
+        said, at = row["inferred"], row["at"]
+        if said is None or at is None:
+            before, ended = None, None
+            continue
+        if before is not None and (before["inferred"], before["error"]) == (said, row["error"]):
+            continue
+        end = at - SAMPLE_SECONDS / 2  # it appeared between this sample and the one before
+        begin = end - SAMPLE_SECONDS if ended is None else max(ended, end - MOST_WINDOW_SECONDS)
+        before, ended = row, end
+        if begin < job.ready or end > job.ended:
+            continue
+        observed = job.observed([(begin, end)], by_work=False)
+        if observed is None:
+            continue
+        middle = (begin + end) / 2
+        beside = sum(1 for each in jobs if each is not job and each.on_gpu <= middle < each.ended)
+        yield Compared(run, job.number, job.program, bool(job.offered), beside, end - begin, said, observed)
+
+
+def _add(left: dict[str, float], reason: str, seconds: float) -> None:
+    left[reason] = left.get(reason, 0.0) + seconds
