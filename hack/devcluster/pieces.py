@@ -50,9 +50,11 @@ def expand(piece: Path, out: IO[bytes]) -> None:
 
 
 def unpack(piece: Path, directory: Path) -> None:
-    """Extract a piece that is an archive."""
+    """Extract a piece that is an archive; others may be extracted beside it, into the same folders."""
     with lzma.open(piece, "rb") as data, tarfile.open(fileobj=data, mode="r|") as tar:
-        tar.extractall(directory, filter="tar")
+        for member in tar:
+            (directory / member.name).parent.mkdir(parents=True, exist_ok=True)
+            tar.extract(member, directory, filter="tar")
 
 
 def digest(data: bytes) -> str:
