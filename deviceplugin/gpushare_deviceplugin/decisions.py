@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Final
 
+from gpushare.core.api import SHARES_PER_GPU, clients_of
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, decisions_reader, write_decisions
 from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.shares import Terms, TermsOf
@@ -32,6 +33,7 @@ def decide(state: NodeState, terms: TermsOf = class_of_annotation) -> dict[str, 
             terms(pod).job_class,
             ends_at=pod.ends_at,
             processes=pod.processes,
+            clients=clients_of(min(pod.share_units, SHARES_PER_GPU), pod.processes),
         )
         for uuid in state.gpus_of(pod):
             if uuid in by_gpu:

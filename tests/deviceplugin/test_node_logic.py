@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, WELL, Clock, client, gate, make_pod, tenant
 
-from gpushare.core.api import Ceilings, GpuNodeStatus, MpsState
+from gpushare.core.api import Ceilings, GpuNodeStatus, MpsState, names
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
@@ -65,6 +65,15 @@ class TestDecisions:
         decided = decide(state)
         assert set(decided[GPU_A].pods) == {"uid-a"}
         assert {uid: d.thread_percentage for uid, d in decided[GPU_B].pods.items()} == {"uid-moved": 30}
+
+    def test_each_pod_has_its_shares_part_of_the_clients(self, state: NodeState) -> None:
+        state.put_pod(make_pod("quarter", share=25))
+        state.put_pod(make_pod("least", share=1))
+        state.put_pod(make_pod("two-gpus", share=200))
+        state.put_pod(make_pod("admitted-before", share=1, **{names.PROCESSES: "3"}))
+        decided = decide(state)[GPU_A].pods
+        clients = {uid: decision.clients for uid, decision in decided.items()}
+        assert clients == {"uid-quarter": 12, "uid-least": 1, "uid-two-gpus": 48, "uid-admitted-before": 3}
 
     def test_a_bad_annotation_is_said_once_and_what_runs_keeps_its_last_decision(
         self, state: NodeState, caplog: pytest.LogCaptureFixture
@@ -196,6 +205,8 @@ class TestGates:
         (told,) = notices(gate(), gate(held=(HeldStatus(7, "u1", HoldReason.POD_CAP, 2.0),)), ["u1"])
         assert (told.pod_uid, told.reason) == ("u1", "HeldPodCapInUse")
         assert "waits at the gate" in told.note
+        assert "gpushare.io/processes" in told.note
+        (told,) = notices(gate(), gate(held=(HeldStatus(7, "u1", HoldReason.POD_CLIENTS, 2.0),)), ["u1"])
         assert "gpushare.io/processes" in told.note
 
     def test_what_is_new_is_told_once_to_those_concerned(self) -> None:

@@ -32,6 +32,28 @@ async def test_filter_says_where_a_pod_fits_and_why_not_elsewhere(running):
     }
 
 
+async def test_no_pod_is_placed_where_no_client_is_left_for_it(cluster, serve_cluster):
+    """Before: each pod counted as one client, however many it had, and who came later waited for ever."""
+    cluster.add_node("n1", gpus=1)
+    async with serve_cluster(cluster) as running:
+        crowd = {"class": "latency", "memory": "64Mi"}
+        cluster.make_pod("half", "0.5", **crowd)
+        cluster.make_pod("many", "0.01", limit=34, processes="16", **crowd)
+        for number in range(9):
+            cluster.make_pod(f"small-{number}", "0.01", **crowd)
+        await cluster.settle()
+        for name in ("half", "many", *(f"small-{number}" for number in range(8))):
+            assert await running.bind(name, "n1") == ""
+            cluster.allocate(name)
+            await cluster.settle()
+        result = await running.filter("small-8", ["n1"])
+        assert "needs 1 GPU with 1 of 48 MPS clients free, has 0" in result["FailedNodes"]["n1"]
+        assert "48 MPS clients" in await running.bind("small-8", "n1")
+        cluster.finish("small-0")
+        await cluster.settle()
+        assert (await running.filter("small-8", ["n1"]))["NodeNames"] == ["n1"]
+
+
 async def test_filter_answers_the_best_nodes_alone_and_says_nothing_of_others(cluster, serve_cluster):
     """kube-scheduler drops nodes that are in no list of the answer (ADR 0043)."""
     names = [f"n{index}" for index in range(6)]

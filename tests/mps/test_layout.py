@@ -109,6 +109,20 @@ def test_a_number_of_processes_that_is_none_keeps_the_former_decisions(processes
         Decisions.from_json({"version": 1, "pods": {"a": pod}})
 
 
+@pytest.mark.parametrize("clients", [0, -1, 1.5, "4", True])
+def test_a_number_of_clients_that_is_none_keeps_the_former_decisions(clients):
+    pod = {"thread_percentage": 25, "memory_mib": 1024, "clients": clients}
+    with pytest.raises(ValueError, match=r"pod a: clients .* is not a positive integer"):
+        Decisions.from_json({"version": 1, "pods": {"a": pod}})
+
+
+def test_an_earlier_agent_says_nothing_of_clients():
+    pods = {"a": PodDecision(25, 1024), "b": PodDecision(25, 1024, clients=12)}
+    written = Decisions(pods).to_json()
+    assert "clients" not in written["pods"]["a"]
+    assert Decisions.from_json(written) == Decisions(pods)
+
+
 def test_a_later_agents_decisions_are_read_without_what_is_new_in_them(gpu):
     """Before: one class that an older gate does not know, and it read none of the file."""
     write_atomically(

@@ -1,10 +1,13 @@
 """How a server's 48 clients are divided among the pods that were placed on its GPU."""
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from gpushare.core.api import MAX_CLIENTS_PER_GPU
+from gpushare.core.api import MAX_CLIENTS_PER_GPU, SHARES_PER_GPU, JobClass, clients_of, percent_of_clients
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, write_decisions
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.status import HoldReason
@@ -48,6 +51,38 @@ def test_whatever_the_others_take_every_decided_pod_gets_its_client(policy, most
     clients[names[-1]] += 1
     assert clients.total() <= MAX_CLIENTS_PER_GPU
     assert set(clients) == set(names)
+
+
+class Arrivals(CeilingPolicy):
+    """The policy of a GPU on which pods are placed one after the other."""
+
+    pods: dict[str, PodDecision]
+
+    def decisions(self) -> Decisions:
+        return Decisions(self.pods)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(1, 48)), min_size=1, max_size=60), st.integers(1, 48))
+def test_who_comes_later_finds_its_clients_whatever_the_earlier_ones_took(pods, most):
+    """Before: three pods of 1% and class latency took all 48, and who was placed there later waited for ever."""
+    rules = Arrivals(GpuDirectory(Path("GPU-1")), most)
+    rules.pods = {}
+    clients: Counter[str | None] = Counter()
+    room_percent, room_clients = SHARES_PER_GPU, MAX_CLIENTS_PER_GPU
+    for number, (asked_percent, processes) in enumerate(pods):
+        percent = max(asked_percent, percent_of_clients(processes))  # as admission charges
+        part = clients_of(percent, processes)
+        assert part >= processes
+        if percent > room_percent or part > room_clients:
+            continue  # the extender places it elsewhere
+        room_percent, room_clients = room_percent - percent, room_clients - part
+        name = f"p{number}"
+        rules.pods[name] = PodDecision(100, 1024, JobClass.LATENCY, processes=processes, clients=part)
+        for _ in range(min(part, most)):
+            assert rules.why_no_client(name, clients) is None
+            clients[name] += 1
+        assert rules.why_no_client(name, clients) in {HoldReason.POD_CLIENTS, HoldReason.CLIENTS}
 
 
 def test_what_is_kept_for_others_is_told(policy):

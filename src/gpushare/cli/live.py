@@ -283,6 +283,7 @@ def request_of(
         job_class=needs.job_class,
         workload=needs.workload,
         fault_domain=needs.fault_domain,
+        clients=needs.clients,
         known=known_of(share, unix_seconds) if share is not None else None,
         max_slowdown=needs.max_slowdown_ratio,
         unprofiled=unprofiled_of(pod, share),

@@ -339,6 +339,7 @@ class ShareLedger:
             job_class=needs.job_class,
             workload=needs.workload,
             fault_domain=needs.fault_domain,
+            clients=needs.clients,
             known=self._workloads.of(pod),
             max_slowdown=needs.max_slowdown_ratio,
             unprofiled=unprofiled_of(pod, share),

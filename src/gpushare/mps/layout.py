@@ -149,6 +149,7 @@ class PodDecision:
         is_class_known: False where a later agent named a class that is unknown here; such a pod is not frozen.
         ends_at: Unix time from which on its clients are ended and none is let in; None while it is to stay.
         processes: how many share its thread percentage.
+        clients: how many MPS clients belong to it; None where an earlier agent did not say.
     """
 
     thread_percentage: int
@@ -157,6 +158,7 @@ class PodDecision:
     is_class_known: bool = True
     ends_at: float | None = None
     processes: int = 1
+    clients: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +184,7 @@ class Decisions:
                 }
                 | ({} if d.ends_at is None else {"ends_at": d.ends_at})
                 | ({} if d.processes == 1 else {"processes": d.processes})
+                | ({} if d.clients is None else {"clients": d.clients})
                 for uid, d in self.pods.items()
             },
         }
@@ -203,6 +206,9 @@ class Decisions:
         return cls({uid: decision for uid, (decision, _) in read.items()}, unknown)
 
 
+_POD_FIELDS: Final = frozenset({"thread_percentage", "memory_mib", "job_class", "ends_at", "processes", "clients"})
+
+
 def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
     """Return one pod's ceilings, and how many of its fields and classes are of a later version."""
     if not isinstance(value, dict):
@@ -215,18 +221,26 @@ def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
     ends_at = value.get("ends_at")
     if ends_at is not None and (type(ends_at) not in {int, float} or not math.isfinite(ends_at)):
         raise ValueError(f"pod {uid}: ends_at {ends_at!r} is not a time")
-    processes = value.get("processes", 1)
+    processes, clients = value.get("processes", 1), value.get("clients")
     if type(processes) is not int or processes <= 0:
         raise ValueError(f"pod {uid}: processes {processes!r} is not a positive integer")
-    unknown = len(value.keys() - {"thread_percentage", "memory_mib", "job_class", "ends_at", "processes"})
+    if clients is not None and (type(clients) is not int or clients <= 0):
+        raise ValueError(f"pod {uid}: clients {clients!r} is not a positive integer")
     job_class = value.get("job_class", JobClass.THROUGHPUT)
     if not isinstance(job_class, str):
         raise ValueError(f"pod {uid}: job_class {job_class!r} is not a string")
-    if job_class not in set(JobClass):
-        # The class decides about priority, which is best effort, and freezing: the ceilings bind in any case.
-        decision = PodDecision(threads, memory, is_class_known=False, ends_at=ends_at, processes=processes)
-        return decision, unknown + 1
-    return PodDecision(threads, memory, JobClass(job_class), ends_at=ends_at, processes=processes), unknown
+    # The class decides about priority, which is best effort, and freezing: the ceilings bind in any case.
+    is_known = job_class in set(JobClass)
+    decision = PodDecision(
+        threads,
+        memory,
+        JobClass(job_class) if is_known else JobClass.THROUGHPUT,
+        is_class_known=is_known,
+        ends_at=ends_at,
+        processes=processes,
+        clients=clients,
+    )
+    return decision, len(value.keys() - _POD_FIELDS) + (not is_known)
 
 
 def write_atomically(path: Path, data: Any) -> None:

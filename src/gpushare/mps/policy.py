@@ -52,7 +52,10 @@ class CeilingPolicy:
         return decision.ends_at is not None and self.wall() >= decision.ends_at
 
     def why_no_client(self, pod_uid: str, clients: Counter[str | None]) -> HoldReason | None:
-        """Why a pod cannot have one more client; None when it can. Every decided pod has one reserved.
+        """Why a pod cannot have one more client; None when it can.
+
+        A pod has those that belong to its share, so that the parts of all pods that fit on the GPU are there when
+        they come (ADR 0184). Where parts are not known, every decided pod has one reserved.
 
         Args:
             clients: how many each pod has, `None` for those of no pod.
@@ -60,9 +63,12 @@ class CeilingPolicy:
         free, own = MAX_CLIENTS_PER_GPU - clients.total(), clients[pod_uid]
         if free <= 0:
             return HoldReason.CLIENTS
-        if own >= self.max_clients_per_pod:
+        pods = self.decisions().pods
+        decision = pods.get(pod_uid)
+        part = decision.clients if decision is not None else None
+        if own >= min(self.max_clients_per_pod, part or self.max_clients_per_pod):
             return HoldReason.POD_CLIENTS
-        reserved = sum(clients[other] == 0 for other in self.decisions().pods if other != pod_uid)
+        reserved = sum(clients[other] == 0 for other in pods if other != pod_uid)
         return HoldReason.CLIENTS_RESERVED if own and free <= reserved else None
 
     def is_probe(self, pid: int) -> bool:

@@ -88,6 +88,27 @@ def test_throughput_is_charged_what_mps_gives_at_least(fraction, job_class, perc
     assert resolve(annotations, limit_percent=1).share_percent == 1  # admitted before: it keeps its charge
 
 
+@pytest.mark.parametrize(
+    ("fraction", "processes", "percent", "clients"),
+    [
+        ("0.01", "1", 1, 1),
+        ("0.01", "2", 5, 2),
+        ("0.01", "16", 34, 16),
+        ("0.5", "16", 50, 24),
+        ("0.01", "48", 100, 48),
+        ("auto", "48", 100, 48),
+        ("2", "16", 100, 48),
+    ],
+)
+def test_a_pods_part_of_the_48_clients_is_charged(fraction, processes, percent, clients):
+    """Before: three pods of 1% had 16 processes each, and the GPU had no client left."""
+    annotations = {FRACTION: fraction, "gpushare.io/class": "latency", "gpushare.io/processes": processes}
+    needs = resolve(annotations)
+    assert (needs.share_percent, needs.clients) == (percent, clients)
+    admitted_before = resolve(annotations, limit_percent=1)
+    assert (admitted_before.share_percent, admitted_before.clients) == (1, int(processes))
+
+
 @pytest.mark.parametrize("source", ["the default", "its profile"])
 def test_auto_is_charged_what_mps_gives_at_least(source):
     profiled = share(recommended="0.02") if source == "its profile" else None

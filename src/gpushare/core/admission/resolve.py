@@ -11,10 +11,12 @@ from gpushare.core.api import (
     JobClass,
     Reason,
     Rejection,
+    clients_of,
     names,
     parse_fraction,
     parse_memory_mib,
     parse_request,
+    percent_of_clients,
     shown,
 )
 
@@ -59,6 +61,7 @@ class Needs:
         workload: key that links pods of one kind; None means the pod's owner.
         container: name of the container that gets the GPU; None means the first.
         is_auto: whether the fraction is `auto`, so that its promise is one of a whole GPU.
+        processes: CUDA processes that it names.
     """
 
     share_percent: int
@@ -70,6 +73,12 @@ class Needs:
     workload: str | None
     container: str | None
     is_auto: bool = False
+    processes: int = 1
+
+    @property
+    def clients(self) -> int:
+        """Return how many MPS clients it may have on each of its GPUs."""
+        return clients_of(self.share_percent, self.processes)
 
     @property
     def limit_percent(self) -> int:
@@ -135,6 +144,7 @@ def resolve(
         workload=asked.workload,
         container=asked.container,
         is_auto=asked.is_auto,
+        processes=asked.processes,
     )
     if is_charged:
         return needs
@@ -144,16 +154,17 @@ def resolve(
 def least_percent(needs: Needs, defaults: Defaults, gpu_memories_mib: Collection[int]) -> int:
     """Return the least that a pod is charged, whatever its fraction.
 
-    For being alone on a GPU; for its memory; for the SMs that MPS gives a process under the smallest cap
-    (ADR 0172). Class latency has no cap, whatever it is charged.
+    For being alone on a GPU; for its memory; for its part of the GPU's MPS clients (ADR 0184); for the SMs that
+    MPS gives a process under the smallest cap (ADR 0172). Class latency has no cap, whatever it is charged.
     """
     if needs.fault_domain is FaultDomain.ISOLATED:
         return names.SHARES_PER_GPU
     is_capped = needs.job_class is JobClass.THROUGHPUT
     threads = names.LEAST_PROCESS_PERCENT if defaults.charge_threads and is_capped else 0
+    least = max(threads, percent_of_clients(needs.processes))
     if not defaults.charge_memory or needs.memory_mib is None:
-        return threads
-    return max(threads, memory_percent(needs.memory_mib, gpu_memories_mib))
+        return least
+    return max(least, memory_percent(needs.memory_mib, gpu_memories_mib))
 
 
 def memory_percent(memory_mib: int, gpu_memories_mib: Collection[int]) -> int:

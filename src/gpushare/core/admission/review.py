@@ -415,7 +415,7 @@ def _check_shares(spec: Object, request: ShareRequest, expected: _Expected) -> R
                 )
             if not expected.accepts(str(amount)):
                 is_raised = request.share_percent is not None and expected.percent > request.share_percent
-                with_what = ", which with the pod's GPU memory or isolation" if is_raised else ", which"
+                with_what = ", which with the pod's GPU memory, processes or isolation" if is_raised else ", which"
                 return _conflict(
                     f"{where} contradicts annotation {names.FRACTION}{with_what} makes it {expected}; leave it "
                     "out, gpushare sets it"

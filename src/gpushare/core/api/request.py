@@ -147,6 +147,16 @@ def parse_processes(text: str) -> int | Rejection:
     return int(text)
 
 
+def clients_of(share_percent: int, processes: int = 1) -> int:
+    """Return how many of a GPU's MPS clients belong to a pod: its share's part of them, and one at least."""
+    return max(1, processes, share_percent * names.MAX_CLIENTS_PER_GPU // names.SHARES_PER_GPU)
+
+
+def percent_of_clients(processes: int) -> int:
+    """Return the least share to which so many MPS clients belong; 0 for one, which every pod has."""
+    return 0 if processes <= 1 else -(-names.SHARES_PER_GPU * processes // names.MAX_CLIENTS_PER_GPU)
+
+
 def _check_processes(processes: int, share_percent: int | None, job_class: JobClass | None) -> Rejection | None:
     """Refuse more processes than the share can be divided among; a latency pod and a whole GPU are not capped."""
     if share_percent is None or share_percent >= names.SHARES_PER_GPU or job_class is JobClass.LATENCY:

@@ -23,8 +23,8 @@ class Usable(NamedTuple):
     healthy: BoolArray
     model: BoolArray
     domain: BoolArray
-    clients: BoolArray
     share: BoolArray
+    clients: BoolArray
     memory: BoolArray
 
 
@@ -42,12 +42,12 @@ def usable_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> Usable:
         domain = model & (state.clients.take(rows, 1) == 0)
     elif state.isolated_count:
         domain = model & ~state.isolated.take(rows, 1)
-    clients = domain & (state.clients.take(rows, 1) <= _MAX - shape.clients)
-    share = clients & (state.share_free_milli.take(rows, 1) >= shape.share_milli)
-    memory = share
+    share = domain & (state.share_free_milli.take(rows, 1) >= shape.share_milli)
+    clients = share & (state.clients.take(rows, 1) <= _MAX - shape.clients)
+    memory = clients
     if state.tracks_memory or shape.memory_mib:
-        memory = share & (state.memory_free_mib.take(rows, 1) >= memory_need_mib(state, shape, rows))
-    return Usable(present, heard, healthy, model, domain, clients, share, memory)
+        memory = clients & (state.memory_free_mib.take(rows, 1) >= memory_need_mib(state, shape, rows))
+    return Usable(present, heard, healthy, model, domain, share, clients, memory)
 
 
 def fitting_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> BoolArray:
@@ -156,9 +156,9 @@ def _code(state: ClusterState, shape: Shape, rows: IntArray) -> IntArray:
             if test == _HEARD:
                 passing = state.silent_seconds.take(rows)
             elif test == _SHARE and shape.gpu_count == 1:
-                passing = np.where(usable.clients, state.share_free_milli.take(rows, 1), 0).max(axis=0, initial=0)
+                passing = np.where(usable.domain, state.share_free_milli.take(rows, 1), 0).max(axis=0, initial=0)
             elif test == _GPU_MEMORY:
-                passing = np.where(usable.share, state.memory_free_mib.take(rows, 1), 0).max(axis=0, initial=0)
+                passing = np.where(usable.clients, state.memory_free_mib.take(rows, 1), 0).max(axis=0, initial=0)
             stage[fails] = test
             figure[fails] = passing[fails]
     code: IntArray = (stage << _FIGURE_BITS) | np.minimum(figure, _FIGURE_MASK)
@@ -201,13 +201,16 @@ _STAGES: Final[tuple[tuple[Reason, Callable[[Shape, int], str]], ...]] = (
     (Reason.GPU_UNHEALTHY, lambda s, n: f"needs {_gpus(s.gpu_count)}, has {n} healthy"),
     (Reason.GPU_MODEL, lambda s, n: f"needs {_gpus(s.gpu_count)} of {_models(s)}, has {n} healthy"),
     (Reason.FAULT_DOMAIN, lambda s, n: f"needs {_gpus(s.gpu_count)} in a {s.fault_domain} fault domain, has {n}"),
-    (Reason.CLIENTS, lambda s, n: f"needs {_gpus(s.gpu_count)} with room below {_MAX} clients, has {n}"),
     (Reason.SHARE, _share),
+    (
+        Reason.CLIENTS,
+        lambda s, n: f"needs {_gpus(s.gpu_count)} with {s.clients} of {_MAX} MPS clients free, has {n}",
+    ),
     (Reason.GPU_MEMORY, _memory),
     (Reason.CPU, lambda s, n: f"needs {s.cpu_milli}m of CPU, has {n}m free"),
     (Reason.NODE_MEMORY, lambda s, n: f"needs {s.node_memory_mib} MiB of memory, has {n} MiB free"),
 )
-_HEARD, _SHARE, _GPU_MEMORY, _CPU, _NODE_MEMORY = 1, 6, 7, 8, 9
+_HEARD, _SHARE, _GPU_MEMORY, _CPU, _NODE_MEMORY = 1, 5, 7, 8, 9
 
 
 def _rejection_of(shape: Shape, code: int) -> Rejection:
