@@ -84,11 +84,11 @@ def check_memory(
         (pod.decision.memory_limit_mib for pod in asking if pod.decision is not None and pod.uid not in others),
         default=0,
     )
-    held, usable = sum(others.values()), gpu.memory_mib - reserve_mib
-    if not asked or not held or gpu.memory_mib <= 0 or held + asked <= usable:
+    others_mib, usable = sum(others.values()), gpu.memory_mib - reserve_mib
+    if not asked or not others_mib or gpu.memory_mib <= 0 or others_mib + asked <= usable:
         return None
     detail = (
-        f"GPU {gpu.uuid} has {usable} MiB for tenants, of which other pods hold {held} MiB by their limits: "
+        f"GPU {gpu.uuid} has {usable} MiB for tenants, of which other pods hold {others_mib} MiB by their limits: "
         f"the {asked} MiB that were decided for this one are not there"
     )
     return Rejection(Reason.GPU_MEMORY, detail)

@@ -85,7 +85,7 @@ def _device(
         mps_state=gpu.mps.state.value,
         is_ceilings_enforced=_ENFORCED.get(gpu.mps.ceilings),
         clients=len(gate.clients) if gate else None,
-        held=Counter(held.reason.value for held in gate.held) if gate else {},
+        held=Counter(waiting.reason.value for waiting in gate.held) if gate else {},
         refused=gate.refused if gate else {},
         mismatches=Counter(mismatch.kind.value for mismatch in gate.mismatches) if gate else {},
         faults=gate.faults if gate else None,

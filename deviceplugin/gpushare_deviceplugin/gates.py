@@ -163,12 +163,11 @@ def notices(old: GateStatus | None, new: GateStatus, tenants: Iterable[str]) -> 
         found += [Notice(uid, "MpsRestarted", note) for uid in dict.fromkeys((*tenants, *connected))]
         found.append(Notice(None, "MpsRestarted", note))
     seen = {(h.pod_uid, h.reason) for h in old.held} if old is not None else set()
-    for held in new.held:
-        if held.reason in _SHOWN_HOLDS and (held.pod_uid, held.reason) not in seen:
-            note = (
-                f"a process waits at the gate of GPU {new.gpu_uuid}: {held.reason}{_ADVICE.get(held.reason, '')}"
-            )
-            found.append(Notice(held.pod_uid, f"Held{held.reason}", note))
+    for waiting in new.held:
+        if waiting.reason in _SHOWN_HOLDS and (waiting.pod_uid, waiting.reason) not in seen:
+            advice = _ADVICE.get(waiting.reason, "")
+            note = f"a process waits at the gate of GPU {new.gpu_uuid}: {waiting.reason}{advice}"
+            found.append(Notice(waiting.pod_uid, f"Held{waiting.reason}", note))
     known = {(m.kind, m.pod_uid, m.pid) for m in old.mismatches} if old is not None else set()
     found += [
         Notice(mismatch.pod_uid, f"Mismatch{mismatch.kind}", mismatch.detail)

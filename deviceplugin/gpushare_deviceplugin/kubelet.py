@@ -56,11 +56,11 @@ class AllocationsUnderWay:
         self._no_list.set()
 
     def expect(self) -> None:
-        """Take an allocation for under way that the agent before this one has begun, and the front holds."""
+        """Assume that an allocation is under way: the former agent may have left one, kept by the front."""
         self._expected_until = self._clock() + LONGEST_WAIT_SECONDS
 
     def expect_no_more(self) -> None:
-        """Wait a moment more for a held call: we have just registered, and it comes at once."""
+        """Assume it for a moment more only: a call that the front kept comes right after we registered."""
         self._expected_until = min(self._expected_until, self._clock() + QUIET_SECONDS)
 
     @asynccontextmanager

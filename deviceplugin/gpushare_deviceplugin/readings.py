@@ -235,8 +235,8 @@ class Readings:
     def _is_still(self, uuid: str, plan: ReadingPlan) -> bool:
         """Return whether nobody came or went meanwhile."""
         gate = self._sampler.gates.get(uuid)
-        there = {client.pod_uid for client in gate.clients} if gate is not None else set()
-        return there == {plan.pod.uid, *plan.stopped}
+        connected = {client.pod_uid for client in gate.clients} if gate is not None else set()
+        return connected == {plan.pod.uid, *plan.stopped}
 
     def _may_stop_now(self, record: _Record, now: float) -> bool:
         record.stops = [(at, seconds) for at, seconds in record.stops if now - at < MINUTE_SECONDS]

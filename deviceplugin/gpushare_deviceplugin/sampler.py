@@ -124,7 +124,7 @@ class Sampler:
         self._tenants: dict[str, tuple[str, ...]] = {}
         self._failures = 0
         self._settling: set[str] = set()
-        self._held: set[str] = set()
+        self._paused: set[str] = set()
 
     async def run(self) -> None:
         """Sample once a period; without devices, retry to open them with back-off."""
@@ -163,12 +163,12 @@ class Sampler:
 
     def hold(self, uuid: str) -> None:
         """Leave a GPU's counters alone until `release`: somebody reads them (`readings`)."""
-        self._held.add(uuid)
+        self._paused.add(uuid)
         self._fresh[uuid] = []
 
     def release(self, uuid: str) -> None:
         """Go on sampling a GPU."""
-        self._held.discard(uuid)
+        self._paused.discard(uuid)
 
     async def sample_now(self, uuid: str) -> GpuSample | None:
         """Read a GPU's counters since the last reading of them; None where the driver gives none."""
@@ -215,7 +215,7 @@ class Sampler:
             return Reading(health, None)
         processes = self._list_processes(devices, uuid)
         try:
-            sample = None if uuid in self._held else devices.sample(uuid)
+            sample = None if uuid in self._paused else devices.sample(uuid)
             return Reading(health, sample, processes=processes)
         except DevicesError as error:
             return Reading(health, None, str(error), processes)

@@ -308,17 +308,17 @@ class Signatures:
             _trim(self._revisions)
             for older in (self._seen, self._phases, self._candidates, self._read, self._usual_seconds):
                 older.pop(key, None)
-        held = next((each.phases for each in written if each.phases and _revision(each) == latest), ())
-        if held and latest == self._revisions.get(key, 0) and self._read.get(key) != held:
+        phases = next((each.phases for each in written if each.phases and _revision(each) == latest), ())
+        if phases and latest == self._revisions.get(key, 0) and self._read.get(key) != phases:
             self._read.pop(key, None)
-            self._read[key] = held
+            self._read[key] = phases
             _trim(self._read)
-            self._read_back(key, held)
+            self._read_back(key, phases)
 
-    def _read_back(self, key: _Key, held: tuple[WorkloadPhase, ...]) -> None:
+    def _read_back(self, key: _Key, phases: tuple[WorkloadPhase, ...]) -> None:
         """Add the phases that a GpuShare holds to those that were seen here, as far as there is room."""
         own = self._phases.get(key, ())
-        for each in map(_Phase.read_back, held):
+        for each in map(_Phase.read_back, phases):
             shown = GpuSample(each.seen.counters, each.seen.seconds, 0, None, each.seen.sm_clock_mhz)
             if len(own) < MAX_PHASES - 1 and not any(phase.fits(each.cap, shown) for phase in own):
                 own = (*own, each)

@@ -135,9 +135,7 @@ class ExistingCluster:
 
 
 def pick() -> Cluster:
-    """Choose the cluster: $CLUSTER decides; else kind where a Docker engine and kind's node image exist; else
-    local.
-    """
+    """Choose the cluster: $CLUSTER, else kind where Docker and kind's node image exist, else local."""
     chosen = os.environ.get("CLUSTER", "")
     if chosen and chosen not in NAMES:
         raise Failed(f"CLUSTER={chosen}: allowed are {', '.join(NAMES)}")

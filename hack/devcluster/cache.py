@@ -33,9 +33,7 @@ def _pieces(part: str | bytes | Path) -> Iterable[tuple[str, bytes]]:
 
 
 def cached(kind: str, key: str, build: Callable[[Path], None]) -> Path:
-    """Return the directory of this key; if it is missing, `build` fills a temporary one, which is then renamed
-    into place.
-    """
+    """Return the directory of this key; `build` fills a missing one, which is renamed into place when done."""
     target = cache_dir() / kind / key
     if target.is_dir():
         return target

@@ -36,9 +36,7 @@ def source_key() -> str:
 
 
 def build(*, docker: bool) -> tuple[str, Path]:
-    """Build the image, also tagged `dev`; return its name, with a tag that changes with the content, and the
-    archive.
-    """
+    """Build the image, also tagged `dev`; return its name, tagged by its content, and the archive."""
     key = source_key()
     name = f"{IMAGE}:dev-{key[:12]}"
 

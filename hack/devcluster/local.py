@@ -450,9 +450,7 @@ bin_dir = "{self.cni_directory}"
 
 
 def _pod_cgroups() -> list[Path]:
-    """Return the cgroups below kubelet's root cgroup, innermost first, in every hierarchy (v1) or the only one
-    (v2).
-    """
+    """Return the cgroups below kubelet's root cgroup, innermost first, in every hierarchy."""
     if not (KUBELET_DIRECTORY / ".gpushare-dev").exists():
         return []
     ours = f"{cgroup_root().strip('/')}/kubepods".lstrip("/")

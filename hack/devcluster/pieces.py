@@ -1,5 +1,4 @@
-"""Compressed pieces of a bundle, each cached by what it holds: of a changed image only the changed layer is
-new."""
+"""Compressed pieces of a bundle, each cached by its content: a changed image costs its changed layer only."""
 
 import hashlib
 import io

@@ -41,6 +41,5 @@ def patience() -> float:
 
 
 def cgroup_root() -> str:
-    """Return the cgroup below which kubelet makes its own: another one lets a second cluster run on this
-    machine."""
+    """Return the cgroup below which kubelet makes its own; a second cluster on this machine has another."""
     return os.environ.get("GPUSHARE_CGROUP_ROOT", "/")

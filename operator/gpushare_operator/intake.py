@@ -63,9 +63,7 @@ class Intake:
         return {uid for uid, pod in self._world.pods.items() if namespace in {None, pod.namespace}}
 
     def forget_shares(self, uids: set[str], version: int) -> int:
-        """Forget those of these GpuShares that are still known, as deleted at `version`; return how many those
-        were.
-        """
+        """Forget those of these GpuShares that are still known, as deleted at `version`; return their number."""
         gone = [key for key, share in self._world.shares.items() if share.uid in uids]
         for key in gone:
             self._is_news(key, version)

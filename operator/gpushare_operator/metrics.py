@@ -79,9 +79,7 @@ class OperatorMetrics:
     def show(
         self, *, queued: Callable[[], int], pods: Callable[[], int], phases: Callable[[], Iterable[Phase]]
     ) -> None:
-        """Read the gauges from these functions at each scrape, in the server's thread; a phase without any reads
-        0.
-        """
+        """Read the gauges from these functions at each scrape, in the server's thread; empty phases read 0."""
         self.queued.set_function(queued)
         self.pods.set_function(pods)
         for phase in Phase:

@@ -193,9 +193,7 @@ class ShareReconciler:
         self.intake.share(made)
 
     async def _add_owners(self, share: GpuShare, chain: tuple[OwnerReference, ...]) -> None:
-        """Add a pod's new owners, such as the ReplicaSet of a roll-out, so that every component finds the
-        GpuShare.
-        """
+        """Add a pod's new owners, such as a roll-out's ReplicaSet, so that all components find the GpuShare."""
         missing = admission.missing_owners(share, chain)
         references = admission.references((*missing, *reversed(share.owners)))
         body = {"metadata": {"uid": share.uid, "ownerReferences": references}}
@@ -213,9 +211,7 @@ class ShareReconciler:
             self.intake.share(changed)
 
     def _gone(self, share: GpuShare) -> None:
-        """Forget an object that the API server no longer has, in case the watch missed it; its pods look for
-        another.
-        """
+        """Forget an object that the API server no longer has, in case the watch missed its deletion."""
         known = self.world.shares.get(ShareKey(share.namespace, share.name))
         if known is not None and known.uid == share.uid:
             self.world.drop_share(share.namespace, share.name)

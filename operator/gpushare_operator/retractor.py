@@ -153,9 +153,9 @@ class Retractor:
         left = {gpu: now for gpu, pods in residents.items() if any(pod.leaving for pod in pods)}
         self._last_left |= left
         retraction = self._settings.retraction
-        records = [one for held in situation.records.values() for one in held if not one.is_intent]
+        records = [one for history in situation.records.values() for one in history if not one.is_intent]
         evicted = {one.pod_uid: one.at for one in records} | self._accepted | self._replaced
-        intended = {one.gpu for held in situation.records.values() for one in held if one.is_intent}
+        intended = {one.gpu for history in situation.records.values() for one in history if one.is_intent}
         return control.plan_replacement(
             [ask for ask in asks.values() if ask.gpu not in intended],
             residents,
@@ -207,8 +207,8 @@ class Retractor:
         }
         names = {ask.pod_uid: self._world.pods[ask.pod_uid].name for ask in asks}
         self._names = names | {uid: name for uid, name in self._names.items() if uid in self._accepted}
-        records = {str(key): tuple(map(_read, held)) for key, held in self._world.retractions().items()}
-        intents = {one.pod_uid: one for held in records.values() for one in held if one.is_intent}
+        records = {str(key): tuple(map(_read, history)) for key, history in self._world.retractions().items()}
+        intents = {one.pod_uid: one for history in records.values() for one in history if one.is_intent}
         self._refusals.keep({*intents, *self._replacement_asks(now)})
         self._accepted = {
             uid: at for uid, at in self._accepted.items() if uid in intents and 0.0 <= now - at < _ACCEPTED_SECONDS
@@ -319,8 +319,8 @@ class Retractor:
         for uid, why in plan.never.items():
             if (key := self._world.share_of_pod(uid)) is not None:
                 refused[key] = ("NotRetractable", f"{self._name(uid)} should leave its GPU and stays: {why}")
-        for share, held in situation.records.items():
-            for intent in held:
+        for share, history in situation.records.items():
+            for intent in history:
                 answer = self._refusals.answer(intent.pod_uid)
                 if intent.is_intent and answer is not None and now - intent.at >= TOLD_AFTER_SECONDS:
                     sentence = (

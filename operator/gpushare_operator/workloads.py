@@ -62,8 +62,8 @@ class WorkloadCollector(Collector):
         sizes = Counter({of: states[*of, "Waiting"] + states[*of, "Placed"] for of in asked})
         for share in listed:
             of = (share.namespace, share.name)
-            held = asked[of] / sizes[of] / 100 if sizes[of] else None
-            for name, ratio in (("held", held), ("recommended", _recommended(share))):
+            held_ratio = asked[of] / sizes[of] / 100 if sizes[of] else None
+            for name, ratio in (("held", held_ratio), ("recommended", _recommended(share))):
                 if ratio and (progress := _expected(share, ratio)) is not None:
                     expected.add_metric((*of, name), progress)
         yield expected

@@ -12,7 +12,7 @@ _WIDE: Final = 200  # columns; for files and pipes, which have no width, so that
 
 
 class _Output(Console):
-    """A console that tells of a reader who has gone, such as head, instead of ending with status 1, our "no"."""
+    """A console that raises when its reader has closed the pipe (head), as exit status 1 means "no" with us."""
 
     def on_broken_pipe(self) -> None:
         """Leave it to the root command.
@@ -35,7 +35,7 @@ def out() -> Console:
 
 
 def notes() -> Console:
-    """Standard error, for what stands beside the answer."""
+    """Standard error, for notes and warnings, so that standard output holds the answer alone."""
     return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 

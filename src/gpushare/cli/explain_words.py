@@ -63,12 +63,12 @@ def why_there(found: Explanation, facts: PodFacts) -> list[str]:
         case PlaceStanding.NOT_NOW:
             return [f"{fits} {how}, its own is not among them: asked again now, it would be {now}."]
         case PlaceStanding.FITS:
-            said = [f"{fits} {how}: asked now, it would be {now}."]
+            lines = [f"{fits} {how}: asked now, it would be {now}."]
         case PlaceStanding.WAITS:
-            said = [f"{again[:1].upper()}{again[1:]}."]
+            lines = [f"{again[:1].upper()}{again[1:]}."]
             if found.kept is not None:
-                said.append(_kept(found.kept, facts))
-    return [*said, f"Kubernetes says: {facts.waits_for}"] if facts.waits_for else said
+                lines.append(_kept(found.kept, facts))
+    return [*lines, f"Kubernetes says: {facts.waits_for}"] if facts.waits_for else lines
 
 
 def _kept(kept: KeptGpus, facts: PodFacts) -> str:
@@ -83,34 +83,36 @@ def _kept(kept: KeptGpus, facts: PodFacts) -> str:
 
 def verdicts(gpu: ExplainedGpu) -> list[str]:
     """Say of one GPU's tenants what the table cannot."""
-    said = []
+    lines = []
     unknown = [each.pod for each in gpu.tenants if not each.is_known]
     if unknown:
-        said.append(f"No profile yet: {', '.join(unknown)}; nothing is predicted, shares alone are counted.")
+        lines.append(f"No profile yet: {', '.join(unknown)}; nothing is predicted, shares alone are counted.")
     phased = [each.pod for each in gpu.tenants if each.phases]
     if phased:
         work = "kinds of work in turn; promised and predicted is what the worst of them leaves."
-        said.append(f"{', '.join(phased)}: several {work}")
+        lines.append(f"{', '.join(phased)}: several {work}")
     for each in gpu.tenants:
         if each.seen is not None and is_kept(each.seen) is False:
-            said.append(f"{each.pod} makes {each.seen.progress_ratio:.2f}, promised are {each.promise_ratio:.2f}.")
+            lines.append(
+                f"{each.pod} makes {each.seen.progress_ratio:.2f}, promised are {each.promise_ratio:.2f}."
+            )
         if each.seen is not None and each.seen.throttle_ratio:
             part = f"{each.seen.throttle_ratio:.0%} of the time"
-            said.append(f"{each.pod} is kept stopped {part}, for a neighbour's promise.")
+            lines.append(f"{each.pod} is kept stopped {part}, for a neighbour's promise.")
         if each.seen is not None and each.seen.retract:
-            said.append(f"{each.pod} is to be moved away: {each.seen.retract}")
-    return said
+            lines.append(f"{each.pod} is to be moved away: {each.seen.retract}")
+    return lines
 
 
 def elsewhere(found: Explanation) -> list[str]:
     """Say why it is not on the other nodes."""
-    said = []
+    lines = []
     for each in found.elsewhere[:SHOWN_REASONS]:
         who = each.example if each.nodes == 1 else f"{each.nodes} nodes such as {each.example}"
-        said.append(f"{who}: {each.rejection}")
+        lines.append(f"{who}: {each.rejection}")
     if len(found.elsewhere) > SHOWN_REASONS:
-        said.append(f"and {len(found.elsewhere) - SHOWN_REASONS} more reasons (-o json has them)")
-    return said or ["every node that gpushare knows has room for it"]
+        lines.append(f"and {len(found.elsewhere) - SHOWN_REASONS} more reasons (-o json has them)")
+    return lines or ["every node that gpushare knows has room for it"]
 
 
 def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
@@ -186,26 +188,28 @@ def print_explanation(found: Explanation, facts: PodFacts) -> None:
     """Print an explanation for people, section by section."""
     console = out()
 
-    def said(lines: Sequence[str], title: str = "") -> None:
+    def section(lines: Sequence[str], title: str = "") -> None:
         if title:
             console.print(f"\n{title}", style="bold", highlight=False)
         for line in lines:
             console.print(line, highlight=False, markup=False)
 
-    said([headline(found, facts), *([found.profiling] if found.profiling else [])])
-    said(why_there(found, facts), "Why there" if found.placed is not None else "Why it waits")
+    section([headline(found, facts), *([found.profiling] if found.profiling else [])])
+    section(why_there(found, facts), "Why there" if found.placed is not None else "Why it waits")
     for gpu in found.gpus:
         name = facts.gpu_names.get(gpu.uuid, gpu.uuid)
-        said([], f"On {name} ({gpu.model or 'model unknown'})" + ("" if found.placed else ", where it would go"))
+        section(
+            [], f"On {name} ({gpu.model or 'model unknown'})" + ("" if found.placed else ", where it would go")
+        )
         show(console, TENANT_COLUMNS, gpu.tenants)
-        said(verdicts(gpu))
-    said(_story(found.done), "What was done")
-    said(elsewhere(found), "Why not elsewhere")
+        section(verdicts(gpu))
+    section(_story(found.done), "What was done")
+    section(elsewhere(found), "Why not elsewhere")
 
 
 def _story(done: Sequence[Happening]) -> list[str]:
-    said = [
+    lines = [
         f"{each.at or '-'}  {each.reason}{f' ({each.count} times)' if each.count > 1 else ''}: {each.note}"
         for each in done[-SHOWN_EVENTS:]
     ]
-    return said or ["Nothing was told of it (events are kept for an hour)."]
+    return lines or ["Nothing was told of it (events are kept for an hour)."]

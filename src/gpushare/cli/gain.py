@@ -36,21 +36,21 @@ def sentences(gain: Gain) -> list[str]:
     if not gain.used_gpus:
         return [f"No pod shares a GPU now; {_gpus(gain.gpus)} {_are(gain.gpus)} free."]
     on = f"{gain.used_gpus} of {_gpus(gain.gpus)}"
-    said = [f"{_pods(gain.pods)} {_are(gain.pods)} on {on}; each alone, they would take {gain.alone_gpus}."]
+    lines = [f"{_pods(gain.pods)} {_are(gain.pods)} on {on}; each alone, they would take {gain.alone_gpus}."]
     if gain.per_gpu is None or gain.gained_gpus is None:
-        said.append("How fast they are is not known yet: on every GPU some workload has no profile.")
+        lines.append("How fast they are is not known yet: on every GPU some workload has no profile.")
     else:
         on = "them" if gain.known_gpus == gain.used_gpus else f"{_gpus(gain.known_gpus)} whose pods are all known"
         more = gain.gained_gpus
         verdict = f"{more:.2f} GPUs more than without sharing" if more >= 0 else f"sharing costs {-more:.2f} GPUs"
         progress = f"the progress of {gain.progress_ratio:.2f} GPUs"
-        said.append(f"On {on} they make {progress}: {gain.per_gpu:.2f} a GPU, {verdict}.")
+        lines.append(f"On {on} they make {progress}: {gain.per_gpu:.2f} a GPU, {verdict}.")
     judged = gain.kept + gain.broken
     if judged:
-        said.append(f"{gain.kept} of {judged} promises are kept, {gain.broken} broken.")
+        lines.append(f"{gain.kept} of {judged} promises are kept, {gain.broken} broken.")
     if gain.throttled:
-        said.append(f"{_pods(gain.throttled)} {_are(gain.throttled)} slowed down for a neighbour's promise.")
-    return said
+        lines.append(f"{_pods(gain.throttled)} {_are(gain.throttled)} slowed down for a neighbour's promise.")
+    return lines
 
 
 def as_record(gain: Gain) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def gain(
 ) -> None:
     """Say what sharing gains now: summed progress against the GPUs in use, promises, and each namespace's part."""
     where = Where(None if every else namespace, kubeconfig, context)
-    nodes, said = ask(where, read_nodes)
-    for note in said:
+    nodes, remarks = ask(where, read_nodes)
+    for note in remarks:
         notes().print(note)
     found = gain_of(nodes, where.namespace)
     if output.is_data:

@@ -123,8 +123,8 @@ def gpus(
     output: FormatOption = Format.TABLE, kubeconfig: KubeconfigOption = None, context: ContextOption = None
 ) -> None:
     """List the GPUs that gpushare manages, what is free on each, and how busy it is."""
-    nodes, said = ask(Where(None, kubeconfig, context), read_nodes)
-    for note in said:
+    nodes, remarks = ask(Where(None, kubeconfig, context), read_nodes)
+    for note in remarks:
         notes().print(note)
     found = gpu_rows(nodes)
     if output.is_data:

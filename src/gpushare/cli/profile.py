@@ -293,10 +293,10 @@ def nvprof(
     if found.without_metrics:
         names = ", ".join(name[:40] for name in found.without_metrics[:3])
         count = len(found.without_metrics)
-        which = (
+        unread = (
             "1 kernel has no metrics and counts" if count == 1 else f"{count} kernels have no metrics and count"
         )
-        console.print(f"{which} as idle, such as {names}", highlight=False)
+        console.print(f"{unread} as idle, such as {names}", highlight=False)
 
 
 def _parse(path: Path, parse: Callable[[Sequence[str]], T]) -> T:

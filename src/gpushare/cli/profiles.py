@@ -106,7 +106,7 @@ def _learned(share: GpuShare) -> str | None:
 def phase_lines(row: ProfileRow) -> list[str]:
     """Say what other work a workload does, one line for each kind of it."""
     profile = row.share.status.profile
-    said = []
+    lines = []
     for phase in profile.phases if profile is not None else ():
         counters = phase.as_signature("").as_counters()
         uses = {"SM": counters.sm_util, **{name.upper(): value for name, value in counters.pipes().items()}}
@@ -114,8 +114,8 @@ def phase_lines(row: ProfileRow) -> list[str]:
         part = f" for {phase.time_ratio:.0%} of its time" if phase.time_ratio is not None else ""
         how = "alone" if phase.reading is PhaseReading.ALONE else "in place"
         cap = f" under {phase.thread_percentage}% of the threads" if phase.thread_percentage is not None else ""
-        said.append(f"{row.name} does other work{part}: {drawn or 'next to nothing'} (read {how}{cap})")
-    return said
+        lines.append(f"{row.name} does other work{part}: {drawn or 'next to nothing'} (read {how}{cap})")
+    return lines
 
 
 def profile_rows(seen: Seen, name: str | None) -> list[ProfileRow]:

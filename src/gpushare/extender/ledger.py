@@ -367,16 +367,16 @@ class ShareLedger:
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return request
-        held = self.state.reservation(pod.uid)
-        if held is None or pod.uid in self.binding or not self.may_be_bound(pod.uid):
+        reservation = self.state.reservation(pod.uid)
+        if reservation is None or pod.uid in self.binding or not self.may_be_bound(pod.uid):
             return survey(request, self.context, node_names)
-        node = held.placement.node
+        node = reservation.placement.node
         asked = node_names.names if isinstance(node_names, NodeList) else node_names
         self.state.release(pod.uid)
         try:
             return survey(request, self.context, [node] if node in asked else [])
         finally:
-            self.state.reserve(pod.uid, held.placement, held.request)
+            self.state.reserve(pod.uid, reservation.placement, reservation.request)
 
     def leaves_a_choice(self, pod: PodView) -> bool:
         """Return whether kube-scheduler has a choice to make for the pod: by its preferences, or a node's."""
@@ -464,11 +464,11 @@ class ShareLedger:
 
     def overfull(self, pod_uid: str) -> str:
         """Return which of a pod's GPUs has become too full since it was chosen, as a sentence; empty: none."""
-        held = self.state.reservation(pod_uid)
-        if held is None or held.slots is None:
+        reservation = self.state.reservation(pod_uid)
+        if reservation is None or reservation.slots is None:
             return ""
-        for slot, uuid in zip(held.slots, held.placement.gpu_uuids, strict=True):
-            if self.state.share_free_milli[slot, held.row] < 0:
+        for slot, uuid in zip(reservation.slots, reservation.placement.gpu_uuids, strict=True):
+            if self.state.share_free_milli[slot, reservation.row] < 0:
                 return f"GPU {uuid} has been filled by others meanwhile"
         return ""
 

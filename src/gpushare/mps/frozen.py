@@ -92,7 +92,7 @@ class FrozenPods:
         return frozenset(uid for uid, pod in self._pods.items() if pod.is_still)
 
     def freeze(self, uid: str, now: float) -> FreezeRefused | None:
-        """Freeze a pod, or return why not; after a refusal nothing is left behind."""
+        """Freeze a pod, or return why not; a refusal leaves neither a frozen cgroup nor a record."""
         if uid in self._pods:
             return None
         mark = self._record / uid

@@ -147,13 +147,13 @@ class Gate:
         now, unix = self._clock(), time.time()
         holds = self._holds(now)
         shown: dict[str | None, int] = {}
-        held: list[HeldStatus] = []
+        listed: list[HeldStatus] = []
 
         def show(connection: Connection, reason: HoldReason) -> None:
             shown[connection.pod_uid] = shown.get(connection.pod_uid, 0) + 1
-            if shown[connection.pod_uid] <= SHOWN_OF_A_POD and len(held) < SHOWN_HELD:
+            if shown[connection.pod_uid] <= SHOWN_OF_A_POD and len(listed) < SHOWN_HELD:
                 since = unix - (now - connection.opened_at)
-                held.append(HeldStatus(connection.pid, connection.pod_uid, reason, since))
+                listed.append(HeldStatus(connection.pid, connection.pod_uid, reason, since))
 
         for process, waiting in self._waiting.items():
             if self._current is None or process != self._current.process:
@@ -162,7 +162,7 @@ class Gate:
             show(connection, HoldReason.PROTOCOL)
         for connection in self.reception.held_unread():
             show(connection, HoldReason.RATE)
-        return tuple(held)
+        return tuple(listed)
 
     @property
     def current_pid(self) -> int | None:

@@ -57,7 +57,7 @@ class GateCollector(Collector):
         connections = GaugeMetricFamily(
             "gpushare_gate_connections", "Sockets open at the gate", labels=["gpu_uuid"]
         )
-        held = GaugeMetricFamily(
+        waiting = GaugeMetricFamily(
             "gpushare_gate_held", "Processes held at the gate, by reason", labels=["gpu_uuid", "reason"]
         )
         refused = CounterMetricFamily(
@@ -114,7 +114,7 @@ class GateCollector(Collector):
             unread.add_metric(gpu, status.unread)
             unknown.add_metric(gpu, status.unknown_decision_values)
             for reason in HoldReason:
-                held.add_metric([*gpu, reason], sum(h.reason is reason for h in status.held))
+                waiting.add_metric([*gpu, reason], sum(h.reason is reason for h in status.held))
             for name, count in status.refused.items():
                 refused.add_metric([*gpu, name], count)
             for kind in {m.kind for m in status.mismatches}:
@@ -132,7 +132,7 @@ class GateCollector(Collector):
             state,
             clients,
             connections,
-            held,
+            waiting,
             refused,
             mismatches,
             turns,
@@ -150,7 +150,7 @@ class GateCollector(Collector):
         )
 
     def describe(self) -> Iterable[Metric]:
-        """Describe nothing beforehand: the registry need not check."""
+        """Return no descriptions, so that registering does not collect once to check for duplicates."""
         return ()
 
 

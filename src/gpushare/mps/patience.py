@@ -1,4 +1,4 @@
-"""Calls into a driver that may hang: made in a thread, one at a time, and nobody waits longer than a while."""
+"""Calls into a driver that may hang: made in a thread, one at a time, each with a time limit."""
 
 import asyncio
 import contextlib

@@ -45,7 +45,7 @@ class HeldThreads:
 
     def __init__(self, pid: int, is_left: Callable[[str], bool] = lambda name: name.startswith(_OF_CUDA)) -> None:
         self.pid, self._is_left = pid, is_left
-        self._held: dict[int, None] = {}  # stopped, in their order
+        self._stopped: dict[int, None] = {}  # stopped, in their order
         self._seized: set[int] = set()  # traced, stopped or not
 
     def hold(self, timeout_seconds: float = HOLD_SECONDS) -> None:
@@ -79,7 +79,7 @@ class HeldThreads:
                     self._seized.discard(thread)  # it has just exited
             for thread in new:
                 if thread in self._seized and self._waited(thread, deadline):
-                    self._held[thread] = None
+                    self._stopped[thread] = None
         raise TimeoutError(f"process {self.pid} starts threads faster than they are held")
 
     def _threads(self, deadline: float) -> list[int]:
@@ -128,7 +128,7 @@ class HeldThreads:
         instructions, takes it longer than the answer.
         """
         deadline = time.monotonic() + timeout_seconds
-        running = [thread for thread in self._held if not self._is_in_kernel(thread)]
+        running = [thread for thread in self._stopped if not self._is_in_kernel(thread)]
         while running and not is_over() and time.monotonic() < deadline:
             for thread in list(running):
                 burst = min(deadline, time.monotonic() + _STEP_SECONDS)
@@ -196,7 +196,7 @@ class HeldThreads:
         """
         for thread in list(self._seized):
             try:
-                if thread not in self._held:
+                if thread not in self._stopped:
                     found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
                     if not found:
                         continue  # it was interrupted, and stops when it can
@@ -208,9 +208,9 @@ class HeldThreads:
             except ChildProcessError:
                 self._forget(thread)
             except ProcessLookupError:  # killed: it is to be waited for
-                self._held.pop(thread, None)
+                self._stopped.pop(thread, None)
         return not self._seized
 
     def _forget(self, thread: int) -> None:
         self._seized.discard(thread)
-        self._held.pop(thread, None)
+        self._stopped.pop(thread, None)

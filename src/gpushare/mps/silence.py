@@ -20,7 +20,7 @@ _WORD: Final = struct.Struct("d")  # a whole number of them fills the pipe
 
 
 def word(now: float) -> bytes:
-    """Return what the throttle's process writes after each look: when that began, for then all was in order."""
+    """Return the heartbeat that the throttle's process writes after each look: when the look began."""
     return _WORD.pack(now)
 
 
@@ -53,7 +53,7 @@ class Silence:
     is_long: bool = False
 
     def hear(self, words: bytes, now: float) -> None:
-        """Take note of its words: the last one counts from its look, however late it is said and read."""
+        """Record its heartbeats: the time in the last one counts, not the time at which it was read."""
         (said_at,) = _WORD.unpack(words[-_WORD.size :]) if len(words) % _WORD.size == 0 else (now,)
         self.heard_at = min(said_at, now) if math.isfinite(said_at) else now
         self.looked_at, self.attended_seconds = now, 0.0

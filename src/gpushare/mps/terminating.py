@@ -62,7 +62,7 @@ class Terminator:
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._held: list[tuple[float, HeldThreads]] = []
+        self._holding: list[tuple[float, HeldThreads]] = []
         self._leaving: list[HeldThreads] = []  # to be let go as soon as they can be
         self._may_not = False
 
@@ -98,7 +98,7 @@ class Terminator:
     def _run(self) -> None:
         while True:
             try:
-                request = self._queue.get(timeout=_LOOK_SECONDS if self._held or self._leaving else None)
+                request = self._queue.get(timeout=_LOOK_SECONDS if self._holding or self._leaving else None)
             except queue.Empty:
                 self._collect()
                 continue
@@ -113,37 +113,37 @@ class Terminator:
 
     def _collect(self) -> None:
         """Take note of held processes that were killed; let go of those that were not."""
-        self._leaving = [held for held in self._leaving if not held.release()]
-        for each in list(self._held):
-            since, held = each
-            if held.collect():
-                self._held.remove(each)
+        self._leaving = [threads for threads in self._leaving if not threads.release()]
+        for each in list(self._holding):
+            since, threads = each
+            if threads.collect():
+                self._holding.remove(each)
             elif self._clock() > since + HELD_SECONDS:
-                self._held.remove(each)
-                self._leaving.append(held)
+                self._holding.remove(each)
+                self._leaving.append(threads)
 
     def _terminate(self, request: _Request) -> Termination:
         pid, ticks = request.pid, request.start_ticks
         if not is_alive(pid, ticks):
             return Termination.FAILED
-        held, continued = self._hold(pid), False
+        threads, continued = self._hold(pid), False
         try:
-            held.hold()
+            threads.hold()
             if start_ticks_of(pid) != ticks:
                 raise ProcessLookupError(f"process {pid} has ended")
             if request.step is not Termination.IN_PROGRESS:
                 raise TimeoutError(f"process {pid} did not stop within {LIMIT_SECONDS:g} s")
             continued = self._send(pid, ticks, signal.SIGCONT)
-            seconds = self._ask_while_held(held)
+            seconds = self._ask_while_held(threads)
         except (OSError, TimeoutError, MpsError) as error:
             if continued:
                 with contextlib.suppress(OSError):
                     self._send(pid, ticks, signal.SIGSTOP)
-            if not held.release():
-                self._leaving.append(held)
+            if not threads.release():
+                self._leaving.append(threads)
             self._tell(pid, error)
             return Termination.FAILED
-        self._held.append((self._clock(), held))
+        self._holding.append((self._clock(), threads))
         logger.info("the MPS server ended client %d within %.0f ms", pid, 1000 * seconds)
         return Termination.DONE
 
@@ -154,7 +154,7 @@ class Terminator:
         why = f"the MPS host may not trace it ({error})" if may_not else str(error)
         logger.log(level, "client %d is killed without the MPS server's doing: %s", pid, why)
 
-    def _ask_while_held(self, held: HeldThreads) -> float:
+    def _ask_while_held(self, threads: HeldThreads) -> float:
         """Return how long the server took.
 
         Raises:
@@ -165,7 +165,7 @@ class Terminator:
 
         def ask() -> None:
             try:
-                self._ask(held.pid, ANSWER_SECONDS)
+                self._ask(threads.pid, ANSWER_SECONDS)
             except Exception as error:  # noqa: BLE001 - handed to the thread that waits
                 errors.append(error)
             finally:
@@ -174,7 +174,7 @@ class Terminator:
         began = self._clock()
         threading.Thread(target=ask, name="terminate_client", daemon=True).start()
         if not over.wait(STEP_AFTER_SECONDS):
-            held.step(over.is_set, ANSWER_SECONDS - STEP_AFTER_SECONDS)
+            threads.step(over.is_set, ANSWER_SECONDS - STEP_AFTER_SECONDS)
             over.wait(max(0.0, began + ANSWER_SECONDS - self._clock()))
         if not over.is_set():
             raise MpsError(f"no answer to terminate_client within {ANSWER_SECONDS:g} s", retryable=True)

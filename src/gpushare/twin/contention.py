@@ -50,8 +50,7 @@ def cap_progress(solo: Counters, thread_percentage: int) -> float:
 
 
 def contended_progress(loads: Sequence[TwinLoad]) -> tuple[float, ...]:
-    """The simple rule: caps first, then every oversubscribed pipe slows those who use it, then a toll per
-    neighbour.
+    """Return progress by a rule: caps, oversubscribed pipes that slow their users, a loss per neighbour.
 
     A tenant's demand on a pipe is its solo use times its progress under its cap. Where the demands on a pipe sum
     above 1, a tenant is slowed by the overflow in proportion to its own reliance on that pipe; the worst pipe

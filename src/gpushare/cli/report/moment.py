@@ -69,8 +69,8 @@ def _expected(
         )
         if profile is not None and name in recommended and members:
             ratios = (float(requested[name][0]) / members, recommended[name])
-            held, then = (min(1.0, cap_progress(profile, min(1.0, ratio))) for ratio in ratios)
-            found[name] = (held, then)
+            now, then = (min(1.0, cap_progress(profile, min(1.0, ratio))) for ratio in ratios)
+            found[name] = (now, then)
     return found
 
 

@@ -232,8 +232,8 @@ def _history(span: PrometheusSpan, times: Figures, told: _Told) -> UsageHistory:
         requested_gpus={_workload(one.labels): one.figures for one in told.requested},
         recommended={_workload(labels): value for labels, value in told.recommended.values()},
         expected={
-            name: (held, at_share["recommended", name])
-            for (share, name), held in at_share.items()
+            name: (progress, at_share["recommended", name])
+            for (share, name), progress in at_share.items()
             if share == "held" and ("recommended", name) in at_share
         },
         retractions=next((value for _, value in told.retractions.values()), None),

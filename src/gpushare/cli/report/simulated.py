@@ -42,8 +42,8 @@ class JobRecorder:
         for gpu, tenants in enumerate(cluster.gpus):
             caps = max(100, sum(tenant.thread_percentage for tenant in tenants))
             for tenant in tenants:
-                share, held = tenant.thread_percentage / caps, 1.0 - tenant.duty_ratio
-                stays.append(_Stay(gpu, tenant.job, share, rates.get(tenant.job, 0.0), held))
+                share, running = tenant.thread_percentage / caps, 1.0 - tenant.duty_ratio
+                stays.append(_Stay(gpu, tenant.job, share, rates.get(tenant.job, 0.0), running))
         self._stays.append(tuple(stays))
 
     def history(self, outcome: Outcome, source: str) -> UsageHistory:

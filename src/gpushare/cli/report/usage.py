@@ -305,8 +305,8 @@ def other_fractions(history: UsageHistory) -> tuple[FractionRow, ...]:
         pod_hours = moments * history.hours
         freed, faster = (share - recommended) * pod_hours, None
         if name in history.expected:
-            held, then = history.expected[name]
-            faster = (then - held) * pod_hours
+            now, then = history.expected[name]
+            faster = (then - now) * pod_hours
         gain = freed + (faster or 0.0)
         if gain > 0:
             rows.append(FractionRow(name, share, recommended, row.given, freed, faster, gain))

@@ -66,7 +66,7 @@ def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
     gpus, in_use = float(np.nanmean(run.gpus)), float(np.mean(run.in_use))
     used, done = float(np.sum(run.in_use)), float(np.sum(run.progress))
     spared = float(np.sum(run.spared)) * history.hours
-    kept, held = kept_ratio(history), float(np.sum(run.throttled))
+    kept, throttled = kept_ratio(history), float(np.sum(run.throttled))
     over = "on average" if history.step_seconds else "now"
     found = [
         Answer("How many GPUs were in use?", f"{in_use:.1f} of {gpus:.1f}", f"GPUs with at least one pod, {over}"),
@@ -87,7 +87,7 @@ def _answers(history: UsageHistory, run: UsageCourse) -> list[Answer]:
         ),
         Answer(
             "Was anyone held back?",
-            f"{held * history.hours:.1f} pod-hours" if history.step_seconds else f"{held:.0f} pods",
+            f"{throttled * history.hours:.1f} pod-hours" if history.step_seconds else f"{throttled:.0f} pods",
             "stopped part of the time for a neighbour's promise",
         ),
     ]

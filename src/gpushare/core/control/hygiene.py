@@ -1,5 +1,4 @@
-"""Pods that hold a share and make no good use of it: found, reported, and by policy replaced or given
-no new neighbours.
+"""Pods that make no good use of their share: reported, and by policy replaced or given no new neighbours.
 
 Pure: what is seen and the time are arguments (docs/adr/0146).
 """

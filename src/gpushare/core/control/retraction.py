@@ -152,12 +152,12 @@ class RetractionPlan:
 
 def plan_retractions(situation: RetractionSituation, settings: RetractionSettings, now: float) -> RetractionPlan:
     """Decide the next steps; at most one pod is evicted."""
-    records = {share: remembered(held, now) for share, held in situation.records.items()}
+    records = {share: remembered(history, now) for share, history in situation.records.items()}
     done: list[tuple[str, RetractionRecord]] = []
     asks = {ask.pod_uid: ask for ask in situation.asks if not ask.is_stale}
     # 1. Intents: the pod has left, so it is a record; or nobody asks any more, or may not, so it is dropped.
-    for share, held in list(records.items()):
-        for intent in [record for record in held if record.is_intent]:
+    for share, history in list(records.items()):
+        for intent in [record for record in history if record.is_intent]:
             resident = _resident(situation, intent.gpu, intent.pod_uid)
             if resident is None or resident.leaving:
                 record = _recorded(intent, records[share], now)
@@ -191,7 +191,7 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
         evict = min(due, key=lambda one: (one.at, one.pod_uid)).pod_uid if due else None
     else:
         waiting |= {one.pod_uid: f"{settings.per_minute} pods were retracted within a minute" for one in due}
-    changed = {share: held for share, held in records.items() if held != situation.records.get(share, ())}
+    changed = {share: history for share, history in records.items() if history != situation.records.get(share, ())}
     return RetractionPlan(changed, evict, tuple(done), waiting, never)
 
 
@@ -206,17 +206,17 @@ def remembered(records: Iterable[RetractionRecord], now: float) -> tuple[Retract
     return tuple(one for one in records if one.until is None or now < one.until + REMEMBERED_SECONDS)
 
 
-def _recorded(intent: RetractionRecord, held: Iterable[RetractionRecord], now: float) -> RetractionRecord:
+def _recorded(intent: RetractionRecord, history: Iterable[RetractionRecord], now: float) -> RetractionRecord:
     """Return what an intent becomes once its pod leaves: counted on from the same neighbours' last time."""
-    before = [one.count for one in held if not one.is_intent and set(one.neighbours) & set(intent.neighbours)]
+    before = [one.count for one in history if not one.is_intent and set(one.neighbours) & set(intent.neighbours)]
     count = 1 + max(before, default=0)
     return replace(intent, at=now, until=now + backoff_seconds(count), count=count)
 
 
-def _with(held: Iterable[RetractionRecord], new: RetractionRecord, now: float) -> tuple[RetractionRecord, ...]:
+def _with(history: Iterable[RetractionRecord], new: RetractionRecord, now: float) -> tuple[RetractionRecord, ...]:
     """Return the records with a new one: each neighbour is named by its newest record alone."""
     kept = []
-    for one in held:
+    for one in history:
         if one.is_intent:
             if one.pod_uid != new.pod_uid:
                 kept.append(one)
@@ -237,7 +237,7 @@ def _resident(situation: RetractionSituation, gpu: str, uid: str) -> Resident | 
 
 
 def _is_intended(records: RetractionRecords, uid: str) -> bool:
-    return any(one.is_intent and one.pod_uid == uid for held in records.values() for one in held)
+    return any(one.is_intent and one.pod_uid == uid for history in records.values() for one in history)
 
 
 def _neighbours(situation: RetractionSituation, ask: RetractionAsk) -> tuple[str, ...]:
@@ -272,7 +272,7 @@ def _unrest(
     """Return why a GPU is left alone now: one pod at a time, and a look at what its leaving changed."""
     if any(one.leaving for one in situation.residents.get(gpu, ())):
         return "another pod is leaving its GPU"
-    on_gpu = [one for held in records.values() for one in held if one.gpu == gpu]
+    on_gpu = [one for history in records.values() for one in history if one.gpu == gpu]
     if any(one.is_intent for one in on_gpu):
         return "another pod of its GPU is being retracted"
     left = [one.at for one in on_gpu] + [situation.last_left.get(gpu, float("-inf"))]
@@ -288,8 +288,8 @@ def _due(
     ready = (heard & situation.written) - situation.evicted.keys()
     return [
         one
-        for held in records.values()
-        for one in held
+        for history in records.values()
+        for one in history
         if one.is_intent
         and one.pod_uid in ready
         and not any(other.leaving for other in situation.residents.get(one.gpu, ()))
@@ -297,5 +297,5 @@ def _due(
 
 
 def _evicted_lately(situation: RetractionSituation, records: RetractionRecords, now: float) -> int:
-    left = [one.at for held in records.values() for one in held if not one.is_intent]
+    left = [one.at for history in records.values() for one in history if not one.is_intent]
     return sum(0.0 <= now - at < _RATE_SECONDS for at in [*left, *situation.evicted.values()])

@@ -63,7 +63,7 @@ def taken(
 
 
 def usual_work(profile: WorkloadSignature | None) -> WorkloadSignature | None:
-    """Return the signature of the usual work alone: what is learnt beside others is learnt of that."""
+    """Return the signature without its other phases; learnt effects refer to the usual work."""
     return None if profile is None else replace(profile, phases=())
 
 

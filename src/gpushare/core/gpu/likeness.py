@@ -15,10 +15,10 @@ _WIDEN_OTHER: Final = 1.75
 
 def interval_widening(gpu_model: str, fitted_on: str = FITTED_ON) -> float:
     """Return how many times as wide a prediction's interval has to be on a GPU; 1 where it was fitted."""
-    here, there = _words(gpu_model), _words(fitted_on)
-    if there <= here or here <= there:
+    own, fitted = _words(gpu_model), _words(fitted_on)
+    if fitted <= own or own <= fitted:
         return 1.0
-    return _WIDEN_HOPPER if here & _HOPPER else _WIDEN_OTHER
+    return _WIDEN_HOPPER if own & _HOPPER else _WIDEN_OTHER
 
 
 def _words(gpu_model: str) -> frozenset[str]:

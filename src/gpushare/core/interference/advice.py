@@ -92,7 +92,7 @@ def cautiously(progress: Array, lower: Array) -> Array:
 
 
 def preferred(progress: Array, judged: Array, floors: Array) -> int:
-    """Which set to choose: the most summed progress of those that keep every tolerance, else the least broken.
+    """Return the set with the most summed progress among those within every tolerance; if none is, the closest.
 
     Args:
         progress, judged: sets x tenants; expected, and what is held against the tolerance.

@@ -75,6 +75,6 @@ def predict_worst(model: InterferenceModel, tenants: Sequence[tuple[Profile, int
     rows = np.concatenate([rows, np.full((len(others), rows.shape[1]), -1)])
     usual = np.arange(len(tenants))[None, :]
     sets = np.concatenate([usual, *(moved for _, moved in mixtures(usual, rows))])
-    said = model.predict_sets(table, sets)
-    worst = [each.min(axis=0).tolist() for each in (said.progress, said.lower, said.upper)]
+    predicted = model.predict_sets(table, sets)
+    worst = [each.min(axis=0).tolist() for each in (predicted.progress, predicted.lower, predicted.upper)]
     return tuple(Forecast(*each) for each in zip(*worst, strict=True))

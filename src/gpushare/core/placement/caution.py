@@ -58,7 +58,7 @@ class Cautious:
         return scores
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """The GPU with the best score; without worths the policy's, or its like with more gain."""
+        """Return the GPU with the best score; a policy without scores chooses, or an equal with more gain wins."""
         rows = np.array([row])
         accepts = self._accepts(state, rows)[:, 0]
         accepted = [slot for slot in slots if accepts[slot]]
@@ -140,16 +140,16 @@ class Cautious:
     def _rejection_of(self, verdicts: Verdicts, at: int, count: int, is_apart: int) -> Rejection:
         gpus = "1 GPU" if count == 1 else f"{count} GPUs"
         if is_apart:
-            said = "a pod was moved away from this pairing of workloads, which is not tried again yet"
+            why = "a pod was moved away from this pairing of workloads, which is not tried again yet"
         elif verdicts.crowds[at]:
-            said = "it, or a tenant there, was moved away from neighbours repeatedly and gets a GPU of its own"
+            why = "it, or a tenant there, was moved away from neighbours repeatedly and gets a GPU of its own"
         else:
             who = "it" if verdicts.newcomer_suffers[at] else "a tenant there"
-            said = (
+            why = (
                 f"{who} could keep only {verdicts.least[at]:.2f} of its speed alone, "
                 f"{verdicts.promised[at]:.2f} is promised"
             )
-        return Rejection(Reason.SLOWDOWN, f"has room on {gpus}, but {said}")
+        return Rejection(Reason.SLOWDOWN, f"has room on {gpus}, but {why}")
 
 
 def cautious(

@@ -177,8 +177,10 @@ class ForecastTable:
 
     def _predict_rows(self, index: IntArray) -> tuple[FloatArray, FloatArray]:
         assert self._table is not None
-        said = self._model.predict_sets(self._table, index)
-        return said.progress, np.where(self._is_known[index], cautiously(said.progress, said.lower), said.progress)
+        predicted = self._model.predict_sets(self._table, index)
+        return predicted.progress, np.where(
+            self._is_known[index], cautiously(predicted.progress, predicted.lower), predicted.progress
+        )
 
     def _stop(self, index: IntArray, broken: IntArray, floors: FloatArray, judged: FloatArray) -> None:
         """Let those above their promise be stopped in the sets where one is broken; changes the last."""

@@ -140,7 +140,7 @@ class Judge:
         self._sets: list[TenantSet] = []
         self._ids: dict[TenantSet, int] = {}
         self._summed: dict[int, float] = {}
-        self._held: list[int] = [0]
+        self._held_percent: list[int] = [0]
         self._kinds: dict[tuple[str, Member], int] = {}
         self._places_of_kind: list[tuple[int, int]] = []
         self._census: tuple[tuple[int, int, int], IntArray] = ((-1, -1, -1), np.zeros(1, np.int64))
@@ -163,7 +163,7 @@ class Judge:
     def _clear(self) -> None:
         nobody = TenantSet("", ())
         self._sets, self._ids, self._verdicts, self._summed = [nobody], {nobody: EMPTY}, {}, {}
-        self._kinds, self._places_of_kind, self._held, self._imagined = {}, [], [0], {}
+        self._kinds, self._places_of_kind, self._held_percent, self._imagined = {}, [], [0], {}
         self._resident_as_of = (-1, -1)
         self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
 
@@ -175,8 +175,12 @@ class Judge:
 
     def is_profiled(self, state: ClusterState, pod_uid: str) -> bool:
         """Whether the profile of a placed pod's workload is there."""
-        held = state.reservation(pod_uid)
-        known = (held.request.known if held is not None else None) if self._known is None else self._known(pod_uid)
+        reservation = state.reservation(pod_uid)
+        known = (
+            (reservation.request.known if reservation is not None else None)
+            if self._known is None
+            else self._known(pod_uid)
+        )
         return known is not None and known.profile is not None
 
     def resident_sets(self, state: ClusterState) -> IntArray:
@@ -214,8 +218,8 @@ class Judge:
         if self._totals[0] != as_of:
             numbers = np.flatnonzero(counts)
             summed = counts[numbers] @ np.array(self.summed(numbers.tolist()))
-            held = counts[numbers] @ np.array(self._held)[numbers]
-            self._totals = (as_of, float(summed), float(held))
+            held_percent = counts[numbers] @ np.array(self._held_percent)[numbers]
+            self._totals = (as_of, float(summed), float(held_percent))
         return self._totals[1:]
 
     def kinds(self, state: ClusterState, most: int) -> list[tuple[str, Member, int]]:
@@ -285,7 +289,7 @@ class Judge:
         if found not in self._ids:
             self._ids[found] = len(self._sets)
             self._sets.append(found)
-            self._held.append(sum(member.share_percent for member in found.members))
+            self._held_percent.append(sum(member.share_percent for member in found.members))
             for member in found.members:
                 kind = self._kinds.setdefault((found.gpu_model, member.under_least_cap()), len(self._kinds))
                 self._places_of_kind.append((self._ids[found], kind))
@@ -421,18 +425,18 @@ class Judge:
         index = np.empty((count, choices, 1 + resident.shape[1]), np.int64)
         index[:, :, 0] = own
         index[:, :, 1:] = resident[:, None, :]
-        said = table.forecast(index.reshape(count * choices, -1), stops=stops)
-        kept = said.kept.reshape(count, choices)
-        summed = said.summed.reshape(count, choices)
+        forecast = table.forecast(index.reshape(count * choices, -1), stops=stops)
+        kept = forecast.kept.reshape(count, choices)
+        summed = forecast.summed.reshape(count, choices)
         accepts = np.asarray(kept.any(axis=1))
-        ratio = (said.least / np.maximum(said.promised, _LEAST)).reshape(count, choices)
+        ratio = (forecast.least / np.maximum(forecast.promised, _LEAST)).reshape(count, choices)
         best = np.arange(count) * choices + ratio.argmax(axis=1)
         return Verdicts(
             accepts,
             np.where(accepts, np.where(kept, summed, -np.inf).max(axis=1), 0.0),
-            said.least[best],
-            said.promised[best],
-            np.equal(said.at[best], 0),
+            forecast.least[best],
+            forecast.promised[best],
+            np.equal(forecast.at[best], 0),
             np.zeros(count, bool),
         )
 

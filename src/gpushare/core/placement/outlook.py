@@ -35,7 +35,7 @@ _GOLDEN: Final = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a cluster is like now; in coarse steps, since rankings are kept while it stays the same.
+    """How full and how busy the cluster is, in coarse steps: rankings of GPUs stay valid while it does not change.
 
     Attributes:
         company: likelihood that a free share is taken soon, 0 to 1.
@@ -60,9 +60,9 @@ def outlook_of(judge: Judge, state: ClusterState) -> Outlook:
 
 
 def company_of(state: ClusterState, more: int = 0) -> float:
-    """Part of the GPUs that hold somebody, with so many more of them, 0 to 1."""
-    there = int((state.present & state.healthy).sum())
-    return min(1.0, (int((state.present & (state.clients > 0)).sum()) + more) / max(1, there))
+    """Return the fraction of healthy GPUs that have a tenant, counting `more` of the empty ones as taken."""
+    usable = int((state.present & state.healthy).sum())
+    return min(1.0, (int((state.present & (state.clients > 0)).sum()) + more) / max(1, usable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +111,8 @@ def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, r
     sets = [*starts]
     for filling in fillings:
         sets += [(*start, *filling[:count]) for start in starts for count in range(1, len(filling) + 1)]
-    said = table.forecast(rows_of(table, sets))
-    summed = np.where(said.kept, said.summed, -np.inf)
+    forecast = table.forecast(rows_of(table, sets))
+    summed = np.where(forecast.kept, forecast.summed, -np.inf)
     now = summed[: len(caps)]
     later = np.zeros(len(caps))
     at = len(caps)

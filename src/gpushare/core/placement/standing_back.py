@@ -107,7 +107,7 @@ def barred_for(
         uuids = state.uuids(row)
         slots = [uuids.index(uuid) for uuid in each.gpu_uuids if uuid in uuids]
         tenants = {slot: state.tenants(uuids[slot]) for slot in slots}
-        gone = [tenant for there in tenants.values() for tenant in there if tenant.pod_uid in each.leaving]
+        gone = [tenant for on_gpu in tenants.values() for tenant in on_gpu if tenant.pod_uid in each.leaving]
         if not what_if.node_fits(each.pod, row, gone, request):
             found.update(((slot, row), each) for slot in range(len(uuids)))
             continue

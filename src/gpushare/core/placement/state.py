@@ -280,12 +280,12 @@ class ClusterState:
 
     def set_probation(self, pod_uid: str, term: ProbationTerm | None) -> None:
         """Set or end the term during which a reserved pod has its GPU to itself."""
-        held = self._reservations[pod_uid]
-        if held.placement.probation != term:
-            held = replace(held, placement=replace(held.placement, probation=term))
-            self._reservations[pod_uid] = held
+        reservation = self._reservations[pod_uid]
+        if reservation.placement.probation != term:
+            reservation = replace(reservation, placement=replace(reservation.placement, probation=term))
+            self._reservations[pod_uid] = reservation
             self.closed_gpus.drop(pod_uid)
-            self._close(pod_uid, held)
+            self._close(pod_uid, reservation)
 
     def reservation(self, pod_uid: str) -> Reservation | None:
         """Return a pod's reservation."""

@@ -39,11 +39,11 @@ class EarlierRuns:
         """
         if self.dataset is None:
             return
-        here = (str(about["gpu_model"]), mechanism, about["driver"] == SIMULATED)
-        there = (self.dataset.gpu_model, self.dataset.mechanism.value, self.dataset.driver == SIMULATED)
-        if here != there:
+        asked = (str(about["gpu_model"]), mechanism, about["driver"] == SIMULATED)
+        begun = (self.dataset.gpu_model, self.dataset.mechanism.value, self.dataset.driver == SIMULATED)
+        if asked != begun:
             raise ResumeError(
-                f"the output holds runs of {_words(*there)}, these would be of {_words(*here)}: "
+                f"the output holds runs of {_words(*begun)}, these would be of {_words(*asked)}: "
                 "give another --output"
             )
 

@@ -168,7 +168,7 @@ def _suite(order: CalibrationOrder) -> tuple[dict[str, Workload], dict[str, Work
 def _sides(
     order: CalibrationOrder, beside: Sequence[str], stack: contextlib.ExitStack
 ) -> tuple[PoolMaker, RunCounters]:
-    """Return who runs the programs and who reads counters, of silicon or made up."""
+    """Return what runs the programs and what reads the counters, on a GPU or simulated."""
     if order.simulated:
         from gpushare.research.calibration.simulated import SimulatedCounters, simulated_pools  # noqa: PLC0415
 

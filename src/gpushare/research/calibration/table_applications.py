@@ -61,7 +61,7 @@ def pictures(stage: Stage) -> Step:
     draw = np.random.default_rng(1)
     stored = draw.integers(0, 256, (1024, 3, 40, 40), dtype=np.uint8)
     labels = torch.randint(10, (batch,), device=stage.device)
-    held = torch.randn(2 * batch, 3, 32, 32, device=stage.device)
+    unseen = torch.randn(2 * batch, 3, 32, 32, device=stage.device)
     save = _checkpoint(model)
 
     def load() -> Any:
@@ -80,7 +80,7 @@ def pictures(stage: Stage) -> Step:
 
     def evaluate() -> None:
         with torch.no_grad(), torch.autocast(stage.device, torch.bfloat16):
-            model(held).argmax(1).float().mean().item()
+            model(unseen).argmax(1).float().mean().item()
 
     return _rounds(*[train] * 5, evaluate, evaluate, save)
 
