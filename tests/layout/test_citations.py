@@ -95,6 +95,15 @@ def test_everything_cited_is_in_the_repository() -> None:
     assert wrong == {}
 
 
+def test_every_fact_has_one_row_that_says_where_it_comes_from() -> None:
+    text = (ROOT / "docs" / "facts.md").read_text()
+    facts, sources = text.split("## Where each fact comes from", 1)
+    numbers = [int(number) for number in re.findall(r"^(\d+)\. ", facts, re.MULTILINE)]
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (.+?) \|$", sources, re.MULTILINE)
+    assert len(numbers) >= 35
+    assert sorted(numbers) == [int(number) for number, *_ in rows]
+
+
 def test_every_link_between_pages_leads_somewhere() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {target}"
