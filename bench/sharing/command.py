@@ -52,6 +52,9 @@ def main(arguments: list[str]) -> None:
         default=usual.signatures,
         help="those that the agent takes in the first session (about two minutes), or the H200 table's",
     )
+    parser.add_argument(
+        "--faults", type=int, default=usual.faults, help="in a run of gpushare of its own: so many MPS faults"
+    )
     parser.add_argument("--jobs", type=int, default=standard.jobs)
     parser.add_argument("--least-seconds", type=float, default=standard.least_seconds)
     parser.add_argument("--most-seconds", type=float, default=standard.most_seconds)
@@ -75,6 +78,7 @@ def main(arguments: list[str]) -> None:
         read.signature_seconds,
         read.signatures,
         tuple(read.policies),
+        read.faults,
     )
     if read.what == "plan":
         print(plan(trace, settings))
@@ -172,6 +176,8 @@ def _launcher(
         if (words := why_no_room(place.gpu, jobs, policies)) is not None:
             raise NotReadyError(words)
         return PodLauncher(place), of_a_node(place.gpu, is_simulated=place.tenants.simulated)
+    if read.faults:
+        raise NotReadyError("faults are injected by pods: --faults is not for --without-kubernetes")
     from bench.sharing.local import LocalLauncher
 
     machine = simulated() if read.simulated else of_this_machine()

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bench.sharing.launching import Ended, Launcher, Order
 from bench.sharing.machine import Machine, describe
-from bench.sharing.policies import FIFO, POLICIES, SharingPolicy, World, order
+from bench.sharing.policies import FAULTED, FIFO, POLICIES, SharingPolicy, World, order, with_faults
 from bench.sharing.records import BUDGET, COMPLETE, CUT, FAILED, PATIENCE, Records
 from bench.sharing.trace import (
     SERVING_LOAD,
@@ -31,6 +31,7 @@ POLL_SECONDS: Final = 0.02
 _ENDLESS: Final = 10**9
 _START_SECONDS: Final = 1.5  # of a job: context, build, warm-up; a first guess
 _WORLD_SECONDS: Final = 10.0
+_FAULT_SECONDS: Final = 20.0  # jobs that fell begin anew
 _PATIENCE: Final = 2.5  # a run that takes so many times what was expected is cut
 # One after the other on the whole GPU, in the node's own world: what a workload's first pod alone would show.
 SIGNATURES: Final = SharingPolicy("signatures", "alone", World.GPUSHARE, places=1, in_order=True)
@@ -51,6 +52,7 @@ class SessionSettings:
         budget_seconds: nothing is begun that would end later.
         alone_seconds: each program alone, in every session; serving programs twice that.
         signature_seconds: each program alone before the agent's eyes, once, for so long at most.
+        faults: of the MPS server, in a run of ours apart from the compared ones; 0: no such run.
         signatures: whose: the agent's, or the table's, which cost no time (trace.table_signatures).
     """
 
@@ -60,6 +62,7 @@ class SessionSettings:
     signature_seconds: float = 20.0
     signatures: SignatureSource = SignatureSource.AGENT
     policies: tuple[str, ...] = tuple(POLICIES)
+    faults: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,12 +71,14 @@ class Played:
 
     Attributes:
         witnessed: what gpushare said meanwhile; None: under no policy of ours.
+        faults: what became of each that was injected.
     """
 
     ended: Mapping[int, Ended]
     signatures: Mapping[str, Any]
     seconds: float
     witnessed: Witnessed | None = None
+    faults: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass
@@ -181,7 +186,7 @@ class Driver:
     def _wants_signatures(self) -> bool:
         known = {line["program"] for line in self.records.of("signature")}
         return (
-            any(POLICIES[name].world is World.GPUSHARE for name in self.settings.policies)
+            (bool(self.settings.faults) or any(POLICIES[name].is_ours for name in self.settings.policies))
             and self.records.first("signatures") is None
             and not known >= set(programs())
         )
@@ -224,6 +229,8 @@ class Driver:
     # -- the runs
 
     def _missing(self) -> Iterator[tuple[SharingPolicy, int]]:
+        if self.settings.faults and not self.records.is_settled(FAULTED, 0):
+            yield with_faults(self.settings.faults), 0
         for repetition in range(self.settings.repetitions):
             for policy in order(repetition):
                 wanted = policy.name in self.settings.policies
@@ -259,6 +266,8 @@ class Driver:
             cut = {"cut_by": BUDGET}
         if played.witnessed is not None:
             self._keep_witnessed(name, orders, played.witnessed)
+        for line in played.faults:
+            self.records.add("fault", run=name, **line)
         for each in orders:
             if (ended := done.get(each.job.number)) is None:
                 continue
@@ -302,7 +311,7 @@ class Driver:
                 self.sleep(POLL_SECONDS)
             seconds = self.clock() - began
             witnessed, watch = watch.stop() if watch is not None else None, None
-            return Played(done, self.launcher.signatures(), seconds, witnessed)
+            return Played(done, self.launcher.signatures(), seconds, witnessed, self.launcher.faults())
         finally:
             if watch is not None:
                 watch.stop()
@@ -349,7 +358,8 @@ def expected_seconds(policy: SharingPolicy, jobs: Sequence[TraceJob], records: R
     work = sum(job.seconds for job in jobs)
     if policy is FIFO:
         return 1.05 * work + _START_SECONDS * len(jobs) + _WORLD_SECONDS
-    return 0.75 * work + _START_SECONDS * len(jobs) / 2 + _WORLD_SECONDS
+    faults = _FAULT_SECONDS * policy.faults
+    return faults + 0.75 * work + _START_SECONDS * len(jobs) / 2 + _WORLD_SECONDS
 
 
 def _rate(ended: Ended) -> float:

@@ -81,6 +81,10 @@ class Launcher(Protocol):
         """Return who can tell what is predicted and inferred under the policy that has begun; None: nobody."""
         ...
 
+    def faults(self) -> Sequence[Mapping[str, Any]]:
+        """Return what became of the policy's faults so far, as it goes into their records."""
+        ...
+
     def end(self) -> None:
         """End whoever still runs, and what the policy needed; also where `begin` failed."""
         ...

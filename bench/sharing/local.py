@@ -203,6 +203,10 @@ class LocalLauncher:
             return None
         return LocalWitness(self._world, self._decider, self._began_wall)
 
+    def faults(self) -> Sequence[Mapping[str, Any]]:
+        """None: a fault is a pod's (command.py refuses them here)."""
+        return ()
+
     def end(self) -> None:
         """End who still runs, by a new first process, and the world."""
         if self._running:

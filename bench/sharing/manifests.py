@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from bench.sharing.launching import Order
 from bench.sharing.policies import SharingPolicy, World
-from bench.sharing.trace import MEMORY_MIB
-from gpushare.core.api import names
+from bench.sharing.trace import LEAST_SHARE, MEMORY_MIB
+from gpushare.core.api import JobClass, names
 from gpushare.core.gpu import GpuInfo
 from gpushare.mps.control import REAL_EXECUTABLE
 
@@ -26,6 +26,7 @@ CODE_PATH: Final = "/sharing"
 NODE_PATH: Final = "/run/gpushare-sharing"
 """On the node and in pods: the benchmark's MPS daemon's folders, and where simulated jobs take turns."""
 DAEMON: Final = "mps-daemon"
+FAULT: Final = "fault"
 _TWIN_CONTROL: Final = (
     "python",
     "-c",
@@ -110,6 +111,27 @@ def gpushare_of(program: str) -> Json:
         "metadata": {"name": program, "namespace": NAMESPACE},
         "spec": {"selector": {"matchLabels": {PROGRAM_LABEL: program}}},
     }
+
+
+def fault_gpushare() -> Json:
+    """Return the GpuShare of the pods that fault: nobody is to profile them."""
+    share = gpushare_of(FAULT)
+    share["spec"]["profile"] = {"mode": "Off"}
+    return share
+
+
+def fault_pod(name: str, place: Place) -> Json:
+    """Return a pod that works on the GPU for a second and then touches memory which is not there."""
+    program = "chart_twin_tenant.py" if place.tenants.simulated else "cuda_tenant.py"
+    text = (ROOT / "tests" / "gpu" / program).read_text()
+    pod = _pod(name, place, [place.tenants.python, "-u", "-c", text, "fault", "3"], {})
+    pod["metadata"]["labels"][PROGRAM_LABEL] = FAULT
+    pod["metadata"]["annotations"] = {
+        names.FRACTION: f"{LEAST_SHARE / 100:g}",
+        names.MEMORY: "2048Mi",
+        names.CLASS: JobClass.THROUGHPUT.value,
+    }
+    return pod
 
 
 def job_pod(policy: SharingPolicy, order: Order, place: Place) -> Json:

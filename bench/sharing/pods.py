@@ -7,13 +7,16 @@ gpushare's. A pod that is taken away, as a retraction does, is made anew, as a J
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bench.sharing.faults import TOLD, FaultInjector, Gauge, Hands, moments
 from bench.sharing.joblog import story
 from bench.sharing.launching import Ended, Order
 from bench.sharing.machine import NotReadyError
@@ -28,11 +31,13 @@ from bench.sharing.manifests import (
     capacity_patch,
     code,
     daemon_pod,
+    fault_gpushare,
+    fault_pod,
     gpushare_of,
     job_pod,
     offer,
 )
-from bench.sharing.policies import FIFO, OURS, SharingPolicy, World
+from bench.sharing.policies import FIFO, SharingPolicy, World
 from bench.sharing.trace import programs
 from gpushare.core.api import GpuShareStatus, from_json, names
 from gpushare.core.gpu import GpuInfo
@@ -163,6 +168,7 @@ class PodLauncher:
         self._programs: set[str] = set()
         self._began_wall = 0.0
         self._next_look = 0.0
+        self._injector: FaultInjector | None = None
         with contextlib.suppress(KubectlError):
             kubectl("create", "namespace", NAMESPACE)
         self._wait(self._has_account, "the namespace's service account")
@@ -180,6 +186,12 @@ class PodLauncher:
             self._create(daemon_pod(policy, self._place))
             self._wait(self._daemon_is_ready, "the MPS daemon")
         self._began_wall = time.time()
+        self._injector = None
+        if policy.faults:
+            self._apply(fault_gpushare())
+            last = max(order.job.arrives for order in orders)
+            witness = PodWitness(self._place, self._began_wall)
+            self._injector = FaultInjector(moments(policy.faults, last), self._hands(witness), self._began_wall)
 
     def submit(self, order: Order) -> None:
         """Create the job's pod."""
@@ -195,18 +207,24 @@ class PodLauncher:
             pod["metadata"]["name"]: pod
             for pod in json.loads(kubectl("-n", NAMESPACE, "get", "pods", "-o", "json"))["items"]
         }
+        now = time.time() - self._began_wall
+        if self._injector is not None:
+            self._injector.step(now, found, (KubectlError, ValueError))
         known = self.signatures() if any(order.until_known for order in self._live.values()) else {}
         ended = {}
         for name, order in list(self._live.items()):
             pod = found.get(name)
             phase = None if pod is None else pod["status"].get("phase")
             if phase == "Running":
-                self._first_started.setdefault(name, time.time() - self._began_wall)
+                self._first_started.setdefault(name, now)
             if pod is None:  # taken away
                 self._restarts[name] = self._restarts.get(name, 0) + 1
                 self._create(job_pod(self._policy, order, self._place))
             elif phase == "Failed" and "deletionTimestamp" in pod["metadata"]:
                 pass  # being taken away: it did not fail, and is made anew once it is gone
+            elif phase == "Failed" and self._injector is not None and self._injector.has_felled(pod):
+                if self._injector.may_restart(name, now):  # as a Job would; made anew once it is gone
+                    kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=false")
             elif phase in ("Succeeded", "Failed") or (
                 # Nobody runs beside it: its end is nobody else's.
                 order.until_known
@@ -228,7 +246,14 @@ class PodLauncher:
 
     def witness(self) -> PodWitness | None:
         """Return who tells of decisions and inference under gpushare."""
-        return PodWitness(self._place, self._began_wall) if self._policy is OURS else None
+        return PodWitness(self._place, self._began_wall) if self._policy.is_ours else None
+
+    def faults(self) -> Sequence[Mapping[str, Any]]:
+        """Return what became of each fault; one that is not over counts as it stands."""
+        if self._injector is None:
+            return ()
+        self._injector.close()
+        return self._injector.records
 
     def end(self) -> None:
         """Remove every pod of the benchmark, and wait until they are gone."""
@@ -245,6 +270,24 @@ class PodLauncher:
             with contextlib.suppress(KubectlError):
                 asked = ("--subresource=status", "--type=json", "-p", json.dumps(patch))
                 kubectl("patch", "node", self._place.node, *asked)
+
+    def _hands(self, witness: PodWitness) -> Hands:
+        def told() -> dict[str, float]:
+            asked = ("-n", NAMESPACE, "get", "events", f"--field-selector=reason={TOLD}", "-o", "json")
+            events = json.loads(kubectl(*asked))["items"]
+            return {event["involvedObject"]["uid"]: _moment(event) - self._began_wall for event in events}
+
+        return Hands(
+            create=lambda name: self._create(fault_pod(name, self._place)),
+            delete=self._forget,
+            log=lambda name: kubectl("-n", NAMESPACE, "logs", name),
+            gauge=lambda: gauge_of(witness.metrics()),
+            told=told,
+        )
+
+    @staticmethod
+    def _forget(name: str) -> None:
+        kubectl("-n", NAMESPACE, "delete", "pod", name, "--wait=false", "--ignore-not-found")
 
     def _ended(self, order: Order, pod: Json) -> Ended:
         name = order.job.name
@@ -292,3 +335,21 @@ class PodLauncher:
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{what}: not within {PATIENCE_SECONDS:.0f} s")
             time.sleep(0.3)
+
+
+def gauge_of(text: str) -> Gauge:
+    """Return what the agent's metrics say of the cluster's one GPU."""
+    faults = re.search(r"^gpushare_mps_faults_total\{.*\} (\S+)$", text, re.MULTILINE)
+    serves = re.search(r"^gpushare_gpu_healthy\{.*\} 1(\.0)?$", text, re.MULTILINE)
+    active = re.search(r'^gpushare_mps_state\{.*\bstate="Active".*\} 1(\.0)?$', text, re.MULTILINE)
+    clients = re.findall(r'^gpushare_pod_clients\{(?:.*,)?pod="([^"]*)".*\} (\S+)$', text, re.MULTILINE)
+    if faults is None:
+        raise ValueError("the agent's metrics do not count faults now")
+    at_work = frozenset(pod for pod, number in clients if float(number) > 0)
+    return Gauge(float(faults.group(1)), bool(serves and active), at_work)
+
+
+def _moment(event: Json) -> float:
+    """Return when an event was told last, seconds since 1970."""
+    told = [event.get("eventTime"), event.get("lastTimestamp"), event["metadata"].get("creationTimestamp")]
+    return max(datetime.fromisoformat(each).timestamp() for each in told if each)

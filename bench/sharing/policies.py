@@ -5,7 +5,7 @@ devices of an extended resource, or shares that are counted, as kube-scheduler d
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -35,6 +35,8 @@ class SharingPolicy:
         counts_shares: jobs at once ask for at most 100% in sum.
         caps_at_share: each throughput job runs under its share as thread percentage.
         in_order: nobody overtakes.
+        is_ours: gpushare decides, and its word is kept (witness.py).
+        faults: of its MPS server, injected while jobs come.
     """
 
     name: str
@@ -45,6 +47,8 @@ class SharingPolicy:
     counts_shares: bool = False
     caps_at_share: bool = False
     in_order: bool = False
+    is_ours: bool = False
+    faults: int = 0
 
     def cap(self, job: TraceJob) -> int | None:
         """Thread percentage that a job's own environment asks for; None: it asks for none."""
@@ -62,9 +66,15 @@ PAIRS: Final = SharingPolicy("mps-pairs", "MPS, uncapped pairs", World.MPS, plac
 HARD: Final = SharingPolicy(
     "hard-caps", "MPS, shares as hard caps", World.MPS, counts_shares=True, caps_at_share=True
 )
-OURS: Final = SharingPolicy("gpushare", "gpushare", World.GPUSHARE, counts_shares=True)
+OURS: Final = SharingPolicy("gpushare", "gpushare", World.GPUSHARE, counts_shares=True, is_ours=True)
+FAULTED: Final = "gpushare-faults"
 
 POLICIES: Final = {each.name: each for each in (FIFO, SLICING, EQUAL, PAIRS, HARD, OURS)}
+
+
+def with_faults(number: int) -> SharingPolicy:
+    """Return gpushare with so many faults of its MPS server: a run of its own, which is in no comparison."""
+    return replace(OURS, name=FAULTED, title=f"gpushare, {number} MPS faults", faults=number)
 
 
 def may_start(policy: SharingPolicy, waiting: Sequence[TraceJob], running: Sequence[TraceJob]) -> list[TraceJob]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.figures import Interval, interval, percentile
-from bench.sharing import accuracy
+from bench.sharing import accuracy, faults
 from bench.sharing.analysis import Bounded, RunFigures, makespans, mean_of, outcomes, ratio_of, runs
 from bench.sharing.policies import OURS, POLICIES
 from bench.sharing.records import Records
@@ -90,7 +90,14 @@ def table(records: Records) -> str:
             for _, form, figure in COLUMNS
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *_by_program(found), "", *accuracy.report(accuracy.accuracy(records)), ""])
+    return "\n".join(
+        [*lines, "", *_by_program(found), "", *accuracy.report(accuracy.accuracy(records)), "", *_faults(records)]
+    )
+
+
+def _faults(records: Records) -> list[str]:
+    lines = faults.report(list(records.of("fault")))
+    return [*lines, ""] if lines else []
 
 
 def draw(found: Sequence[RunFigures], path: Path) -> None:

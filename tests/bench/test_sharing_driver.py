@@ -83,6 +83,9 @@ class QueuedGpu:
     def learn(self, signatures: Mapping[str, Any]) -> None:
         self.known |= signatures
 
+    def faults(self) -> Sequence[Mapping[str, Any]]:
+        return [{"fault": "fault-0", "at": None, "error": "never came"}] * self._policy.faults
+
     def witness(self) -> Witness | None:
         return None if self._policy is not OURS else self.agent
 
@@ -301,6 +304,24 @@ def test_what_gpushare_predicted_and_inferred_is_kept_of_its_own_runs(
     assert (seen["number"], row["inferred"], row["cap"], row["throttle"]) == (0, 0.4, 0.5, None)
     (placed,) = records.of("placed")
     assert 0.0 < placed["members"]["job-000"]["predicted"] < 1.0
+
+
+def test_faults_have_a_run_of_their_own_which_is_in_no_comparison(tmp_path: Path) -> None:
+    done, records = session(tmp_path, QueuedGpu(), 10_000.0, repetitions=1, policies=("fifo",), faults=2)
+    assert done
+    assert complete(records) == [("gpushare-faults", 0), ("fifo", 0)]
+    assert [line["run"] for line in records.of("fault")] == ["0-gpushare-faults-0"] * 2
+    text = table(records)
+    assert "| gpushare" not in text
+    assert "| fault-0 | not recorded |" in text
+    again = QueuedGpu()
+    assert session(tmp_path, again, 10_000.0, repetitions=1, policies=("fifo",), faults=2)[0]
+    assert again.begun == ["fifo"]  # alone, and no run
+
+
+def test_faults_are_refused_where_jobs_are_no_pods(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--faults is not for --without-kubernetes"):
+        command.main(["run", str(tmp_path), "--without-kubernetes", "--simulated", "--faults", "1"])
 
 
 def test_a_run_whose_agent_cannot_be_asked_is_complete_and_says_so(tmp_path: Path) -> None:

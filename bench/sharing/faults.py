@@ -1,0 +1,261 @@
+"""MPS faults during a run of pods: one pod after the other touches memory that is not there, and what follows.
+
+Such a pod is decided like any other, beside the jobs. Every process of its MPS server ends with it, as MPS does.
+Of each fault is kept who was on that server, who fell, who was told by an event, and how long until the GPU served
+again. A job that fell is made anew once its pod was told, or after a Job's first back-off. One that fell without
+having been seen on the server is named apart: there should be none.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from bench.sharing.manifests import Json
+
+BACK_BAR_SECONDS: Final = 5.0
+PLACED_SECONDS: Final = 120.0  # after that a pod that was not placed is given up
+FOLLOWED_SECONDS: Final = 45.0  # so long events and ends are waited for
+BACKOFF_SECONDS: Final = 10.0  # of a Job's controller, the first time
+SEEN_SECONDS: Final = 2.5  # whom the agent saw so long before the fault was on the server
+TOLD: Final = "GpuFault"
+
+
+@dataclass(frozen=True, slots=True)
+class PodFault:
+    """One fault: at which second of its run its pod comes, and what the pod is called."""
+
+    at: float
+    name: str
+
+
+def moments(number: int, last_arrival: float) -> list[PodFault]:
+    """Return faults spread evenly over the time in which jobs come."""
+    return [
+        PodFault(round(last_arrival * (each + 1) / (number + 1), 1), f"fault-{each}") for each in range(number)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """What the agent's metrics say of the GPU: faults so far, whether it serves, pods with clients."""
+
+    faults: float
+    serves: bool
+    clients: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Hands:
+    """What an injection does and asks; each may raise, and is tried again at the next step."""
+
+    create: Callable[[str], None]
+    delete: Callable[[str], None]
+    log: Callable[[str], str]
+    gauge: Callable[[], Gauge]
+    told: Callable[[], Mapping[str, float]]  # by pod uid, seconds of its event since the run began
+
+
+@dataclass
+class _Open:
+    """The fault that is under way; times in seconds since the run began."""
+
+    fault: PodFault
+    created: float
+    faults_before: float
+    seen: list[tuple[float, frozenset[str]]] = field(default_factory=list)
+    at: float | None = None
+    healthy: float | None = None
+    uids: dict[str, str] = field(default_factory=dict)  # of pods that ran when it came
+    fell: dict[str, float] = field(default_factory=dict)
+    told: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+class FaultInjector:
+    """Injects faults one after the other; `step` is called at every look at the pods.
+
+    Args:
+        wall: seconds since 1970 when the run began; pods tell by the wall clock when they fault.
+    """
+
+    def __init__(self, faults: Sequence[PodFault], hands: Hands, wall: float) -> None:
+        self._coming, self._hands, self._wall = list(faults), hands, wall
+        self._open: _Open | None = None
+        self._felled: set[str] = set()  # uids
+        self.records: list[dict[str, Any]] = []
+        self.troubles = 0
+
+    def step(self, now: float, pods: Mapping[str, Json], trouble: tuple[type[Exception], ...]) -> None:
+        """Go on; what fails is counted and tried again at the next step.
+
+        Args:
+            now: seconds since the run began.
+            pods: those of the run, by name.
+            trouble: what hands raise.
+        """
+        try:
+            if self._open is None:
+                self._begin(now)
+            elif self._open.at is None:
+                self._until_it_faults(self._open, now, pods)
+            else:
+                self._follow(self._open, now, pods)
+        except trouble as error:
+            self.troubles += 1
+            if self._open is not None:
+                self._open.error = str(error)[:300]
+
+    def has_felled(self, pod: Json) -> bool:
+        """Whether a fault ended this pod, which has failed."""
+        return _uid(pod) in self._felled
+
+    def may_restart(self, name: str, now: float) -> bool:
+        """Whether a pod that fell was told, or has waited as long as a Job's would."""
+        opened = self._open
+        if opened is None or name not in opened.fell:
+            return True
+        return opened.uids.get(name) in opened.told or now - opened.fell[name] >= BACKOFF_SECONDS
+
+    def close(self) -> None:
+        """Keep a fault that the run's end cut off, and name those that did not come."""
+        if self._open is not None:
+            self._open.error = self._open.error or "the run ended before it was over"
+            self._keep(self._open)
+        for fault in self._coming:
+            self.records.append({"fault": fault.name, "planned": fault.at, "at": None, "error": "never came"})
+        self._coming = []
+
+    def _begin(self, now: float) -> None:
+        if not self._coming or now < self._coming[0].at:
+            return
+        before = self._hands.gauge().faults
+        self._hands.create(self._coming[0].name)
+        self._open = _Open(self._coming.pop(0), now, before)
+
+    def _until_it_faults(self, opened: _Open, now: float, pods: Mapping[str, Json]) -> None:
+        pod = pods.get(opened.fault.name)
+        phase = "" if pod is None else pod["status"].get("phase", "")
+        opened.uids.update({name: _uid(each) for name, each in pods.items() if _runs(each)})
+        if phase in ("Running", "Succeeded", "Failed"):
+            opened.at = _faulted(self._hands.log(opened.fault.name), self._wall)
+        if opened.at is not None:
+            self._follow(opened, now, pods)
+        elif phase in ("Succeeded", "Failed"):
+            self._give_up(opened, "it ended without a fault")
+        elif now - opened.created > PLACED_SECONDS:
+            self._give_up(opened, f"not placed, or not at work, within {PLACED_SECONDS:.0f} s")
+        else:
+            opened.seen.append((now, self._hands.gauge().clients))
+
+    def _follow(self, opened: _Open, now: float, pods: Mapping[str, Json]) -> None:
+        at = opened.at
+        assert at is not None, "it faulted"
+        for name, pod in pods.items():
+            if (
+                name not in opened.fell
+                and pod["status"].get("phase") == "Failed"
+                and opened.uids.get(name) == _uid(pod)
+            ):
+                opened.fell[name] = now
+                self._felled.add(_uid(pod))
+        if opened.healthy is None:
+            for name, pod in pods.items():  # who came while the server went down
+                if _runs(pod):
+                    opened.uids.setdefault(name, _uid(pod))
+            gauge = self._hands.gauge()
+            if gauge.faults > opened.faults_before and gauge.serves:
+                opened.healthy = now
+            else:
+                opened.seen.append((now, gauge.clients))
+        by_uid = {uid: name for name, uid in opened.uids.items()}
+        opened.told.update(
+            {
+                uid: round(said - at, 2)
+                for uid, said in self._hands.told().items()
+                if uid in by_uid and said > at - 2.0
+            }
+        )
+        expected = (self._on_server(opened) & opened.uids.keys()) | {opened.fault.name}
+        gone = {
+            name for name in expected if name in opened.fell or not _is_live(pods.get(name), opened.uids.get(name))
+        }
+        is_over = opened.healthy is not None and gone == expected
+        is_told = all(opened.uids.get(name) in opened.told for name in opened.fell)
+        if (is_over and is_told) or now - at > FOLLOWED_SECONDS:
+            self._keep(opened)
+            self._hands.delete(opened.fault.name)
+
+    def _give_up(self, opened: _Open, why: str) -> None:
+        opened.error = why
+        self._keep(opened)
+        self._hands.delete(opened.fault.name)
+
+    def _on_server(self, opened: _Open) -> set[str]:
+        since = (opened.at or 0.0) - SEEN_SECONDS
+        return {name for when, names in opened.seen if when >= since for name in names}
+
+    def _keep(self, opened: _Open) -> None:
+        fault, at = opened.fault, opened.at
+        self._open = None
+        line: dict[str, Any] = {
+            "fault": fault.name,
+            "planned": fault.at,
+            "at": None if at is None else round(at, 2),
+        }
+        if at is not None:
+            on_server = self._on_server(opened) - {fault.name}
+            fell = opened.fell.keys() - {fault.name}
+            line |= {
+                "on_server": sorted(on_server),
+                "fell": sorted(fell & on_server),
+                "fell_unseen": sorted(fell - on_server),
+                "beside": sorted(opened.uids.keys() - on_server - fell - {fault.name}),
+                "told_after": {
+                    name: opened.told.get(opened.uids[name]) for name in sorted(opened.fell) if name in opened.uids
+                },
+                "healthy_after": None if opened.healthy is None else round(opened.healthy - at, 2),
+            }
+        self.records.append({**line, "error": opened.error})
+
+
+def _faulted(log: str, wall: float) -> float | None:
+    for text in log.splitlines():
+        if '"faulting"' in text:
+            return float(json.loads(text)["t"]) - wall
+    return None
+
+
+def _runs(pod: Json) -> bool:
+    return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+
+
+def _uid(pod: Json) -> str:
+    return str(pod["metadata"].get("uid", pod["metadata"]["name"]))
+
+
+def _is_live(pod: Json | None, uid: str | None) -> bool:
+    return pod is not None and _uid(pod) == uid and pod["status"].get("phase") in ("Pending", "Running")
+
+
+def report(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the faults of all runs as lines of Markdown; none where none was asked for."""
+    if not lines:
+        return []
+    heads = ("fault", "at, s", "on its server", "fell", "fell, not seen there", "unharmed beside", "all told, s")
+    head = (*heads, f"GPU serves again, s (bar {BACK_BAR_SECONDS:g})", "trouble")
+    rows = ["MPS faults injected during the trace:", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for line in lines:
+        if line["at"] is None:
+            rows.append(f"| {line['fault']} | not recorded | | | | | | | {line['error']} |")
+            continue
+        told = line["told_after"]
+        late = sorted(name for name, seconds in told.items() if seconds is None)
+        latest = (
+            f"not told: {', '.join(late)}" if late else f"{max(told.values(), default=0.0):.1f}" if told else ""
+        )
+        back = "not recorded" if line["healthy_after"] is None else f"{line['healthy_after']:.1f}"
+        cells = [line["fault"], f"{line['at']:.1f}"]
+        cells += [str(len(line[each])) for each in ("on_server", "fell", "fell_unseen", "beside")]
+        rows.append(f"| {' | '.join([*cells, latest, back, line['error']])} |")
+    return rows
