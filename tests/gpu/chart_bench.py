@@ -47,6 +47,7 @@ class ChartBench:
         self.mounts, self.simulated = tenants["mounts"], tenants["simulated"]
         self.cluster = Cluster(os.environ["KUBECONFIG"], "kubectl", "existing")
         self._revision: int | None = None
+        self.oom_kills = 3
         self.space = Namespace(self.cluster, self.image)
         programs = {name: (HERE / name).read_text() for name in PROGRAMS}
         body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "programs"}, "data": programs}
@@ -84,6 +85,7 @@ class ChartBench:
         runtime_class: str | None = None,
         security: Mapping[str, object] | None = None,
         grace_seconds: int = 1,
+        host_memory: str | None = None,
     ) -> Json:
         wanted = {"fraction": fraction, "memory": memory, "workload": workload}
         mounts, volumes = self._volumes() if "-c" not in command else ([], [])
@@ -96,6 +98,8 @@ class ChartBench:
             "volumeMounts": mounts,
             "securityContext": dict(security or {"runAsUser": 0}),
         }
+        if host_memory is not None:
+            container["resources"] = {"limits": {"memory": host_memory}}
         spec: Json = {
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": grace_seconds,

@@ -46,6 +46,7 @@ STEPS: tuple[Callable[[ChartBench], Details], ...] = (
     checks.outside,
     trouble.deleted_in_kernel,
     trouble.job_deadline,
+    trouble.oom_killed,
     checks.upgraded,
     trouble.agent_and_gate_killed,
     trouble.fault,
@@ -74,6 +75,7 @@ def main() -> int:
     parser.add_argument("--skip", default="", help="names of steps, by commas")
     parser.add_argument("--patience", type=float, default=1.0, help="times the limits, for a slow machine")
     parser.add_argument("--seconds", type=float, default=500.0, help="after which no further step begins")
+    parser.add_argument("--oom-kills", type=int, default=3, help="of the step oom_killed")
     parser.add_argument("--strict", action="store_true", help="a missed bar fails the suite")
     parser.add_argument("--yes", action="store_true", help="also where others use the GPUs: it harms them")
     options = parser.parse_args()
@@ -85,6 +87,8 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     bench = ChartBench(options.out)
+    bench.oom_kills = options.oom_kills
+    limits = LIMITS | {"oom_killed": 40.0 + trouble.OOM_ROUND_SECONDS * options.oom_kills}
     results: list[Details] = []
     try:
         for step in STEPS:
@@ -94,7 +98,7 @@ def main() -> int:
             if time.monotonic() - begun > options.seconds:
                 results.append({"step": name, "ok": None, "why": "no time was left"})
                 continue
-            results.append(_one(bench, step, LIMITS.get(name, STEP_SECONDS) * options.patience))
+            results.append(_one(bench, step, limits.get(name, STEP_SECONDS) * options.patience))
             (options.out / "chart_suite.json").write_text(json.dumps(results, indent=1, default=str))
     finally:
         results += _put_back(bench)

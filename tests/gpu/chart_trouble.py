@@ -14,6 +14,9 @@ CPU_BAR, MEMORY_BAR_MIB = 0.01, 110.0  # of a core, of the agent with eight tena
 SETTLE_SECONDS = 15.0  # after eight tenants came: signatures and the forecaster's questions about them
 KERNEL_SECONDS = 25.0
 SHORT_KERNEL_SECONDS = 1.0  # what has time to finish between a client's stop and its end
+OOM_LIMIT = "1Gi"  # of the container: a CUDA process takes some 300 MiB of it, and adds 1.5 GiB in a second
+OOM_WORK_SECONDS = 6.0  # a third of it at work, then swelling
+OOM_ROUND_SECONDS = 10.0  # so many times the rounds, and no further one begins
 DEADLINE_SECONDS = 12  # of a Job, from its start: its pod works after three or four
 PROFILE_SECONDS = 30.0  # until what runs alone has a signature: PyTorch's start, and windows of five seconds
 # Uncapped, the victim makes 0.11 beside the other (tests/data/colocation/h200-ten-programs.jsonl); beside one of
@@ -85,6 +88,53 @@ def job_deadline(bench: ChartBench) -> Details:
     rates = bench.unharmed(before)
     bench.cluster.try_kubectl(*place, "delete", "job", "late", "--wait=true")
     return {"rates": rates}
+
+
+def oom_killed(bench: ChartBench) -> Details:
+    """A pod at work whose container's memory limit ends it: whether neighbours fall, and the GPU goes on.
+
+    The OOM killer asks nobody, so no stop comes before it (docs/gate.md): that a neighbour falls is a bar that is
+    missed, not a failure; that the GPU does not serve again, or that nobody is told, is one.
+    """
+    rounds: list[Details] = []
+    begun = time.monotonic()
+    before: dict[str, object] = {}
+    for number in range(bench.oom_kills):
+        if rounds and time.monotonic() - begun > OOM_ROUND_SECONDS * bench.oom_kills:
+            break
+        if not before:
+            bench.neighbours()
+            before = bench.identity()
+        name = f"oom-{number}"
+        work = bench.cuda("swell", OOM_WORK_SECONDS)
+        bench.start(bench.pod(name, work, "0.2", "4Gi", workload="swell", host_memory=OOM_LIMIT))
+        swelling = bench.until(name, "swelling")["t"]
+        bench.until_ended(name, seconds=OOM_WORK_SECONDS + 20)
+        at = time.time()
+        ended = bench.ended(name) or {}
+        must(ended.get("reason") == "OOMKilled", f"{name} was not killed for its memory: {ended}")
+        served = _served_again(bench, at)
+        now = bench.identity(*before)
+        fell = sorted(each for each in before if now[each] != before[each])
+        for each in fell:
+            wait_for(f"an event of {each}", lambda each=each: "GpuFault" in bench.reasons(each), seconds=30)
+        rounds.append(
+            {
+                "killed_after_s": round(at - swelling, 2),
+                "exit_code": ended.get("exitCode"),
+                "neighbours_fell": fell,
+                "next_kernel_s": served["next_kernel_s"],
+                "healthy_s": served["healthy_s"],
+                "events": sorted(bench.reasons(name)),
+            }
+        )
+        bench.delete(
+            name, *(f"next-{each}" for each in range(served["others_before"] + 1)), *(before if fell else ())
+        )
+        before = {} if fell else before
+    rates = bench.unharmed(before) if before else {}
+    harmful = sum(bool(one["neighbours_fell"]) for one in rounds)
+    return {"rounds": rounds, "harmful": f"{harmful} of {len(rounds)}", "rates": rates, "met": harmful == 0}
 
 
 def agent_and_gate_killed(bench: ChartBench) -> Details:

@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 
 from gpushare.twin.contention import WORKLOADS
@@ -13,6 +14,7 @@ from gpushare.twin.mps.client import CudaError, NoMpsError, TwinContext
 from gpushare.twin.mps.state import OUTSIDE_COMM
 
 PR_SET_NAME = 15
+STEP_MIB, MOST_HOST_MIB = 16, 4096
 
 
 def say(event: str, **more: object) -> None:
@@ -33,7 +35,7 @@ def outside(seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=("run", "fill", "long", "fault"))
+    parser.add_argument("mode", choices=("run", "fill", "long", "fault", "swell"))
     parser.add_argument("seconds", type=float)
     parser.add_argument("mib", type=int, nargs="?", default=0)
     parser.add_argument("--env", action="append", default=[])
@@ -85,7 +87,7 @@ def run(context: TwinContext, options: argparse.Namespace) -> None:
         over = time.time() + options.seconds
         while time.time() < over:
             context.tick(30.0)
-    begin, total = time.time(), 0
+    begin, total, is_swelling = time.time(), 0, False
     while time.time() - begin < options.seconds:
         tick = context.tick(30.0)
         total += 1
@@ -94,7 +96,19 @@ def run(context: TwinContext, options: argparse.Namespace) -> None:
         if options.mode == "fault" and time.time() - begin > options.seconds / 3:
             say("faulting")
             context.fault()
+        if options.mode == "swell" and time.time() - begin > options.seconds / 3 and not is_swelling:
+            say("swelling")
+            is_swelling = True
+            threading.Thread(target=swell, daemon=True).start()
         say("rate", per_s=tick["iterations_per_s"], total=total)
+
+
+def swell(most_mib: int = MOST_HOST_MIB) -> None:
+    """Take host memory and touch it until the kernel ends this process, or there is so much of it."""
+    taken = []
+    while len(taken) * STEP_MIB < most_mib:
+        taken.append(b"x" * (STEP_MIB << 20))
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python cuda_tenant.py MODE SECONDS [MIB] [--env NAME=VALUE ...]
 
 MODE run: MIB, then kernels; fill: 64 MiB at a time until refused, then kernels; long: one kernel of SECONDS;
-fault: access memory that is not there after a third of SECONDS. One JSON line an event. --env sets variables
+fault: access memory that is not there after a third of SECONDS; swell: kernels, and from then on ever more of the
+host's memory, until its container's limit ends it. One JSON line an event. --env sets variables
 where no admission sees them: in the program itself, before CUDA starts.
 """
 
@@ -12,6 +13,7 @@ import ctypes
 import json
 import os
 import sys
+import threading
 import time
 import uuid
 
@@ -66,6 +68,7 @@ wait:
 \0"""
 SM_COUNT, CLOCK_KHZ, OUT_OF_MEMORY = 16, 13, 2  # CUdevice_attribute, CUresult
 FALLBACK_KHZ = 1_500_000
+STEP_MIB, MOST_HOST_MIB = 16, 4096
 
 
 def say(event: str, **more: object) -> None:
@@ -142,7 +145,7 @@ class Cuda:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("mode", choices=("run", "fill", "long", "fault"))
+    parser.add_argument("mode", choices=("run", "fill", "long", "fault", "swell"))
     parser.add_argument("seconds", type=float)
     parser.add_argument("mib", type=int, nargs="?", default=0)
     parser.add_argument("--env", action="append", default=[])
@@ -181,6 +184,7 @@ def _allocate(cuda: Cuda, mode: str, mib: int) -> None:
 def _run(cuda: Cuda, mode: str, seconds: float, sms: int, out: ctypes.c_uint64) -> None:
     begin = last = time.time()
     launches = total = 0
+    is_swelling = False
     while (now := time.time()) - begin < seconds:
         cuda.launch("work", sms, 256, out, 20000)
         launches, total = launches + 1, total + 1
@@ -189,9 +193,21 @@ def _run(cuda: Cuda, mode: str, seconds: float, sms: int, out: ctypes.c_uint64) 
         if mode == "fault" and now - begin > seconds / 3:
             say("faulting")
             cuda.launch("illegal", 1, 1, out, 0)
+        if mode == "swell" and now - begin > seconds / 3 and not is_swelling:
+            say("swelling")
+            is_swelling = True
+            threading.Thread(target=swell, daemon=True).start()  # kernels go on meanwhile
         if now - last > 0.5:
             say("rate", per_s=round(launches / (now - last), 1), total=total)
             launches, last = 0, now
+
+
+def swell(most_mib: int = MOST_HOST_MIB) -> None:
+    """Take host memory and touch it until the kernel ends this process, or there is so much of it."""
+    taken = []
+    while len(taken) * STEP_MIB < most_mib:
+        taken.append(b"x" * (STEP_MIB << 20))
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -458,3 +458,98 @@ def test_a_throttle_is_shown_only_where_a_promise_was_broken_and_is_kept_again(
         suite.trouble.throttled(Throttling(made=0.71, under_share=0.75, after=0.75))
     with pytest.raises(failed, match="is not kept again"):
         suite.trouble.throttled(Throttling(made=0.45, under_share=0.75, after=0.50))
+
+
+@pytest.mark.parametrize("program", ["cuda_tenant.py", "chart_twin_tenant.py"])
+def test_a_swelling_tenant_touches_the_memory_that_it_takes_and_ends_at_its_most(program: str) -> None:
+    script = f"""
+import re, runpy
+swell = runpy.run_path({str(GPU_TESTS / program)!r})["swell"]
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+before = peak()
+swell(64)
+print((peak() - before) >> 10)
+"""
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert 56 <= int(done.stdout) <= 200
+
+
+class Swelling(Recorded):
+    """A pod over its memory limit beside two others; in some rounds these fall."""
+
+    def __init__(self, *, harmful: set[int], reason: str = "OOMKilled", told: bool = True) -> None:
+        super().__init__(132, [])
+        self.oom_kills = 3
+        self.harmful, self.reason, self.told = harmful, reason, told
+        self.lives = {"one": 0, "two": 0}
+        self.limits: list[str] = []
+        self.deleted: list[str] = []
+        self.rounds = self.started = 0
+
+    def neighbours(self) -> None:
+        self.started += 1
+
+    def identity(self, *_: str) -> dict[str, object]:
+        return dict(self.lives)
+
+    def cuda(self, mode: str, *_: object) -> list[str]:
+        return [mode]
+
+    def pod(self, name: str, command: list[str], *_: str, **more: Any) -> dict[str, Any]:
+        if command == ["swell"]:
+            self.limits.append(more["host_memory"])
+        return {"name": name}
+
+    def start(self, pod: dict[str, Any]) -> None:
+        if pod["name"].startswith("oom") and self.rounds in self.harmful:
+            self.lives["two"] += 1
+
+    def until(self, _: str, event: str, seconds: float = 0) -> dict[str, Any]:
+        return {"event": event, "t": 0.0}
+
+    def until_ended(self, *_: str, seconds: float = 0) -> None:
+        self.rounds += 1
+
+    def ended(self, _: str) -> dict[str, Any]:
+        return {"reason": self.reason, "exitCode": 137}
+
+    def events_of(self, *_: str) -> list[dict[str, int]]:
+        return [{"sms": 13}]
+
+    def healthy(self) -> bool:
+        return True
+
+    def reasons(self, name: str) -> set[str]:
+        return {"GpuFault"} if self.told and name == "two" else set()
+
+    def delete(self, *names: str) -> None:
+        self.deleted += names
+
+    def unharmed(self, before: dict[str, object]) -> dict[str, float]:
+        assert before == self.lives
+        return dict.fromkeys(before, 1.0)
+
+
+def test_an_oom_kill_says_how_often_neighbours_fell_and_begins_the_next_round_with_new_ones(
+    suite: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Swelling(harmful=set())
+    found = suite.trouble.oom_killed(bench)
+    assert (found["harmful"], found["met"], found["rates"]) == ("0 of 3", True, {"one": 1.0, "two": 1.0})
+    assert bench.limits == ["1Gi"] * 3
+    assert bench.started == 1
+    bench = Swelling(harmful={1})
+    found = suite.trouble.oom_killed(bench)
+    assert [one["neighbours_fell"] for one in found["rounds"]] == [[], ["two"], []]
+    assert (found["harmful"], found["met"]) == ("1 of 3", False)
+    assert bench.started == 2
+    assert {"one", "two", "next-0"} <= set(bench.deleted)
+    failed = sys.modules["chart_bench"].Failed
+    with pytest.raises(failed, match="was not killed for its memory"):
+        suite.trouble.oom_killed(Swelling(harmful=set(), reason="Error"))
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(sys.modules["livecluster"], "time", clock)
+    with pytest.raises(sys.modules["livecluster"].NotYet, match="an event of two"):
+        suite.trouble.oom_killed(Swelling(harmful={0}, told=False))
