@@ -9,6 +9,7 @@ having been seen on the server is named apart: there should be none.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 from bench.sharing.manifests import Json
@@ -130,13 +131,17 @@ class FaultInjector:
         if not self._coming or now < self._coming[0].at:
             return
         before = self._hands.gauge().faults
-        self._hands.create(self._coming[0].name)
         self._open = _Open(self._coming.pop(0), now, before)
+        self._hands.create(self._open.fault.name)
 
     def _until_it_faults(self, opened: _Open, now: float, pods: Mapping[str, Json]) -> None:
         pod = pods.get(opened.fault.name)
         phase = "" if pod is None else pod["status"].get("phase", "")
         opened.uids.update({name: _uid(each) for name, each in pods.items() if _runs(each)})
+        if pod is None:  # it could not be created, or was taken away
+            self._hands.create(opened.fault.name)
+        else:
+            opened.uids[opened.fault.name] = _uid(pod)
         if phase in ("Running", "Succeeded", "Failed"):
             opened.at = _faulted(self._hands.log(opened.fault.name), self._wall)
         if opened.at is not None:
@@ -152,17 +157,14 @@ class FaultInjector:
         at = opened.at
         assert at is not None, "it faulted"
         for name, pod in pods.items():
-            if (
-                name not in opened.fell
-                and pod["status"].get("phase") == "Failed"
-                and opened.uids.get(name) == _uid(pod)
-            ):
+            if name in opened.fell or not _fails(pod, at + self._wall):
+                continue
+            if opened.healthy is None:  # it came while the server went down
+                opened.uids.setdefault(name, _uid(pod))
+            if opened.uids.get(name) == _uid(pod):
                 opened.fell[name] = now
                 self._felled.add(_uid(pod))
         if opened.healthy is None:
-            for name, pod in pods.items():  # who came while the server went down
-                if _runs(pod):
-                    opened.uids.setdefault(name, _uid(pod))
             gauge = self._hands.gauge()
             if gauge.faults > opened.faults_before and gauge.serves:
                 opened.healthy = now
@@ -228,6 +230,15 @@ def _faulted(log: str, wall: float) -> float | None:
 
 def _runs(pod: Json) -> bool:
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
+
+
+def _fails(pod: Json, at: float) -> bool:
+    """Whether a pod has failed since a moment, seconds since 1970; kubelet tells ends in whole seconds."""
+    if pod["status"].get("phase") != "Failed" or "deletionTimestamp" in pod["metadata"]:
+        return False
+    states = [each.get("state", {}) for each in pod["status"].get("containerStatuses", [])]
+    ends = [state["terminated"]["finishedAt"] for state in states if "finishedAt" in state.get("terminated", {})]
+    return all(datetime.fromisoformat(end).timestamp() >= at - 1.5 for end in ends)
 
 
 def _uid(pod: Json) -> str:

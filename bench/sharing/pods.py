@@ -274,13 +274,13 @@ class PodLauncher:
     def _hands(self, witness: PodWitness) -> Hands:
         def told() -> dict[str, float]:
             asked = ("-n", NAMESPACE, "get", "events", f"--field-selector=reason={TOLD}", "-o", "json")
-            events = json.loads(kubectl(*asked))["items"]
+            events = json.loads(kubectl(*asked, seconds=_LOOK_PATIENCE_SECONDS))["items"]
             return {event["involvedObject"]["uid"]: _moment(event) - self._began_wall for event in events}
 
         return Hands(
             create=lambda name: self._create(fault_pod(name, self._place)),
             delete=self._forget,
-            log=lambda name: kubectl("-n", NAMESPACE, "logs", name),
+            log=lambda name: kubectl("-n", NAMESPACE, "logs", name, seconds=_LOOK_PATIENCE_SECONDS),
             gauge=lambda: gauge_of(witness.metrics()),
             told=told,
         )

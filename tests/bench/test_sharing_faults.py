@@ -120,7 +120,9 @@ def test_a_gpu_counts_as_well_only_once_the_fault_was_counted() -> None:
 def test_who_fell_begins_anew_once_it_was_told_or_a_jobs_back_off_is_over() -> None:
     gpu = Gpu("job-1", "job-2", "other")
     gpu.clients.remove("other")
-    gpu.run("other", "Failed")  # by itself, before
+    gpu.run("other", "Failed")
+    before = {"state": {"terminated": {"finishedAt": "1970-01-01T00:16:55Z"}}}  # by itself, 5 s earlier
+    gpu.pods["other"]["status"]["containerStatuses"] = [before]
     gpu.fault(20.0, "job-1", "job-2")
     fallen = [name for name, pod in gpu.pods.items() if gpu.injector.has_felled(pod)]
     assert fallen == ["job-1", "job-2", "fault-0"]
@@ -142,6 +144,30 @@ def test_who_fell_begins_anew_once_it_was_told_or_a_jobs_back_off_is_over() -> N
     assert "not told: fault-0, job-2" in "".join(faults.report([kept]))
     assert gpu.injector.has_felled(gpu.pods["job-2"])  # though its fault is closed
     assert gpu.injector.may_restart("job-2", 99.0)
+
+
+def test_a_pod_that_came_while_the_server_went_down_and_failed_begins_anew_too() -> None:
+    gpu = Gpu("job-1")
+    gpu.fault(20.0, "job-1")
+    gpu.run("late", "Failed")
+    gpu.step(21.0)
+    assert gpu.injector.has_felled(gpu.pods["late"])
+    gpu.told = {"uid-job-1": 20.5, "uid-fault-0": 20.4, "uid-late": 20.9}
+    gpu.serves = True
+    gpu.step(22.0)
+    (kept,) = gpu.injector.records
+    assert (kept["fell"], kept["fell_unseen"]) == (["job-1"], ["late"])
+    gpu.run("later", "Failed")  # for a reason of its own
+    gpu.step(23.0)
+    assert not gpu.injector.has_felled(gpu.pods["later"])
+
+
+def test_a_pod_that_could_not_be_created_is_tried_again() -> None:
+    gpu = Gpu("job-1")
+    gpu.step(10.0)
+    del gpu.pods["fault-0"]
+    gpu.step(11.0)
+    assert gpu.pods["fault-0"]["status"]["phase"] == "Pending"
 
 
 def test_a_pod_that_fell_without_having_been_seen_on_the_server_is_named_apart() -> None:
