@@ -16,7 +16,7 @@ Runs with a failed job, cut ones and those of other policies count nowhere. What
 import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from bench.figures import percentile
@@ -44,6 +44,7 @@ class Compared:
 
     Attributes:
         beside: how many others were at work.
+        expected: of a window: what the model expected under the throttles in force; None: the agent did not say.
     """
 
     run: str
@@ -54,6 +55,7 @@ class Compared:
     seconds: float
     told: float
     observed: float
+    expected: float | None = None
 
     @property
     def error(self) -> float:
@@ -125,7 +127,8 @@ def accuracy(records: Records) -> Accuracy:
         found = list(_sets(run["name"], jobs, list(records.of("placed", run=run["name"])), left))
         sets += len(found)
         predicted += itertools.chain.from_iterable(found)
-        inferred += [each for job in jobs for each in _windows(run["name"], job, jobs)]
+        present = _present(jobs)
+        inferred += [each for job in jobs for each in _windows(run["name"], job, jobs, present)]
     return Accuracy(is_recorded, tuple(predicted), tuple(inferred), sets, left, looks, failures)
 
 
@@ -146,7 +149,11 @@ def report(found: Accuracy) -> list[str]:
             _row("of these, as fast as they can", [each for each in beside if not each.is_serving]),
             _row("of these, serving", [each for each in beside if each.is_serving]),
         ]
-    lines.append(_row("predicted, alone on the GPU", [each for each in found.predicted if not each.beside]))
+    expected = [replace(each, told=each.expected) for each in found.inferred if each.expected is not None]
+    lines += [
+        _row("predicted, alone on the GPU", [each for each in found.predicted if not each.beside]),
+        _row("expected by the agent under the throttles in force, each window: beside others", expected),
+    ]
     left = "; ".join(f"{reason} {seconds:.0f}" for reason, seconds in sorted(found.left_out.items()))
     compared = sum(each.seconds for each in found.predicted)
     told = f"Predictions are compared over {compared:.0f} job-seconds of work"
@@ -244,12 +251,17 @@ def _sets(
         ]
 
 
-def _windows(run: str, job: _Job, jobs: Sequence[_Job]) -> Iterator[Compared]:
+def _windows(
+    run: str, job: _Job, jobs: Sequence[_Job], present: Mapping[float, frozenset[int]]
+) -> Iterator[Compared]:
     """Yield each window over which the agent inferred a job's progress."""
     before: Mapping[str, Any] | None = None
     ended: float | None = None
+    there: frozenset[int] = frozenset()
     for row in job.samples:
         said, at = row["inferred"], row["at"]
+        if at is not None and (now := present.get(at, frozenset())) != there:
+            ended, there = None, now  # the agent began anew, though no sample saw it say nothing
         if said is None or at is None:
             before, ended = None, None
             continue
@@ -265,7 +277,27 @@ def _windows(run: str, job: _Job, jobs: Sequence[_Job]) -> Iterator[Compared]:
             continue
         middle = (begin + end) / 2
         beside = sum(1 for each in jobs if each is not job and each.on_gpu <= middle < each.ended)
-        yield Compared(run, job.number, job.program, bool(job.offered), beside, end - begin, said, observed)
+        yield Compared(
+            run,
+            job.number,
+            job.program,
+            bool(job.offered),
+            beside,
+            end - begin,
+            said,
+            observed,
+            row["expected"] if beside else None,
+        )
+
+
+def _present(jobs: Sequence[_Job]) -> dict[float, frozenset[int]]:
+    """Return which jobs had clients at each look."""
+    found: dict[float, set[int]] = {}
+    for job in jobs:
+        for row in job.samples:
+            if row["at"] is not None and row["clients"]:
+                found.setdefault(row["at"], set()).add(job.number)
+    return {at: frozenset(numbers) for at, numbers in found.items()}
 
 
 def _add(left: dict[str, float], reason: str, seconds: float) -> None:

@@ -282,6 +282,24 @@ def test_what_the_agent_inferred_is_held_to_the_window_that_it_is_about(tmp_path
     assert {each.beside for each in found.inferred} == {1}
 
 
+def test_where_somebody_came_between_two_looks_the_agents_window_is_its_first_of_a_second(tmp_path: Path) -> None:
+    rows = samples((1.0, None), (2.0, 0.5), (6.0, 0.6), (7.0, 0.7))
+    newcomer = [*samples((5.0, None), clients=0.0), *samples((6.0, None), (7.0, None))]
+    found = run(
+        begin(tmp_path), job(0, 0.0, 9.0, 0.5), job(1, 4.0, 5.0, 0.5), seen={0: rows, 1: newcomer}, sets=[]
+    )
+    assert [(each.seconds, each.beside) for each in found.inferred] == [(1.0, 0), (1.0, 1), (1.0, 1)]
+
+
+def test_what_the_agent_expected_under_throttles_is_compared_where_it_said_so(tmp_path: Path) -> None:
+    records = begin(tmp_path)
+    rows = samples((1.0, None), (2.0, 0.5), (6.0, 0.6), throttle=0.5)
+    rows[2][SAMPLE_FIELDS.index("expected")] = 0.44
+    run(records, job(0, 0.0, 9.0, 0.5), job(1, 0.0, 9.0, 0.5), seen={0: rows}, sets=[])
+    (line,) = [text for text in accuracy.report(accuracy.accuracy(records)) if "expected by the agent" in text]
+    assert [cell.strip() for cell in line.split("|")[2:4]] == ["1", "0.060"]
+
+
 def test_a_window_that_reaches_into_a_jobs_start_or_beyond_its_end_does_not_count(tmp_path: Path) -> None:
     rows = samples((1.0, 0.9), (3.0, 0.5), (4.0, None), (9.0, 0.6))
     found = run(begin(tmp_path), job(0, 1.0, 6.0, 0.5), seen={0: rows}, sets=[])
