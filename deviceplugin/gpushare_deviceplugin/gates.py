@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import Ceilings, MpsState, MpsStatus, names
+from gpushare.core.api import Ceilings, MpsFault, MpsState, MpsStatus, names
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
 from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult
@@ -75,7 +76,15 @@ def mps_status(status: GateStatus | None) -> MpsStatus:
         held=len(status.held),
         ceilings=_CEILINGS.get(status.self_test.result, Ceilings.UNTESTED),
         message=message[:1024] if message else None,
+        last_fault=_fault_of(status),
     )
+
+
+def _fault_of(status: GateStatus) -> MpsFault | None:
+    if status.last_fault_at is None:
+        return None
+    at = datetime.fromtimestamp(status.last_fault_at, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return MpsFault(at, status.last_fault_by)
 
 
 def conclude_health(device: GpuHealth, status: GateStatus | None, drained: str = "") -> GpuHealth:

@@ -26,6 +26,7 @@ from gpushare.kube import (
     Retryable,
     record_event,
 )
+from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.owners import OwnerGoneError, Owners
@@ -227,18 +228,22 @@ class ShareReconciler:
         moment = self._now()
         now = moment.isoformat(timespec="seconds").replace("+00:00", "Z")
         profiling, ends = profiling_of(self.world, key, self._settings, moment.timestamp())
+        standing = self.world.standing_of(key)
+        ended = control.ended_lately(standing.neighbours_ended, moment.timestamp(), unix_seconds)
         status = control.status_of(
             replace(share, status=before),
             self.world.pods_of(key),
             self.world.fares_of(key),
             self._settings,
             now,
-            standing=self.world.standing_of(key),
+            standing=replace(standing, neighbours_ended=ended),
             profiling=profiling,
         )
         if ends is not None:  # no event tells
             self._queue.add(key, self._clock() + max(_SETTLE_SECONDS, ends - moment.timestamp()))
         if status.phase is Phase.RETRACTED:  # it ends with the back-off, which no event tells
+            self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
+        if status.neighbours_ended:  # they are forgotten after a day, which no event tells
             self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
         if status == share.status:
             return
@@ -262,7 +267,7 @@ class ShareReconciler:
             await self._tell(changed, reason, note)
 
     async def _tell(self, share: dict[str, Any], reason: str, note: str) -> None:
-        warning = reason in ("Retracted", "PromiseBroken", "SloMissed")
+        warning = reason in ("Isolated", "Retracted", "PromiseBroken", "SloMissed")
         await record_event(
             self._api,
             share,

@@ -1,11 +1,13 @@
 """What agents write in their GpuNodes, as the operator uses it, and whether each agent is still alive."""
 
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final, Self
 
-from gpushare.core.api import GpuNode, GpuStatus, TenantTrouble
+from gpushare.core.api import GpuNode, GpuStatus, NeighboursEnded, TenantTrouble
 from gpushare.core.control import Fares, ReplacementAsk, RetractionAsk, fares_of
 from gpushare.kube import Json
+from gpushare.runtime.moments import unix_seconds
 
 _SHARED: Final = 2  # tenants from which a GPU is shared
 
@@ -43,6 +45,7 @@ class NodeReport:
         fares: of each pod, by uid.
         asks: pod, GPU and reason of each pod that the agent wants moved away.
         troubles: pod, GPU and what is wrong, of each pod in trouble.
+        faults: each GPU's last fault, where it is known which pod began it.
         observed_at: when the agent looked, by its own clock; compared with itself only.
     """
 
@@ -51,6 +54,7 @@ class NodeReport:
     observed_at: str = ""
     sets: tuple[ReportedSet, ...] = ()
     troubles: tuple[tuple[str, str, TenantTrouble], ...] = ()
+    faults: tuple[NeighboursEnded, ...] = ()
 
     @classmethod
     def of(cls, obj: Json) -> Self:
@@ -69,7 +73,14 @@ class NodeReport:
             for tenant in gpu.tenants
             if tenant.trouble is not None
         )
-        return cls(fares_of([status]), asks, status.observed_at or "", sets, troubles)
+        faults = tuple(
+            NeighboursEnded(fault.at, fault.begun_by, gpu.uuid)
+            for gpu in status.gpus
+            if (fault := gpu.mps.last_fault) is not None
+            and fault.begun_by is not None
+            and isfinite(unix_seconds(fault.at))
+        )
+        return cls(fares_of([status]), asks, status.observed_at or "", sets, troubles, faults)
 
 
 def _set_of(gpu: GpuStatus) -> ReportedSet | None:

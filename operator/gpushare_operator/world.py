@@ -11,11 +11,12 @@ from itertools import islice
 from typing import Any, Final
 
 from gpushare.core.admission import ShareIndex, ShareKey, Term, rank, terms_of_labels, ways_to_file
-from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, PodView, Retraction
-from gpushare.core.control import Fares, Standing, usual_work
+from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, NeighboursEnded, PodView, Retraction
+from gpushare.core.control import Fares, Standing, usual_work, with_ended
 
 _MOST_MODELS: Final = 16  # as in the schema
 _MOST_COMPARED: Final = 1000  # pods that a GpuShare is asked about for whether another one has them
+_MOST_DEPARTED: Final = 1000  # a fault is told of within seconds of its pod's end
 _MOST_TOUCHED: Final = 8  # GpuShares that say so of one pod
 
 
@@ -48,6 +49,8 @@ class ClusterView:
         self._wanted: dict[ShareKey, tuple[Retraction, ...]] = {}  # not written yet
         self._refusals: dict[ShareKey, tuple[str, str]] = {}
         self._learnt: dict[ShareKey, tuple[LearnedEffect, ...]] = {}  # not written yet
+        self._ended: dict[ShareKey, tuple[NeighboursEnded, ...]] = {}  # not written yet
+        self._departed: dict[str, tuple[ShareKey, PodView]] = {}  # the last pods that went, by uid
 
     @property
     def shares(self) -> Mapping[ShareKey, GpuShare]:
@@ -90,6 +93,7 @@ class ClusterView:
             self._refusals.get(key),
             self._learnt.get(key, status.learned),
             self._overlap_of(key),
+            self._ended.get(key, status.neighbours_ended),
         )
 
     def _overlap_of(self, key: ShareKey) -> tuple[tuple[str, int], ...]:
@@ -125,6 +129,25 @@ class ClusterView:
             self._learnt[key] = (*kept, effect)[-_MOST_MODELS:]
             self._touched(key)
 
+    def blame(self, node: str, ended: NeighboursEnded) -> None:
+        """Record that a pod of this node ended its neighbours; what a node says of other nodes' pods is left out.
+
+        The pod may be gone by now: one that is deleted by force leaves the API before it is killed.
+        """
+        uid = ended.pod_uid
+        key, pod = self._share_of_pod.get(uid), self._pods.get(uid)
+        if pod is None or key is None:
+            key, pod = self._departed.get(uid, (None, None))
+        if key is None or key not in self.shares or pod is None or pod.node != node:
+            return
+        if pod.decision is None or ended.gpu not in pod.decision.gpu_uuids:
+            return
+        before = self.standing_of(key).neighbours_ended
+        after = with_ended(before, ended)
+        if after != before:
+            self._ended[key] = after
+            self._touched(key)
+
     def refuse(self, refusals: Mapping[ShareKey, tuple[str, str]]) -> None:
         """Record why pods that should leave their GPUs stay, one (reason, sentence) for a GpuShare."""
         before, self._refusals = self._refusals, dict(refusals)
@@ -157,6 +180,10 @@ class ClusterView:
         share = self._share_of_pod.pop(uid, None)
         if pod is not None:
             self._touch_seconds(pod)
+            if share is not None:
+                self._departed[uid] = (share, pod)
+                if len(self._departed) > _MOST_DEPARTED:
+                    del self._departed[next(iter(self._departed))]
         if share is not None:
             self._pods_of_share[share].discard(uid)
             self._touched(share)
@@ -172,6 +199,9 @@ class ClusterView:
             and (before.uid, usual_work(before.status.profile)) != (share.uid, usual_work(share.status.profile))
         ):
             self._learnt.pop(key, None)
+        is_another = before is not None and before.uid != share.uid
+        if is_another or self._ended.get(key) == share.status.neighbours_ended:
+            self._ended.pop(key, None)
         (self._retracted.add if share.status.retractions else self._retracted.discard)(key)
         if before == share:
             return
@@ -186,6 +216,7 @@ class ClusterView:
         key = ShareKey(namespace, name)
         self._wanted.pop(key, None)
         self._learnt.pop(key, None)
+        self._ended.pop(key, None)
         self._retracted.discard(key)
         if self._shares.drop(namespace, name) is not None:
             self._let_go(key)

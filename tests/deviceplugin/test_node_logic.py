@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.deviceplugin.fakes import GPU_A, GPU_B, WELL, Clock, client, gate, make_pod, tenant
 
-from gpushare.core.api import Ceilings, GpuNodeStatus, MpsState, names
+from gpushare.core.api import Ceilings, GpuNodeStatus, MpsFault, MpsState, names
 from gpushare.core.gpu import GpuHealth, Health
 from gpushare.mps.layout import GpuDirectory, decisions_reader, write_status
 from gpushare.mps.status import (
@@ -200,6 +200,11 @@ class TestGates:
         shown = mps_status(gate(self_test=SelfTest(SelfTestResult.FAILED, "asked 20%, got 100%")))
         assert shown.ceilings is Ceilings.NOT_ENFORCED
         assert "got 100%" in (shown.message or "")
+
+    def test_who_began_a_fault_is_in_the_gpunode(self) -> None:
+        shown = mps_status(gate(last_fault_at=1_795_000_000.0, last_fault_by="u1"))
+        assert shown.last_fault == MpsFault("2026-11-18T11:06:40Z", "u1")
+        assert mps_status(gate()).last_fault is None
 
     def test_a_pod_of_too_many_processes_is_told_how_to_divide_its_cap(self) -> None:
         (told,) = notices(gate(), gate(held=(HeldStatus(7, "u1", HoldReason.POD_CAP, 2.0),)), ["u1"])

@@ -123,6 +123,22 @@ def test_a_fault_in_words(pids, clients, expected):
     assert keeping.told(Fault("fatal", pids), clients) == expected
 
 
+@pytest.mark.parametrize(
+    ("pids", "clients", "expected"),
+    [
+        ((8, 9), (Presence(7, "a", 1.0, 2.0), Presence(8, "b", 1.0), Presence(9, "c", 1.0)), "a"),
+        ((8,), (Presence(7, "a", 1.0), Presence(8, "b", 1.0), Presence(6, "a", 1.0)), "a"),
+        ((7, 8), (Presence(7, "a", 1.0), Presence(8, "b", 1.0)), None),  # an illegal access: nobody was killed
+        ((8,), (Presence(7, "a", 1.0), Presence(8, "b", 1.0), Presence(9, "c", 1.0)), None),  # one of two
+        ((), (Presence(7, "a", 1.0), Presence(8, "b", 1.0)), None),  # the log does not say
+        ((6,), (Presence(6, "a", 1.0), Presence(7, "a", 1.0)), None),  # it was alone
+        ((8,), (Presence(7, None, 1.0), Presence(8, "b", 1.0)), None),  # no pod's process
+    ],
+)
+def test_who_was_killed_in_a_kernel_and_ended_the_others(pids, clients, expected):
+    assert keeping.killed_in_kernel(Fault("fatal", pids), clients) == expected
+
+
 class EndedServer:
     """A daemon that knows already that its server has ended: it refuses commands about it."""
 

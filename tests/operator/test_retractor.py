@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from gpushare.core.admission import Defaults, ShareKey
+from gpushare.core.admission import Defaults, ShareKey, resolve
 from gpushare.core.api import (
     Decision,
     GpuNodeStatus,
     GpuShare,
     GpuStatus,
+    MpsFault,
+    MpsStatus,
     Phase,
     PodView,
     TenantStatus,
@@ -84,6 +86,13 @@ class Bench:
             self.api, self.world, self.settings, self.metrics, controller="test", clock=lambda: self.time
         )
         self.deliver()
+
+    def kill_in_kernel(self, name: str, *, node: str = "n1", gpu: str = "GPU-1") -> None:
+        """Have a node's agent say that a pod of it ended its neighbours, now."""
+        at = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        mps = MpsStatus(last_fault=MpsFault(at, f"uid-{name}"))
+        status = GpuNodeStatus.of((GpuStatus(uuid=gpu, mps=mps),), observed_at=at)
+        self.retractor.node_changed(node, NodeReport.of({"metadata": {"name": node}, "status": to_json(status)}))
 
     def pod(self, name: str, gpu: str = "GPU-1", **annotations: str) -> None:
         owner = {
@@ -362,3 +371,43 @@ async def test_an_event_names_no_neighbour_of_another_namespace(bench: Bench) ->
     assert bench.share("new").status.retractions[0].neighbours == ("secret/statefulset-old",)
     [note] = [note for kind, note in bench.told("Retracted") if kind == "GpuShare"]
     assert note.endswith("none of these pods is put beside 1 of other namespaces")
+
+
+async def test_a_workload_that_ended_its_neighbours_twice_is_isolated_for_a_day(bench: Bench) -> None:
+    bench.kill_in_kernel("new")
+    bench.kill_in_kernel("new")  # the same, told again
+    await bench.settle(1)
+    share = bench.share("new")
+    assert len(share.status.neighbours_ended) == 1
+    assert not known_of(share, unix_seconds).wants_own
+    assert bench.condition("new", "EndsNeighbours") is not None
+    assert bench.told("Isolated") == []
+    bench.api.store.remove(PODS, "shop/new")  # by force: it is gone from the API before it is killed
+    await bench.settle(1)
+    bench.kill_in_kernel("new")
+    await bench.settle(1)
+    share = bench.share("new")
+    assert len(share.status.neighbours_ended) == 2
+    assert known_of(share, unix_seconds).wants_own
+    assert resolve({names.FRACTION: "0.25"}, share).limit_percent == 100
+    assert [kind for kind, _ in bench.told("Isolated")] == ["GpuShare"]
+    bench.start()  # kill -9: the status remembers
+    await bench.settle(1)
+    assert bench.share("new").status.ends_neighbours
+    assert not bench.share("old").status.neighbours_ended
+    bench.time += 86_400
+    await bench.settle(61)
+    assert not bench.share("new").status.neighbours_ended
+    assert resolve({names.FRACTION: "0.25"}, bench.share("new")).limit_percent == 25
+    assert bench.condition("new", "EndsNeighbours") is None
+
+
+async def test_a_node_has_no_say_about_faults_of_pods_elsewhere(bench: Bench) -> None:
+    bench.kill_in_kernel("new", node="n2")
+    bench.kill_in_kernel("new", gpu="GPU-9")
+    bench.kill_in_kernel("unheard-of")
+    mps = MpsStatus(last_fault=MpsFault("yesterday", "uid-new"))
+    report = NodeReport.of({"status": to_json(GpuNodeStatus.of((GpuStatus(uuid="GPU-1", mps=mps),)))})
+    bench.retractor.node_changed("n1", report)
+    await bench.settle(1)
+    assert not bench.share("new").status.neighbours_ended

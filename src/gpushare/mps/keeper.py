@@ -142,6 +142,7 @@ class Keeper:
                 last_fault=p.last_fault,
                 last_fault_at=p.last_fault_at,
                 last_fault_pods=p.last_fault_pods,
+                last_fault_by=p.last_fault_by,
                 self_test=p.self_test,
             )
         async with asyncio.TaskGroup() as group:
@@ -432,6 +433,7 @@ class Keeper:
             last_fault=text,
             last_fault_at=noticed_at,
             last_fault_pods=tuple(dict.fromkeys(c.pod_uid for c in clients if c.pod_uid is not None)),
+            last_fault_by=killed_in_kernel(fault, clients),
         )
         logger.error("a fault on %s ended every MPS client: %s", self.gpu.uuid, text)
 
@@ -467,6 +469,20 @@ def told(fault: Fault, clients: Sequence[Presence]) -> str:
     if clients:
         return f"{fault.line} (with {len(clients)} processes connected; the server does not tell which began it)"
     return fault.line
+
+
+def killed_in_kernel(fault: Fault, clients: Sequence[Presence]) -> str | None:
+    """Return the pod whose process began a fault by being killed within a kernel; None where that is not known.
+
+    The server lists whom a fault reached, without a process that was killed (gpushare.mps.faultlog). Who was
+    connected and is not in that list was killed; where such processes are one pod's, that pod began it.
+
+    Args:
+        clients: who was connected when it began, by the ledger.
+    """
+    unlisted = {client.pod_uid for client in clients if client.pid not in fault.pids}
+    reached = {client.pod_uid for client in clients if client.pid in fault.pids} - unlisted
+    return unlisted.pop() if reached and len(unlisted) == 1 else None
 
 
 @contextlib.contextmanager

@@ -225,7 +225,8 @@ class GateStatus:
             while it lived on, and another was started.
         faults: server faults seen since the gate started; `last_fault` says what happened, for an event;
             `last_fault_at` is when it was noticed, `last_fault_pods` the uids of the pods that were connected when
-            it began, whether or not they still were when it was noticed.
+            it began, whether or not they still were when it was noticed; `last_fault_by` is the pod that began it,
+            None where that is not known.
         connections: sockets open at the gate, silent ones included; `unread`: those of them that came faster than
             their pod may connect and are not greeted yet.
         unknown_decision_values: fields and classes in the agent's decisions that this gate does not know.
@@ -253,6 +254,7 @@ class GateStatus:
     connections: int = 0
     turns: TurnStatistics = TurnStatistics()
     last_fault_pods: tuple[str, ...] = ()
+    last_fault_by: str | None = None
     unread: int = 0
     unknown_decision_values: int = 0
     throttle: ThrottleStatus = ThrottleStatus()
@@ -279,6 +281,8 @@ class GateStatus:
         result = _known(SelfTestResult, test.get("result"), SelfTestResult.PENDING)
         values["self_test"] = SelfTest(**{**test, "result": result})
         values["last_fault_pods"] = tuple(map(str, values.get("last_fault_pods", ())))
+        if not isinstance(values.get("last_fault_by"), str | None):
+            raise ValueError("last_fault_by is not a pod")
         values["clients"] = tuple(ClientStatus(**_only(ClientStatus, c)) for c in values.get("clients", ()))
         values["held"] = tuple(
             HeldStatus(**{**_only(HeldStatus, h), "reason": _known(HoldReason, h["reason"], HoldReason.OTHER)})

@@ -233,6 +233,21 @@ def test_an_isolated_pod_is_charged_for_the_whole_gpu() -> None:
     assert check_pod(document) is None  # by a replica that does not know the GpuShare yet
 
 
+def test_a_workload_that_ended_its_neighbours_twice_is_charged_whole_gpus() -> None:
+    twice = [{"at": f"2026-11-23T1{hour}:00:00Z", "podUid": "u", "gpu": "GPU-1"} for hour in (1, 2)]
+    meta = {"name": "s", "namespace": "n"}
+    harmful = GpuShare.from_object({"metadata": meta, "status": {"neighboursEnded": twice}})
+    once = GpuShare.from_object({"metadata": meta, "status": {"neighboursEnded": twice[:1]}})
+    for share, percent in ((harmful, "100"), (once, "10")):
+        document = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, knows(share)))
+        assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: percent}
+        assert check_pod(document, knows(share)) is None
+        assert check_pod(document) is None
+    from_template = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, H200))
+    assert {op["path"] for op in patched(from_template, POLICY, knows(harmful))} == set()
+    assert check_pod(from_template, knows(harmful)) is None, "its Job goes on, for what its template was charged"
+
+
 def knows(share: GpuShare) -> Knowledge:
     return Knowledge(H200.gpu_memories_mib, share)
 

@@ -132,6 +132,8 @@ def resolve(
         memory_mib = memory
     job_class = _first(asked.job_class, spec.job_class, default=defaults.job_class)
     fault_domain = _first(spec.fault_domain, default=defaults.fault_domain)
+    if share is not None and share.status.ends_neighbours:
+        fault_domain = FaultDomain.ISOLATED
     if is_charged and share_percent < names.SHARES_PER_GPU:
         fault_domain = FaultDomain.SHARED  # who is alone on a GPU is charged all of it; this one was not
     needs = Needs(

@@ -6,7 +6,7 @@ the share, our scheduler and our label, and nothing else; `check_*` answer None 
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpushare.core.admission.resolve import Defaults, Needs, least_percent, resolve
@@ -313,8 +313,19 @@ def gpu_memories_mib(nodes: Iterable[GpuNodeStatus]) -> frozenset[int]:
 
 def _needs(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> Needs | Rejection:
     """Return what a pod needs; its share is what it is charged."""
-    memories = knowledge.gpu_memories_mib
-    return resolve(annotations_of(pod), knowledge.share, policy.defaults, gpu_memories_mib=memories)
+    memories, share = knowledge.gpu_memories_mib, knowledge.share
+    if share is not None and share.status.ends_neighbours and _names_its_share(pod):
+        # Its template was given its share before; the extender gives it a GPU of its own for what it is charged.
+        share = replace(share, status=replace(share.status, neighbours_ended=()))
+    return resolve(annotations_of(pod), share, policy.defaults, gpu_memories_mib=memories)
+
+
+def _names_its_share(pod: Object) -> bool:
+    spec = pod.get("spec") or {}
+    containers = spec.get("containers") or ()
+    index = _container_index(spec, annotations_of(pod).get(names.CONTAINER))
+    resources: Object = (containers[index].get("resources") or {}) if index < len(containers) else {}
+    return any(names.SHARE_RESOURCE in (resources.get(kind) or {}) for kind in ("limits", "requests"))
 
 
 def _check_request(

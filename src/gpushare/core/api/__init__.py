@@ -14,6 +14,7 @@ from gpushare.core.api.names import (
 )
 from gpushare.core.api.node_rules import NodeRules, Taint, taints_of
 from gpushare.core.api.objects import (
+    MOST_NEIGHBOURS_ENDED,
     Ceilings,
     GpuNode,
     GpuNodeStatus,
@@ -21,8 +22,10 @@ from gpushare.core.api.objects import (
     GpuShareSpec,
     GpuShareStatus,
     GpuStatus,
+    MpsFault,
     MpsState,
     MpsStatus,
+    NeighboursEnded,
     Observed,
     Phase,
     PodPlacement,
@@ -73,6 +76,7 @@ __all__ = [
     "MANAGED_SELECTOR",
     "MAX_CLIENTS_PER_GPU",
     "MAX_GPUS_PER_POD",
+    "MOST_NEIGHBOURS_ENDED",
     "MOST_OTHER_PHASES",
     "SHARES_PER_GPU",
     "CapPoint",
@@ -90,8 +94,10 @@ __all__ = [
     "JobClass",
     "LabelSelector",
     "LearnedEffect",
+    "MpsFault",
     "MpsState",
     "MpsStatus",
+    "NeighboursEnded",
     "NodeRules",
     "Observed",
     "OwnerReference",

@@ -38,6 +38,8 @@ _MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those beco
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
 _MOST_RETRACTIONS: Final = 32
 _RETRACTED_OFTEN: Final = 2
+MOST_NEIGHBOURS_ENDED: Final = 8
+_ENDED_OFTEN: Final = 2
 _MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the count beyond is in the condition
 
 
@@ -218,6 +220,15 @@ class Retraction:
 
 
 @dataclass(frozen=True, slots=True)
+class NeighboursEnded:
+    """A process of the group was killed within a kernel, and the fault ended every other tenant of the GPU."""
+
+    at: str = described("When the GPU's node noticed it.", default="", required=True, format="date-time")
+    pod_uid: str = described("The pod's uid.", default="", required=True, maxLength=64)
+    gpu: str = described("The GPU, by UUID.", default="", required=True, maxLength=96)
+
+
+@dataclass(frozen=True, slots=True)
 class GpuShareStatus:
     """What gpushare knows about the group; written by the operator alone."""
 
@@ -253,6 +264,13 @@ class GpuShareStatus:
         maxItems=_MOST_RETRACTIONS,
         **ATOMIC_LIST,
     )
+    neighbours_ended: tuple[NeighboursEnded, ...] = described(
+        "When pods of it, killed within a kernel, ended their neighbours in the last day. From two on its next "
+        "pods are isolated: they get whole GPUs, and are charged for them.",
+        default=(),
+        maxItems=MOST_NEIGHBOURS_ENDED,
+        **ATOMIC_LIST,
+    )
     placements: tuple[PodPlacement, ...] = described(
         "The group's pods and where they run.", default=(), maxItems=_MAX_PLACEMENTS, **list_map("podUid")
     )
@@ -267,7 +285,12 @@ class GpuShareStatus:
         One that is only intended counts: the pod's successor may come before the record does.
         """
         retractions = sum(1 if one.until is None else one.count for one in self.retractions)
-        return retracted_often(retractions, len(self.placements))
+        return self.ends_neighbours or retracted_often(retractions, len(self.placements))
+
+    @property
+    def ends_neighbours(self) -> bool:
+        """Return whether its pods ended their neighbours so often that they are isolated (docs/adr/0185)."""
+        return len(self.neighbours_ended) >= _ENDED_OFTEN
 
 
 def retracted_often(retractions: int, pods: int) -> bool:
@@ -283,6 +306,18 @@ def retracted_often(retractions: int, pods: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class MpsFault:
+    """A fault of a GPU's MPS server, which ended every client."""
+
+    at: str = described("When it was noticed.", default="", required=True, format="date-time")
+    begun_by: str | None = described(
+        "The pod that began it, by uid: a process of it was killed within a kernel. Absent where it is not known.",
+        default=None,
+        maxLength=64,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class MpsStatus:
     """The MPS daemon, server and gate of one GPU."""
 
@@ -293,6 +328,7 @@ class MpsStatus:
         "What the gate's self-test showed: whether this driver enforces its ceilings.", default=Ceilings.UNTESTED
     )
     message: str | None = described("What is wrong, for people.", default=None, maxLength=1024)
+    last_fault: MpsFault | None = described("Its last fault; absent without one.", default=None)
 
 
 @dataclass(frozen=True, slots=True)

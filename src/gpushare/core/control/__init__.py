@@ -18,6 +18,7 @@ from gpushare.core.control.hygiene import (
     plan_replacement,
     remembered,
 )
+from gpushare.core.control.neighbours import ended_lately, with_ended
 from gpushare.core.control.profiling import ProfilingView
 from gpushare.core.control.retraction import (
     SILENT_SECONDS,
@@ -105,6 +106,7 @@ __all__ = [
     "WatchedTenant",
     "counted",
     "differs_only_in_figures",
+    "ended_lately",
     "fares_of",
     "gain_of",
     "grown_curve",
@@ -120,6 +122,7 @@ __all__ = [
     "transitions",
     "usual_work",
     "watch",
+    "with_ended",
 ]
 
 

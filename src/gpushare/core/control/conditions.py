@@ -23,6 +23,7 @@ RETRACTION_REFUSED: Final = "RetractionRefused"
 SLO_MET: Final = "SLOMet"
 TROUBLED: Final = "Troubled"
 OVERLAPPING: Final = "Overlapping"
+ENDS_NEIGHBOURS: Final = "EndsNeighbours"
 
 BROKEN: Final = "PromiseBroken"
 _MOST_NAMED: Final = 3  # pods that a message names
@@ -193,6 +194,17 @@ def overlapping(first: Sequence[tuple[str, int]]) -> Condition:
 def retraction_refused(reason: str, message: str) -> Condition:
     """Return that a pod which should leave its GPU stays; there is no such condition otherwise."""
     return Condition(RETRACTION_REFUSED, ConditionStatus.TRUE, reason, message)
+
+
+def ends_neighbours(count: int, *, isolated: bool) -> Condition:
+    """Return that its pods ended their neighbours in the last day; there is no such condition otherwise."""
+    times = "a pod of it was" if count == 1 else f"{count} times a pod of it was"
+    what = f"{times} killed within a kernel in the last day, which ended every other tenant of its GPU"
+    if not isolated:
+        message = f"{what}; after another time its pods are isolated"
+        return Condition(ENDS_NEIGHBOURS, ConditionStatus.FALSE, "KilledInKernelOnce", message)
+    message = f"{what}; so its next pods get whole GPUs, and are charged for them"
+    return Condition(ENDS_NEIGHBOURS, ConditionStatus.TRUE, "KilledInKernel", message)
 
 
 def dated(

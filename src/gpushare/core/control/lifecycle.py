@@ -18,6 +18,7 @@ from gpushare.core.api import (
     GpuShareStatus,
     JobClass,
     LearnedEffect,
+    NeighboursEnded,
     Observed,
     Phase,
     PodPlacement,
@@ -32,9 +33,11 @@ from gpushare.core.api import (
 )
 from gpushare.core.control import signatures
 from gpushare.core.control.conditions import (
+    ENDS_NEIGHBOURS,
     PROMISE_KEPT,
     SLO_MET,
     dated,
+    ends_neighbours,
     overlapping,
     profiled,
     promise_kept,
@@ -125,12 +128,14 @@ class Standing:
         refusal: why a pod that should leave its GPU stays, as (reason, sentence).
         learned: what was seen of its workload beside others.
         overlaps: GpuShares that come first by name and have pods which this one selects too, with how many.
+        neighbours_ended: when its pods ended their neighbours in the last day.
     """
 
     retractions: tuple[Retraction, ...] = ()
     refusal: tuple[str, str] | None = None
     learned: tuple[LearnedEffect, ...] = ()
     overlaps: tuple[tuple[str, int], ...] = ()
+    neighbours_ended: tuple[NeighboursEnded, ...] = ()
 
 
 def next_phase(current: Phase, situation: Situation) -> Phase:
@@ -170,7 +175,12 @@ def status_of(
         standing: default: as in its status.
         profiling: which pods are on probation, and which cannot be profiled where they are; default: none.
     """
-    standing = standing or Standing(share.status.retractions, learned=share.status.learned)
+    standing = standing or Standing(
+        share.status.retractions,
+        learned=share.status.learned,
+        neighbours_ended=share.status.neighbours_ended,
+    )
+    ended = standing.neighbours_ended
     live = sorted((pod for pod in pods if not pod.finished), key=lambda pod: (pod.name, pod.uid))
     wrong: list[str] = []
     profile = share.status.profile
@@ -211,6 +221,9 @@ def status_of(
         conditions.append(overlapping(standing.overlaps))
     if standing.refusal is not None:
         conditions.append(retraction_refused(*standing.refusal))
+    if ended:
+        is_isolated = GpuShareStatus(neighbours_ended=ended).ends_neighbours
+        conditions.append(ends_neighbours(len(ended), isolated=is_isolated))
     return GpuShareStatus(
         phase=next_phase(share.status.phase, situation),
         observed_generation=share.generation,
@@ -221,6 +234,7 @@ def status_of(
         promise_ratio=min((p.promise_ratio for p in placements if p.promise_ratio is not None), default=None),
         learned=standing.learned if is_of_profile else (),
         retractions=standing.retractions,
+        neighbours_ended=ended,
         placements=tuple(placements[:MOST_PLACEMENTS]),
         conditions=dated(conditions, share.status.conditions, share.generation, now),
     )
@@ -262,6 +276,8 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
         found.append(("ProfileTaken", f"signature taken on {after.profile.gpu_model or 'a GPU'}{auto}"))
     if before.phase is not after.phase and after.phase is not Phase.RETRACTED:  # told with its figures
         found.append((after.phase.value, f"phase was {before.phase}, is {after.phase}"))
+    if after.ends_neighbours and not before.ends_neighbours:
+        found.append(("Isolated", _condition_of(after, ENDS_NEIGHBOURS).message))
     for kind, prefix in ((PROMISE_KEPT, ""), (SLO_MET, "Slo")):
         was_broken = _condition_of(before, kind).status is ConditionStatus.FALSE
         one = _condition_of(after, kind)

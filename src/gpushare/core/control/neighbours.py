@@ -1,0 +1,25 @@
+"""Which pods ended their neighbours: killed within a kernel, they cost everyone the server (docs/adr/0185)."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from gpushare.core.api import MOST_NEIGHBOURS_ENDED, NeighboursEnded
+
+HISTORY_SECONDS: Final = 86_400.0
+
+
+def ended_lately(
+    records: Iterable[NeighboursEnded], now: float, seconds: Callable[[str | None], float]
+) -> tuple[NeighboursEnded, ...]:
+    """Return the records of the last day.
+
+    Args:
+        now: Unix time; seconds: reads a moment of the API as such; long ago where it is none.
+    """
+    return tuple(one for one in records if seconds(one.at) > now - HISTORY_SECONDS)
+
+
+def with_ended(records: Iterable[NeighboursEnded], new: NeighboursEnded) -> tuple[NeighboursEnded, ...]:
+    """Return the records with a new one, the newest last; one fault is told many times and counts once."""
+    held = tuple(records)
+    return held if new in held else tuple(sorted((*held, new), key=lambda one: one.at)[-MOST_NEIGHBOURS_ENDED:])
