@@ -384,6 +384,64 @@ async def test_a_connection_that_never_asks_is_closed(serving: Serving) -> None:
         await client.get("/healthz")
 
 
+BOUNDED = ServerLimits(
+    connections=16, read_seconds=600.0, wait_seconds=600.0, idle_seconds=600.0, handshake_seconds=600.0
+)
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Waits for its end; a connection that stays open fails the test."""
+    with contextlib.suppress(OSError):
+        await asyncio.wait_for(reader.read(), 60)
+    return True
+
+
+async def test_a_flood_of_connections_that_say_nothing_keeps_no_review_waiting(serving: Serving) -> None:
+    """Before: connections were not bounded, and each kept a descriptor for 5 s without a handshake, 30 s with."""
+    async with serving(BOUNDED) as client:
+        address = URL(client.base)
+        silent = []
+        for number in range(60):
+            tls = client.trusted if number % 2 else None
+            silent.append(await asyncio.open_connection(address.host, address.port, ssl=tls))
+            if number % 10 == 0:
+                assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        for reader, _ in silent[: 60 - 16]:
+            assert await is_closed(reader)
+        shown = await client.get("/metrics")
+        assert "gpushare_admission_connections 16.0" in shown
+        assert "gpushare_admission_connections_closed 0.0" not in shown
+        assert len(client.session.connector._conns) == 1, "the API server's own connection was never closed"
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_who_asked_once_and_keeps_its_connection_makes_room_too(serving: Serving) -> None:
+    async with serving(BOUNDED) as client:
+        kept = []
+        for _ in range(40):
+            reader, writer = await client.connect()
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
+            kept.append((reader, writer))
+        assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        for reader, _ in kept[: 40 - 16]:
+            assert await is_closed(reader)
+        for _, writer in kept:
+            writer.close()
+
+
+async def test_very_many_bodies_that_do_not_come_keep_no_review_waiting(serving: Serving) -> None:
+    """Small bodies have no slots of their own: connections bound them."""
+    async with serving(BOUNDED) as client:
+        halves = [await client.half_a_review(1000) for _ in range(40)]
+        assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        for reader, _ in halves[: 40 - 16]:
+            assert await is_closed(reader)
+        for _, writer in halves:
+            writer.close()
+
+
 async def test_another_path_or_method_is_nothing(client: Client) -> None:
     assert (await client.post("/elsewhere", b"{}"))[0] == 404
     async with client.session.get(client.base + "/mutate") as response:

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import os
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,7 @@ from gpushare.core.api import shown
 from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import BearerToken, metrics_token
+from gpushare_operator.admission.connections import Connections
 from gpushare_operator.admission.review import BadReviewError, Json, Know, Webhook, review
 from gpushare_operator.admission.turns import MOST_WAITING, SmallestFirst, TooManyError
 from gpushare_operator.admission.watched import Watched
@@ -36,6 +38,8 @@ _WAIT_SECONDS: Final = 2.0
 _IDLE_SECONDS: Final = 30.0
 _HANDSHAKE_SECONDS: Final = 5.0
 _BACKLOG: Final = 512
+# With a body of 64 KiB each, which is read without a slot, 32 MiB. The API servers of a cluster have some dozens.
+_MOST_CONNECTIONS: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +47,13 @@ class ServerLimits:
     """Bounds on slow, numerous or large requests.
 
     Attributes:
+        connections: open at once; for one more, one is closed (Connections).
         reading: large bodies that are read at once; others wait up to `wait_seconds` for a slot.
         waiting: reviews that were read and wait for their turn, for up to `wait_seconds`.
         read_seconds: for one body; idle_seconds: for a connection without a whole request.
     """
 
+    connections: int = _MOST_CONNECTIONS
     body_bytes: int = _LARGEST_BODY_BYTES
     reading: int = _MOST_READING
     waiting: int = MOST_WAITING
@@ -98,6 +104,21 @@ class AdmissionMetrics:
             registry=self.registry,
         )
 
+    def show(self, connections: Connections) -> None:
+        """Show how many connections are open, and how many were closed to make room."""
+        count = Gauge(
+            "gpushare_admission_connections",
+            "Connections that are open now.",
+            registry=self.registry,
+        )
+        count.set_function(lambda: len(connections))
+        closed = Gauge(
+            "gpushare_admission_connections_closed",
+            "Connections closed to make room for others, since the start.",
+            registry=self.registry,
+        )
+        closed.set_function(lambda: connections.closed)
+
 
 def make_app(
     policy: AdmissionPolicy,
@@ -107,8 +128,9 @@ def make_app(
     clock: Callable[[], float] = time.perf_counter,
     *,
     token: BearerToken | None = None,
+    connections: Connections | None = None,
 ) -> web.Application:
-    """Return the application without its sockets."""
+    """Return the application without its sockets; `connections` is told whose requests are under way."""
     limits = limits or ServerLimits()
     reading = asyncio.Semaphore(limits.reading)
     turns = SmallestFirst(limits.waiting)
@@ -166,7 +188,20 @@ def make_app(
             raise web.HTTPUnauthorized
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    app = web.Application(client_max_size=limits.body_bytes)
+    @web.middleware
+    async def note(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        if connections is None:
+            return await handler(request)
+        transport = request.transport
+        connections.asks(transport)
+        try:
+            return await handler(request)
+        finally:
+            connections.is_answered(transport)
+
+    app = web.Application(client_max_size=limits.body_bytes, middlewares=[note])
     app.add_routes(
         [
             web.post("/{webhook:mutate|validate}", answer),
@@ -205,8 +240,17 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
     metrics.reloads.set_function(lambda: certificate.reloads)
     metrics.registry.register(CertificateCollector({"admission": certificate}))
     limits = settings.limits
+    connections = Connections(limits.connections)
+    metrics.show(connections)
     runner = web.AppRunner(
-        make_app(settings.policy, watched.know, metrics, limits, token=metrics_token(os.environ)),
+        make_app(
+            settings.policy,
+            watched.know,
+            metrics,
+            limits,
+            token=metrics_token(os.environ),
+            connections=connections,
+        ),
         access_log=None,
         keepalive_timeout=limits.idle_seconds,
         lingering_time=0.0,
@@ -216,17 +260,13 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
         background = [tasks.create_task(each) for each in (certificate.keep(), watched.keep(), keep_small())]
         try:
             assert runner.server is not None  # after setup
-            server = await asyncio.get_running_loop().create_server(
-                runner.server,
-                settings.host,
-                settings.port,
-                ssl=certificate.context,
-                backlog=_BACKLOG,
-                ssl_handshake_timeout=limits.handshake_seconds,
-            )
+            family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+            listening = socket.create_server((settings.host, settings.port), family=family, backlog=_BACKLOG)
+            listening.setblocking(False)
+            accepting = connections.accept(listening, runner.server, certificate.context, limits.handshake_seconds)
+            background.append(tasks.create_task(accepting))
             _log.info("serving admission on https://%s:%d", settings.host, settings.port)
             await stop.wait()
-            server.close()
         finally:
             await runner.cleanup()
             for task in background:
