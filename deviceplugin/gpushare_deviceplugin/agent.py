@@ -18,9 +18,8 @@ from gpushare.kube import Api, connect
 from gpushare.mps.asks import boottime
 from gpushare.mps.layout import GpuDirectory, LastGood, throttle_in_force, throttled_reader
 from gpushare.mps.status import GateStatus, ThrottleStatus
-from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.heap import keep_small
-from gpushare.runtime.http import MetricsServer, metrics_route, metrics_token, probe_route, registry_of
+from gpushare.runtime.http import MetricsAndProbes, metrics_route, probe_route, registry_of
 from gpushare.runtime.models import fitted_on
 from gpushare_deviceplugin.apiserver import AgentApi
 from gpushare_deviceplugin.container_runtime import ContainerRuntime
@@ -314,20 +313,12 @@ async def run_agent(options: AgentOptions) -> None:
     """Connect and run until cancelled."""
     async with connect(field_manager="gpushare-agent") as api:
         agent = Agent(options, api, devices_opener(options))
-        server: MetricsServer | None = None
-        if options.metrics_port:
-            metrics = metrics_route(registry_of(NodeCollector(agent.figures)))
-            routes = {"/metrics": metrics, "/healthz": probe_route(agent.trouble)}
-            routes["/readyz"] = probe_route(agent.not_ready)
-            server = MetricsServer(
-                routes,
-                options.metrics_port,
-                token=metrics_token(os.environ),
-                certificate=metrics_certificate(os.environ),
-            )
-            server.start()
+        metrics = metrics_route(registry_of(NodeCollector(agent.figures)))
+        routes = {"/metrics": metrics, "/healthz": probe_route(agent.trouble)}
+        routes["/readyz"] = probe_route(agent.not_ready)
+        server = MetricsAndProbes(routes, options.metrics_port, options.probe_port, os.environ)
+        server.start()
         try:
             await agent.run()
         finally:
-            if server is not None:
-                server.close()
+            server.close()

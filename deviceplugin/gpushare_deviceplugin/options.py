@@ -32,6 +32,7 @@ class AgentOptions:
         models: folder of the interference models of further GPUs; empty for none.
         runtime_files: what tells how the container runtime gives GPUs.
         metrics_port: 0 for no metrics.
+        probe_port: of the probes alone; 0: none, they are on the metrics' port too.
         exclusive_process: whether shared GPUs are kept in compute mode EXCLUSIVE_PROCESS.
         loop: whether broken promises are acted on; retract_after_seconds: of `core.control.WatchSettings`.
         prometheus_url: the Prometheus that answers gpushare.io/slo-query; empty for none.
@@ -47,6 +48,7 @@ class AgentOptions:
     dcgm_url: str
     device_list_strategy: DeviceListStrategy
     metrics_port: int
+    probe_port: int
     sample_seconds: float
     log_level: str
     runtime_files: RuntimeFiles = field(default_factory=RuntimeFiles)
@@ -82,6 +84,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("cdi-directories", "/var/run/cdi", "where CDI specifications are, with commas between them")
     add("toolkit-config", "", "config.toml of the NVIDIA container toolkit, where it is to be looked at")
     add("metrics-port", str(DEFAULT_METRICS_PORT), "port of /metrics and /healthz, 0 for none", type=int)
+    add("probe-port", "0", "a port of the probes' own besides, 0 for none", type=int)
     add("sample-seconds", "1", "how often GPUs are sampled", type=float)
     add(
         "outside-mps",
@@ -138,6 +141,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
             Path(read.toolkit_config) if read.toolkit_config else None,
         ),
         metrics_port=int(read.metrics_port),
+        probe_port=int(read.probe_port),
         sample_seconds=float(read.sample_seconds),
         log_level=str(read.log_level).upper(),
         outside_mps=OutsidePolicy(read.outside_mps),

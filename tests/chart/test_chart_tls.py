@@ -101,7 +101,7 @@ def test_every_part_serves_metrics_over_tls_and_kubelet_asks_so(render: Render, 
         assert (mount["mountPath"], volume["secret"]["secretName"]) == (directory, used)
         for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
             probe = container.get(kind, {}).get("httpGet", {})
-            if probe.get("port") == "metrics":
+            if probe.get("port") == "probes":
                 assert probe["scheme"] == "HTTPS", part
                 probed.add(part)
     assert probed == {"scheduler", "agent", "mps"}
@@ -197,6 +197,8 @@ def test_metrics_are_for_those_who_are_named(render: Render) -> None:
         assert set(rules) == {"operator", "admission", "scheduler", "agent", "mps"}
         assert "from" not in rules.pop("admission"), "the API server calls it"
         assert all(rule.get("from", []) == peers for rule in rules.values())
+        open_ports = {port["port"] for one in found for rule in one["spec"]["ingress"] for port in rule["ports"]}
+        assert "probes" not in open_ports, "for kubelet alone, whom no policy keeps out"
 
 
 def test_webhooks_trust_the_certificate_that_the_server_gets(render: Render) -> None:

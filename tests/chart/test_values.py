@@ -137,7 +137,8 @@ def _variables_read(part: str) -> set[str]:
     """What a part reads: variables that it names, and those of the options that it declares by `add`."""
     files = [path for folder in SOURCES[part] for path in (ROOT / folder).rglob("*.py")]
     for call, module in (("metrics_token", "http"), ("metrics_certificate", "certificates")):
-        if any(f"{call}(os.environ)" in path.read_text() for path in files):
+        texts = [path.read_text() for path in files]
+        if any(f"{call}(os.environ)" in text or "MetricsAndProbes(" in text for text in texts):
             files.append(ROOT / f"src/gpushare/runtime/{module}.py")
     text = "\n".join(path.read_text() for path in files)
     declared = {
@@ -178,7 +179,7 @@ def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) 
     (url,) = {one["urlPrefix"] for one in yaml.safe_load(config["data"]["scheduler.yaml"])["extenders"]}
     assert url == f"http://{extender.host}:{extender.port}"
     ports = {p["name"]: p["containerPort"] for p in containers(parts["scheduler"])[0]["ports"]}
-    assert ports["metrics"] == extender.metrics_port
+    assert (ports["metrics"], ports["probes"]) == (extender.metrics_port, extender.probe_port)
 
     agent = agent_options.parse_options(*given("agent"))
     assert (agent.node_name, agent.simulated, str(agent.directory)) == (
@@ -186,7 +187,8 @@ def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) 
         "H200:2",
         names.HOST_DIRECTORY,
     )
-    assert containers(parts["agent"])[0]["ports"] == [{"name": "metrics", "containerPort": agent.metrics_port}]
+    ports = {p["name"]: p["containerPort"] for p in containers(parts["agent"])[0]["ports"]}
+    assert ports == {"metrics": agent.metrics_port, "probes": agent.probe_port}
 
     admission = admission_main.parse_settings(*given("admission"))
     assert admission.policy.env_caps
@@ -198,7 +200,8 @@ def test_every_program_takes_the_arguments_that_the_chart_gives(render: Render) 
     arguments, environment = given("mps")
     host = mps_host._parse(arguments)
     assert (host.simulated, host.keep_strangers, host.directory) == ("H200:2", True, names.HOST_DIRECTORY)
-    assert containers(parts["mps"])[0]["ports"] == [{"name": "metrics", "containerPort": host.port}]
+    ports = {p["name"]: p["containerPort"] for p in containers(parts["mps"])[0]["ports"]}
+    assert ports == {"metrics": host.port, "probes": host.probe_port}
     assert "NODE_NAME" in environment
 
     operator = Environment.read(given("operator")[1])

@@ -157,6 +157,7 @@ def options(**changes: Any) -> ExtenderOptions:
         "port": 0,
         "metrics_host": "127.0.0.1",
         "metrics_port": 0,
+        "probe_port": 0,
         "kubeconfig": None,
         "best_nodes": 8,
         "settings": Settings(gpu_memory_reserve_mib=0),

@@ -18,6 +18,7 @@ from gpushare.runtime.http import (
     CREDENTIAL_VARIABLE,
     HttpAnswer,
     HttpLimits,
+    MetricsAndProbes,
     MetricsServer,
     metrics_route,
     metrics_token,
@@ -144,6 +145,46 @@ def test_an_answer_that_is_not_taken_ends_its_connection():
             while chunk := connection.recv(2**16):
                 received += len(chunk)
         assert received < 16 * 2**20, "the rest was never sent"
+
+
+def test_whoever_takes_all_of_metrics_keeps_no_probe_waiting(unused_tcp_port_factory):
+    """A scrape that never ends stands for any flood: the thread and all connections of metrics are taken."""
+    begun, over = threading.Event(), threading.Event()
+
+    def endless():
+        begun.set()
+        over.wait(PATIENCE_SECONDS)
+        return HttpAnswer(b"")
+
+    limits = HttpLimits(connections=4, request_seconds=10 * PATIENCE_SECONDS)
+    routes = {"/metrics": endless, "/healthz": ok}
+    ports = (unused_tcp_port_factory(), unused_tcp_port_factory())
+    server = MetricsAndProbes(routes, *ports, {}, address="127.0.0.1", limits=limits)
+    scraped, probed = server.servers
+    server.start()
+    try:
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                scrape = stack.enter_context(connect(scraped))
+                scrape.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert begun.wait(PATIENCE_SECONDS)
+            for _ in range(5):
+                assert ask(probed, "/healthz") == (200, b"ok\n")
+            assert ask(probed, "/metrics")[0] == 404
+            over.set()
+    finally:
+        over.set()
+        server.close()
+
+
+@pytest.mark.parametrize(("port", "probe_port", "expected"), [(0, 0, 0), (1, 0, 1), (0, 1, 1), (1, 1, 2)])
+def test_a_port_that_is_0_is_not_served(port, probe_port, expected, monkeypatch):
+    made = []
+    monkeypatch.setattr("gpushare.runtime.http.MetricsServer", lambda routes, *_, **__: made.append(set(routes)))
+    MetricsAndProbes({"/metrics": ok, "/healthz": ok}, port, probe_port, {})
+    assert len(made) == expected
+    assert all("/metrics" in paths for paths in made[: bool(port)])
+    assert all(paths == {"/healthz"} for paths in made[bool(port) :])
 
 
 def test_closing_closes_connections():

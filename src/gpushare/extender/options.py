@@ -31,12 +31,14 @@ class ExtenderOptions:
         kubeconfig: None for in-cluster credentials.
         best_nodes: how many nodes filter answers for a pod that fits somewhere and prefers some; 0: all that fit.
         metrics_host: where /metrics and the probes listen, apart from the verbs.
+        probe_port: of the probes alone; 0: none, they are on the metrics' port too.
     """
 
     host: str
     port: int
     metrics_host: str
     metrics_port: int
+    probe_port: int
     kubeconfig: str | None
     best_nodes: int
     settings: Settings
@@ -53,6 +55,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
     add("port", "8888", "port of the verbs", type=int)
     add("metrics-host", "0.0.0.0", "address of /metrics, /livez, /readyz and /healthz")
     add("metrics-port", "9090", "their port", type=int)
+    add("probe-port", "0", "a port of the probes' own besides, 0 for none", type=int)
     add("kubeconfig", None, "kubeconfig; default: in-cluster, else $KUBECONFIG")
     add("policy", "gpushare", "placement policy", choices=sorted(POLICIES))
     add("best-nodes", str(DEFAULT_BEST_NODES), "nodes answered for a pod with preferences; 0: all", type=int)
@@ -115,6 +118,7 @@ def parse_options(arguments: Sequence[str], environment: Mapping[str, str] = os.
         port=read.port,
         metrics_host=read.metrics_host,
         metrics_port=read.metrics_port,
+        probe_port=read.probe_port,
         kubeconfig=read.kubeconfig,
         best_nodes=read.best_nodes,
         settings=settings,

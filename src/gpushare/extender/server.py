@@ -25,9 +25,8 @@ from gpushare.extender.reduce import reduce_gpunode, reduce_node
 from gpushare.extender.verbs import Verbs
 from gpushare.extender.waiting import WaitingPods
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS, Api, ApiError, Reflector, current_namespace
-from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.heap import keep_small
-from gpushare.runtime.http import HttpAnswer, MetricsServer, Route, metrics_route, metrics_token, probe_route
+from gpushare.runtime.http import HttpAnswer, MetricsAndProbes, Route, metrics_route, probe_route
 
 _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
@@ -202,12 +201,8 @@ async def serve(api: Api, options: ExtenderOptions) -> None:
     """Run until cancelled."""
     extender = Extender(api, options)
     async with extender.watching(), AsyncExitStack() as stack:
-        probes = MetricsServer(
-            extender.routes(),
-            options.metrics_port,
-            options.metrics_host,
-            token=metrics_token(os.environ),
-            certificate=metrics_certificate(os.environ),
+        probes = MetricsAndProbes(
+            extender.routes(), options.metrics_port, options.probe_port, os.environ, address=options.metrics_host
         )
         probes.start()
         stack.callback(probes.close)

@@ -36,8 +36,7 @@ from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore
 from gpushare.mps.thawing import ThrottleProcess, thaw_ours
 from gpushare.runtime.backoff import Backoff
-from gpushare.runtime.certificates import metrics_certificate
-from gpushare.runtime.http import MetricsServer, metrics_token
+from gpushare.runtime.http import MetricsAndProbes
 
 logger = logging.getLogger(__name__)
 
@@ -213,6 +212,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--listen", default="0.0.0.0", help="address of /metrics and /healthz")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for none")
+    parser.add_argument("--probe-port", type=int, default=0, help="a port of the probes' own besides, 0 for none")
     return parser.parse_args(arguments)
 
 
@@ -246,14 +246,10 @@ def main(arguments: list[str] | None = None) -> int:
             pause = DRIVER_BACKOFF.seconds(failures)
             logger.error("no GPU to keep yet, trying again in %g s: %s", pause, error)
             stop.wait(pause)
-    server: MetricsServer | None = None
-    if options.port and keepers:
-        server = MetricsServer(
-            routes(keepers),
-            options.port,
-            options.listen,
-            token=metrics_token(os.environ),
-            certificate=metrics_certificate(os.environ),
+    server: MetricsAndProbes | None = None
+    if keepers:
+        server = MetricsAndProbes(
+            routes(keepers), options.port, options.probe_port, os.environ, address=options.listen
         )
         server.start()
     while not stop.is_set():

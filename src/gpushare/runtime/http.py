@@ -20,7 +20,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from gpushare.runtime.certificates import Certificate, CertificateCollector
+from gpushare.runtime.certificates import Certificate, CertificateCollector, metrics_certificate
 
 _log = logging.getLogger(__name__)
 METRICS_PATH: Final = "/metrics"
@@ -235,6 +235,46 @@ class MetricsServer:
             "Connection: close",
         )
         return "\r\n".join((*lines, "", "")).encode("latin-1") + (b"" if method == "HEAD" else answer.body)
+
+
+class MetricsAndProbes:
+    """A part's metrics, and its probes on a port of their own: whoever floods the one keeps kubelet not waiting.
+
+    Each port has its own thread and its own connections. The port of metrics has the probes too, for people.
+
+    Args:
+        routes: by path, metrics and probes; the port of probes serves all but `METRICS_PATH`.
+        port, probe_port: 0 for none.
+        environment: names the scrape's token and the directory of the certificate, of both ports.
+    """
+
+    def __init__(
+        self,
+        routes: Mapping[str, Route],
+        port: int,
+        probe_port: int,
+        environment: Mapping[str, str],
+        *,
+        address: str = "",
+        limits: HttpLimits | None = None,
+    ) -> None:
+        probes = {path: route for path, route in routes.items() if path != METRICS_PATH}
+        token = metrics_token(environment)
+        self.servers = tuple(
+            MetricsServer(served, at, address, limits, token=token, certificate=metrics_certificate(environment))
+            for served, at in ((routes, port), (probes, probe_port))
+            if at
+        )
+
+    def start(self) -> None:
+        """Start serving."""
+        for server in self.servers:
+            server.start()
+
+    def close(self) -> None:
+        """Stop serving and close every connection."""
+        for server in self.servers:
+            server.close()
 
 
 def _end(writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
