@@ -326,6 +326,37 @@ async def test_liveness_fails_once_a_watch_has_died(cluster):
     assert answer.body == b"the watch of nodes ended: RuntimeError('out of order')\n"
 
 
+@pytest.mark.parametrize("how", [RuntimeError("out of order"), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    ("task", "needs"),
+    [
+        ("the first lists", "gpushare.extender.ledger.ShareLedger.learn"),
+        ("waking waiting pods", "gpushare.extender.ledger.ShareLedger.listen"),
+        ("the heartbeat", "gpushare.extender.server.Extender._look_back"),
+        ("keeping the heap small", "gpushare.extender.server.keep_small"),
+    ],
+)
+async def test_liveness_fails_once_a_task_has_died(cluster, monkeypatch, task, needs, how):
+    """Before: one that died of a cancelled request was taken for one that was stopped."""
+
+    def breaks(*_, **__):
+        raise how
+
+    monkeypatch.setattr("gpushare.extender.server.WAKE_PERIOD_SECONDS", 0.01)
+    extender = Extender(cluster, parse_options([], {}))
+    routes = extender.routes()
+    assert routes["/livez"]().status == 200
+    monkeypatch.setattr(needs, breaks)
+    async with extender.watching():
+        async with asyncio.timeout(60):
+            while routes["/livez"]().status == 200:  # noqa: ASYNC110 - liveness is a question, not an event
+                await asyncio.sleep(0.01)
+        answer = routes["/livez"]()
+    assert answer.status == 503
+    why = "was cancelled" if isinstance(how, asyncio.CancelledError) else "ended: RuntimeError('out of order')"
+    assert answer.body == f"{task} {why}\n".encode()
+
+
 async def test_liveness_fails_while_the_event_loop_is_stuck(cluster):
     now = [0.0]
     extender = Extender(cluster, parse_options([], {}), clock=lambda: now[0])

@@ -114,7 +114,9 @@ class Extender:
         if silent_seconds > HUNG_SECONDS:
             return f"the event loop has been stuck for {silent_seconds:.0f} s"
         for task in self._tasks:
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            if task.done() and task.cancelled():
+                return f"{task.get_name()} was cancelled"
+            if task.done() and (error := task.exception()) is not None:
                 return f"{task.get_name()} ended: {error!r}"
         return next(filter(None, (reflector.trouble for reflector in self.reflectors)), "")
 
