@@ -14,7 +14,7 @@ from gpushare.twin.mps.client import CudaError, NoMpsError, TwinContext
 from gpushare.twin.mps.state import OUTSIDE_COMM
 
 PR_SET_NAME = 15
-STEP_MIB, MOST_HOST_MIB = 16, 4096
+SWELL_AFTER_SECONDS, STEP_MIB, MOST_HOST_MIB = 1.5, 16, 4096
 
 
 def say(event: str, **more: object) -> None:
@@ -96,7 +96,7 @@ def run(context: TwinContext, options: argparse.Namespace) -> None:
         if options.mode == "fault" and time.time() - begin > options.seconds / 3:
             say("faulting")
             context.fault()
-        if options.mode == "swell" and time.time() - begin > options.seconds / 3 and not is_swelling:
+        if options.mode == "swell" and time.time() - begin > SWELL_AFTER_SECONDS and not is_swelling:
             say("swelling")
             is_swelling = True
             threading.Thread(target=swell, daemon=True).start()

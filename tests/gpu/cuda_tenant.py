@@ -3,8 +3,8 @@
     python cuda_tenant.py MODE SECONDS [MIB] [--env NAME=VALUE ...]
 
 MODE run: MIB, then kernels; fill: 64 MiB at a time until refused, then kernels; long: one kernel of SECONDS;
-fault: access memory that is not there after a third of SECONDS; swell: kernels, and from then on ever more of the
-host's memory, until its container's limit ends it. One JSON line an event. --env sets variables
+fault: access memory that is not there after a third of SECONDS; swell: kernels, and soon ever more of the host's
+memory beside them, until its container's limit ends it. One JSON line an event. --env sets variables
 where no admission sees them: in the program itself, before CUDA starts.
 """
 
@@ -68,7 +68,7 @@ wait:
 \0"""
 SM_COUNT, CLOCK_KHZ, OUT_OF_MEMORY = 16, 13, 2  # CUdevice_attribute, CUresult
 FALLBACK_KHZ = 1_500_000
-STEP_MIB, MOST_HOST_MIB = 16, 4096
+SWELL_AFTER_SECONDS, STEP_MIB, MOST_HOST_MIB = 1.5, 16, 4096
 
 
 def say(event: str, **more: object) -> None:
@@ -193,7 +193,7 @@ def _run(cuda: Cuda, mode: str, seconds: float, sms: int, out: ctypes.c_uint64) 
         if mode == "fault" and now - begin > seconds / 3:
             say("faulting")
             cuda.launch("illegal", 1, 1, out, 0)
-        if mode == "swell" and now - begin > seconds / 3 and not is_swelling:
+        if mode == "swell" and now - begin > SWELL_AFTER_SECONDS and not is_swelling:
             say("swelling")
             is_swelling = True
             threading.Thread(target=swell, daemon=True).start()  # kernels go on meanwhile
