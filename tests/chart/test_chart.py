@@ -278,7 +278,10 @@ def test_no_webhook_is_asked_about_a_pod_without_an_annotation_of_ours(render: R
     }
     own = hooks.pop("gpushares.validate.gpushare.io")
     assert [rule["resources"] for rule in own["rules"]] == [["gpushares"]], "statuses are not looked at"
-    assert own["failurePolicy"] == "Ignore"
+    assert own["failurePolicy"] == "Fail", "a limit that holds only while admission answers is none"
+    [condition] = own["matchConditions"]
+    assert "has(object.spec.selector)" in condition["expression"]
+    assert "!has(oldObject.spec.selector)" in condition["expression"], "who has one already waits for nobody"
     must = {
         "pods.mutate.gpushare.io",
         "pods.validate.gpushare.io",

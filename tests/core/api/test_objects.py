@@ -262,3 +262,22 @@ def test_the_definitions_have_a_status_subresource_and_short_names(name: str) ->
     version = crd["spec"]["versions"][0]
     assert crd["spec"]["names"]["shortNames"] == {"gpushares": ["gs"], "gpunodes": ["gn"]}[name]
     assert (version["name"], version["subresources"]) == ("v1alpha1", {"status": {}})
+
+
+@pytest.mark.parametrize(
+    ("selector", "is_accepted"),
+    [
+        ({"matchLabels": {f"k{number}": "v" for number in range(64)}}, True),
+        ({"matchLabels": {f"k{number}": "v" for number in range(65)}}, False),
+        ({"matchLabels": {"k": "v" * 64}}, False),
+        ({"matchExpressions": [{"key": "k", "operator": "Exists"}] * 65}, False),
+        ({"matchExpressions": [{"key": "k", "operator": "In", "values": ["v"] * 65}]}, False),
+        ({"matchExpressions": [{"key": "k" * 318, "operator": "Exists"}]}, False),
+    ],
+)
+def test_a_selector_is_bounded_by_the_schema(selector: dict[str, Any], is_accepted: bool) -> None:
+    """The API server holds to it whether or not admission answers."""
+    crd = yaml.safe_load((ROOT / "crds" / "gpushare.io_gpushares.yaml").read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    accepts = jsonschema.Draft202012Validator(schema).is_valid({"selector": selector})
+    assert accepts is is_accepted
