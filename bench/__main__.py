@@ -1,6 +1,6 @@
 """python -m bench COMMAND
 
-admission|awkward|gate|hami|heap|latency|learning|loop|losses|operator|papers|retractions|sharing|throughput|tuning
+admission|awkward|gate|hami|heap|imports|latency|learning|loop|losses|operator|papers|retractions|sharing|throughput|tuning
 """
 
 import sys
@@ -16,6 +16,7 @@ COMMANDS = {
     "gate": "bench.gate",
     "hami": "bench.hami",
     "heap": "bench.heap",
+    "imports": "bench.imports",
     "latency": "bench.latency",
     "learning": "bench.learning",
     "loop": "bench.loop",

@@ -1,8 +1,4 @@
-"""Kopf operator: `kopf run -m gpushare_operator`. Handlers translate, core decides, the reconciler writes.
+"""Kopf operator, `kopf run -m gpushare_operator.handlers`: handlers translate, core decides, one loop writes.
 
-The admission server of `gpushare_operator.admission` is a program of its own.
+The admission server of `gpushare_operator.admission` is a program of its own: it loads neither Kopf nor handlers.
 """
-
-from gpushare_operator import handlers
-
-__all__ = ["handlers"]

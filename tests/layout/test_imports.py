@@ -69,6 +69,19 @@ def test_the_agent_loads_neither_numpy_nor_the_interference_model() -> None:
     assert not {"numpy", "gpushare.core.interference", "gpushare.core.placement"} & set(names)
 
 
+@pytest.mark.parametrize("process", sorted(set(PROCESSES) - {"the operator"}))
+def test_only_kopf_loads_the_clients_of_the_kubernetes_package(process: str) -> None:
+    """330 modules and 19 MiB that nothing of ours calls (gpushare.kube.transport)."""
+    assert not {"pydantic", "requests", "oauthlib", "websocket", "kubernetes.client"} & set(
+        loaded_by(*PROCESSES[process])
+    )
+
+
+def test_admission_loads_neither_kopf_nor_the_operator() -> None:
+    names = loaded_by(*PROCESSES["admission"])
+    assert not {"kopf", "gpushare_operator.handlers", "gpushare_operator.reconciler"} & set(names)
+
+
 def test_every_package_has_its_layer() -> None:
     layers = CONTRACTS[0]
     assert layers["type"] == "layers"

@@ -71,7 +71,7 @@ class Running:
             "kopf",
             "run",
             "-m",
-            "gpushare_operator",
+            "gpushare_operator.handlers",
             "--standalone",
             "--liveness",
             f"http://127.0.0.1:{self.port}/healthz",

@@ -12,16 +12,13 @@ from urllib.parse import quote, urlencode
 from urllib.request import getproxies
 
 import aiohttp
-import kubernetes.aio.config
 import orjson
 import yaml
-from kubernetes.aio.client import Configuration
-from kubernetes.aio.client.rest import RESTClientObject
 
 from gpushare.kube.errors import DEFAULT_RETRY_AFTER_SECONDS, ApiError, Gone, NotFound, Retryable, from_status
 from gpushare.kube.resources import PODS, Resource
+from gpushare.kube.transport import Configuration, RESTClientObject, kube_config
 
-kube_config: Any = kubernetes.aio.config  # its loaders have no type hints
 Json = dict[str, Any]
 Body = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 T = TypeVar("T")
@@ -73,7 +70,7 @@ class WatchEvent:
 class Api:
     """The Kubernetes API. Every method raises `ApiError` or one of its kinds, nothing else."""
 
-    def __init__(self, configuration: Configuration, *, field_manager: str = "gpushare") -> None:
+    def __init__(self, configuration: Any, *, field_manager: str = "gpushare") -> None:
         self._configuration = configuration
         self._rest: Any = RESTClientObject(configuration)
         self._field_manager = field_manager
