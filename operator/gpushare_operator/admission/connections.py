@@ -1,7 +1,7 @@
 """The admission server's connections: bounded, and those that never asked anything are the first to go.
 
 The API server keeps a few connections open and asks on them. Anyone in the cluster can open thousands and say
-nothing, before the handshake or after it; each costs a descriptor and its buffers.
+nothing, before the handshake or after it; each costs a descriptor and its buffers (docs/adr/0187).
 """
 
 import asyncio
