@@ -103,21 +103,21 @@ class AdmissionMetrics:
             "Certificates taken up since the start.",
             registry=self.registry,
         )
-
-    def show(self, connections: Connections) -> None:
-        """Show how many connections are open, and how many were closed to make room."""
-        count = Gauge(
+        self.connections = Gauge(
             "gpushare_admission_connections",
             "Connections that are open now.",
             registry=self.registry,
         )
-        count.set_function(lambda: len(connections))
-        closed = Gauge(
+        self.connections_closed = Gauge(
             "gpushare_admission_connections_closed",
             "Connections closed to make room for others, since the start.",
             registry=self.registry,
         )
-        closed.set_function(lambda: connections.closed)
+
+    def show(self, connections: Connections) -> None:
+        """Show how many connections are open, and how many were closed to make room."""
+        self.connections.set_function(lambda: len(connections))
+        self.connections_closed.set_function(lambda: connections.closed)
 
 
 def make_app(
