@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpushare.core.api import names
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "gpushare"
 Json = dict[str, Any]
@@ -63,3 +65,18 @@ def webhooks(objects: list[Json]) -> Iterator[Json]:
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
         for configuration in of_kind(objects, kind):
             yield from configuration["webhooks"]
+
+
+SHARES = "/apis/gpushare.io/v1alpha1/namespaces/default/gpushares"
+NODES = "/apis/gpushare.io/v1alpha1/gpunodes"
+PODS = "/api/v1/namespaces/default/pods"
+MERGE = "application/merge-patch+json"
+
+
+def share(spec: dict[str, Any], name: str = "s") -> dict[str, Any]:
+    return {"apiVersion": names.API_VERSION, "kind": "GpuShare", "metadata": {"name": name}, "spec": spec}
+
+
+def annotate(api: Any, pod: str, key: str, value: str | None, *, part: str = "", **who: str) -> Any:
+    body = {"metadata": {"annotations": {key: value}}}
+    return api.call("PATCH", f"{PODS}/{pod}{part}", body, dry_run=True, content_type=MERGE, **who)

@@ -11,6 +11,7 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,6 +21,9 @@ from typing import Any
 import pytest
 import yaml
 from installed import lacking
+from tests.chart.chartobjects import PODS
+
+from gpushare.core.api import names
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm" / "gpushare"
@@ -219,3 +223,25 @@ def _pod(name: str, annotations: dict[str, str] | None = None, labels: dict[str,
 def pod_object() -> Callable[..., Json]:
     """Makes pods that no scheduler of the cluster takes."""
     return _pod
+
+
+@pytest.fixture
+def tenant(installed: ApiServer, pod_object: Callable[..., Json]) -> Iterator[str]:
+    """A managed pod that is never run; made as the scheduler, so that no webhook has to be up."""
+    name = f"p-{uuid.uuid4().hex[:8]}"
+    pod = pod_object(name, {"example.com/own": "1"}, {names.MANAGED_LABEL: "true"})
+    made = installed.call("POST", PODS, pod)
+    assert made.code == 201, made.message
+    yield name
+    installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+@pytest.fixture
+def bound(installed: ApiServer, pod_object: Callable[..., Json]) -> Iterator[str]:
+    """A pod of somebody's on the node `no-such-node`."""
+    name = f"p-{uuid.uuid4().hex[:8]}"
+    pod = pod_object(name, {"example.com/own": "1"}, {"app": "a"})
+    pod["spec"]["nodeName"] = "no-such-node"
+    assert installed.call("POST", PODS, pod).code == 201
+    yield name
+    installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})

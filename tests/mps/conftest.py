@@ -16,9 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from gpushare.mps.control import TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
+from gpushare.mps import commands
+from gpushare.mps.control import TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
+from gpushare.mps.gate import Backend, Gate
+from gpushare.mps.host import listen
 from gpushare.mps.layout import Decisions, GpuDirectory, PodDecision, write_decisions
+from gpushare.mps.ledger import ClientLedger
+from gpushare.mps.packets import HELLO
+from gpushare.mps.policy import CeilingPolicy
+from gpushare.mps.status import GateState, HoldReason
 from gpushare.twin.gpus import parse_simulated
+from gpushare.twin.mps.memory import TwinMemory
 
 SRC = Path(__file__).parents[2] / "src"
 PATIENCE = 60.0  # seconds that a loaded machine may take for anything here
@@ -177,3 +185,56 @@ def raw_connection(path: Path):
         connection.settimeout(PATIENCE)
         connection.connect(str(path))
         yield connection
+
+
+class Stage:
+    """A gate, its daemon and what the tests say of pids."""
+
+    def __init__(self, gpu, server_pid: int) -> None:
+        self.gpu, self.server_pid = gpu, server_pid
+        self.pods: dict[int, str] = {}
+        self.default_pod: str | None = None
+        self.control = AsyncMpsControl(twin_program(gpu))
+        self.ledger = ClientLedger(TwinMemory(gpu), identify=self.identify)
+        self.trouble: list[Exception] = []
+        self.gate = Gate(
+            self.control, CeilingPolicy(gpu), self.ledger, on_trouble=self.trouble.append, identify=self.identify
+        )
+
+    def identify(self, pid: int) -> str | None:
+        return self.pods.get(pid, self.default_pod)
+
+    async def look(self) -> tuple[int, ...]:
+        """What the keeper does once a second."""
+        self.ledger.observe_memory(asyncio.get_running_loop().time())
+        clients = await self.control.run(commands.client_list(self.server_pid))
+        return self.ledger.note_clients(clients, self.gate.current_pid)
+
+    def reasons(self) -> dict[int, HoldReason]:
+        return {held.pid: held.reason for held in self.gate.held()}
+
+
+@pytest.fixture
+async def stage(twin, twin_gpu):
+    twin.run(commands.start_server(0))
+    stage = Stage(twin_gpu, twin.servers()[0])
+    await stage.look()
+    listener = listen(twin_gpu)
+    task = asyncio.create_task(stage.gate.serve(listener))
+    stage.gate.set_backend(Backend(GateState.ACTIVE, stage.server_pid))
+    yield stage
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    listener.close()
+
+
+async def speak(path, *packets: bytes) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.setblocking(False)
+    connection.connect(str(path))
+    loop = asyncio.get_running_loop()
+    assert await loop.sock_recv(connection, 100) == HELLO
+    for packet in packets:
+        connection.send(packet)
+    return connection

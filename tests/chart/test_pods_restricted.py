@@ -1,0 +1,196 @@
+"""Policies of the chart's values on a real API server: pods above baseline, ephemeral containers, classes."""
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.chart.chartobjects import PODS, SHARES, share
+
+from gpushare.core.api import names
+
+ApiServer = Any  # conftest's, which importlib mode does not let a test module import
+PodObject = Any
+
+pytestmark = pytest.mark.integration
+
+
+@contextlib.contextmanager
+def policies(api: ApiServer, objects: list[dict[str, Any]], *names_end: str) -> Iterator[None]:
+    """The API server with more of the chart's policies, which a release has only with other values."""
+    kinds = {"ValidatingAdmissionPolicy": "validatingadmissionpolicies"}
+    kinds |= {"ValidatingAdmissionPolicyBinding": "validatingadmissionpolicybindings"}
+    made = []
+    try:
+        for item in objects:
+            if item["kind"] in kinds and item["metadata"]["name"].endswith(names_end):
+                path = f"/apis/admissionregistration.k8s.io/v1/{kinds[item['kind']]}"
+                answer = api.call("POST", path, item)
+                assert answer.code == 201, answer.message
+                made.append(f"{path}/{item['metadata']['name']}")
+        assert made
+        yield
+    finally:
+        for path in made:
+            api.call("DELETE", path)
+
+
+def until_refused(api: ApiServer, path: str, *objects: dict[str, Any]) -> None:
+    """New policies take a moment; ask until they refuse these."""
+    for _ in range(600):
+        if all(api.call("POST", path, each, dry_run=True).code == 403 for each in objects):
+            return
+    raise AssertionError("the policies are not enforced")
+
+
+@pytest.fixture
+def restricted(installed: ApiServer, render: Any) -> Iterator[ApiServer]:
+    """The API server with the policies of `policy.restricted` too."""
+    objects = render({"policy": {"restricted": ["latency", "isolated"]}})
+    with policies(installed, objects, "-latency", "-restricted"):
+        until_refused(installed, SHARES, share({"class": "latency"}), share({"faultDomain": "isolated"}))
+        yield installed
+
+
+@pytest.fixture(scope="module")
+def baseline(installed: ApiServer, render: Any, pod_object: PodObject) -> Iterator[ApiServer]:
+    """The API server with the policy of `policy.refuseAboveBaseline` too."""
+    with policies(installed, render({"policy": {"refuseAboveBaseline": True}}), "-baseline"):
+        pod = pod_object("p", {names.FRACTION: "0.1"})
+        pod["spec"] |= {"hostPID": True, "schedulerName": names.SCHEDULER_NAME}
+        until_refused(installed, PODS, pod)
+        yield installed
+
+
+ABOVE_BASELINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "hostPID": ({"hostPID": True}, {}),
+    "hostIPC": ({"hostIPC": True}, {}),
+    "hostNetwork": ({"hostNetwork": True}, {}),
+    "hostPath": ({"volumes": [{"name": "run", "hostPath": {"path": "/run/gpushare"}}]}, {}),
+    "privileged": ({}, {"privileged": True}),
+    "ptrace": ({}, {"capabilities": {"add": ["SYS_PTRACE"]}}),
+    "all capabilities": ({}, {"capabilities": {"add": ["ALL"]}}),
+    "proc": ({"hostUsers": False}, {"procMount": "Unmasked"}),
+}
+
+
+@pytest.mark.parametrize("what", ABOVE_BASELINE)
+@pytest.mark.parametrize("where", ["containers", "initContainers"])
+def test_a_pod_above_baseline_gets_no_share(
+    baseline: ApiServer, pod_object: PodObject, what: str, where: str
+) -> None:
+    spec, context = ABOVE_BASELINE[what]
+    for annotations, code in (({names.FRACTION: "0.1"}, 403), ({}, 201)):
+        pod = pod_object("p", annotations)
+        pod["spec"] |= {"schedulerName": names.SCHEDULER_NAME} | spec
+        pod["spec"].setdefault(where, [{"name": "first", "image": "none"}])[0]["securityContext"] = context
+        answer = baseline.call("POST", PODS, pod, dry_run=True)
+        assert answer.code == code, answer.message
+        assert code == 201 or "policy.refuseAboveBaseline" in answer.message
+
+
+@pytest.fixture
+def annotated(installed: ApiServer, pod_object: PodObject) -> Iterator[str]:
+    """A pod with a fraction that nobody schedules."""
+    name = f"p-{uuid.uuid4().hex[:8]}"
+    pod = pod_object(name, {names.FRACTION: "0.1"})
+    pod["spec"] |= {"schedulerName": names.SCHEDULER_NAME, "schedulingGates": [{"name": "example.com/never"}]}
+    made = installed.call("POST", PODS, pod)
+    assert made.code == 201, made.message
+    yield name
+    installed.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
+
+
+def attach(api: ApiServer, pod: str, container: dict[str, Any], *, dry_run: bool = True) -> Any:
+    """Add an ephemeral container, as `kubectl debug` does."""
+    body = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "none"} | container]}}
+    path, strategic = f"{PODS}/{pod}/ephemeralcontainers", "application/strategic-merge-patch+json"
+    return api.call("PATCH", path, body, dry_run=dry_run, content_type=strategic)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "CUDA_VISIBLE_DEVICES", "value": "0,1"},
+        {"name": "CUDA_MPS_PIPE_DIRECTORY"},
+        {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/tmp/other"},
+        {
+            "name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['example.com/own']"}},
+        },
+    ],
+    ids=lambda variable: variable["name"],
+)
+def test_an_ephemeral_container_sets_no_variable_of_ours(
+    installed: ApiServer, annotated: str, tenant: str, variable: dict[str, Any]
+) -> None:
+    env = [{"name": "HOME", "value": "/"}, variable]
+    answer = attach(installed, annotated, {"env": env})
+    assert answer.code == 403
+    assert "admission.allowedEnv" in answer.message
+    assert attach(installed, tenant, {"env": env}).code == 200, "the pod asks for no fraction"
+
+
+def test_an_ephemeral_container_without_them_is_let_in(installed: ApiServer, annotated: str) -> None:
+    for container in ({}, {"env": []}, {"env": [{"name": "CUDA_LAUNCH_BLOCKING", "value": "1"}]}):
+        answer = attach(installed, annotated, container)
+        assert answer.code == 200, answer.message
+
+
+def test_an_ephemeral_container_may_set_what_the_chart_allows(render: Any) -> None:
+    objects = render({"admission": {"allowedEnv": ["CUDA_VISIBLE_DEVICES"]}})
+    [policy] = [
+        each
+        for each in objects
+        if each["kind"] == "ValidatingAdmissionPolicy" and each["metadata"]["name"].endswith("-ephemeral")
+    ]
+    [validation] = policy["spec"]["validations"]
+    assert 'variable.name in ["CUDA_VISIBLE_DEVICES"]' in validation["expression"]
+
+
+@pytest.mark.parametrize("what", ["privileged", "ptrace", "all capabilities"])
+def test_an_ephemeral_container_above_baseline_is_refused(baseline: ApiServer, annotated: str, what: str) -> None:
+    _, context = ABOVE_BASELINE[what]
+    answer = attach(baseline, annotated, {"securityContext": context})
+    assert answer.code == 403
+    assert "policy.refuseAboveBaseline" in answer.message
+
+
+def test_an_ordinary_pod_passes_the_baseline(baseline: ApiServer, pod_object: PodObject) -> None:
+    pod = pod_object("p", {names.FRACTION: "0.1"})
+    pod["spec"] |= {
+        "schedulerName": names.SCHEDULER_NAME,
+        "volumes": [{"name": "scratch", "emptyDir": {}}],
+    }
+    pod["spec"]["containers"][0]["securityContext"] = {"capabilities": {"add": ["CHOWN"]}, "runAsUser": 0}
+    answer = baseline.call("POST", PODS, pod, dry_run=True)
+    assert answer.code == 201, answer.message
+
+
+def test_latency_and_isolation_need_a_namespace_that_allows_them(
+    restricted: ApiServer, pod_object: PodObject
+) -> None:
+    name = f"ns-{uuid.uuid4().hex[:8]}"
+    labels = {"gpushare.io/allow-latency": "true"}
+    allowed = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
+    assert restricted.call("POST", "/api/v1/namespaces", allowed).code == 201
+    try:
+        pod = pod_object("p", {names.CLASS: "latency"})
+        refused = restricted.call("POST", PODS, pod, dry_run=True)
+        assert refused.code == 403
+        assert "gpushare.io/allow-latency=true" in refused.message
+        there = PODS.replace("default", name)
+        answer = restricted.call("POST", there, pod, dry_run=True)
+        assert answer.code == 201 or "serviceaccount" in answer.message, answer.message
+        plain = restricted.call("POST", PODS, pod_object("p", {names.CLASS: "throughput"}), dry_run=True)
+        assert plain.code == 201, plain.message
+        shares = SHARES.replace("default", name)
+        assert restricted.call("POST", shares, share({"class": "latency"}), dry_run=True).code == 201
+        isolated = restricted.call("POST", shares, share({"faultDomain": "isolated"}), dry_run=True)
+        assert isolated.code == 403
+        assert "gpushare.io/allow-isolated=true" in isolated.message
+        assert restricted.call("POST", SHARES, share({"class": "throughput"}), dry_run=True).code == 201
+    finally:
+        restricted.call("DELETE", f"/api/v1/namespaces/{name}")

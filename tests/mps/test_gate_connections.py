@@ -1,0 +1,165 @@
+"""Connections at the gate before a real twin daemon: turns, and what odd, silent and greedy clients reach."""
+
+import asyncio
+import errno
+import os
+import time
+
+import pytest
+
+from gpushare.mps import relay as relaying
+from gpushare.mps.gate import MAX_STARVED_SECONDS
+from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS
+from gpushare.mps.status import HoldReason, RefuseReason
+from gpushare.mps.turns import WASTE_SECONDS
+
+from .conftest import decide, eventually, speak
+
+pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
+
+
+async def test_control_commands_go_nowhere_and_are_counted(stage):
+    decide(stage.gpu, a=(20, 4096))
+    stage.default_pod = "a"
+    connection = await speak(stage.gpu.control, CREDENTIALS, CONTROL_TYPE)
+    assert await asyncio.get_running_loop().sock_recv(connection, 100) == b""
+    connection.close()
+    assert stage.gate.refused[RefuseReason.CONTROL_COMMAND] == 1
+    assert await stage.control.servers() == (stage.server_pid,)
+
+
+async def test_silent_half_spoken_and_odd_connections_delay_nobody(stage, tenants):
+    decide(stage.gpu, bad=(20, 4096), good=(40, 20000))
+    stage.default_pod = "bad"
+    open_ = [await speak(stage.gpu.control) for _ in range(5)]
+    open_ += [await speak(stage.gpu.control, CREDENTIALS) for _ in range(5)]
+    open_ += [await speak(stage.gpu.control, b"GET / HTTP/1.1") for _ in range(2)]
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "good"
+    await eventually(tenant.is_connected, "connected")
+    assert stage.gate.turns.timeouts == 0
+    assert [h.reason for h in stage.gate.held()].count(HoldReason.PROTOCOL) == 2
+    for connection in open_:
+        connection.close()
+    await eventually(lambda: stage.gate.connection_count == 0, "nothing left of them")
+
+
+async def test_a_process_that_takes_its_place_and_stops_waits_behind_the_others_next_time(
+    stage, tenants, monkeypatch
+):
+    monkeypatch.setattr("gpushare.mps.gate.TURN_SECONDS", 0.5)
+    decide(stage.gpu, bad=(20, 4096), good=(40, 20000))
+    stage.default_pod = "bad"
+    connection = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(lambda: stage.gate.turns.timeouts == 1, "its turn timed out")
+    again = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(lambda: HoldReason.BACK_OFF in stage.reasons().values(), "held back")
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "good"
+    await eventually(tenant.is_connected, "connected")
+    for each in (connection, again):
+        each.close()
+
+
+async def test_who_sits_in_its_turn_is_cut_off_when_another_pod_waits(stage, tenants, monkeypatch):
+    """Before: 8 s without a step and up to 24 s in all, whoever waited."""
+    monkeypatch.setattr("gpushare.mps.gate.TURN_SECONDS", 10_000.0)
+    monkeypatch.setattr("gpushare.mps.gate.MAX_TURN_SECONDS", 10_000.0)
+    decide(stage.gpu, bad=(20, 4096), good=(40, 20000))
+    stage.default_pod = "bad"
+    sitting = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(lambda: stage.gate.current_pid is not None, "its turn")
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "good"
+    await eventually(tenant.is_connected, "connected")
+    assert stage.gate.turns.timeouts >= 1
+    sitting.close()
+
+
+async def test_a_newcomer_that_gets_no_cpu_keeps_its_turn_but_not_twice(stage, tenants, monkeypatch):
+    """One that was slow at a load of 40 lost its turn, went on without it and was ended."""
+    monkeypatch.setattr("gpushare.mps.gate.run_delays", lambda _: {"1": time.monotonic()})  # starved all along
+    decide(stage.gpu, slow=(20, 4096), good=(40, 20000), other=(40, 20000))
+    stage.default_pod = "slow"
+    for neighbour in ("good", "other"):
+        sitting = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+        await eventually(lambda: stage.gate.current_pid == os.getpid(), "its turn")
+        tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+        stage.pods[tenant.pid] = neighbour
+        await eventually(tenant.is_connected, "connected")
+        sitting.close()
+    turns = stage.gate.turns
+    assert turns.timeouts == 2
+    assert turns.duration_seconds_max > WASTE_SECONDS + MAX_STARVED_SECONDS
+    assert turns.durations_seconds_sum < 2 * turns.duration_seconds_max, "the second was cut short"
+
+
+async def test_a_pod_that_is_always_refused_does_not_keep_another_from_its_turn(stage, tenants):
+    """Before: a turn that broke off left no trace, and the pod that came first was picked again, for ever."""
+    decide(stage.gpu, bad=(20, 2**31 + 1), good=(40, 20000))  # more than the daemon takes as a limit
+    stage.default_pod = "bad"
+    refused = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    await eventually(lambda: stage.trouble, "refused once")
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "good"
+    await eventually(tenant.is_connected, "connected")
+    assert any(held.pod_uid == "bad" for held in stage.gate.held()), "it is held, not closed"
+    refused.close()
+
+
+async def test_what_a_client_says_beyond_the_protocol_ends_it_at_the_gate(stage):
+    decide(stage.gpu, a=(20, 4096))
+    stage.default_pod = "a"
+    connection = await speak(stage.gpu.control, CREDENTIALS, COMPUTE_TYPE)
+    connection.send(b"x" * 60_000)
+    loop = asyncio.get_running_loop()
+    while await loop.sock_recv(connection, 100):
+        pass
+    connection.close()
+    assert stage.gate.refused[RefuseReason.PROTOCOL] == 1
+    assert await stage.control.servers() == (stage.server_pid,)
+
+
+async def test_a_descriptor_that_the_kernel_does_not_carry_leaves_the_process_waiting(stage, tenants, monkeypatch):
+    """Before: the gate closed it, and it ran uncapped."""
+    real, failures = relaying._deliver, []
+
+    async def fails_first(client, answer):
+        if len(failures) < 3:
+            failures.append(1)
+            raise OSError(errno.ETOOMANYREFS, "too many references")
+        await real(client, answer)
+
+    monkeypatch.setattr(relaying, "_deliver", fails_first)
+    decide(stage.gpu, a=(20, 20000))
+    tenant = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[tenant.pid] = "a"
+    await eventually(tenant.is_connected, "connected after all")
+    assert tenant.value("sms") == "26"
+    assert len(failures) == 3
+
+
+async def test_a_pod_of_many_processes_leaves_each_neighbour_its_client(stage, tenants, monkeypatch):
+    monkeypatch.setattr("gpushare.mps.policy.MAX_CLIENTS_PER_GPU", 3)
+    decide(stage.gpu, processes=3, greedy=(20, 4096), b=(20, 4096), c=(20, 4096))
+    many = [tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "16") for _ in range(3)]
+    stage.pods |= {tenant.pid: "greedy" for tenant in many}
+    await eventually(lambda: sum(t.is_connected() for t in many) == 1, "one is in")
+    await eventually(
+        lambda: list(stage.reasons().values()) == [HoldReason.CLIENTS_RESERVED] * 2, "the others are held"
+    )
+    for pod in ("b", "c"):
+        tenant = tenants(stage.gpu.tenant, "--workload", "latency-probe", "--memory-mib", "16")
+        stage.pods[tenant.pid] = pod
+        await eventually(tenant.is_connected, "a neighbour is in")
+
+
+async def test_who_attaches_outside_its_turn_is_a_stranger(stage, tenants):
+    decide(stage.gpu, a=(20, 4096))
+    tenant = tenants(stage.gpu.pipe, "--workload", "stream")  # past the gate
+    stage.pods[tenant.pid] = "a"
+    await eventually(tenant.is_connected, "connected")
+    assert tenant.pid in await stage.look()
+    (stranger,) = stage.ledger.strangers()
+    assert (stranger.pod_uid, stranger.pid) == ("a", tenant.pid)
+    assert "outside its turn" in stranger.detail
