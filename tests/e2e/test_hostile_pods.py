@@ -205,6 +205,16 @@ def test_a_pod_that_wastes_turn_after_turn_waits_behind_the_others(
     )
 
 
+def test_a_pod_that_never_speaks_to_the_server_keeps_nobody_out(stage: Stage) -> None:
+    """Before the gate spoke for such a pod, the MPS server waited for it for ever, and every newcomer with it."""
+    stage.start(stage.hostile("mute", "mute"))
+    stage.says("mute", "leaves_with_the_pipes", seconds=180)
+    for number in range(2):
+        stage.newcomer(f"beside-mute-{number}")
+    stage.says("mute", "sits", seconds=180)
+    stage.newcomer("beside-mute-2")
+
+
 def test_what_the_protocol_does_not_know_ends_at_the_gate(stage: Stage, cluster: Cluster, part: Part) -> None:
     before = counted(cluster, part, "gpushare_gate_refused_total", gpu_uuid=stage.gpu, reason="Protocol")
     stage.start(stage.hostile("beyond", "beyond"))

@@ -70,6 +70,31 @@ def wasted(b: Bench) -> dict[str, Any]:
     }
 
 
+def mute(b: Bench) -> dict[str, Any]:
+    """A pod takes the server's socket and never speaks there, in three ways; a tenant goes on, newcomers start."""
+    uid = b.decide(660, 30, 4096)
+    running = b.spawn(uid, "run", 120, 64)
+    running.wait("context", START)
+    usual = _start(b, 661)
+    attack = b.spawn(b.decide(662, 10, 1024), "mute", 0, program=ATTACK)
+    waited: list[float] = []
+    for way in ("leaves", "leaves_with_the_pipes", "sits", "leaves", "sits"):
+        seen = sum(way in line for line in attack.noise)
+        b.until(lambda way=way, seen=seen: sum(way in line for line in attack.noise) > seen, START, f"it {way}")
+        waited.append(_start(b, 670 + len(waited)))
+    must(b.state() is GateState.ACTIVE, f"the gate is {b.state()}")
+    must(b.status().daemon_restarts == b.status().server_restarts == 0, "daemon or server were restarted")
+    must(running.is_running and running.find("error") is None, "the tenant did not go on")
+    must(max(waited) < 2 * WAITED_BAR_SECONDS, f"newcomers start in {waited} s")
+    return {
+        "usual_start_s": usual,
+        "beside_start_s": waited,
+        "ways": [line.rpartition(" ")[2] for line in attack.noise],
+        "turns": str(b.status().turns),
+        "met": max(waited) <= WAITED_BAR_SECONDS,
+    }
+
+
 def _start(b: Bench, number: int) -> float:
     """Seconds that a newcomer's first context takes."""
     tenant = b.spawn(b.decide(number, 5, 1024), "run", 0.5, 16)

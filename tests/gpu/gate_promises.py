@@ -100,6 +100,8 @@ def several_contexts(b: Bench) -> dict[str, Any]:
     context = tenant.wait("context", START)
     with contextlib.suppress(RuntimeError):  # ended for its memory, or held
         tenant.wait("contexts", 10)
+        if not b.twin:
+            tenant.wait("together", 15)
     control = b.control()
     server = control.servers()[0]
     answers = {line: ask(line, control.program).stdout for line in (f"get_client_list {server}", "ps")}
@@ -107,6 +109,7 @@ def several_contexts(b: Bench) -> dict[str, Any]:
     return {
         "sms": context["sms"],
         "further": [event for event in tenant.events if event.get("event") == "further"],
+        "together": tenant.find("together"),
         "turns": status.turns.count - turns_before,
         "held": [str(each.reason) for each in status.held],
         "used_mib": used_mib_by_pod(b).get(uid, 0),

@@ -34,7 +34,7 @@ from gate_faults import (
     server_killed,
     terminated_mid_kernel,
 )
-from gate_hostile import flooded, one_pods_clients, wasted
+from gate_hostile import flooded, mute, one_pods_clients, wasted
 from gate_promises import (
     burst,
     cap_of_the_pod,
@@ -103,6 +103,7 @@ def main() -> int:
             one_pods_clients,
             flooded,
             wasted,
+            mute,
             illegal_access,
             daemon_killed,
             server_killed,

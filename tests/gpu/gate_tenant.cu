@@ -5,11 +5,15 @@
 //         fill   allocate in steps of 64 MiB until refused, then as run
 //         late   allocate nothing; MIB after a third of SECONDS
 //         long   one kernel that runs for SECONDS, for being killed in the middle of it
+//         contexts  two further contexts, each asks for MIB; then the rate of one alone and of all three together
 //         fault  access memory that is not there after a third of SECONDS
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <atomic>
 #include <chrono>
+#include <thread>
+#include <vector>
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <unistd.h>
@@ -43,13 +47,35 @@ static bool allocate(size_t mib) {
 
 extern "C" CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
 
+// Launches a second, of grids that fill every SM a context may have, in all of these contexts at once.
+static double rate_of(const std::vector<CUcontext> &contexts, double seconds) {
+    std::atomic<long> launches(0);
+    std::vector<std::thread> threads;
+    for (CUcontext context : contexts)
+        threads.emplace_back([&launches, context, seconds] {
+            cuCtxSetCurrent(context);
+            double start = now();
+            while (now() - start < seconds) {
+                work<<<1056, 256>>>(nullptr, 20000);
+                if (cudaDeviceSynchronize() != cudaSuccess) return;
+                launches++;
+            }
+        });
+    for (std::thread &thread : threads) thread.join();
+    return launches.load() / seconds;
+}
+
 // Further contexts in this process, as many as go: what each of them may have.
 static void contexts(int wanted, size_t mib) {
+    CUcontext first = nullptr;
+    cuCtxGetCurrent(&first);
+    std::vector<CUcontext> all(1, first);
     for (int n = 1; n <= wanted; n++) {
         CUcontext context; CUdeviceptr memory;
         CUresult made = cuCtxCreate_v2(&context, 0, 0), got = CUDA_ERROR_UNKNOWN;
         CUexecAffinityParam affinity; memset(&affinity, 0, sizeof affinity);
         if (made == CUDA_SUCCESS) {
+            all.push_back(context);
             cuCtxGetExecAffinity(&affinity, CU_EXEC_AFFINITY_TYPE_SM_COUNT);
             got = cuMemAlloc(&memory, mib << 20);
             if (got == CUDA_SUCCESS) { cuMemsetD8(memory, 1, mib << 20); cuCtxSynchronize(); }
@@ -58,6 +84,9 @@ static void contexts(int wanted, size_t mib) {
             made == CUDA_SUCCESS ? (int)affinity.param.smCount.val : -1, (int)got);
     }
     SAY("\"event\":\"contexts\"");
+    rate_of(all, 0.2);  // loads the kernel everywhere
+    double alone = rate_of(std::vector<CUcontext>(1, first), 1.5), together = rate_of(all, 1.5);
+    SAY("\"event\":\"together\",\"contexts\":%zu,\"one_per_s\":%.1f,\"all_per_s\":%.1f", all.size(), alone, together);
 }
 
 int main(int argc, char **argv) {

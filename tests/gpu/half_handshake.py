@@ -26,7 +26,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from gate_bench import compile_tenant
 from limit import time_limit
 
-from gpushare.twin.mps.client import CREDENTIALS, DESCRIPTOR, MAX_PACKET, request_server
+from gpushare.twin.mps.client import (
+    ACKNOWLEDGED,
+    COMPUTE_TYPE,
+    CREDENTIALS,
+    DESCRIPTOR,
+    MAX_PACKET,
+    request_server,
+)
 
 CONTROL = "nvidia-cuda-mps-control"
 SIT_SECONDS = 3.0
@@ -47,6 +54,7 @@ class Daemon:
             "CUDA_MPS_LOG_DIRECTORY": str(self.log),
         }
         self.clients: list[subprocess.Popen[str]] = []
+        self.hangs = True
         subprocess.run([CONTROL, "-multiuser-server", "-d"], env=self.env, timeout=20, check=True)
         time.sleep(0.5)
         self.control = (self.pipe / "nvidia-cuda-mps-control.pid").read_text()
@@ -90,13 +98,11 @@ class Daemon:
 
     def well(self) -> list[dict[str, Any]]:
         """What the daemon answers, and whether a newcomer starts."""
-        return [
-            self.ask("get_server_list"),
-            self.ask(f"get_client_list {self.server}"),
-            self.ask(f"get_server_status {self.server}"),
-            self.starts(),
-            self.ask(f"get_client_list {self.server}"),
-        ]
+        seen = [self.ask(f"get_client_list {self.server}", 2)]
+        self.hangs = seen[0]["answer"] is None
+        if not self.hangs:
+            seen += [self.starts(), self.ask(f"get_client_list {self.server}")]
+        return seen
 
     def close(self) -> None:
         for process in self.clients:
@@ -104,7 +110,8 @@ class Daemon:
         for process in self.clients:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
-        self.ask("quit -t 1", 6)
+        if not self.hangs:
+            self.ask("quit -t 1", 6)
         for pid in (self.server, self.control):
             with contextlib.suppress(OSError, ValueError):
                 os.kill(int(pid), signal.SIGKILL)
@@ -147,24 +154,6 @@ def sits_asked(daemon: Daemon) -> dict[str, Any]:
     return {"asked_meanwhile": asked}
 
 
-def sits_given_up(daemon: Daemon) -> dict[str, Any]:
-    """The same, and who asked gives up before it exits."""
-    pid = taker(daemon, lambda server: time.sleep(SIT_SECONDS))
-    time.sleep(0.2)
-    asked = daemon.ask(f"get_client_list {daemon.server}", 1)
-    ended(pid)
-    return {"asked_meanwhile": asked}
-
-
-def sits_joined(daemon: Daemon) -> dict[str, Any]:
-    """Another client starts while it sits."""
-    pid = taker(daemon, lambda server: time.sleep(SIT_SECONDS))
-    time.sleep(0.2)
-    other = daemon.starts(10)
-    ended(pid)
-    return {"another_meanwhile": other}
-
-
 def shut(daemon: Daemon) -> dict[str, Any]:
     """It sits; whoever kept a duplicate shuts the socket down after a second, the daemon asked before."""
     server = request_server(daemon.pipe / "control", 5)
@@ -191,52 +180,68 @@ def garbage(daemon: Daemon) -> dict[str, Any]:
     return {}
 
 
-def long_garbage(daemon: Daemon) -> dict[str, Any]:
-    """It fills the socket with what the protocol does not know."""
-
-    def body(server: socket.socket) -> None:
-        server.settimeout(1)
-        with contextlib.suppress(OSError):
-            for _ in range(64):
-                server.send(b"OUTBCRED\0" + bytes(4000))
+def _completed(daemon: Daemon, *said: bytes, reads: bool = False, asks: bool = True) -> dict[str, Any]:
+    """Nobody speaks for a second, the daemon is asked meanwhile; then the holder of a duplicate says this."""
+    held = request_server(daemon.pipe / "control", 5)
+    held.settimeout(1)
+    asking: list[dict[str, Any]] = []
+    asker = threading.Thread(target=lambda: asking.append(daemon.ask(f"get_client_list {daemon.server}", 4)))
+    if asks:
+        asker.start()
         time.sleep(1)
+    result: dict[str, Any] = {"read": []}
+    at = time.monotonic()
+    if reads:
+        result["read"].append(_read(held))
+    for word in said:
+        held.send(word)
+    result["read"].append(_read(held))
+    held.close()
+    if asks:
+        asker.join()
+    return {**result, "asked_meanwhile": asking, "answered_after_s": round(time.monotonic() - at, 3)}
 
-    ended(taker(daemon, body))
-    return {}
 
-
-def credentials(daemon: Daemon) -> dict[str, Any]:
-    """It says the word for credentials and then sits: the daemon is asked meanwhile."""
-    said: dict[str, Any] = {}
-    server = request_server(daemon.pipe / "control", 5)
-    server.settimeout(1)
-    for name, step in (
-        ("first", lambda: server.recv(MAX_PACKET).hex()),
-        ("sent", lambda: server.send(CREDENTIALS)),
-        ("then", lambda: server.recv(MAX_PACKET).hex()),
-    ):
-        try:
-            said[name] = step()
-        except OSError as error:
-            said[name] = f"{type(error).__name__}: {error}"
-    said["asked_meanwhile"] = daemon.ask(f"get_client_list {daemon.server}", 3)
-    server.close()
-    return said
+def _read(held: socket.socket) -> str:
+    try:
+        data, descriptors, _, _ = socket.recv_fds(held, MAX_PACKET, 8)
+    except OSError as error:
+        return f"{type(error).__name__}: {error}"
+    files = [_file_of(each) for each in descriptors]
+    for each in descriptors:
+        os.close(each)
+    return f"{len(data)} {data[:48].hex()} {files}"
 
 
 def completed(daemon: Daemon) -> dict[str, Any]:
-    """It sits; whoever kept a duplicate says the credentials in its place and closes, the daemon asked before."""
-    held = request_server(daemon.pipe / "control", 5)
-    asking: list[dict[str, Any]] = []
-    asker = threading.Thread(target=lambda: asking.append(daemon.ask(f"get_client_list {daemon.server}", 8)))
-    asker.start()
-    time.sleep(1)
-    at = time.monotonic()
-    held.send(CREDENTIALS)
-    time.sleep(0.1)
-    held.close()
-    asker.join()
-    return {"asked_meanwhile": asking, "answered_after_s": round(time.monotonic() - at, 3)}
+    return _completed(daemon, CREDENTIALS)
+
+
+def completed_typed(daemon: Daemon) -> dict[str, Any]:
+    return _completed(daemon, CREDENTIALS, COMPUTE_TYPE)
+
+
+def completed_acknowledged(daemon: Daemon) -> dict[str, Any]:
+    return _completed(daemon, ACKNOWLEDGED, CREDENTIALS, reads=True)
+
+
+def completed_both(daemon: Daemon) -> dict[str, Any]:
+    return _completed(daemon, CREDENTIALS, ACKNOWLEDGED, reads=True)
+
+
+def completed_unasked(daemon: Daemon) -> dict[str, Any]:
+    return _completed(daemon, CREDENTIALS, reads=True, asks=False)
+
+
+def replayed(daemon: Daemon) -> dict[str, Any]:
+    """The words that a CUDA program was seen to say first, said by us."""
+    seen = words(daemon)
+    first = [line.partition("server > ")[2].split(" ") for line in seen["words"] if "server > " in line]
+    said = [bytes.fromhex(parts[1]) for parts in first if parts[0].isdigit() and 0 < int(parts[0]) <= 48]
+    seen["said"] = [word.hex() for word in said]
+    if said:
+        seen |= _completed(daemon, said[0])
+    return seen
 
 
 def stopped(daemon: Daemon) -> dict[str, Any]:
@@ -262,12 +267,12 @@ def words(daemon: Daemon) -> dict[str, Any]:
     listener.bind(str(front / "control"))
     listener.listen(16)
     threading.Thread(target=_serve, args=(listener, daemon.pipe / "control", noted), daemon=True).start()
-    process = daemon.client(0.3, front)
+    process = daemon.client(2, front)
     lines: list[str] = []
     reader = threading.Thread(target=lambda: lines.extend(process.stdout or ()), daemon=True)
     reader.start()
     reader.join(8)
-    return {"words": noted[:120], "client": [line.strip()[:160] for line in lines[:3]]}
+    return {"words": noted[:160], "count": len(noted), "client": [line.strip()[:160] for line in lines[:8]]}
 
 
 def _serve(listener: socket.socket, upstream: Path, noted: list[str]) -> None:
@@ -299,12 +304,13 @@ def _carry(name: str, client: socket.socket, other: socket.socket, noted: list[s
                     descriptors = [
                         descriptor for (descriptor,) in struct.iter_unpack("i", payload[: len(payload) // 4 * 4])
                     ]
-                    if data == DESCRIPTOR and arrow == "<":
+                    if data == DESCRIPTOR and arrow == "<" and "server" not in name:
                         ours, theirs = socket.socketpair(socket.AF_UNIX, _kind_of(descriptors[0], noted))
                         server = socket.socket(fileno=descriptors[0])
                         _carry(f"{name}'s server", ours, server, noted)
                         passed.append((level, kind, struct.pack("i", theirs.detach())))
                     else:
+                        noted.append(f"{name} {arrow} " + ", ".join(_file_of(each) for each in descriptors))
                         passed.append((level, kind, struct.pack(f"{len(descriptors)}i", *descriptors)))
                 elif kind == socket.SCM_CREDENTIALS and "server" in name:
                     passed.append((level, kind, payload))
@@ -322,6 +328,10 @@ def _carry(name: str, client: socket.socket, other: socket.socket, noted: list[s
         threading.Thread(target=one_way, args=(source, target, arrow), daemon=True).start()
 
 
+def _file_of(descriptor: int) -> str:
+    return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
 def _kind_of(descriptor: int, noted: list[str]) -> int:
     with socket.socket(fileno=os.dup(descriptor)) as copy:
         kind = copy.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
@@ -332,16 +342,17 @@ def _kind_of(descriptor: int, noted: list[str]) -> int:
 
 ROUNDS = (
     words,
+    replayed,
+    completed,
+    completed_unasked,
+    completed_both,
+    completed_acknowledged,
+    completed_typed,
     leaves,
     sits,
     sits_asked,
-    sits_given_up,
-    sits_joined,
     shut,
-    completed,
-    credentials,
     garbage,
-    long_garbage,
     stopped,
 )
 

@@ -3,7 +3,10 @@
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +16,30 @@ from gpushare.mps.packets import COMPUTE_TYPE, CONTROL_TYPE, CREDENTIALS
 from gpushare.mps.status import HoldReason, RefuseReason
 from gpushare.mps.turns import WASTE_SECONDS
 
-from .conftest import decide, eventually, speak
+from .conftest import SRC, decide, eventually, speak
 
 pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
+
+
+# A process that takes the server's socket and never says its first word there.
+HALF_WAY = """
+import os, pathlib, socket, sys, time
+from gpushare.twin.mps.client import request_server
+server = request_server(pathlib.Path(sys.argv[1]))
+if sys.argv[2] == "leaves with the pipes":
+    for _ in range(4):
+        for each in socket.recv_fds(server, 100, 1)[1]:
+            os.close(each)
+print("taken", flush=True)
+if sys.argv[2] == "sits":
+    time.sleep(1000)
+"""
+
+
+def goes_half_way(path: Path, way: str) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(SRC)}
+    command = [sys.executable, "-c", HALF_WAY, str(path), way]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 
 async def test_control_commands_go_nowhere_and_are_counted(stage):
@@ -74,6 +98,31 @@ async def test_who_sits_in_its_turn_is_cut_off_when_another_pod_waits(stage, ten
     await eventually(tenant.is_connected, "connected")
     assert stage.gate.turns.timeouts >= 1
     sitting.close()
+
+
+@pytest.mark.parametrize("way", ["leaves", "leaves with the pipes", "sits"])
+async def test_a_process_that_never_speaks_to_the_server_harms_nobody(stage, tenants, way, monkeypatch):
+    """Before: the MPS server waited for it for ever, and with that every later process of every pod."""
+    monkeypatch.setattr("gpushare.mps.gate.TURN_SECONDS", 2.0)
+    decide(stage.gpu, bad=(20, 4096), good=(40, 20000), late=(40, 20000))
+    running = tenants(stage.gpu.tenant, "--workload", "stream")
+    stage.pods[running.pid] = "good"
+    await eventually(running.is_connected, "connected")
+    half = goes_half_way(stage.gpu.control, way)
+    stage.pods[half.pid] = "bad"
+    try:
+        assert await asyncio.to_thread(half.stdout.readline) == "taken\n"
+        await eventually(lambda: stage.gate.turns.timeouts >= 1, "its turn over")
+        newcomer = tenants(stage.gpu.tenant, "--workload", "stream")
+        stage.pods[newcomer.pid] = "late"
+        await eventually(newcomer.is_connected, "a newcomer is in")
+        assert set(await stage.look()) == {running.pid, newcomer.pid}
+        assert stage.ledger.strangers() == ()
+        assert not stage.trouble
+        assert "error" not in running.text()
+    finally:
+        half.kill()
+        half.communicate()
 
 
 async def test_a_newcomer_that_gets_no_cpu_keeps_its_turn_but_not_twice(stage, tenants, monkeypatch):

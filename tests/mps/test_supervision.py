@@ -11,7 +11,7 @@ import pytest
 
 from gpushare.mps import keeper as keeping
 from gpushare.mps.control import AsyncMpsControl
-from gpushare.mps.errors import ControlTimeoutError, NotSentError
+from gpushare.mps.errors import ControlTimeoutError, DaemonDownError, NotSentError
 from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.layout import GpuDirectory, status_reader
 from gpushare.mps.status import GateState, SelfTest, SelfTestResult
@@ -99,6 +99,32 @@ async def test_a_daemon_that_takes_nothing_for_long_is_down_until_it_answers(kep
         await eventually(lambda: kept.reader.read().state is GateState.ACTIVE, "back")
         kept.control.failure = ControlTimeoutError("no answer within 15 s")
         await eventually(lambda: kept.reader.read().state is GateState.DOWN, "down at once")
+
+
+async def test_a_silent_daemon_is_replaced_once_it_serves_nobody(kept, monkeypatch):
+    """Before: a daemon that waited for a client's word for ever was DOWN for ever, whoever had left."""
+    monkeypatch.setattr(keeping, "DESERTED_SECONDS", 0.0)
+    stopped: list[float] = []
+
+    async def stop(timeout_seconds):
+        stopped.append(timeout_seconds)
+
+    monkeypatch.setattr(kept.control, "stop", stop)
+    up(kept)
+    kept._ledger.note_clients((os.getpid(),))
+    kept.control.failure = ControlTimeoutError("no answer within 15 s")
+    async with running(_that_replaces(kept)) as watching:
+        await eventually(lambda: kept.control.asked > 5, "asked again and again")
+        assert not watching.done()
+        assert not stopped, "its client runs on"
+        kept._ledger.forget_clients()
+        await eventually(watching.done, "given up")
+        assert stopped
+
+
+async def _that_replaces(kept):
+    with pytest.raises(DaemonDownError):
+        await kept._watch()
 
 
 async def test_a_self_test_that_fails_keeps_newcomers_waiting_and_is_tried_until_it_passes(kept, monkeypatch):

@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import time
 import uuid
 
@@ -7,6 +8,7 @@ import pytest
 
 from gpushare.mps import commands
 from gpushare.mps.commands import ServerState
+from gpushare.mps.errors import ControlTimeoutError
 from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.twin.contention import WORKLOADS
 from gpushare.twin.mps.client import (
@@ -166,7 +168,7 @@ def test_a_silent_connection_blocks_the_daemon_as_it_does_the_real_one(twin, twi
         with pytest.raises(NoMpsError):
             connect(twin_gpu.pipe / "control", 0.5)  # docs/facts.md 14: behind the silent one nobody is greeted
         assert time.monotonic() - begun >= 0.4
-    request_server(twin_gpu.pipe / "control", PATIENCE).close()
+    context(twin_gpu).close()
 
 
 def test_without_a_daemon_a_process_runs_without_mps(twin_gpu, tenants):
@@ -218,3 +220,42 @@ def test_a_frozen_tenant_stands_still_and_its_neighbour_runs_as_alone(twin, twin
         neighbour.close()
     finally:
         pods.close()
+
+
+def leave(server):
+    server.close()
+
+
+def leave_with_the_pipes(server):
+    """It has taken and closed them, and says its word then."""
+    for _ in range(4):
+        _, descriptors, _, _ = socket.recv_fds(server, 100, 1)
+        for each in descriptors:
+            os.close(each)
+    server.send(CREDENTIALS)
+
+
+@pytest.mark.parametrize("end", [leave, leave_with_the_pipes])
+def test_a_server_that_did_not_hear_a_client_serves_nobody_any_more(twin, twin_gpu, server, tenants, end):
+    """As on an H200: tests/gpu/half_handshake.py, docs/facts.md 37."""
+    neighbour = tenants(twin_gpu.pipe, "--workload", "stream")
+    until(lambda: "iterations/s" in neighbour.text(), "a rate")
+    half = request_server(twin_gpu.pipe / "control", PATIENCE)
+    end(half)
+    with pytest.raises(ControlTimeoutError):
+        twin.run(commands.client_list(server), 2.0)
+    seen = neighbour.text().count("iterations/s")
+    until(lambda: neighbour.text().count("iterations/s") > seen + 1, "the neighbour goes on")
+    with pytest.raises(NoMpsError):
+        connect(twin_gpu.pipe / "control", 0.5)
+    half.close()
+
+
+def test_a_server_that_waits_for_a_clients_word_goes_on_when_it_has_heard_any(twin, twin_gpu, server):
+    half = request_server(twin_gpu.pipe / "control", PATIENCE)
+    with pytest.raises(ControlTimeoutError):
+        twin.run(commands.client_list(server), 1.0)
+    half.send(b"garbage")
+    assert twin.run(commands.client_list(server), PATIENCE) == ()
+    context(twin_gpu).close()
+    half.close()

@@ -96,6 +96,32 @@ def waste() -> None:
         running.add(fork(sit))
 
 
+def mute() -> None:
+    """Take the server's socket and never say the first word there, in one way after the other; again and again."""
+
+    def leaves(server: socket.socket) -> None:
+        server.close()
+
+    def leaves_with_the_pipes(server: socket.socket) -> None:
+        for _ in range(4):
+            for each in socket.recv_fds(server, MAX_PACKET, 8)[1]:
+                os.close(each)
+
+    def sits(_: socket.socket) -> None:
+        time.sleep(JUST_BEFORE_THE_TIMEOUT)
+
+    ways = (leaves, leaves_with_the_pipes, sits)
+
+    def take(way: Callable[[socket.socket], None]) -> None:
+        with contextlib.suppress(NoMpsError), request_server(control_path(os.environ)) as server:
+            say(f"{way.__name__}")
+            way(server)
+
+    while True:
+        for way in ways:
+            os.waitpid(fork(lambda way=way: take(way)), 0)
+
+
 def beyond() -> None:
     """Say what the protocol does not know: in place of the last word, and in place of the first."""
 
@@ -267,4 +293,4 @@ def look() -> None:
 
 
 if __name__ == "__main__":
-    {each.__name__: each for each in (flood, waste, beyond, hand_on, nested, fill, stay, look)}[ATTACK]()
+    {each.__name__: each for each in (flood, waste, mute, beyond, hand_on, nested, fill, stay, look)}[ATTACK]()

@@ -21,6 +21,7 @@ from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.ending import LEAVING_DRAIN_SECONDS, Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.grants import grant_mib, grant_percentage, known_mib, to_end
+from gpushare.mps.handover import Handover
 from gpushare.mps.holding import Holds
 from gpushare.mps.identity import ends_with, is_alive, is_namespace_init, pod_uid_of
 from gpushare.mps.ledger import Admission, ClientLedger
@@ -38,6 +39,11 @@ TURN_SECONDS: Final = 8.0  # without progress; a start takes 0.13 to 0.25 s (doc
 MAX_TURN_SECONDS: Final = 24.0  # with progress: three connections, each as slow as a turn may be
 # What a turn may last longer where the process gets no CPU: a newcomer at a load of 40 needed 5.7 s.
 MAX_STARVED_SECONDS: Final = 5.0
+# A server that waits for a client's first word answers nobody (gpushare.mps.handover): so often is the client
+# looked at meanwhile, and spoken for when it has died, or its turn is over and the server silent for so long.
+LISTING_SECONDS: Final = 0.1
+MUTE_SECONDS: Final = 1.0
+HEARD_SECONDS: Final = 1.0  # until a word was heard for sure
 TICK_SECONDS: Final = 0.1  # how often held connections are checked again
 TEND_SECONDS: Final = 1.0  # how often records of processes and pods that are gone are dropped
 SHOWN_OF_A_POD: Final = 64  # held processes in the status; a reader refuses a file of more than 4 MiB
@@ -62,6 +68,7 @@ class _Turn:
         waits_since: when the gate began to wait for the tenant; served_seconds: how much of that time the daemon
             took.
         step_at: when the process last made progress.
+        handovers: what it was handed of the server, until that has heard it.
         delays: how long its threads had waited for a CPU when its turn began, in all their life.
     """
 
@@ -73,6 +80,20 @@ class _Turn:
     step_at: float = 0.0
     delays: Mapping[str, float] = field(default_factory=dict)
     listed: bool = False
+    handovers: list[Handover] = field(default_factory=list)
+
+    def speak(self) -> bool:
+        """Say the client's word where it did not; return whether that is news."""
+        is_news = any(not each.has_spoken for each in self.handovers)
+        for each in self.handovers:
+            each.speak()
+        return is_news
+
+    def settle(self) -> None:
+        """The server has heard whoever was handed to it."""
+        for each in self.handovers:
+            each.close()
+        self.handovers.clear()
 
     def is_spent(self, now: float, allowance_seconds: float, starved: float = 0.0) -> bool:
         """Return whether it must end if others wait: its time is over, and it made no progress just now.
@@ -349,11 +370,43 @@ class Gate:
             logger.warning("this driver has no client priorities, going on without: %s", error)
         self._priority = priority
 
-    async def _is_listed(self, pid: int, server_pid: int) -> bool:
-        return pid in self._ledger.note_clients(await self._control.run(commands.client_list(server_pid)), pid)
+    async def _is_listed(self, turn: _Turn, server_pid: int) -> bool:
+        """Ask the server, which answers once it has heard whom it waits for; speak for a process that is mute."""
+        pid, asked_at = turn.process[0], self._clock()
+        listing = asyncio.ensure_future(self._control.run(commands.client_list(server_pid)))
+        try:
+            while not (await asyncio.wait({listing}, timeout=LISTING_SECONDS))[0]:
+                is_mute = self._clock() - asked_at > MUTE_SECONDS and self._is_over(turn)
+                if (is_mute or not is_alive(*turn.process)) and turn.speak():
+                    logger.warning(
+                        "spoke to the MPS server for pid %d of pod %s, which %s without a word",
+                        pid,
+                        turn.pod_uid,
+                        "sits" if is_mute else "ended",
+                    )
+            listed = listing.result()
+        finally:
+            listing.cancel()
+        turn.settle()
+        return pid in self._ledger.note_clients(listed, pid)
+
+    def _is_over(self, turn: _Turn) -> bool:
+        """Return whether a turn has lasted as long as it may."""
+        now = self._clock()
+        if now >= min(turn.step_at + TURN_SECONDS, turn.started + MAX_TURN_SECONDS):
+            return True
+        return self._is_spent(turn) and self._others_wait(turn)
 
     async def _pass_on(self, turn: _Turn, server_pid: int) -> bool:
         """Pass the process's connections on as they come; return True once the server lists it."""
+        try:
+            return await self._pass_on_until_listed(turn, server_pid)
+        finally:
+            if turn.handovers:  # the daemon did not answer: closed at once, the word might go unheard
+                turn.speak()
+                asyncio.get_running_loop().call_later(HEARD_SECONDS, turn.settle)
+
+    async def _pass_on_until_listed(self, turn: _Turn, server_pid: int) -> bool:
         passed, pause = False, 0.005
         turn.waits_since = turn.step_at = self._clock()
         turn.delays = run_delays(turn.process[0])
@@ -363,7 +416,7 @@ class Gate:
                 await self._relay(connection, turn)
                 passed, pause, turn.step_at = True, 0.005, self._clock()
             is_waiting = turn.process in self._waiting
-            if passed and not is_waiting and await self._is_listed(turn.process[0], server_pid):
+            if passed and not is_waiting and await self._is_listed(turn, server_pid):
                 return True
             if not is_alive(*turn.process):
                 return False
@@ -393,8 +446,13 @@ class Gate:
             MpsError: it heard nothing; it is kept for another try.
         """
         patience, began = min(ACKNOWLEDGE_SECONDS, self._allowance(turn)), self._clock()
+
+        async def keep(descriptor: int) -> None:
+            if (handover := await Handover.of(descriptor)) is not None:
+                turn.handovers.append(handover)
+
         try:
-            outcome = await relay(connection.channel, self._control.program.socket, patience)
+            outcome = await relay(connection.channel, self._control.program.socket, patience, keep)
         except MpsError:
             self._put_back(connection)
             raise

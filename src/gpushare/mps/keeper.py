@@ -58,6 +58,7 @@ FAULT_RECOVERY_SECONDS: Final = 15.0  # the server is ACTIVE again once its clie
 FAULT_LOG_SECONDS: Final = 2.0  # the server writes its report within milliseconds and is back in about 0.3 s
 DEPARTED_SECONDS: Final = 10.0  # departed clients are remembered for this long after the log was read
 BUSY_SECONDS: Final = 15.0  # a daemon without an answer for this long is not just busy with another connection
+DESERTED_SECONDS: Final = 20.0  # after so long a silent daemon that serves nobody is replaced
 RETEST_SECONDS: Final = 5.0  # after a failed self-test, doubled each time
 MAX_RETEST_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 0.05  # a dead daemon is restarted at once, the next failures back off
@@ -335,6 +336,8 @@ class Keeper:
                     seconds = silent.lasts(time.monotonic())
                     if isinstance(error, ControlTimeoutError) or seconds >= BUSY_SECONDS:
                         self._set_state(GateState.DOWN, f"no answer for {seconds:.0f} s: {error}")
+                        if seconds >= DESERTED_SECONDS:
+                            await self._replace_if_deserted(error)
                 except CommandRefusedError as error:
                     # The daemon may notice before us that its server has ended.
                     self._check_alive()
@@ -346,6 +349,18 @@ class Keeper:
                     if self._status.state is not GateState.ACTIVE:
                         self._set_state(GateState.ACTIVE)
                     await self._test_again(server_pid)
+
+    async def _replace_if_deserted(self, error: MpsError) -> None:
+        """End a daemon that is silent and serves nobody: another one harms no tenant, and newcomers wait for it.
+
+        Raises:
+            DaemonDownError: it was ended.
+        """
+        if self._ledger.has_live() or self.gate.current_pid is not None:
+            return
+        logger.error("the silent MPS daemon of %s serves nobody any more; starting another", self.gpu.uuid)
+        await self._control.stop(2.0)
+        raise DaemonDownError("a silent daemon without clients was ended") from error
 
     async def _test_again(self, server_pid: int) -> None:
         """Repeat a failed self-test at intervals where tenants are admitted in spite of it."""

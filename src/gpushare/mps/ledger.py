@@ -86,6 +86,11 @@ class ClientLedger:
         """Return whether it had a turn, or has it now."""
         return pid in self._admissions
 
+    def has_live(self) -> bool:
+        """Return whether a process still runs that was a client at the last look, or had its turn."""
+        known = dict.fromkeys(self._clients) | {pid: a.start_ticks for pid, a in self._admissions.items()}
+        return any(is_alive(pid, ticks) for pid, ticks in known.items())
+
     def connected(self, earliest: float, latest: float) -> tuple[Presence, ...]:
         """Return who was a client at any time between the two, whether or not it has left since."""
         return tuple(

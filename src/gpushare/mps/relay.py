@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import enum
 import errno
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -47,11 +48,17 @@ class NotDeliveredError(MpsError):
         super().__init__(f"the kernel does not carry the descriptor now: {error}", retryable=True)
 
 
-async def relay(client: Channel, daemon: Path, patience_seconds: float = ACKNOWLEDGE_SECONDS) -> Passed:
+async def relay(
+    client: Channel,
+    daemon: Path,
+    patience_seconds: float = ACKNOWLEDGE_SECONDS,
+    keep: Callable[[int], Awaitable[None]] | None = None,
+) -> Passed:
     """Connect one connection through. When this raises, the client has received nothing and can be held.
 
     Args:
         patience_seconds: how long the client may take for its word.
+        keep: called with the server's descriptor before the client gets it.
 
     Raises:
         MpsError: the daemon went away, did not answer in time, or answered something else.
@@ -64,6 +71,8 @@ async def relay(client: Channel, daemon: Path, patience_seconds: float = ACKNOWL
     try:
         answer = await _ask(upstream)
         try:
+            if keep is not None:
+                await keep(answer.descriptors[0])
             await _deliver(client, answer)
         except OSError as error:
             if error.errno in PASSING_ERRORS:

@@ -94,6 +94,27 @@ def request_server(path: Path, timeout_seconds: float | None = None) -> socket.s
     return server
 
 
+def introduce(server: socket.socket) -> tuple[int, ...]:
+    """Take the pipes that the server sends and say the first word; the caller closes them after its answer.
+
+    Raises:
+        CudaError: the server is gone.
+    """
+    pipes: list[int] = []
+    try:
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(server, MAX_PACKET, 1)
+            pipes += descriptors
+            if data != DESCRIPTOR:
+                break
+        server.send(CREDENTIALS)
+    except OSError as error:
+        for each in pipes:
+            os.close(each)
+        raise CudaError(f"CUDA_ERROR_MPS_RPC_FAILURE: {error}") from None
+    return tuple(pipes)
+
+
 class TwinContext:
     """A CUDA context of the twin: three connections, then allocations and ticks."""
 
@@ -191,11 +212,16 @@ class TwinContext:
 
 
 def _ask(server: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
+    """Say the first word and what is wanted; return the answer."""
+    pipes = introduce(server)
     try:
         server.send(json.dumps(message).encode())
         data = server.recv(MAX_PACKET)
     except OSError as error:
         raise CudaError(f"CUDA_ERROR_MPS_RPC_FAILURE: {error}") from None
+    finally:
+        for each in pipes:
+            os.close(each)
     if not data:
         raise CudaError("CUDA_ERROR_MPS_RPC_FAILURE: the MPS server is gone")
     answer: dict[str, Any] = json.loads(data)

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Final
@@ -98,6 +99,7 @@ class Daemon:
 
     def _new_client(self, connection: socket.socket) -> None:
         server_pid = self._server_pid() or self._start_server(0)
+        self._until_the_server_hears()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             # The ceilings in force now are this client's for its life (docs/facts.md 5).
@@ -180,7 +182,13 @@ class Daemon:
         except ValueError:
             return ""  # the real daemon keeps what was in force, and says nothing
 
+    def _until_the_server_hears(self) -> None:
+        """Wait, as the real daemon does, while the server waits for a client's first word."""
+        while self._running and self._server_pid() is not None and self._server.is_waiting:
+            time.sleep(0.005)
+
     def _server_command(self, name: str, arguments: list[str]) -> str:
+        self._until_the_server_hears()
         match name, arguments:
             case "get_server_status", []:
                 return f"{self._server.state}\n"

@@ -1,12 +1,15 @@
 """The twin's MPS server: clients with the ceilings they connected under, their memory, and their progress.
 
-Clients speak JSON packets on the socket they were given: `attach`, `alloc`, `free`, `fault`; they get `attached`,
+Each client is sent four pipes and a zero byte and says its credentials; until then the server serves nobody, and
+where a client leaves before, or closes a pipe, it never does again, as the real one (docs/facts.md 37). Then
+clients speak JSON packets on the socket they were given: `attach`, `alloc`, `free`, `fault`; they get `attached`,
 `allocated`, `refused`, a `tick` a second with their progress, and `ended` when the server ends them.
 """
 
 import contextlib
 import json
 import os
+import select
 import selectors
 import socket
 import struct
@@ -21,6 +24,7 @@ from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.core.gpu import Counters, GpuInfo
 from gpushare.mps.identity import PROC, RunState, run_state_of
 from gpushare.mps.layout import write_atomically
+from gpushare.mps.packets import CREDENTIALS, DESCRIPTOR
 from gpushare.twin.contention import ProgressModel, TwinLoad
 from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
 
@@ -36,6 +40,7 @@ BUSY: Final = "CUDA-capable device(s) is/are busy or unavailable"  # docs/facts.
 ILLEGAL_ACCESS: Final = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
 MPS_LOST: Final = "CUDA_ERROR_MPS_RPC_FAILURE: connection to the MPS server was lost"
 MAX_PACKET: Final = 65536
+PIPES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class _Client:
     is_stopped: bool = False
     progressed: float = 0.0  # since its last tick: seconds of running alone
     ticked_at: float = 0.0
+    pipes: tuple[int, ...] = ()  # our ends
+    has_spoken: bool = False
 
 
 def nobody_stops(pid: int) -> bool:  # noqa: ARG001 - stands in for StoppedTenants.is_stopped
@@ -109,7 +116,7 @@ class TwinServer:
         self.memory_ceiling_mib: int | None = None
         self.default_memory_mib = gpu.memory_mib
         self.default_priority = 0
-        self._closed = False
+        self._closed = self._waits_in_vain = False
         self._outside: tuple[int, ...] = ()
 
     def start(self, pid: int) -> None:
@@ -117,11 +124,12 @@ class TwinServer:
         with self._lock:
             self.pid, self.state = pid, "ACTIVE"
             self.thread_ceiling = self.memory_ceiling_mib = None
+            self._waits_in_vain = False
 
     def stop(self) -> None:
         """The server process is gone, and every client with it."""
         with self._lock:
-            self.pid, self.state = None, ""
+            self.pid, self.state, self._waits_in_vain = None, "", False
             for client in list(self._clients):
                 self._drop(client)
             for _, lingering in self._faulted:
@@ -159,12 +167,18 @@ class TwinServer:
         table = f"{header}\n0               0000:00.06.00  {self.gpu.uuid}  {self.gpu.model}  N/A\n"
         return f"Default\n{table}" + (f"\nServer {self.pid}\n{table}" if self.pid else "")
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for a client's first word, in vain perhaps, and serves nobody meanwhile."""
+        with self._lock:
+            return self._waits_in_vain or any(not client.has_spoken for client in self._clients)
+
     def admit(self, connection: socket.socket, grant: Grant) -> None:
         """A process got its socket; it becomes a client when it attaches."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         connection.setblocking(False)
         with self._lock:
-            client = _Client(connection, grant)
+            client = _Client(connection, grant, pipes=_send_pipes(connection))
             self._clients.append(client)
             self._selector.register(connection, selectors.EVENT_READ, client)
 
@@ -192,6 +206,7 @@ class TwinServer:
                 _tell(client.socket, {"event": "ended", "error": ILLEGAL_ACCESS})
                 self._selector.unregister(client.socket)
                 self._clients.remove(client)
+                _close(client.pipes)
                 with contextlib.suppress(OSError):
                     client.socket.shutdown(socket.SHUT_WR)
                 self._faulted.append((now, client.socket))
@@ -226,6 +241,9 @@ class TwinServer:
 
     def _receive(self, client: _Client) -> None:
         try:
+            if not client.has_spoken:
+                self._hear(client)
+                return
             data, ancillary, _, _ = client.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(12))
             if not data:
                 self._drop(client)
@@ -243,6 +261,21 @@ class TwinServer:
             _tell(client.socket, answer)
         if message.get("op") in {"attach", "alloc", "free"}:
             self._update()
+
+    def _hear(self, client: _Client) -> None:
+        """Take a client's first word: any will do for credentials, which the kernel adds."""
+        try:
+            word = client.socket.recv(MAX_PACKET)
+        except BlockingIOError:
+            return
+        except OSError:  # it left, with pipes unread
+            word = b""
+        client.has_spoken = True
+        if not word or _is_broken(client.pipes):
+            self._waits_in_vain = True
+            self._log("User did not send valid credentials")
+        if word != CREDENTIALS or self._waits_in_vain:
+            self._drop(client)
 
     def _handle(self, client: _Client, message: dict[str, Any], sender: int) -> dict[str, Any] | None:
         match message["op"]:
@@ -298,6 +331,7 @@ class TwinServer:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client.socket)
         client.socket.close()
+        _close(client.pipes)
         if client.pid:
             self._log(f"Client {{PID: {client.pid}, Context ID: 0}} exited")
             self._update()
@@ -412,6 +446,35 @@ class TwinServer:
         )
         with contextlib.suppress(OSError):
             write_atomically(self._state_file, state.to_json())
+
+
+def _send_pipes(connection: socket.socket) -> tuple[int, ...]:
+    """Send the reading ends of four pipes, then a zero byte; return the writing ends."""
+    ends = []
+    with contextlib.suppress(OSError):  # the client has left already, which is found at its socket
+        for _ in range(PIPES):
+            read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            ends.append(write)
+            try:
+                socket.send_fds(connection, [DESCRIPTOR], [read])
+            finally:
+                os.close(read)
+        connection.send(bytes(1))
+    return tuple(ends)
+
+
+def _is_broken(pipes: tuple[int, ...]) -> bool:
+    """Whether nobody holds the other end of one of these pipes."""
+    poll = select.poll()
+    for each in pipes:
+        poll.register(each, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def _close(pipes: tuple[int, ...]) -> None:
+    for each in pipes:
+        with contextlib.suppress(OSError):
+            os.close(each)
 
 
 def _device_counters(clients: list[_Client]) -> Counters:

@@ -1,0 +1,97 @@
+"""Speaks for a client that was handed the server's socket and never says its first word.
+
+The MPS server sends four pipes and a zero byte, waits for the client's credentials, and serves nobody meanwhile.
+Where a client closes the socket or a pipe before, the server says "User did not send valid credentials" and then
+waits for ever: it takes no client any more, the daemon answers no command, and only the server's end helps, which
+ends every tenant (docs/facts.md 37, docs/adr/0188). So the gate keeps copies of the socket and the pipes until
+the server has heard the client, and says the word in its place where it has died or takes too long.
+"""
+
+import array
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from gpushare.mps.packets import CREDENTIALS, MAX_DESCRIPTORS, MAX_PACKET, close_all
+
+# The server has sent its pipes when the daemon hands its socket out, or does so within microseconds.
+PIPES_SECONDS: Final = 0.05
+_SO_PEEK_OFF: Final = 42  # Linux; the module socket has no name for it
+_LOOK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+_SPACE: Final = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)  # credentials, and descriptors
+
+
+class Handover:
+    """Copies of what one client is handed. Close it once the server has heard the client."""
+
+    def __init__(self, server: socket.socket, pipes: Sequence[int]) -> None:
+        self._server, self._pipes = server, tuple(pipes)
+        self._has_spoken = False
+
+    @classmethod
+    async def of(cls, descriptor: int) -> "Handover | None":
+        """Copy the server's socket and the pipes that wait in it; None where it is no socket."""
+        copy = os.dup(descriptor)
+        try:
+            server = socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
+            return None
+        return cls(server, await _pipes(server))
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether the word was said in the client's place."""
+        return self._has_spoken
+
+    def speak(self) -> None:
+        """Say the client's first word and cut its connection: the server goes on, and forgets it at once."""
+        if self._has_spoken:
+            return
+        self._has_spoken = True
+        with contextlib.suppress(OSError):
+            self._server.send(CREDENTIALS, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        with contextlib.suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the copies."""
+        self._server.close()
+        close_all(self._pipes)
+        self._pipes = ()
+
+
+async def _pipes(server: socket.socket) -> tuple[int, ...]:
+    """Copy the descriptors of the packets that wait, which stay there for the client."""
+    deadline = time.monotonic() + PIPES_SECONDS
+    while True:
+        descriptors, is_whole = _peek(server)
+        if is_whole or time.monotonic() > deadline:
+            return descriptors
+        close_all(descriptors)
+        await asyncio.sleep(0.001)
+
+
+def _peek(server: socket.socket) -> tuple[tuple[int, ...], bool]:
+    """Look at the packets one after the other; whole when one without a descriptor follows."""
+    found: list[int] = []
+    try:
+        server.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
+        while True:
+            _, ancillary, _, _ = server.recvmsg(MAX_PACKET, _SPACE, _LOOK)
+            descriptors = array.array("i")
+            for level, kind, payload in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    descriptors.frombytes(payload[: len(payload) // 4 * 4])
+            if not descriptors:
+                return tuple(found), True
+            found += descriptors
+    except OSError:  # nothing more is there, or it is broken
+        return tuple(found), False
+    finally:
+        with contextlib.suppress(OSError):
+            server.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, -1)  # shared with the client
