@@ -1,5 +1,4 @@
-"""Filling a cluster with arrivals until their demand reaches a multiple of its GPUs: how well does a policy
-pack?
+"""Filling a cluster with arrivals until their demand is a multiple of its GPUs: how well a policy packs.
 
 The protocol of "Beware of Fragmentation" (USENIX ATC'23; simulator.go, TunePodsByNodeTotalResource): the pods
 of a trace in shuffled order, then pods of it drawn with replacement, until their GPU demand would pass the

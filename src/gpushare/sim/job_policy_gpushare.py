@@ -92,8 +92,8 @@ class GpuSharePolicy:
     @staticmethod
     def _joins(cluster: JobCluster, job: Job, names_there: Collection[str]) -> bool:
         """Whether the truth offers a job beside others."""
-        there = [cluster.jobs[cluster.number_of(name)].workload for name in names_there]
-        return cluster.truth.offers([*there, job.workload])
+        workloads = [cluster.jobs[cluster.number_of(name)].workload for name in names_there]
+        return cluster.truth.offers([*workloads, job.workload])
 
     def request_of(self, job: Job, memory_mib: int) -> PlacementRequest:
         """What the pod of a job asks.

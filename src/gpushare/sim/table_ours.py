@@ -140,13 +140,13 @@ class _Evictor:
         """Follow the agents' asks (job -> why) as far as may be; return the GPU that a job was evicted from."""
         now = cluster.now_seconds
         gpu_of = {tenant.job: gpu for gpu, tenants in enumerate(cluster.gpus) for tenant in tenants}
-        intended = {r.gpu for held in self.records.values() for r in held if r.is_intent}
+        intended = {r.gpu for history in self.records.values() for r in history if r.is_intent}
         gpus = {str(gpu_of[job]) for job in asks} | intended
         situation = RetractionSituation(
             tuple(RetractionAsk(str(job), str(gpu_of[job]), why) for job, why in asks.items()),
             {gpu: self._residents(cluster, int(gpu)) for gpu in gpus},
             {**{share_name(job.workload): () for job in cluster.jobs}, **self.records},
-            frozenset(r.pod_uid for held in self.records.values() for r in held if r.is_intent),
+            frozenset(r.pod_uid for history in self.records.values() for r in history if r.is_intent),
             {},
             self.last_left,
         )
@@ -161,13 +161,13 @@ class _Evictor:
 
     def apart(self, share: str, pods: int, now: float) -> tuple[tuple[KeptApart, ...], bool]:
         """Whom a GpuShare is kept apart from, and whether its next pod gets a GPU of its own."""
-        held = [record for record in self.records.get(share, ()) if record.until is not None]
+        records = [record for record in self.records.get(share, ()) if record.until is not None]
         apart = tuple(
             KeptApart(frozenset(record.neighbours), record.until)
-            for record in held
+            for record in records
             if record.until is not None and record.until > now
         )
-        return apart, retracted_often(sum(record.count for record in held), pods)
+        return apart, retracted_often(sum(record.count for record in records), pods)
 
     @staticmethod
     def _residents(cluster: JobCluster, gpu: int) -> tuple[Resident, ...]:
@@ -248,7 +248,7 @@ class LiveOnTable:
     def _situation(self, cluster: JobCluster) -> object:
         """What decisions depend on: a window that changes none of it costs no decision."""
         now, after = cluster.now_seconds, self.release.reserve_after_seconds
-        records = [(share, each) for share, held in self._evictor.records.items() for each in held]
+        records = [(share, each) for share, history in self._evictor.records.items() for each in history]
         return (
             tuple(cluster.queue),
             [is_due(now - cluster.jobs[job].submit_seconds, after) for job in cluster.queue],
@@ -265,7 +265,7 @@ class LiveOnTable:
         )
 
     def _place(self, cluster: JobCluster, context: DecisionContext) -> None:
-        held = [self._held(cluster, gpu) for gpu in range(len(cluster.gpus))]
+        tenants_keys = [self._tenants_key(cluster, gpu) for gpu in range(len(cluster.gpus))]
         shares = [sum(share_percent(cluster.jobs[t.job]) for t in tenants) for tenants in cluster.gpus]
         for job in waiting(cluster):
             most = WHOLE - share_percent(cluster.jobs[job])
@@ -276,7 +276,7 @@ class LiveOnTable:
             nodes = [
                 (str(gpu), self._requests.node_of(gpu))
                 for gpu in range(len(cluster.gpus))
-                if shares[gpu] <= most and held[gpu] not in refusing and cluster.takes(gpu, job)
+                if shares[gpu] <= most and tenants_keys[gpu] not in refusing and cluster.takes(gpu, job)
             ]
             if not nodes:
                 continue
@@ -284,7 +284,7 @@ class LiveOnTable:
             fitting = set(found.nodes)
             barred = {row for _, row in context.barred(request)}  # for now, whoever is there
             refusing.update(
-                held[int(gpu)]
+                tenants_keys[int(gpu)]
                 for gpu, node in nodes
                 if node not in fitting and context.state.row(node) not in barred
             )
@@ -298,7 +298,7 @@ class LiveOnTable:
             cap = self._cap(cluster, job, gpu, decided.thread_percentage)
             context.state.reserve(request.pod_uid, replace(decided, thread_percentage=cap), request)
             cluster.start(job, gpu, cap)
-            held[gpu] = self._held(cluster, gpu)
+            tenants_keys[gpu] = self._tenants_key(cluster, gpu)
             shares[gpu] += share_percent(cluster.jobs[job])
 
     def _cap(self, _cluster: JobCluster, _job: int, _gpu: int, decided: int) -> int:
@@ -319,7 +319,7 @@ class LiveOnTable:
         return replace(request, known=known, unprofiled=None)  # without profiles none is taken
 
     @staticmethod
-    def _held(cluster: JobCluster, gpu: int) -> object:
+    def _tenants_key(cluster: JobCluster, gpu: int) -> object:
         """What a refusal depends on: tenants that are equal in these are refused alike."""
         tenants = [(cluster.jobs[tenant.job], tenant.thread_percentage) for tenant in cluster.gpus[gpu]]
         return frozenset((job.workload, job.fraction, job.is_auto, job.job_class, cap) for job, cap in tenants)
@@ -411,7 +411,7 @@ class LiveOnTable:
         ):
             return
         sight.learns_at = cluster.now_seconds + LOOK_SECONDS
-        said = self.model.predict(
+        predicted = self.model.predict(
             [(self._known_of(name), tenant.thread_percentage) for name, tenant in zip(names, tenants, strict=True)]
         )
         window = [
@@ -423,7 +423,7 @@ class LiveOnTable:
                 forecast.progress,
                 (forecast.upper - forecast.lower) / _INTERVAL_DEVIATIONS,
             )
-            for name, tenant, each, forecast in zip(names, tenants, watched, said, strict=True)
+            for name, tenant, each, forecast in zip(names, tenants, watched, predicted, strict=True)
         ]
         if is_decided_by_counters(window):
             before = {name: effects_of([self._learned[name]], self.gpu_model) for name in self._learned}

@@ -66,17 +66,19 @@ class HardCaps:
 
     def schedule(self, cluster: JobCluster) -> None:
         """Start each job on the GPU with the most free share, as HAMi's default (spread) does."""
-        held = [sum(share_percent(cluster.jobs[t.job]) for t in tenants) for tenants in cluster.gpus]
+        given_percent = [sum(share_percent(cluster.jobs[t.job]) for t in tenants) for tenants in cluster.gpus]
         for job in waiting(cluster):
             share = share_percent(cluster.jobs[job])
             room = [
-                (each, gpu) for gpu, each in enumerate(held) if each + share <= WHOLE and cluster.takes(gpu, job)
+                (each, gpu)
+                for gpu, each in enumerate(given_percent)
+                if each + share <= WHOLE and cluster.takes(gpu, job)
             ]
             if room:
                 gpu = min(room)[1]
                 is_latency = cluster.jobs[job].job_class is JobClass.LATENCY
                 cluster.start(job, gpu, WHOLE if is_latency else share)
-                held[gpu] += share
+                given_percent[gpu] += share
 
 
 def exclusive() -> Replicas:

@@ -21,5 +21,5 @@ def ended_lately(
 
 def with_ended(records: Iterable[NeighboursEnded], new: NeighboursEnded) -> tuple[NeighboursEnded, ...]:
     """Return the records with a new one, the newest last; one fault is told many times and counts once."""
-    held = tuple(records)
-    return held if new in held else tuple(sorted((*held, new), key=lambda one: one.at)[-MOST_NEIGHBOURS_ENDED:])
+    kept = tuple(records)
+    return kept if new in kept else tuple(sorted((*kept, new), key=lambda one: one.at)[-MOST_NEIGHBOURS_ENDED:])
