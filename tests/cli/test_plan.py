@@ -85,6 +85,48 @@ def test_sim_cluster_prints_the_agreed_keys(files: Path, monkeypatch: Any, capsy
     assert "mean" in out
 
 
+def test_sim_cluster_gives_pods_without_a_gpu_to_the_rule_that_is_asked_for(
+    files: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """On the node with the GPU, which is emptier, by kube-scheduler's; so the GPU's pod finds no CPU there."""
+    (files / "nodes.csv").write_text(
+        "sn,cpu_milli,memory_mib,gpu,model\na,8000,8000,1,P100\nb,4000,4000,0,\nc,4000,4000,0,\n"
+    )
+    (files / "pods.csv").write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli\ncpu,3000,3000,0,0\ngpu,7000,7000,1,1000\n"
+    )
+    words = ["sim", "cluster", "--nodes", files / "nodes.csv", "--pods", files / "pods.csv", "--json"]
+    words += ["--policy", "bestfit", "--demand", 1, "--runs", 12]
+    allocated = {}
+    for rule in ("policy", "scheduler", "scheduler-balanced"):
+        code, out, _ = call(monkeypatch, capsys, *words, "--cpu-pods", rule)
+        assert code == 0
+        allocated[rule] = json.loads(out)["allocated_gpu_percent"]
+    assert allocated["policy"] == 100
+    assert allocated["scheduler"] < 100
+    assert allocated["scheduler-balanced"] < 100
+    code, _, err = call(monkeypatch, capsys, *words, "--cpu-pods", "nobody")
+    assert code == 2
+    assert "nobody" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "say which nodes: either --nodes or --snapshot"),
+        (["--nodes", "nodes.csv", "--snapshot", "."], "say which nodes: either --nodes or --snapshot"),
+        (["--snapshot", "."], "an older gpushare wrote it"),
+    ],
+)
+def test_sim_cluster_wants_its_nodes_from_one_place(
+    files: Path, monkeypatch: Any, capsys: Any, words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(files)
+    code, out, err = call(monkeypatch, capsys, "sim", "cluster", "--pods", "pods.csv", *words)
+    assert (code, out) == (2, "")
+    assert says in err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -220,6 +262,33 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     )
     assert code == 0
     assert json.loads(out)["pods"][0]["gpus"] == ["GPU-0"], "GPU 1 has a tenant"
+
+
+def test_a_saved_cluster_is_filled_by_the_settings_of_its_release(
+    files: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "32", "memory": "64Gi"}}}
+    settings = {"GPUSHARE_GPU_MEMORY_RESERVE": "20512", "GPUSHARE_POLICY": "bestfit"}
+    (files / "p.csv").write_text(
+        "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_memory_mib\na,1,1,1,500,50000\nb,1,1,1,500,50000\n"
+    )
+    for release, placed, policy in ((settings, 1, "bestfit"), ({}, 2, "gpushare"), (None, 2, "gpushare")):
+        save(Objects(release, [node], [gpunode("n", gpu(0))], [], []), files / "snap")
+        words = [
+            "sim",
+            "cluster",
+            "--snapshot",
+            files / "snap",
+            "--pods",
+            files / "p.csv",
+            "--json",
+            "--demand",
+            1,
+        ]
+        code, out, err = call(monkeypatch, capsys, *words)
+        found = json.loads(out)
+        assert (code, found["policy"], found["placed"]) == (0, policy, placed)
+        assert ("the chart's defaults are assumed" in err) == (release is None)
 
 
 def test_settings_that_cannot_be_used_are_one_sentence(files: Path, monkeypatch: Any, capsys: Any) -> None:

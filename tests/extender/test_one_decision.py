@@ -148,12 +148,11 @@ async def play(
     fill(
         [specs[f"n{index}"] for index in range(len(widths))],
         requests,
-        policy(),
+        release,
         model=default_model,
         demand_ratio=(sum(each.percent for each in wanted) + 0.5) / 100 / sum(widths),
         rng=np.random.default_rng(seed),
         on_decision=lambda index, decided: simulated.append((index, decided)),
-        probation=release.probation,
     )
     assert len(simulated) >= len(wanted)
     simulated = simulated[: len(wanted)]

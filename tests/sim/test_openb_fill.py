@@ -1,17 +1,25 @@
 """The fill protocol, and its results against those that the authors of FGD published."""
 
 import csv
-from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 import pytest
 
-from gpushare.core.placement import GpuSpec, NodeSpec, PlacementRequest
-from gpushare.core.placement.policies import NAMES, make
+from gpushare.core.api import Reason, Rejection
+from gpushare.core.placement import (
+    GpuSpec,
+    NodeSpec,
+    Placement,
+    PlacementRequest,
+    ProbationSettings,
+    Settings,
+    Unprofiled,
+)
+from gpushare.core.placement.policies import NAMES
 from gpushare.data import default_model
-from gpushare.sim.cluster import FillResult, arrivals, fill
+from gpushare.sim.cluster import CpuPods, FillResult, arrivals, fill
 from gpushare.sim.openb import parse_nodes, parse_pods
 
 DATA = Path(__file__).parent.parent / "data" / "openb"
@@ -39,8 +47,7 @@ def run(trace: str, policy: str, seed: int) -> FillResult:
     nodes = parse_nodes((DATA / "nodes.csv").read_text(), "nodes.csv")
     pods = parse_pods((DATA / f"pods_{trace}.csv").read_text(), "pods.csv")
     rng = np.random.default_rng(seed)
-    history = Counter(pod.shape for pod in pods)
-    return fill(nodes, pods, make(policy, history, rng), demand_ratio=1.3, rng=rng, model=default_model)
+    return fill(nodes, pods, Settings(policy), demand_ratio=1.3, rng=rng, model=default_model)
 
 
 @pytest.mark.slow
@@ -77,6 +84,66 @@ def small(pods: int = 60) -> tuple[list[NodeSpec], list[PlacementRequest]]:
     return nodes, [PlacementRequest(f"p{i}", shares[i % 6], cpu_milli=8_000) for i in range(pods)]
 
 
+def test_a_fill_decides_by_the_settings_of_a_release() -> None:
+    nodes = [NodeSpec("n", tuple(GpuSpec(f"n/{g}", "H200", 10_000) for g in range(2)))]
+    pods = [PlacementRequest(f"p{i}", 500, memory_mib=4_800) for i in range(4)]
+
+    def filled(settings: Settings) -> FillResult:
+        rng = np.random.default_rng(1)
+        return fill(nodes, pods, settings, model=default_model, demand_ratio=1.0, rng=rng)
+
+    assert filled(Settings("bestfit", gpu_memory_reserve_mib=400)).placed == 4
+    refused = filled(Settings("bestfit", gpu_memory_reserve_mib=401))
+    assert (refused.placed, refused.rejected) == (2, {Reason.GPU_MEMORY: 2})
+    assert filled(Settings("bestfit")).rejected == refused.rejected, "the chart's reserve is 512 MiB"
+
+    pods = [
+        PlacementRequest(f"p{i}", 200, unprofiled=Unprofiled(frozenset({f"w{i}"}), f"w{i}", namespace="jobs"))
+        for i in range(3)
+    ]
+    assert filled(Settings("bestfit", probation=ProbationSettings(0.0))).placed == 10
+    alone = filled(Settings("bestfit", probation=ProbationSettings(60.0, most=1, freezes=False)))
+    assert alone.placed == 1 + 5, "one has a GPU of its own while its profile is taken"
+    assert alone.rejected == {Reason.PROBATION: 4}
+
+
+def test_pods_without_a_gpu_go_where_kube_scheduler_would_put_them() -> None:
+    """The policy keeps the empty node free; kube-scheduler's rule takes it, and the GPU pod finds no CPU."""
+    nodes = [
+        NodeSpec("gpus", (GpuSpec("gpus/0", "H200"),), 8_000, 8_000),
+        NodeSpec("none", (), 4_000, 4_000),
+    ]
+    pods = [
+        PlacementRequest("cpu", 0, 0, None, 2_000, 2_000),
+        PlacementRequest("gpu", 1000, 1, None, 7_000, 7_000),
+    ]
+
+    def filled(cpu_pods: CpuPods, seed: int) -> list[tuple[str, str]]:
+        found: list[tuple[str, str]] = []
+
+        def note(index: int, decided: Placement | Rejection) -> None:
+            at = decided.reason.value if isinstance(decided, Rejection) else decided.node
+            found.append((pods[index].pod_uid, at))
+
+        rng = np.random.default_rng(seed)
+        fill(
+            nodes,
+            pods,
+            Settings("bestfit"),
+            model=default_model,
+            demand_ratio=1.5,
+            rng=rng,
+            cpu_pods=cpu_pods,
+            on_decision=note,
+        )
+        return found
+
+    seed = next(seed for seed in range(20) if filled(CpuPods.POLICY, seed)[0][0] == "cpu")
+    assert filled(CpuPods.POLICY, seed)[:2] == [("cpu", "none"), ("gpu", "gpus")]
+    for rule in (CpuPods.SCHEDULER, CpuPods.SCHEDULER_BALANCED):
+        assert filled(rule, seed)[:2] == [("cpu", "gpus"), ("gpu", Reason.CPU.value)]
+
+
 def test_arrivals_are_the_trace_then_draws_of_it_up_to_the_demand() -> None:
     _, pods = small()
     order = arrivals(pods, 48_000, 1.3, np.random.default_rng(1))
@@ -96,11 +163,10 @@ def test_a_fill_counts_what_it_did_and_repeats(policy: str) -> None:
     results = []
     for _ in range(2):
         rng, seen = np.random.default_rng(5), list[tuple[int, int]]()
-        history = Counter(pod.shape for pod in pods)
         result = fill(
             nodes,
             pods,
-            make(policy, history, rng),
+            Settings(policy),
             model=default_model,
             demand_ratio=1.3,
             rng=rng,

@@ -101,7 +101,11 @@ def plan(
     if snapshot is not None and nodes is not None:
         raise UsageError("--snapshot and --nodes exclude each other")
     cluster = _cluster(snapshot, nodes, kubeconfig, context)
-    asked = read_trace(pods) if pods.suffix == ".csv" else read_manifests(pods, cluster.request_of)
+    asked = (
+        read_trace(pods, cluster.settings.defaults)
+        if pods.suffix == ".csv"
+        else read_manifests(pods, cluster.request_of)
+    )
     console = bars()
     for note in cluster.notes:
         notes().print(note)

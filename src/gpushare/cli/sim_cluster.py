@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
@@ -13,16 +13,29 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
-from gpushare.cli.console import bars, out
+from gpushare.cli.console import bars, notes, out
 from gpushare.cli.errors import UsageError
 from gpushare.cli.files import read_text
-from gpushare.core.placement import NodeSpec, PlacementRequest
-from gpushare.core.placement.policies import NAMES, make
+from gpushare.cli.live import cluster_of
+from gpushare.cli.snapshot import believing, read_snapshot
+from gpushare.core.admission import Defaults
+from gpushare.core.placement import NodeSpec, PlacementRequest, Settings
+from gpushare.core.placement.policies import NAMES
 from gpushare.data import default_model
 from gpushare.sim.cluster import CpuPods, fill
 from gpushare.sim.openb import TraceError, parse_nodes, parse_pods
 
-NodesFile = Annotated[Path, typer.Option("--nodes", help="CSV: sn, cpu_milli, memory_mib, gpu, model")]
+NodesFile = Annotated[
+    Path | None,
+    typer.Option("--nodes", help="CSV: sn, cpu_milli, memory_mib, gpu, model; decided by the chart's defaults"),
+]
+SnapshotFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--snapshot",
+        help="instead: a folder of gpushare snapshot, for its nodes, empty, and its release's settings",
+    ),
+]
 PodsFile = Annotated[
     Path, typer.Option("--pods", help="CSV: name, cpu_milli, memory_mib, num_gpu, gpu_milli[, gpu_spec]")
 ]
@@ -59,9 +72,13 @@ def register(app: typer.Typer) -> None:
 
 
 def cluster_command(
-    nodes: NodesFile,
     pods: PodsFile,
-    policy: Annotated[str, typer.Option(help="one of " + ", ".join(NAMES))] = "gpushare",
+    nodes: NodesFile = None,
+    snapshot: SnapshotFolder = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="one of " + ", ".join(NAMES) + "; default: what the snapshot is set to, else gpushare"),
+    ] = None,
     demand: Annotated[
         float,
         typer.Option(min=0.01, max=100.0, help="GPU demand of all arrivals, as a multiple of the cluster's GPUs"),
@@ -82,10 +99,12 @@ def cluster_command(
     reason) and seconds. With --runs above 1 the same keys hold means over the runs (seconds their sum, seed the
     first), and `runs` lists one such object for each.
     """
-    if policy not in NAMES:
+    if policy is not None and policy not in NAMES:
         raise UsageError(f'policy "{policy}" is not known; there are {", ".join(NAMES)}')
-    cluster, trace = read_cluster(nodes), read_trace(pods)
-    done = _run_all(cluster, trace, policy, demand, range(seed, seed + runs), cpu_pods)
+    cluster, settings = _read_where(nodes, snapshot)
+    settings = replace(settings, policy=policy or settings.policy)
+    trace = read_trace(pods, settings.defaults)
+    done = _run_all(cluster, trace, settings, demand, range(seed, seed + runs), cpu_pods)
     if as_json:
         typer.echo(json.dumps(done[0].as_json() if runs == 1 else _summary(done)))
     else:
@@ -104,14 +123,33 @@ def read_cluster(path: Path) -> list[NodeSpec]:
         raise UsageError(str(error)) from error
 
 
-def read_trace(path: Path) -> list[PlacementRequest]:
+def _read_where(nodes: Path | None, snapshot: Path | None) -> tuple[list[NodeSpec], Settings]:
+    """The nodes to fill, and the settings of their release: the chart's defaults where they come from a table."""
+    if nodes is not None and snapshot is None:
+        return read_cluster(nodes), Settings()
+    if snapshot is None or nodes is not None:
+        raise UsageError("say which nodes: either --nodes or --snapshot")
+    objects = read_snapshot(snapshot)
+    with believing(snapshot):
+        found = cluster_of(objects)
+    for note in found.notes:
+        notes().print(note)
+    if not any(node.gpus for node in found.nodes):
+        raise UsageError(f"{snapshot}: no node has a GPU that gpushare manages")
+    return list(found.nodes), found.settings
+
+
+def read_trace(path: Path, defaults: Defaults) -> list[PlacementRequest]:
     """Read the pods of a CSV file.
+
+    Args:
+        defaults: of the release, for what the file does not hold.
 
     Raises:
         UsageError: it cannot be read or used; the sentence names file, line and column.
     """
     try:
-        return parse_pods(read_text(path), str(path))
+        return parse_pods(read_text(path), str(path), defaults)
     except TraceError as error:
         raise UsageError(str(error)) from error
 
@@ -119,17 +157,16 @@ def read_trace(path: Path) -> list[PlacementRequest]:
 def _run_all(
     cluster: list[NodeSpec],
     trace: list[PlacementRequest],
-    policy: str,
+    settings: Settings,
     demand: float,
     seeds: range,
     cpu_pods: CpuPods,
 ) -> list[ClusterRun]:
     console = bars()
-    history = Counter(pod.shape for pod in trace)
     done = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         for seed in seeds:
-            task = bar.add_task(f"{policy}, seed {seed}", total=None)
+            task = bar.add_task(f"{settings.policy}, seed {seed}", total=None)
 
             def on_arrival(count: int, total: int, task: Any = task) -> None:
                 if count % 256 == 0 or count == total:
@@ -140,7 +177,7 @@ def _run_all(
             result = fill(
                 cluster,
                 trace,
-                make(policy, history, rng),
+                settings,
                 model=default_model,
                 demand_ratio=demand,
                 rng=rng,
@@ -149,7 +186,7 @@ def _run_all(
             )
             done.append(
                 ClusterRun(
-                    policy,
+                    settings.policy,
                     seed,
                     result.allocated_gpu_percent,
                     result.fragmented_gpu_percent,

@@ -17,18 +17,14 @@ import numpy as np
 from gpushare.core.api import Reason, Rejection
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
-    DEFAULT_GPU_MEMORY_RESERVE_MIB,
     GPU_MILLI,
-    NO_PROBATION,
     ClusterState,
     DecisionContext,
-    Judge,
     Mix,
     NodeSpec,
     Placement,
-    PlacementPolicy,
     PlacementRequest,
-    ProbationSettings,
+    Settings,
     decide,
     fragmented_milli,
 )
@@ -90,7 +86,7 @@ def arrivals(
 def fill(
     nodes: Sequence[NodeSpec],
     pods: Sequence[PlacementRequest],
-    policy: PlacementPolicy,
+    settings: Settings,
     *,
     model: Callable[[], InterferenceModel],
     demand_ratio: float,
@@ -98,22 +94,23 @@ def fill(
     cpu_pods: CpuPods = CpuPods.POLICY,
     on_arrival: Callable[[int, int], None] | None = None,
     on_decision: Callable[[int, Placement | Rejection], None] | None = None,
-    probation: ProbationSettings = NO_PROBATION,
 ) -> FillResult:
     """Run the protocol once.
 
     Args:
+        settings: of the release by which is decided. No time passes and nobody waits: what is on probation stays
+            so, and no GPU is kept for anybody.
         model: asked about pods whose workload is known.
         cpu_pods: who places the pods that ask for no GPU.
         on_arrival: called with the pods that arrived so far and all of them, after each.
         on_decision: called with the index into `pods` and what was decided.
-        probation: whether unknown workloads get a GPU of their own; no time passes, so none of them ends.
     """
     state = ClusterState(
         (nodes[index] for index in rng.permutation(len(nodes)).tolist()),
-        gpu_memory_reserve_mib=DEFAULT_GPU_MEMORY_RESERVE_MIB,
+        gpu_memory_reserve_mib=settings.gpu_memory_reserve_mib,
     )
-    context = DecisionContext(state, policy, Judge(model), probation=probation)
+    mix = Counter(pod.shape for pod in pods)
+    context = DecisionContext.of(state, settings, model, history=mix, rng=rng)
     kube_scheduler = None
     if cpu_pods is not CpuPods.POLICY:
         kube_scheduler = KubeSchedulerRule(state, rng, balanced=cpu_pods is CpuPods.SCHEDULER_BALANCED)
@@ -137,7 +134,7 @@ def fill(
     used = cluster_gpu_milli - int(state.share_free_milli.sum())
     return FillResult(
         100.0 * used / cluster_gpu_milli,
-        100.0 * fragmented_milli(state, Mix.of(Counter(pod.shape for pod in pods))) / cluster_gpu_milli,
+        100.0 * fragmented_milli(state, Mix.of(mix)) / cluster_gpu_milli,
         len(order) - rejected.total(),
         dict(rejected.most_common()),
     )

@@ -135,7 +135,10 @@ class GpuSharePolicy:
             GpuSpec(str(gpu), self.gpu_model, cluster.truth.gpu_memory_mib) for gpu in range(len(cluster.gpus))
         )
         return DecisionContext.of(
-            ClusterState(NodeSpec(self.node_of(int(gpu.uuid)), (gpu,)) for gpu in gpus),
+            ClusterState(
+                (NodeSpec(self.node_of(int(gpu.uuid)), (gpu,)) for gpu in gpus),
+                gpu_memory_reserve_mib=self.settings.gpu_memory_reserve_mib,
+            ),
             self.settings,
             lambda: self.model,
         )

@@ -10,9 +10,10 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from gpushare.core.admission import Defaults
 from gpushare.core.placement import GPU_MILLI, GpuSpec, NodeSpec, Placement, PlacementRequest
 
 NODE_COLUMNS: Final = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
@@ -92,13 +93,19 @@ def parse_nodes(text: str, source: str) -> list[NodeSpec]:
     return list(nodes.values())
 
 
-def parse_pods(text: str, source: str) -> list[PlacementRequest]:
+def parse_pods(text: str, source: str, defaults: Defaults | None = None) -> list[PlacementRequest]:
     """Parse the requests of a trace in its order, wherever they run.
+
+    Args:
+        defaults: the class and the tolerated slowdown, which the format does not hold; default: the chart's.
 
     Raises:
         TraceError: the table is malformed, a number is out of range, a pod is named twice, or none asks for a GPU.
     """
-    pods = [pod for _, pod in _pods(text, source)]
+    given = defaults or Defaults()
+    job_class = given.job_class
+    tolerated = given.max_slowdown_of(job_class)
+    pods = [replace(pod, job_class=job_class, max_slowdown=tolerated) for _, pod in _pods(text, source)]
     if not any(pod.gpu_count for pod in pods):
         raise TraceError(f"{source} holds no GPU pods (column num_gpu)")
     return pods
