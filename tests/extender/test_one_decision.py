@@ -1,23 +1,44 @@
 """One decision: the extender over HTTP, `gpushare plan`, `sim cluster` and `sim jobs` decide alike.
 
-They name the same GPU, the same cap and the same reason for each refusal (docs/adr/0106).
+They name the same GPUs, the same cap and the same reason for each refusal (docs/adr/0106).
+
+What each can be compared on:
+
+- `plan` on everything. It is asked anew from the API's objects before each decision, as a user would ask it; by
+  the default policy, which learns from the order in which pods came, and while somebody is on probation it goes on
+  from its own first answer instead.
+- `sim cluster` until somebody leaves, since in its protocol nobody does, and where nobody else's pod holds a
+  share: it fills empty nodes.
+- `sim jobs` where each node has one GPU, all of a model, and CPU and memory of nodes do not count: a job asks for
+  a part of one GPU, and its simulator knows GPUs and no nodes. On a node of several GPUs the others rank the node
+  by all of them, which it cannot.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpushare.cli.live import Objects, cluster_of
+from gpushare.cli.live import LiveCluster, Objects, cluster_of
 from gpushare.cli.plan import plan_one, state_of
-from gpushare.core.api import JobClass, Rejection
-from gpushare.core.placement import DecisionContext, Judge, ProbationSettings, Settings, survey
-from gpushare.core.placement.policies import make
+from gpushare.core.admission import Defaults
+from gpushare.core.api import FaultDomain, JobClass, Rejection
+from gpushare.core.placement import (
+    DecisionContext,
+    Placement,
+    PlacementRequest,
+    ProbationSettings,
+    Settings,
+    survey,
+)
 from gpushare.data import default_model
 from gpushare.extender.wire import plain
 from gpushare.kube import GPUNODES, GPUSHARES, NODES, PODS
@@ -28,48 +49,103 @@ from gpushare.sim.jobs import Job, JobCluster
 from gpushare.twin.contention import WORKLOADS
 
 MODEL = "NVIDIA H200"
+OTHER_MODEL = "NVIDIA A100-SXM4-40GB"
 MEMORY_MIB = 80_000
+WHOLE = 100
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One pod: what it asks ("auto", for which admission set `percent`, or that) and what is known of it."""
+    """One pod: what it asks ("auto", for which admission set `percent`, or that) and what is known of it.
+
+    None stands for what neither the pod nor its GpuShare says, so that the release's default holds.
+    """
 
     percent: int
-    memory_mib: int
-    job_class: JobClass
+    memory_mib: int | None
+    job_class: JobClass | None
     workload: str
-    max_slowdown: float
-    profiled: bool
+    max_slowdown: float | None
+    profiled_on: str | None
     is_auto: bool = False
+    cpu_milli: int = 0
+    node_memory_mib: int = 0
+    is_isolated: bool = False
 
     @property
     def fraction(self) -> str:
-        return f"{self.percent / 100:g}"
+        return f"{self.percent / WHOLE:g}"
 
 
-WANTED = st.builds(
-    Wanted,
-    st.sampled_from([10, 20, 30, 50, 60, 100]),
-    st.sampled_from([500, 8_000, 30_000]),
-    st.sampled_from(JobClass),
-    st.sampled_from(sorted(WORKLOADS)),
-    st.sampled_from([1.05, 1.5, 4.0]),
-    st.sampled_from([True, True, True, False]),
-    st.booleans(),
-)
+@dataclass(frozen=True)
+class Machine:
+    """One node."""
+
+    gpus: int = 1
+    model: str = MODEL
+    cpu_milli: int = 64_000
+    memory_mib: int = 512 * 1024
 
 
-def create(cluster, name: str, wanted: Wanted) -> None:
+@dataclass(frozen=True)
+class Foreign:
+    """A pod of nobody's on one of the nodes; with a share it was bound by hand, and the node's agent may list it.
+
+    Attributes:
+        leaves_after: so many decisions; None: it stays.
+    """
+
+    node: int
+    cpu_milli: int
+    memory_mib: int
+    percent: int = 0
+    listed: bool = True
+    leaves_after: int | None = None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A cluster, who comes, and who leaves: after each decision nobody, or one of the pods that run."""
+
+    machines: Sequence[Machine]
+    wanted: Sequence[Wanted]
+    release: Settings
+    seed: int = 0
+    foreign: Sequence[Foreign] = ()
+    leaving: Sequence[int | None] = ()
+
+    @property
+    def is_for_jobs(self) -> bool:
+        """Whether `sim jobs` can play it."""
+        return (
+            set(self.machines) == {Machine()}
+            and not self.foreign
+            and all(
+                each.percent <= WHOLE and each.memory_mib is not None and not each.cpu_milli | each.node_memory_mib
+                for each in self.wanted
+            )
+            and not any(each.is_isolated for each in self.wanted)
+        )
+
+
+def create(cluster: Any, name: str, wanted: Wanted) -> None:
     """A pod as admission leaves it, and the GpuShare that was made for its owner."""
-    raw = cluster.make_pod(
-        name,
-        "auto" if wanted.is_auto else wanted.fraction,
-        limit=wanted.percent,
-        **{"memory": f"{wanted.memory_mib}Mi", "class": wanted.job_class.value},
-    )
-    profile = {"gpuModel": MODEL, "counters": WORKLOADS[wanted.workload].solo.as_dict(), "windowSeconds": 10.0}
+    given = {} if wanted.memory_mib is None else {"memory": f"{wanted.memory_mib}Mi"}
+    if wanted.job_class is not None:
+        given["class"] = wanted.job_class.value
+    fraction = "auto" if wanted.is_auto else wanted.fraction
+    raw = cluster.make_pod(name, fraction, limit=wanted.percent, **given)
+    raw["spec"]["containers"][0]["resources"]["requests"] = {
+        "cpu": f"{wanted.cpu_milli}m",
+        "memory": f"{wanted.node_memory_mib}Mi",
+    }
+    cluster.put(PODS, raw)
+    counters = WORKLOADS[wanted.workload].solo.as_dict()
+    profile = {"gpuModel": wanted.profiled_on, "counters": counters, "windowSeconds": 10.0}
     uid = raw["metadata"]["uid"]
+    spec: dict[str, Any] = {} if wanted.max_slowdown is None else {"maxSlowdown": wanted.max_slowdown}
+    if wanted.is_isolated:
+        spec["faultDomain"] = FaultDomain.ISOLATED.value
     cluster.put(
         GPUSHARES,
         {
@@ -79,25 +155,50 @@ def create(cluster, name: str, wanted: Wanted) -> None:
                 "uid": f"share-{name}",
                 "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}],
             },
-            "spec": {"maxSlowdown": wanted.max_slowdown},
-            "status": {"profile": profile} if wanted.profiled else {},
+            "spec": spec,
+            "status": {"profile": profile} if wanted.profiled_on else {},
         },
     )
 
 
-def objects_of(cluster, release: Settings) -> Objects:
+def add_machine(cluster: Any, name: str, machine: Machine) -> None:
+    cluster.add_node(name, gpus=machine.gpus, memory_mib=MEMORY_MIB, model=machine.model)
+    node = cluster.objects[NODES][name]
+    node["status"]["allocatable"] |= {"cpu": f"{machine.cpu_milli}m", "memory": f"{machine.memory_mib}Mi"}
+    cluster.put(NODES, node)
+
+
+def add_foreign(cluster: Any, name: str, node: str, foreign: Foreign) -> None:
+    requests = {"cpu": f"{foreign.cpu_milli}m", "memory": f"{foreign.memory_mib}Mi"}
+    limits = {"gpushare.io/share": str(foreign.percent)} if foreign.percent else {}
+    cluster.put(
+        PODS,
+        {
+            "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}"},
+            "spec": {"nodeName": node, "containers": [{"resources": {"requests": requests, "limits": limits}}]},
+            "status": {"phase": "Running"},
+        },
+    )
+    if foreign.percent and foreign.listed:
+        gpunode = cluster.objects[GPUNODES][node]
+        for gpu in gpunode["status"]["gpus"][-max(1, foreign.percent // WHOLE) :]:
+            gpu["tenants"].append({"podUid": f"uid-{name}", "share": min(foreign.percent, WHOLE)})
+        cluster.put(GPUNODES, gpunode)
+
+
+def objects_of(cluster: Any, release: Settings) -> Objects:
     return Objects(
         release.to_mapping(), *(list(cluster.objects[r].values()) for r in (NODES, GPUNODES, GPUSHARES, PODS))
     )
 
 
-async def ask_extender(running, name: str, nodes: list[str]):
-    """(node, GPU, cap) after filter, prioritize and bind, or the sentence of each node."""
+async def ask_extender(running: Any, name: str, nodes: list[str]) -> tuple[Any, dict[str, str]]:
+    """(node, GPUs, cap) after filter, prioritize and bind, or None; and the sentence of each node refused."""
     await running.extender.ledger.learn()
     found = await running.filter(name, nodes)
     refused = (found["FailedNodes"] or {}) | (found["FailedAndUnresolvableNodes"] or {})
     if not found["NodeNames"]:
-        return refused
+        return None, refused
     body = {"Pod": running.cluster.pod(name), "Nodes": None, "NodeNames": found["NodeNames"]}
     scores = {each["Host"]: each["Score"] for each in await running.post("prioritize", body)}
     best = next(node for node in nodes if scores.get(node) == max(scores.values()))
@@ -105,12 +206,13 @@ async def ask_extender(running, name: str, nodes: list[str]):
     running.cluster.allocate(name)
     await running.cluster.settle()
     decided = running.cluster.pod(name)["metadata"]["annotations"]
-    return best, decided["gpushare.io/gpu"], int(decided["gpushare.io/thread-percentage"])
+    gpus = tuple(decided["gpushare.io/gpu"].split(","))
+    return (best, gpus, int(decided["gpushare.io/thread-percentage"])), refused
 
 
-def timeless(sentences: dict[str, str]) -> dict[str, str]:
-    """Without the ends of probations: no time passes for plan and simulators."""
-    return {node: re.sub(r"until [0-9:]+ UTC", "until later", text) for node, text in sentences.items()}
+def timeless(text: str) -> str:
+    """Without the end of a probation: no time passes for plan and simulators."""
+    return re.sub(r"until [0-9:]+ UTC", "until later", text)
 
 
 class MemoryOnly:
@@ -118,128 +220,316 @@ class MemoryOnly:
 
     gpu_memory_mib = MEMORY_MIB
 
-    def __init__(self, wanted: list[Wanted]) -> None:
+    def __init__(self, wanted: Sequence[Wanted]) -> None:
         self._memory = {f"{each.workload} {number}": each.memory_mib for number, each in enumerate(wanted)}
 
     def memory_mib(self, workload: str) -> int:
-        return self._memory[workload]
+        return self._memory[workload] or 0
 
 
-async def play(
-    make_cluster, serve_cluster, release: Settings, widths: list[int], wanted: list[Wanted], seed: int
-) -> None:
-    cluster = make_cluster()
-    order = np.random.default_rng(seed).permutation(len(widths)).tolist()
+class JobsArm:
+    """`sim jobs`, asked about one job after the other."""
+
+    def __init__(self, scene: Scene, names: list[str], requests: list[PlacementRequest]) -> None:
+        self._names = names
+        jobs = [
+            Job(
+                f"default/p{number}",
+                f"{each.workload} {number}",
+                0.0,
+                1.0,
+                requests[number].max_slowdown or 1.0,
+                each.fraction,
+                requests[number].job_class,
+                is_auto=each.is_auto,
+            )
+            for number, each in enumerate(scene.wanted)
+        ]
+        self._jobs = JobCluster(jobs, MemoryOnly(scene.wanted), Mechanism.MPS, [[] for _ in names])
+        profiles = {
+            f"{each.workload} {number}": requests[number].known.profile
+            for number, each in enumerate(scene.wanted)
+            if requests[number].known is not None and requests[number].known.profile is not None
+        }
+        self._policy = GpuSharePolicy(default_model(), MODEL, profiles, scene.release)
+        self._policy.schedule(self._jobs)
+
+    def decide(self, number: int) -> tuple[str, int | None] | Rejection:
+        """Its GPU and cap, or why it waits."""
+        self._jobs.queue = [number]
+        self._jobs.remaining_seconds[number] = 1.0
+        self._policy.schedule(self._jobs)
+        for gpu, tenants in enumerate(self._jobs.gpus):
+            for tenant in tenants:
+                if tenant.job == number:
+                    assert number not in self._policy.rejections
+                    return f"GPU-{self._names[gpu]}-0", tenant.thread_percentage
+        self._jobs.queue = []
+        refused = self._policy.rejections[number]
+        named = re.sub(r"GPU (\d+),", lambda found: f"GPU GPU-{self._names[int(found[1])]}-0,", refused.detail)
+        return Rejection(refused.reason, named)
+
+    def end(self, number: int) -> None:
+        self._jobs.end(number)
+
+
+class PlanArm:
+    """`gpushare plan`: from the API's objects each time, or going on from its first answer."""
+
+    def __init__(self, cluster: Any, release: Settings, *, goes_on: bool) -> None:
+        self._cluster, self._release, self._goes_on = cluster, release, goes_on
+        self.live, self.context = self._read()
+
+    def _read(self) -> tuple[LiveCluster, DecisionContext]:
+        live = cluster_of(objects_of(self._cluster, self._release))
+        return live, DecisionContext.of(state_of(live), live.settings, default_model)
+
+    def request_of(self, name: str) -> PlacementRequest:
+        request = self.live.request_of(self._cluster.pod(name))
+        assert isinstance(request, PlacementRequest)
+        return request
+
+    def decide(self, name: str) -> tuple[Placement | Rejection, dict[str, Rejection]]:
+        """What it decides, and what it says of each node that the pod does not fit."""
+        if not self._goes_on:
+            self.live, self.context = self._read()
+        request = self.request_of(name)
+        elsewhere = survey(request, self.context).rejections()
+        return plan_one(request, self.context).decided, elsewhere
+
+    def end(self, name: str) -> None:
+        state = self.context.state
+        for uid in [uid for uid in state.reservations if uid.endswith(f"/default/{name}")]:
+            state.release(uid)
+
+
+def simulate_cluster(
+    scene: Scene, live: LiveCluster, requests: list[PlacementRequest]
+) -> list[tuple[int, Placement | Rejection]]:
+    """What `sim cluster` decides about each pod, in its order of arrival."""
+    specs = {node.name: node for node in live.nodes}
+    decided: list[tuple[int, Placement | Rejection]] = []
+    gpus = sum(machine.gpus for machine in scene.machines)
+    fill(
+        [specs[f"n{index}"] for index in range(len(scene.machines))],
+        requests,
+        scene.release,
+        model=default_model,
+        demand_ratio=(sum(each.percent for each in scene.wanted) + 0.5) / WHOLE / gpus,
+        rng=np.random.default_rng(scene.seed),
+        on_decision=lambda index, placed: decided.append((index, placed)),
+    )
+    assert len(decided) >= len(requests)
+    return decided[: len(requests)]
+
+
+async def play(make_cluster: Any, serve_cluster: Any, scene: Scene) -> None:
+    release, cluster = scene.release, make_cluster()
+    order = np.random.default_rng(scene.seed).permutation(len(scene.machines)).tolist()
     names = [f"n{index}" for index in order]
     for index, name in zip(order, names, strict=True):
-        cluster.add_node(name, gpus=widths[index], memory_mib=MEMORY_MIB, model=MODEL)
-    for number, each in enumerate(wanted):
+        add_machine(cluster, name, scene.machines[index])
+    goes_on = release.policy == "gpushare" or release.probation.seconds > 0
+    for number, each in enumerate(scene.foreign):
+        listed = each if goes_on else replace(each, listed=True)
+        add_foreign(cluster, f"f{number}", f"n{each.node % len(names)}", listed)
+    for number, each in enumerate(scene.wanted):
         create(cluster, f"p{number}", each)
 
-    live = cluster_of(objects_of(cluster, release))
-    requests = [live.request_of(cluster.pod(f"p{number}")) for number in range(len(wanted))]
-    assert not any(isinstance(each, Rejection) for each in requests)
-    specs = {node.name: node for node in live.nodes}
+    plan = PlanArm(cluster, release, goes_on=goes_on)
+    requests = [plan.request_of(f"p{number}") for number in range(len(scene.wanted))]
+    simulated = simulate_cluster(scene, plan.live, requests)
+    compares_fill = not any(each.percent for each in scene.foreign)
+    jobs = JobsArm(scene, names, requests) if scene.is_for_jobs else None
 
-    def policy():
-        return make(release.policy, {}, np.random.default_rng(0))
-
-    simulated = []
-    fill(
-        [specs[f"n{index}"] for index in range(len(widths))],
-        requests,
-        release,
-        model=default_model,
-        demand_ratio=(sum(each.percent for each in wanted) + 0.5) / 100 / sum(widths),
-        rng=np.random.default_rng(seed),
-        on_decision=lambda index, decided: simulated.append((index, decided)),
-    )
-    assert len(simulated) >= len(wanted)
-    simulated = simulated[: len(wanted)]
-
-    planned = DecisionContext(state_of(live), policy(), Judge(default_model), probation=release.probation)
-    jobs = None
-    if set(widths) == {1}:
-        jobs = JobCluster(
-            [
-                Job(
-                    f"p{number}",
-                    f"{each.workload} {number}",
-                    0.0,
-                    1.0,
-                    each.max_slowdown,
-                    each.fraction,
-                    each.job_class,
-                    is_auto=each.is_auto,
-                )
-                for number, each in enumerate(wanted)
-            ],
-            MemoryOnly(wanted),
-            Mechanism.MPS,
-            [[] for _ in widths],
-        )
-        profiles = {
-            f"{each.workload} {number}": request.known.profile
-            for number, (each, request) in enumerate(zip(wanted, requests, strict=True))
-            if request.known is not None
-        }
-        simulator = GpuSharePolicy(default_model(), MODEL, profiles, release)
-        simulator.schedule(jobs)
-
+    running_pods: list[int] = []
     async with serve_cluster(cluster, settings=release, best_nodes=0, fence_timeout_seconds=0.0) as running:
-        for index, by_simulator in simulated:
-            elsewhere = survey(requests[index], planned).rejections()
-            by_plan = plan_one(requests[index], planned).decided
-            by_extender = await ask_extender(running, f"p{index}", names)
-            assert by_plan == by_simulator
+        for step, (index, by_simulator) in enumerate(simulated):
+            by_plan, elsewhere = plan.decide(f"p{index}")
+            by_extender, refused = await ask_extender(running, f"p{index}", names)
+            assert {node: timeless(text) for node, text in refused.items()} == {
+                node: timeless(plain(each.detail)) for node, each in elsewhere.items()
+            }
             if isinstance(by_plan, Rejection):
-                assert timeless(by_extender) == timeless(
-                    {node: plain(refused.detail) for node, refused in elsewhere.items()}
-                )
+                assert by_extender is None
+                assert by_plan.reason in {each.reason for each in elsewhere.values()}
             else:
-                assert by_plan.thread_percentage == by_simulator.thread_percentage
-                assert by_plan.probation == by_simulator.probation
-                assert by_extender == (by_plan.node, by_plan.gpu_uuids[0], by_plan.thread_percentage)
+                assert by_extender == (by_plan.node, by_plan.gpu_uuids, by_plan.thread_percentage)
+                running_pods.append(index)
+            if compares_fill:
+                assert by_simulator == by_plan
+                if isinstance(by_plan, Placement) and isinstance(by_simulator, Placement):
+                    assert by_simulator.thread_percentage == by_plan.thread_percentage
+                    assert by_simulator.probation == by_plan.probation
             if jobs is not None:
-                jobs.queue = [index]
-                simulator.schedule(jobs)
-                started = {
-                    (f"GPU-{names[gpu]}-0", tenant.thread_percentage)
-                    for gpu, tenants in enumerate(jobs.gpus)
-                    for tenant in tenants
-                    if tenant.job == index
-                }
-                placed = not isinstance(by_plan, Rejection)
-                assert started == ({(by_plan.gpu_uuids[0], by_plan.thread_percentage)} if placed else set())
+                by_jobs = jobs.decide(index)
+                if isinstance(by_plan, Placement):
+                    assert by_jobs == (by_plan.gpu_uuids[0], by_plan.thread_percentage)
+                else:
+                    assert by_jobs == by_plan
+            if await leave(scene, step, running, plan, jobs, running_pods, goes_on=goes_on):
+                compares_fill = False
 
 
-WIDTHS = st.one_of(
-    st.lists(st.just(1), min_size=1, max_size=4), st.lists(st.integers(1, 3), min_size=1, max_size=3)
+async def leave(
+    scene: Scene,
+    step: int,
+    running: Any,
+    plan: PlanArm,
+    jobs: JobsArm | None,
+    running_pods: list[int],
+    *,
+    goes_on: bool,
+) -> bool:
+    """Let go who goes after a decision; return whether anybody did."""
+    gone = False
+    who = scene.leaving[step] if step < len(scene.leaving) else None
+    if who is not None and running_pods:
+        index = running_pods.pop(who % len(running_pods))
+        if who % 2:
+            running.cluster.finish(f"p{index}")
+        else:
+            running.cluster.remove(PODS, f"default/p{index}")
+        plan.end(f"p{index}")
+        if jobs is not None:
+            jobs.end(index)
+        gone = True
+    for number, each in enumerate(scene.foreign):
+        if each.leaves_after == step and not goes_on:
+            running.cluster.remove(PODS, f"default/f{number}")
+            gone = True
+    await running.cluster.settle()
+    return gone
+
+
+CPUS = st.sampled_from([0, 0, 500, 8_000, 24_000])
+NODE_MEMORIES = st.sampled_from([0, 0, 1024, 48 * 1024])
+WANTED = st.builds(
+    Wanted,
+    st.sampled_from([10, 20, 30, 50, 60, 100, 200, 300]),
+    st.sampled_from([None, 500, 8_000, 30_000]),
+    st.sampled_from([None, *JobClass]),
+    st.sampled_from(sorted(WORKLOADS)),
+    st.sampled_from([None, 1.05, 1.5, 4.0]),
+    st.sampled_from([MODEL, MODEL, OTHER_MODEL, None]),
+    st.booleans(),
+    CPUS,
+    NODE_MEMORIES,
+).map(lambda each: replace(each, is_auto=each.is_auto and each.percent < WHOLE))
+ISOLATED = WANTED.map(lambda each: replace(each, percent=WHOLE, is_auto=False, is_isolated=True))
+PODS_WANTED = st.one_of(WANTED, WANTED, WANTED, WANTED, ISOLATED)
+JOBS_WANTED = WANTED.map(
+    lambda each: replace(
+        each,
+        percent=min(each.percent, WHOLE),
+        memory_mib=each.memory_mib or 1_000,
+        profiled_on=MODEL if each.profiled_on else None,
+        cpu_milli=0,
+        node_memory_mib=0,
+    )
 )
-
-
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(widths=WIDTHS, wanted=st.lists(WANTED, min_size=1, max_size=9), seed=st.integers(0, 99))
-def test_extender_plan_and_simulators_decide_alike(make_cluster, serve_cluster, widths, wanted, seed):
-    asyncio.run(play(make_cluster, serve_cluster, Settings("bestfit"), widths, wanted, seed))
-
-
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    widths=WIDTHS,
-    wanted=st.lists(
-        st.builds(replace, WANTED, profiled=st.sampled_from([False, False, True])), min_size=2, max_size=9
-    ),
-    seed=st.integers(0, 99),
-    probation=st.builds(ProbationSettings, st.just(60.0), st.integers(1, 2), freezes=st.booleans()),
+MACHINES = st.builds(
+    Machine,
+    st.integers(1, 3),
+    st.sampled_from([MODEL, MODEL, OTHER_MODEL]),
+    st.sampled_from([16_000, 64_000]),
+    st.sampled_from([32 * 1024, 512 * 1024]),
 )
-def test_they_decide_alike_who_is_on_probation(make_cluster, serve_cluster, widths, wanted, seed, probation):
-    release = Settings("bestfit", probation=probation)
-    asyncio.run(play(make_cluster, serve_cluster, release, widths, wanted, seed))
+FOREIGN = st.builds(
+    Foreign,
+    st.integers(0, 3),
+    st.sampled_from([500, 8_000, 15_500]),
+    st.sampled_from([100, 16 * 1024]),
+    st.sampled_from([0, 0, 0, 30, 100, 200]),
+    st.booleans(),
+    st.one_of(st.none(), st.integers(0, 6)),
+)
+DEFAULTS = st.builds(
+    Defaults,
+    job_class=st.sampled_from(JobClass),
+    max_slowdown_ratio=st.sampled_from([1.05, 1.5, 3.0]),
+    latency_max_slowdown_ratio=st.sampled_from([1.02, 1.1, 2.0]),
+)
+RESERVES = st.sampled_from([0, 512, 21_000])
+LEAVING = st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=9)
+SEEDS = st.integers(0, 99)
+NOBODY_ON_PROBATION = st.just(ProbationSettings(0.0))
+PROBATIONS = st.builds(ProbationSettings, st.just(60.0), st.integers(1, 2), freezes=st.booleans())
 
 
-@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(widths=WIDTHS, wanted=st.lists(WANTED, min_size=4, max_size=7), seed=st.integers(0, 99))
-def test_they_decide_alike_while_they_learn_the_mix(make_cluster, serve_cluster, widths, wanted, seed):
+def releases(policy: str, probation: st.SearchStrategy[ProbationSettings]) -> st.SearchStrategy[Settings]:
+    return st.builds(Settings, st.just(policy), DEFAULTS, RESERVES, probation)
+
+
+def clusters(release: st.SearchStrategy[Settings], most: int) -> st.SearchStrategy[Scene]:
+    """Nodes that differ, pods of every kind, others' pods, and departures."""
+    return st.builds(
+        Scene,
+        st.lists(MACHINES, min_size=1, max_size=3),
+        st.lists(PODS_WANTED, min_size=1, max_size=most),
+        release,
+        SEEDS,
+        st.lists(FOREIGN, max_size=3),
+        LEAVING,
+    )
+
+
+def job_scenes(release: st.SearchStrategy[Settings], most: int) -> st.SearchStrategy[Scene]:
+    """What `sim jobs` can play: nodes of one GPU each, alike."""
+    return st.builds(
+        Scene,
+        st.lists(st.just(Machine()), min_size=1, max_size=4),
+        st.lists(JOBS_WANTED, min_size=1, max_size=most),
+        release,
+        SEEDS,
+        leaving=LEAVING,
+    )
+
+
+def scenes(policy: str, probation: st.SearchStrategy[ProbationSettings], most: int) -> st.SearchStrategy[Scene]:
+    release = releases(policy, probation)
+    return st.one_of(clusters(release, most), job_scenes(release, most))
+
+
+def examples(count: int) -> Any:
+    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    return settings(max_examples=count, deadline=None, suppress_health_check=checks)
+
+
+@examples(30)
+@given(scene=scenes("bestfit", NOBODY_ON_PROBATION, 9))
+def test_extender_plan_and_simulators_decide_alike(make_cluster, serve_cluster, scene):
+    asyncio.run(play(make_cluster, serve_cluster, scene))
+
+
+@examples(12)
+@given(scene=scenes("bestfit", PROBATIONS, 9))
+def test_they_decide_alike_who_is_on_probation(make_cluster, serve_cluster, scene):
+    asyncio.run(play(make_cluster, serve_cluster, scene))
+
+
+@examples(8)
+@given(scene=scenes("gpushare", NOBODY_ON_PROBATION, 7))
+def test_they_decide_alike_while_they_learn_the_mix(make_cluster, serve_cluster, scene):
     """By the default policy, whose learning makes an example take seconds."""
-    asyncio.run(play(make_cluster, serve_cluster, Settings(), widths, wanted, seed))
+    asyncio.run(play(make_cluster, serve_cluster, scene))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("policy", "probation", "count"),
+    [
+        ("bestfit", NOBODY_ON_PROBATION, 600),
+        ("bestfit", PROBATIONS, 300),
+        ("gpushare", NOBODY_ON_PROBATION, 100),
+        ("gpushare", PROBATIONS, 100),
+    ],
+)
+def test_they_decide_alike_in_many_scenes(make_cluster, serve_cluster, policy, probation, count):
+    @examples(count)
+    @given(scene=scenes(policy, probation, 12))
+    def check(scene: Scene) -> None:
+        asyncio.run(play(make_cluster, serve_cluster, scene))
+
+    check()

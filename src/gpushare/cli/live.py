@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from gpushare.cli.access import SETTINGS_LABEL
 from gpushare.cli.errors import UsageError
 from gpushare.core.admission import Defaults, ShareIndex, resolve
 from gpushare.core.api import (
+    Decision,
     GpuNode,
     GpuShare,
     NodeRules,
@@ -28,6 +29,7 @@ from gpushare.core.placement import (
     Settings,
     SettingsError,
     WaitingPod,
+    bound_request,
     known_of,
     parse_settings,
     term_of,
@@ -65,6 +67,20 @@ class Objects:
 
 
 @dataclass(frozen=True, slots=True)
+class UndecidedPod:
+    """A pod that runs with a share but without a decision: counted by its limit, as the extender does.
+
+    Attributes:
+        gpu_uuids: where its node's agent lists it.
+    """
+
+    key: str
+    node: str
+    limit_percent: int
+    gpu_uuids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LiveCluster:
     """What a plan starts from.
 
@@ -77,6 +93,7 @@ class LiveCluster:
         shares: every GpuShare.
         unfreezable: nodes on which nobody can be stopped for a moment.
         waiting: the pods for which kube-scheduler found no node, for whom a GPU may be kept.
+        undecided: pods with a share that gpushare did not place.
     """
 
     nodes: tuple[NodeSpec, ...]
@@ -87,6 +104,7 @@ class LiveCluster:
     shares: ShareIndex = field(default_factory=ShareIndex, compare=False)
     unfreezable: frozenset[str] = frozenset()
     waiting: tuple[WaitingPod, ...] = field(default=(), compare=False)
+    undecided: tuple[UndecidedPod, ...] = ()
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
         """What a pod asks here: merged with the GpuShare that speaks for it and the release's defaults."""
@@ -193,21 +211,28 @@ def cluster_of(objects: Objects) -> LiveCluster:
     ours: list[tuple[PlacementRequest, Placement | None]] = []
     waiting: list[WaitingPod] = []
     others: dict[str, list[int]] = {}
+    undecided: list[UndecidedPod] = []
+    listed = _listed(gpunodes)
     for pod in map(PodView.from_object, objects.pods):
         if pod.finished:
             continue
         request = request_of(pod, shares, settings.defaults) if pod.fraction is not None else None
-        placement = _placement(pod, request) if isinstance(request, PlacementRequest) else None
-        if pod.node is not None and placement is None:
+        if pod.node is not None and request is not None and pod.decision is not None:
+            running = bound_request(request, pod, pod.decision)
+            ours.append((replace(running, pod_uid=pod.key), _placement(pod, pod.node, pod.decision, running)))
+        elif pod.node is not None:
             taken = others.setdefault(pod.node, [0, 0])
             taken[0] += pod.cpu_milli
             taken[1] += pod.memory_mib
-        if isinstance(request, Rejection):
+            if pod.limit_percent:
+                undecided.append(UndecidedPod(pod.key, pod.node, pod.limit_percent, listed.get(pod.uid, ())))
+                notes.append(f"pod {pod.key} runs on {pod.node} without a decision: counted by its limit")
+            elif request is not None:
+                notes.append(f"pod {pod.key} is left out: it runs on {pod.node} without a decision or a limit")
+        elif isinstance(request, Rejection):
             notes.append(f"pod {pod.key} is left out: {request}")
-        elif request is not None and pod.node is not None and placement is None:
-            notes.append(f"pod {pod.key} is left out: it runs on {pod.node} without a decision for its request")
         elif request is not None:
-            ours.append((request, placement))
+            ours.append((request, None))
             if pod.waits_for_room and pod.rules is not None:
                 waiting.append(WaitingPod(request, pod.key, _allowed(pod.rules, objects.nodes)))
     offered = {
@@ -250,7 +275,18 @@ def cluster_of(objects: Objects) -> LiveCluster:
         shares,
         unfreezable,
         tuple(waiting),
+        tuple(undecided),
     )
+
+
+def _listed(gpunodes: Sequence[GpuNode]) -> dict[str, tuple[str, ...]]:
+    """The GPUs on which agents list each pod, by its uid."""
+    found: dict[str, tuple[str, ...]] = {}
+    for gpunode in gpunodes:
+        for gpu in sorted(gpunode.status.gpus, key=lambda gpu: gpu.index):
+            for tenant in gpu.tenants:
+                found[tenant.pod_uid] = (*found.get(tenant.pod_uid, ()), gpu.uuid)
+    return found
 
 
 def _allowed(rules: NodeRules, nodes: Sequence[Json]) -> frozenset[str]:
@@ -293,10 +329,7 @@ def request_of(
     )
 
 
-def _placement(pod: PodView, request: PlacementRequest) -> Placement | None:
-    """Where a pod runs by its decision; None while it waits."""
-    decision = pod.decision
-    if pod.node is None or decision is None or len(decision.gpu_uuids) != request.gpu_count:
-        return None
+def _placement(pod: PodView, node: str, decision: Decision, request: PlacementRequest) -> Placement:
+    """Where a pod runs by its decision."""
     term = term_of(pod, request.unprofiled, unix_seconds(decision.decided_at), unix_seconds(pod.started_at))
-    return Placement(pod.node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage, term)
+    return Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage, term)

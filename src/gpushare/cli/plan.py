@@ -29,6 +29,7 @@ from gpushare.core.placement import (
     Judge,
     Placement,
     PlacementRequest,
+    Undecided,
     decide,
     elsewhere_of,
     survey,
@@ -145,6 +146,10 @@ def state_of(cluster: LiveCluster) -> ClusterState:
     for request, placement in cluster.pods:
         if placement is not None:
             state.reserve(request.pod_uid, placement, request)
+    undecided = Undecided(state)
+    for pod in cluster.undecided:
+        undecided.hold(pod.key, pod.node, pod.limit_percent)
+        undecided.place(pod.key, pod.gpu_uuids)
     return state
 
 

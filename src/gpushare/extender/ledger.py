@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpushare.core.admission import Defaults, resolve
-from gpushare.core.api import Decision, GpuShare, PodView, Rejection, names
+from gpushare.core.api import Decision, GpuShare, PodView, Rejection
 from gpushare.core.control import SILENT_SECONDS
 from gpushare.core.interference import InterferenceModel
 from gpushare.core.placement import (
@@ -30,6 +30,8 @@ from gpushare.core.placement import (
     PlacementPolicy,
     PlacementRequest,
     ProbationSettings,
+    Undecided,
+    bound_request,
     cap_of,
     closed_places,
     decide,
@@ -41,7 +43,7 @@ from gpushare.core.placement import (
 from gpushare.data import default_model
 from gpushare.extender.claims import GpuClaims
 from gpushare.extender.fence import Fence
-from gpushare.extender.others import OtherPod, OtherPods, Undecided
+from gpushare.extender.others import OtherPod, OtherPods
 from gpushare.extender.presence import AgentPresence
 from gpushare.extender.queued import QueuedPods
 from gpushare.extender.reduce import GpuNodeView, NodeView
@@ -504,7 +506,7 @@ class ShareLedger:
             or known.placement != decided
             or known.placement.thread_percentage != decided.thread_percentage
         ):
-            request = self._bound_request(pod, decision)
+            request = bound_request(self.request_of(pod), pod, decision)
             if known is not None:
                 self.state.release(pod.uid)
             self.state.reserve(pod.uid, decided, request)
@@ -517,17 +519,6 @@ class ShareLedger:
             self.fence.allocated(pod.uid)
         else:
             self.fence.expect(pod.uid, node, fence_size(pod), decision.gpu_uuids)
-
-    def _bound_request(self, pod: PodView, decision: Decision) -> PlacementRequest:
-        """Return the request of a bound pod: its share counts, whatever its annotations contain now."""
-        request = self.request_of(pod)
-        gpus = len(decision.gpu_uuids)
-        if isinstance(request, Rejection) or request.gpu_count != gpus:
-            percent = names.SHARES_PER_GPU
-            if gpus == 1 and 0 < pod.limit_percent <= names.SHARES_PER_GPU:
-                percent = pod.limit_percent
-            request = PlacementRequest(pod.uid, percent * MILLI_PER_PERCENT, gpus)
-        return request
 
     def _update_node(self, name: str) -> None:
         offered = self._nodes.get(name)

@@ -1,16 +1,13 @@
-"""Pods that gpushare did not place: the CPU and memory that they take on a node, and their shares."""
+"""Pods that gpushare did not place: the CPU and memory that they take on a node."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from sys import intern
 from typing import Any, Final
 
-import numpy as np
-
 from gpushare.core.api import names, requests_of, share_limit_of
-from gpushare.core.placement import GPU_MILLI, MILLI_PER_PERCENT, ClusterState, Placement, PlacementRequest
+from gpushare.core.placement import ClusterState
 from gpushare.extender.presence import serves
 
 _TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
@@ -96,57 +93,3 @@ class OtherPods:
         self._state.set_other_use(
             node, sum(pod.cpu_milli for pod in counted), sum(pod.memory_mib for pod in counted)
         )
-
-
-class Undecided:
-    """Pods that run with a share but without our decision, each counted by its limit on its node.
-
-    They occupy the GPUs on which the node's agent lists them; before it does, those with the most room.
-    """
-
-    def __init__(self, state: ClusterState) -> None:
-        self._state = state
-        self._pods: dict[str, tuple[str, PlacementRequest]] = {}
-
-    def hold(self, uid: str, node: str, limit_percent: int, cpu_milli: int = 0, memory_mib: int = 0) -> None:
-        """Count a pod once its node's GPUs are known; `cpu_milli, memory_mib` only if nothing else counts them."""
-        share_milli = min(limit_percent * MILLI_PER_PERCENT, GPU_MILLI)
-        gpu_count = math.ceil(limit_percent / names.SHARES_PER_GPU)
-        request = PlacementRequest(uid, share_milli, gpu_count, cpu_milli=cpu_milli, node_memory_mib=memory_mib)
-        self._pods[uid] = (node, request)
-
-    def __contains__(self, uid: str) -> bool:
-        return uid in self._pods
-
-    def forget(self, uid: str) -> None:
-        """Forget a pod that is gone or has a decision; the caller releases its reservation."""
-        self._pods.pop(uid, None)
-
-    def place(self, uid: str, allocated: Sequence[str] = ()) -> None:
-        """Reserve for a pod: `allocated` are the GPUs on which its node's agent lists it."""
-        node, request = self._pods[uid]
-        row = self._state.row(node)
-        if row is None:
-            return
-        uuids = self._state.uuids(row)
-        before = self._state.reservation(uid)
-        known = [slot for slot, uuid in enumerate(uuids) if uuid in allocated]
-        if before is not None:
-            stays = before.slots is not None and (not known or tuple(known) == before.slots)
-            if stays and before.request == request:
-                return
-            self._state.release(uid)
-        if len(known) == request.gpu_count:
-            slots = known
-        else:
-            room = self._state.share_free_milli[: len(uuids), row]
-            slots = np.argsort(-room, kind="stable")[: request.gpu_count].tolist()
-        usable = min((int(self._state.memory_usable_mib[slot, row]) for slot in slots), default=0)
-        memory_mib = usable * request.share_milli // GPU_MILLI
-        self._state.reserve(uid, Placement(node, tuple(uuids[slot] for slot in slots), memory_mib), request)
-
-    def place_all(self, node: str, allocated: Mapping[str, Sequence[str]]) -> None:
-        """Reserve for every pod of a node whose GPUs or tenants changed."""
-        for uid, (at, _) in tuple(self._pods.items()):
-            if at == node:
-                self.place(uid, allocated.get(uid, ()))

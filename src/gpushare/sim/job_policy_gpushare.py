@@ -40,6 +40,7 @@ class GpuSharePolicy:
         model: the interference model that the release ships.
         gpu_model: of all GPUs, as NVML names it.
         profiles: what was learnt of each workload alone, by name.
+        rejections: why each job that waits did not start when it was last looked at, by its number in the trace.
     """
 
     model: InterferenceModel
@@ -48,6 +49,7 @@ class GpuSharePolicy:
     settings: Settings = field(default_factory=Settings)
     name: str = "gpushare"
     mechanism: Mechanism = Mechanism.MPS
+    rejections: dict[int, Rejection] = field(default_factory=dict)
     _context: DecisionContext | None = None
 
     def schedule(self, cluster: JobCluster) -> None:
@@ -59,15 +61,14 @@ class GpuSharePolicy:
         for uid in [uid for uid in state.reservations if uid not in running]:
             state.release(uid)
         context = self.keeping(context, cluster, self.request_of)
-        refused: set[object] = set()
+        refused: dict[object, Rejection] = {}
+        self.rejections = {}
         for job in list(cluster.queue):
             request = self.request_of(cluster.jobs[job], cluster.truth.memory_mib(cluster.jobs[job].workload))
             kind = (request.shape, request.known, request.is_auto)
-            if kind in refused:
-                continue
-            decided = decide(request, context)
+            decided = refused.get(kind) or decide(request, context)
             if isinstance(decided, Rejection):
-                refused.add(kind)
+                self.rejections[job] = refused[kind] = decided
                 continue
             refused.clear()  # a tenant more may make a set that somebody else fits
             state.reserve(request.pod_uid, decided, request)

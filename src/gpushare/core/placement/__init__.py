@@ -1,6 +1,7 @@
 """Where a pod goes: what fits, whom it hurts, what ranks, which GPU, which cap."""
 
 from gpushare.core.placement import settings
+from gpushare.core.placement.bound import Undecided, bound_request
 from gpushare.core.placement.closed_gpus import ProbationTerm, Unprofiled, term_of, unprofiled_of
 from gpushare.core.placement.decide import DecisionContext, cap_of, decide, survey
 from gpushare.core.placement.explanation import (
@@ -87,8 +88,10 @@ __all__ = [
     "Settings",
     "SettingsError",
     "Shape",
+    "Undecided",
     "Unprofiled",
     "WaitingPod",
+    "bound_request",
     "cap_of",
     "choose_victims",
     "clock_time",

@@ -1,0 +1,82 @@
+"""Pods that run already: what they hold where their annotations do not say it, by their limit or decision."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpushare.core.api import Decision, PodView, Rejection, names
+from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placement, PlacementRequest
+from gpushare.core.placement.state import ClusterState
+
+
+def bound_request(asked: PlacementRequest | Rejection, pod: PodView, decision: Decision) -> PlacementRequest:
+    """Return the request of a pod that runs by a decision: its share counts, whatever its annotations say now.
+
+    Args:
+        asked: what its annotations say now.
+    """
+    gpus = len(decision.gpu_uuids)
+    if isinstance(asked, PlacementRequest) and asked.gpu_count == gpus:
+        return asked
+    percent = names.SHARES_PER_GPU
+    if gpus == 1 and 0 < pod.limit_percent <= names.SHARES_PER_GPU:
+        percent = pod.limit_percent
+    uid = asked.pod_uid if isinstance(asked, PlacementRequest) else pod.uid
+    return PlacementRequest(
+        uid, percent * MILLI_PER_PERCENT, gpus, cpu_milli=pod.cpu_milli, node_memory_mib=pod.memory_mib
+    )
+
+
+class Undecided:
+    """Pods that run with a share but without our decision, each counted by its limit on its node.
+
+    They occupy the GPUs on which the node's agent lists them; before it does, those with the most room.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._pods: dict[str, tuple[str, PlacementRequest]] = {}
+
+    def hold(self, uid: str, node: str, limit_percent: int, cpu_milli: int = 0, memory_mib: int = 0) -> None:
+        """Count a pod once its node's GPUs are known; `cpu_milli, memory_mib` only if nothing else counts them."""
+        share_milli = min(limit_percent * MILLI_PER_PERCENT, GPU_MILLI)
+        gpu_count = math.ceil(limit_percent / names.SHARES_PER_GPU)
+        request = PlacementRequest(uid, share_milli, gpu_count, cpu_milli=cpu_milli, node_memory_mib=memory_mib)
+        self._pods[uid] = (node, request)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._pods
+
+    def forget(self, uid: str) -> None:
+        """Forget a pod that is gone or has a decision; the caller releases its reservation."""
+        self._pods.pop(uid, None)
+
+    def place(self, uid: str, allocated: Sequence[str] = ()) -> None:
+        """Reserve for a pod: `allocated` are the GPUs on which its node's agent lists it."""
+        node, request = self._pods[uid]
+        row = self._state.row(node)
+        if row is None:
+            return
+        uuids = self._state.uuids(row)
+        before = self._state.reservation(uid)
+        known = [slot for slot, uuid in enumerate(uuids) if uuid in allocated]
+        if before is not None:
+            stays = before.slots is not None and (not known or tuple(known) == before.slots)
+            if stays and before.request == request:
+                return
+            self._state.release(uid)
+        if len(known) == request.gpu_count:
+            slots = known
+        else:
+            room = self._state.share_free_milli[: len(uuids), row]
+            slots = np.argsort(-room, kind="stable")[: request.gpu_count].tolist()
+        usable = min((int(self._state.memory_usable_mib[slot, row]) for slot in slots), default=0)
+        memory_mib = usable * request.share_milli // GPU_MILLI
+        self._state.reserve(uid, Placement(node, tuple(uuids[slot] for slot in slots), memory_mib), request)
+
+    def place_all(self, node: str, allocated: Mapping[str, Sequence[str]]) -> None:
+        """Reserve for every pod of a node whose GPUs or tenants changed."""
+        for uid, (at, _) in tuple(self._pods.items()):
+            if at == node:
+                self.place(uid, allocated.get(uid, ()))
