@@ -1,29 +1,33 @@
 """The node's managed pods, reduced from the API's JSON to what the agent needs."""
 
 import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Final
 
 from gpushare.core.api import (
     AUTO,
+    TERMINAL_PHASES,
     Decision,
     JobClass,
     PodView,
     Rejection,
     Slo,
+    deletion_of,
     names,
     parse_class,
     parse_processes,
     parse_slo,
+    shortest_probe_seconds,
+    values_of_variable,
 )
+from gpushare.runtime.moments import unix_seconds
 
 # kubelet kills what still runs when the grace period is over. By then the gate, which looks once a second, has
 # ended the pod's clients; a program that saves its state on SIGTERM has the rest of the time.
 END_BEFORE_KILL_SECONDS: Final = 3.0
 THREAD_VARIABLE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-_TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class ManagedPod:
     @property
     def is_over(self) -> bool:
         """Whether its containers have ended for good, so that it holds no share any more."""
-        return self.phase in _TERMINAL_PHASES
+        return self.phase in TERMINAL_PHASES
 
 
 def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
@@ -103,22 +107,11 @@ def reduce_pod(obj: Mapping[str, Any]) -> ManagedPod:
         processes=processes,
         has_class=names.CLASS in pod.annotations,
         is_auto=pod.annotations.get(names.FRACTION) == AUTO,
-        probe_seconds=_probe_seconds(spec),
+        probe_seconds=shortest_probe_seconds(spec),
         slo=None if isinstance(slo, Rejection) else slo,
         ip=str((obj.get("status") or {}).get("podIP") or ""),
         is_host_network=bool(spec.get("hostNetwork")),
     )
-
-
-def _probe_seconds(spec: Mapping[str, Any]) -> float | None:
-    """Return the shortest time-out of the containers' probes, of any kind; Kubernetes' default is a second."""
-    probes = [
-        container[kind]
-        for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
-        for kind in ("livenessProbe", "readinessProbe", "startupProbe")
-        if container.get(kind)
-    ]
-    return min((float(probe.get("timeoutSeconds") or 1) for probe in probes), default=None)
 
 
 def _own_percentage(spec: Mapping[str, Any]) -> int | None:
@@ -128,22 +121,17 @@ def _own_percentage(spec: Mapping[str, Any]) -> int | None:
     the MPS host may not read the environment of a process.
     """
     found = []
-    for container in spec.get("containers") or ():
-        for variable in container.get("env") or ():
-            if variable.get("name") == THREAD_VARIABLE:
-                with contextlib.suppress(TypeError, ValueError):
-                    found.append(float(variable.get("value", "nan")))
+    for value in values_of_variable(spec, THREAD_VARIABLE):
+        with contextlib.suppress(TypeError, ValueError):
+            found.append(float(value))  # type: ignore[arg-type]
     return min((max(1, int(value)) for value in found if 0 < value <= 100), default=None)
 
 
 def _ends_at(metadata: Mapping[str, Any]) -> float | None:
     """Return when to end a deleted pod's clients: shortly before its grace period, as the API tells it, ends."""
-    try:
-        kill_at = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None
-    grace_seconds = metadata.get("deletionGracePeriodSeconds") or 0
-    return kill_at - min(END_BEFORE_KILL_SECONDS, float(grace_seconds))
+    deleted_at, grace_seconds = deletion_of(metadata)
+    kill_at = unix_seconds(deleted_at)
+    return None if math.isinf(kill_at) else kill_at - min(END_BEFORE_KILL_SECONDS, grace_seconds)
 
 
 def _workload(pod: PodView) -> str:

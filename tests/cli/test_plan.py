@@ -264,6 +264,34 @@ def test_a_live_cluster_becomes_files_that_a_plan_starts_from(files: Path, monke
     assert json.loads(out)["pods"][0]["gpus"] == ["GPU-0"], "GPU 1 has a tenant"
 
 
+def test_a_pod_with_a_share_and_no_decision_is_counted_by_its_limit(
+    files: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """As the extender counts it: on the GPU where its agent lists it, else on the one with the most room."""
+    node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "32", "memory": "64Gi"}}}
+    byhand = pod("byhand", "n", fraction=None)
+    byhand["spec"]["containers"][0]["resources"]["limits"] = {"gpushare.io/share": "60"}
+    stale = pod("stale", "n", ("GPU-1",), fraction="2")  # its annotation was changed since it was decided
+    stale["spec"]["containers"][0]["resources"]["limits"] = {"gpushare.io/share": "50"}
+    agents = gpunode("n", gpu(0), gpu(1))
+    (files / "p.csv").write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\nnew,1000,1,1,500\n")
+
+    def plan(*pods: dict[str, Any]) -> tuple[list[str] | None, str]:
+        save(Objects({}, [node], [agents], [], list(pods)), files / "snap")
+        words = ["plan", "--snapshot", files / "snap", "--pods", files / "p.csv", "--policy", "bestfit", "--json"]
+        _, out, err = call(monkeypatch, capsys, *words)
+        return json.loads(out)["pods"][0].get("gpus"), err
+
+    assert plan() == (["GPU-0"], "")
+    gpus, err = plan(byhand)
+    assert gpus == ["GPU-1"]
+    assert "pod shop/byhand runs on n without a decision: counted by its limit" in err
+    agents["status"]["gpus"][1]["tenants"] = [{"podUid": "uid-byhand"}]
+    assert plan(byhand)[0] == ["GPU-0"]
+    assert plan(byhand, stale)[0] == ["GPU-0"]
+    assert plan(stale)[0] == ["GPU-1"], "the fullest that has room"
+
+
 def test_a_saved_cluster_is_filled_by_the_settings_of_its_release(
     files: Path, monkeypatch: Any, capsys: Any
 ) -> None:

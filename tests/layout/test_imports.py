@@ -130,3 +130,19 @@ def test_what_is_outside_a_room_imports_from_the_room_not_from_its_modules() -> 
         if name not in getattr(importlib.import_module(module), "__all__", ())
     ]
     assert not wrong
+
+
+def test_what_a_pod_is_like_is_read_in_one_place() -> None:
+    """Phases, conditions, gates and deletions of pods are parsed by core.api alone (docs/adr/0105)."""
+    words = ("PodScheduled", "schedulingGates", "Succeeded", "deletionGracePeriodSeconds")
+    places = {ROOT / "src/gpushare/core/api/pod.py", ROOT / "src/gpushare/core/api/pod_parts.py"}
+    admission = ROOT / "src/gpushare/core/admission"  # it writes gates
+    for room in ("src/gpushare", "operator", "deviceplugin"):
+        for path in (ROOT / room).rglob("*.py"):
+            if path in places or admission in path.parents:
+                continue
+            constants = (
+                each.value for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Constant)
+            )
+            found = {value for value in constants if value in words}
+            assert not found, f"{path.relative_to(ROOT)} reads {found} of a pod's object by itself"

@@ -16,7 +16,7 @@ from gpushare.cli.explain_words import PodFacts, as_record, print_explanation
 from gpushare.cli.live import LiveCluster, Objects, cluster_of, read_objects
 from gpushare.cli.plan import state_of
 from gpushare.cli.records import Format, emit
-from gpushare.core.api import GpuNode, PodView, TenantStatus, names
+from gpushare.core.api import GpuNode, PodView, TenantStatus, gates_of, names, not_scheduled
 from gpushare.core.placement import (
     DecisionContext,
     Explanation,
@@ -143,11 +143,10 @@ def _waits_for(pod: Json) -> str:
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     if spec.get("nodeName"):
         return ""
-    if gates := [str(gate.get("name")) for gate in spec.get("schedulingGates") or ()]:
+    if gates := gates_of(spec):
         return f"it may not be scheduled yet: {', '.join(gates)} holds it back"
-    for condition in status.get("conditions") or ():
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return str(condition.get("message") or condition.get("reason") or "")
+    if (condition := not_scheduled(status)) is not None:
+        return str(condition.get("message") or condition.get("reason") or "")
     return "kube-scheduler has not looked at it yet"
 
 

@@ -15,8 +15,8 @@ from gpushare.core.api import (
     NodeRules,
     PodView,
     Rejection,
-    names,
     parse_quantity,
+    reduced_object,
     taints_of,
 )
 from gpushare.core.gpu import Health
@@ -39,15 +39,6 @@ from gpushare.kube import CONFIGMAPS, GPUNODES, GPUSHARES, NODES, PODS, Api, Jso
 from gpushare.runtime.moments import unix_seconds
 
 _MIB: Final = 2**20
-_SPEC_FIELDS: Final = (
-    "nodeName",
-    "overhead",
-    "priority",
-    "schedulingGates",
-    "nodeSelector",
-    "affinity",
-    "tolerations",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +123,7 @@ async def read_objects(api: Api) -> Objects:
         (await api.list(NODES, _reduced_node)).items,
         (await api.list(GPUNODES, _whole)).items,
         (await api.list(GPUSHARES, _whole)).items,
-        (await api.list(PODS, _reduced_pod)).items,
+        (await api.list(PODS, reduced_object)).items,
     )
 
 
@@ -146,50 +137,6 @@ def _reduced_node(obj: Json) -> Json:
         "metadata": {"name": obj["metadata"]["name"], "labels": obj["metadata"].get("labels") or {}},
         "spec": {"taints": (obj.get("spec") or {}).get("taints") or []},
         "status": {"allocatable": {key: allocatable[key] for key in ("cpu", "memory") if key in allocatable}},
-    }
-
-
-def _reduced_pod(obj: Json) -> Json:
-    metadata, spec = obj["metadata"], obj.get("spec") or {}
-    annotations = metadata.get("annotations") or {}
-    return {
-        "metadata": {
-            **{
-                key: metadata[key]
-                for key in (
-                    "name",
-                    "namespace",
-                    "uid",
-                    "labels",
-                    "ownerReferences",
-                    "creationTimestamp",
-                    "deletionTimestamp",
-                )
-                if key in metadata
-            },
-            "annotations": {key: value for key, value in annotations.items() if key.startswith(f"{names.GROUP}/")},
-        },
-        "spec": {
-            **{key: spec[key] for key in _SPEC_FIELDS if key in spec},
-            **{
-                kind: [
-                    {key: each[key] for key in ("resources", "restartPolicy") if key in each}
-                    for each in spec.get(kind) or ()
-                ]
-                for kind in ("containers", "initContainers")
-            },
-        },
-        "status": {
-            "phase": (obj.get("status") or {}).get("phase"),
-            "containerStatuses": [
-                {"state": each.get("state")} for each in (obj.get("status") or {}).get("containerStatuses") or ()
-            ],
-            "conditions": [
-                {key: each.get(key) for key in ("type", "status", "reason")}
-                for each in (obj.get("status") or {}).get("conditions") or ()
-                if each.get("type") == "PodScheduled"
-            ],
-        },
     }
 
 

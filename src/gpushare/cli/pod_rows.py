@@ -7,7 +7,20 @@ from typing import Any, Final
 
 from gpushare.cli.columns import Column, gibibytes, percent, ratio, whole_percent
 from gpushare.core.admission import ShareIndex
-from gpushare.core.api import GpuNode, GpuShare, GpuStatus, JobClass, PodPlacement, PodView, TenantStatus, names
+from gpushare.core.api import (
+    GpuNode,
+    GpuShare,
+    GpuStatus,
+    JobClass,
+    PodPlacement,
+    PodView,
+    TenantStatus,
+    deletion_of,
+    gates_of,
+    names,
+    not_scheduled,
+    waiting_reason,
+)
 from gpushare.kube import Json
 
 
@@ -141,16 +154,14 @@ def _class_of(pod: PodView, shares: ShareIndex) -> str | None:
 
 def _state(pod: Json) -> str:
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
-    if pod["metadata"].get("deletionTimestamp"):
+    if deletion_of(pod["metadata"])[0]:
         return "Terminating"
-    for container in status.get("containerStatuses") or []:
-        if reason := ((container.get("state") or {}).get("waiting") or {}).get("reason"):
-            return str(reason)
-    if spec.get("schedulingGates"):
+    if reason := waiting_reason(status):
+        return reason
+    if gates_of(spec):
         return "SchedulingGated"
-    for condition in status.get("conditions") or []:
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return str(condition.get("reason") or "Pending")
+    if (condition := not_scheduled(status)) is not None:
+        return str(condition.get("reason") or "Pending")
     return str(status.get("phase") or "Pending")
 
 

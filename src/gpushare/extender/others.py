@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any, Final
 
-from gpushare.core.api import names, requests_of, share_limit_of
+from gpushare.core.api import has_ended, is_managed, requests_of, share_limit_of
 from gpushare.core.placement import ClusterState
 from gpushare.extender.presence import serves
 
-_TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 ON_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Field selector: pods that take something of a node, so that the API server sends no others."""
 
@@ -41,17 +40,13 @@ def reduce_other_pod(obj: Mapping[str, Any], namespace: str = "") -> OtherPod | 
     Raises:
         KeyError: it has no uid. ValueError: a request is not a quantity.
     """
-    metadata, spec = obj["metadata"], obj.get("spec") or {}
+    spec = obj.get("spec") or {}
     node = spec.get("nodeName")
-    if (
-        not node
-        or (obj.get("status") or {}).get("phase") in _TERMINAL_PHASES
-        or (metadata.get("labels") or {}).get(names.MANAGED_LABEL) == "true"
-    ):
+    if not node or has_ended(obj) or is_managed(obj):
         return None
     cpu_milli, memory_mib = requests_of(spec)
     return OtherPod(
-        metadata["uid"], intern(node), cpu_milli, memory_mib, share_limit_of(spec), serves(obj, namespace)
+        obj["metadata"]["uid"], intern(node), cpu_milli, memory_mib, share_limit_of(spec), serves(obj, namespace)
     )
 
 

@@ -1,6 +1,16 @@
 """A pod reduced to what gpushare uses."""
 
-from gpushare.core.api.pod import PodView
+from gpushare.core.api import (
+    PodView,
+    deletion_of,
+    gates_of,
+    has_ended,
+    not_scheduled,
+    reduced_object,
+    shortest_probe_seconds,
+    values_of_variable,
+    waiting_reason,
+)
 
 
 def test_a_pod():
@@ -72,3 +82,89 @@ def test_requests_are_counted_as_kube_scheduler_counts_them():
     pod = PodView.from_object({"metadata": {"name": "p", "uid": "u"}, "spec": spec})
     assert pod.cpu_milli == 4510, "the last init container beside the sidecar asks more than what runs later"
     assert pod.memory_mib == 301, "two containers and the sidecar"
+
+
+def full_pod(**status: object) -> dict[str, object]:
+    resources = {"limits": {"gpushare.io/share": "25"}, "requests": {"cpu": "500m", "memory": "1Gi"}}
+    return {
+        "metadata": {
+            "name": "p",
+            "namespace": "ns",
+            "uid": "u",
+            "labels": {"gpushare.io/managed": "true"},
+            "annotations": {"gpushare.io/fraction": "0.25", "other": "secret", "gpushare.io/gpu": "GPU-1"},
+            "ownerReferences": [{"uid": "o", "kind": "Job", "name": "j", "controller": True}],
+            "creationTimestamp": "2026-11-21T00:00:00Z",
+            "deletionTimestamp": "2026-11-21T01:00:00Z",
+            "managedFields": [{}],
+        },
+        "spec": {
+            "priority": 7,
+            "schedulingGates": [{"name": "wait"}],
+            "nodeSelector": {"a": "b"},
+            "tolerations": [{"key": "t", "operator": "Exists"}],
+            "overhead": {"cpu": "100m"},
+            "affinity": {
+                "nodeAffinity": {
+                    "preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": {}}]
+                }
+            },
+            "topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}],
+            "containers": [{"name": "c", "env": [{"name": "TOKEN", "value": "secret"}], "resources": resources}],
+            "initContainers": [{"restartPolicy": "Always", "resources": resources}],
+        },
+        "status": {
+            "phase": "Pending",
+            "startTime": "2026-11-21T00:00:01Z",
+            "containerStatuses": [{"name": "c", "state": {"running": {"startedAt": "2026-11-21T00:00:02Z"}}}],
+            "conditions": [
+                {"type": "Ready", "status": "False"},
+                {
+                    "type": "PodScheduled",
+                    "status": "False",
+                    "reason": "Unschedulable",
+                    "message": "0/2 nodes are available: 2 Insufficient gpushare.io/share.",
+                },
+            ],
+            **status,
+        },
+    }
+
+
+def test_a_reduced_object_reads_as_the_whole_one():
+    rejected = {
+        "phase": "Failed",
+        "reason": "UnexpectedAdmissionError",
+        "message": "no healthy devices present; cannot allocate unregistered device gpushare.io/share",
+    }
+    for obj in (full_pod(), full_pod(**rejected), {"metadata": {"name": "p", "uid": "u"}}):
+        assert PodView.from_object(reduced_object(obj)) == PodView.from_object(obj)
+    assert "secret" not in str(reduced_object(full_pod()))
+    pod = PodView.from_object(full_pod())
+    assert (pod.short_of_shares, pod.unschedulable, pod.gated, pod.leaving) == (True, True, True, True)
+    assert PodView.from_object(full_pod(**rejected)).unserved
+
+
+def test_parts_that_a_pod_lacks_are_empty():
+    assert not_scheduled({}) is None
+    assert not_scheduled({"conditions": [{"type": "PodScheduled", "status": "True"}]}) is None
+    assert gates_of({}) == ()
+    assert waiting_reason({"containerStatuses": [{}, {"state": {"running": {}}}]}) == ""
+    assert shortest_probe_seconds({"containers": [{}]}) is None
+    assert deletion_of({}) == ("", 0.0)
+    assert not has_ended({})
+
+
+def test_parts_are_read_from_every_container():
+    waits = [{"state": {"running": {}}}, {"state": {"waiting": {"reason": "ImagePullBackOff"}}}]
+    assert waiting_reason({"containerStatuses": waits}) == "ImagePullBackOff"
+    spec = {
+        "containers": [
+            {"readinessProbe": {"timeoutSeconds": 5}, "env": [{"name": "A", "value": "1"}, {"name": "B"}]},
+            {"env": [{"name": "A", "value": "2"}]},
+        ],
+        "initContainers": [{"startupProbe": {"periodSeconds": 3}}],
+    }
+    assert shortest_probe_seconds(spec) == 1.0
+    assert list(values_of_variable(spec, "A")) == ["1", "2"]
+    assert list(values_of_variable(spec, "B")) == [None]

@@ -35,7 +35,18 @@ from gpushare.core.api.objects import (
     Utilization,
     retracted_often,
 )
-from gpushare.core.api.pod import PodView
+from gpushare.core.api.pod import PodView, reduced_object
+from gpushare.core.api.pod_parts import (
+    TERMINAL_PHASES,
+    deletion_of,
+    gates_of,
+    has_ended,
+    is_managed,
+    not_scheduled,
+    shortest_probe_seconds,
+    values_of_variable,
+    waiting_reason,
+)
 from gpushare.core.api.pod_resources import requests_of, share_limit_of
 from gpushare.core.api.quantity import parse_count, parse_quantity
 from gpushare.core.api.rejection import Reason, Rejection, shown
@@ -79,6 +90,7 @@ __all__ = [
     "MOST_NEIGHBOURS_ENDED",
     "MOST_OTHER_PHASES",
     "SHARES_PER_GPU",
+    "TERMINAL_PHASES",
     "CapPoint",
     "Ceilings",
     "Condition",
@@ -123,9 +135,14 @@ __all__ = [
     "WorkloadPhase",
     "WorkloadSignature",
     "clients_of",
+    "deletion_of",
     "from_json",
+    "gates_of",
+    "has_ended",
     "in_time",
+    "is_managed",
     "names",
+    "not_scheduled",
     "openapi",
     "parse_class",
     "parse_count",
@@ -136,12 +153,16 @@ __all__ = [
     "parse_request",
     "parse_slo",
     "percent_of_clients",
+    "reduced_object",
     "refuse_memory",
     "refuse_slo",
     "requests_of",
     "retracted_often",
     "share_limit_of",
+    "shortest_probe_seconds",
     "shown",
     "taints_of",
     "to_json",
+    "values_of_variable",
+    "waiting_reason",
 ]

@@ -8,9 +8,9 @@ from typing import Any, Final, Self
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision
 from gpushare.core.api.node_rules import NodeRules
+from gpushare.core.api.pod_parts import TERMINAL_PHASES, UNSCHEDULABLE, gates_of, not_scheduled
 from gpushare.core.api.pod_resources import requests_of, share_limit_of
 
-_TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
 _KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
 _REJECTED: Final = "UnexpectedAdmissionError"
 # kubelet's pkg/kubelet/cm/devicemanager: before a plugin has registered, and once its connection is gone.
@@ -84,6 +84,7 @@ class PodView:
             problem = str(error)
         owners = metadata.get("ownerReferences") or ()
         cpu_milli, memory_mib = requests_of(spec)
+        unscheduled = not_scheduled(status) or {}
         return cls(
             uid=metadata["uid"],
             namespace=intern(metadata.get("namespace") or "default"),
@@ -110,12 +111,12 @@ class PodView:
             decision=decision,
             decision_problem=problem,
             has_preferences=_has_preferences(spec),
-            short_of_shares=_is_short_of_shares(status),
+            short_of_shares=names.SHARE_RESOURCE in (unscheduled.get("message") or ""),
             leaving="deletionTimestamp" in metadata,
             unserved=status.get("reason") == _REJECTED and _names_no_plugin(status.get("message") or ""),
             started_at=_started_at(status),
-            gated=bool(spec.get("schedulingGates")),
-            unschedulable=_is_unschedulable(status),
+            gated=bool(gates_of(spec)),
+            unschedulable=unscheduled.get("reason") == UNSCHEDULABLE,
             rules=None if spec.get("nodeName") else NodeRules.from_spec(spec),
         )
 
@@ -127,7 +128,7 @@ class PodView:
     @property
     def finished(self) -> bool:
         """Return whether its containers have ended for good, so that it holds no share any more."""
-        return self.phase in _TERMINAL_PHASES
+        return self.phase in TERMINAL_PHASES
 
     @property
     def waits_for_room(self) -> bool:
@@ -140,6 +141,57 @@ class PodView:
     def fraction(self) -> str | None:
         """Return the annotation that makes it gpushare's; None on a pod that has only the label."""
         return self.annotations.get(names.FRACTION)
+
+
+_METADATA: Final = (
+    "name",
+    "namespace",
+    "uid",
+    "labels",
+    "ownerReferences",
+    "creationTimestamp",
+    "deletionTimestamp",
+)
+_SPEC: Final = (
+    "nodeName",
+    "overhead",
+    "priority",
+    "schedulingGates",
+    "nodeSelector",
+    "affinity",
+    "tolerations",
+    "topologySpreadConstraints",
+)
+_STATUS: Final = ("phase", "reason", "message", "startTime")
+
+
+def reduced_object(obj: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pod's object with only what `PodView.from_object` reads, to be kept in a file: no environment."""
+    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    annotations = metadata.get("annotations") or {}
+    unscheduled = not_scheduled(status)
+    return {
+        "metadata": {
+            **_only(metadata, _METADATA),
+            "annotations": {key: value for key, value in annotations.items() if key.startswith(f"{names.GROUP}/")},
+        },
+        "spec": {
+            **_only(spec, _SPEC),
+            **{
+                kind: [_only(each, ("resources", "restartPolicy")) for each in spec.get(kind) or ()]
+                for kind in ("containers", "initContainers")
+            },
+        },
+        "status": {
+            **_only(status, _STATUS),
+            "containerStatuses": [_only(each, ("state",)) for each in status.get("containerStatuses") or ()],
+            "conditions": [_only(unscheduled, ("type", "status", "reason", "message"))] if unscheduled else [],
+        },
+    }
+
+
+def _only(obj: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: obj[key] for key in keys if key in obj}
 
 
 def _has_preferences(spec: Mapping[str, Any]) -> bool:
@@ -155,22 +207,6 @@ def _has_preferences(spec: Mapping[str, Any]) -> bool:
 def _started_at(status: Mapping[str, Any]) -> str:
     running = [(one.get("state") or {}).get("running") or {} for one in status.get("containerStatuses") or ()]
     return min((at for one in running if (at := one.get("startedAt"))), default="")
-
-
-def _is_unschedulable(status: Mapping[str, Any]) -> bool:
-    return any(
-        one.get("type") == "PodScheduled" and one.get("status") == "False" and one.get("reason") == "Unschedulable"
-        for one in status.get("conditions") or ()
-    )
-
-
-def _is_short_of_shares(status: Mapping[str, Any]) -> bool:
-    return any(
-        one.get("type") == "PodScheduled"
-        and one.get("status") == "False"
-        and names.SHARE_RESOURCE in (one.get("message") or "")
-        for one in status.get("conditions") or ()
-    )
 
 
 def _names_no_plugin(message: str) -> bool:
