@@ -39,7 +39,7 @@ from gpushare_deviceplugin.pods import ManagedPod
 from gpushare_deviceplugin.readings import Readings
 from gpushare_deviceplugin.registration import Registrar
 from gpushare_deviceplugin.sampler import BACKOFF, Sampler
-from gpushare_deviceplugin.shares import Terms, shares_of, terms_of
+from gpushare_deviceplugin.shares import Terms, terms_of
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.slo import SloReader
 from gpushare_deviceplugin.slo_sources import SloSources
@@ -83,13 +83,13 @@ class Agent:
         self._throttle_files: dict[str, LastGood[ThrottleStatus]] = {}
         self.state = NodeState(clock)
         self.cluster = AgentApi(api, options.node_name, self.state)
-        self._shares = self.cluster.profiles()
+        self._gpushares = self.cluster.profiles()
         self.forecasts = Forecasts(self.state, ask_model, with_parts=options.loop)
-        signatures = Signatures(self._shares.items)
+        signatures = Signatures(self.cluster.shares)
         measurer = Measurer(self.state, signatures, self.forecasts.expected)
 
         def terms(pod: ManagedPod) -> Terms:
-            return terms_of(pod, self._shares.items, options.defaults)
+            return terms_of(pod, self.cluster.shares, options.defaults)
 
         self._slo_sources = SloSources(options.prometheus_url)
         self.slos = SloReader(self.state, terms, self._slo_sources.read, tell=self.cluster.tell, clock=clock)
@@ -133,7 +133,9 @@ class Agent:
             self.sampler,
             self.loop,
             throttled=self._throttled,
-            may_profile=lambda pod: all(share.is_profiled for share in shares_of(pod, self._shares.items)),
+            may_profile=lambda pod: all(
+                share.is_profiled for share in self.cluster.shares.of(pod.namespace, pod.uid)
+            ),
             clock=clock,
         )
         self.runtime = ContainerRuntime(
@@ -229,7 +231,12 @@ class Agent:
         """Run every part until cancelled; a part that fails is logged and started again."""
         await self.sampler.step()  # so that the first listing that kubelet sees is complete
         await self.runtime.look()  # and the first container gets its GPU as the node gives it
-        async with self.cluster.pods() as pods, self._shares, self._slo_sources, asyncio.TaskGroup() as tasks:
+        async with (
+            self.cluster.pods() as pods,
+            self._gpushares,
+            self._slo_sources,
+            asyncio.TaskGroup() as tasks,
+        ):
             self._start(tasks, "sampler", self.sampler.run)
             self._start(tasks, "events", self._tell_events)
             self._start(tasks, "forecasts", self.forecasts.run)

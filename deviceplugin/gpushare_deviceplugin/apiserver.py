@@ -22,7 +22,7 @@ from gpushare.kube import (
 from gpushare_deviceplugin.container_runtime import node_runtime
 from gpushare_deviceplugin.gates import Notice
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
-from gpushare_deviceplugin.shares import SharedProfile, reduce_gpushare
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, reduce_gpushare
 from gpushare_deviceplugin.state import NodeState
 
 _log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class AgentApi:
         self._node_name = node_name
         self._state = state
         self._failing = False
+        self.shares = NodeShares()
+        """The GpuShares that have a pod on this node, as `profiles` keeps them."""
         self._node: dict[str, Any] = {"kind": "Node", "apiVersion": "v1", "name": node_name}
 
     def pods(self) -> Reflector[ManagedPod]:
@@ -60,9 +62,13 @@ class AgentApi:
         )
 
     def profiles(self) -> Reflector[SharedProfile]:
-        """Return the reflector of the GpuShares that have a pod on this node; the state hears of their changes."""
+        """Return the reflector that keeps `shares`; the state hears of their changes."""
 
-        def on_change(change: Change, key: str, share: SharedProfile) -> None:  # noqa: ARG001 - its signature
+        def on_change(change: Change, key: str, share: SharedProfile) -> None:
+            if change is Change.DELETED:
+                self.shares.pop(key, None)
+            else:
+                self.shares[key] = share
             self._state.touch()
 
         reduce = functools.partial(reduce_gpushare, node_name=self._node_name)

@@ -1,10 +1,10 @@
 """What GpuShares say of this node's pods: their workload's profile, their class, the slowdown they tolerate."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpushare.core.admission import Defaults
+from gpushare.core.admission import Defaults, PlacedShares
 from gpushare.core.api import (
     GpuShareSpec,
     GpuShareStatus,
@@ -54,6 +54,10 @@ class SharedProfile:
     is_profiled: bool = True
 
 
+NodeShares = PlacedShares[SharedProfile]
+"""The GpuShares that have a pod on this node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """What a pod is owed.
@@ -96,23 +100,12 @@ def reduce_gpushare(obj: Mapping[str, Any], node_name: str | None = None) -> Sha
     )
 
 
-def shares_of(pod: ManagedPod, shares: Mapping[str, SharedProfile]) -> Iterator[SharedProfile]:
-    """Return a pod's GpuShares: only those in its own namespace.
-
-    Args:
-        shares: by namespace/name.
-    """
-    for key, share in shares.items():
-        if pod.uid in share.pod_uids and key.startswith(f"{pod.namespace}/"):
-            yield share
-
-
-def terms_of(pod: ManagedPod, shares: Mapping[str, SharedProfile], defaults: Defaults) -> Terms:
+def terms_of(pod: ManagedPod, shares: NodeShares, defaults: Defaults) -> Terms:
     """Return what a pod is owed: its annotation beats its GpuShare, which beats the chart's defaults.
 
     Of several GpuShares that have the pod, which lasts for moments only, the first by name counts.
     """
-    share = next(iter(shares_of(pod, dict(sorted(shares.items())))), None)
+    share = next(iter(shares.of(pod.namespace, pod.uid)), None)
     of_share = share.job_class if share is not None else None
     job_class = pod.job_class if pod.has_class else of_share or defaults.job_class
     tolerated = share.max_slowdown if share is not None else None

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -11,7 +11,7 @@ from gpushare.core.control import grown_curve, merged_phases
 from gpushare.core.gpu import COUNTERS, Counters, GpuSample
 from gpushare.core.progress import BAD_FIT, FAR_FIT, at_full_threads, shape_misfit
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, shares_of
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature
 
 _log = logging.getLogger(__name__)
 
@@ -210,7 +210,7 @@ class Signatures:
         profiles: GpuShares' profiles by namespace/name, a live view.
     """
 
-    def __init__(self, profiles: Mapping[str, SharedProfile]) -> None:
+    def __init__(self, profiles: NodeShares) -> None:
         self._profiles = profiles
         self._seen: dict[_Key, dict[int, _Seen]] = {}  # then by cap
         self._phases: dict[_Key, tuple[_Phase, ...]] = {}  # besides the signature, the one seen last first
@@ -389,9 +389,9 @@ class Signatures:
         total = self._usual_seconds.get(key, 0.0) + sum(each.all_seconds for each in phases)
         return tuple(each.published(total) for each in phases)
 
-    def _profiles_of(self, pod: ManagedPod) -> Iterator[SharedProfile]:
+    def _profiles_of(self, pod: ManagedPod) -> list[SharedProfile]:
         """Return the profiles of a pod's GpuShares: only those in its own namespace."""
-        return shares_of(pod, self._profiles)
+        return self._profiles.of(pod.namespace, pod.uid)
 
     def _kept(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
         """Return the signature that a pod's GpuShare holds."""

@@ -41,7 +41,7 @@ from gpushare_deviceplugin.loop import (
 )
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.pods import ManagedPod
-from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, Terms, reduce_gpushare, terms_of
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, Terms, reduce_gpushare, terms_of
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 from gpushare_deviceplugin.status import build_status, tenants_of, urgent_part
@@ -83,7 +83,7 @@ class Node:
         self.gpu = GpuDirectory.of(root, GPU_A)
         self.gpu.create()
         self.reader = throttle_reader(self.gpu)
-        self.profiles: dict[str, SharedProfile] = {}
+        self.profiles = NodeShares()
         self.signatures = Signatures(self.profiles)
         self.defaults = Defaults()
         self.told: list[Notice] = []

@@ -22,7 +22,7 @@ from gpushare_deviceplugin.gates import (
 from gpushare_deviceplugin.measuring import Measurer
 from gpushare_deviceplugin.pods import reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
-from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, reduce_gpushare
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, reduce_gpushare
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 
@@ -41,7 +41,7 @@ def mix(*parts: tuple[Counters, float]) -> Counters:
 
 class TestMeasuring:
     def measurer(self, state: NodeState, profiles: dict[str, SharedProfile] | None = None) -> Measurer:
-        return Measurer(state, Signatures(profiles or {}))
+        return Measurer(state, Signatures(NodeShares(profiles or {})))
 
     def test_a_pod_alone_and_uncapped_teaches_its_signature(self, state: NodeState) -> None:
         measurer = self.measurer(state)
@@ -94,7 +94,7 @@ class TestMeasuring:
             "shop/a": SharedProfile(frozenset({a}), "NVIDIA H200", SoloSignature(FP32)),
             "shop/b": SharedProfile(frozenset({b}), "NVIDIA H200", SoloSignature(MEMORY)),
         }
-        signatures = Signatures(profiles)
+        signatures = Signatures(NodeShares(profiles))
         measurer = Measurer(state, signatures)
         both = gate(clients=(client(a), client(b)))
         pods = [state.pods[uid] for uid in (a, b)]
@@ -122,7 +122,7 @@ class TestMeasuring:
         a, b = tenant(state, "a"), tenant(state, "b")
         turned = Counters(fp32_util=0.05, dram_bw_util=0.1, integer_util=0.7, sm_util=0.8)
         strange = Counters(fp32_util=0.9, dram_bw_util=0.9, integer_util=0.9, sm_util=0.2)
-        signatures = Signatures({})
+        signatures = Signatures(NodeShares())
         for uid, drawn in ((a, [FP32] * 3 + [turned] * 3), (b, [MEMORY] * 3)):
             for each in drawn:
                 signatures.learn(state.pods[uid], "NVIDIA H200", window(each, 5.0))
@@ -190,7 +190,7 @@ class TestMeasuring:
         assert make_pod("a", env={"OTHER": value}).own_percentage is None
 
     def test_what_was_seen_alone_is_published_until_the_gpushare_keeps_as_good(self, state: NodeState) -> None:
-        profiles: dict[str, SharedProfile] = {}
+        profiles = NodeShares()
         measurer = Measurer(state, Signatures(profiles))
         a = tenant(state, "a", threads="100")
         alone = gate(clients=(client(a, 100),))
@@ -213,14 +213,16 @@ class TestMeasuring:
             for uid, place in (("victim", "shop"), ("thief", "bank"))
         )
         forged = SharedProfile(frozenset({"victim"}), "", SoloSignature(MEMORY))
-        signatures = Signatures({"bank/forged": forged})
+        signatures = Signatures(NodeShares({"bank/forged": forged}))
         sample = window(MEMORY)
         for _ in range(10):
             signatures.learn(thief, "NVIDIA H200", sample)
         assert signatures.of(victim, "NVIDIA H200") is None
         assert signatures.news(victim, "NVIDIA H200") is None
         assert signatures.of(thief, "NVIDIA H200") is not None
-        known = Signatures({"bank/forged": forged, "shop/own": replace(forged, signature=SoloSignature(FP32))})
+        known = Signatures(
+            NodeShares({"bank/forged": forged, "shop/own": replace(forged, signature=SoloSignature(FP32))})
+        )
         assert known.of(victim, "NVIDIA H200") == SoloSignature(FP32)
 
     def test_a_stranger_on_the_gpu_makes_progress_unknown(self, state: NodeState) -> None:
@@ -246,7 +248,7 @@ class TestMeasuring:
         }
         mixed = window(mix((FP32, 0.5), (MEMORY, 0.7)))
         both = gate(clients=(client(a, 30), client(b, None)))
-        found = Measurer(state, Signatures(profiles), expected).measure(GPU_A, both, mixed)
+        found = Measurer(state, Signatures(NodeShares(profiles)), expected).measure(GPU_A, both, mixed)
         assert [found.tenants[uid].predicted_progress_ratio for uid in (a, b)] == [0.5, 0.7]
         [question] = asked
         assert (question.gpu_model, question.tenants) == ("NVIDIA H200", (a, b))
@@ -288,7 +290,7 @@ class TestMeasuring:
         shared = reduce_gpushare({"status": {"profile": profile, "placements": [{"podUid": a, "pod": "a"}]}})
         assert shared is not None
         assert shared.signature is None
-        known = Signatures({"shop/a": shared})
+        known = Signatures(NodeShares({"shop/a": shared}))
         for _ in range(3):
             known.learn(state.pods[a], "NVIDIA H200", window(FP32, 6.0))
         found = known.of(state.pods[a], "NVIDIA H200")
@@ -335,7 +337,7 @@ class TestSampler:
 
         gates = Gates(tmp_path, clock)
         return Sampler(
-            state, open_devices, gates, Measurer(state, Signatures({})), clock=clock, period_seconds=1.0
+            state, open_devices, gates, Measurer(state, Signatures(NodeShares())), clock=clock, period_seconds=1.0
         )
 
     async def test_no_driver_is_said_and_tried_again_with_back_off(

@@ -25,6 +25,7 @@ from gpushare_deviceplugin.options import parse_options
 from gpushare_deviceplugin.outside import OutsideMps, OutsidePolicy, end_process
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.sampler import Sampler
+from gpushare_deviceplugin.shares import NodeShares
 from gpushare_deviceplugin.signatures import Signatures
 from gpushare_deviceplugin.state import NodeState
 
@@ -62,7 +63,7 @@ class Bench:
             state,
             lambda: SimulatedDevices(gpus, root / "run", clock),
             Gates(root / "run", clock),
-            Measurer(state, Signatures({})),
+            Measurer(state, Signatures(NodeShares())),
             clock=clock,
             period_seconds=1.0,
             on_processes=self.outside.take,

@@ -25,7 +25,7 @@ from gpushare.core.api import (
 )
 from gpushare.core.control import OperatorSettings, fares_of, status_of
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare_deviceplugin.shares import SharedProfile, reduce_gpushare
+from gpushare_deviceplugin.shares import NodeShares, reduce_gpushare
 from gpushare_deviceplugin.signatures import MAX_PHASES, Signatures
 
 H200 = "NVIDIA H200"
@@ -51,7 +51,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.kept: WorkloadSignature | None = None
-        self.profiles: dict[str, SharedProfile] = {}
+        self.profiles = NodeShares()
         self.writes = 0
 
     def agent(self) -> Signatures:

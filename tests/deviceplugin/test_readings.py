@@ -27,7 +27,7 @@ from gpushare_deviceplugin.readings import (
     PROBE_MARGIN_SECONDS,
     Readings,
 )
-from gpushare_deviceplugin.shares import SharedProfile, SoloSignature, Terms
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, Terms
 from gpushare_deviceplugin.signatures import DOUBT_READINGS, LIGHT_READINGS, Signatures
 from gpushare_deviceplugin.state import NodeState
 
@@ -115,7 +115,7 @@ class Gpu:
 class Bench:
     def __init__(self, state: NodeState, clock: Clock) -> None:
         self.state, self.clock, self.gpu = state, clock, Gpu(state, clock)
-        self.profiles: dict[str, SharedProfile] = {}
+        self.profiles = NodeShares()
         self.signatures = Signatures(self.profiles)
         self.classes: dict[str, Terms] = {}
         self.is_profiled = True

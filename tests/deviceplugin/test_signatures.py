@@ -11,7 +11,7 @@ from gpushare.core.control import grown_curve
 from gpushare.core.gpu import Counters, GpuSample
 from gpushare_deviceplugin.measuring import merge
 from gpushare_deviceplugin.sampler import WINDOWS
-from gpushare_deviceplugin.shares import SharedProfile, SoloSignature
+from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature
 from gpushare_deviceplugin.signatures import IDLE_RATIO, MIN_SECONDS, TURNED_SECONDS, Signatures
 
 H200 = "NVIDIA H200"
@@ -50,25 +50,25 @@ def close(signature: WorkloadSignature, ratio: float = 1.0, within: float = 0.02
 @pytest.mark.parametrize("first_step", [0.0, 0.4, 0.8])
 @pytest.mark.parametrize("idle_seconds", range(16))
 def test_no_published_signature_holds_the_programs_start(idle_seconds: int, first_step: float) -> None:
-    published = learnt(Signatures({}), [0.0] * idle_seconds + [first_step] + [1.0] * 40)
+    published = learnt(Signatures(NodeShares()), [0.0] * idle_seconds + [first_step] + [1.0] * 40)
     assert published
     assert all(close(each) for each in published[2:])
     assert all(close(each, within=0.1) for each in published)
 
 
 def test_a_start_that_draws_a_little_is_forgotten_too() -> None:
-    published = learnt(Signatures({}), [0.0] * 3 + [0.2] * 6 + [1.0] * 40)
+    published = learnt(Signatures(NodeShares()), [0.0] * 3 + [0.2] * 6 + [1.0] * 40)
     assert close(published[-1])
 
 
 def test_nothing_idle_is_published() -> None:
-    assert learnt(Signatures({}), [0.0] * 60) == []
-    assert learnt(Signatures({}), [0.9 * IDLE_RATIO / BUSY.activity_ratio()] * 60) == []
-    assert learnt(Signatures({}), [1.1 * IDLE_RATIO / BUSY.activity_ratio()] * 60)
+    assert learnt(Signatures(NodeShares()), [0.0] * 60) == []
+    assert learnt(Signatures(NodeShares()), [0.9 * IDLE_RATIO / BUSY.activity_ratio()] * 60) == []
+    assert learnt(Signatures(NodeShares()), [1.1 * IDLE_RATIO / BUSY.activity_ratio()] * 60)
 
 
 def test_a_program_that_hardly_uses_the_gpu_is_known_here_after_longer_than_a_start_takes() -> None:
-    signatures, pod = Signatures({}), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    signatures, pod = Signatures(NodeShares()), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
     light = IDLE_RATIO / BUSY.activity_ratio() / 2
     assert learnt(signatures, [light] * 25) == []
     assert signatures.of(pod, H200) is None, "it may be a program that starts"
@@ -82,7 +82,7 @@ def test_a_program_that_hardly_uses_the_gpu_is_known_here_after_longer_than_a_st
 
 def test_a_program_with_phases_has_a_signature_of_both() -> None:
     phases = ([1.0] * 5 + [0.3] * 5) * 12
-    published = learnt(Signatures({}), phases)
+    published = learnt(Signatures(NodeShares()), phases)
     assert len(published) > 15, "phases must not make it forget for ever"
     assert close(published[-1], 0.65, within=0.2)
 
@@ -110,13 +110,13 @@ INTEGER = Counters(sm_util=0.5, fp32_util=0.0, dram_bw_util=0.0, hmma_tensor_uti
 
 
 def test_a_program_that_trains_and_evaluates_has_a_signature_of_each() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     at_work(signatures, *[(TRAIN, 12), (TENSOR, 6)] * 4)
     assert of_phases(signatures) == [TRAIN, TENSOR], "and neither holds anything of the other"
 
 
 def test_work_that_a_program_turned_to_for_good_takes_the_place_of_its_profile_everywhere() -> None:
-    profiles: dict[str, SharedProfile] = {}
+    profiles = NodeShares()
     here, elsewhere = Signatures(profiles), Signatures(profiles)
     pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
 
@@ -155,7 +155,7 @@ def test_work_that_a_program_turned_to_for_good_takes_the_place_of_its_profile_e
 
 
 def test_of_several_phases_the_one_that_was_seen_for_most_of_the_time_becomes_the_usual_one() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
     at_work(signatures, (TRAIN, 12), (STREAM, 6), (TENSOR, 6), (TRAIN, 1))
     assert of_phases(signatures) == [TRAIN, TENSOR, STREAM]
@@ -174,7 +174,7 @@ def test_of_several_phases_the_one_that_was_seen_for_most_of_the_time_becomes_th
 
 
 def test_the_usual_work_begins_the_count_of_all_phases_anew() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
     at_work(signatures, (TRAIN, 12), (STREAM, 6), (TENSOR, 6))
     for phase in (1, 2, 0, 1, 2):
@@ -183,33 +183,33 @@ def test_the_usual_work_begins_the_count_of_all_phases_anew() -> None:
 
 
 def test_windows_of_work_that_is_no_phase_yet_make_no_phase_the_usual_one() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     at_work(signatures, (TRAIN, 12), (TENSOR, 6))
     at_work(signatures, *[(STREAM, 1), (INTEGER, 1)] * int(TURNED_SECONDS / 5))
     assert of_phases(signatures) == [TRAIN, TENSOR], "nobody saw the phase, and nothing else lasted"
 
 
 def test_other_work_for_moments_is_no_phase() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     at_work(signatures, *[(TRAIN, 12), (TENSOR, 1)] * 10)
     assert of_phases(signatures) == [TRAIN]
 
 
 def test_the_phase_that_was_not_seen_for_longest_is_forgotten() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     at_work(signatures, (TRAIN, 12), (TENSOR, 6), (STREAM, 6), (TENSOR, 6), (INTEGER, 6), (DOUBLES, 6))
     assert of_phases(signatures) == [TRAIN, DOUBLES, INTEGER, TENSOR]
 
 
 def test_a_cap_is_no_phase() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     at_work(signatures, (TRAIN, 12))
     at_work(signatures, (Counters(**{**TRAIN.as_dict(), "sm_util": 0.25, "dram_bw_util": 0.3}), 12), cap=25)
     assert of_phases(signatures) == [TRAIN], "libraries choose other kernels under a cap"
 
 
 def test_what_is_seen_under_several_caps_makes_one_cap_curve() -> None:
-    signatures, pod = Signatures({}), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
+    signatures, pod = Signatures(NodeShares()), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
 
     def see(cap: int, ratio: float) -> None:
         for _ in range(3):
@@ -227,7 +227,7 @@ def test_what_is_seen_under_several_caps_makes_one_cap_curve() -> None:
     assert news.cap_curve[0].progress_ratio < news.cap_curve[1].progress_ratio
     assert used.cap_curve == {point.thread_percentage: point.progress_ratio for point in news.cap_curve}
 
-    profiles = {"shop/a": SharedProfile(frozenset({"uid-a"}), H200, used, news)}
+    profiles = NodeShares({"shop/a": SharedProfile(frozenset({"uid-a"}), H200, used, news)})
     elsewhere, pod = Signatures(profiles), make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
     signatures = elsewhere
     see(50, 0.7)
@@ -241,7 +241,7 @@ def test_what_is_seen_under_several_caps_makes_one_cap_curve() -> None:
 
 def test_a_point_of_the_cap_curve_that_a_gpushare_lacks_is_news() -> None:
     pod = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"})
-    first, second = Signatures({}), Signatures(profiles := {})
+    first, second = Signatures(NodeShares()), Signatures(profiles := NodeShares())
     for _ in range(3):
         first.learn(pod, H200, GpuSample(scaled(0.7), 5.0, 900, 0.7), 50)
     kept = first.news(pod, H200)
@@ -259,14 +259,14 @@ def test_a_point_of_the_cap_curve_that_a_gpushare_lacks_is_news() -> None:
 
 
 def test_the_next_pod_of_a_workload_does_not_dilute_it_by_its_start() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     assert close(learnt(signatures, [0.0] * 8 + [1.0] * 20)[-1])
     for name in ("b", "c", "d"):
         assert all(close(each, within=0.1) for each in learnt(signatures, [0.0] * 8 + [1.0] * 12, name))
 
 
 def test_a_signature_holds_the_mean_clock_of_its_windows_and_none_where_one_did_not_tell() -> None:
-    signatures, pod = Signatures({}), make_pod("a", uid="uid-a")
+    signatures, pod = Signatures(NodeShares()), make_pod("a", uid="uid-a")
     for mhz, seconds in ((1980.0, 5.0), (1500.0, 15.0)):
         signatures.learn(pod, H200, GpuSample(BUSY, seconds, 900, 0.9, mhz))
     [found, news] = signatures.of(pod, H200), signatures.news(pod, H200)
@@ -280,7 +280,7 @@ def test_a_signature_holds_the_mean_clock_of_its_windows_and_none_where_one_did_
 
 
 def test_a_workload_that_draws_less_from_now_on_is_learnt_anew() -> None:
-    signatures = Signatures({})
+    signatures = Signatures(NodeShares())
     learnt(signatures, [1.0] * 30)
     assert close(learnt(signatures, [0.3] * 600, "b")[-1], 0.3, within=0.1)
 
@@ -295,4 +295,4 @@ def test_a_kept_signature_of_a_start_gives_way_at_once_and_never_comes_back() ->
     assert not diluted.gives_way(signature(0.7, 60.0))
     assert diluted.gives_way(signature(0.7, 240.0))
     kept = SharedProfile(frozenset({"uid-a"}), H200, SoloSignature(diluted.as_counters()), diluted)
-    assert close(learnt(Signatures({"shop/a": kept}), [0.0] * 8 + [1.0] * 12)[-1])
+    assert close(learnt(Signatures(NodeShares({"shop/a": kept})), [0.0] * 8 + [1.0] * 12)[-1])

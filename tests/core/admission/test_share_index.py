@@ -1,10 +1,12 @@
 """The index of GpuShares answers what the rule says, after any history."""
 
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 from sharerule import share_of
 
-from gpushare.core.admission.share_index import ShareIndex, ShareKey
+from gpushare.core.admission.share_index import PlacedShares, ShareIndex, ShareKey
 from gpushare.core.api.meta import LabelRequirement, LabelSelector, OwnerReference, SelectorOperator
 from gpushare.core.api.objects import GpuShare, GpuShareSpec, GpuShareStatus
 
@@ -77,3 +79,32 @@ def test_any_history_leaves_what_the_rule_says(changes, labels, owners):
             there[name] = share(name, *share_owners, selector=selector)
             index.put(there[name])
     assert index.of("ns", labels, owners) is share_of(labels, owners, there.values())
+
+
+@dataclass(frozen=True)
+class Kept:
+    pod_uids: frozenset[str]
+
+
+KEYS = st.builds("{}/{}".format, st.sampled_from(["a", "b"]), st.sampled_from("xyz"))
+KEPT = st.builds(Kept, st.frozensets(st.sampled_from(["p", "q", "r"])))
+
+
+@given(changes=st.lists(st.tuples(KEYS, st.one_of(st.none(), KEPT)), max_size=12))
+def test_placed_shares_are_found_by_pod_in_their_own_namespace_after_any_history(changes):
+    found, held = PlacedShares(), {}
+    for key, kept in changes:
+        if kept is None:
+            assert found.pop(key, None) == held.pop(key, None)
+        else:
+            found[key] = held[key] = kept
+    assert dict(found) == held
+    for namespace in ("a", "b", "c"):
+        for uid in ("p", "q", "r", "nobody"):
+            by_rule = [
+                held[key] for key in sorted(held) if key.startswith(f"{namespace}/") and uid in held[key].pod_uids
+            ]
+            assert found.of(namespace, uid) == by_rule
+    found.clear()
+    assert not found
+    assert not found.of("a", "p")

@@ -28,7 +28,7 @@ from gpushare.core.admission.review import (
     pod_template,
     warnings,
 )
-from gpushare.core.admission.share_index import ShareIndex, ShareKey, rank
+from gpushare.core.admission.share_index import PlacedShares, ShareIndex, ShareKey, rank
 
 __all__ = [
     "AUTO_FRACTION",
@@ -37,6 +37,7 @@ __all__ = [
     "Defaults",
     "Knowledge",
     "Needs",
+    "PlacedShares",
     "ShareIndex",
     "ShareKey",
     "Term",

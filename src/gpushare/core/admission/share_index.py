@@ -1,10 +1,10 @@
 """Which GpuShare speaks for a pod, found at once among thousands."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from gpushare.core.admission.label_terms import Term, terms_of_labels, ways_to_file
 from gpushare.core.api import GpuShare, LabelSelector
@@ -19,6 +19,59 @@ class ShareKey:
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class ListsPods(Protocol):
+    """What somebody keeps of a GpuShare, with the uids of the pods that its status lists."""
+
+    @property
+    def pod_uids(self) -> frozenset[str]:
+        """Return them."""
+        ...
+
+
+PlacedT = TypeVar("PlacedT", bound=ListsPods)
+
+
+class PlacedShares(MutableMapping[str, PlacedT]):
+    """GpuShares, by "namespace/name", found by the pods that the operator lists under them.
+
+    For who knows no pod's owners, a node's agent: the operator has asked `ShareIndex` and written down the answer.
+    """
+
+    def __init__(self, shares: Mapping[str, PlacedT] = MappingProxyType({})) -> None:
+        self._shares: dict[str, PlacedT] = {}
+        self._by_pod: dict[tuple[str, str], set[str]] = {}
+        self.update(shares)
+
+    def __getitem__(self, key: str) -> PlacedT:
+        return self._shares[key]
+
+    def __setitem__(self, key: str, share: PlacedT) -> None:
+        self.pop(key, None)
+        self._shares[key] = share
+        namespace = key.partition("/")[0]
+        for uid in share.pod_uids:
+            self._by_pod.setdefault((namespace, uid), set()).add(key)
+
+    def __delitem__(self, key: str) -> None:
+        share = self._shares.pop(key)
+        namespace = key.partition("/")[0]
+        for uid in share.pod_uids:
+            keys = self._by_pod[namespace, uid]
+            keys.discard(key)
+            if not keys:
+                del self._by_pod[namespace, uid]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shares)
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def of(self, namespace: str, pod_uid: str) -> list[PlacedT]:
+        """Return those of a pod, in its own namespace, by name; more than one for moments only."""
+        return [self._shares[key] for key in sorted(self._by_pod.get((namespace, pod_uid), ()))]
 
 
 class ShareIndex:
