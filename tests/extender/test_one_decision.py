@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpushare.cli.live import LiveCluster, Objects, cluster_of
@@ -71,6 +71,7 @@ class Wanted:
     cpu_milli: int = 0
     node_memory_mib: int = 0
     is_isolated: bool = False
+    processes: int = 1
 
     @property
     def fraction(self) -> str:
@@ -124,7 +125,7 @@ class Scene:
                 each.percent <= WHOLE and each.memory_mib is not None and not each.cpu_milli | each.node_memory_mib
                 for each in self.wanted
             )
-            and not any(each.is_isolated for each in self.wanted)
+            and not any(each.is_isolated or each.processes > 1 for each in self.wanted)
         )
 
 
@@ -133,6 +134,8 @@ def create(cluster: Any, name: str, wanted: Wanted) -> None:
     given = {} if wanted.memory_mib is None else {"memory": f"{wanted.memory_mib}Mi"}
     if wanted.job_class is not None:
         given["class"] = wanted.job_class.value
+    if wanted.processes > 1:
+        given["processes"] = str(wanted.processes)
     fraction = "auto" if wanted.is_auto else wanted.fraction
     raw = cluster.make_pod(name, fraction, limit=wanted.percent, **given)
     raw["spec"]["containers"][0]["resources"]["requests"] = {
@@ -417,7 +420,12 @@ WANTED = st.builds(
     NODE_MEMORIES,
 ).map(lambda each: replace(each, is_auto=each.is_auto and each.percent < WHOLE))
 ISOLATED = WANTED.map(lambda each: replace(each, percent=WHOLE, is_auto=False, is_isolated=True))
-PODS_WANTED = st.one_of(WANTED, WANTED, WANTED, WANTED, ISOLATED)
+SEVERAL_PROCESSES = st.builds(
+    lambda each, processes: replace(each, percent=60, is_auto=False, processes=processes),
+    WANTED,
+    st.sampled_from([2, 4]),
+)
+PODS_WANTED = st.one_of(WANTED, WANTED, WANTED, WANTED, ISOLATED, SEVERAL_PROCESSES)
 JOBS_WANTED = WANTED.map(
     lambda each: replace(
         each,
@@ -461,7 +469,9 @@ def releases(policy: str, probation: st.SearchStrategy[ProbationSettings]) -> st
     return st.builds(Settings, st.just(policy), DEFAULTS, RESERVES, probation)
 
 
-def clusters(release: st.SearchStrategy[Settings], most: int) -> st.SearchStrategy[Scene]:
+def clusters(
+    release: st.SearchStrategy[Settings], foreign: st.SearchStrategy[Foreign], most: int
+) -> st.SearchStrategy[Scene]:
     """Nodes that differ, pods of every kind, others' pods, and departures."""
     return st.builds(
         Scene,
@@ -469,7 +479,7 @@ def clusters(release: st.SearchStrategy[Settings], most: int) -> st.SearchStrate
         st.lists(PODS_WANTED, min_size=1, max_size=most),
         release,
         SEEDS,
-        st.lists(FOREIGN, max_size=3),
+        st.lists(foreign, max_size=3),
         LEAVING,
     )
 
@@ -488,12 +498,16 @@ def job_scenes(release: st.SearchStrategy[Settings], most: int) -> st.SearchStra
 
 def scenes(policy: str, probation: st.SearchStrategy[ProbationSettings], most: int) -> st.SearchStrategy[Scene]:
     release = releases(policy, probation)
-    return st.one_of(clusters(release, most), job_scenes(release, most))
+    # The default policy learns from what is in place when it looks first: the extender before its first list of
+    # others' pods, plan after.
+    foreign = FOREIGN if policy != "gpushare" else FOREIGN.map(lambda each: replace(each, percent=0))
+    return st.one_of(clusters(release, foreign, most), job_scenes(release, most))
 
 
 def examples(count: int) -> Any:
     checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(max_examples=count, deadline=None, suppress_health_check=checks)
+    phases = (Phase.explicit, Phase.reuse, Phase.generate)  # shrinking such scenes takes many minutes
+    return settings(max_examples=count, deadline=None, suppress_health_check=checks, phases=phases)
 
 
 @examples(30)

@@ -76,7 +76,8 @@ class LiveCluster:
     """What a plan starts from.
 
     Attributes:
-        nodes: with the CPU and memory that pods without our annotation, or without a decision, leave.
+        nodes: with the CPU and memory that pods without our annotation, or without a decision, leave; below 0
+            where they request more than there is.
         pods: those with our annotation; None for where when they wait. `pod_uid` is "namespace/name".
         unhealthy: uuids of GPUs that take no tenants.
         notes: sentences on what was left out and why.
@@ -199,8 +200,8 @@ def cluster_of(objects: Objects) -> LiveCluster:
             NodeSpec(
                 gpunode.name,
                 tuple(GpuSpec(gpu.uuid, gpu.model, gpu.memory_mib or None) for gpu in gpus),
-                max(int(parse_quantity(allocatable.get("cpu", "0")) * 1000) - cpu_taken, 0),
-                max(int(parse_quantity(allocatable.get("memory", "0")) / _MIB) - memory_taken, 0),
+                int(parse_quantity(allocatable.get("cpu", "0")) * 1000) - cpu_taken,
+                int(parse_quantity(allocatable.get("memory", "0")) / _MIB) - memory_taken,
             )
         )
     present = {gpu.uuid for node in found for gpu in node.gpus}

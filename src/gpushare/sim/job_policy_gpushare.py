@@ -121,6 +121,7 @@ class GpuSharePolicy:
             memory_mib,
             job_class=needs.job_class,
             workload=needs.workload,
+            clients=needs.clients,
             known=known,
             max_slowdown=job.max_slowdown,
             unprofiled=Unprofiled(frozenset({job.workload}), job.name, namespace="jobs")

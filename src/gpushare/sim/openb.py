@@ -186,7 +186,11 @@ def format_nodes(nodes: Iterable[NodeSpec]) -> str:
         if len(kinds) > 1 or node.cpu_milli is None or node.memory_mib is None:
             raise ValueError(f"node {node.name} does not fit the trace format")
         model, memory = next(iter(kinds), ("", None))
-        table.writerow([node.name, node.cpu_milli, node.memory_mib, len(node.gpus), model, memory or ""])
+        cpu_milli, memory_mib = (
+            max(node.cpu_milli, 0),
+            max(node.memory_mib, 0),
+        )  # below 0 where too much is requested
+        table.writerow([node.name, cpu_milli, memory_mib, len(node.gpus), model, memory or ""])
     return out.getvalue()
 
 

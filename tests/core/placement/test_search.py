@@ -72,6 +72,18 @@ def test_every_node_says_why(request_: PlacementRequest, reason: Reason) -> None
     assert refused.reason is reason
 
 
+def test_who_asks_for_no_cpu_is_not_refused_for_the_cpu_that_others_request_too_much_of() -> None:
+    state = ClusterState([NodeSpec("a", node("a").gpus, 8_000, 64_000)])
+    state.set_other_use("a", 9_000, 0)
+    assert put(state, ask("x", 100, cpu_milli=0)).node == "a"
+    refused = place(ask("y", cpu_milli=0, node_memory_mib=90_000), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.NODE_MEMORY
+    refused = place(ask("z", cpu_milli=1), state, BestFit())
+    assert isinstance(refused, Rejection)
+    assert refused.reason is Reason.CPU
+
+
 def test_an_isolated_tenant_is_alone() -> None:
     state = ClusterState([node("a")])
     first = put(state, ask("alone", 10, fault_domain=FaultDomain.ISOLATED))

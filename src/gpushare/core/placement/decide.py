@@ -211,7 +211,9 @@ def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Reje
         with_room = rows[fit(state, shape, rows)[0]]
         if len(with_room):
             rejections, groups = policy.refusals(state, shape, with_room)
-            commonest = int(np.bincount(groups).argmax())
+            # Of equally common ones that of the first node: groups are numbered by what the judge met before.
+            counts = np.bincount(groups)
+            commonest = int(groups[int((counts[groups] == counts.max()).argmax())])
             return Rejection(
                 rejections[commonest].reason,
                 f"fits on none of {len(rows)} nodes; on {int((groups == commonest).sum())} of the "

@@ -142,6 +142,8 @@ def _codes(state: ClusterState, shape: Shape) -> IntArray:
 def _code(state: ClusterState, shape: Shape, rows: IntArray) -> IntArray:
     cpu_free, memory_free = state.cpu_free_milli.take(rows), state.node_memory_free_mib.take(rows)
     fits_cpu = cpu_free >= shape.cpu_milli
+    if not shape.cpu_milli:  # then CPU is no matter, also on a node of which more is requested than it has
+        fits_cpu = np.ones_like(fits_cpu)
     stage = np.where(fits_cpu, _NODE_MEMORY, _CPU)
     figure = np.maximum(np.where(fits_cpu, memory_free, cpu_free), 0)
     if shape.gpu_count:
