@@ -82,6 +82,17 @@ def test_admission_loads_neither_kopf_nor_the_operator() -> None:
     assert not {"kopf", "gpushare_operator.handlers", "gpushare_operator.reconciler"} & set(names)
 
 
+@pytest.mark.parametrize("argument", ["gpushare_operator", "gpushare_operator.handlers"])
+def test_the_operator_has_its_handlers_also_under_an_older_chart(argument: str) -> None:
+    paths = [str(ROOT / folder) for folder in ("src", "operator", "deviceplugin")]
+    script = f"""import importlib, sys
+sys.path[:0] = {paths!r}
+importlib.import_module(sys.argv[-1])
+print("gpushare_operator.handlers" in sys.modules)"""
+    command = [sys.executable, "-c", script, "run", "-m", argument]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "True"
+
+
 def test_every_package_has_its_layer() -> None:
     layers = CONTRACTS[0]
     assert layers["type"] == "layers"
