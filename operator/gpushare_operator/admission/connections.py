@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 _log = logging.getLogger(__name__)
+_AT_ONCE: Final = 128  # accepted in one round of the event loop; with one in each, newcomers wait long in a flood
 _NO_DESCRIPTOR_SECONDS: Final = 0.1  # between two tries to accept while the process has no descriptor left
 
 
@@ -85,7 +86,7 @@ class Connections:
         handshake_seconds: float,
     ) -> None:
         """Accept connections until cancelled, then close `listening`, which must not block."""
-        loop = asyncio.get_running_loop()
+        loop, number = asyncio.get_running_loop(), 0
         try:
             while True:
                 try:
@@ -100,7 +101,9 @@ class Connections:
                     self.close_one()
                 self._silent[connection] = None
                 connection.handshake = loop.create_task(self._open(connection, tls, handshake_seconds))
-                await asyncio.sleep(0)  # a flood leaves the loop to others
+                number += 1
+                if number % _AT_ONCE == 0:
+                    await asyncio.sleep(0)  # a flood leaves the loop to others
         finally:
             listening.close()
             for connection in (*self._silent, *self._idle, *self._busy):
