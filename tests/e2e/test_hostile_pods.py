@@ -211,7 +211,7 @@ def test_a_pod_that_never_speaks_to_the_server_keeps_nobody_out(stage: Stage) ->
     stage.says("mute", "leaves_with_the_pipes", seconds=180)
     for number in range(2):
         stage.newcomer(f"beside-mute-{number}")
-    stage.says("mute", "sits", seconds=180)
+    assert stage.says("mute", "sits", seconds=180)
     stage.newcomer("beside-mute-2")
 
 
