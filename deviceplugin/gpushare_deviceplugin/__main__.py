@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
-import logging
 import signal
 import sys
 
+from gpushare.runtime.logs import set_up_logging
 from gpushare.runtime.parent import end_with_parent
 from gpushare_deviceplugin import frugal
 from gpushare_deviceplugin.options import AgentOptions, parse_options
@@ -33,7 +33,7 @@ def main() -> None:
     if options.plugins_directory is not None:
         end_with_parent()  # the front: two agents must not serve one node
     frugal.before_imports()
-    logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(options.log_level)
     asyncio.run(_until_stopped(options))
 
 

@@ -17,6 +17,7 @@ from gpushare.kube import GPUNODES, GPUSHARES, PODS, Change, Reflector, connect
 from gpushare.runtime.certificates import metrics_certificate
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import METRICS_PATH, MetricsServer, metrics_route, metrics_token
+from gpushare.runtime.options import Variables
 from gpushare_operator.intake import Intake
 from gpushare_operator.learner import Learner
 from gpushare_operator.metrics import OperatorMetrics
@@ -52,36 +53,28 @@ class Environment:
         Raises:
             ValueError: a value makes no sense; the message names the variable's value.
         """
-        found = parse_settings(variables)
-        listed = (variables.get("GPUSHARE_NAMESPACES") or "").split(",")
-        namespaces = tuple(name.strip() for name in listed if name.strip())
-        settings = OperatorSettings(found.defaults, found.probation, _retraction(variables), _hygiene(variables))
-        return cls(settings, namespaces, int(variables.get("GPUSHARE_METRICS_PORT") or _METRICS_PORT))
+        found, given = parse_settings(variables), Variables(variables)
+        settings = OperatorSettings(found.defaults, found.probation, _retraction(given), _hygiene(given))
+        return cls(settings, given.words("namespaces"), given.count("metrics-port", _METRICS_PORT))
 
 
-def _retraction(variables: Mapping[str, str]) -> RetractionSettings:
+def _retraction(given: Variables) -> RetractionSettings:
     """Read whether pods are evicted for a neighbour's promise, and how many a minute."""
     standard = RetractionSettings()
-    mode = variables.get("GPUSHARE_RETRACTION") or "evict"
-    if mode not in ("evict", "none"):
-        raise ValueError(f'GPUSHARE_RETRACTION: "{mode}" is neither evict nor none')
-    rate = variables.get("GPUSHARE_RETRACTIONS_PER_MINUTE") or str(standard.per_minute)
-    if not rate.isdecimal() or int(rate) < 1:
-        raise ValueError(f'GPUSHARE_RETRACTIONS_PER_MINUTE: "{rate}" is not a whole number from 1')
-    return RetractionSettings(evicts=mode == "evict", per_minute=int(rate))
+    return RetractionSettings(
+        evicts=given.one_of("retraction", ("evict", "none"), "evict") == "evict",
+        per_minute=given.count("retractions-per-minute", standard.per_minute, least=1),
+    )
 
 
-def _hygiene(variables: Mapping[str, str]) -> HygieneSettings:
+def _hygiene(given: Variables) -> HygieneSettings:
     """Read what becomes of pods in trouble."""
-    actions = []
-    for name in ("GPUSHARE_HYGIENE_STALLED", "GPUSHARE_HYGIENE_OUTSIDE_MPS", "GPUSHARE_HYGIENE_FAULT"):
-        text = variables.get(name) or HygieneAction.REPORT.value
-        try:
-            actions.append(HygieneAction(text))
-        except ValueError:
-            raise ValueError(f'{name}: "{text}" is none of {", ".join(HygieneAction)}') from None
-    stalled, outside_mps, fault = actions
-    return HygieneSettings(stalled, outside_mps, fault)
+
+    report = HygieneAction.REPORT
+    stalled = given.one_of("hygiene-stalled", HygieneAction, report)
+    outside_mps = given.one_of("hygiene-outside-mps", HygieneAction, report)
+    fault = given.one_of("hygiene-fault", HygieneAction, report)
+    return HygieneSettings(HygieneAction(stalled), HygieneAction(outside_mps), HygieneAction(fault))
 
 
 class Operator:

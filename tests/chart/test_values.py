@@ -134,16 +134,23 @@ SOURCES = {
 
 
 def _variables_read(part: str) -> set[str]:
-    """What a part reads: variables that it names, and those of the options that it declares by `add`."""
+    """What a part reads: variables that it names, those of options with variables, and those of `Variables`."""
     files = [path for folder in SOURCES[part] for path in (ROOT / folder).rglob("*.py")]
     for call, module in (("metrics_token", "http"), ("metrics_certificate", "certificates")):
         texts = [path.read_text() for path in files]
         if any(f"{call}(os.environ)" in text or "MetricsAndProbes(" in text for text in texts):
             files.append(ROOT / f"src/gpushare/runtime/{module}.py")
-    text = "\n".join(path.read_text() for path in files)
-    declared = {
-        f"GPUSHARE_{name.upper().replace('-', '_')}" for name in re.findall(r'\badd\(\s*"([a-z-]+)"', text)
-    }
+    if any("log_level_of()" in path.read_text() for path in files):
+        files.append(ROOT / "src/gpushare/runtime/logs.py")
+    texts = [path.read_text() for path in files]
+    named = set()
+    for text in texts:
+        if "options_of(parser, environment)" in text:
+            named |= set(re.findall(r'\badd\(\s*"([a-z-]+)"', text))
+        if "Variables(" in text:
+            named |= set(re.findall(r'\.(?:text|one_of|flag|count|words)\(\s*"([a-z-]+)"', text))
+    declared = {f"GPUSHARE_{name.upper().replace('-', '_')}" for name in named}
+    text = "\n".join(texts)
     return declared | set(re.findall(r"\b(?:GPUSHARE_[A-Z_]+|NODE_NAME)\b", text))
 
 

@@ -494,7 +494,7 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
     assert parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_SELECTORS": "7"}).policy.max_selectors == 7
     with pytest.raises(SystemExit):
         parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_SELECTORS": "-1"})
-    assert 'GPUSHARE_MAX_SELECTORS: "-1" is not a number' in capsys.readouterr().err
+    assert 'GPUSHARE_MAX_SELECTORS: "-1" is not a whole number from 0' in capsys.readouterr().err
     for wrong in ("auto", "1.5"):
         with pytest.raises(SystemExit) as end:
             parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_DEFAULT_FRACTION": wrong})

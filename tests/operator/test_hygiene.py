@@ -151,7 +151,7 @@ def test_the_charts_values() -> None:
     assert read.settings.hygiene == HygieneSettings(
         stalled=HygieneAction.REPLACE, outside_mps=HygieneAction.REPORT, fault=HygieneAction.DRAIN
     )
-    with pytest.raises(ValueError, match='GPUSHARE_HYGIENE_FAULT: "end" is none of report, replace, drain'):
+    with pytest.raises(ValueError, match='GPUSHARE_HYGIENE_FAULT: "end" is not one of report, replace, drain'):
         Environment.read({"GPUSHARE_HYGIENE_FAULT": "end"})
 
 

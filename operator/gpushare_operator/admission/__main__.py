@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -12,6 +11,8 @@ from typing import Final
 
 from gpushare.core.admission import DEFAULT_MAX_SELECTORS, AdmissionPolicy
 from gpushare.core.placement import settings
+from gpushare.runtime.logs import log_level_of, set_up_logging
+from gpushare.runtime.options import VariableError, Variables, options_of
 from gpushare_operator.admission.server import AdmissionServerSettings, serve
 
 # After SIGTERM the endpoints still route here for a moment; requests that arrive then are still answered.
@@ -25,23 +26,22 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         SystemExit: one of them is wrong; the sentence is on stderr, the exit code 2.
     """
     parser = argparse.ArgumentParser(prog="gpushare-admission", description="gpushare's admission webhooks")
-    parser.add_argument("--port", type=int, default=8443, help="HTTPS port (default: %(default)s)")
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--cert-dir", type=Path, required=True, help="directory with tls.crt and tls.key")
-    parsed = parser.parse_args(arguments)
+    add = options_of(parser, None)
+    add("port", 8443, "HTTPS port (default: %(default)s)", type=int)
+    add("host", "0.0.0.0", "address to listen on (default: %(default)s)")
+    add("cert-dir", None, "directory with tls.crt and tls.key", type=Path, required=True)
+    parsed, variables = parser.parse_args(arguments), Variables(environment)
     try:
         defaults = settings.parse_settings(environment).defaults
-    except settings.SettingsError as error:
+        policy = AdmissionPolicy(
+            defaults,
+            variables.text("runtime-class") or None,
+            variables.flag("env-caps-fallback"),
+            frozenset(variables.words("allowed-env")),
+            variables.count("max-selectors", DEFAULT_MAX_SELECTORS),
+        )
+    except (settings.SettingsError, VariableError) as error:
         parser.error(str(error))
-    env_caps = environment.get("GPUSHARE_ENV_CAPS_FALLBACK") or "false"
-    if env_caps not in ("true", "false"):
-        parser.error(f'GPUSHARE_ENV_CAPS_FALLBACK: "{env_caps}" is not true or false')
-    runtime_class = environment.get("GPUSHARE_RUNTIME_CLASS") or None
-    allowed_env = frozenset((environment.get("GPUSHARE_ALLOWED_ENV") or "").replace(",", " ").split())
-    most = environment.get("GPUSHARE_MAX_SELECTORS") or str(DEFAULT_MAX_SELECTORS)
-    if not most.isdecimal():
-        parser.error(f'GPUSHARE_MAX_SELECTORS: "{most}" is not a number')
-    policy = AdmissionPolicy(defaults, runtime_class, env_caps == "true", allowed_env, int(most))
     return AdmissionServerSettings(parsed.cert_dir, parsed.host, parsed.port, policy)
 
 
@@ -55,10 +55,7 @@ async def _run(server: AdmissionServerSettings) -> None:
 def main() -> None:
     """Serve until SIGTERM or SIGINT."""
     settings = parse_settings(sys.argv[1:], os.environ)
-    logging.basicConfig(
-        level=os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO",
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
+    set_up_logging(log_level_of())
     try:
         asyncio.run(_run(settings))
     except OSError as error:

@@ -1,13 +1,13 @@
 """`python -m gpushare.extender`: the scheduler extender."""
 
 import asyncio
-import logging
 import signal
 import sys
 
 from gpushare.extender.options import ExtenderOptions, parse_options
 from gpushare.extender.server import serve
 from gpushare.kube import ApiError, connect
+from gpushare.runtime.logs import set_up_logging
 
 
 async def _until_stopped(options: ExtenderOptions) -> None:
@@ -23,7 +23,7 @@ async def _until_stopped(options: ExtenderOptions) -> None:
 def main() -> None:
     """Run the extender with the command line's options."""
     options = parse_options(sys.argv[1:])
-    logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(options.log_level)
     try:
         asyncio.run(_until_stopped(options))
     except ApiError as error:

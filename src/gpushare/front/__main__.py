@@ -22,6 +22,7 @@ from typing import Final
 
 from gpushare.front.place import FrontPlace
 from gpushare.runtime.backoff import Backoff
+from gpushare.runtime.logs import log_level_of, set_up_logging
 
 _log = logging.getLogger("gpushare.front")
 AGENT: Final = (sys.executable, "-m", "gpushare_deviceplugin")
@@ -143,8 +144,7 @@ def _exit_status(status: int) -> int:
 
 def main() -> int:
     """Run by the command line and the environment."""
-    level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_level_of())
     return run(tuple(sys.argv[1:]) or AGENT, dict(os.environ))
 
 

@@ -37,6 +37,8 @@ from gpushare.mps.store import ConnectionStore
 from gpushare.mps.thawing import ThrottleProcess, thaw_ours
 from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.http import MetricsAndProbes
+from gpushare.runtime.logs import log_level_of, set_up_logging
+from gpushare.runtime.options import options_of
 
 logger = logging.getLogger(__name__)
 
@@ -185,42 +187,39 @@ def _keepers(options: argparse.Namespace) -> list[KeeperProcess]:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpushare-mps-host", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--directory", default=HOST_DIRECTORY, help="one directory per GPU is made here")
-    parser.add_argument("--simulated", help="simulated GPUs instead of the node's, such as H200:2")
-    parser.add_argument("--node-name", default=os.environ.get("NODE_NAME") or socket.gethostname())
-    parser.add_argument("--gpu", action="append", help="UUID of a GPU to keep; default: all of the node")
-    parser.add_argument("--proc", type=Path, default=PROC, help="where the node's /proc is")
-    parser.add_argument(
-        "--keep-strangers", action="store_true", help="report clients past the gate, do not end them"
-    )
-    parser.add_argument(
-        "--max-clients-per-pod",
+    add = options_of(parser, None)
+    add("directory", HOST_DIRECTORY, "one directory per GPU is made here")
+    add("simulated", None, "simulated GPUs instead of the node's, such as H200:2")
+    add("node-name", os.environ.get("NODE_NAME") or socket.gethostname(), "name of this node")
+    add("gpu", None, "UUID of a GPU to keep; default: all of the node", action="append")
+    add("proc", PROC, "where the node's /proc is", type=Path)
+    add("keep-strangers", False, "report clients past the gate, do not end them", action="store_true")
+    add(
+        "max-clients-per-pod",
+        MAX_CLIENTS_PER_POD,
+        f"MPS clients that one pod may have on a GPU, of {MAX_CLIENTS_PER_GPU}",
         type=int,
-        default=MAX_CLIENTS_PER_POD,
         choices=range(1, MAX_CLIENTS_PER_GPU + 1),
         metavar="COUNT",
-        help=f"MPS clients that one pod may have on a GPU, of {MAX_CLIENTS_PER_GPU}",
     )
-    parser.add_argument(
-        "--admit-unproven",
+    add(
+        "admit-unproven",
+        False,
+        "let tenants in though the self-test did not prove that ceilings bind",
         action="store_true",
-        help="let tenants in though the self-test did not prove that ceilings bind",
     )
-    parser.add_argument("--no-throttle", action="store_true", help="freeze no pod, whatever the agent asks")
-    parser.add_argument(
-        "--cgroup-root", type=Path, default=CGROUP_ROOT, help="where the node's cgroups are, writable"
-    )
-    parser.add_argument("--listen", default="0.0.0.0", help="address of /metrics and /healthz")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for none")
-    parser.add_argument("--probe-port", type=int, default=0, help="a port of the probes' own besides, 0 for none")
+    add("no-throttle", False, "freeze no pod, whatever the agent asks", action="store_true")
+    add("cgroup-root", CGROUP_ROOT, "where the node's cgroups are, writable", type=Path)
+    add("listen", "0.0.0.0", "address of /metrics and /healthz")
+    add("port", DEFAULT_PORT, "0 for none", type=int)
+    add("probe-port", 0, "a port of the probes' own besides, 0 for none", type=int)
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Keep every GPU's keeper running until SIGTERM."""
     options = _parse(arguments)
-    level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_level_of())
     raise_descriptor_limit()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

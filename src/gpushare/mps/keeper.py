@@ -47,6 +47,8 @@ from gpushare.mps.simulated import simulated_memory
 from gpushare.mps.status import GateState, GateStatus, SelfTestResult
 from gpushare.mps.store import BEHIND_SECONDS, StoreClient
 from gpushare.mps.terminating import Terminator
+from gpushare.runtime.logs import log_level_of, set_up_logging
+from gpushare.runtime.options import options_of
 from gpushare.runtime.parent import end_with_parent
 
 logger = logging.getLogger(__name__)
@@ -548,18 +550,18 @@ async def keep(gpu: GpuDirectory, setup: Setup, listener: socket.socket, store: 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the child process."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--directory", required=True)
-    parser.add_argument("--uuid", required=True)
-    parser.add_argument("--listener", type=int, required=True, help="inherited descriptor of the listening socket")
-    parser.add_argument("--store", type=int, required=True, help="inherited descriptor to the host's store")
-    parser.add_argument("--twin", help="the simulated GPU, JSON")
-    parser.add_argument("--proc", type=Path, default=PROC)
-    parser.add_argument("--keep-strangers", action="store_true")
-    parser.add_argument("--max-clients-per-pod", type=int, default=MAX_CLIENTS_PER_POD)
-    parser.add_argument("--admit-unproven", action="store_true")
+    add = options_of(parser, None)
+    add("directory", None, "where the host's directories of GPUs are", required=True)
+    add("uuid", None, "the GPU", required=True)
+    add("listener", None, "inherited descriptor of the listening socket", type=int, required=True)
+    add("store", None, "inherited descriptor to the host's store", type=int, required=True)
+    add("twin", None, "the simulated GPU, JSON")
+    add("proc", PROC, "where the node's /proc is", type=Path)
+    add("keep-strangers", False, "report clients past the gate, do not end them", action="store_true")
+    add("max-clients-per-pod", MAX_CLIENTS_PER_POD, "MPS clients that one pod may have on the GPU", type=int)
+    add("admit-unproven", False, "let tenants in without proof that ceilings bind", action="store_true")
     options = parser.parse_args(arguments)
-    level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_level_of())
     if options.twin is not None:
         json.loads(options.twin)
     gpu = GpuDirectory.of(options.directory, options.uuid)

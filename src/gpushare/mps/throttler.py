@@ -22,6 +22,8 @@ from gpushare.mps.freezer import CGROUP_ROOT, CgroupFreezer
 from gpushare.mps.frozen import thaw_recorded
 from gpushare.mps.silence import word
 from gpushare.mps.throttle import Throttle
+from gpushare.runtime.logs import log_level_of, set_up_logging
+from gpushare.runtime.options import options_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +69,11 @@ def _end(*_: object) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the child process."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--directory", default=HOST_DIRECTORY)
-    parser.add_argument("--cgroup-root", type=Path, default=CGROUP_ROOT)
+    add = options_of(parser, None)
+    add("directory", HOST_DIRECTORY, "where the host's directories of GPUs are")
+    add("cgroup-root", CGROUP_ROOT, "where the node's cgroups are, writable", type=Path)
     options = parser.parse_args(arguments)
-    level = os.environ.get("GPUSHARE_LOG_LEVEL") or "INFO"
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    set_up_logging(log_level_of())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _end)
     freezer = CgroupFreezer(options.cgroup_root)
