@@ -1,6 +1,8 @@
 """The operator's own part, in process: lists, GpuShares for pods, statuses; the API answers from memory.
 
-What is timed is what the operator does; a real API server adds its own time for each of the counted calls.
+What is timed is what the operator does; a real API server adds its own time for each of the counted calls. So the
+objects lie in plain dictionaries, not in the shipped fake's store (gpushare.kube.fake): that one copies an object
+three times at each write, in the same process, which would count as the operator's processor time and its stalls.
 """
 
 import argparse

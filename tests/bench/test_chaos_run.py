@@ -25,7 +25,7 @@ from bench.chaos.parts import Component, missing_roles
 from bench.chaos.picture import ClientSeen
 from bench.chaos.plan import QUICK, TRAITS, Ends, FaultKind, PlannedFault, fault
 from bench.chaos.run import FAULTS_FILE, ChaosRun, FaultOutcome, read_outcomes, write_header
-from chaosfakes import GPU, FakeApi, FakeCluster
+from chaosfakes import GPU, FakeCluster, StoredPods
 
 
 def test_a_fault_depends_on_seed_and_number_alone() -> None:
@@ -65,7 +65,7 @@ def test_the_largest_pod_of_the_load_always_has_room_on_one_of_the_gpus() -> Non
 
 @pytest.fixture
 def cluster() -> FakeCluster:
-    return FakeCluster(FakeApi())
+    return FakeCluster(StoredPods())
 
 
 def chaos(cluster: FakeCluster, directory: Path) -> ChaosRun:
@@ -172,7 +172,7 @@ def test_a_tenant_that_the_fault_itself_ends_is_listed(cluster: FakeCluster, tmp
 def test_a_frozen_tenant_is_broken(cluster: FakeCluster, tmp_path: Path) -> None:
     run = chaos(cluster, tmp_path)
     assert run.settle_first() == []
-    cluster.frozen = {"uid-load-1": 9.0}
+    cluster.frozen = {cluster.api.pods["load-1"]["metadata"]["uid"]: 9.0}
     (only,) = run.run(3, range(1), QUIET, until=1e9)
     assert only.rules == (Rule.FROZEN,)
 

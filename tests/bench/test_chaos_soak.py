@@ -25,12 +25,12 @@ from bench.chaos.soak import (
     soak,
 )
 from bench.chaos.usage import FEWEST_SAMPLES, Usage, growth
-from chaosfakes import FakeApi, FakeCluster
+from chaosfakes import FakeCluster, StoredPods
 
 
 @pytest.fixture
 def cluster() -> FakeCluster:
-    return FakeCluster(FakeApi())
+    return FakeCluster(StoredPods())
 
 
 def usages(*kib: int, descriptors: int = 20, threads: int = 5, pids: tuple[int, ...] = (1,)) -> list[Usage]:
@@ -96,7 +96,7 @@ def test_a_soak_whose_pods_run_breaks_nothing(cluster: FakeCluster, tmp_path: Pa
 
 
 def test_a_soak_that_can_create_nothing_is_broken(cluster: FakeCluster, tmp_path: Path) -> None:
-    class Refusing(FakeApi):
+    class Refusing(StoredPods):
         def create(self, _path: str, _body: dict) -> dict:
             raise RefusedError(403, "no")
 

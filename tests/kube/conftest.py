@@ -1,4 +1,9 @@
-"""A little API server over real HTTP: lists, watches, patches and bindings as a test scripts them."""
+"""A little API server over real HTTP: lists, watches, patches and bindings as a test scripts them.
+
+Not the shipped fake (gpushare.kube.fake), which behaves as an API server does: here the client and the reflector
+are shown what none should send (half an object on a watch, a page of HTML, refusals in a given order), and
+requests are looked at as they went over the wire, content type and body.
+"""
 
 from __future__ import annotations
 

@@ -9,33 +9,37 @@ from bench.chaos.parts import Component
 from bench.chaos.picture import ClientSeen, GpuSeen, Picture, PodSeen
 from bench.chaos.plan import PlannedFault
 
+from gpushare.kube import PODS
+from gpushare.kube.fake import ObjectStore
+
 GPU = "GPU-1"
 
 
-class FakeApi:
-    """Pods by name; answers as the API server does, or not at all."""
+class StoredPods:
+    """What the load asks of its client, which waits for each answer, of the shipped fake's store."""
 
     def __init__(self) -> None:
-        self.pods: dict[str, dict] = {}
+        self.store = ObjectStore()
         self.made = 0
 
-    def create(self, _path: str, body: dict) -> dict:
+    @property
+    def pods(self) -> dict[str, dict]:
+        """By name."""
+        return {pod["metadata"]["name"]: pod for pod in self.store.objects(PODS).values()}
+
+    def create(self, path: str, body: dict) -> dict:
         self.made += 1
-        name = body["metadata"]["name"]
-        self.pods[name] = {**body, "metadata": {**body["metadata"], "uid": f"uid-{name}"}}
-        return self.pods[name]
+        return self.store.respond("POST", path, {}, body)
 
     def delete(self, path: str, body: dict | None = None) -> dict:
-        assert body is not None
-        assert body["preconditions"]["uid"] == self.pods.pop(path.rpartition("/")[2])["metadata"]["uid"]
-        return {}
+        return self.store.respond("DELETE", path, {}, body)
 
 
 @dataclass
 class FakeCluster:
     """A cluster that is as the load wants it, but for what a test breaks; also eye, injector and freezer."""
 
-    api: FakeApi
+    api: StoredPods
     clock: float = 0.0
     recovers_at: float = 0.0
     recovers_after: float = 0.0
