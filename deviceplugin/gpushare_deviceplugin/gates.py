@@ -37,8 +37,8 @@ _SHOWN_HOLDS: Final = frozenset(
 
 
 _ADVICE: Final = {
-    HoldReason.POD_CAP: "; the pod's other processes have all of its thread percentage, so it goes on when one "
-    f"leaves. The annotation {names.PROCESSES} says how many share it",
+    HoldReason.POD_CAP: "; the pod's processes and contexts have all of its thread percentage, so it goes on "
+    f"when one leaves. The annotation {names.PROCESSES} says how many share it",
     HoldReason.POD_CLIENTS: "; the pod has its share's part of the GPU's MPS clients, or as many as "
     f"one pod may have. The annotation {names.PROCESSES} asks for more, and is charged for them",
 }

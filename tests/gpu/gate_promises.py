@@ -88,34 +88,37 @@ def raw(b: Bench) -> dict[str, Any]:
 
 
 def several_contexts(b: Bench) -> dict[str, Any]:
-    """Two further contexts in one process: what they get, and what the daemon says of them.
+    """A process's further contexts: of a pod that named one process they wait, of one that named three they share.
 
-    A question, not a promise (docs/security.md): is a further context a client of its own, through the gate again,
-    with the whole cap and the whole memory limit? Each asks for nearly all of the pod's memory.
+    Each asks for nearly all of the pod's memory, which is one limit for the process.
     """
-    cap = (20, 4096)
-    uid = b.decide(1, *cap)
-    turns_before = b.status().turns.count
+    alone = b.decide(1, 20, 4096)
+    tenant = b.spawn(alone, "contexts", 30, 3000)
+    own = tenant.wait("context", START)["sms"]
+    b.until(
+        lambda: any(h.pod_uid == alone and h.reason is HoldReason.POD_CAP for h in b.status().held),
+        START,
+        "the second context held, and told why",
+    )
+    time.sleep(1)
+    must(tenant.find("further") is None, f"a further context beside {own} SMs: {tenant.find('further')}")
+    b.clear()
+    uid = b.decide(2, 20, 4096, processes=3)
     tenant = b.spawn(uid, "contexts", 30, 3000)
-    context = tenant.wait("context", START)
-    with contextlib.suppress(RuntimeError):  # ended for its memory, or held
-        tenant.wait("contexts", 10)
-        if not b.twin:
-            tenant.wait("together", 15)
-    control = b.control()
-    server = control.servers()[0]
-    answers = {line: ask(line, control.program).stdout for line in (f"get_client_list {server}", "ps")}
-    status = b.status()
+    first = tenant.wait("context", START)["sms"]
+    tenant.wait("contexts", START)
+    if not b.twin:
+        tenant.wait("together", 15)
+    further = [event for event in tenant.events if event.get("event") == "further"]
+    must(all(event["made"] == 0 for event in further), f"a context was not made: {further}")
+    sms = [first, *(event["affinity_sms"] for event in further)]
+    must(sum(sms) <= sms_at(b, 20)[1], f"{sms} SMs under a cap of 20%")
+    must(not all(event["allocated"] == 0 for event in further), "three times the pod's memory")
     return {
-        "sms": context["sms"],
-        "further": [event for event in tenant.events if event.get("event") == "further"],
+        "alone_sms": own,
+        "sms": sms,
         "together": tenant.find("together"),
-        "turns": status.turns.count - turns_before,
-        "held": [str(each.reason) for each in status.held],
-        "used_mib": used_mib_by_pod(b).get(uid, 0),
-        "limit_mib": cap[1],
-        "answers": answers,
-        "ended": tenant.end(),
+        "used_mib": used_mib_by_pod(b).get(uid),
     }
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from gpushare.mps import commands
+from gpushare.mps.contexts import ContextLog
 from gpushare.mps.control import TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
 from gpushare.mps.gate import Backend, Gate
 from gpushare.mps.host import listen
@@ -25,7 +26,9 @@ from gpushare.mps.ledger import ClientLedger
 from gpushare.mps.packets import HELLO
 from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.status import GateState, HoldReason
+from gpushare.twin.contention import WORKLOADS
 from gpushare.twin.gpus import parse_simulated
+from gpushare.twin.mps.client import TwinContext
 from gpushare.twin.mps.memory import TwinMemory
 
 SRC = Path(__file__).parents[2] / "src"
@@ -195,7 +198,8 @@ class Stage:
         self.pods: dict[int, str] = {}
         self.default_pod: str | None = None
         self.control = AsyncMpsControl(twin_program(gpu))
-        self.ledger = ClientLedger(TwinMemory(gpu), identify=self.identify)
+        contexts = ContextLog(gpu.log / "server.log")
+        self.ledger = ClientLedger(TwinMemory(gpu), identify=self.identify, contexts=contexts)
         self.trouble: list[Exception] = []
         self.gate = Gate(
             self.control, CeilingPolicy(gpu), self.ledger, on_trouble=self.trouble.append, identify=self.identify
@@ -217,6 +221,8 @@ class Stage:
 @pytest.fixture
 async def stage(twin, twin_gpu):
     twin.run(commands.start_server(0))
+    # As after a self-test, the server's log has told of a client.
+    TwinContext({"CUDA_MPS_PIPE_DIRECTORY": str(twin_gpu.pipe)}, WORKLOADS["latency-probe"], PATIENCE).close()
     stage = Stage(twin_gpu, twin.servers()[0])
     await stage.look()
     listener = listen(twin_gpu)

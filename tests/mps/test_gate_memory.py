@@ -8,21 +8,30 @@ import sys
 import pytest
 
 from gpushare.mps.ending import Endings
+from gpushare.mps.status import HoldReason
 
 from .conftest import SRC, decide, eventually
 
 pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
 
 
+# Makes three contexts, asks 3,000 MiB in each, then gives up the last and makes another one.
 SEVERAL_CONTEXTS = """
 import os, time
 from gpushare.twin.contention import WORKLOADS
-from gpushare.twin.mps.client import TwinContext
+from gpushare.twin.mps.client import CudaError, TwinContext
 held = []
-for _ in range(3):
+def one():
     held.append(TwinContext(os.environ, WORKLOADS["stream"]))
-    held[-1].allocate(3000)
-print("all", flush=True)
+    print(f"context sms={held[-1].attached.sm_count}", flush=True)
+    try:
+        held[-1].allocate(3000)
+    except CudaError as error:
+        print(error, flush=True)
+for _ in range(3):
+    one()
+held.pop().close()
+one()
 time.sleep(1000)
 """
 
@@ -60,7 +69,7 @@ async def test_when_an_older_process_grows_beyond_the_limit_the_newest_is_ended(
 
 @pytest.fixture
 def several_contexts(twin_gpu, short_path):
-    """A process that makes three contexts with 3,000 MiB each, and what it logs."""
+    """A process that makes several contexts, and what it logs."""
     log = short_path / "log"
     environment = {
         "PATH": os.environ["PATH"],
@@ -75,17 +84,23 @@ def several_contexts(twin_gpu, short_path):
     process.wait(60)
 
 
-async def test_a_process_of_several_contexts_has_no_more_memory_than_its_pod(stage, several_contexts):
+async def test_a_further_context_of_a_process_waits_where_its_pod_named_one_process(stage, several_contexts):
+    """Before: each context had the pod's whole cap, and the process three times its part of the GPU."""
     process, log = several_contexts
     decide(stage.gpu, a=(20, 4096))
     stage.pods[process.pid] = "a"
-    now = 0.0
-    stage.gate._endings = Endings(clock=lambda: now)
-    await eventually(lambda: "all" in log.read_text(), "three contexts with 3,000 MiB each")
+    await eventually(lambda: stage.reasons().get(process.pid) is HoldReason.POD_CAP, "the second waits, and why")
+    assert log.read_text().count("context sms=26") == 1
+
+
+async def test_contexts_of_a_process_share_its_pods_cap_and_memory(stage, several_contexts):
+    process, log = several_contexts
+    decide(stage.gpu, processes=3, a=(20, 4096))
+    stage.pods[process.pid] = "a"
+    # The fourth is let in because the third was given up.
+    await eventually(lambda: log.read_text().count("context sms=") == 4, "three contexts, and one in place of one")
     await stage.look()
-    await stage.ledger.watch_memory()
-    await stage.gate.end_overruns()
-    now = 2.0
-    await stage.gate.end_overruns()
-    await eventually(lambda: process.poll() == -signal.SIGKILL, "ended")
-    assert f"of its 4096 MiB; ended process {process.pid}" in stage.ledger.mismatches[-1].detail
+    assert [client.pid for client in stage.ledger.clients()] == [process.pid]
+    assert stage.ledger.percentages("a", process.pid) == (7, 7, 7)
+    assert log.read_text().count("context sms=8") == 4
+    await eventually(lambda: log.read_text().count("out of memory") == 3, "one limit for all of them")

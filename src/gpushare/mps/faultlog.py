@@ -7,12 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from gpushare.mps.tail import Tail
+
 _FATAL: Final = re.compile(rb"fatal|\bfault\b", re.IGNORECASE)
 _CLIENT: Final = re.compile(rb"Client \{PID: (\d+)")
 _REACHED: Final = b"sticky error set:"
 _ONE_PID: Final = re.compile(rb"\] (\d+)\s*$")
 _TIME: Final = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) ")
-_MAX_READ: Final = 2**20
 _STAMP_SECONDS: Final = 0.01  # stamps are cut to milliseconds; a process takes longer to become a client
 _CLOCK_ERROR_SECONDS: Final = 0.5  # the wall clock may be slewed between two reads
 
@@ -49,46 +50,24 @@ class FaultLog:
     """A reader of server.log: `read` returns the first fault since the last call, `complete` its whole report."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._tail = Tail(path)
         self._report: list[bytes] = []
         self.skip()
 
     def skip(self) -> None:
         """Skip what is written so far."""
         self._report = []
-        try:
-            self._offset = self._path.stat().st_size
-        except OSError:
-            self._offset = 0
+        self._tail.skip()
 
     def read(self) -> Fault | None:
         """Return the first fault in the new lines, None without one; a rotated log is read from its start."""
-        self._report = self._new_lines()
+        self._report = self._tail.lines()
         return _fault_in(self._report)
 
     def complete(self) -> Fault | None:
         """Return the fault of the last `read` with the lines that the server has added since."""
-        self._report += self._new_lines()
+        self._report += self._tail.lines()
         return _fault_in(self._report)
-
-    def _new_lines(self) -> list[bytes]:
-        """Return whole lines only: the server may be writing one."""
-        try:
-            size = self._path.stat().st_size
-            if size < self._offset:
-                self._offset = 0
-            if size == self._offset:
-                return []
-            with self._path.open("rb") as file:
-                start = max(self._offset, size - _MAX_READ)
-                file.seek(start)
-                text = file.read(_MAX_READ)
-        except OSError:
-            return []
-        whole = text.rfind(b"\n") + 1
-        self._offset = start + whole
-        return text[:whole].splitlines()
 
 
 def _fault_in(lines: Sequence[bytes]) -> Fault | None:

@@ -69,6 +69,7 @@ class _Turn:
             took.
         step_at: when the process last made progress.
         handovers: what it was handed of the server, until that has heard it.
+        heard_before: how many first words of it the server had heard until then.
         delays: how long its threads had waited for a CPU when its turn began, in all their life.
     """
 
@@ -81,13 +82,20 @@ class _Turn:
     delays: Mapping[str, float] = field(default_factory=dict)
     listed: bool = False
     handovers: list[Handover] = field(default_factory=list)
+    heard_before: int | None = None
 
-    def speak(self) -> bool:
-        """Say the client's word where it did not; return whether that is news."""
-        is_news = any(not each.has_spoken for each in self.handovers)
-        for each in self.handovers:
-            each.speak()
-        return is_news
+    def mute(self, heard: int | None) -> list[Handover]:
+        """Return the handovers of which the server has heard no word, by how many it has heard of the process.
+
+        A process that has ended says none any more. One that lives says its words in the order of the handovers;
+        where the server's log tells of none at all, it is taken to have said them.
+        """
+        left = [each for each in self.handovers if not each.has_spoken]
+        if not is_alive(*self.process):
+            return left
+        if heard is None:
+            return []
+        return left[max(0, heard - (self.heard_before or 0)) :]
 
     def settle(self) -> None:
         """The server has heard whoever was handed to it."""
@@ -376,14 +384,9 @@ class Gate:
         listing = asyncio.ensure_future(self._control.run(commands.client_list(server_pid)))
         try:
             while not (await asyncio.wait({listing}, timeout=LISTING_SECONDS))[0]:
-                is_mute = self._clock() - asked_at > MUTE_SECONDS and self._is_over(turn)
-                if (is_mute or not is_alive(*turn.process)) and turn.speak():
-                    logger.warning(
-                        "spoke to the MPS server for pid %d of pod %s, which %s without a word",
-                        pid,
-                        turn.pod_uid,
-                        "sits" if is_mute else "ended",
-                    )
+                is_late = self._clock() - asked_at > MUTE_SECONDS and self._is_over(turn)
+                if is_late or not is_alive(*turn.process):
+                    self._speak_for(turn)
             listed = listing.result()
         finally:
             listing.cancel()
@@ -402,14 +405,26 @@ class Gate:
         try:
             return await self._pass_on_until_listed(turn, server_pid)
         finally:
-            if turn.handovers:  # the daemon did not answer: closed at once, the word might go unheard
-                turn.speak()
+            if turn.handovers:  # the daemon did not answer: closed at once, a word might go unheard
+                self._speak_for(turn)
                 asyncio.get_running_loop().call_later(HEARD_SECONDS, turn.settle)
+
+    def _speak_for(self, turn: _Turn) -> None:
+        """Say the first word of a client that does not, so that the server goes on."""
+        if mute := turn.mute(self._ledger.heard(turn.process[0])):
+            logger.warning(
+                "pid %d of pod %s says nothing to the MPS server, or has ended: said in its place",
+                turn.process[0],
+                turn.pod_uid,
+            )
+        for each in mute:
+            each.speak()
 
     async def _pass_on_until_listed(self, turn: _Turn, server_pid: int) -> bool:
         passed, pause = False, 0.005
         turn.waits_since = turn.step_at = self._clock()
         turn.delays = run_delays(turn.process[0])
+        turn.heard_before = self._ledger.heard(turn.process[0])
         while self._clock() < min(turn.step_at + TURN_SECONDS, turn.started + MAX_TURN_SECONDS):
             self._wake.clear()
             if connection := self._take(turn.process):

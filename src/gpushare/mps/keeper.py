@@ -24,6 +24,7 @@ from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.mps import commands
 from gpushare.mps.asks import boottime
 from gpushare.mps.commands import ServerState
+from gpushare.mps.contexts import ContextLog
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, AsyncMpsControl, ControlProgram, SyncMpsControl
 from gpushare.mps.ending import Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, ControlTimeoutError, DaemonDownError, MpsError, NotSentError
@@ -109,7 +110,12 @@ class Keeper:
     def __init__(self, gpu: GpuDirectory, setup: Setup, store: StoreClient | None = None) -> None:
         self.gpu, self._setup, self._control = gpu, setup, setup.control
         self._policy = CeilingPolicy(gpu, setup.max_clients_per_pod)
-        self._ledger = ClientLedger(setup.memory, identify=setup.identify, ends_strangers=setup.ends_strangers)
+        self._ledger = ClientLedger(
+            setup.memory,
+            identify=setup.identify,
+            ends_strangers=setup.ends_strangers,
+            contexts=ContextLog(setup.control.program.log / "server.log"),
+        )
         self.gate = Gate(
             setup.control,
             self._policy,

@@ -1,12 +1,14 @@
 """The gate's record of one GPU's clients: processes admitted, their ceilings, and which are connected."""
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gpushare.mps.contexts import ContextLog
 from gpushare.mps.grants import ProcessMemory
 from gpushare.mps.identity import is_alive, pod_uid_of, start_ticks_of
 from gpushare.mps.memory import MemoryReader
@@ -16,6 +18,7 @@ from gpushare.mps.status import ClientStatus, GateStatus, Mismatch, MismatchKind
 logger = logging.getLogger(__name__)
 
 KEPT_MISMATCHES: Final = 50  # only the latest; the agent turns each into an event once
+KEPT_GRANTS: Final = 64
 KEPT_DEPARTED: Final = 1024  # a bound only: the keeper forgets departed clients by time
 
 
@@ -26,6 +29,7 @@ class Admission:
     Attributes:
         pod_limit_mib: the pod's limit at that time; granted_mib: the process's ceiling, its part of it.
         admitted_at: seconds of the gate's clock.
+        grants: the thread percentages of all its turns; a process with several contexts has had several.
     """
 
     pid: int
@@ -37,6 +41,13 @@ class Admission:
     admitted_at: float
     used_mib: int | None = None
     changed_at: float = 0.0
+    grants: tuple[int | None, ...] = ()
+
+    def percentages(self, contexts: int) -> tuple[int | None, ...]:
+        """Return what so many contexts of it run under: at most, as which of them have gone is not told."""
+        known = self.grants or (self.thread_percentage,)
+        ordered = sorted(known, key=lambda each: math.inf if each is None else each, reverse=True)
+        return tuple((ordered + [ordered[0]] * contexts)[:contexts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +70,9 @@ class ClientLedger:
         identify: Callable[[int], str | None] = pod_uid_of,
         clock: Callable[[], float] = time.monotonic,
         ends_strangers: bool = False,
+        contexts: ContextLog | None = None,
     ) -> None:
+        self._contexts = contexts
         self._memory, self._identify, self._clock = memory, identify, clock
         self._follows = "; it is ended" if ends_strangers else ""
         self._caller = PatientCaller()
@@ -131,7 +144,12 @@ class ClientLedger:
         """Record that a process gets its turn."""
         self._late = None
         self._present.setdefault(admission.pid, Presence(admission.pid, admission.pod_uid, admission.admitted_at))
-        self._admissions[admission.pid] = replace(admission, changed_at=admission.admitted_at)
+        before = self._admissions.get(admission.pid)
+        earlier: tuple[int | None, ...] = ()
+        if before is not None and before.start_ticks == admission.start_ticks and self.is_client(before.pid):
+            earlier = before.grants or (before.thread_percentage,)
+        grants = (*earlier, admission.thread_percentage)[-KEPT_GRANTS:]
+        self._admissions[admission.pid] = replace(admission, changed_at=admission.admitted_at, grants=grants)
 
     def end_turn(self, pid: int, *, is_client: bool) -> None:
         """Record that its turn is over. It may still become a client while the ceilings in force are its own."""
@@ -232,13 +250,27 @@ class ClientLedger:
         """Return the pod's other live processes."""
         return tuple(_memory_of(a) for a in self._admissions.values() if a.pod_uid == pod_uid and a.pid != pid)
 
+    def heard(self, pid: int) -> int | None:
+        """Return how many first words of a process the server has logged; None where it logs none."""
+        if self._contexts is None:
+            return None
+        self._contexts.read()
+        return self._contexts.heard(pid)
+
     def percentages(self, pod_uid: str | None, pid: int) -> tuple[int | None, ...]:
-        """Return the thread percentages of the pod's other clients that still run; None where one is unknown."""
-        return tuple(
-            a.thread_percentage
-            for a in self._admissions.values()
-            if a.pod_uid == pod_uid and a.pid != pid and self.is_client(a.pid) and is_alive(a.pid, a.start_ticks)
-        )
+        """Return the thread percentages of the contexts that a pod has, but those of `pid`'s start.
+
+        That is one for each of its other clients that still run, more for one that has several contexts, and those
+        that `pid` has already; None where one is unknown.
+        """
+        if self._contexts is not None:
+            self._contexts.read()
+        found: list[int | None] = []
+        for a in self._admissions.values():
+            if a.pod_uid == pod_uid and self.is_client(a.pid) and is_alive(a.pid, a.start_ticks):
+                known = self._contexts.count(a.pid) if self._contexts is not None else 0
+                found += a.percentages(known if a.pid == pid else max(1, known))
+        return tuple(found)
 
     def pods(self) -> tuple[tuple[str, int, tuple[ProcessMemory, ...]], ...]:
         """Return uid, limit and processes of every pod; the limit is the highest of their admissions."""

@@ -57,6 +57,7 @@ class _Client:
     socket: socket.socket
     grant: Grant
     pid: int = 0
+    context: int = 0  # number within its process
     workload: str = ""
     solo: Counters = field(default_factory=Counters)
     solo_rate: float = 0.0
@@ -154,7 +155,8 @@ class TwinServer:
         """The table that `ps` prints."""
         lines = ["PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        "]
         with self._lock:
-            for number, client in enumerate(c for c in self._clients if c.pid):
+            of_process = {client.pid: client for client in reversed(self._clients) if client.pid}
+            for number, client in enumerate(reversed(of_process.values())):
                 lines.append(
                     f"{client.pid:<9} {number:<9} {self.pid:<14} {self.gpu.uuid[:22]:<25} {4026531836:<14} "
                     f"{client.workload}"
@@ -206,6 +208,8 @@ class TwinServer:
                 _tell(client.socket, {"event": "ended", "error": ILLEGAL_ACCESS})
                 self._selector.unregister(client.socket)
                 self._clients.remove(client)
+                if client.pid:
+                    self._log_exit(client)
                 _close(client.pipes)
                 with contextlib.suppress(OSError):
                     client.socket.shutdown(socket.SHUT_WR)
@@ -248,9 +252,8 @@ class TwinServer:
             if not data:
                 self._drop(client)
                 return
-            sender = next((struct.unpack("3i", d)[0] for _, t, d in ancillary if t == socket.SCM_CREDENTIALS), 0)
             message = json.loads(data)
-            answer = self._handle(client, message, sender)
+            answer = self._handle(client, message, _sender(ancillary))
         except BlockingIOError:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -265,17 +268,19 @@ class TwinServer:
     def _hear(self, client: _Client) -> None:
         """Take a client's first word: any will do for credentials, which the kernel adds."""
         try:
-            word = client.socket.recv(MAX_PACKET)
+            word, ancillary, _, _ = client.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(12))
         except BlockingIOError:
             return
         except OSError:  # it left, with pipes unread
-            word = b""
+            word, ancillary = b"", []
         client.has_spoken = True
         if not word or _is_broken(client.pipes):
             self._waits_in_vain = True
             self._log("User did not send valid credentials")
         if word != CREDENTIALS or self._waits_in_vain:
             self._drop(client)
+        else:
+            self._log(f"Client {{PID: {_sender(ancillary)}, Context ID: 0}} connected")
 
     def _handle(self, client: _Client, message: dict[str, Any], sender: int) -> dict[str, Any] | None:
         match message["op"]:
@@ -286,8 +291,9 @@ class TwinServer:
             case "alloc":
                 wanted = int(message["mib"])
                 in_use = sum(c.used_mib for c in self._clients)
-                if client.used_mib + wanted > client.limit_mib or in_use + wanted > self.gpu.memory_mib:
-                    free = max(0, min(client.limit_mib - client.used_mib, self.gpu.memory_mib - in_use))
+                own = sum(c.used_mib for c in self._clients if c.pid == client.pid)
+                if own + wanted > client.limit_mib or in_use + wanted > self.gpu.memory_mib:
+                    free = max(0, min(client.limit_mib - own, self.gpu.memory_mib - in_use))
                     return {"event": "refused", "error": OUT_OF_MEMORY, "free_mib": free}
                 client.used_mib += wanted
                 return {"event": "allocated", "used_mib": client.used_mib}
@@ -312,9 +318,10 @@ class TwinServer:
         client.sm_count = visible_sms(self.gpu.sm_count, client.percentage)
         client.solo = Counters(**message["counters"])
         client.solo_rate, client.workload = float(message["iterations_per_s"]), str(message["workload"])[:64]
+        client.context = 1 + max((c.context for c in self._clients if c.pid == sender), default=0)
         client.used_mib, client.pid = CONTEXT_MIB, sender
         client.ticked_at = time.monotonic()
-        self._log(f"Client {{PID: {sender}, Context ID: 0}} connected")
+        self._log(f"Client {{PID: {sender}, Context ID: {client.context}}} connected")
         return {
             "event": "attached",
             "pid": sender,
@@ -333,8 +340,17 @@ class TwinServer:
         client.socket.close()
         _close(client.pipes)
         if client.pid:
-            self._log(f"Client {{PID: {client.pid}, Context ID: 0}} exited")
+            self._log_exit(client)
             self._update()
+
+    def _log_exit(self, client: _Client) -> None:
+        left = sum(each.pid == client.pid for each in self._clients)
+        self._log(
+            f"Client {{PID: {client.pid}, Context ID: {client.context}}} exiting. "
+            f"Number of active client contexts is {left}."
+        )
+        if not left:
+            self._log(f"Client process {client.pid} disconnected")
 
     def _settle_fault(self) -> None:
         """Back to ACTIVE once the faulted clients' ends are closed (docs/facts.md 4)."""
@@ -446,6 +462,11 @@ class TwinServer:
         )
         with contextlib.suppress(OSError):
             write_atomically(self._state_file, state.to_json())
+
+
+def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
+    """The pid that the kernel says sent a packet."""
+    return next((struct.unpack("3i", d)[0] for _, t, d in ancillary if t == socket.SCM_CREDENTIALS), 0)
 
 
 def _send_pipes(connection: socket.socket) -> tuple[int, ...]:

@@ -1,0 +1,39 @@
+"""Reads what is added to a log, in whole lines."""
+
+from pathlib import Path
+from typing import Final
+
+_MAX_READ: Final = 2**20  # of one call; what lies before is left out
+
+
+class Tail:
+    """One log: `lines` returns what was added since the last call; a rotated one is read from its start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def skip(self) -> None:
+        """Skip what is written so far."""
+        try:
+            self._offset = self._path.stat().st_size
+        except OSError:
+            self._offset = 0
+
+    def lines(self) -> list[bytes]:
+        """Return whole lines only: the server may be writing one."""
+        try:
+            size = self._path.stat().st_size
+            if size < self._offset:
+                self._offset = 0
+            if size == self._offset:
+                return []
+            with self._path.open("rb") as file:
+                start = max(self._offset, size - _MAX_READ)
+                file.seek(start)
+                text = file.read(_MAX_READ)
+        except OSError:
+            return []
+        whole = text.rfind(b"\n") + 1
+        self._offset = start + whole
+        return text[:whole].splitlines()
