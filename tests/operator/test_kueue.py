@@ -119,10 +119,10 @@ async def queueing(
             "controllers", [str(kube.resolve()), "kube-controller-manager", *options, "--secure-port=0"]
         )
         async with connect(server.kubeconfig) as api:
-            for path in sorted((kueue / "crds").glob("*.yaml")):
-                await api.create(DEFINITIONS, yaml.safe_load(path.read_text()))
-            for definition in definitions:
+            kueues = [yaml.safe_load(path.read_text()) for path in sorted((kueue / "crds").glob("*.yaml"))]
+            for definition in (*kueues, *definitions):
                 await api.create(DEFINITIONS, definition)
+            await _served(api, (*kueues, *definitions))
             paths = [path for name in ("", *frameworks) for path in KUEUE_WEBHOOKS[name]]
             await _intercept(api, kueue, bundle, ours_port, kueue_port, paths)
             settings = tmp_path / "kueue.yaml"
@@ -143,6 +143,23 @@ async def queueing(
         processes.close()
         admission.stop()
         server.close()
+
+
+async def _served(api: Api, definitions: Collection[Json]) -> None:
+    """Wait until discovery lists every kind: Kueue looks once, at its start, and ends where one is missing."""
+    wanted = {
+        (spec["group"], version["name"], spec["names"]["plural"])
+        for spec in (each["spec"] for each in definitions)
+        for version in spec["versions"]
+        if version["served"]
+    }
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while wanted:
+            for group, version in {each[:2] for each in wanted}:
+                with contextlib.suppress(ApiError):
+                    listed = await api._call("GET", f"/apis/{group}/{version}")
+                    wanted -= {(group, version, each["name"]) for each in listed["resources"]}
+            await asyncio.sleep(0.1)
 
 
 def _settings(certificates: Path, port: int, frameworks: list[str]) -> Json:
