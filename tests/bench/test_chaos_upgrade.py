@@ -16,16 +16,16 @@ from bench.chaos.parts import Component
 from bench.chaos.run import write_header
 from bench.chaos.upgrade import FORMER, SETTLED_SECONDS, UpgradeStage, former_sources, stage
 from bench.chaos.upgrading import UPGRADE_FILE, read_stages
+from chaosfakes import FakeCluster, StoredPods
 from devcluster.progress import Failed
 from devcluster.settings import REPOSITORY
-from tests.bench.test_chaos_run import FakeApi, FakeCluster
 
 DONE = UpgradeStage("upgrade", 200.0, 60, 58, 4.2, (), ())
 
 
 @pytest.fixture
 def cluster() -> FakeCluster:
-    return FakeCluster(FakeApi())
+    return FakeCluster(StoredPods())
 
 
 @pytest.fixture
@@ -123,7 +123,12 @@ def test_pods_that_an_upgrade_had_beside_others_are_not_missing_afterwards() -> 
         ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
         return {"metadata": {"name": name, "uid": name, "labels": labels}, "status": ready}
 
-    class Parts(FakeApi):
+    class Parts:
+        """The pods of our parts alone."""
+
+        def __init__(self) -> None:
+            self.pods: dict[str, dict] = {}
+
         def items(self, path: str) -> list[dict]:
             return list(self.pods.values()) if path.endswith("gpushare-system/pods") else []
 
