@@ -33,7 +33,7 @@ def decide(state: NodeState, terms: TermsOf = class_of_annotation) -> dict[str, 
             terms(pod).job_class,
             ends_at=pod.ends_at,
             processes=pod.processes,
-            clients=clients_of(min(pod.share_units, SHARES_PER_GPU), pod.processes),
+            clients=clients_of(min(pod.share_units, SHARES_PER_GPU)),
         )
         for uuid in state.gpus_of(pod):
             if uuid in by_gpu:

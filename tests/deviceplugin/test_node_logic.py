@@ -73,7 +73,7 @@ class TestDecisions:
         state.put_pod(make_pod("admitted-before", share=1, **{names.PROCESSES: "3"}))
         decided = decide(state)[GPU_A].pods
         clients = {uid: decision.clients for uid, decision in decided.items()}
-        assert clients == {"uid-quarter": 12, "uid-least": 1, "uid-two-gpus": 48, "uid-admitted-before": 3}
+        assert clients == {"uid-quarter": 12, "uid-least": 1, "uid-two-gpus": 48, "uid-admitted-before": 1}
 
     def test_a_bad_annotation_is_said_once_and_what_runs_keeps_its_last_decision(
         self, state: NodeState, caplog: pytest.LogCaptureFixture

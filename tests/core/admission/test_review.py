@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpushare.core.admission.resolve import Defaults
+from gpushare.core.admission.resolve import Defaults, resolve
 from gpushare.core.admission.review import (
     MAX_NAMES,
+    NOTHING_KNOWN,
     AdmissionPolicy,
     Knowledge,
     check_gpushare,
@@ -246,6 +247,30 @@ def test_a_workload_that_ended_its_neighbours_twice_is_charged_whole_gpus() -> N
     from_template = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, H200))
     assert {op["path"] for op in patched(from_template, POLICY, knows(harmful))} == set()
     assert check_pod(from_template, knows(harmful)) is None, "its Job goes on, for what its template was charged"
+
+
+@pytest.mark.parametrize(("fraction", "now"), [("0.05", "17"), ("auto", "50")])
+def test_a_template_that_named_its_share_before_clients_were_charged_goes_on(fraction: str, now: str) -> None:
+    """Before: templates are immutable, so every pod of such a Job was refused for ever."""
+    asked = {names.FRACTION: fraction, names.CLASS: "latency", names.PROCESSES: "8"}
+    policy = AdmissionPolicy(Defaults(charge_memory=False))
+    new = apply(pod(asked), patched(pod(asked), policy))
+    assert new["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: now}
+    amounts = {"limits": {names.SHARE_RESOURCE: "5"}, "requests": {names.SHARE_RESOURCE: "5"}}
+    named = pod(asked, containers=[{"name": "main", "resources": amounts}])
+    admitted = apply(named, patched(named, policy))
+    assert admitted["spec"]["containers"][0]["resources"] == amounts
+    assert check_pod(admitted, NOTHING_KNOWN, policy) is None
+    needs = resolve(asked, limit_percent=5)
+    assert not isinstance(needs, Rejection)
+    assert needs.clients == 2, "those of the share that it is charged"
+
+
+def test_less_than_a_pod_was_charged_before_clients_were_is_refused() -> None:
+    asked = {names.FRACTION: "0.05", names.CLASS: "latency", names.PROCESSES: "8"}
+    for amount in ("4", "6", "16"):
+        named = [{"name": "main", "resources": {"limits": {names.SHARE_RESOURCE: amount}}}]
+        assert "makes it 17" in refused(pod(asked, containers=named))
 
 
 def knows(share: GpuShare) -> Knowledge:

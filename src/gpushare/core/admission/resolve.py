@@ -78,7 +78,7 @@ class Needs:
     @property
     def clients(self) -> int:
         """Return how many MPS clients it may have on each of its GPUs."""
-        return clients_of(self.share_percent, self.processes)
+        return clients_of(self.share_percent)
 
     @property
     def limit_percent(self) -> int:

@@ -311,13 +311,18 @@ def gpu_memories_mib(nodes: Iterable[GpuNodeStatus]) -> frozenset[int]:
     return frozenset(gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0)
 
 
-def _needs(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> Needs | Rejection:
-    """Return what a pod needs; its share is what it is charged."""
+def _needs(
+    pod: Object, policy: AdmissionPolicy, knowledge: Knowledge, *, processes: bool = True
+) -> Needs | Rejection:
+    """Return what a pod needs; its share is what it is charged, with or without the processes that it names."""
     memories, share = knowledge.gpu_memories_mib, knowledge.share
     if share is not None and share.status.ends_neighbours and _names_its_share(pod):
         # Its template was given its share before; the extender gives it a GPU of its own for what it is charged.
         share = replace(share, status=replace(share.status, neighbours_ended=()))
-    return resolve(annotations_of(pod), share, policy.defaults, gpu_memories_mib=memories)
+    asked = annotations_of(pod)
+    if not processes:
+        asked = {name: value for name, value in asked.items() if name != names.PROCESSES}
+    return resolve(asked, share, policy.defaults, gpu_memories_mib=memories)
 
 
 def _names_its_share(pod: Object) -> bool:
@@ -346,11 +351,16 @@ def _check_request(
     if request.slo is not None and needs.job_class is not JobClass.LATENCY:
         return refuse_slo(annotations_of(pod))
     spec = pod.get("spec") or {}
-    least = least_percent(needs, policy.defaults, knowledge.gpu_memories_mib) if request.is_auto else None
+    # A template may name what the release before charged, which was not for its clients; it has those of that.
+    former = _needs(pod, policy, knowledge, processes=False)
+    if isinstance(former, Rejection):
+        return former
+    least = least_percent(former, policy.defaults, knowledge.gpu_memories_mib) if request.is_auto else None
+    expected = _Expected(needs.limit_percent, least, takes_more, former.limit_percent)
     return (
         _check_memory(pod, request, knowledge)
         or _check_container(spec, request)
-        or _check_shares(spec, request, _Expected(needs.limit_percent, least, takes_more))
+        or _check_shares(spec, request, expected)
         or _check_environment(spec, policy)
         or _check_scheduling(spec)
     )
@@ -387,11 +397,13 @@ class _Expected:
     Attributes:
         percent: what its request makes here; takes_more: a share above that is accepted too.
         least_of_auto: for "auto", which may stand for any share from this on; None for a fraction.
+        former: what the release before made of it.
     """
 
     percent: int
     least_of_auto: int | None = None
     takes_more: bool = False
+    former: int | None = None
 
     def accepts(self, amount: str) -> bool:
         try:
@@ -402,7 +414,7 @@ class _Expected:
             return count >= self.least_of_auto and _is_any_share(*divmod(count, names.SHARES_PER_GPU))
         if self.takes_more and self.percent < count <= names.SHARES_PER_GPU:
             return True
-        return count == self.percent
+        return count in (self.percent, self.former)
 
     def __str__(self) -> str:
         if self.least_of_auto is None:

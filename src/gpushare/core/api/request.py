@@ -147,9 +147,9 @@ def parse_processes(text: str) -> int | Rejection:
     return int(text)
 
 
-def clients_of(share_percent: int, processes: int = 1) -> int:
+def clients_of(share_percent: int) -> int:
     """Return how many of a GPU's MPS clients belong to a pod: its share's part of them, and one at least."""
-    return max(1, processes, share_percent * names.MAX_CLIENTS_PER_GPU // names.SHARES_PER_GPU)
+    return max(1, share_percent * names.MAX_CLIENTS_PER_GPU // names.SHARES_PER_GPU)
 
 
 def percent_of_clients(processes: int) -> int:
