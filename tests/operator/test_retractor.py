@@ -388,8 +388,8 @@ async def test_a_workload_that_ended_its_neighbours_twice_is_isolated_for_a_day(
     await bench.settle(1)
     share = bench.share("new")
     assert len(share.status.neighbours_ended) == 2
-    assert known_of(share, unix_seconds).wants_own
     assert resolve({names.FRACTION: "0.25"}, share).limit_percent == 100
+    assert not known_of(share, unix_seconds).wants_own, "who is charged all of a GPU is alone; nobody else is"
     assert [kind for kind, _ in bench.told("Isolated")] == ["GpuShare"]
     bench.start()  # kill -9: the status remembers
     await bench.settle(1)

@@ -20,6 +20,7 @@ from gpushare.core.admission.review import (
     check_workload,
     gpu_memories_mib,
     mutate,
+    mutate_templates,
     warnings,
 )
 from gpushare.core.api import names
@@ -244,9 +245,39 @@ def test_a_workload_that_ended_its_neighbours_twice_is_charged_whole_gpus() -> N
         assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: percent}
         assert check_pod(document, knows(share)) is None
         assert check_pod(document) is None
-    from_template = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, H200))
-    assert {op["path"] for op in patched(from_template, POLICY, knows(harmful))} == set()
-    assert check_pod(from_template, knows(harmful)) is None, "its Job goes on, for what its template was charged"
+
+
+def test_only_a_pod_of_a_job_keeps_the_share_that_its_template_was_given_before() -> None:
+    """Before: who wrote 1% into any template went on as it was, however often it ended its neighbours."""
+    twice = [{"at": f"2026-11-23T1{hour}:00:00Z", "podUid": "u", "gpu": "GPU-1"} for hour in (1, 2)]
+    meta = {"name": "s", "namespace": "n"}
+    harmful = knows(GpuShare.from_object({"metadata": meta, "status": {"neighboursEnded": twice}}))
+
+    def named(api: str | None = None, kind: str = "Job") -> Json:
+        made = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, H200))
+        owner = {"apiVersion": api, "kind": kind, "name": "j", "uid": "u", "controller": True}
+        return {**made, "metadata": {**made["metadata"], "ownerReferences": [owner] if api else []}}
+
+    of_job = named("batch/v1")
+    assert patched(of_job, POLICY, harmful) == []
+    assert check_pod(of_job, harmful) is None, "its Job goes on, for what its template was charged"
+    others = (("apps/v1", "ReplicaSet"), ("apps/v1", "StatefulSet"), ("batch.example.com/v1", "Job"), (None, ""))
+    for api, kind in others:
+        assert "isolation makes it 100" in refused(named(api, kind), harmful)
+
+    template = named()
+    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template}}
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "name": "s",
+        "uid": "v",
+        "controller": True,
+    }
+    of_jobset = {**job, "metadata": {"name": "j", "ownerReferences": [jobset]}}
+    for obj, is_allowed in ((job, False), (of_jobset, True)):
+        assert isinstance(mutate_templates(obj, None, POLICY, lambda _: harmful), list) is is_allowed
+        assert (check_workload(obj, None, harmful) is None) is is_allowed
 
 
 @pytest.mark.parametrize(("fraction", "now"), [("0.05", "17"), ("auto", "50")])

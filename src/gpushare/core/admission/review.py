@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from gpushare.core.admission.ownership import controller_of
 from gpushare.core.admission.resolve import Defaults, Needs, least_percent, resolve
 from gpushare.core.api import (
     MAX_GPUS_PER_POD,
@@ -47,6 +48,8 @@ _CAPS: Final[tuple[Json, ...]] = tuple(
     {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
     for name, annotation in _CAPS_BY_VARIABLE.items()
 )
+_JOB: Final = ("batch", "Job")
+_JOBSET: Final = ("jobset.x-k8s.io", "JobSet")
 _OTHER_GPU_PREFIXES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 
 
@@ -126,6 +129,7 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
     """Return the JSON patch for a new pod; empty for one that is not ours or needs no change."""
     if not is_ours(pod):
         return []
+    knowledge = _as_given(pod, pod, _JOB, knowledge)
     if (refusal := _check_request(pod, policy, knowledge)) is not None:
         return refusal
     needs = _needs(pod, policy, knowledge)
@@ -168,7 +172,7 @@ def mutate_templates(
         if old is not None:
             needed: list[Json] | Rejection = _restored(template, before.get(path) or {}, know(template).share)
         else:
-            needed = _template_patch(template, policy, know(template))
+            needed = _template_patch(template, policy, _as_given(template, obj, _JOBSET, know(template)))
         if isinstance(needed, Rejection):
             return needed
         patch += ({**operation, "path": path + operation["path"]} for operation in needed)
@@ -222,6 +226,7 @@ def check_pod(
     """Check that a new pod, after every webhook's changes, is as `mutate` makes it."""
     if not is_ours(pod):
         return None
+    knowledge = _as_given(pod, pod, _JOB, knowledge)
     if (refusal := _check_request(pod, policy, knowledge, takes_more=True)) is not None:
         return refusal
     chosen = annotations_of(pod).get(names.CONTAINER)
@@ -257,7 +262,7 @@ def check_workload(
         return None
     if old is not None and pod_template(old) == template:
         return None
-    return _check_request(template, policy, knowledge)
+    return _check_request(template, policy, _as_given(template, obj, _JOBSET, knowledge))
 
 
 def pod_template(obj: Object) -> Object | None:
@@ -315,14 +320,28 @@ def _needs(
     pod: Object, policy: AdmissionPolicy, knowledge: Knowledge, *, processes: bool = True
 ) -> Needs | Rejection:
     """Return what a pod needs; its share is what it is charged, with or without the processes that it names."""
-    memories, share = knowledge.gpu_memories_mib, knowledge.share
-    if share is not None and share.status.ends_neighbours and _names_its_share(pod):
-        # Its template was given its share before; the extender gives it a GPU of its own for what it is charged.
-        share = replace(share, status=replace(share.status, neighbours_ended=()))
     asked = annotations_of(pod)
     if not processes:
         asked = {name: value for name, value in asked.items() if name != names.PROCESSES}
-    return resolve(asked, share, policy.defaults, gpu_memories_mib=memories)
+    return resolve(asked, knowledge.share, policy.defaults, gpu_memories_mib=knowledge.gpu_memories_mib)
+
+
+def _as_given(pod: Object, made: Object, by: tuple[str, str], knowledge: Knowledge) -> Knowledge:
+    """Return what is known, less that a workload ends its neighbours where the pod's share was fixed before.
+
+    That is so where the template of a Job or JobSet names it, as those are immutable; in any other template
+    anyone could name one, and would not be isolated.
+
+    Args:
+        made: the pod, or the Job that its template is of; by: group and kind of the controller that makes such.
+    """
+    share = knowledge.share
+    if share is None or not share.status.ends_neighbours or not _names_its_share(pod):
+        return knowledge
+    owner = controller_of(made)
+    if owner is None or (owner.api_version.rpartition("/")[0], owner.kind) != by:
+        return knowledge
+    return replace(knowledge, share=replace(share, status=replace(share.status, neighbours_ended=())))
 
 
 def _names_its_share(pod: Object) -> bool:

@@ -285,7 +285,7 @@ class GpuShareStatus:
         One that is only intended counts: the pod's successor may come before the record does.
         """
         retractions = sum(1 if one.until is None else one.count for one in self.retractions)
-        return self.ends_neighbours or retracted_often(retractions, len(self.placements))
+        return retracted_often(retractions, len(self.placements))
 
     @property
     def ends_neighbours(self) -> bool:
