@@ -8,6 +8,7 @@ import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,60 @@ async def test_very_many_bodies_that_do_not_come_keep_no_review_waiting(serving:
         for reader, _ in halves[: 40 - 16]:
             assert await is_closed(reader)
         for _, writer in halves:
+            writer.close()
+
+
+async def test_bodies_that_do_not_come_cost_neither_the_api_servers_connections_nor_new_ones(
+    serving: Serving,
+) -> None:
+    """Before: headers and one byte were a request under way, for which connections that waited were closed."""
+    request = {"uid": "r1", "operation": "CREATE", "namespace": "shop", "object": pod(fraction="0.5")}
+    asked = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    body = json.dumps({**asked, "request": {**request, "kind": {"kind": "Pod"}}}).encode()
+    head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        writer.write(head + body)
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
+        return answer.startswith(b"HTTP/1.1 200 ") and b'"allowed":true' in answer
+
+    async def new_one(client: Client) -> bool:
+        reader, writer = await client.connect()
+        try:
+            return await answered(reader, writer)
+        finally:
+            writer.close()
+
+    async with serving(replace(BOUNDED, connections=64)) as client:
+        kept = await client.connect()
+        assert await answered(*kept)
+        halves: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        for _ in range(17):  # 32 at once; 544 in all
+            async with asyncio.TaskGroup() as tasks:
+                slow = [tasks.create_task(client.half_a_review(1000)) for _ in range(16)]
+                new = tasks.create_task(new_one(client))
+                slow += [tasks.create_task(client.half_a_review(1000)) for _ in range(16)]
+            halves += [each.result() for each in slow]
+            assert new.result()
+            assert await answered(*kept)
+        assert "gpushare_admission_connections_closed 0.0" not in await client.get("/metrics")
+        for _, writer in (kept, *halves):
+            writer.close()
+
+
+@pytest.mark.parametrize("what", [b"GET /healthz HTTP/1.1\r\n", b"POST /mutate HTTP/1.1\r\nContent-Length: 2\r\n"])
+async def test_who_never_had_a_review_answered_goes_before_who_had(serving: Serving, what: bytes) -> None:
+    async with serving(BOUNDED) as client:
+        await client.review("/mutate", pod(fraction="0.5"))
+        others = []
+        for _ in range(40):
+            reader, writer = await client.connect()
+            writer.write(what + b"Host: x\r\n\r\n" + (b"{}" if what.startswith(b"POST") else b""))
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 ")
+            others.append(writer)
+        connections = [each for every in client.session.connector._conns.values() for each in every]
+        assert [each[0].is_connected() for each in connections] == [True], "the API server's own"
+        for writer in others:
             writer.close()
 
 

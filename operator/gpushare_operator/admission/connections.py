@@ -1,4 +1,4 @@
-"""The admission server's connections: bounded, and those that never asked anything are the first to go.
+"""The admission server's connections: bounded, and those that never had a review answered are the first to go.
 
 The API server keeps a few connections open and asks on them. Anyone in the cluster can open thousands and say
 nothing, before the handshake or after it; each costs a descriptor and its buffers (docs/adr/0187).
@@ -23,6 +23,7 @@ class _Connection(asyncio.Protocol):
     def __init__(self, accepted: socket.socket, serving: asyncio.Protocol, connections: "Connections") -> None:
         self.socket, self.handshake = accepted, None  # type: tuple[socket.socket, asyncio.Task[None] | None]
         self.transport: asyncio.BaseTransport | None = None
+        self.had_a_review = False
         self._serving, self._connections = serving, connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -60,8 +61,9 @@ class Connections:
     """Accepts connections, and keeps count of them.
 
     Args:
-        most: open at once; for one more, one is closed: of those that never asked, else of those that wait for
-            their next request, else of those with one under way; in each case the one that is so for longest.
+        most: open at once; for one more, one is closed: of those that never had a review answered, else of those
+            that had one before, else of those whose review is here in whole and under way; in each case the one
+            that is so for longest. A request that has only begun counts for nothing.
 
     Attributes:
         closed: how many were closed for others.
@@ -145,16 +147,19 @@ class Connections:
             self._of_transport.pop(connection.transport, None)
 
     def asks(self, transport: asyncio.BaseTransport | None) -> None:
-        """Record that a request has begun."""
-        self._move(transport, self._busy)
-
-    def is_answered(self, transport: asyncio.BaseTransport | None) -> None:
-        """Record that the connection waits for its next request."""
-        self._move(transport, self._idle)
-
-    def _move(self, transport: asyncio.BaseTransport | None, to: dict[_Connection, None]) -> None:
+        """Record that a review was read whole."""
         connection = self._of_transport.get(transport) if transport is not None else None
         if connection is not None:
-            for each in (self._silent, self._idle, self._busy):
-                each.pop(connection, None)
-            to[connection] = None
+            self._move(connection, self._busy)
+
+    def is_answered(self, transport: asyncio.BaseTransport | None, *, reviewed: bool) -> None:
+        """Record that what was read is done with; `reviewed`: it was a review, and was answered as one."""
+        connection = self._of_transport.get(transport) if transport is not None else None
+        if connection is not None:
+            connection.had_a_review |= reviewed
+            self._move(connection, self._idle if connection.had_a_review else self._silent)
+
+    def _move(self, connection: _Connection, to: dict[_Connection, None]) -> None:
+        for each in (self._silent, self._idle, self._busy):
+            each.pop(connection, None)
+        to[connection] = None

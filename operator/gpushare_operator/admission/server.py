@@ -5,8 +5,9 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Final
 
@@ -130,7 +131,7 @@ def make_app(
     token: BearerToken | None = None,
     connections: Connections | None = None,
 ) -> web.Application:
-    """Return the application without its sockets; `connections` is told whose requests are under way."""
+    """Return the application without its sockets; `connections` is told whose reviews are under way."""
     limits = limits or ServerLimits()
     reading = asyncio.Semaphore(limits.reading)
     turns = SmallestFirst(limits.waiting)
@@ -163,6 +164,18 @@ def make_app(
             metrics.reviews.labels(webhook.value, "unread").inc()
             error.force_close()
             raise
+        if connections is None:
+            return await answer_to(body, webhook)
+        transport, reviewed = request.transport, False
+        connections.asks(transport)
+        try:
+            response = await answer_to(body, webhook)
+            reviewed = response.status == HTTPStatus.OK
+            return response
+        finally:
+            connections.is_answered(transport, reviewed=reviewed)
+
+    async def answer_to(body: bytes, webhook: Webhook) -> web.Response:
         try:
             async with asyncio.timeout(limits.wait_seconds):
                 await turns.turn(len(body))
@@ -188,20 +201,7 @@ def make_app(
             raise web.HTTPUnauthorized
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    @web.middleware
-    async def note(
-        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        if connections is None:
-            return await handler(request)
-        transport = request.transport
-        connections.asks(transport)
-        try:
-            return await handler(request)
-        finally:
-            connections.is_answered(transport)
-
-    app = web.Application(client_max_size=limits.body_bytes, middlewares=[note])
+    app = web.Application(client_max_size=limits.body_bytes)
     app.add_routes(
         [
             web.post("/{webhook:mutate|validate}", answer),
