@@ -112,7 +112,8 @@ class Retractor:
     def node_changed(self, node: str, report: NodeReport | None) -> None:
         """Record what a node's agent wrote; None: its GpuNode is gone."""
         self.reports.put(node, report, self._clock())
-        for fault in report.faults if report is not None else ():
+        faults = report.faults if report is not None else ()
+        for fault in control.ended_lately(faults, self._clock(), unix_seconds):
             self._world.blame(node, fault)
 
     async def step(self) -> None:

@@ -130,7 +130,7 @@ class ClusterView:
             self._touched(key)
 
     def blame(self, node: str, ended: NeighboursEnded) -> None:
-        """Record that a pod of this node ended its neighbours; what a node says of other nodes' pods is left out.
+        """Record that a pod of this node ended its neighbours lately; not what a node says of other nodes' pods.
 
         The pod may be gone by now: one that is deleted by force leaves the API before it is killed.
         """

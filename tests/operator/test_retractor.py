@@ -406,8 +406,11 @@ async def test_a_node_has_no_say_about_faults_of_pods_elsewhere(bench: Bench) ->
     bench.kill_in_kernel("new", node="n2")
     bench.kill_in_kernel("new", gpu="GPU-9")
     bench.kill_in_kernel("unheard-of")
-    mps = MpsStatus(last_fault=MpsFault("yesterday", "uid-new"))
-    report = NodeReport.of({"status": to_json(GpuNodeStatus.of((GpuStatus(uuid="GPU-1", mps=mps),)))})
-    bench.retractor.node_changed("n1", report)
+    for at in ("yesterday", "2999-01-01T00:00:00Z", "2999-01-02T00:00:00Z"):
+        mps = MpsStatus(last_fault=MpsFault(at, "uid-new"))
+        report = NodeReport.of({"status": to_json(GpuNodeStatus.of((GpuStatus(uuid="GPU-1", mps=mps),)))})
+        bench.retractor.node_changed("n1", report)
+    key = next(key for key in bench.world.shares if key.name == bench.share("new").name)
+    assert not bench.world.standing_of(key).neighbours_ended
     await bench.settle(1)
     assert not bench.share("new").status.neighbours_ended

@@ -20,6 +20,8 @@ def ended(at: str) -> NeighboursEnded:
         ("2026-11-22T12:00:01Z", True),
         ("2026-11-22T12:00:00Z", False),
         ("2026-11-23T12:05:00Z", True),  # a node's clock that is ahead
+        ("2026-11-23T12:05:01Z", False),
+        ("2999-01-01T00:00:00Z", False),  # before: isolated until then
         ("yesterday", False),
         ("", False),
     ],

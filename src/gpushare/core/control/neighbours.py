@@ -6,17 +6,19 @@ from typing import Final
 from gpushare.core.api import MOST_NEIGHBOURS_ENDED, NeighboursEnded
 
 HISTORY_SECONDS: Final = 86_400.0
+AHEAD_SECONDS: Final = 300.0
 
 
 def ended_lately(
     records: Iterable[NeighboursEnded], now: float, seconds: Callable[[str | None], float]
 ) -> tuple[NeighboursEnded, ...]:
-    """Return the records of the last day.
+    """Return the records of the last day; one of the future is none, but for what a node's clock may be ahead.
 
     Args:
         now: Unix time; seconds: reads a moment of the API as such; long ago where it is none.
     """
-    return tuple(one for one in records if seconds(one.at) > now - HISTORY_SECONDS)
+    since, until = now - HISTORY_SECONDS, now + AHEAD_SECONDS
+    return tuple(one for one in records if since < seconds(one.at) <= until)
 
 
 def with_ended(records: Iterable[NeighboursEnded], new: NeighboursEnded) -> tuple[NeighboursEnded, ...]:
