@@ -72,7 +72,7 @@ def test_who_comes_later_finds_its_clients_whatever_the_earlier_ones_took(pods, 
     room_percent, room_clients = SHARES_PER_GPU, MAX_CLIENTS_PER_GPU
     for number, (asked_percent, processes) in enumerate(pods):
         percent = max(asked_percent, percent_of_clients(processes))  # as admission charges
-        part = clients_of(percent, processes)
+        part = clients_of(percent)
         assert part >= processes
         if percent > room_percent or part > room_clients:
             continue  # the extender places it elsewhere
