@@ -60,6 +60,13 @@ def test_the_clients_of_a_server_that_ended_are_forgotten(tmp_path):
     assert log.heard(1496) is None, "this one has not told of any yet"
 
 
+def test_another_process_with_the_same_pid_has_none_of_its_contexts(tmp_path):
+    added(tmp_path / "server.log", CAME + CAME.partition("\n")[0] + "\n")
+    log = ContextLog(tmp_path / "server.log")
+    log.read()
+    assert log.count(1496) == 0
+
+
 def test_a_half_written_line_is_read_when_it_is_whole(tmp_path):
     log = ContextLog(tmp_path / "server.log")
     lines = CAME.splitlines(keepends=True)

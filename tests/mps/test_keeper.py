@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from gpushare.mps import keeper as keeping
 from gpushare.mps.commands import ServerState
 from gpushare.mps.errors import CommandRefusedError
 from gpushare.mps.faultlog import Fault
+from gpushare.mps.identity import start_ticks_of
 from gpushare.mps.layout import GpuDirectory, status_reader
 from gpushare.mps.ledger import Admission, Presence
 from gpushare.twin.gpus import parse_simulated
@@ -123,20 +125,34 @@ def test_a_fault_in_words(pids, clients, expected):
     assert keeping.told(Fault("fatal", pids), clients) == expected
 
 
+def ended(number: int, pod: str | None) -> Presence:
+    """A client whose process is gone."""
+    return Presence(PID + number, pod, 1.0, listed=True)
+
+
+def alive(pod: str, *, listed: bool) -> Presence:
+    """A process that runs: this one."""
+    return Presence(os.getpid(), pod, 1.0, start_ticks=start_ticks_of(os.getpid()), listed=listed)
+
+
 @pytest.mark.parametrize(
-    ("pids", "clients", "expected"),
+    ("numbers", "clients", "expected"),
     [
-        ((8, 9), (Presence(7, "a", 1.0, 2.0), Presence(8, "b", 1.0), Presence(9, "c", 1.0)), "a"),
-        ((8,), (Presence(7, "a", 1.0), Presence(8, "b", 1.0), Presence(6, "a", 1.0)), "a"),
-        ((7, 8), (Presence(7, "a", 1.0), Presence(8, "b", 1.0)), None),  # an illegal access: nobody was killed
-        ((8,), (Presence(7, "a", 1.0), Presence(8, "b", 1.0), Presence(9, "c", 1.0)), None),  # one of two
-        ((), (Presence(7, "a", 1.0), Presence(8, "b", 1.0)), None),  # the log does not say
-        ((6,), (Presence(6, "a", 1.0), Presence(7, "a", 1.0)), None),  # it was alone
-        ((8,), (Presence(7, None, 1.0), Presence(8, "b", 1.0)), None),  # no pod's process
+        ((8, 9), (ended(7, "a"), ended(8, "b"), ended(9, "c")), "a"),
+        ((8,), (ended(7, "a"), ended(8, "b"), ended(6, "a")), "a"),
+        ((7, 8), (ended(7, "a"), ended(8, "b")), None),  # an illegal access: nobody was killed
+        ((8,), (ended(7, "a"), ended(8, "b"), ended(9, "c")), None),  # one of two
+        ((), (ended(7, "a"), ended(8, "b")), None),  # the log does not say
+        ((6,), (ended(6, "a"), ended(7, "a")), None),  # it was alone
+        ((8,), (ended(7, None), ended(8, "b")), None),  # no pod's process
+        ((8,), (alive("a", listed=False), ended(8, "b")), None),  # an illegal access while another has its turn
+        ((8,), (alive("a", listed=True), ended(8, "b")), None),  # it runs, so it was not killed
+        ((8,), (replace(ended(7, "a"), listed=False), ended(8, "b")), None),  # it was never a client
     ],
 )
-def test_who_was_killed_in_a_kernel_and_ended_the_others(pids, clients, expected):
-    assert keeping.killed_in_kernel(Fault("fatal", pids), clients) == expected
+def test_who_was_killed_in_a_kernel_and_ended_the_others(numbers, clients, expected):
+    fault = Fault("fatal", tuple(PID + number for number in numbers))
+    assert keeping.killed_in_kernel(fault, clients) == expected
 
 
 class EndedServer:

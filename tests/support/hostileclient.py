@@ -27,6 +27,7 @@ from gpushare.twin.mps.client import (
     TwinContext,
     connect,
     control_path,
+    introduce,
     request_server,
 )
 
@@ -172,6 +173,7 @@ def hand_on() -> None:
     def use(server: socket.socket) -> None:
         fields = {"workload": WORKLOAD.name, "counters": WORKLOAD.solo.as_dict(), "percentage": 100.0}
         more = {"iterations_per_s": WORKLOAD.iterations_per_s, "limit_mib": None}
+        introduce(server)
         server.send(json.dumps({"op": "attach", **fields, **more}).encode())
         answer = json.loads(server.recv(MAX_PACKET))
         say(f"handed on: {answer.get('event')} sms={answer.get('sms')}")

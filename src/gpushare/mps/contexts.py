@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from gpushare.mps.identity import is_alive
 from gpushare.mps.tail import Tail
 
 _CAME: Final = re.compile(rb"Client \{PID: (\d+), Context ID: (\d+)\} connected")
@@ -39,8 +40,12 @@ class ContextLog:
                 self._heard[pid] = self._heard.pop(pid, 0) + 1
                 if len(self._heard) > KEPT_PROCESSES:
                     del self._heard[next(iter(self._heard))]
-                if number:  # 0 is the process itself
+                if number == 0:  # a process's first word: whoever had its pid before is gone
+                    self._contexts.pop(pid, None)
+                else:
                     self._contexts.setdefault(pid, set()).add(number)
+                if len(self._contexts) > KEPT_PROCESSES:
+                    self._contexts = {pid: held for pid, held in self._contexts.items() if is_alive(pid)}
             elif went := _WENT.search(line):
                 contexts = self._contexts.get(int(went[1]), set())
                 contexts.discard(int(went[2]))

@@ -389,7 +389,10 @@ class Gate:
                     self._speak_for(turn)
             listed = listing.result()
         finally:
-            listing.cancel()
+            if not listing.done():
+                listing.cancel()
+                with contextlib.suppress(asyncio.CancelledError, MpsError):
+                    await listing
         turn.settle()
         return pid in self._ledger.note_clients(listed, pid)
 

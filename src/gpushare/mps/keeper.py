@@ -497,13 +497,18 @@ def told(fault: Fault, clients: Sequence[Presence]) -> str:
 def killed_in_kernel(fault: Fault, clients: Sequence[Presence]) -> str | None:
     """Return the pod whose process began a fault by being killed within a kernel; None where that is not known.
 
-    The server lists whom a fault reached, without a process that was killed (gpushare.mps.faultlog). Who was
-    connected and is not in that list was killed; where such processes are one pod's, that pod began it.
+    The server lists whom a fault reached, without a process that was killed (gpushare.mps.faultlog). Who was its
+    client, is not in that list and has ended was killed; where such processes are one pod's, that pod began it. A
+    process that still runs was on its way in or out, and began nothing.
 
     Args:
         clients: who was connected when it began, by the ledger.
     """
-    unlisted = {client.pod_uid for client in clients if client.pid not in fault.pids}
+    unlisted = {
+        client.pod_uid
+        for client in clients
+        if client.listed and client.pid not in fault.pids and not is_alive(client.pid, client.start_ticks)
+    }
     reached = {client.pod_uid for client in clients if client.pid in fault.pids} - unlisted
     return unlisted.pop() if reached and len(unlisted) == 1 else None
 

@@ -52,12 +52,18 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """One process's time as a client, from its turn until the server stopped listing it; None until then."""
+    """One process's time as a client, from its turn until the server stopped listing it; None until then.
+
+    Attributes:
+        listed: whether the server has listed it.
+    """
 
     pid: int
     pod_uid: str | None
     since: float
     until: float | None = None
+    start_ticks: int | None = None
+    listed: bool = False
 
 
 class ClientLedger:
@@ -143,7 +149,10 @@ class ClientLedger:
     def admit(self, admission: Admission) -> None:
         """Record that a process gets its turn."""
         self._late = None
-        self._present.setdefault(admission.pid, Presence(admission.pid, admission.pod_uid, admission.admitted_at))
+        self._present.setdefault(
+            admission.pid,
+            Presence(admission.pid, admission.pod_uid, admission.admitted_at, None, admission.start_ticks),
+        )
         before = self._admissions.get(admission.pid)
         earlier: tuple[int | None, ...] = ()
         if before is not None and before.start_ticks == admission.start_ticks and self.is_client(before.pid):
@@ -197,7 +206,12 @@ class ClientLedger:
         for pid in self._clients:
             if pid not in self._present:
                 listed = self._admissions.get(pid) or self._strangers.get(pid)
-                self._present[pid] = Presence(pid, listed.pod_uid if listed else None, self._clock())
+                ticks = self._stranger_ticks.get(pid) or start_ticks_of(pid)
+                self._present[pid] = Presence(
+                    pid, listed.pod_uid if listed else None, self._clock(), None, ticks, listed=True
+                )
+            elif not self._present[pid].listed:
+                self._present[pid] = replace(self._present[pid], listed=True)
         self._is_first_list = False
         return self._clients
 

@@ -279,8 +279,8 @@ class TwinServer:
             self._log("User did not send valid credentials")
         if word != CREDENTIALS or self._waits_in_vain:
             self._drop(client)
-        else:
-            self._log(f"Client {{PID: {_sender(ancillary)}, Context ID: 0}} connected")
+        elif (sender := _sender(ancillary)) not in self.client_pids():
+            self._log(f"Client {{PID: {sender}, Context ID: 0}} connected")
 
     def _handle(self, client: _Client, message: dict[str, Any], sender: int) -> dict[str, Any] | None:
         match message["op"]:
