@@ -57,7 +57,7 @@ def test_the_clients_of_a_server_that_ended_are_forgotten(tmp_path):
     added(tmp_path / "server.log", "[2026-11-23 23:12:00.000 Server   777] Server 777 has started\n")
     log.read()
     assert log.count(1496) == 0
-    assert log.heard(1496) is None, "this one has not told of any yet"
+    assert log.heard(1496) == 0
 
 
 def test_another_process_with_the_same_pid_has_none_of_its_contexts(tmp_path):

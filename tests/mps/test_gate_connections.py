@@ -24,14 +24,23 @@ pytestmark = pytest.mark.slow  # real processes throughout: part of `make test`
 # A process that takes the server's socket and never says its first word there.
 HALF_WAY = """
 import os, pathlib, socket, sys, time
-from gpushare.twin.mps.client import request_server
-server = request_server(pathlib.Path(sys.argv[1]))
+from gpushare.twin.mps.client import COMPUTE_TYPE, CREDENTIALS, connect, request_server
+path = pathlib.Path(sys.argv[1])
+if sys.argv[2] == "sits with two":  # both are ready at once
+    both = [connect(path) for _ in range(2)]
+    for each in both:
+        each.send(CREDENTIALS)
+        each.send(COMPUTE_TYPE)
+    server = socket.recv_fds(both[0], 100, 1)[1]
+    both[0].send(bytes(4))
+else:
+    server = request_server(path)
 if sys.argv[2] == "leaves with the pipes":
     for _ in range(4):
         for each in socket.recv_fds(server, 100, 1)[1]:
             os.close(each)
 print("taken", flush=True)
-if sys.argv[2] == "sits":
+if sys.argv[2].startswith("sits"):
     time.sleep(1000)
 """
 
@@ -100,7 +109,7 @@ async def test_who_sits_in_its_turn_is_cut_off_when_another_pod_waits(stage, ten
     sitting.close()
 
 
-@pytest.mark.parametrize("way", ["leaves", "leaves with the pipes", "sits"])
+@pytest.mark.parametrize("way", ["leaves", "leaves with the pipes", "sits", "sits with two"])
 async def test_a_process_that_never_speaks_to_the_server_harms_nobody(stage, tenants, way, monkeypatch):
     """Before: the MPS server waited for it for ever, and with that every later process of every pod."""
     monkeypatch.setattr("gpushare.mps.gate.TURN_SECONDS", 2.0)

@@ -1,5 +1,6 @@
 """Memory at the gate before a real twin daemon: a pod has its limit, whatever its processes and contexts."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -33,6 +34,19 @@ for _ in range(3):
 held.pop().close()
 one()
 time.sleep(1000)
+"""
+
+
+CONTEXTS_BY_THREADS = """
+import os, threading
+from gpushare.twin.contention import WORKLOADS
+from gpushare.twin.mps.client import TwinContext
+def one():
+    context = TwinContext(os.environ, WORKLOADS["stream"])
+    print(f"context sms={context.attached.sm_count}", flush=True)
+    threading.Event().wait()
+for _ in range(8):
+    threading.Thread(target=one).start()
 """
 
 
@@ -91,6 +105,31 @@ async def test_a_further_context_of_a_process_waits_where_its_pod_named_one_proc
     stage.pods[process.pid] = "a"
     await eventually(lambda: stage.reasons().get(process.pid) is HoldReason.POD_CAP, "the second waits, and why")
     assert log.read_text().count("context sms=26") == 1
+
+
+async def test_contexts_that_threads_make_at_once_do_not_pass_in_one_turn(stage, short_path):
+    """Before: eight threads had the pod's whole cap each."""
+    decide(stage.gpu, a=(20, 4096))
+    log = short_path / "log"
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(SRC),
+        "CUDA_MPS_PIPE_DIRECTORY": str(stage.gpu.tenant),
+    }
+    with log.open("w") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CONTEXTS_BY_THREADS, env=environment, stdout=file, stderr=file
+        )
+    stage.pods[process.pid] = "a"
+    try:
+        await eventually(
+            lambda: stage.reasons().get(process.pid) is HoldReason.POD_CAP, "the others wait, and why"
+        )
+        await asyncio.sleep(1)
+        assert log.read_text().count("context sms=26") == 1
+    finally:
+        process.kill()
+        await process.wait()
 
 
 async def test_contexts_of_a_process_share_its_pods_cap_and_memory(stage, several_contexts):

@@ -111,7 +111,7 @@ async def test_a_silent_daemon_is_replaced_once_it_serves_nobody(kept, monkeypat
 
     monkeypatch.setattr(kept.control, "stop", stop)
     up(kept)
-    kept._ledger.note_clients((os.getpid(),))
+    kept._ledger.note_clients((os.getppid(),))
     kept.control.failure = ControlTimeoutError("no answer within 15 s")
     async with running(_that_replaces(kept)) as watching:
         await eventually(lambda: kept.control.asked > 5, "asked again and again")

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.mps.identity import is_alive
+from gpushare.mps.logs import LIMIT_BYTES
 from gpushare.mps.tail import Tail
 
 _CAME: Final = re.compile(rb"Client \{PID: (\d+), Context ID: (\d+)\} connected")
 _WENT: Final = re.compile(rb"Client \{PID: (\d+), Context ID: ([1-9]\d*)\} exiting")
+_LEFT: Final = re.compile(rb"Client process (\d+) disconnected")
+LOG_BYTES: Final = 2 * LIMIT_BYTES
 KEPT_PROCESSES: Final = 1024  # a bound only; the latest
 _SERVER: Final = re.compile(rb"Server +(\d+)\]")
 
@@ -23,10 +26,11 @@ class ContextLog:
     """The contexts of one GPU's clients; `read` takes what the server has logged since."""
 
     def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
+        self._tail = Tail(path, most=LOG_BYTES)
         self._server: bytes | None = None
         self._contexts: dict[int, set[int]] = {}
         self._heard: dict[int, int] = {}
+        self._tells = False  # once one server has, the next of this driver does too
 
     def read(self) -> None:
         """Take new lines; those of another server mean that the former one's clients are gone."""
@@ -36,7 +40,7 @@ class ContextLog:
                 self._contexts.clear()
                 self._heard.clear()
             if came := _CAME.search(line):
-                pid, number = int(came[1]), int(came[2])
+                pid, number, self._tells = int(came[1]), int(came[2]), True
                 self._heard[pid] = self._heard.pop(pid, 0) + 1
                 if len(self._heard) > KEPT_PROCESSES:
                     del self._heard[next(iter(self._heard))]
@@ -51,10 +55,12 @@ class ContextLog:
                 contexts.discard(int(went[2]))
                 if not contexts:
                     self._contexts.pop(int(went[1]), None)
+            elif left := _LEFT.search(line):
+                self._contexts.pop(int(left[1]), None)
 
     def heard(self, pid: int) -> int | None:
-        """Return how many first words of a process the server has heard; None where its log never tells of any."""
-        return self._heard.get(pid, 0) if self._heard else None
+        """Return how many first words of a process the server has heard; None where no log has told of any yet."""
+        return self._heard.get(pid, 0) if self._tells else None
 
     def count(self, pid: int) -> int:
         """Return how many contexts a process has; 0 where the log tells of none."""

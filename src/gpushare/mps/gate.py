@@ -88,14 +88,16 @@ class _Turn:
         """Return the handovers of which the server has heard no word, by how many it has heard of the process.
 
         A process that has ended says none any more. One that lives says its words in the order of the handovers;
-        where the server's log tells of none at all, it is taken to have said them.
+        where the server's log tells of none at all, it is taken to have said them. What was said and not read yet
+        was said.
         """
         left = [each for each in self.handovers if not each.has_spoken]
         if not is_alive(*self.process):
-            return left
+            return [each for each in left if not each.is_unread]
         if heard is None:
             return []
-        return left[max(0, heard - (self.heard_before or 0)) :]
+        mute = left[max(0, heard - (self.heard_before or 0)) :]
+        return [each for each in mute if not each.is_unread]
 
     def settle(self) -> None:
         """The server has heard whoever was handed to it."""
@@ -408,9 +410,13 @@ class Gate:
         try:
             return await self._pass_on_until_listed(turn, server_pid)
         finally:
-            if turn.handovers:  # the daemon did not answer: closed at once, a word might go unheard
-                self._speak_for(turn)
-                asyncio.get_running_loop().call_later(HEARD_SECONDS, turn.settle)
+            if turn.handovers:  # the daemon did not answer, so it is not known whom the server has heard
+                asyncio.get_running_loop().call_later(MUTE_SECONDS, self._give_up, turn)
+
+    def _give_up(self, turn: _Turn) -> None:
+        """Speak for a client whose turn broke off, and let go of it once that was heard."""
+        self._speak_for(turn)
+        asyncio.get_running_loop().call_later(HEARD_SECONDS, turn.settle)
 
     def _speak_for(self, turn: _Turn) -> None:
         """Say the first word of a client that does not, so that the server goes on."""
@@ -428,19 +434,24 @@ class Gate:
         turn.waits_since = turn.step_at = self._clock()
         turn.delays = run_delays(turn.process[0])
         turn.heard_before = self._ledger.heard(turn.process[0])
+        contexts_before = self._ledger.contexts_of(turn.process[0])
         while self._clock() < min(turn.step_at + TURN_SECONDS, turn.started + MAX_TURN_SECONDS):
             self._wake.clear()
-            if connection := self._take(turn.process):
+            # A context that it has made is counted before another one may follow.
+            has_context = self._ledger.contexts_of(turn.process[0]) > contexts_before
+            connection = None if has_context else self._take(turn.process)
+            if connection is not None:
                 await self._relay(connection, turn)
                 passed, pause, turn.step_at = True, 0.005, self._clock()
-            is_waiting = turn.process in self._waiting
-            if passed and not is_waiting and await self._is_listed(turn, server_pid):
+            # After each connection: of two at once the second would wait behind a first that is mute, and further
+            # contexts of several threads would pass in one turn, uncounted.
+            if passed and await self._is_listed(turn, server_pid):
                 return True
             if not is_alive(*turn.process):
                 return False
             if self._is_spent(turn) and self._others_wait(turn):
                 return False
-            if turn.process not in self._waiting:
+            if connection is None or turn.process not in self._waiting:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(pause):
                         await self._wake.wait()
@@ -465,9 +476,10 @@ class Gate:
         """
         patience, began = min(ACKNOWLEDGE_SECONDS, self._allowance(turn)), self._clock()
 
-        async def keep(descriptor: int) -> None:
+        async def keep(descriptor: int) -> Handover | None:
             if (handover := await Handover.of(descriptor)) is not None:
                 turn.handovers.append(handover)
+            return handover
 
         try:
             outcome = await relay(connection.channel, self._control.program.socket, patience, keep)

@@ -10,8 +10,11 @@ the server has heard the client, and says the word in its place where it has die
 import array
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
+import sys
+import termios
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -47,6 +50,14 @@ class Handover:
     def has_spoken(self) -> bool:
         """Whether the word was said in the client's place."""
         return self._has_spoken
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether something was said on it that the server has not read yet."""
+        try:
+            return int.from_bytes(fcntl.ioctl(self._server, termios.TIOCOUTQ, bytes(4)), sys.byteorder) > 0
+        except (OSError, ValueError):  # closed
+            return False
 
     def speak(self) -> None:
         """Say the client's first word and cut its connection: the server goes on, and forgets it at once."""

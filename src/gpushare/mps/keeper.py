@@ -115,6 +115,7 @@ class Keeper:
             identify=setup.identify,
             ends_strangers=setup.ends_strangers,
             contexts=ContextLog(setup.control.program.log / "server.log"),
+            own_pid=os.getpid(),
         )
         self.gate = Gate(
             setup.control,

@@ -77,8 +77,9 @@ class ClientLedger:
         clock: Callable[[], float] = time.monotonic,
         ends_strangers: bool = False,
         contexts: ContextLog | None = None,
+        own_pid: int = 0,
     ) -> None:
-        self._contexts = contexts
+        self._contexts, self._own_pid = contexts, own_pid
         self._memory, self._identify, self._clock = memory, identify, clock
         self._follows = "; it is ended" if ends_strangers else ""
         self._caller = PatientCaller()
@@ -162,13 +163,13 @@ class ClientLedger:
 
     def end_turn(self, pid: int, *, is_client: bool) -> None:
         """Record that its turn is over. It may still become a client while the ceilings in force are its own."""
-        if not is_client:
+        if not is_client and pid not in self._clients:  # a client that asked for a further context stays one
             self._late = self._admissions.pop(pid, None)
-            if pid not in self._clients:
-                self._depart(pid)
+            self._depart(pid)
 
     def note_clients(self, pids: tuple[int, ...], turn_pid: int | None = None) -> tuple[int, ...]:
         """Record the server's client list; a listed process without a turn of its own is a stranger."""
+        pids = tuple(pid for pid in pids if pid != self._own_pid)  # who speaks for a client may pass for one
         self._clients = pids
         for pid, admission in list(self._admissions.items()):
             gone = pid not in self._clients and pid != turn_pid
@@ -270,6 +271,13 @@ class ClientLedger:
             return None
         self._contexts.read()
         return self._contexts.heard(pid)
+
+    def contexts_of(self, pid: int) -> int:
+        """Return how many contexts the server's log tells of a process now."""
+        if self._contexts is None:
+            return 0
+        self._contexts.read()
+        return self._contexts.count(pid)
 
     def percentages(self, pod_uid: str | None, pid: int) -> tuple[int | None, ...]:
         """Return the thread percentages of the contexts that a pod has, but those of `pid`'s start.

@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 import enum
 import errno
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
 from gpushare.mps.errors import MpsError
+from gpushare.mps.handover import Handover
 from gpushare.mps.packets import (
     ACKNOWLEDGED,
     COMPUTE_TYPE,
@@ -31,6 +33,11 @@ from gpushare.mps.store import PASSING_ERRORS
 ANSWER_SECONDS: Final = 12.0  # the daemon itself drops a silent connection after 10 s (docs/facts.md 14)
 # A client answers the server's descriptor at once; one that stalls blocks the daemon.
 ACKNOWLEDGE_SECONDS: Final = 2.0
+LATE_SECONDS: Final = 120.0
+HEARD_SECONDS: Final = 1.0
+
+logger = logging.getLogger(__name__)
+_taking_back: set[asyncio.Task[None]] = set()
 
 
 class Passed(enum.Enum):
@@ -52,13 +59,13 @@ async def relay(
     client: Channel,
     daemon: Path,
     patience_seconds: float = ACKNOWLEDGE_SECONDS,
-    keep: Callable[[int], Awaitable[None]] | None = None,
+    keep: Callable[[int], Awaitable[Handover | None]] | None = None,
 ) -> Passed:
     """Connect one connection through. When this raises, the client has received nothing and can be held.
 
     Args:
         patience_seconds: how long the client may take for its word.
-        keep: called with the server's descriptor before the client gets it.
+        keep: called with the server's descriptor before the client gets it; returns what is kept of it.
 
     Raises:
         MpsError: the daemon went away, did not answer in time, or answered something else.
@@ -70,11 +77,13 @@ async def relay(
         raise MpsError(f"cannot connect to the daemon: {error}", retryable=True) from None
     try:
         answer = await _ask(upstream)
+        handover: Handover | None = None
         try:
-            if keep is not None:
-                await keep(answer.descriptors[0])
+            handover = await keep(answer.descriptors[0]) if keep is not None else None
             await _deliver(client, answer)
         except OSError as error:
+            if handover is not None:
+                handover.speak()  # nobody else has it
             if error.errno in PASSING_ERRORS:
                 raise NotDeliveredError(error) from None
             return Passed.LEFT
@@ -96,6 +105,7 @@ async def _ask(upstream: Channel) -> Packet:
             await upstream.send(COMPUTE_TYPE)
             answer = await upstream.receive(MAX_DESCRIPTORS)
     except TimeoutError:
+        _take_back(upstream)
         raise MpsError("the daemon did not answer a client", retryable=True) from None
     except OSError as error:
         raise MpsError(f"the daemon broke off: {error}", retryable=True) from None
@@ -104,6 +114,31 @@ async def _ask(upstream: Channel) -> Packet:
         what = f"answers {answer.data[:12].hex()!r}" if answer.data else "closed without an answer"
         raise MpsError(f"the daemon {what}", retryable=True)
     return answer
+
+
+def _take_back(upstream: Channel) -> None:
+    """Wait for an answer that is late: the server would wait for ever for whom nobody answers for."""
+
+    async def take() -> None:
+        copy = Channel(upstream_socket)
+        try:
+            async with asyncio.timeout(LATE_SECONDS):
+                answer = await copy.receive(MAX_DESCRIPTORS)
+            for descriptor in answer.descriptors:
+                if (handover := await Handover.of(descriptor)) is not None:
+                    handover.speak()
+                    await asyncio.sleep(HEARD_SECONDS)
+                    handover.close()
+            close_all(answer.descriptors)
+        except (TimeoutError, OSError):
+            logger.error("the daemon did not answer a client within %g s", LATE_SECONDS)
+        finally:
+            copy.close()
+
+    upstream_socket = upstream.socket.dup()
+    task = asyncio.get_running_loop().create_task(take())
+    _taking_back.add(task)
+    task.add_done_callback(_taking_back.discard)
 
 
 async def _deliver(client: Channel, answer: Packet) -> None:

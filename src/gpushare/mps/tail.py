@@ -9,8 +9,8 @@ _MAX_READ: Final = 2**20  # of one call; what lies before is left out
 class Tail:
     """One log: `lines` returns what was added since the last call; a rotated one is read from its start."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, most: int = _MAX_READ) -> None:
+        self._path, self._most = path, most
         self._offset = 0
 
     def skip(self) -> None:
@@ -29,9 +29,9 @@ class Tail:
             if size == self._offset:
                 return []
             with self._path.open("rb") as file:
-                start = max(self._offset, size - _MAX_READ)
+                start = max(self._offset, size - self._most)
                 file.seek(start)
-                text = file.read(_MAX_READ)
+                text = file.read(self._most)
         except OSError:
             return []
         whole = text.rfind(b"\n") + 1

@@ -57,7 +57,8 @@ class _Client:
     socket: socket.socket
     grant: Grant
     pid: int = 0
-    context: int = 0  # number within its process
+    sender: int = 0  # who said the first word
+    context: int = 0  # number within its process; 0 is its first connection
     workload: str = ""
     solo: Counters = field(default_factory=Counters)
     solo_rate: float = 0.0
@@ -118,6 +119,7 @@ class TwinServer:
         self.default_memory_mib = gpu.memory_mib
         self.default_priority = 0
         self._closed = self._waits_in_vain = False
+        self._numbers: dict[int, int] = {}  # the next of each process that has spoken
         self._outside: tuple[int, ...] = ()
 
     def start(self, pid: int) -> None:
@@ -208,8 +210,7 @@ class TwinServer:
                 _tell(client.socket, {"event": "ended", "error": ILLEGAL_ACCESS})
                 self._selector.unregister(client.socket)
                 self._clients.remove(client)
-                if client.pid:
-                    self._log_exit(client)
+                self._log_exit(client)
                 _close(client.pipes)
                 with contextlib.suppress(OSError):
                     client.socket.shutdown(socket.SHUT_WR)
@@ -279,8 +280,11 @@ class TwinServer:
             self._log("User did not send valid credentials")
         if word != CREDENTIALS or self._waits_in_vain:
             self._drop(client)
-        elif (sender := _sender(ancillary)) not in self.client_pids():
-            self._log(f"Client {{PID: {sender}, Context ID: 0}} connected")
+        else:
+            client.sender = _sender(ancillary)
+            client.context = self._numbers.get(client.sender, 0)
+            self._numbers[client.sender] = client.context + 1
+            self._log(f"Client {{PID: {client.sender}, Context ID: {client.context}}} connected")
 
     def _handle(self, client: _Client, message: dict[str, Any], sender: int) -> dict[str, Any] | None:
         match message["op"]:
@@ -318,10 +322,8 @@ class TwinServer:
         client.sm_count = visible_sms(self.gpu.sm_count, client.percentage)
         client.solo = Counters(**message["counters"])
         client.solo_rate, client.workload = float(message["iterations_per_s"]), str(message["workload"])[:64]
-        client.context = 1 + max((c.context for c in self._clients if c.pid == sender), default=0)
         client.used_mib, client.pid = CONTEXT_MIB, sender
         client.ticked_at = time.monotonic()
-        self._log(f"Client {{PID: {sender}, Context ID: {client.context}}} connected")
         return {
             "event": "attached",
             "pid": sender,
@@ -339,18 +341,20 @@ class TwinServer:
             self._selector.unregister(client.socket)
         client.socket.close()
         _close(client.pipes)
+        self._log_exit(client)
         if client.pid:
-            self._log_exit(client)
             self._update()
 
     def _log_exit(self, client: _Client) -> None:
-        left = sum(each.pid == client.pid for each in self._clients)
+        if not client.context:  # the process itself, or nobody: a process's last connection tells of it
+            return
+        left = sum(each.sender == client.sender and bool(each.context) for each in self._clients)
         self._log(
-            f"Client {{PID: {client.pid}, Context ID: {client.context}}} exiting. "
+            f"Client {{PID: {client.sender}, Context ID: {client.context}}} exiting. "
             f"Number of active client contexts is {left}."
         )
         if not left:
-            self._log(f"Client process {client.pid} disconnected")
+            self._log(f"Client process {client.sender} disconnected")
 
     def _settle_fault(self) -> None:
         """Back to ACTIVE once the faulted clients' ends are closed (docs/facts.md 4)."""
