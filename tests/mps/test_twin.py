@@ -36,6 +36,12 @@ def server(twin):
     return twin.servers()[0]
 
 
+def tick_until_ended(client) -> None:
+    """Ticks may have been sent before the end."""
+    while True:
+        client.tick(PATIENCE)
+
+
 def context(gpu, env=None):
     return TwinContext({"CUDA_MPS_PIPE_DIRECTORY": str(gpu.pipe), **(env or {})}, STREAM, PATIENCE)
 
@@ -93,8 +99,7 @@ def test_a_fault_ends_every_client_and_the_server_comes_back(twin, twin_gpu, ser
     culprit.fault()
     for client in (culprit, bystander):
         with pytest.raises(CudaError, match="illegal memory access"):
-            while True:  # a tick may have been sent before
-                client.tick(PATIENCE)
+            tick_until_ended(client)
     assert twin.server_state(server) is ServerState.FAULT
     culprit.close()
     bystander.close()
@@ -106,8 +111,7 @@ def test_the_injected_fault_does_the_same(twin, twin_gpu, server):
     bystander = context(twin_gpu)
     twin.run(commands.Command("twin_fault", commands.check))
     with pytest.raises(CudaError, match="illegal memory access"):
-        while True:
-            bystander.tick(PATIENCE)
+        tick_until_ended(bystander)
     bystander.close()
     until(lambda: twin.server_state(server) is ServerState.ACTIVE, "ACTIVE again")
 

@@ -476,14 +476,16 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
 def _send_pipes(connection: socket.socket) -> tuple[int, ...]:
     """Send the reading ends of four pipes, then a zero byte; return the writing ends."""
     ends = []
-    with contextlib.suppress(OSError):  # the client has left already, which is found at its socket
-        for _ in range(PIPES):
-            read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    for _ in range(PIPES):
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            socket.send_fds(connection, [DESCRIPTOR], [read])
             ends.append(write)
-            try:
-                socket.send_fds(connection, [DESCRIPTOR], [read])
-            finally:
-                os.close(read)
+        except OSError:  # the kernel carries no more, or the client has left already, which is found at its socket
+            os.close(write)
+        finally:
+            os.close(read)
+    with contextlib.suppress(OSError):
         connection.send(bytes(1))
     return tuple(ends)
 
