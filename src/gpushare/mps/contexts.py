@@ -49,7 +49,7 @@ class ContextLog:
                 else:
                     self._contexts.setdefault(pid, set()).add(number)
                 if len(self._contexts) > KEPT_PROCESSES:
-                    self._contexts = {pid: held for pid, held in self._contexts.items() if is_alive(pid)}
+                    self._contexts = {pid: numbers for pid, numbers in self._contexts.items() if is_alive(pid)}
             elif went := _WENT.search(line):
                 contexts = self._contexts.get(int(went[1]), set())
                 contexts.discard(int(went[2]))
