@@ -240,7 +240,7 @@ def test_sockets_that_are_handed_on_lead_nowhere(stage: Stage) -> None:
     log = stage.space.log("hand-on").splitlines()
     assert len([line for line in log if "child ended with -9" in line]) == 3, log
     (own,) = [int(line.partition("own sms=")[2]) for line in log if "own sms=" in line]
-    assert own < sms(decided(stage.space.get("hand-on"))[1])
+    assert own <= sms(decided(stage.space.get("hand-on"))[1])
     assert "connected outside its turn" in stage.told("hand-on", "outside its turn")
 
 
