@@ -4,6 +4,7 @@ import array
 import contextlib
 import json
 import os
+import select
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ COMPUTE_TYPE: Final = bytes.fromhex("02000000")
 CONTROL_TYPE: Final = bytes.fromhex("04000000")
 ACKNOWLEDGED: Final = bytes(4)
 MAX_PACKET: Final = 65536
+PIPES_SECONDS: Final = 1.0
 DEFAULT_PIPE_DIRECTORY: Final = "/tmp/nvidia-mps"  # noqa: S108 (CUDA's default)
 
 
@@ -97,10 +99,14 @@ def request_server(path: Path, timeout_seconds: float | None = None) -> socket.s
 def introduce(server: socket.socket) -> tuple[int, ...]:
     """Take the pipes that the server sends and say the first word; the caller closes them after its answer.
 
+    They are there when the socket comes. A twin of an earlier release sends none, and hears no such word.
+
     Raises:
         CudaError: the server is gone.
     """
     pipes: list[int] = []
+    if not select.select([server], [], [], PIPES_SECONDS)[0]:
+        return ()
     try:
         while True:
             data, descriptors, _, _ = socket.recv_fds(server, MAX_PACKET, 1)

@@ -102,14 +102,14 @@ class Daemon:
         self._until_the_server_hears()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
+            # The ceilings in force now are this client's for its life (docs/facts.md 5).
+            self._server.admit(ours, Grant(self._default_percentage, *self._server.ceilings()))
             descriptors = array.array("i", [theirs.fileno()]).tobytes()
             try:
                 connection.sendmsg([DESCRIPTOR], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-            except OSError:  # the kernel carries no more: the server hears nothing of this one
-                ours.close()
+            except OSError:  # the kernel carries no more
+                self._server.withdraw(ours)
                 raise
-            # The ceilings in force now are this client's for its life (docs/facts.md 5).
-            self._server.admit(ours, Grant(self._default_percentage, *self._server.ceilings()))
         connection.recv(MAX_PACKET)
         self._log_control(f"NEW CLIENT from server {server_pid}")
 

@@ -186,6 +186,13 @@ class TwinServer:
             self._clients.append(client)
             self._selector.register(connection, selectors.EVENT_READ, client)
 
+    def withdraw(self, connection: socket.socket) -> None:
+        """Forget one that was admitted, and that its process did not get."""
+        with self._lock:
+            for client in [each for each in self._clients if each.socket is connection]:
+                client.has_spoken = True
+                self._drop(client)
+
     def terminate(self, pid: int) -> bool:
         """End one client; False when it is not there. While it launches products the others fall with it."""
         with self._lock:
