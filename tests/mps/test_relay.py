@@ -165,3 +165,31 @@ async def test_no_daemon_is_worth_a_retry(short_path, client):
     with pytest.raises(MpsError, match="cannot connect") as error:
         await relay(client[0], short_path / "nothing")
     assert error.value.retryable
+
+
+async def test_for_a_client_whose_answer_comes_too_late_the_word_is_said(short_path, client, monkeypatch):
+    """Before: the server's socket was closed as it came, and the server waited for that client for ever."""
+    monkeypatch.setattr("gpushare.mps.relay.ANSWER_SECONDS", 0.2)
+    server, handed = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.settimeout(60)
+    asked_too_long = threading.Event()
+
+    class LateDaemon(Daemon):
+        def _serve(self) -> None:
+            connection, _ = self._listener.accept()
+            with connection, self._listener, handed:
+                connection.send(HELLO)
+                for _ in range(2):
+                    self._hear(connection)
+                assert asked_too_long.wait(60)
+                socket.send_fds(connection, [DESCRIPTOR], [handed.fileno()])
+
+    daemon, (channel, tenant) = LateDaemon(short_path / "control"), client
+    with pytest.raises(MpsError, match="did not answer"):
+        await relay(channel, daemon.path)
+    asked_too_long.set()
+    assert await asyncio.to_thread(server.recv, 100) == CREDENTIALS
+    tenant.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        tenant.recv(64)
+    server.close()

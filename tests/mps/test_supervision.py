@@ -122,6 +122,27 @@ async def test_a_silent_daemon_is_replaced_once_it_serves_nobody(kept, monkeypat
         assert stopped
 
 
+async def test_a_daemon_that_was_silent_when_the_keeper_started_is_replaced_too(kept, monkeypatch):
+    """Before: it was asked for its server's state for ever, and never watched."""
+    monkeypatch.setattr(keeping, "DESERTED_SECONDS", 0.0)
+    monkeypatch.setattr(keeping, "RETRY_SECONDS", 0.01)
+    stopped: list[float] = []
+
+    async def stop(timeout_seconds):
+        stopped.append(timeout_seconds)
+        kept.control.failure = None
+
+    async def passes(*_):
+        return SelfTest(SelfTestResult.PASSED, "26 of 132 SMs")
+
+    monkeypatch.setattr(kept.control, "stop", stop)
+    monkeypatch.setattr(keeping, "run_self_test", passes)
+    kept.control.failure = ControlTimeoutError("no answer within 15 s")
+    async with running(kept._supervise()):
+        await eventually(lambda: stopped, "ended")
+        await eventually(lambda: (s := kept.reader.read()) and s.state is GateState.ACTIVE, "another serves")
+
+
 async def _that_replaces(kept):
     with pytest.raises(DaemonDownError):
         await kept._watch()

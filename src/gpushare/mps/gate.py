@@ -21,7 +21,7 @@ from gpushare.mps.control import AsyncMpsControl
 from gpushare.mps.ending import LEAVING_DRAIN_SECONDS, Endings, EndingStep
 from gpushare.mps.errors import CommandRefusedError, MpsError
 from gpushare.mps.grants import grant_mib, grant_percentage, known_mib, to_end
-from gpushare.mps.handover import Handover
+from gpushare.mps.handover import HEARD_SECONDS, Handover
 from gpushare.mps.holding import Holds
 from gpushare.mps.identity import ends_with, is_alive, is_namespace_init, pod_uid_of
 from gpushare.mps.ledger import Admission, ClientLedger
@@ -43,7 +43,6 @@ MAX_STARVED_SECONDS: Final = 5.0
 # looked at meanwhile, and spoken for when it has died, or its turn is over and the server silent for so long.
 LISTING_SECONDS: Final = 0.1
 MUTE_SECONDS: Final = 1.0
-HEARD_SECONDS: Final = 1.0  # until a word was heard for sure
 TICK_SECONDS: Final = 0.1  # how often held connections are checked again
 TEND_SECONDS: Final = 1.0  # how often records of processes and pods that are gone are dropped
 SHOWN_OF_A_POD: Final = 64  # held processes in the status; a reader refuses a file of more than 4 MiB

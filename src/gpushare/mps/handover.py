@@ -23,6 +23,7 @@ from gpushare.mps.packets import CREDENTIALS, MAX_DESCRIPTORS, MAX_PACKET, close
 
 # The server has sent its pipes when the daemon hands its socket out, or does so within microseconds.
 PIPES_SECONDS: Final = 0.05
+HEARD_SECONDS: Final = 1.0  # until a word that was said is heard for sure, and the copies may be closed
 _SO_PEEK_OFF: Final = 42  # Linux; the module socket has no name for it
 _LOOK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _SPACE: Final = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)  # credentials, and descriptors
@@ -60,7 +61,7 @@ class Handover:
             return False
 
     def speak(self) -> None:
-        """Say the client's first word and cut its connection: the server goes on, and forgets it at once."""
+        """Say the client's first word and cut its connection: the server goes on, as if it had left."""
         if self._has_spoken:
             return
         self._has_spoken = True

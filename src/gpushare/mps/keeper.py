@@ -138,6 +138,7 @@ class Keeper:
         self._tested = False
         self._test_again_at = 0.0
         self._is_unwritten = False
+        self._silent = _Silence()
 
     async def run(self, listener: socket.socket) -> None:
         """Keep daemon, server and gate running until cancelled; the daemon stays."""
@@ -230,6 +231,9 @@ class Keeper:
                 logger.error("MPS server of %s ended and every client with it; starting another", self.gpu.uuid)
             except (MpsError, OSError) as error:
                 self._set_state(GateState.DOWN, str(error))
+                # One that was silent already when this keeper started never gets to be watched.
+                if isinstance(error, ControlTimeoutError) and await self._ends_deserted():
+                    continue
                 logger.error("MPS of %s is down, trying again in %g s: %s", self.gpu.uuid, retry, error)
                 await asyncio.sleep(retry)
                 retry = min(MAX_RETRY_SECONDS, 2 * retry)
@@ -328,7 +332,7 @@ class Keeper:
 
     async def _watch(self) -> None:
         """Watch daemon, server and clients until the daemon or the server is gone."""
-        silent = _Silence()
+        self._silent.since = None
         daemon_pid, server_pid = self._status.daemon_pid or 0, self._status.server_pid or 0
         with _wakes(daemon_pid, self._poke), _wakes(server_pid, self._poke):
             while True:
@@ -342,11 +346,11 @@ class Keeper:
                 except (ControlTimeoutError, NotSentError) as error:
                     # Its clients run on, so it is not killed. If it stays silent for longer, newcomers wait and
                     # the status says so.
-                    seconds = silent.lasts(time.monotonic())
+                    seconds = self._silent.lasts(time.monotonic())
                     if isinstance(error, ControlTimeoutError) or seconds >= BUSY_SECONDS:
                         self._set_state(GateState.DOWN, f"no answer for {seconds:.0f} s: {error}")
-                        if seconds >= DESERTED_SECONDS:
-                            await self._replace_if_deserted(error)
+                    if await self._ends_deserted():
+                        raise DaemonDownError("a silent daemon without clients was ended") from error
                 except CommandRefusedError as error:
                     # The daemon may notice before us that its server has ended.
                     self._check_alive()
@@ -354,22 +358,23 @@ class Keeper:
                         raise _ServerGoneError from error
                     raise
                 else:
-                    silent.since = None
+                    self._silent.since = None
                     if self._status.state is not GateState.ACTIVE:
                         self._set_state(GateState.ACTIVE)
                     await self._test_again(server_pid)
 
-    async def _replace_if_deserted(self, error: MpsError) -> None:
-        """End a daemon that is silent and serves nobody: another one harms no tenant, and newcomers wait for it.
+    async def _ends_deserted(self) -> bool:
+        """End a daemon that is silent for long and serves nobody; return whether it was ended.
 
-        Raises:
-            DaemonDownError: it was ended.
+        Another one harms no tenant, and newcomers wait for it.
         """
+        if self._silent.lasts(time.monotonic()) < DESERTED_SECONDS:
+            return False
         if self._ledger.has_live() or self.gate.current_pid is not None:
-            return
+            return False
         logger.error("the silent MPS daemon of %s serves nobody any more; starting another", self.gpu.uuid)
         await self._control.stop(2.0)
-        raise DaemonDownError("a silent daemon without clients was ended") from error
+        return True
 
     async def _test_again(self, server_pid: int) -> None:
         """Repeat a failed self-test at intervals where tenants are admitted in spite of it."""

@@ -170,6 +170,8 @@ class ClientLedger:
     def note_clients(self, pids: tuple[int, ...], turn_pid: int | None = None) -> tuple[int, ...]:
         """Record the server's client list; a listed process without a turn of its own is a stranger."""
         pids = tuple(pid for pid in pids if pid != self._own_pid)  # who speaks for a client may pass for one
+        if self._contexts is not None:
+            self._contexts.read()  # before the log is trimmed, whether or not anybody waits
         self._clients = pids
         for pid, admission in list(self._admissions.items()):
             gone = pid not in self._clients and pid != turn_pid

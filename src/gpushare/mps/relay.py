@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.mps.errors import MpsError
-from gpushare.mps.handover import Handover
+from gpushare.mps.handover import HEARD_SECONDS, Handover
 from gpushare.mps.packets import (
     ACKNOWLEDGED,
     COMPUTE_TYPE,
@@ -33,11 +33,10 @@ from gpushare.mps.store import PASSING_ERRORS
 ANSWER_SECONDS: Final = 12.0  # the daemon itself drops a silent connection after 10 s (docs/facts.md 14)
 # A client answers the server's descriptor at once; one that stalls blocks the daemon.
 ACKNOWLEDGE_SECONDS: Final = 2.0
-LATE_SECONDS: Final = 120.0
-HEARD_SECONDS: Final = 1.0
+LATE_SECONDS: Final = 120.0  # after which a daemon's answer is waited for no more
 
 logger = logging.getLogger(__name__)
-_taking_back: set[asyncio.Task[None]] = set()
+_taking_back: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
 
 
 class Passed(enum.Enum):
@@ -117,25 +116,25 @@ async def _ask(upstream: Channel) -> Packet:
 
 
 def _take_back(upstream: Channel) -> None:
-    """Wait for an answer that is late: the server would wait for ever for whom nobody answers for."""
+    """Speak for the client whose answer comes too late: it is held again, and the server waits for its word."""
+    late = Channel(upstream.socket.dup())
 
     async def take() -> None:
-        copy = Channel(upstream_socket)
+        descriptors: tuple[int, ...] = ()
         try:
             async with asyncio.timeout(LATE_SECONDS):
-                answer = await copy.receive(MAX_DESCRIPTORS)
-            for descriptor in answer.descriptors:
-                if (handover := await Handover.of(descriptor)) is not None:
+                descriptors = (await late.receive(MAX_DESCRIPTORS)).descriptors
+            for handover in [await Handover.of(each) for each in descriptors]:
+                if handover is not None:
                     handover.speak()
                     await asyncio.sleep(HEARD_SECONDS)
                     handover.close()
-            close_all(answer.descriptors)
         except (TimeoutError, OSError):
             logger.error("the daemon did not answer a client within %g s", LATE_SECONDS)
         finally:
-            copy.close()
+            close_all(descriptors)
+            late.close()
 
-    upstream_socket = upstream.socket.dup()
     task = asyncio.get_running_loop().create_task(take())
     _taking_back.add(task)
     task.add_done_callback(_taking_back.discard)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from gpushare.core.api import MAX_CLIENTS_PER_GPU
 from gpushare.core.gpu import Counters, GpuInfo
-from gpushare.mps.identity import PROC, RunState, run_state_of
+from gpushare.mps.identity import PROC, RunState, is_alive, run_state_of
 from gpushare.mps.layout import write_atomically
 from gpushare.mps.packets import CREDENTIALS, DESCRIPTOR
 from gpushare.twin.contention import ProgressModel, TwinLoad
@@ -41,6 +41,7 @@ ILLEGAL_ACCESS: Final = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access wa
 MPS_LOST: Final = "CUDA_ERROR_MPS_RPC_FAILURE: connection to the MPS server was lost"
 MAX_PACKET: Final = 65536
 PIPES: Final = 4
+KEPT_PROCESSES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +291,8 @@ class TwinServer:
         else:
             client.sender = _sender(ancillary)
             client.context = self._numbers.get(client.sender, 0)
+            if len(self._numbers) > KEPT_PROCESSES:
+                self._numbers = {pid: number for pid, number in self._numbers.items() if is_alive(pid)}
             self._numbers[client.sender] = client.context + 1
             self._log(f"Client {{PID: {client.sender}, Context ID: {client.context}}} connected")
 
