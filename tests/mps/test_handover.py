@@ -66,10 +66,14 @@ async def test_the_word_is_said_once_and_the_connection_cut(ends):
     handover.close()
 
 
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def test_what_is_no_socket_is_left_alone():
     read, write = os.pipe()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_descriptors()
     assert await Handover.of(read) is None
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert open_descriptors() == before
     os.close(read)
     os.close(write)

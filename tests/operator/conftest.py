@@ -11,19 +11,24 @@ import time
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 from certificates import make_pair
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from installed import lacking
+from tests.operator.admissionclient import Client, Serving
 from tests.operator.live import PATIENCE_SECONDS, Running, Shares
 
+from gpushare.core.admission import AdmissionPolicy, Defaults
 from gpushare.kube import GPUNODES, GPUSHARES, NAMESPACES, AlreadyExists, Api, NotFound, Resource, connect
+from gpushare_operator.admission import AdmissionServerSettings, serve
+from gpushare_operator.admission.server import ServerLimits
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFINITIONS = Resource(
@@ -31,6 +36,42 @@ DEFINITIONS = Resource(
 )
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpushare"
 MakeCertificate = Callable[..., bytes]
+
+
+@pytest.fixture
+def serving(
+    tmp_path: Path, make_certificate: MakeCertificate, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> Serving:
+    """Makes a server with these limits, and a client of it."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "there-is-none"))
+    trusted = ssl.create_default_context(cadata=make_certificate(tmp_path).decode())
+
+    @asynccontextmanager
+    async def run(limits: ServerLimits) -> AsyncIterator[Client]:
+        policy = AdmissionPolicy(Defaults(auto_fraction="0.3"), "nvidia")
+        settings = AdmissionServerSettings(tmp_path, "127.0.0.1", free_port, policy, limits)
+        stop = asyncio.Event()
+        server = asyncio.create_task(serve(settings, stop))
+        connector = aiohttp.TCPConnector(ssl=trusted)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            ready = Client(session, f"https://127.0.0.1:{settings.port}", trusted)
+            for _ in range(3000):
+                try:
+                    await ready.get("/healthz")
+                    break
+                except aiohttp.ClientConnectionError:
+                    await asyncio.sleep(0.01)
+            yield ready
+        stop.set()
+        await server
+
+    return run
+
+
+@pytest.fixture
+async def client(serving: Serving) -> AsyncIterator[Client]:
+    async with serving(ServerLimits(read_seconds=60.0, wait_seconds=60.0)) as ready:
+        yield ready
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,8 @@ from gpushare.core.control.slo_reading import (
     SloTrouble,
     read_slo,
 )
-from gpushare.core.control.watch import GpuWatch, watch
+from gpushare.core.control.watch import watch
+from gpushare.core.control.watch_state import GpuWatch
 from gpushare.core.control.window import (
     FREE,
     WatchActions,

@@ -5,7 +5,7 @@ Pure: windows and time are arguments, the state is a value.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
 
 from gpushare.core.control.relief import (
@@ -25,6 +25,7 @@ from gpushare.core.control.slo_relief import (
     is_neighbours_doing,
     signs_of,
 )
+from gpushare.core.control.watch_state import GpuWatch, LeavingCause, TenantWatch
 from gpushare.core.control.window import (
     FREE,
     WatchActions,
@@ -40,78 +41,6 @@ ASLEEP_PROGRESS: Final = 0.02
 _LEAST_STEP: Final = 0.05  # of a duty, where a step does not suffice anyway
 _AVERAGED_WINDOWS: Final = 4  # from so many windows on, their average counts too
 _LONGEST_GAP_SECONDS: Final = 5.0  # a gap between windows longer than this counts as this long
-
-
-@dataclass(frozen=True, slots=True)
-class TenantWatch:
-    """What the loop remembers of one tenant.
-
-    Attributes:
-        duty: in force; 1: it runs free.
-        below: windows in a row that showed it below its promise.
-        kept: windows in a row that showed a broken promise kept again.
-        is_broken: whether its promise is broken.
-        broken_seconds: for how long, in windows that showed its progress.
-        hopeless_seconds: for how long no throttle was found that keeps it.
-        throttled_seconds: for how long its duty has been below `WatchSettings.lasting_duty`.
-        unknown_seconds: since its progress was last known, while it worked.
-        response: how it answers to its neighbours' duties; None: never seen.
-        slo: its own latency target.
-    """
-
-    duty: float = FREE
-    below: int = 0
-    kept: int = 0
-    is_broken: bool = False
-    broken_seconds: float = 0.0
-    hopeless_seconds: float = 0.0
-    throttled_seconds: float = 0.0
-    unknown_seconds: float = 0.0
-    response: Response | None = None
-    slo: SloRelief = field(default_factory=SloRelief)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cause:
-    """Why a tenant should leave: a sentence, and whose latency target that is for."""
-
-    leaving: str
-    why: str
-    target_of: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GpuWatch:
-    """What the loop remembers of one GPU; start with `GpuWatch()`, and hand it back as it came.
-
-    Attributes:
-        tenants: by uid.
-        changed_at: when duties last changed, or who is there.
-        last_ends_at: end of the last window that was looked at.
-        seen_at: when a usable window last came.
-        retract: the tenant that should leave.
-        retract_why: why.
-        calm_seconds: for how long nothing has called for the retraction any more.
-        retract_for: whose latency target that is for; None: for a promise.
-        retracted_at: when the last such tenant had left.
-        left_for_target_at: when the last one had left for a latency target.
-    """
-
-    tenants: Mapping[str, TenantWatch] = field(default_factory=dict)
-    changed_at: float = -math.inf
-    last_ends_at: float = -math.inf
-    seen_at: float = -math.inf
-    retract: str | None = None
-    retract_why: str = ""
-    retract_for: str | None = None
-    calm_seconds: float = 0.0
-    retracted_at: float = -math.inf
-    left_for_target_at: float = -math.inf
-
-    @property
-    def duties(self) -> dict[str, float]:
-        """Return the duties in force of the tenants that are throttled."""
-        return {uid: tenant.duty for uid, tenant in self.tenants.items() if tenant.duty < FREE}
 
 
 def watch(
@@ -539,7 +468,7 @@ def _with_throttled_seconds(
     return replace(state, tenants=tenants)
 
 
-def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> _Cause | None:
+def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> LeavingCause | None:
     """Return who should leave, and why; None: nothing calls for a retraction.
 
     A throttle that keeps the promise may last while sharing brings more than it costs. For latency targets, which
@@ -557,11 +486,13 @@ def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSett
             continue
         leaving = next(iter(may_leave(known, uid, known.duties)), None)
         if leaving is not None:
-            return _Cause(leaving, why)
+            return LeavingCause(leaving, why)
     return _missed_target(state, known, now, settings) or _lasting_throttle(state, known, now, settings)
 
 
-def _missed_target(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> _Cause | None:
+def _missed_target(
+    state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings
+) -> LeavingCause | None:
     """Return who should leave for a target that is missed with nobody left who could give time."""
     if now - state.left_for_target_at < GIVEN_UP_SECONDS:
         return None
@@ -576,11 +507,13 @@ def _missed_target(state: GpuWatch, known: KnownTenants, now: float, settings: W
         if believed:
             seconds = relief.stuck_seconds
             why = f"{uid} has missed its latency target for {seconds:.0f} s with nobody left who could give time"
-            return _Cause(believed[0], why, uid)
+            return LeavingCause(believed[0], why, uid)
     return None
 
 
-def _lasting_throttle(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> _Cause | None:
+def _lasting_throttle(
+    state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings
+) -> LeavingCause | None:
     """Return who should leave since a throttle lasts that surely costs more than sharing brings."""
     limit = settings.retract_after_seconds
     lasting = {uid: each for uid, each in state.tenants.items() if each.throttled_seconds >= limit}
@@ -603,4 +536,4 @@ def _lasting_throttle(state: GpuWatch, known: KnownTenants, now: float, settings
     duty, seconds = lasting[longest].duty, lasting[longest].throttled_seconds
     throttle = f"{longest} has run {duty:.0%} of the time for {seconds:.0f} s so that {victim} {what}"
     why = f"{throttle}, and all make {together:.2f} together, {together + gains[leaving][0]:.2f} without {leaving}"
-    return _Cause(leaving, why, target_of)
+    return LeavingCause(leaving, why, target_of)

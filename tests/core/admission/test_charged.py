@@ -1,0 +1,147 @@
+"""What a pod is charged for: memory, clients, SMs, being alone; and what its template was charged before."""
+
+import pytest
+from tests.core.admission.reviewing import H200, POLICY, Json, apply, patched, pod, refused
+
+from gpushare.core.admission.resolve import Defaults, resolve
+from gpushare.core.admission.review import (
+    NOTHING_KNOWN,
+    AdmissionPolicy,
+    Knowledge,
+    check_pod,
+    check_workload,
+    gpu_memories_mib,
+    mutate_templates,
+)
+from gpushare.core.api import names
+from gpushare.core.api.objects import GpuNodeStatus, GpuShare, GpuStatus
+from gpushare.core.api.rejection import Rejection
+
+
+def test_sizes_of_the_gpus() -> None:
+    small, large = (GpuStatus(uuid=str(mib), memory_mib=mib) for mib in (81559, 143771))
+    assert gpu_memories_mib([GpuNodeStatus(gpus=(small,)), GpuNodeStatus(gpus=(large, small))]) == {81559, 143771}
+    assert not gpu_memories_mib([])
+    assert not gpu_memories_mib([GpuNodeStatus(gpus=(GpuStatus(uuid="starting"),))])
+
+
+def test_memory_is_part_of_the_share_that_is_charged() -> None:
+    """Before: all memory of a GPU for 1% of it."""
+    document = pod({names.FRACTION: "0.01", names.MEMORY: "143771Mi"})
+    charged = apply(document, patched(document, POLICY, H200))
+    assert charged["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "100"}
+    assert patched(charged, POLICY, H200) == []
+    assert check_pod(charged, H200) is None
+    assert check_pod(charged, Knowledge()) is None  # by a replica that knows no GPU yet
+    unaware = apply(document, patched(document))
+    assert "makes it 100" in str(check_pod(unaware, H200))
+    free = AdmissionPolicy(Defaults(charge_memory=False))
+    assert apply(document, patched(document, free, H200)) == unaware
+
+
+def test_the_least_that_mps_gives_is_charged() -> None:
+    """Before: 16 pods of 1% had 8 of 132 SMs each, a whole GPU for 16% of quota."""
+    document = pod({names.FRACTION: "0.01"})
+    charged = apply(document, patched(document))
+    assert charged["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "6"}
+    assert check_pod(charged) is None
+    unaware = apply(document, patched(document, AdmissionPolicy(Defaults(charge_threads=False))))
+    assert unaware["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "1"}
+    assert "makes it 6" in str(check_pod(unaware))
+
+
+def test_a_share_by_hand_below_what_the_memory_is_charged_is_refused() -> None:
+    for fraction in ("0.01", "auto"):
+        document = pod({names.FRACTION: fraction, names.MEMORY: "143771Mi"})
+        document["spec"]["containers"][0]["resources"] = {"limits": {names.SHARE_RESOURCE: "1"}}
+        assert "makes it 100" in refused(document, H200)
+
+
+def test_the_gpushares_memory_is_charged_and_stays_what_it_was_at_admission() -> None:
+    big = GpuShare.from_object({"metadata": {"name": "s", "namespace": "shop"}, "spec": {"memory": "100Gi"}})
+    document = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, knows(big)))
+    assert document["metadata"]["annotations"] == {names.FRACTION: "0.1", names.MEMORY: "100Gi"}
+    assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "72"}
+    assert patched(document, POLICY, knows(big)) == []
+
+
+def test_an_isolated_pod_is_charged_for_the_whole_gpu() -> None:
+    alone = GpuShare.from_object(
+        {"metadata": {"name": "s", "namespace": "n"}, "spec": {"faultDomain": "isolated"}}
+    )
+    document = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, knows(alone)))
+    assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: "100"}
+    assert check_pod(document) is None  # by a replica that does not know the GpuShare yet
+
+
+def test_a_workload_that_ended_its_neighbours_twice_is_charged_whole_gpus() -> None:
+    twice = [{"at": f"2026-11-23T1{hour}:00:00Z", "podUid": "u", "gpu": "GPU-1"} for hour in (1, 2)]
+    meta = {"name": "s", "namespace": "n"}
+    harmful = GpuShare.from_object({"metadata": meta, "status": {"neighboursEnded": twice}})
+    once = GpuShare.from_object({"metadata": meta, "status": {"neighboursEnded": twice[:1]}})
+    for share, percent in ((harmful, "100"), (once, "10")):
+        document = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, knows(share)))
+        assert document["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: percent}
+        assert check_pod(document, knows(share)) is None
+        assert check_pod(document) is None
+
+
+def test_only_a_pod_of_a_job_keeps_the_share_that_its_template_was_given_before() -> None:
+    """Before: who wrote 1% into any template went on as it was, however often it ended its neighbours."""
+    twice = [{"at": f"2026-11-23T1{hour}:00:00Z", "podUid": "u", "gpu": "GPU-1"} for hour in (1, 2)]
+    meta = {"name": "s", "namespace": "n"}
+    harmful = knows(GpuShare.from_object({"metadata": meta, "status": {"neighboursEnded": twice}}))
+
+    def named(api: str | None = None, kind: str = "Job") -> Json:
+        made = apply(pod({names.FRACTION: "0.1"}), patched(pod({names.FRACTION: "0.1"}), POLICY, H200))
+        owner = {"apiVersion": api, "kind": kind, "name": "j", "uid": "u", "controller": True}
+        return {**made, "metadata": {**made["metadata"], "ownerReferences": [owner] if api else []}}
+
+    of_job = named("batch/v1")
+    assert patched(of_job, POLICY, harmful) == []
+    assert check_pod(of_job, harmful) is None, "its Job goes on, for what its template was charged"
+    others = (("apps/v1", "ReplicaSet"), ("apps/v1", "StatefulSet"), ("batch.example.com/v1", "Job"), (None, ""))
+    for api, kind in others:
+        assert "isolation makes it 100" in refused(named(api, kind), harmful)
+
+    template = named()
+    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template}}
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "name": "s",
+        "uid": "v",
+        "controller": True,
+    }
+    of_jobset = {**job, "metadata": {"name": "j", "ownerReferences": [jobset]}}
+    for obj, is_allowed in ((job, False), (of_jobset, True)):
+        assert isinstance(mutate_templates(obj, None, POLICY, lambda _: harmful), list) is is_allowed
+        assert (check_workload(obj, None, harmful) is None) is is_allowed
+
+
+@pytest.mark.parametrize(("fraction", "now"), [("0.05", "17"), ("auto", "50")])
+def test_a_template_that_named_its_share_before_clients_were_charged_goes_on(fraction: str, now: str) -> None:
+    """Before: templates are immutable, so every pod of such a Job was refused for ever."""
+    asked = {names.FRACTION: fraction, names.CLASS: "latency", names.PROCESSES: "8"}
+    policy = AdmissionPolicy(Defaults(charge_memory=False))
+    new = apply(pod(asked), patched(pod(asked), policy))
+    assert new["spec"]["containers"][0]["resources"]["limits"] == {names.SHARE_RESOURCE: now}
+    amounts = {"limits": {names.SHARE_RESOURCE: "5"}, "requests": {names.SHARE_RESOURCE: "5"}}
+    named = pod(asked, containers=[{"name": "main", "resources": amounts}])
+    admitted = apply(named, patched(named, policy))
+    assert admitted["spec"]["containers"][0]["resources"] == amounts
+    assert check_pod(admitted, NOTHING_KNOWN, policy) is None
+    needs = resolve(asked, limit_percent=5)
+    assert not isinstance(needs, Rejection)
+    assert needs.clients == 2, "those of the share that it is charged"
+
+
+def test_less_than_a_pod_was_charged_before_clients_were_is_refused() -> None:
+    asked = {names.FRACTION: "0.05", names.CLASS: "latency", names.PROCESSES: "8"}
+    for amount in ("4", "6", "16"):
+        named = [{"name": "main", "resources": {"limits": {names.SHARE_RESOURCE: amount}}}]
+        assert "makes it 17" in refused(pod(asked, containers=named))
+
+
+def knows(share: GpuShare) -> Knowledge:
+    return Knowledge(H200.gpu_memories_mib, share)

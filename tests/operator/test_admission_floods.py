@@ -1,0 +1,224 @@
+"""The admission server under floods: large bodies, bodies that do not come, silent connections."""
+
+import asyncio
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.operator.admissionclient import Client, Serving, pod
+from yarl import URL
+
+from gpushare_operator.admission.server import ServerLimits
+from gpushare_operator.admission.turns import SmallestFirst, TooManyError
+
+Json = dict[str, Any]
+
+
+async def test_a_large_body_that_does_not_come_holds_up_no_small_one(serving: Serving) -> None:
+    patient = ServerLimits(reading=1, read_seconds=60.0, wait_seconds=60.0)
+    async with serving(patient) as client:
+        status, _ = await client.post("/mutate", b"x" * (patient.body_bytes + 1))
+        assert status == 413
+        _, writer = await client.half_a_review(70_000)
+        for _ in range(3):
+            assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        writer.close()
+        large = pod(fraction="0.5")
+        large["metadata"]["annotations"]["example.com/x"] = "x" * 100_000
+        assert (await client.review("/mutate", large))["allowed"] is True, "the slot was given back"
+
+
+async def test_of_those_that_wait_the_smallest_is_next_and_the_largest_is_given_up() -> None:
+    turns, done = SmallestFirst(most=4), []
+
+    async def one(size: int) -> None:
+        try:
+            await turns.turn(size)
+            done.append(size)
+        except TooManyError:
+            done.append(-size)
+
+    async with asyncio.TaskGroup() as tasks:
+        for size in (60, 50, 40, 30, 70, 3, 70, 1):
+            tasks.create_task(one(size))
+    assert sorted(done, key=abs) == [1, 3, 30, 40, -50, -60, -70, -70]
+    assert [size for size in done if size > 0] == [1, 3, 30, 40]
+    await asyncio.wait_for(turns.turn(10**6), 60)
+
+
+async def test_who_gives_up_waiting_costs_nobody_a_turn() -> None:
+    turns = SmallestFirst()
+    async with asyncio.TaskGroup() as tasks:
+        gone = tasks.create_task(turns.turn(1))
+        last = tasks.create_task(turns.turn(2))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait_for(last, 60)
+
+
+async def test_a_flood_of_large_reviews_delays_a_small_one_by_one_of_them(serving: Serving) -> None:
+    """Counted in reviews, not in time: nearly all of the flood are answered after the small one."""
+    crowd = pod(fraction="0.5")
+    crowd["spec"]["containers"] = [{"name": f"c{number}", "image": "x"} for number in range(1400)]
+    request = {"uid": "r1", "operation": "CREATE", "namespace": "shop", "object": crowd, "kind": {"kind": "Pod"}}
+    large = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    body = json.dumps(large).encode()
+    assert len(body) < 65_536
+    patient = ServerLimits(read_seconds=120.0, wait_seconds=120.0)
+    async with serving(patient) as client:
+        answered: list[str] = []
+        five = asyncio.Event()
+
+        async def flood() -> None:
+            status, _ = await client.post("/mutate", body)
+            assert status == 200
+            answered.append("large")
+            if len(answered) == 5:
+                five.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(80):
+                tasks.create_task(flood())
+            await five.wait()
+            await client.review("/mutate", pod(fraction="0.5"))
+            answered.append("small")
+        assert answered.index("small") < 60
+
+
+async def test_too_many_reviews_at_once_are_told_so(serving: Serving) -> None:
+    async with serving(ServerLimits(waiting=0)) as client:
+        status, text = await client.post("/mutate", b"{}")
+        assert (status, text) == (503, b"too many reviews at once\n")
+        assert 'reviews_total{result="overloaded",webhook="mutate"} 1.0' in await client.get("/metrics")
+
+
+async def test_bodies_that_do_not_come_are_given_up(serving: Serving) -> None:
+    async with serving(ServerLimits(reading=1, read_seconds=0.05, wait_seconds=0.05)) as client:
+        opened = [await client.half_a_review(length) for length in (70_000, 70_000, 70_000, 100)]
+        for reader, writer in opened:
+            answer = await asyncio.wait_for(reader.read(), 60)  # to the end: the server closes the connection
+            assert answer.startswith((b"HTTP/1.1 408 ", b"HTTP/1.1 503 "))
+            writer.close()
+        assert 'reviews_total{result="unread",webhook="mutate"} 4.0' in await client.get("/metrics")
+
+
+async def test_a_connection_that_never_asks_is_closed(serving: Serving) -> None:
+    async with serving(ServerLimits(idle_seconds=0.1)) as client:
+        reader, writer = await client.connect()
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+        writer.close()
+        await client.get("/healthz")
+
+
+BOUNDED = ServerLimits(
+    connections=16, read_seconds=600.0, wait_seconds=600.0, idle_seconds=600.0, handshake_seconds=600.0
+)
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """Waits for its end; a connection that stays open fails the test."""
+    with contextlib.suppress(OSError):
+        await asyncio.wait_for(reader.read(), 60)
+    return True
+
+
+async def test_a_flood_of_connections_that_say_nothing_keeps_no_review_waiting(serving: Serving) -> None:
+    """Before: connections were not bounded, and each kept a descriptor for 5 s without a handshake, 30 s with."""
+    async with serving(BOUNDED) as client:
+        address = URL(client.base)
+        silent = []
+        for number in range(60):
+            tls = client.trusted if number % 2 else None
+            silent.append(await asyncio.open_connection(address.host, address.port, ssl=tls))
+            if number % 10 == 0:
+                assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        for reader, _ in silent[: 60 - 16]:
+            assert await is_closed(reader)
+        shown = await client.get("/metrics")
+        assert "gpushare_admission_connections 16.0" in shown
+        assert "gpushare_admission_connections_closed 0.0" not in shown
+        assert len(client.session.connector._conns) == 1, "the API server's own connection was never closed"
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_who_asked_once_and_keeps_its_connection_makes_room_too(serving: Serving) -> None:
+    async with serving(BOUNDED) as client:
+        kept = []
+        for _ in range(40):
+            reader, writer = await client.connect()
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200 ")
+            kept.append((reader, writer))
+        assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        for reader, _ in kept[: 40 - 16]:
+            assert await is_closed(reader)
+        for _, writer in kept:
+            writer.close()
+
+
+async def test_very_many_bodies_that_do_not_come_keep_no_review_waiting(serving: Serving) -> None:
+    """Small bodies have no slots of their own: connections bound them."""
+    async with serving(BOUNDED) as client:
+        halves = [await client.half_a_review(1000) for _ in range(40)]
+        assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        for reader, _ in halves[: 40 - 16]:
+            assert await is_closed(reader)
+        for _, writer in halves:
+            writer.close()
+
+
+async def test_bodies_that_do_not_come_cost_neither_the_api_servers_connections_nor_new_ones(
+    serving: Serving,
+) -> None:
+    """Before: headers and one byte were a request under way, for which connections that waited were closed."""
+    request = {"uid": "r1", "operation": "CREATE", "namespace": "shop", "object": pod(fraction="0.5")}
+    asked = {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request}
+    body = json.dumps({**asked, "request": {**request, "kind": {"kind": "Pod"}}}).encode()
+    head = f"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        writer.write(head + body)
+        answer = await asyncio.wait_for(reader.readuntil(b"}}"), 60)
+        return answer.startswith(b"HTTP/1.1 200 ") and b'"allowed":true' in answer
+
+    async def new_one(client: Client) -> bool:
+        reader, writer = await client.connect()
+        try:
+            return await answered(reader, writer)
+        finally:
+            writer.close()
+
+    async with serving(replace(BOUNDED, connections=64)) as client:
+        kept = await client.connect()
+        assert await answered(*kept)
+        halves: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        for _ in range(17):  # 32 at once; 544 in all
+            async with asyncio.TaskGroup() as tasks:
+                slow = [tasks.create_task(client.half_a_review(1000)) for _ in range(16)]
+                new = tasks.create_task(new_one(client))
+                slow += [tasks.create_task(client.half_a_review(1000)) for _ in range(16)]
+            halves += [each.result() for each in slow]
+            assert new.result()
+            assert await answered(*kept)
+        assert "gpushare_admission_connections_closed 0.0" not in await client.get("/metrics")
+        for _, writer in (kept, *halves):
+            writer.close()
+
+
+@pytest.mark.parametrize("what", [b"GET /healthz HTTP/1.1\r\n", b"POST /mutate HTTP/1.1\r\nContent-Length: 2\r\n"])
+async def test_who_never_had_a_review_answered_goes_before_who_had(serving: Serving, what: bytes) -> None:
+    async with serving(BOUNDED) as client:
+        await client.review("/mutate", pod(fraction="0.5"))
+        others = []
+        for _ in range(40):
+            reader, writer = await client.connect()
+            writer.write(what + b"Host: x\r\n\r\n" + (b"{}" if what.startswith(b"POST") else b""))
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 ")
+            others.append(writer)
+        connections = [each for every in client.session.connector._conns.values() for each in every]
+        assert [each[0].is_connected() for each in connections] == [True], "the API server's own"
+        for writer in others:
+            writer.close()
