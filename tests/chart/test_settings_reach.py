@@ -37,6 +37,7 @@ NONSENSE: dict[str, list[object]] = {
     "policy.chargeThreads": ["false", 6, ""],
     "policy.retractionsPerMinute": [0, -2, 61, 1.5, "2", True, []],
     "agent.outsideMps": ["kill", "End", "report", "", True, []],
+    "mps.maxClientsPerPod": [0, 49, -1, 1.5, "16", True, []],
     "mps.endStrangers": ["false", "no", "", 0, 1, [], {}],
 }
 
@@ -107,6 +108,7 @@ def test_without_values_each_process_has_its_own_defaults(render: Render) -> Non
     operator = found.operator.settings
     assert (operator.retraction.evicts, operator.retraction.per_minute) == (True, 2)
     assert found.mps.keep_strangers is False
+    assert found.mps.max_clients_per_pod == found.admission.policy.max_clients_per_pod == 16
 
 
 @pytest.mark.parametrize("value", [1, 1.05, "1.3", 1000])
@@ -127,6 +129,12 @@ def test_what_is_charged_for_threads_reaches_admission_and_who_explains(render: 
     found = Installation(render(nested("policy.chargeThreads", value)))
     assert found.admission.policy.defaults.charge_threads is value
     assert found.shown.defaults.charge_threads is value
+
+
+@pytest.mark.parametrize("value", [1, 16, 48])
+def test_what_one_pod_gets_of_the_clients_is_what_admission_takes(render: Render, value: int) -> None:
+    found = Installation(render(nested("mps.maxClientsPerPod", value)))
+    assert found.mps.max_clients_per_pod == found.admission.policy.max_clients_per_pod == value
 
 
 @pytest.mark.parametrize("value", [0, 90, 604_800])

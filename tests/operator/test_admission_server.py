@@ -244,6 +244,8 @@ def test_settings_come_from_the_command_line_and_the_environment(capsys: pytest.
     allowing = parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_ALLOWED_ENV": "CUDA_VISIBLE_DEVICES,CUDA_MPS_X"})
     assert allowing.policy.allowed_env == {"CUDA_VISIBLE_DEVICES", "CUDA_MPS_X"}
     assert parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_SELECTORS": "7"}).policy.max_selectors == 7
+    raised = parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_CLIENTS_PER_POD": "20"})
+    assert raised.policy.max_clients_per_pod == 20
     with pytest.raises(SystemExit):
         parse_settings(["--cert-dir", "/tls"], {"GPUSHARE_MAX_SELECTORS": "-1"})
     assert 'GPUSHARE_MAX_SELECTORS: "-1" is not a whole number from 0' in capsys.readouterr().err

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gpushare.core.admission import DEFAULT_MAX_SELECTORS, AdmissionPolicy
+from gpushare.core.api import MAX_CLIENTS_PER_POD
 from gpushare.core.placement import settings
 from gpushare.runtime.logs import log_level_of, set_up_logging
 from gpushare.runtime.options import VariableError, Variables, options_of
@@ -39,6 +40,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
             variables.flag("env-caps-fallback"),
             frozenset(variables.words("allowed-env")),
             variables.count("max-selectors", DEFAULT_MAX_SELECTORS),
+            variables.count("max-clients-per-pod", MAX_CLIENTS_PER_POD, least=1),
         )
     except (settings.SettingsError, VariableError) as error:
         parser.error(str(error))

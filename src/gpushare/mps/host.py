@@ -25,12 +25,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import HOST_DIRECTORY, MAX_CLIENTS_PER_GPU
+from gpushare.core.api import HOST_DIRECTORY, MAX_CLIENTS_PER_GPU, MAX_CLIENTS_PER_POD
 from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.mps.identity import PROC
 from gpushare.mps.layout import GpuDirectory
 from gpushare.mps.observe import routes
-from gpushare.mps.policy import MAX_CLIENTS_PER_POD
 from gpushare.mps.removal import remove_unused
 from gpushare.mps.simulated import simulated_gpus
 from gpushare.mps.store import ConnectionStore

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from gpushare.core.api import MAX_CLIENTS_PER_GPU
+from gpushare.core.api import MAX_CLIENTS_PER_GPU, MAX_CLIENTS_PER_POD
 from gpushare.mps import commands
 from gpushare.mps.asks import boottime
 from gpushare.mps.commands import ServerState
@@ -42,7 +42,7 @@ from gpushare.mps.layout import (
 from gpushare.mps.ledger import ClientLedger, Presence
 from gpushare.mps.logs import trim
 from gpushare.mps.memory import MemoryReader, NvmlMemory
-from gpushare.mps.policy import MAX_CLIENTS_PER_POD, CeilingPolicy
+from gpushare.mps.policy import CeilingPolicy
 from gpushare.mps.selftest import Probe, run_self_test
 from gpushare.mps.simulated import simulated_memory
 from gpushare.mps.status import GateState, GateStatus, SelfTestResult

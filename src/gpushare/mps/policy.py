@@ -4,13 +4,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
-from gpushare.core.api import MAX_CLIENTS_PER_GPU
+from gpushare.core.api import MAX_CLIENTS_PER_GPU, MAX_CLIENTS_PER_POD
 from gpushare.mps.layout import Decisions, GpuDirectory, LastGood, PodDecision, decisions_reader, gpu_directories
 from gpushare.mps.status import HoldReason
-
-MAX_CLIENTS_PER_POD: Final = 16  # a third of the server's 48; a pod of more workers is rare
 
 
 @dataclass(slots=True)

@@ -145,3 +145,48 @@ def test_less_than_a_pod_was_charged_before_clients_were_is_refused() -> None:
 
 def knows(share: GpuShare) -> Knowledge:
     return Knowledge(H200.gpu_memories_mib, share)
+
+
+MANY = {names.FRACTION: "0.5", names.CLASS: "latency", names.PROCESSES: "20"}
+TOO_MANY = (
+    'annotation gpushare.io/processes: "20" is more than the 16 MPS clients that one pod gets on a GPU at most; '
+    "name at most 16, or have the cluster's administrator raise the chart's value mps.maxClientsPerPod"
+)
+
+
+@pytest.mark.parametrize("asked", [MANY, MANY | {names.FRACTION: "1", names.CLASS: "throughput"}])
+def test_processes_that_would_be_charged_and_never_run_are_refused(asked: Json) -> None:
+    """Before: a pod that named 20 was charged 42% for them and had 16, the others waited for ever."""
+    assert refused(pod(asked)) == TOO_MANY
+    assert refused(pod(asked | {names.FRACTION: "auto"})) == TOO_MANY
+    template = pod(asked)
+    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template}}
+    answers = (check_workload(job), mutate_templates(job, None, POLICY, lambda _: NOTHING_KNOWN))
+    assert [str(answer) for answer in answers] == [TOO_MANY, TOO_MANY]
+    assert check_pod(pod(asked | {names.PROCESSES: "16"})) != check_pod(pod(asked)), "as many as it gets"
+    assert patched(pod(asked | {names.PROCESSES: "16"}))
+    assert patched(pod(asked), AdmissionPolicy(max_clients_per_pod=20))
+    assert patched(pod(asked | {names.FRACTION: "2"})), "a pod of several GPUs runs without MPS"
+
+
+def test_what_an_immutable_template_named_before_the_limit_goes_on() -> None:
+    """A Job cannot be changed: its pods are made as before, and Kueue can still let it in."""
+    raised = AdmissionPolicy(max_clients_per_pod=48)
+    template = apply(pod(MANY), patched(pod(MANY), raised))
+    job = {"kind": "Job", "metadata": {"name": "j"}, "spec": {"template": template}}
+    admitted = {
+        **job,
+        "spec": {"template": {**template, "spec": {**template["spec"], "nodeSelector": {"a": "b"}}}},
+    }
+    assert check_workload(admitted, job) is None
+    assert mutate_templates(admitted, job, POLICY, lambda _: NOTHING_KNOWN) == []
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": "u", "controller": True}
+    of_job = {**template, "metadata": {**template["metadata"], "ownerReferences": [owner]}}
+    assert patched(of_job) == []
+    assert check_pod(of_job) is None
+    assert check_pod(template) is not None, "anyone's pod"
+
+    web = {"kind": "Deployment", "spec": {"template": template}}
+    assert check_workload({**web, "metadata": {"labels": {"a": "b"}}}, web) is None, "its template did not change"
+    changed = {"kind": "Deployment", "spec": admitted["spec"]}
+    assert str(check_workload(changed, web)) == TOO_MANY, "its new pods would be refused"

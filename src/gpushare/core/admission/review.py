@@ -23,6 +23,7 @@ from gpushare.core.api import (
     parse_count,
     parse_request,
     refuse_memory,
+    refuse_processes,
     refuse_slo,
     shown,
 )
@@ -69,6 +70,7 @@ class AdmissionPolicy:
             ceilings do not bind (docs/design.md 2.4).
         allowed_env: names of reserved environment variables that pods may set all the same.
         max_selectors: GpuShares with a selector that a namespace may have: each may concern every pod of it.
+        max_clients_per_pod: MPS clients that the gates give one pod on a GPU.
     """
 
     defaults: Defaults = field(default_factory=Defaults)
@@ -76,6 +78,7 @@ class AdmissionPolicy:
     env_caps: bool = False
     allowed_env: frozenset[str] = frozenset()
     max_selectors: int = DEFAULT_MAX_SELECTORS
+    max_clients_per_pod: int = names.MAX_CLIENTS_PER_POD
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +89,13 @@ class Knowledge:
         gpu_memories_mib: memory of the cluster's GPUs, each size once; without any, any amount is accepted.
         share: the pod's GpuShare.
         other_selectors: GpuShares of the namespace with a selector, besides the object's own.
+        is_fixed: whether an immutable template that was admitted before fixed what the pod asks for.
     """
 
     gpu_memories_mib: frozenset[int] = frozenset()
     share: GpuShare | None = None
     other_selectors: int = 0
+    is_fixed: bool = False
 
 
 NOTHING_KNOWN: Final = Knowledge()
@@ -262,7 +267,10 @@ def check_workload(
         return None
     if old is not None and pod_template(old) == template:
         return None
-    return _check_request(template, policy, _as_given(template, obj, _JOBSET, knowledge))
+    knowledge = _as_given(template, obj, _JOBSET, knowledge)
+    if old is not None and obj.get("kind") == "Job":  # a queue such as Kueue changes where a suspended one may run
+        knowledge = replace(knowledge, is_fixed=True)
+    return _check_request(template, policy, knowledge)
 
 
 def pod_template(obj: Object) -> Object | None:
@@ -327,21 +335,21 @@ def _needs(
 
 
 def _as_given(pod: Object, made: Object, by: tuple[str, str], knowledge: Knowledge) -> Knowledge:
-    """Return what is known, less that a workload ends its neighbours where the pod's share was fixed before.
+    """Return what is known; of a pod whose share was fixed before, less that its workload ends its neighbours.
 
-    That is so where the template of a Job or JobSet names it, as those are immutable; in any other template
+    Fixed it is where the template of a Job or JobSet names it, as those are immutable; in any other template
     anyone could name one, and would not be isolated.
 
     Args:
         made: the pod, or the Job that its template is of; by: group and kind of the controller that makes such.
     """
-    share = knowledge.share
-    if share is None or not share.status.ends_neighbours or not _names_its_share(pod):
-        return knowledge
-    owner = controller_of(made)
+    owner = controller_of(made) if _names_its_share(pod) else None
     if owner is None or (owner.api_version.rpartition("/")[0], owner.kind) != by:
         return knowledge
-    return replace(knowledge, share=replace(share, status=replace(share.status, neighbours_ended=())))
+    share = knowledge.share
+    if share is not None and share.status.ends_neighbours:
+        share = replace(share, status=replace(share.status, neighbours_ended=()))
+    return replace(knowledge, share=share, is_fixed=True)
 
 
 def _names_its_share(pod: Object) -> bool:
@@ -378,6 +386,7 @@ def _check_request(
     expected = _Expected(needs.limit_percent, least, takes_more, former.limit_percent)
     return (
         _check_memory(pod, request, knowledge)
+        or _check_processes(needs, policy, knowledge)
         or _check_container(spec, request)
         or _check_shares(spec, request, expected)
         or _check_environment(spec, policy)
@@ -394,6 +403,14 @@ def _check_memory(pod: Object, request: ShareRequest, knowledge: Knowledge) -> R
         "is more memory than any GPU of this cluster has",
         f"at most {largest}Mi, what the largest one has",
     )
+
+
+def _check_processes(needs: Needs, policy: AdmissionPolicy, knowledge: Knowledge) -> Rejection | None:
+    """Refuse processes that would be charged and never run; a pod of several GPUs has no gate."""
+    most = policy.max_clients_per_pod
+    if knowledge.is_fixed or needs.gpu_count > 1 or needs.processes <= most:
+        return None
+    return refuse_processes(needs.processes, most)
 
 
 def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:

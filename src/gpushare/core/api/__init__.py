@@ -10,6 +10,7 @@ from gpushare.core.api.names import (
     LEAST_PROCESS_PERCENT,
     MANAGED_SELECTOR,
     MAX_CLIENTS_PER_GPU,
+    MAX_CLIENTS_PER_POD,
     SHARES_PER_GPU,
 )
 from gpushare.core.api.node_rules import NodeRules, Taint, taints_of
@@ -64,6 +65,7 @@ from gpushare.core.api.request import (
     parse_request,
     percent_of_clients,
     refuse_memory,
+    refuse_processes,
     refuse_slo,
 )
 from gpushare.core.api.schema import from_json, openapi, to_json
@@ -86,6 +88,7 @@ __all__ = [
     "LONGER_WINDOW",
     "MANAGED_SELECTOR",
     "MAX_CLIENTS_PER_GPU",
+    "MAX_CLIENTS_PER_POD",
     "MAX_GPUS_PER_POD",
     "MOST_NEIGHBOURS_ENDED",
     "MOST_OTHER_PHASES",
@@ -155,6 +158,7 @@ __all__ = [
     "percent_of_clients",
     "reduced_object",
     "refuse_memory",
+    "refuse_processes",
     "refuse_slo",
     "requests_of",
     "retracted_often",

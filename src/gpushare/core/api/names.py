@@ -62,4 +62,5 @@ HOST_DIRECTORY: Final = "/run/gpushare"
 
 SHARES_PER_GPU: Final = 100
 MAX_CLIENTS_PER_GPU: Final = 48  # docs/facts.md 9: the 49th client of one MPS server is refused by CUDA
+MAX_CLIENTS_PER_POD: Final = 16  # by default: a third of the server's 48; a pod of more workers is rare
 LEAST_PROCESS_PERCENT: Final = 6  # MPS gives a process no less than 8 of an H200's 132 SMs (docs/gate.md)

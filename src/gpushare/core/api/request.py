@@ -173,6 +173,16 @@ def _check_processes(processes: int, share_percent: int | None, job_class: JobCl
     )
 
 
+def refuse_processes(processes: int, most: int) -> Rejection:
+    """Return the refusal of more processes than one pod gets on a GPU, though its share would pay for them."""
+    return _invalid(
+        names.PROCESSES,
+        str(processes),
+        f"is more than the {most} MPS clients that one pod gets on a GPU at most",
+        f"name at most {most}, or have the cluster's administrator raise the chart's value mps.maxClientsPerPod",
+    )
+
+
 def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
     """Parse a pod's annotations; return the first error as a sentence that says what to change."""
     fraction = annotations.get(names.FRACTION)
