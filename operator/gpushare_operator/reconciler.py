@@ -27,6 +27,7 @@ from gpushare.kube import (
     record_event,
 )
 from gpushare.runtime.moments import unix_seconds
+from gpushare_operator.dropped import DroppedFields
 from gpushare_operator.intake import Intake
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.owners import OwnerGoneError, Owners
@@ -87,6 +88,7 @@ class ShareReconciler:
         self._in_work: dict[Key, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._written: dict[ShareKey, _Written] = {}
+        self._dropped = DroppedFields()
         self._making: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         metrics.show(
             queued=lambda: len(self._queue) + len(self._in_work),
@@ -262,6 +264,7 @@ class ShareReconciler:
             return
         self._written[key] = _Written(self._clock(), share.uid, status)
         self._metrics.status_writes.inc()
+        self._dropped.look(body["status"], changed.get("status") or {})
         self._learn(share, changed)
         for reason, note in control.transitions(before, status):
             await self._tell(changed, reason, note)

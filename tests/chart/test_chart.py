@@ -217,6 +217,23 @@ def test_kube_scheduler_is_of_the_clusters_version(render: Render, version: str,
     assert f"registry.k8s.io/kube-scheduler:{tag}" in images
 
 
+@pytest.mark.parametrize("tag", ["0.0.9", "v0.0.12"])
+def test_an_image_of_an_older_release_is_refused(render: Render, tag: str) -> None:
+    """Before: kubelet asked an older image at ports for probes that it did not have, and no part became ready."""
+    with pytest.raises(ValueError, match=rf"image.tag {tag} is of a release before this chart's, 0.1.0"):
+        render({"image": {"tag": tag}})
+    digest = f"sha256:{'0' * 64}"
+    assert workloads(render({"image": {"tag": tag, "digest": digest}})), "the digest beats the tag"
+
+
+@pytest.mark.parametrize(
+    "tag", ["", "0.1.0", "v0.1.1", "1.0.0", "dev-0a1b2c", "0.0.9-mine", "20.04", "2024.01.05", 7]
+)
+def test_any_other_tag_is_taken(render: Render, tag: object) -> None:
+    images = {containers(one)[0]["image"] for one in workloads(render({"image": {"tag": str(tag)}})).values()}
+    assert f"gpushare/gpushare:{tag or '0.1.0'}" in images
+
+
 def test_a_cluster_before_1_30_is_refused(render: Render) -> None:
     with pytest.raises(ValueError, match="kubeVersion"):
         render(kube_version="1.29.9")

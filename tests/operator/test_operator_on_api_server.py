@@ -123,6 +123,7 @@ async def test_the_life_of_a_deployments_gpushare(
     events = (await real_api.list(EVENTS, lambda obj: obj, namespace=namespace)).items
     told = {(event["regarding"]["name"], event["reason"]) for event in events}
     assert {("deployment-web", "Sharing"), ("deployment-web", "PromiseBroken")} <= told
+    assert "the API server drops" not in running.log.read_text(), "this release's definition keeps all fields"
 
 
 async def test_a_restart_rebuilds_everything_and_writes_nothing_twice(

@@ -22,6 +22,7 @@ from gpushare.core.api import (
 from gpushare.core.control import Fares, OperatorSettings
 from gpushare.kube import EVENTS, GPUSHARES, PODS, ApiError, Forbidden, Invalid, Resource, Retryable
 from gpushare.kube.fake import FakeApi, ObjectStore
+from gpushare_operator.dropped import DroppedFields
 from gpushare_operator.metrics import OperatorMetrics
 from gpushare_operator.reconciler import FIGURES_SECONDS, ShareReconciler
 
@@ -410,3 +411,37 @@ async def test_it_ends_when_it_is_cancelled_in_the_moment_of_a_change(bench: Ben
     running.cancel()
     done, _ = await asyncio.wait({running}, timeout=30)
     assert done == {running}
+
+
+async def test_a_definition_that_drops_fields_is_told_of_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before: each restart of the operator forgot who had ended its neighbours, and nobody was told why."""
+    bench.pod(placed=True)
+    await bench.settle()
+    assert "drops" not in caplog.text, "a definition of this release keeps all"
+
+    answered = bench.api.patch
+
+    async def pruned(*arguments: Any, **more: Any) -> Json:
+        found = await answered(*arguments, **more)
+        status = {name: value for name, value in found["status"].items() if name != "neighboursEnded"}
+        return {**found, "status": status}
+
+    monkeypatch.setattr(bench.api, "patch", pruned)
+    for slowdown in (2.0, 1.0):
+        bench.world.put_node("n1", {"uid-p": Fares(1 / slowdown, slowdown)})
+        await bench.settle(FIGURES_SECONDS)
+    (told,) = [record.getMessage() for record in caplog.records if "drops" in record.getMessage()]
+    assert told.startswith(
+        "the API server drops status.neighboursEnded: its definition of GpuShares is of an older"
+    )
+
+
+def test_fields_within_lists_that_are_dropped_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    dropped = DroppedFields()
+    sent = {"a": 1, "gone": None, "list": [{"x": 1, "y": 2}, {"x": 1, "y": 3}], "inner": {"z": [], "w": {}}}
+    dropped.look(sent, {"a": 2, "list": [{"x": 1}, {"x": 1}], "inner": {"w": {}}})
+    dropped.look(sent, {"a": 1, "list": [{"x": 1}, {"x": 1}], "inner": {"w": {}}})
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("the API server drops status.inner.z, status.list.y: ")

@@ -49,7 +49,12 @@ labels:
   app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
+{{/* The image; a tag that names an older release is refused, as its parts lack ports and options of this chart. */}}
 {{- define "gpushare.image" -}}
+{{- $release := regexFind "^v?(0|[1-9][0-9]*)[.](0|[1-9][0-9]*)[.](0|[1-9][0-9]*)$" (toString .Values.image.tag) }}
+{{- if and $release (not .Values.image.digest) (semverCompare (printf "<%s" .Chart.AppVersion) $release) }}
+{{- fail (printf "image.tag %s is of a release before this chart's, %s: leave it empty, or install the chart of that release" $release .Chart.AppVersion) }}
+{{- end }}
 {{- if .Values.image.digest -}}
 {{ .Values.image.repository }}@{{ .Values.image.digest }}
 {{- else -}}
