@@ -2,6 +2,7 @@
 
 import pytest
 from livecluster import GPU, RELEASE_NAMESPACE, Cluster, Namespace, wait_for
+from troubles import told
 
 pytestmark = pytest.mark.e2e
 
@@ -54,6 +55,7 @@ def test_a_misspelt_annotation_is_warned_of_and_many_of_others_are_no_trouble(sp
         assert answer.code == 0, answer.err
         assert "did you mean gpushare.io/fraction?" in answer.err
         assert "gets no GPU from gpushare" in answer.err
+        told("The pod is refused at `kubectl apply`", answer.err)
     crowded = space.pod(
         "crowded", ["sleep", "infinity"], annotations={f"x.example/{n}": "" for n in range(12_000)}
     )

@@ -1,6 +1,7 @@
 """What happens when a tenant does harm: a fault of the MPS server, and too many processes."""
 
 import pytest
+import troubles
 from livecluster import Namespace, decided, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -24,11 +25,12 @@ def test_a_fault_ends_its_server_and_every_tenant_hears_and_the_gpu_comes_back(s
 
     for name in ("culprit", "victim"):
         wait_for(f"{name} ended by the fault", lambda name=name: ended(name), seconds=40)
-        wait_for(
+        (event, *_) = wait_for(
             f"an event for {name}",
             lambda name=name: [text for text in space.events(name) if "fault on GPU" in text and gpu in text],
             seconds=30,
         )
+        troubles.told("A GPU is unhealthy", event)
 
     def healthy() -> bool:
         return {one["uuid"]: one["health"] for one in space.cluster.gpus()}[gpu] == "Healthy"
@@ -94,6 +96,7 @@ def test_the_17th_process_of_a_pod_waits_though_clients_are_free(space: Namespac
     space.running("crowd")
     (reason,) = wait_for("an event that one waits", lambda: set(told(space, "crowd")), seconds=180)
     assert "TooManyClientsOfPod" in reason
+    troubles.told("A process waits and says nothing", reason)
 
 
 def told(space: Namespace, name: str) -> list[str]:

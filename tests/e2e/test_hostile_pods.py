@@ -14,6 +14,7 @@ import pytest
 from livecluster import H200_SM_COUNT, RELEASE_NAMESPACE, Cluster, Namespace, decided, wait_for
 from tests.e2e.test_upgrade import upgrade
 from tests.e2e.test_views import metrics
+from troubles import told
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -156,6 +157,7 @@ def test_a_pod_that_empties_the_mps_directory_is_named_and_ended(
     note = stage.told("left", "outside MPS")
     assert stage.gpu in note
     assert "the pod's share and memory limit do not bind there" in note
+    told("The pod does not use MPS", note)
     wait_for("it ended", lambda: exit_code(stage.space.get("left")) == 137)
     wait_for(
         "it in the metrics",
@@ -174,6 +176,7 @@ def test_a_pod_without_a_share_on_a_shared_gpu_is_named(stage: Stage) -> None:
     note = stage.told("uninvited", "outside MPS")
     assert stage.gpu in note
     assert "the pod asked for no share" in note
+    told("The pod does not use MPS", note)
     assert exit_code(stage.space.get("uninvited")) is None
 
 
@@ -183,7 +186,9 @@ def test_ten_processes_that_connect_in_a_loop_delay_nobody(stage: Stage) -> None
     flood["spec"]["containers"][0]["resources"] = {"limits": {"cpu": "500m"}}
     stage.start(flood)
     stage.says("flood", "begun")
-    assert "TooManyConnections" in stage.told("flood", "waits at the gate")
+    held = stage.told("flood", "waits at the gate")
+    assert "TooManyConnections" in held
+    told("A process waits and says nothing", held)
     for number in range(2):
         stage.newcomer(f"beside-flood-{number}")
 
@@ -241,7 +246,7 @@ def test_sockets_that_are_handed_on_lead_nowhere(stage: Stage) -> None:
     assert len([line for line in log if "child ended with -9" in line]) == 3, log
     (own,) = [int(line.partition("own sms=")[2]) for line in log if "own sms=" in line]
     assert own <= sms(decided(stage.space.get("hand-on"))[1])
-    assert "connected outside its turn" in stage.told("hand-on", "outside its turn")
+    told("A process is ended, or is not what was decided", stage.told("hand-on", "outside its turn"))
 
 
 def test_a_cgroup_named_like_another_pods_gives_nothing_of_that_pods(stage: Stage) -> None:

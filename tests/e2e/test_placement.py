@@ -2,6 +2,7 @@
 
 import pytest
 from livecluster import Namespace, decided, wait_for
+from troubles import told
 
 pytestmark = pytest.mark.e2e
 
@@ -75,6 +76,7 @@ def test_a_pod_that_fits_nowhere_says_how_much_is_free_where_and_starts_when_roo
 
     message = wait_for("an event about what is free", said, seconds=30)
     assert "needs 50 percent of one GPU, the freest has 30 percent free" in message, message
+    assert told("The pod waits", message) == "needs 60% of one GPU, the freest has 25% free"
     assert space.get("waits")["status"]["phase"] == "Pending"
     space.delete("b")
     space.running("waits", seconds=STARTS_SECONDS)

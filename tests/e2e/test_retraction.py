@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from livecluster import IDLE, Cluster, Namespace, decided, wait_for
+from troubles import told, words
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1500)]
 
@@ -98,6 +99,7 @@ def test_a_newcomer_that_breaks_a_promise_is_held_by_a_budget_then_leaves_once_a
 
     said = wait_for("the refusal in the GpuShare", refused, seconds=240)
     assert said["reason"] == "DisruptionBudget"
+    assert {said["type"], said["reason"]} <= words("A promise is broken, and nobody is throttled")
     assert "disruption budget" in said["message"]
     held = only_pod(space, "leaving")
     assert held is not None
@@ -114,7 +116,7 @@ def test_a_newcomer_that_breaks_a_promise_is_held_by_a_budget_then_leaves_once_a
     assert (done["count"], done["podUid"]) == (1, new["metadata"]["uid"])
     successor = wait_for("a successor", lambda: only_pod(space, "leaving"), seconds=60)
     assert successor["metadata"]["uid"] != new["metadata"]["uid"]
-    wait_for(
+    (why, *_) = wait_for(
         "a successor that is told why it waits",
         lambda: [
             text
@@ -123,6 +125,7 @@ def test_a_newcomer_that_breaks_a_promise_is_held_by_a_budget_then_leaves_once_a
         ],
         seconds=90,
     )
+    told("The pod waits", why)
     assert not space.get(successor["metadata"]["name"])["spec"].get("nodeName")
     assert share_status(space, "deployment-leaving")["phase"] == "Retracted"
     kept = only_pod(space, "staying")
