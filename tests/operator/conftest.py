@@ -109,16 +109,18 @@ def free_port() -> int:
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until a server answers; a process that ends, or a minute, is a failure with its last words."""
+    """Until a server answers; a process that ends, or three minutes, is a failure with its last words."""
     context = ssl._create_unverified_context()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(url, context=context, timeout=2) as answer:
+            with urllib.request.urlopen(url, context=context, timeout=10) as answer:
                 if answer.status == 200:
                     return
         except OSError:
             time.sleep(0.1)
+    process.kill()
+    process.wait(timeout=30)
     raise AssertionError(f"{url} does not answer: {log.read_text()[-2000:]}")
 
 

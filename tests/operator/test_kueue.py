@@ -20,6 +20,7 @@ import yaml
 from devcluster import tools
 from installed import lacking
 from tests.operator.conftest import CACHE, DEFINITIONS, ApiServer, MakeCertificate
+from tests.operator.test_templates_on_api_server import DIFFS
 from tests.operator.test_webhooks_on_api_server import CONFIGURATIONS, WORKLOADS, Server, rendered
 
 from gpushare.core.api import names
@@ -107,12 +108,12 @@ async def queueing(
     if os.geteuid() != 0:
         pytest.skip("Kueue needs an /etc of its own, which takes root")
     server = ApiServer(etcd, kube.resolve(), tmp_path)
-    server.start()
     ours_port, kueue_port = free_ports(), free_ports()
     bundle = base64.b64encode(make_certificate(tmp_path / "certificates")).decode()
     admission = Server(tmp_path / "certificates", ours_port, server.kubeconfig)
     processes = Processes(tmp_path)
     try:
+        server.start()
         await admission.start()
         options = [f"--controllers={controllers}", "--leader-elect=false", f"--kubeconfig={server.kubeconfig}"]
         processes.start(
@@ -290,7 +291,31 @@ async def let_pods_succeed(api: Api) -> None:
                 await api.patch(PODS, pod["metadata"]["name"], done, namespace=NAMESPACE, subresource="status")
 
 
-async def test_jobs_are_admitted_by_fraction_preempted_by_priority_and_never_past_quota(queue: Api) -> None:
+async def kubectl(work: Path, body: Json, *words: str) -> subprocess.CompletedProcess[str]:
+    """What kubectl says of an object's file to the API server whose files are in `work`."""
+    path = work / "object.yaml"
+    path.write_text(yaml.safe_dump(body))
+    program = shutil.which("kubectl") or str(CACHE / "bin" / "kubectl")
+    command = [program, f"--kubeconfig={work / 'kubeconfig'}", "-n", NAMESPACE, *words, "-f", str(path)]
+    return await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+async def assert_no_drift(work: Path, body: Json) -> None:
+    for words in DIFFS:
+        done = await kubectl(work, body, *words)
+        assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+async def test_jobs_are_admitted_by_fraction_preempted_by_priority_and_never_past_quota(
+    queue: Api, tmp_path: Path
+) -> None:
+    """One of them is kept in a file: kubectl sees no drift while Kueue holds it, lets it run and has it done."""
+    filed = job("filed", "0.25", pods=2)
+    applied = await kubectl(tmp_path, filed, "apply")
+    assert applied.returncode == 0, applied.stderr
+    await assert_no_drift(tmp_path, filed)
     jobs = [job(f"quarter-{at:03}", "0.25", pods=2) for at in range(int(os.environ.get("KUEUE_JOBS", "24")))]
     for each in jobs:
         made = await queue.create(JOBS, each, namespace=NAMESPACE)
@@ -305,6 +330,10 @@ async def test_jobs_are_admitted_by_fraction_preempted_by_priority_and_never_pas
 
     full = await until("four GPUs are given away", is_full)
     assert set(full.values()) == {50}, "two pods of a quarter each"
+    assert "filed" in full, "it came first"
+    await assert_no_drift(tmp_path, filed)
+    changed = {**filed, "metadata": {**filed["metadata"], "labels": {**filed["metadata"]["labels"], "a": "b"}}}
+    assert (await kubectl(tmp_path, changed, "diff")).returncode == 1, "a real change is seen"
 
     await queue.create(JOBS, job("urgent", "3", urgent=True), namespace=NAMESPACE)
 
@@ -332,6 +361,7 @@ async def test_jobs_are_admitted_by_fraction_preempted_by_priority_and_never_pas
                 c["type"] == "Complete" and c["status"] == "True" for c in each["status"].get("conditions") or ()
             )
         ]
-        return len(done) == len(jobs) + 1
+        return len(done) == len(jobs) + 2
 
     await until("every Job ends", all_done)
+    await assert_no_drift(tmp_path, filed)
