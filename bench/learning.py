@@ -1,5 +1,5 @@
 """python -m bench learning [--windows N ...] [--seeds N] [--noise SD] [--held-out] [--by-program]
-    [--pairs PRIOR ...]
+    [--seen-under CAP ...] [--pairs PRIOR ...]
 
 How well the interference model predicts sets of ten programs that it was not fitted to, as live profiles (one
 signature each, no cap curve, no probes), before and after windows of other sets were seen. The measured table of
@@ -10,6 +10,10 @@ tenant's progress, and how many truths the 90% interval holds.
 With --held-out: the same on the shipped dataset. Its programs are left out of the fit a fifth at a time (five
 fits, some minutes); every tenant is a live profile and learnt of, and the errors of those left out count. With
 --by-program: a further row for each program.
+
+With --seen-under: each program was seen alone, or with its neighbours stopped, under these caps too, so that its
+cap curve has what its counters there show (`gpushare.core.progress.progress_shown`): what agents come to know of a
+workload whose pods run under several caps.
 
 With --pairs: whether it helps to remember, beyond what is learnt of each program, by how much a pair of programs
 itself was missed. After eight windows of each program 1, 2 and 4 further windows of a pair are seen, and the pair
@@ -28,6 +32,7 @@ import numpy as np
 from gpushare.core.api import LearnedEffect
 from gpushare.core.control import SeenTenant, learnt
 from gpushare.core.interference import Forecast, InterferenceModel, Profile, effects_of
+from gpushare.core.progress import progress_shown
 from gpushare.data import H200_COLOCATION, H200_TABLE, default_model
 from gpushare.research.dataset import Dataset, parse
 from gpushare.research.interference.fit import FOLDS, MEMBERS, fitted, sets_of, split_workloads, unfitted
@@ -69,14 +74,26 @@ class Judged:
     tenants: int
 
 
+def shown_curve(data: Dataset, program: str, caps: Sequence[int]) -> dict[int, float]:
+    """Return the cap curve that counters under caps show; none is above one under more threads."""
+    whole = data.solo_counters(program)
+    curve: dict[int, float] = {}
+    for cap in sorted(caps, reverse=True):
+        seen = data.solo_counters(program, cap)
+        if whole is not None and seen is not None and seen.sm_util is not None:
+            curve[cap] = min(1.0, progress_shown(whole, seen, cap / 100), *curve.values())
+    return curve
+
+
 @cache
-def table() -> tuple[Mapping[str, Profile], tuple[ProgressSet, ...]]:
+def table(seen_under: tuple[int, ...] = ()) -> tuple[Mapping[str, Profile], tuple[ProgressSet, ...]]:
     """Return the programs' live profiles, and every set of different programs, those alone under a cap too."""
     data = parse(files("gpushare.data").joinpath(H200_TABLE).read_bytes().splitlines())
     profiles = {}
     for program in data.solo:
         whole = profile_of(data, program)
-        profiles[program] = Profile(whole.counters, whole.iterations_per_s)
+        curve = shown_curve(data, program, seen_under)
+        profiles[program] = Profile(whole.counters, whole.iterations_per_s, cap_curve=curve)
     sets = []
     for run in data.runs:
         progress = data.progress(run)
@@ -89,20 +106,23 @@ def table() -> tuple[Mapping[str, Profile], tuple[ProgressSet, ...]]:
     return profiles, tuple(sets)
 
 
-def table_world() -> LearningCase:
+def table_world(seen_under: tuple[int, ...] = ()) -> LearningCase:
     """Return the table's ten programs with the shipped model."""
-    profiles, sets = table()
+    profiles, sets = table(seen_under)
     return LearningCase(default_model(), profiles, sets, frozenset(profiles))
 
 
-def held_out_world(data: Dataset, fold: int) -> LearningCase:
+def held_out_world(data: Dataset, fold: int, seen_under: tuple[int, ...] = ()) -> LearningCase:
     """Return a fifth of a dataset's programs with a model fitted to sets without them."""
     known = sets_of(data)
     training, unseen = split_workloads(known, fold)
     bare = unfitted(data, known, 1)
     fitted_to_rest = fitted(bare, known, training, seed=1, members=MEMBERS, done=lambda _: None)
     model = replace(fitted_to_rest, errors=default_model().errors)
-    profiles = {name: Profile(each.counters) for name, each in zip(known.workloads, known.profiles, strict=True)}
+    profiles = {
+        name: Profile(each.counters, cap_curve=shown_curve(data, name, seen_under))
+        for name, each in zip(known.workloads, known.profiles, strict=True)
+    }
     sets = [ProgressSet(known.names(at), known.caps(at), known.progress[at]) for at in unseen]
     different = tuple(one for one in sets if len(set(one.programs)) == len(one.programs))
     return LearningCase(model, profiles, different, frozenset(known.workloads[fold::FOLDS]))
@@ -220,6 +240,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--held-out", action="store_true")
     parser.add_argument("--by-program", action="store_true")
+    parser.add_argument("--seen-under", type=int, nargs="+", default=[], metavar="CAP")
     parser.add_argument("--pairs", type=float, nargs="+", metavar="PRIOR")
     asked = parser.parse_args(arguments)
     if asked.pairs:
@@ -233,7 +254,10 @@ def main(arguments: Sequence[str]) -> None:
                 print(f"{windows:19d}  {prior:5g}  {without:13.3f}  {with_them:18.3f}  {len(found):14d}")
         return
     data = parse(files("gpushare.data").joinpath(H200_COLOCATION).read_bytes().splitlines())
-    worlds = [held_out_world(data, fold) for fold in range(FOLDS)] if asked.held_out else [table_world()]
+    caps = tuple(asked.seen_under)
+    worlds = (
+        [held_out_world(data, fold, caps) for fold in range(FOLDS)] if asked.held_out else [table_world(caps)]
+    )
     print("windows  tenants  error  in the 90% interval  tenants judged")
     for windows in asked.windows:
         found: dict[tuple[int, str], list[tuple[float, bool]]] = {}

@@ -36,7 +36,14 @@ class Decider:
         node = NodeSpec(_NODE, (GpuSpec(gpu.uuid, gpu.model, gpu.memory_mib),))
         self._settings = settings or Settings()
         self._context = DecisionContext.of(ClusterState([node]), self._settings, lambda: model.for_gpu(gpu.model))
-        self._known = {program: self._workload(program, gpu.model, kept) for program, kept in known.items()}
+        self._gpu_model = gpu.model
+        self._known: dict[str, KnownWorkload] = {}
+        self.learn(known)
+
+    def learn(self, known: Mapping[str, Any]) -> None:
+        """Decide by these signatures from now on, as by GpuShares that have changed."""
+        new = {program: self._workload(program, self._gpu_model, kept) for program, kept in known.items()}
+        self._known = {**self._known, **new}  # another thread may be reading the former
 
     def start(self, waiting: Sequence[TraceJob], now: float) -> list[tuple[TraceJob, int]]:
         """Decide about all that wait, in the order in which they came; return who starts, under which cap."""

@@ -173,6 +173,8 @@ class LocalLauncher:
         if time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_SECONDS
             self._world.look([order.job for order, _, _ in self._running.values()])
+            if self._decider is not None and isinstance(self._world, GpuShareWorld):
+                self._decider.learn(self._world.copied())
             self._stop_the_known()
         return ended
 

@@ -7,12 +7,14 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from bench.sharing.policies import SharingPolicy, World
 from bench.sharing.trace import MEMORY_MIB, TraceJob
-from gpushare.core.api import GpuShareStatus, PodPlacement, WorkloadSignature, from_json, to_json
+from gpushare.core.api import GpuShareSpec, GpuShareStatus, PodPlacement, WorkloadSignature, from_json, to_json
+from gpushare.core.control import taken
 from gpushare.core.gpu import GpuInfo
 from gpushare.mps import commands
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
@@ -136,7 +138,8 @@ class GpuShareWorld:
     """The MPS host (gate, throttle, freezer) and the node agent as processes, as the chart runs them.
 
     API server and kubelet are the ones of tests/gpu/agent_bench.py: they hold pods and GpuShares and nothing
-    more. So there is no operator: signatures stay what they were when the world began, and nobody is retracted.
+    more. There is no operator: what the agent publishes is copied into the GpuShares here, by the operator's own
+    function, and nobody is retracted.
 
     Args:
         known: signatures of programs, as GpuShares have them.
@@ -155,6 +158,9 @@ class GpuShareWorld:
         self.gpu, self._agent_bench, self._gate_bench, self._loop_suite = gpu, agent_bench, gate_bench, loop_suite
         self._work = work
         self._seen: dict[str, Any] = {}
+        self._kept = {program: from_json(WorkloadSignature, each) for program, each in known.items()}
+        self._copied: dict[str, Any] = {}
+        self._jobs = tuple(jobs)
         self._held: dict[int, list[str]] = {}
         self._free = list(device_ids(gpu.uuid))
         shutil.rmtree(work / "host", ignore_errors=True)
@@ -167,7 +173,7 @@ class GpuShareWorld:
             simulated = "H200:1" if twin else ""
             agent = agent_bench.NodeAgent(work / "agent", self._bench.base, simulated=simulated, node=NODE)
             self.agent = self._bench.agent = agent
-            agent.share(*self._gpushares(jobs, known))
+            agent.share(*(self._gpushare(program) for program in sorted({job.program for job in jobs})))
             agent.start()
             self._bench.until(self._bench.agent_says_healthy, 60, "a healthy GPU on the GpuNode")
         except BaseException:
@@ -209,12 +215,29 @@ class GpuShareWorld:
         return ()
 
     def look(self, running: Sequence[TraceJob]) -> None:
-        """Note the signatures that the agent has published."""
+        """Note the signatures that the agent has published, and copy them into the programs' GpuShares."""
         status = self.agent.gpu(self._bench.gpu.uuid)
         programs = {self.uid(job): job.program for job in running}
         for tenant in status.tenants if status is not None else ():
             if tenant.profile is not None and tenant.pod_uid in programs:
-                self._seen[programs[tenant.pod_uid]] = to_json(tenant.profile)
+                program = programs[tenant.pod_uid]
+                self._seen[program] = to_json(tenant.profile)
+                self._copy(program, tenant.profile)
+
+    def copied(self) -> dict[str, Any]:
+        """Return the profiles that have changed in GpuShares since the last call, by program."""
+        found, self._copied = self._copied, {}
+        return found
+
+    def _copy(self, program: str, published: WorkloadSignature) -> None:
+        kept = self._kept.get(program)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        found = taken(kept, [published], GpuShareSpec(), is_one_kind=True, now=now)
+        if found is None or found == kept:
+            return
+        self._kept[program] = found
+        self._copied[program] = to_json(found)
+        self.agent.share(self._gpushare(program))
 
     def ended(self, job: TraceJob) -> None:
         """Let the pod be gone."""
@@ -246,23 +269,17 @@ class GpuShareWorld:
         """Return a job's pod's uid."""
         return str(self._gate_bench.pod_uid(job.number))
 
-    def _gpushares(self, jobs: Sequence[TraceJob], known: Mapping[str, Any]) -> list[dict[str, Any]]:
-        found = []
-        for program in sorted({job.program for job in jobs}):
-            kept = from_json(WorkloadSignature, known[program]) if program in known else None
-            placed = tuple(
-                PodPlacement(pod_uid=self.uid(job), pod=job.name, node=NODE)
-                for job in jobs
-                if job.program == program
-            )
-            found.append(
-                {
-                    "metadata": {"namespace": "shop", "name": program, "resourceVersion": "1"},
-                    "spec": {},
-                    "status": to_json(GpuShareStatus(profile=kept, placements=placed)),
-                }
-            )
-        return found
+    def _gpushare(self, program: str) -> dict[str, Any]:
+        placed = tuple(
+            PodPlacement(pod_uid=self.uid(job), pod=job.name, node=NODE)
+            for job in self._jobs
+            if job.program == program
+        )
+        return {
+            "metadata": {"namespace": "shop", "name": program, "resourceVersion": "1"},
+            "spec": {},
+            "status": to_json(GpuShareStatus(profile=self._kept.get(program), placements=placed)),
+        }
 
 
 def world_of(

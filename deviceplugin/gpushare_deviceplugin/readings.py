@@ -164,13 +164,13 @@ class Readings:
         unknown = [
             pod
             for pod in active
-            if self._is_wanted(pod, model, record, now)
+            if self._is_wanted(pod, model, threads_of(gate, pod), record, now)
             and self._may_profile(pod)
             and pod.own_percentage is None
             and now - record.since[pod.uid] >= FIRST_SECONDS
         ]
         refused = {refusal.pod_uid for refusal in gate.throttle.refused}
-        for pod in sorted(unknown, key=lambda each: (len(record.read_at.get(each.uid, ())), each.uid)):
+        for pod in sorted(unknown, key=lambda each: self._turn(each, model, record)):
             others = [other for other in active if other.uid != pod.uid]
             if all(self._may_stop(other, refused) for other in others):
                 seconds = min([MAX_STOP_SECONDS, *(_longest_stop(other) for other in others)])
@@ -244,16 +244,23 @@ class Readings:
         last = record.stops[-1][0] if record.stops else -math.inf
         return now - last >= APART_SECONDS and spent + MAX_STOP_SECONDS <= MOST_STOPPED_SECONDS
 
-    def _is_wanted(self, pod: ManagedPod, model: str, record: _Record, now: float) -> bool:
+    def _turn(self, pod: ManagedPod, model: str, record: _Record) -> tuple[bool, int, str]:
+        """Return by what pods are read one before the other: unknown ones first, then those read least."""
+        is_known = self._signatures.of(pod, model) is not None and not self._signatures.is_doubted(pod, model)
+        return is_known, len(record.read_at.get(pod.uid, ())), pod.uid
+
+    def _is_wanted(self, pod: ManagedPod, model: str, cap: int, record: _Record, now: float) -> bool:
         """Return whether a pod is to be read: soon while nothing is known of it, seldom while it shows nothing.
 
-        One whose windows do not fit what is known is read anew.
+        One whose windows do not fit what is known is read anew, and one that runs under a cap near which nothing
+        was seen of it is read there: its promise depends on what the cap leaves it.
         """
         read = record.read_at.get(pod.uid, [])
         is_light = self._signatures.is_light(pod, model)
         if self._signatures.is_doubted(pod, model):
             return True
-        if not is_light and self._signatures.of(pod, model) is not None:
+        is_known = not is_light and self._signatures.of(pod, model) is not None
+        if is_known and not self._signatures.lacks(pod, model, cap):
             return False
         is_seldom = bool(read) and (is_light or len(read) >= PATIENT_READINGS)
         return not is_seldom or now - read[-1] >= PATIENT_SECONDS

@@ -34,6 +34,8 @@ MAX_PHASES: Final = (
 # Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
 TURNED_SECONDS: Final = 900.0
 _MOST_DOUBLINGS: Final = 8
+NEAR_CAP: Final = 1.34  # a cap within this factor of one that was seen is known well enough
+WORTH_READING_RATIO: Final = 0.1  # of the SMs
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
 
 
@@ -126,10 +128,7 @@ class _Phase:
         """Return what a GpuShare holds of a phase, as it was seen under its cap."""
         cap = kept.thread_percentage or 100
         curve = {point.thread_percentage: point.progress_ratio for point in kept.cap_curve}
-        progress = curve.get(cap, 1.0)
-        counters = kept.as_signature("").as_counters()
-        under = {name: progress * value for name, value in counters.as_dict().items()}
-        seen = replace(Counters(**under), graphics_util=counters.graphics_util)
+        seen = kept.as_signature("").seen_counters()
         readings = MIN_READINGS if kept.reading is PhaseReading.IN_PLACE else 0
         window = kept.window_seconds or 0.0
         read = _Seen(seen, window, "", readings=readings, sm_clock_mhz=kept.sm_clock_mhz)
@@ -198,6 +197,11 @@ def _has_new_points(kept: WorkloadSignature, found: WorkloadSignature) -> bool:
     return is_more and grown_curve(kept, [found]) != kept.cap_curve
 
 
+def _is_new_point(kept: WorkloadSignature, cap: int, seen: _Seen) -> bool:
+    is_known = any(point.thread_percentage == cap for point in kept.cap_curve)
+    return cap < kept.cap and seen.is_signature and not is_known
+
+
 def _solo(cap: int, seen: _Seen) -> SoloSignature:
     counters, progress = at_full_threads(seen.counters, cap / 100)
     return SoloSignature(counters, {} if cap == 100 else {cap: progress}, sm_clock_mhz=seen.sm_clock_mhz)
@@ -221,6 +225,7 @@ class Signatures:
             _Key, tuple[WorkloadPhase, ...]
         ] = {}  # phases that GpuShares hold, as they were read last
         self._usual_seconds: dict[_Key, float] = {}  # seen at the usual work
+        self._curves: dict[_Key, tuple[object, Mapping[int, float]]] = {}  # what `_grown` last made, of what
         self._told: dict[
             _Key, tuple[object, WorkloadSignature | None]
         ] = {}  # what `_phase_news` last said, of what
@@ -233,13 +238,23 @@ class Signatures:
         """
         kept = self._kept(pod, gpu_model)
         if kept is not None:
-            return kept
+            return self._grown(pod, gpu_model, kept)
         found = self._best(pod, gpu_model)
         if found is None:
             light = [seen for seen in self._caps_of(pod, gpu_model).values() if seen.is_light]
             return SoloSignature(light[0].counters, {}, sm_clock_mhz=light[0].sm_clock_mhz) if light else None
         curve = {p.thread_percentage: p.progress_ratio for p in self._found(pod, gpu_model, *found).cap_curve}
         return replace(_solo(*found), cap_curve=curve)
+
+    def lacks(self, pod: ManagedPod, gpu_model: str, cap: int) -> bool:
+        """Return whether nothing was seen of a known workload near a cap, so that its progress there is the law's.
+
+        One that hardly uses the SMs is left alone: a cap costs it little, and a short reading says little of it.
+        """
+        usual = self.of(pod, gpu_model)
+        if usual is None or (usual.counters.sm_util or 0.0) < WORTH_READING_RATIO:
+            return False
+        return not any(cap <= NEAR_CAP * at and at <= NEAR_CAP * cap for at in (*usual.cap_curve, 100))
 
     def phases(self, pod: ManagedPod, gpu_model: str) -> tuple[SoloSignature, ...]:
         """Return a pod's signature, then those of its other work, seen here or elsewhere; none without one."""
@@ -353,7 +368,7 @@ class Signatures:
         revision = self._revisions.get((pod.workload, gpu_model))
         found = _as_told(gpu_model, cap, seen, revision)
         by_cap = self._caps_of(pod, gpu_model)
-        if cap == 100 or len(by_cap) == 1:
+        if len(by_cap) == 1:
             return found
         others = (
             _as_told(gpu_model, other, each, revision)
@@ -393,11 +408,11 @@ class Signatures:
         """Return the profiles of a pod's GpuShares: only those in its own namespace."""
         return self._profiles.of(pod.namespace, pod.uid)
 
-    def _kept(self, pod: ManagedPod, gpu_model: str) -> SoloSignature | None:
-        """Return the signature that a pod's GpuShare holds."""
+    def _kept(self, pod: ManagedPod, gpu_model: str) -> SharedProfile | None:
+        """Return the pod's GpuShare that holds a signature."""
         return next(
             (
-                each.signature
+                each
                 for each in self._profiles_of(pod)
                 if each.signature is not None
                 and each.gpu_model in ("", gpu_model)
@@ -405,6 +420,26 @@ class Signatures:
             ),
             None,
         )
+
+    def _grown(self, pod: ManagedPod, gpu_model: str, kept: SharedProfile) -> SoloSignature:
+        """Return a GpuShare's signature with the points that were seen here and have not come back from there."""
+        assert kept.signature is not None
+        written = kept.kept
+        by_cap = self._caps_of(pod, gpu_model).items()
+        new = {} if written is None else {cap: seen for cap, seen in by_cap if _is_new_point(written, cap, seen)}
+        if written is None or not new:
+            return kept.signature
+        key = (pod.workload, gpu_model)
+        asked = (written, [(cap, math.frexp(seen.seconds)[1]) for cap, seen in new.items()])
+        before, curve = self._curves.get(key, (None, {}))
+        if before != asked:
+            told = [_as_told(gpu_model, cap, seen, written.revision) for cap, seen in new.items()]
+            points = grown_curve(replace(written, gpu_model=gpu_model), told)
+            curve = {point.thread_percentage: point.progress_ratio for point in points}
+            self._curves.pop(key, None)
+            self._curves[key] = asked, curve
+            _trim(self._curves)
+        return replace(kept.signature, cap_curve=curve)
 
     def _best(self, pod: ManagedPod, gpu_model: str) -> tuple[int, _Seen] | None:
         """Return what was seen under the most threads, with them."""
@@ -457,8 +492,8 @@ class Signatures:
         seen = self._caps_of(pod, gpu_model).get(cap)
         if seen is not None and seen.is_signature:
             known, mhz, bar = seen.counters, seen.sm_clock_mhz, BAD_FIT
-        elif (usual := self._kept(pod, gpu_model)) is not None:
-            known, mhz, bar = usual.counters, usual.sm_clock_mhz, FAR_FIT
+        elif (usual := self._kept(pod, gpu_model)) is not None and usual.signature is not None:
+            known, mhz, bar = usual.signature.counters, usual.signature.sm_clock_mhz, FAR_FIT
         else:
             return False
         return not sample.counters.is_far_more_active(known) and not _fits(known, mhz, sample, bar)

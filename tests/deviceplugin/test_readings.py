@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from tests.deviceplugin.fakes import GPU_A, Clock, make_pod
 
-from gpushare.core.api import JobClass
+from gpushare.core.api import JobClass, WorkloadSignature
 from gpushare.core.gpu import Counters, GpuSample
-from gpushare.core.progress import at_full_threads, shape_misfit
+from gpushare.core.progress import at_full_threads, progress_alone, shape_misfit
 from gpushare.mps.duty import MAX_STOP_SECONDS
 from gpushare.mps.status import (
     ClientStatus,
@@ -135,7 +135,7 @@ class Bench:
     def add(self, name: str, *, known: bool = True, **fields: object) -> ManagedPod:
         pod = replace(make_pod(name, threads="25", phase="Running"), **fields)  # type: ignore[arg-type]  # by name
         if known:
-            signature = SoloSignature(DRAWS[name])
+            signature = SoloSignature(DRAWS[name], {25: 0.5})
             self.profiles[f"shop/{name}"] = SharedProfile(frozenset({pod.uid}), H200, signature)
         self.state.put_pod(pod)
         self.state.set_allocations({**(self.state.allocations or {}), pod.uid: {GPU_A: 25}})
@@ -183,6 +183,33 @@ async def test_an_unknown_workload_is_profiled_within_30_s_for_a_tenth_of_its_ne
         assert len(bench.gpu.stopped_seconds[uid]) * STEP_SECONDS <= 0.1 * MINUTE_SECONDS
         assert bench.gpu.longest[uid] <= MAX_STOP_SECONDS
     assert "uid-new" not in bench.gpu.stopped_seconds
+
+
+async def test_a_known_workload_is_read_under_a_cap_near_which_nothing_was_seen_of_it(bench: Bench) -> None:
+    drawn = DRAWS["old"].as_dict()
+    whole = WorkloadSignature(H200, {name: value / 0.9 for name, value in drawn.items()}, window_seconds=60.0)
+    known = SharedProfile(frozenset({"uid-old"}), H200, SoloSignature(whole.as_counters()), whole)
+    bench.profiles["shop/old"] = known
+    bench.add("new", known=False)
+    bench.gpu.look()
+    assert bench.readings.plan(GPU_A) is None, "not in a process's first moments"
+    await bench.gpu.sleep(3.0)
+    plan = bench.readings.plan(GPU_A)
+    assert plan is not None
+    assert plan.pod.name == "new", "a workload of which nothing is known comes first"
+    await bench.run(40.0)
+    found = bench.of("old")
+    assert found is not None
+    assert found.counters == whole.as_counters()
+    assert found.cap_curve == {25: pytest.approx(0.9, abs=0.08)}
+    assert found.cap_curve[25] > 0.2 + progress_alone(found.counters, {}, 0.25), (
+        "what the law for its counters says"
+    )
+    assert await bench.run(60.0) == 0, "it is known there now"
+    assert len(bench.gpu.stopped_seconds["uid-other"]) * STEP_SECONDS <= 0.1 * MINUTE_SECONDS
+    news = bench.signatures.news(bench.state.pods["uid-old"], H200)
+    assert news is not None
+    assert (news.thread_percentage, news.is_usable()) == (25, True), "for its GpuShare"
 
 
 async def test_readings_of_several_unknown_workloads_share_the_tenth_of_each_minute(bench: Bench) -> None:
@@ -302,7 +329,7 @@ async def test_a_known_workload_that_does_other_work_now_is_read_anew_and_one_th
     bench.add("new", known=False)
     new, old = (state.pods[f"uid-{name}"] for name in ("new", "old"))
     before = Counters(sm_util=0.6, fp32_util=0.02, dram_bw_util=0.5, graphics_util=0.9)
-    bench.profiles["shop/new"] = SharedProfile(frozenset({new.uid}), H200, SoloSignature(before))
+    bench.profiles["shop/new"] = SharedProfile(frozenset({new.uid}), H200, SoloSignature(before, {25: 0.5}))
     bench.gpu.look()
     await bench.gpu.sleep(10)
     assert bench.readings.plan(GPU_A) is None, "both are known"
@@ -317,7 +344,7 @@ async def test_a_known_workload_that_does_other_work_now_is_read_anew_and_one_th
             await bench.readings.read(GPU_A, plan)
     assert 1 <= read.count("old") <= 2
     assert 2 <= read.count("new") <= DOUBT_READINGS
-    assert bench.signatures.phases(old, H200) == (SoloSignature(DRAWS["old"]),)
+    assert bench.signatures.phases(old, H200) == (SoloSignature(DRAWS["old"], {25: 0.5}),)
     usual, other = bench.signatures.phases(new, H200)
     assert usual.counters == before
     assert shape_misfit(DRAWS["new"], other.counters) == pytest.approx(0.0, abs=1.0)

@@ -216,15 +216,14 @@ def test_what_is_seen_under_several_caps_makes_one_cap_curve() -> None:
             signatures.learn(pod, H200, GpuSample(scaled(ratio), 5.0, 900, ratio), cap)
 
     see(25, 0.4)
-    [first] = signatures.news(pod, H200).cap_curve  # type: ignore[union-attr]
     see(50, 0.7)
     news, used = signatures.news(pod, H200), signatures.of(pod, H200)
     assert news is not None
     assert used is not None
     assert news.thread_percentage == 50
     assert [point.thread_percentage for point in news.cap_curve] == [25, 50]
-    assert news.cap_curve[0] == first
-    assert news.cap_curve[0].progress_ratio < news.cap_curve[1].progress_ratio
+    low, high = (point.progress_ratio for point in news.cap_curve)
+    assert low == pytest.approx(high * 0.4 / 0.7, abs=0.04), "it draws so much less than under 50%"
     assert used.cap_curve == {point.thread_percentage: point.progress_ratio for point in news.cap_curve}
 
     profiles = NodeShares({"shop/a": SharedProfile(frozenset({"uid-a"}), H200, used, news)})
@@ -236,7 +235,30 @@ def test_what_is_seen_under_several_caps_makes_one_cap_curve() -> None:
     see(100, 1.0)
     whole = elsewhere.news(pod, H200)
     assert whole is not None
-    assert (whole.thread_percentage, whole.cap_curve) == (None, ())
+    curve = {point.thread_percentage: point.progress_ratio for point in whole.cap_curve}
+    assert (whole.thread_percentage, curve) == (None, pytest.approx({33: 0.5, 50: 0.7}, abs=0.04))
+
+
+def test_what_is_seen_under_a_cap_adds_to_the_profile_with_all_threads_at_once() -> None:
+    pod, profiles = make_pod("a", uid="uid-a", **{"gpushare.io/workload": "resnet"}), NodeShares()
+    kept = WorkloadSignature(H200, scaled(1.0).as_dict(), window_seconds=60.0, sm_clock_mhz=1900.0)
+    profiles["shop/a"] = SharedProfile(frozenset({"uid-a"}), H200, SoloSignature(kept.as_counters()), kept)
+    signatures = Signatures(profiles)
+    assert signatures.lacks(pod, H200, 40)
+    assert not signatures.lacks(pod, H200, 80), "near enough to all threads"
+    for _ in range(3):
+        signatures.learn(pod, H200, GpuSample(scaled(0.9), 5.0, 900, 0.9), 30)
+    used, news = signatures.of(pod, H200), signatures.news(pod, H200)
+    assert used is not None
+    assert news is not None
+    assert used.counters == kept.as_counters()
+    assert used.cap_curve == {30: pytest.approx(0.9, abs=0.05)}, "the law alone would have it 0.5"
+    grown = grown_curve(kept, [news])
+    assert {point.thread_percentage: point.progress_ratio for point in grown} == pytest.approx(used.cap_curve)
+    assert not signatures.lacks(pod, H200, 40)
+    assert not signatures.lacks(pod, H200, 25)
+    assert signatures.lacks(pod, H200, 20)
+    assert not Signatures(NodeShares()).lacks(pod, H200, 20), "nothing is known of it, which is another question"
 
 
 def test_a_point_of_the_cap_curve_that_a_gpushare_lacks_is_news() -> None:

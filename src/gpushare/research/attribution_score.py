@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from gpushare.core.progress import at_full_threads
+from gpushare.core.progress import at_full_threads, progress_shown
 from gpushare.core.progress.attribution import (
     MAX_ERROR,
     Predict,
@@ -92,9 +92,19 @@ def read_in_place(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
     return TenantLoad(whole, cap, {cap: progress} if cap < 100 else {})
 
 
+def seen_under_both(dataset: Dataset, tenant: RunTenant) -> TenantLoad | None:
+    """Return what an agent knows of a program that it saw with all threads and under the cap in force."""
+    cap = tenant.thread_percentage
+    whole, seen = dataset.solo_counters(tenant.workload), dataset.solo_counters(tenant.workload, cap)
+    if whole is None or seen is None:
+        return None
+    return TenantLoad(whole, cap, {cap: progress_shown(whole, seen, cap / 100)} if cap < 100 else {})
+
+
 LIVE_PROFILES: Final[Mapping[str, LoadOf]] = {
     "one signature with all threads": with_all_threads,
     "one signature under its cap": read_in_place,
+    "with all threads and under its cap": seen_under_both,
 }
 """Profiles as a node agent has them, by what they are."""
 

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -155,6 +155,15 @@ class WorkloadSignature:
     def as_counters(self) -> Counters:
         """The counters as a value; unknown names are left out."""
         return Counters(**{name: self.counters[name] for name in COUNTERS if name in self.counters})
+
+    def seen_counters(self) -> Counters:
+        """The counters as they were seen under its cap."""
+        progress = next(
+            (each.progress_ratio for each in self.cap_curve if each.thread_percentage == self.cap), 1.0
+        )
+        whole = self.as_counters()
+        under = Counters(**{name: progress * value for name, value in whole.as_dict().items()})
+        return replace(under, graphics_util=whole.graphics_util)
 
     def is_usable(self) -> bool:
         """Whether it says enough for the interference model: the SMs' use, over a window of some length."""

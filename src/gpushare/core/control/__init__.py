@@ -30,7 +30,7 @@ from gpushare.core.control.retraction import (
     RetractionSituation,
     plan_retractions,
 )
-from gpushare.core.control.signatures import grown_curve, merged_phases, usual_work
+from gpushare.core.control.signatures import grown_curve, merged_phases, taken, usual_work
 from gpushare.core.control.slo_reading import (
     QuantileSample,
     RequestCounts,
@@ -120,6 +120,7 @@ __all__ = [
     "read_slo",
     "remembered",
     "status_of",
+    "taken",
     "transitions",
     "usual_work",
     "watch",

@@ -8,6 +8,7 @@ An agent that measures a workload alone on a GPU, or in place, publishes the sig
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from gpushare.core.api import (
     LONGER_WINDOW,
@@ -19,7 +20,9 @@ from gpushare.core.api import (
     names,
 )
 from gpushare.core.gpu import MIN_SIGNATURE_SECONDS
-from gpushare.core.progress import BAD_FIT, FAR_FIT, shape_misfit
+from gpushare.core.progress import BAD_FIT, FAR_FIT, progress_shown, shape_misfit
+
+_DIGITS: Final = 4  # of a point on the wire
 
 
 def taken(
@@ -70,26 +73,44 @@ def usual_work(profile: WorkloadSignature | None) -> WorkloadSignature | None:
 def grown_curve(usual: WorkloadSignature, others: Iterable[WorkloadSignature]) -> tuple[CapPoint, ...]:
     """Return a signature's cap curve with the points that others of the same work have seen under fewer threads.
 
-    Of two points for one cap the first counts, so that two nodes do not replace each other's for ever; none is
-    above one under more threads. One that was taken with all threads gets no points: what a cap leaves of it
-    follows better from its counters than from those under another cap (docs/measurements/signatures.md).
+    What another one draws under its cap, as a part of what this one draws, is its progress there
+    (`gpushare.core.progress.progress_shown`); its further points go with that. Of two points for one cap the first
+    counts, so that two nodes do not replace each other's for ever; none is above one under more threads.
 
     Args:
         others: those of another GPU model or revision, or of other work, add nothing.
     """
-    if usual.thread_percentage is None:
+    known = {point.thread_percentage: point.progress_ratio for point in usual.cap_curve}
+    seen = dict(known)
+    for other in others:
+        if _adds_points(usual, other):
+            for cap, progress in _points_shown(usual, other).items():
+                seen.setdefault(cap, progress)
+    if seen == known:
         return usual.cap_curve
-    seen: dict[int, float] = {}
-    for each in (usual, *(other for other in others if _adds_points(usual, other))):
-        for point in each.cap_curve:
-            if each is usual or point.thread_percentage <= usual.cap:
-                seen.setdefault(point.thread_percentage, point.progress_ratio)
     points = []
     most = math.inf
     for cap in sorted(seen, reverse=True):
         most = min(most, seen[cap])
         points.append(CapPoint(cap, most))
     return tuple(reversed(points))
+
+
+def _points_shown(usual: WorkloadSignature, other: WorkloadSignature) -> dict[int, float]:
+    """Return the points of another signature, under fewer threads or as many, as `usual` would have them."""
+    points = {point.thread_percentage: point.progress_ratio for point in other.cap_curve}
+    own = points.get(other.cap, 0.0)
+    scale = 1.0
+    if other.cap < usual.cap and own > 0:
+        shown = progress_shown(
+            usual.as_counters(),
+            other.seen_counters(),
+            other.cap / 100,
+            whole_mhz=usual.sm_clock_mhz,
+            seen_mhz=other.sm_clock_mhz,
+        )
+        scale = shown / own
+    return {cap: round(scale * each, _DIGITS) for cap, each in points.items() if cap <= usual.cap}
 
 
 def _adds_points(usual: WorkloadSignature, other: WorkloadSignature) -> bool:

@@ -4,6 +4,7 @@ from gpushare.core.progress.alone import (
     MAX_CAPPED_PROGRESS,
     at_full_threads,
     busy_ratio,
+    filled_curve,
     predicted_cap_progress,
     progress_alone,
     progress_under,
@@ -29,6 +30,7 @@ from gpushare.core.progress.phases import (
     shape_misfit,
 )
 from gpushare.core.progress.promise import NO_LOSS, least_alone, promise_of
+from gpushare.core.progress.shown import progress_shown
 
 __all__ = [
     "BAD_FIT",
@@ -48,11 +50,13 @@ __all__ = [
     "attribute_phases",
     "busy_ratio",
     "evidence",
+    "filled_curve",
     "least_alone",
     "misfit",
     "no_prediction",
     "predicted_cap_progress",
     "progress_alone",
+    "progress_shown",
     "progress_under",
     "promise_of",
     "shape_misfit",

@@ -16,6 +16,7 @@ from operator import mul
 from typing import Final
 
 from gpushare.core.gpu import Counters
+from gpushare.core.progress.alone import filled_curve
 from gpushare.core.progress.clock import at_clock
 from gpushare.core.progress.counter_errors import CounterRow, counters_of
 
@@ -175,6 +176,8 @@ def capped_work(load: TenantLoad) -> Counters | None:
 def evidence(load: TenantLoad, prior: Prior | None = None) -> TenantEvidence:
     """Collect what attribution may know of a load, with the model's prediction."""
     bound = cap_bound(load.cap_curve, load.thread_percentage)
+    if load.cap_curve and load.thread_percentage >= min(load.cap_curve):  # below what was seen nothing is known
+        bound = max(bound, cap_bound(filled_curve(load.signature, load.cap_curve), load.thread_percentage))
     return TenantEvidence(
         load.signature, bound, prior, capped_work(load), load.thread_percentage < 100, load.sm_clock_mhz
     )

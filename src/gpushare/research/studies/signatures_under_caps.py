@@ -12,6 +12,7 @@ import argparse
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,10 +29,11 @@ from gpushare.core.progress import (
     evidence,
     predicted_cap_progress,
     progress_alone,
+    progress_shown,
     progress_under,
 )
 from gpushare.data import default_model
-from gpushare.research.attribution_score import LoadOf, read_in_place, with_all_threads
+from gpushare.research.attribution_score import LoadOf, read_in_place, seen_under_both, with_all_threads
 from gpushare.research.dataset import Dataset, RunTenant, parse
 
 _RIDGE: Final = 0.3
@@ -93,6 +95,11 @@ def left_out_error(runs: Sequence[CappedRun]) -> float:
     return float(np.mean(misses))
 
 
+def shown_error(runs: Sequence[CappedRun]) -> float:
+    """Return the mean absolute error of `progress_shown`, which knows the counters with all threads too."""
+    return float(np.mean([abs(progress_shown(run.whole, run.seen, run.cap) - run.progress) for run in runs]))
+
+
 def law_error(runs: Sequence[CappedRun]) -> float:
     """Return the mean absolute error of `progress_under`."""
     return float(np.mean([abs(progress_under(run.seen, run.cap) - run.progress) for run in runs]))
@@ -101,7 +108,7 @@ def law_error(runs: Sequence[CappedRun]) -> float:
 def grown_errors(data: Dataset, caps: int, *, is_whole: bool) -> tuple[float, float]:
     """Return the mean absolute errors of progress alone under caps, before and after a cap curve grows.
 
-    Before: from the signature under the most of so many caps. After: with the points of the others in its curve.
+    Before: from the signature under the most of so many caps. After: with what the others show in its curve.
 
     Args:
         is_whole: whether that signature is one with all threads.
@@ -119,7 +126,9 @@ def grown_errors(data: Dataset, caps: int, *, is_whole: bool) -> tuple[float, fl
             points, most = {}, 1.0
             for cap in reversed(chosen):
                 if cap < 100:
-                    most = points[cap] = min(most, progress_under(usable[cap], cap / 100))
+                    is_own = cap == best
+                    shown = progress_under if is_own else partial(progress_shown, whole)
+                    most = points[cap] = min(most, shown(usable[cap], cap / 100))
             before = {cap: progress for cap, progress in points.items() if cap == best}
             for cap in usable:
                 if cap < 100:
@@ -176,6 +185,7 @@ def main() -> None:
     print("constants", *(f"{each:.2f}" for each in fitted(runs)), f"from {len(runs)} runs")
     print(f"programs left out {left_out_error(runs):.3f}")
     print(f"the table's {len(others)} runs {law_error(others):.3f}")
+    print(f"the same from both {shown_error(others):.3f}, of the fitted {shown_error(runs):.3f}")
     from_whole = [abs(predicted_cap_progress(run.whole, run.cap) - run.progress) for run in others]
     print(f"the same from the counters with all threads {np.mean(from_whole):.3f}")
     for name, each in (("fitted", data), ("table", table)):
@@ -188,6 +198,7 @@ def main() -> None:
         ("with all threads", with_all_threads),
         ("read in place, under the cap in force", read_in_place),
         ("read in place, taken for all threads", taken_as_whole),
+        ("with all threads and under the cap in force", seen_under_both),
     ):
         cells = [
             f"{size}: {each.predicted:.3f} {each.inferred:.3f}"
