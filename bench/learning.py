@@ -255,9 +255,7 @@ def main(arguments: Sequence[str]) -> None:
         return
     data = parse(files("gpushare.data").joinpath(H200_COLOCATION).read_bytes().splitlines())
     caps = tuple(asked.seen_under)
-    worlds = (
-        [held_out_world(data, fold, caps) for fold in range(FOLDS)] if asked.held_out else [table_world(caps)]
-    )
+    worlds = [held_out_world(data, fold, caps) for fold in range(FOLDS)] if asked.held_out else [table_world(caps)]
     print("windows  tenants  error  in the 90% interval  tenants judged")
     for windows in asked.windows:
         found: dict[tuple[int, str], list[tuple[float, bool]]] = {}

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
@@ -34,7 +34,8 @@ MAX_PHASES: Final = (
 # Twice as long each time, lest a workload's pods on two nodes, at different work, replace each other's for ever.
 TURNED_SECONDS: Final = 900.0
 _MOST_DOUBLINGS: Final = 8
-NEAR_CAP: Final = 1.34  # a cap within this factor of one that was seen is known well enough
+# A cap within this factor of one that was seen, or of all threads, is known well enough: neither read nor news.
+NEAR_CAP: Final = 1.34
 WORTH_READING_RATIO: Final = 0.1  # of the SMs
 MAX_WORKLOADS: Final = 1000  # of one node; the one not seen for longest is forgotten
 
@@ -191,14 +192,19 @@ def _as_told(gpu_model: str, cap: int, seen: _Seen, revision: int | None) -> Wor
     )
 
 
+def _is_near(cap: int, known: Iterable[int]) -> bool:
+    """Return whether a cap is near one that was seen, or near all threads."""
+    return any(cap <= NEAR_CAP * at and at <= NEAR_CAP * cap for at in (*known, 100))
+
+
 def _has_new_points(kept: WorkloadSignature, found: WorkloadSignature) -> bool:
     known = {point.thread_percentage for point in kept.cap_curve}
-    is_more = any(point.thread_percentage not in known for point in found.cap_curve)
+    is_more = any(not _is_near(point.thread_percentage, known) for point in found.cap_curve)
     return is_more and grown_curve(kept, [found]) != kept.cap_curve
 
 
 def _is_new_point(kept: WorkloadSignature, cap: int, seen: _Seen) -> bool:
-    is_known = any(point.thread_percentage == cap for point in kept.cap_curve)
+    is_known = _is_near(cap, (point.thread_percentage for point in kept.cap_curve))
     return cap < kept.cap and seen.is_signature and not is_known
 
 
@@ -254,7 +260,7 @@ class Signatures:
         usual = self.of(pod, gpu_model)
         if usual is None or (usual.counters.sm_util or 0.0) < WORTH_READING_RATIO:
             return False
-        return not any(cap <= NEAR_CAP * at and at <= NEAR_CAP * cap for at in (*usual.cap_curve, 100))
+        return not _is_near(cap, usual.cap_curve)
 
     def phases(self, pod: ManagedPod, gpu_model: str) -> tuple[SoloSignature, ...]:
         """Return a pod's signature, then those of its other work, seen here or elsewhere; none without one."""
