@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -37,6 +37,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 BAR_MS: Final = 100.0
 CONNECTIONS: Final = 64  # of one sender; the API server opens as many as it has reviews under way
 BUSY_PATIENCE_SECONDS: Final = 120.0  # of sender and server where processor time is the clock
+HOSTILE_ADDRESS: Final = "127.0.0.2"  # a pod has another address than the API server
+HANDSHAKES_OPEN: Final = 800  # of one sender, more than the server has connections
 IDLE_LOOKS: Final = 10
 SENDERS: Final = 2  # of hostile reviews, each a process
 PATIENCE_SECONDS: Final = 5.0  # the chart's admission.timeoutSeconds
@@ -117,8 +119,11 @@ class Answers:
 class Sender:
     """Sends bodies at a rate, over kept connections that it opens as it needs them, as the API server does."""
 
-    def __init__(self, port: int, trusted: ssl.SSLContext, clock: Callable[[], float], patience: float) -> None:
+    def __init__(
+        self, port: int, trusted: ssl.SSLContext, clock: Callable[[], float], patience: float, *, keeps: bool
+    ) -> None:
         self._port, self._trusted, self._clock, self._patience = port, trusted, clock, patience
+        self._keeps = keeps
         self._under_way = 0
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._may_open = asyncio.Semaphore(CONNECTIONS)
@@ -171,7 +176,7 @@ class Sender:
         except BaseException:
             writer.close()
             raise
-        if b"onnection: close" in answered:
+        if b"onnection: close" in answered or not self._keeps:
             writer.close()
         else:
             self._free.append((reader, writer))
@@ -199,10 +204,55 @@ from pathlib import Path
 from gpushare_operator.admission.server import AdmissionServerSettings, ServerLimits, serve
 logging.disable(logging.WARNING)
 port, directory, seconds = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-limits = ServerLimits(read_seconds=seconds, wait_seconds=seconds, handshake_seconds=seconds, idle_seconds=seconds)
+limits = ServerLimits(read_seconds=seconds, wait_seconds=seconds, handshake_seconds=seconds, idle_seconds=seconds,
+                      usual_handshake_seconds=10)
 settings = AdmissionServerSettings(directory, "127.0.0.1", port, limits=limits)
 asyncio.run(serve(settings, asyncio.Event()))
 """
+
+
+def client_hello(trusted: ssl.SSLContext) -> bytes:
+    """Return the first message of a TLS client, which costs a server a signature each time that it is sent."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusted.wrap_bio(incoming, outgoing, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return outgoing.read()
+
+
+def shake_hands(port: int, authority: str, enough: Path) -> Counter[str]:
+    """Begin handshakes as fast as connections open, until a file is there; finish none, keep the latest open."""
+    hello = client_hello(ssl.create_default_context(cafile=authority))
+    begun: deque[socket.socket] = deque()
+    codes: Counter[str] = Counter()
+
+    def close_oldest() -> None:
+        with begun.popleft() as oldest:
+            try:
+                codes["answered" if oldest.recv(1) else "closed"] += 1
+            except BlockingIOError:
+                codes["waiting"] += 1
+            except OSError:
+                codes["closed"] += 1
+
+    while not enough.exists():
+        if len(begun) >= HANDSHAKES_OPEN:
+            close_oldest()
+        one = socket.socket()
+        one.settimeout(1.0)
+        try:
+            one.bind((HOSTILE_ADDRESS, 0))
+            one.connect(("127.0.0.1", port))
+            one.sendall(hello)
+        except OSError:
+            one.close()
+            codes["not opened"] += 1
+            continue
+        one.setblocking(False)
+        begun.append(one)
+    while begun:
+        close_oldest()
+    return codes
 
 
 @contextlib.contextmanager
@@ -242,26 +292,49 @@ def processor_seconds(pid: int) -> float:
 
 
 def send(
-    port: int, authority: str, bodies: Sequence[bytes], per_second: float, seconds: float, pid: int | None
+    port: int,
+    authority: str,
+    bodies: Sequence[bytes],
+    per_second: float,
+    seconds: float,
+    pid: int | None,
+    *,
+    keeps: bool = True,
 ) -> Answers:
     """Send from a process of its own, so that no sender's work delays another's clock.
 
     Args:
         pid: the server's, whose processor time is the clock; None: the clock on the wall.
+        keeps: connections for the next review, as the API server does; else each review has one of its own.
     """
     trusted = ssl.create_default_context(cafile=authority)
     clock = time.perf_counter if pid is None else partial(processor_seconds, pid)
     patience = PATIENCE_SECONDS if pid is None else BUSY_PATIENCE_SECONDS
-    return asyncio.run(Sender(port, trusted, clock, patience).send(bodies, per_second, seconds))
+    return asyncio.run(Sender(port, trusted, clock, patience, keeps=keeps).send(bodies, per_second, seconds))
 
 
-def scene(name: str, bodies: list[bytes], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of one scene: honest reviews alone, or beside hostile ones."""
+@dataclass(frozen=True, slots=True)
+class ReviewScene:
+    """What honest reviews stand beside.
+
+    Attributes:
+        bodies: of hostile reviews; none are sent where it is empty.
+        handshakes: whether one process begins TLS handshakes as fast as it can.
+        keeps: whether the honest keep their connections, else each review has a new one.
+    """
+
+    bodies: Sequence[bytes] = ()
+    handshakes: bool = False
+    keeps: bool = True
+
+
+def figures_of(name: str, scene: ReviewScene, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of one scene."""
     honest = [review(pod({names.FRACTION: "0.25", names.MEMORY: "8Gi"}))]
     with (
         tempfile.TemporaryDirectory() as directory,
         server(Path(directory), is_patient=options.processor_time) as (port, pid),
-        ProcessPoolExecutor(1 + SENDERS, multiprocessing.get_context("spawn")) as pool,
+        ProcessPoolExecutor(2 + SENDERS, multiprocessing.get_context("spawn")) as pool,
     ):
         authority = str(Path(directory, "tls.crt"))
         first = [pool.submit(send, port, authority, honest, 10, 1, None) for _ in range(1 + SENDERS)]
@@ -270,12 +343,17 @@ def scene(name: str, bodies: list[bytes], options: argparse.Namespace) -> dict[s
         before, begun = cpu_seconds(pid), time.perf_counter()
         rate = options.hostile / SENDERS
         flood = [
-            pool.submit(send, port, authority, bodies, rate, options.seconds, of)
-            for _ in range(SENDERS if bodies else 0)
+            pool.submit(send, port, authority, scene.bodies, rate, options.seconds, of)
+            for _ in range(SENDERS if scene.bodies else 0)
         ]
-        told = pool.submit(send, port, authority, honest, options.honest, options.seconds, of)
+        enough = Path(directory, "enough")
+        shaking = pool.submit(shake_hands, port, authority, enough) if scene.handshakes else None
+        told = pool.submit(send, port, authority, honest, options.honest, options.seconds, of, keeps=scene.keeps)
         answers = told.result()
+        enough.touch()
         hostile = sum((each.result().codes for each in flood), Counter[str]())
+        if shaking is not None:
+            hostile += shaking.result()
         took = time.perf_counter() - begun
         return {
             "scene": name,
@@ -303,11 +381,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--scene", action="append", help="only those that have this in their names")
     options = parser.parse_args(arguments)
     kinds = hostile_bodies()
-    scenes: dict[str, list[bytes]] = {"honest alone": [], "all kinds in turn": list(kinds.values())}
-    scenes |= {name: [body] for name, body in kinds.items()}
-    scenes = {
-        name: bodies for name, bodies in scenes.items() if any(part in name for part in options.scene or [""])
-    }
+    scenes = {"honest alone": ReviewScene(), "all kinds in turn": ReviewScene(list(kinds.values()))}
+    scenes |= {name: ReviewScene([body]) for name, body in kinds.items()}
+    scenes["handshakes"] = ReviewScene(handshakes=True)
+    scenes["newcomers alone"] = ReviewScene(keeps=False)
+    scenes["newcomers beside handshakes"] = ReviewScene(handshakes=True, keeps=False)
+    scenes = {name: one for name, one in scenes.items() if any(part in name for part in options.scene or [""])}
     load = os.getloadavg()[0]
     print(
         f"{os.cpu_count()} cores, Python {platform.python_version()}, load {load:.1f}: {options.hostile:g} hostile"
@@ -318,8 +397,8 @@ def main(arguments: Sequence[str]) -> None:
     )
     print("|---|---|---|---|---|---|---|---|")
     found = []
-    for name, bodies in scenes.items():
-        figures = scene(name, bodies, options)
+    for name, one in scenes.items():
+        figures = figures_of(name, one, options)
         found.append(figures)
         took, codes = figures["honest_ms"], figures["honest"]
         answered = f"{codes.get('200', 0)} of {sum(codes.values())}"

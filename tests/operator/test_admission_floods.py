@@ -2,7 +2,11 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
+import socket
+import ssl
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +14,9 @@ import pytest
 from tests.operator.admissionclient import Client, Serving, pod
 from yarl import URL
 
+from gpushare_operator.admission.connections import HANDSHAKES_AT_ONCE, Connections
 from gpushare_operator.admission.server import ServerLimits
+from gpushare_operator.admission.sources import BySource
 from gpushare_operator.admission.turns import SmallestFirst, TooManyError
 
 Json = dict[str, Any]
@@ -222,3 +228,96 @@ async def test_who_never_had_a_review_answered_goes_before_who_had(serving: Serv
         assert [each[0].is_connected() for each in connections] == [True], "the API server's own"
         for writer in others:
             writer.close()
+
+
+def client_hello(client: Client) -> bytes:
+    """The first message of a client, for which a server signs."""
+    outgoing = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.trusted.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost").do_handshake()
+    return outgoing.read()
+
+
+async def half_a_handshake(client: Client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Begins a handshake from the address of another pod."""
+    address = URL(client.base)
+    reader, writer = await asyncio.open_connection(address.host, address.port, local_addr=("127.0.0.2", 0))
+    writer.write(client_hello(client))
+    return reader, writer
+
+
+async def test_handshakes_that_one_address_begins_cost_no_other_its_connection(serving: Serving) -> None:
+    """Before: each newcomer was closed for the next ones, so the API server had no new connection in a flood."""
+    async with serving(BOUNDED) as client:
+        early, writer = await client.connect()
+        flood = [await half_a_handshake(client) for _ in range(60)]
+        for reader, _ in flood[: 60 - 15]:
+            assert await is_closed(reader)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert await asyncio.wait_for(early.readuntil(b"ok\n"), 60)
+        assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        for each in (writer, *(other for _, other in flood)):
+            each.close()
+
+
+async def test_handshakes_that_are_not_finished_are_bounded(serving: Serving) -> None:
+    """Each can be made to cost its 1.5 ms when its other side likes, all of them in one round of the loop."""
+    async with serving(replace(BOUNDED, connections=64, handshakes=4, usual_handshake_seconds=0.05)) as client:
+        begun = []
+        for _ in range(10):
+            begun.append(await half_a_handshake(client))
+            assert await asyncio.wait_for(begun[-1][0].read(1), 60), "the server's answer"
+        for reader, _ in begun[: 10 - 4]:
+            assert await is_closed(reader)
+        assert (await client.review("/mutate", pod(fraction="0.5")))["allowed"] is True
+        for _, writer in begun:
+            writer.close()
+
+
+async def test_few_handshakes_are_begun_in_a_round_of_the_loop() -> None:
+    """Before: a round did the handshakes of all that had come, up to 512 of 1.5 ms, before it read a review."""
+    rounds, begun = itertools.count(), list[int]()
+    loop, all_begun, now = asyncio.get_running_loop(), asyncio.Event(), 0
+
+    def tick() -> None:
+        nonlocal now
+        now = next(rounds)
+        if not all_begun.is_set():
+            loop.call_soon(tick)
+
+    class Noted(Connections):
+        async def _open(self, *_: Any, **__: Any) -> None:
+            begun.append(now)
+            if len(begun) == 20:
+                all_begun.set()
+
+    listening = socket.create_server(("127.0.0.1", 0), backlog=64)
+    listening.setblocking(False)
+    others = [socket.create_connection(listening.getsockname()) for _ in range(20)]
+    for other in others:
+        other.sendall(b"x")
+    tick()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    accepting = asyncio.create_task(Noted(64, 64, 60.0).accept(listening, asyncio.Protocol, tls, 60.0))
+    await asyncio.wait_for(all_begun.wait(), 60)
+    assert max(Counter(begun).values()) <= HANDSHAKES_AT_ONCE
+    accepting.cancel()
+    await asyncio.gather(accepting, return_exceptions=True)
+    for other in others:
+        other.close()
+
+
+def test_each_source_has_its_turn_and_the_one_with_the_most_makes_room() -> None:
+    found: BySource[int] = BySource()
+    for number in range(5):
+        found.add("flood", number)
+    found.add("other", 10)
+    found.add("third", 20)
+    found.add("third", 21)
+    assert (len(found), sorted(found)) == (8, [0, 1, 2, 3, 4, 10, 20, 21])
+    assert found.oldest_of_most() == 0
+    found.discard("flood", 0)
+    found.discard("flood", 0)
+    found.discard("nobody", 0)
+    assert [found.take() for _ in range(7)] == [1, 10, 20, 2, 21, 3, 4]
+    assert not found

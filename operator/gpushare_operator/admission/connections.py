@@ -9,22 +9,35 @@ import contextlib
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Final
 
+from gpushare_operator.admission.sources import BySource
+
 _log = logging.getLogger(__name__)
-_AT_ONCE: Final = 128  # accepted in one round of the event loop; with one in each, newcomers wait long in a flood
+_AT_ONCE: Final = 32  # accepted in one round of the event loop; with one in each, newcomers wait long in a flood
+HANDSHAKES_AT_ONCE: Final = 4  # begun in one round: 6 ms; with one, newcomers wait for one hostile review each
 _NO_DESCRIPTOR_SECONDS: Final = 0.1  # between two tries to accept while the process has no descriptor left
 
 
 class _Connection(asyncio.Protocol):
     """One connection, from its acceptance on; what is said on it goes to the protocol that serves it."""
 
-    def __init__(self, accepted: socket.socket, serving: asyncio.Protocol, connections: "Connections") -> None:
-        self.socket, self.handshake = accepted, None  # type: tuple[socket.socket, asyncio.Task[None] | None]
+    def __init__(self, accepted: socket.socket, source: str, connections: "Connections") -> None:
+        self.socket, self.source = accepted, source
+        self.patience: asyncio.TimerHandle | None = None
+        self.handshake: asyncio.Task[None] | None = None
+        self.handshake_begun = 0.0
         self.transport: asyncio.BaseTransport | None = None
         self.had_a_review = False
-        self._serving, self._connections = serving, connections
+        self._connections = connections
+        self._serving = asyncio.Protocol()
+
+    def serve_by(self, serving: asyncio.Protocol) -> "_Connection":
+        """Hand what is said on it to a protocol."""
+        self._serving = serving
+        return self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
@@ -51,6 +64,10 @@ class _Connection(asyncio.Protocol):
         """Close it at once, in whatever state it is."""
         if self.handshake is not None:
             self.handshake.cancel()
+        elif self.transport is None:
+            asyncio.get_running_loop().remove_reader(self.socket)
+            self.socket.close()
+            return
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         if isinstance(self.transport, asyncio.WriteTransport):
@@ -58,23 +75,32 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Accepts connections, and keeps count of them.
+    """Accepts connections, does their handshakes in turn, and keeps count of them.
+
+    A handshake costs 1.5 ms of a processor. So four are begun in a round of the event loop, of each source address
+    in turn, once its other side has said something. Those begun and not finished are bounded, as each of them
+    costs that when its other side likes.
 
     Args:
-        most: open at once; for one more, one is closed: of those that never had a review answered, else of those
-            that had one before, else of those whose review is here in whole and under way; in each case the one
-            that is so for longest. A request that has only begun counts for nothing.
+        most: open at once; for one more, one is closed: of those that never had a review answered one of the
+            source with the most such, else of those that had one before, else of those whose review is here in
+            whole and under way; in each case the one that is so for longest. A request that only began is none.
+        handshakes: under way at once; for one more, one that takes longer than is usual is closed.
+        usual_seconds: of a handshake.
 
     Attributes:
         closed: how many were closed for others.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, handshakes: int, usual_seconds: float) -> None:
         self.closed = 0
-        self._most = most
-        self._silent: dict[_Connection, None] = {}
+        self._most, self._most_handshakes, self._usual_seconds = most, handshakes, usual_seconds
+        self._silent: BySource[_Connection] = BySource()
         self._idle: dict[_Connection, None] = {}
         self._busy: dict[_Connection, None] = {}
+        self._speaking: BySource[_Connection] = BySource()  # of the silent: their handshake can begin
+        self._shaking: BySource[_Connection] = BySource()  # of the silent: it has begun
+        self._spoke, self._shaken = asyncio.Event(), asyncio.Event()
         self._of_transport: dict[asyncio.BaseTransport, _Connection] = {}
 
     def __len__(self) -> int:
@@ -89,34 +115,87 @@ class Connections:
     ) -> None:
         """Accept connections until cancelled, then close `listening`, which must not block."""
         loop, number = asyncio.get_running_loop(), 0
+        open_one = partial(self._open, make_protocol=make_protocol, tls=tls, seconds=handshake_seconds)
         try:
-            while True:
-                try:
-                    accepted, _ = await loop.sock_accept(listening)
-                except OSError as error:
-                    _log.warning("no connection can be accepted: %s", error)
-                    self.close_one()
-                    await asyncio.sleep(_NO_DESCRIPTOR_SECONDS)
-                    continue
-                connection = _Connection(accepted, make_protocol(), self)
-                while len(self) >= self._most:
-                    self.close_one()
-                self._silent[connection] = None
-                connection.handshake = loop.create_task(self._open(connection, tls, handshake_seconds))
-                number += 1
-                if number % _AT_ONCE == 0:
-                    await asyncio.sleep(0)  # a flood leaves the loop to others
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._shake_hands(open_one))
+                while True:
+                    try:
+                        accepted, address = await loop.sock_accept(listening)
+                    except OSError as error:
+                        _log.warning("no connection can be accepted: %s", error)
+                        self.close_one()
+                        await asyncio.sleep(_NO_DESCRIPTOR_SECONDS)
+                        continue
+                    while len(self) >= self._most:
+                        self.close_one()
+                    connection = _Connection(accepted, str(address[0]), self)
+                    self._silent.add(connection.source, connection)
+                    connection.patience = loop.call_later(handshake_seconds, self._close, connection)
+                    loop.add_reader(accepted, self._speaks, connection)
+                    number += 1
+                    if number % _AT_ONCE == 0:
+                        await asyncio.sleep(0)  # a flood leaves the loop to others
         finally:
             listening.close()
             for connection in (*self._silent, *self._idle, *self._busy):
                 if connection.transport is None:
-                    connection.close()
+                    self._close(connection)
 
-    async def _open(self, connection: _Connection, tls: ssl.SSLContext, handshake_seconds: float) -> None:
+    def _speaks(self, connection: _Connection) -> None:
+        """Let its handshake have a turn, now that the other side has begun it or has gone."""
+        asyncio.get_running_loop().remove_reader(connection.socket)
+        if connection.patience is not None:
+            connection.patience.cancel()  # how long it waits for its turn is not its doing
+        self._speaking.add(connection.source, connection)
+        self._spoke.set()
+
+    async def _shake_hands(self, open_one: Callable[[_Connection], Coroutine[None, None, None]]) -> None:
+        """Begin few handshakes in a round of the loop, and none while too many are under way."""
+        loop, number = asyncio.get_running_loop(), 0
+        while True:
+            await self._spoke.wait()
+            await self._make_room()
+            if self._speaking:
+                connection = self._speaking.take()
+                self._shaking.add(connection.source, connection)
+                connection.handshake_begun = loop.time()
+                connection.handshake = loop.create_task(open_one(connection))
+                number += 1
+                if number % HANDSHAKES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            else:
+                self._spoke.clear()
+
+    async def _make_room(self) -> None:
+        """Wait until a handshake ends; one that takes longer than usual is closed."""
+        loop = asyncio.get_running_loop()
+        while len(self._shaking) >= self._most_handshakes:
+            oldest = self._shaking.oldest_of_most()
+            left = oldest.handshake_begun + self._usual_seconds - loop.time()
+            if left <= 0:
+                self.closed += 1
+                self._close(oldest)
+                continue
+            self._shaken.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._shaken.wait()
+
+    async def _open(
+        self,
+        connection: _Connection,
+        make_protocol: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext,
+        seconds: float,
+    ) -> None:
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(
-                lambda: connection, connection.socket, ssl=tls, ssl_handshake_timeout=handshake_seconds
+                lambda: connection.serve_by(make_protocol()),
+                connection.socket,
+                ssl=tls,
+                ssl_handshake_timeout=seconds,
             )
         except OSError:  # ssl.SSLError and TimeoutError are among them
             self.drop(connection)
@@ -125,15 +204,23 @@ class Connections:
             raise
         finally:
             connection.handshake = None
+            self._shaking.discard(connection.source, connection)
+            self._shaken.set()
 
     def close_one(self) -> None:
         """Close the connection that is missed least."""
-        among = self._silent or self._idle or self._busy
-        if among:
+        if self._silent:
+            connection = self._silent.oldest_of_most()
+        elif among := self._idle or self._busy:
             connection = next(iter(among))
-            self.drop(connection)
-            self.closed += 1
-            connection.close()
+        else:
+            return
+        self.closed += 1
+        self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        self.drop(connection)
+        connection.close()
 
     def is_made(self, connection: _Connection, transport: asyncio.BaseTransport) -> None:
         """Record that its handshake is done."""
@@ -141,8 +228,11 @@ class Connections:
 
     def drop(self, connection: _Connection) -> None:
         """Forget a connection."""
-        for each in (self._silent, self._idle, self._busy):
-            each.pop(connection, None)
+        self._take(connection)
+        for each in (self._speaking, self._shaking):
+            each.discard(connection.source, connection)
+        if connection.patience is not None:
+            connection.patience.cancel()
         if connection.transport is not None:
             self._of_transport.pop(connection.transport, None)
 
@@ -150,16 +240,21 @@ class Connections:
         """Record that a review was read whole."""
         connection = self._of_transport.get(transport) if transport is not None else None
         if connection is not None:
-            self._move(connection, self._busy)
+            self._take(connection)
+            self._busy[connection] = None
 
     def is_answered(self, transport: asyncio.BaseTransport | None, *, reviewed: bool) -> None:
         """Record that what was read is done with; `reviewed`: it was a review, and was answered as one."""
         connection = self._of_transport.get(transport) if transport is not None else None
         if connection is not None:
             connection.had_a_review |= reviewed
-            self._move(connection, self._idle if connection.had_a_review else self._silent)
+            self._take(connection)
+            if connection.had_a_review:
+                self._idle[connection] = None
+            else:
+                self._silent.add(connection.source, connection)
 
-    def _move(self, connection: _Connection, to: dict[_Connection, None]) -> None:
-        for each in (self._silent, self._idle, self._busy):
-            each.pop(connection, None)
-        to[connection] = None
+    def _take(self, connection: _Connection) -> None:
+        self._silent.discard(connection.source, connection)
+        self._idle.pop(connection, None)
+        self._busy.pop(connection, None)

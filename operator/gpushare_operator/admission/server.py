@@ -38,9 +38,12 @@ _WAIT_SECONDS: Final = 2.0
 # For a connection without a whole request, TLS handshake included; the API server opens a new one when needed.
 _IDLE_SECONDS: Final = 30.0
 _HANDSHAKE_SECONDS: Final = 5.0
+_USUAL_HANDSHAKE_SECONDS: Final = 1.0  # API servers answer within milliseconds, starved ones later
 _BACKLOG: Final = 512
 # With a body of 64 KiB each, which is read without a slot, 32 MiB. The API servers of a cluster have some dozens.
 _MOST_CONNECTIONS: Final = 512
+# Their other sides can have all of them done in one round of the event loop: 50 ms.
+_MOST_HANDSHAKES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +52,14 @@ class ServerLimits:
 
     Attributes:
         connections: open at once; for one more, one is closed (Connections).
+        handshakes: begun and not finished at once; beyond that, one that takes longer than is usual is closed.
         reading: large bodies that are read at once; others wait up to `wait_seconds` for a slot.
         waiting: reviews that were read and wait for their turn, for up to `wait_seconds`.
         read_seconds: for one body; idle_seconds: for a connection without a whole request.
     """
 
     connections: int = _MOST_CONNECTIONS
+    handshakes: int = _MOST_HANDSHAKES
     body_bytes: int = _LARGEST_BODY_BYTES
     reading: int = _MOST_READING
     waiting: int = MOST_WAITING
@@ -62,6 +67,7 @@ class ServerLimits:
     wait_seconds: float = _WAIT_SECONDS
     idle_seconds: float = _IDLE_SECONDS
     handshake_seconds: float = _HANDSHAKE_SECONDS
+    usual_handshake_seconds: float = _USUAL_HANDSHAKE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +246,7 @@ async def serve(settings: AdmissionServerSettings, stop: asyncio.Event) -> None:
     metrics.reloads.set_function(lambda: certificate.reloads)
     metrics.registry.register(CertificateCollector({"admission": certificate}))
     limits = settings.limits
-    connections = Connections(limits.connections)
+    connections = Connections(limits.connections, limits.handshakes, limits.usual_handshake_seconds)
     metrics.show(connections)
     runner = web.AppRunner(
         make_app(
