@@ -140,6 +140,7 @@ async def test_contexts_of_a_process_share_its_pods_cap_and_memory(stage, severa
     await eventually(lambda: log.read_text().count("context sms=") == 4, "three contexts, and one in place of one")
     await stage.look()
     assert [client.pid for client in stage.ledger.clients()] == [process.pid]
-    assert stage.ledger.percentages("a", process.pid) == (7, 7, 7)
+    # Which of the third and the fourth counts depends on when the server told of the third's end.
+    assert stage.ledger.percentages("a", process.pid) in {(7, 7, 6), (7, 7, 7)}
     assert log.read_text().count("context sms=8") == 4
     await eventually(lambda: log.read_text().count("out of memory") == 3, "one limit for all of them")
