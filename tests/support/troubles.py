@@ -8,6 +8,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "troubleshooting
 _ITALIC = re.compile(r"(?<![*\w])\*(?!\*)([^*]+)\*(?![*\w])")
 _CODE = re.compile(r"`([A-Z][a-z]+(?:[A-Z][a-z]+)*)`")
 _OPEN = re.compile(r"(\.\.\.|\d+(?:\.\d+)?(?:%|%?(?![\w.])))")
+# A sentence about one process is also one about several.
+_ONE, _SOME = r"process\ \d[\d.]*\ uses", r"process(?:es)? [\d, ]+(?:and \d+ more )?uses?"
 
 
 @cache
@@ -42,7 +44,7 @@ def told(heading: str, seen: str) -> str:
 
 def _pattern(sentence: str) -> re.Pattern[str]:
     parts = _OPEN.split(sentence)
-    return re.compile("".join(_part(part) for part in parts))
+    return re.compile("".join(_part(part) for part in parts).replace(_ONE, _SOME))
 
 
 def _part(part: str) -> str:
