@@ -1,0 +1,21 @@
+"""hack/first_pod.py times the commands of the guide and no others."""
+
+import first_pod
+import yaml
+
+
+def test_it_runs_the_pages_commands_in_their_order() -> None:
+    images = {"image": "localhost/own:dev-1", "scheduler": "localhost/scheduler:v1"}
+    install, tested, apply, until, pods, explain = first_pod.commands(images)
+    assert install[0] == (
+        "helm install gpushare helm/gpushare --namespace gpushare-system --create-namespace --wait"
+        " --set image.repository=localhost/own --set simulated.gpus=H200:2"
+        " --set image.tag=dev-1 --set scheduler.image.repository=localhost/scheduler --set scheduler.image.tag=v1"
+    )
+    assert tested[0] == "helm test gpushare --namespace gpushare-system"
+    pod = yaml.safe_load(apply[1])
+    assert apply[0] == "kubectl apply -f -"
+    assert pod["metadata"]["annotations"] == {"gpushare.io/fraction": "0.25"}
+    assert pod["spec"]["containers"][0]["image"] == "localhost/own:dev-1"
+    assert pod["metadata"]["name"] in until[0]
+    assert (pods[0], explain[0]) == ("kubectl gpushare pods", "kubectl gpushare explain simulated")
