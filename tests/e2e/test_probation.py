@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import troubles
 from livecluster import (
     IDLE,
     RELEASE,
@@ -20,7 +21,6 @@ from livecluster import (
     helm,
     wait_for,
 )
-from troubles import told
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -212,7 +212,7 @@ def test_an_unknown_workload_has_an_empty_gpu_to_itself_for_a_minute_then_phases
     said = event(space, "mixed-b", "could keep only")
     figures = re.search(r"could keep only (0\.\d+) of its speed alone, (0\.\d+) is promised", said)
     assert figures is not None, said
-    told("The pod waits", said)
+    troubles.told("The pod waits", said)
     assert float(figures[1]) < float(figures[2])
     assert figures[0] in explained(space, "mixed-b")
     assert "several kinds of work in turn; promised and predicted is what the worst" in explained(space, "mixed-a")
@@ -225,7 +225,9 @@ def test_a_gpu_is_open_as_soon_as_the_profile_is_there(space: Namespace) -> None
     (trains,) = space.running("trains")
     assert trains["metadata"]["annotations"][PROBATION] == str(SECONDS)
     space.create(space.tenant("waits", "0.6", workload="waits", command=IDLE))
-    told("The pod waits", event(space, "waits", f"which is on probation by pod {space.name}/trains until "))
+    troubles.told(
+        "The pod waits", event(space, "waits", f"which is on probation by pod {space.name}/trains until ")
+    )
     (waited,) = space.running("waits", seconds=SECONDS + 60)
     assert decided(waited)[0] == decided(trains)[0]
     assert decided_at(waited) < window_end(trains), "it was let in before the minute was over"
