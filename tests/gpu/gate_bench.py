@@ -11,10 +11,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpushare.core.api import JobClass
+from gpushare.core.api import JobClass, clients_of
 from gpushare.mps.control import REAL_EXECUTABLE, TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
 from gpushare.mps.identity import pod_uid_of
 from gpushare.mps.layout import (
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parent
 SRC = HERE.parents[1] / "src"
 MOUNT = Path("/run/gpushare-tenant")
+AGENTS_SHARE = 34  # percent that the node agent is told of each pod: 16 MPS clients belong to it
 
 
 def python_path() -> str:
@@ -218,16 +220,17 @@ class Bench:
             uid=uid,
             threads=percentage,
             memory_mib=memory_mib,
-            share=1,
+            share=AGENTS_SHARE,
             node=self.agent.node,
             CLASS=job_class.value,
             PROCESSES=str(processes),
         )
         if is_new:
-            self.agent.admit(pod, ids_of(self.gpu.uuid, number, 1))
+            self.agent.admit(pod, ids_of(self.gpu.uuid, number, AGENTS_SHARE))
         else:
             self.agent.put(pod)
-        self.until(lambda: self._decided().get(uid) == self.decisions[uid], 30, f"the agent's decision for {uid}")
+        said = replace(self.decisions[uid], clients=clients_of(AGENTS_SHARE))
+        self.until(lambda: self._decided().get(uid) == said, 30, f"the agent's decision for {uid}")
         return uid
 
     def forget_decisions(self) -> None:

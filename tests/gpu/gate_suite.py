@@ -122,7 +122,7 @@ def main() -> int:
         up = bench.until_active(120)
         results.append({"step": "host up", "ok": True, "seconds": up})
         if options.agent:
-            bench.start_agent(Path("/tmp/gpushare-suite-agent"))
+            bench.start_agent(Path(f"{base}-agent"))
             steps.insert(-1, ("agent_killed", agent_killed))
         for name, step in steps:
             if wanted and name not in wanted:
