@@ -69,7 +69,11 @@ def test_everyone_is_scored_and_those_below_half_that_are_read_above_it_are_coun
     threes = read["by_tenants"]["3"]
     assert threes["low"] == 120, "the truth of three tenants is below 0.44"
     assert threes["read_above"] == 0.0
-    assert set(read["live"]) == {"one signature with all threads", "one signature under its cap"}
+    assert set(read["live"]) == {
+        "one signature with all threads",
+        "one signature under its cap",
+        "with all threads and under its cap",
+    }
     assert all(scores["2"]["n"] + scores["2"]["unknown"] == 80 for scores in read["live"].values())
     shown = CliRunner().invoke(model.app, ["attribute", "--dataset", str(path), "--live", "--without-model"])
     assert "one signature under its cap" in shown.stdout

@@ -1,6 +1,7 @@
 """What a tenant gets is what was decided, whatever it tries (docs/design.md 2.4 and 6)."""
 
 import time
+from statistics import median
 
 import pytest
 from livecluster import H200_SM_COUNT, Namespace, decided, wait_for
@@ -131,5 +132,13 @@ def test_the_agent_says_how_much_slower_a_known_workload_runs(space: Namespace):
         tenants = [t for gpu in space.cluster.gpus() for t in gpu.get("tenants", []) if t["podUid"] == uid]
         return next((t["progress"] for t in tenants if "progress" in t), None)
 
-    inferred = wait_for("its progress on GpuNode", progress, seconds=60)
-    assert inferred == pytest.approx(float(space.figures("one")["progress"]), abs=0.15)
+    wait_for("its progress on GpuNode", progress, seconds=60)
+    # while one of them is read under its new cap the other stands for a second at a time: what is usual counts
+    inferred, true = [], []
+    for _ in range(21):
+        time.sleep(1)
+        if (told := progress()) is not None:
+            inferred.append(told)
+        true.append(float(space.figures("one")["progress"]))
+    assert len(inferred) > 10, inferred
+    assert median(inferred) == pytest.approx(median(true), abs=0.1), (inferred, true)
