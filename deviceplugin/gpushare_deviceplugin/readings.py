@@ -36,6 +36,7 @@ PATIENT_SECONDS: Final = 120.0
 LOOK_SECONDS: Final = 0.5
 POLL_SECONDS: Final = 0.02
 FREEZE_SECONDS: Final = 0.4  # the host looks for new asks at least every 0.2 s
+WORD_SECONDS: Final = 2.0  # twice as long as the throttle's process is ever silent
 _EARLY_SECONDS: Final = 0.05  # the host's word on a freeze is a little late
 _SERVING: Final = frozenset({GateState.ACTIVE, GateState.DEGRADED})
 
@@ -178,22 +179,30 @@ class Readings:
         return None
 
     async def read(self, uuid: str, plan: ReadingPlan) -> None:
-        """Stop the neighbours, wait until their queued work has run out, read, and let them go."""
+        """Stop the neighbours, wait until their queued work has run out, read, and let them go.
+
+        What was read counts only where one and the same throttle's process reports before and after it: when that
+        process ends, its pods run, and its last report still calls them stopped.
+        """
         record = self._records.setdefault(uuid, _Record())
         counts = self.counts.setdefault(uuid, ReadingCounts())
         began = self._clock()
         sample: GpuSample | None = None
+        throttle: float | None = None
+        read_at = -math.inf
         self._sampler.hold(uuid)
         try:
             self._loop.stop(uuid, dict.fromkeys(plan.stopped, self._boot() + plan.seconds))
-            if await self._are_stopped(uuid, plan.stopped):
+            throttle = await self._stopped_by(uuid, plan.stopped)
+            if throttle is not None:
                 until = self._boot() + plan.seconds - _EARLY_SECONDS
                 self._loop.stop(uuid, dict.fromkeys(plan.stopped, until))
                 await self._sleep(SETTLE_SECONDS)
                 await self._sampler.sample_now(uuid)
                 await self._sleep(max(0.0, until - self._boot() - POLL_SECONDS))
-                if self._boot() < until:
+                if self._boot() < until and _stops(self._throttled(uuid), plan.stopped):
                     sample = await self._sampler.sample_now(uuid)
+                    read_at = self._boot()
         finally:
             self._loop.stop(uuid, {})
             self._sampler.release(uuid)
@@ -203,6 +212,8 @@ class Readings:
             record.read_at.setdefault(plan.pod.uid, []).append(self._clock())
             counts.taken += 1
             counts.stopped_seconds += spent
+        if sample is not None and not await self._is_still_there(uuid, throttle, read_at):
+            sample = None
         if sample is None or sample.window_seconds < MIN_SIGNATURE_SECONDS or not self._is_still(uuid, plan):
             counts.failed += 1
             return
@@ -220,17 +231,27 @@ class Readings:
                 extra={"pod": plan.pod.uid, "gpu": uuid},
             )
 
-    async def _are_stopped(self, uuid: str, pods: tuple[str, ...]) -> bool:
-        """Wait for the host's word that all of them are stopped; False when it does not come in time."""
+    async def _stopped_by(self, uuid: str, pods: tuple[str, ...]) -> float | None:
+        """Wait for the report that all of them are stopped; return when the throttle's process that did it began.
+
+        None when the report does not come in time.
+        """
         deadline = self._clock() + FREEZE_SECONDS
         while self._clock() < deadline:
             status = self._throttled(uuid)
-            if {each.pod_uid for each in status.pods if each.is_stopped} >= set(pods):
-                return True
+            if _stops(status, pods):
+                return status.started_at
             if {each.pod_uid for each in status.refused} & set(pods):
-                return False
+                return None
             await self._sleep(POLL_SECONDS)
-        return False
+        return None
+
+    async def _is_still_there(self, uuid: str, started_at: float | None, read_at: float) -> bool:
+        """Wait for a report that is later than a reading; return whether the same throttle's process wrote it."""
+        deadline = self._clock() + WORD_SECONDS
+        while (status := self._throttled(uuid)).beat < read_at and self._clock() < deadline:
+            await self._sleep(POLL_SECONDS)
+        return status.beat >= read_at and status.started_at == started_at
 
     def _is_still(self, uuid: str, plan: ReadingPlan) -> bool:
         """Return whether nobody came or went meanwhile."""
@@ -274,6 +295,11 @@ class Readings:
             and len(self._state.gpus_of(pod)) == 1
             and _longest_stop(pod) >= SETTLE_SECONDS + MIN_SIGNATURE_SECONDS
         )
+
+
+def _stops(status: ThrottleStatus, pods: tuple[str, ...]) -> bool:
+    """Return whether all of these pods are stopped."""
+    return {each.pod_uid for each in status.pods if each.is_stopped} >= set(pods)
 
 
 def _longest_stop(pod: ManagedPod) -> float:

@@ -35,6 +35,7 @@ H200 = "NVIDIA H200"
 STEP_SECONDS = 0.01
 HOST_SECONDS = 0.15  # from an ask to the freeze
 QUEUE_SECONDS = 0.35  # for which a stopped tenant's work runs on
+NEVER = 1e9
 DRAWS = {
     "new": Counters(sm_util=0.24, fp32_util=0.2, dram_bw_util=0.05, graphics_util=0.95),
     "old": Counters(sm_util=0.45, fp32_util=0.1, dram_bw_util=0.5, graphics_util=0.9),
@@ -60,6 +61,9 @@ class Gpu:
         self._read_at = clock.now
         self.longest: dict[str, float] = {}
         self._run: dict[str, float] = {}
+        self.throttle_started_at = clock.now
+        self.throttle_ends_at, self.throttle_returns_at = NEVER, NEVER
+        self.word = ThrottleStatus()
 
     def hold(self, uuid: str) -> None:
         assert (uuid, self.held) == (GPU_A, False)
@@ -74,11 +78,23 @@ class Gpu:
 
     def is_stopped(self, uid: str) -> bool:
         since, until = self._asked.get(uid, (0.0, 0.0))
-        return not self.is_slow and since + HOST_SECONDS <= self.clock() < until
+        since = max(since, self.throttle_started_at)
+        return not self.is_slow and self.has_throttle() and since + HOST_SECONDS <= self.clock() < until
+
+    def has_throttle(self) -> bool:
+        """Whether the throttle's process runs; the next one serves the asks that it finds."""
+        if self.clock() >= self.throttle_returns_at:
+            self.throttle_started_at = self.throttle_returns_at
+            self.throttle_ends_at, self.throttle_returns_at = NEVER, NEVER
+        return self.clock() < self.throttle_ends_at
 
     def throttled(self, uuid: str) -> ThrottleStatus:
-        pods = tuple(PodThrottle(uid, 1.0, is_stopped=True) for uid in self._asked if self.is_stopped(uid))
-        return ThrottleStatus(self.clock(), self.problem, pods, self.refused)
+        """The throttle's last word, which stays when its process ends."""
+        if self.has_throttle():
+            pods = tuple(PodThrottle(uid, 1.0, is_stopped=True) for uid in self._asked if self.is_stopped(uid))
+            problem, started_at = self.problem, self.throttle_started_at
+            self.word = ThrottleStatus(self.clock(), problem, pods, self.refused, started_at=started_at)
+        return self.word
 
     async def sample_now(self, uuid: str) -> GpuSample:
         assert self.held
@@ -92,6 +108,7 @@ class Gpu:
         while self.clock() < until:
             step = min(STEP_SECONDS, until - self.clock())
             self.clock.now += step
+            self.throttled(GPU_A)
             for pod in self.present():
                 if self.is_stopped(pod.uid):
                     self._run[pod.uid] = self._run.get(pod.uid, 0.0) + step
@@ -308,6 +325,37 @@ async def test_a_neighbour_that_comes_or_goes_meanwhile_spoils_the_reading(bench
         await bench.readings.read(GPU_A, plan)
     assert bench.readings.counts[GPU_A].failed == bench.readings.counts[GPU_A].taken == 6
     assert bench.of("new") is None
+
+
+@pytest.mark.parametrize("returns_after", [0.05, 0.5, 1.0, NEVER])
+@pytest.mark.parametrize("ends_after", [0.25, 0.7, 1.1])
+async def test_a_reading_in_whose_midst_the_throttle_ended_tells_nothing(
+    bench: Bench, ends_after: float, returns_after: float
+) -> None:
+    bench.add("new", known=False)
+    await bench.run(2.0)
+    for _ in range(4):
+        bench.gpu.look()
+        while (plan := bench.readings.plan(GPU_A)) is None:
+            assert bench.of("new") is None
+            await bench.gpu.sleep(1.0)
+            bench.gpu.look()
+        bench.gpu.throttle_ends_at = bench.clock() + ends_after
+        bench.gpu.throttle_returns_at = bench.gpu.throttle_ends_at + returns_after
+        await bench.readings.read(GPU_A, plan)
+        await bench.gpu.sleep(3.0)
+        bench.gpu.throttle_returns_at = min(bench.gpu.throttle_returns_at, bench.clock())
+    assert bench.readings.counts[GPU_A].failed == bench.readings.counts[GPU_A].taken == 4
+    assert bench.of("new") is None
+    await bench.run(2 * MINUTE_SECONDS)
+    assert bench.of("new") is not None, "the next throttle is as good"
+
+
+async def test_a_throttle_of_a_version_that_does_not_tell_its_start_is_believed(bench: Bench) -> None:
+    bench.gpu.throttle_started_at = 0.0
+    bench.add("new", known=False)
+    await bench.run(30.0)
+    assert bench.of("new") is not None
 
 
 def test_the_shortest_time_out_of_a_pods_probes_counts() -> None:

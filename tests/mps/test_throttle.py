@@ -112,6 +112,27 @@ def test_a_reading_stops_a_pod_and_says_so(node):
     assert node.longest[POD] <= MAX_STOP_SECONDS
 
 
+def test_a_pod_that_somebody_else_thawed_is_not_called_stopped(node):
+    node.ask(pod=ThrottleAsk(stopped_until=node.now + 1.0))
+    node.run(0.3)
+    assert node.status().pods[0].is_stopped
+    node.freezer.cgroups[POD] = FreezeState.THAWED
+    node.run(0.1)
+    assert node.status().pods == (PodThrottle(POD, 1.0),)
+
+
+def test_the_status_says_which_process_wrote_it(node):
+    began = node.now
+    node.run(5.0)
+    assert (node.status().started_at, node.status().beat) == (began, pytest.approx(began + 5.0, abs=1.0))
+    node.throttle = Throttle(node.base, node.freezer)
+    node.look()
+    assert node.status().started_at == began + 5.0
+    told = node.status().to_json()
+    del told["started_at"]
+    assert ThrottleStatus.from_json({**told, "of_a_later_version": 1}).started_at == 0.0
+
+
 def test_a_silent_agent_lets_everyone_run(node):
     node.ask(pod=ThrottleAsk(0.1))
     node.run(LEASE_SECONDS)

@@ -155,7 +155,7 @@ class ThrottleRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodThrottle:
-    """A throttled pod: the share of time that it runs, and whether a reading has stopped it altogether."""
+    """A throttled pod: the share of time that it runs, and whether it stands still now for a reading."""
 
     pod_uid: str
     duty_ratio: float
@@ -181,6 +181,7 @@ class ThrottleStatus:
         pods: who is throttled now.
         refusals: by reason, times that an ask was refused since the throttle's process started.
         freezes: pods frozen since then.
+        started_at: seconds of CLOCK_BOOTTIME when that process first looked; 0 from a version that does not say.
     """
 
     beat: float = 0.0
@@ -189,6 +190,7 @@ class ThrottleStatus:
     refused: tuple[RefusedThrottle, ...] = ()
     refusals: Mapping[str, int] = field(default_factory=dict)
     freezes: int = 0
+    started_at: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the file's JSON object."""

@@ -56,6 +56,7 @@ class Throttle:
         self._pods = FrozenPods(base, freezer)
         self._gpus: dict[str, _Gpu] = {}
         self._rescan_at = -math.inf
+        self._started_at = 0.0
         self._problem = ""
 
     @property
@@ -65,6 +66,7 @@ class Throttle:
 
     def look(self, now: float) -> float:
         """Run one round; return when the next is due."""
+        self._started_at = self._started_at or now
         if now >= self._rescan_at:
             self._rescan_at = now + RESCAN_SECONDS
             self._rescan()
@@ -170,17 +172,19 @@ class Throttle:
     def _say(self, gpu: _Gpu, now: float) -> None:
         """Write the status when something changed, and every second or so while nothing does."""
         live: Mapping[str, ThrottleAsk] = gpu.asks.read().live(now)
+        still = self._pods.still
         status = ThrottleStatus(
             beat=now,
             problem=self._problem,
             pods=tuple(
-                PodThrottle(uid, duty_in_force(ask), ask.stopped_until is not None and now < ask.stopped_until)
+                PodThrottle(uid, duty_in_force(ask), uid in still and now < (ask.stopped_until or 0.0))
                 for uid, ask in sorted(live.items())
                 if uid not in gpu.refused and (ask.duty_ratio < 1.0 or ask.stopped_until is not None)
             ),
             refused=tuple(RefusedThrottle(uid, r.reason, r.detail) for uid, r in sorted(gpu.refused.items())),
             refusals=dict(gpu.refusals),
             freezes=gpu.freezes,
+            started_at=self._started_at,
         )
         written = gpu.written
         is_news = written is None or replace(status, beat=0.0, freezes=0) != replace(written, beat=0.0, freezes=0)
