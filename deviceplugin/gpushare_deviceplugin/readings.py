@@ -7,7 +7,7 @@ of class latency is stopped, nobody whose probe would notice, and nobody for mor
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -33,6 +33,8 @@ APART_SECONDS: Final = 3.0  # between two readings on a GPU
 FIRST_SECONDS: Final = 2.0  # of a process, until it is read first
 PATIENT_READINGS: Final = 8  # a workload that gave nothing by then is read once in a while
 PATIENT_SECONDS: Final = 120.0
+QUIET_SECONDS: Final = 10.0  # after somebody came or went, until a known workload is read: the loop acts first
+PATIENT_BROKEN_SECONDS: Final = 30.0  # for which such a reading waits besides while a promise is broken
 LOOK_SECONDS: Final = 0.5
 POLL_SECONDS: Final = 0.02
 FREEZE_SECONDS: Final = 0.4  # the host looks for new asks at least every 0.2 s
@@ -53,8 +55,14 @@ class ReadingPlan:
 
 @dataclass(slots=True)
 class _Record:
-    """What a GPU's readings were: when stops ended and how long they took; by pod, when it was read."""
+    """What a GPU's readings were: when stops ended and how long they took; by pod, when it was read.
 
+    Attributes:
+        active, active_since: the pods with clients, and since when it is just these.
+    """
+
+    active: frozenset[str] = frozenset()
+    active_since: float = 0.0
     stops: list[tuple[float, float]] = field(default_factory=list)
     read_at: dict[str, list[float]] = field(default_factory=dict)
     since: dict[str, float] = field(default_factory=dict)
@@ -96,6 +104,10 @@ class Stopper(Protocol):
 
     def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
         """Ask that pods be stopped until then, seconds since boot."""
+        ...
+
+    def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
+        """Return whether a tenant's promise is broken; None while its progress is unknown."""
         ...
 
 
@@ -159,13 +171,17 @@ class Readings:
         now = self._clock()
         record.since = {pod.uid: record.since.get(pod.uid, now) for pod in active}
         record.read_at = {uid: at for uid, at in record.read_at.items() if uid in known}
+        if record.active != (present := frozenset(pod.uid for pod in active)):
+            record.active, record.active_since = present, now
         if len(active) < 2 or not with_clients <= known or not self._may_stop_now(record, now):
             return None
         model = self._state.gpus[uuid].model
+        is_calm = self._is_calm(uuid, active, now - record.active_since)
         unknown = [
             pod
             for pod in active
             if self._is_wanted(pod, model, threads_of(gate, pod), record, now)
+            and (is_calm or not self._is_known(pod, model))
             and self._may_profile(pod)
             and pod.own_percentage is None
             and now - record.since[pod.uid] >= FIRST_SECONDS
@@ -267,8 +283,19 @@ class Readings:
 
     def _turn(self, pod: ManagedPod, model: str, record: _Record) -> tuple[bool, int, str]:
         """Return by what pods are read one before the other: unknown ones first, then those read least."""
-        is_known = self._signatures.of(pod, model) is not None and not self._signatures.is_doubted(pod, model)
-        return is_known, len(record.read_at.get(pod.uid, ())), pod.uid
+        return self._is_known(pod, model), len(record.read_at.get(pod.uid, ())), pod.uid
+
+    def _is_known(self, pod: ManagedPod, model: str) -> bool:
+        return self._signatures.of(pod, model) is not None and not self._signatures.is_doubted(pod, model)
+
+    def _is_calm(self, uuid: str, active: Sequence[ManagedPod], seconds: float) -> bool:
+        """Return whether a known workload may be read: a reading takes windows from the loop that it acts by.
+
+        Args:
+            seconds: for which just these pods have been active.
+        """
+        is_broken = any(self._loop.is_broken(uuid, pod.uid) for pod in active)
+        return seconds >= (PATIENT_BROKEN_SECONDS if is_broken else QUIET_SECONDS)
 
     def _is_wanted(self, pod: ManagedPod, model: str, cap: int, record: _Record, now: float) -> bool:
         """Return whether a pod is to be read: soon while nothing is known of it, seldom while it shows nothing.

@@ -21,10 +21,13 @@ from gpushare.mps.status import (
 )
 from gpushare_deviceplugin.pods import ManagedPod, reduce_pod
 from gpushare_deviceplugin.readings import (
+    FIRST_SECONDS,
     MINUTE_SECONDS,
     MOST_STOPPED_SECONDS,
+    PATIENT_BROKEN_SECONDS,
     PATIENT_READINGS,
     PROBE_MARGIN_SECONDS,
+    QUIET_SECONDS,
     Readings,
 )
 from gpushare_deviceplugin.shares import NodeShares, SharedProfile, SoloSignature, Terms
@@ -54,6 +57,7 @@ class Gpu:
         self.is_slow = False
         self.idle: set[str] = set()
         self.gone: set[str] = set()
+        self.broken: set[str] = set()
         self.held = False
         self._asked: dict[str, tuple[float, float]] = {}  # when, until
         self.stopped_seconds: dict[str, list[float]] = {}
@@ -75,6 +79,10 @@ class Gpu:
     def stop(self, uuid: str, stops: Mapping[str, float]) -> None:
         now = self.clock()
         self._asked = {uid: (self._asked.get(uid, (now, 0.0))[0], until) for uid, until in stops.items()}
+
+    def is_broken(self, uuid: str, pod_uid: str) -> bool | None:
+        assert uuid == GPU_A
+        return pod_uid in self.broken
 
     def is_stopped(self, uid: str) -> bool:
         since, until = self._asked.get(uid, (0.0, 0.0))
@@ -202,11 +210,36 @@ async def test_an_unknown_workload_is_profiled_within_30_s_for_a_tenth_of_its_ne
     assert "uid-new" not in bench.gpu.stopped_seconds
 
 
-async def test_a_known_workload_is_read_under_a_cap_near_which_nothing_was_seen_of_it(bench: Bench) -> None:
+def known_with_all_threads_only(bench: Bench) -> WorkloadSignature:
+    """Let "old" be known, but nothing of it near the cap under which it runs."""
     drawn = DRAWS["old"].as_dict()
     whole = WorkloadSignature(H200, {name: value / 0.9 for name, value in drawn.items()}, window_seconds=60.0)
     known = SharedProfile(frozenset({"uid-old"}), H200, SoloSignature(whole.as_counters()), whole)
     bench.profiles["shop/old"] = known
+    return whole
+
+
+async def test_a_known_workload_is_read_only_when_the_loop_has_had_its_windows(bench: Bench) -> None:
+    """With a reading in the midst a promise was kept again after 22.7 s in place of 3.1."""
+    known_with_all_threads_only(bench)
+    assert await bench.run(QUIET_SECONDS - 0.6) == 0, "somebody has just come"
+    assert await bench.run(3.0) == 1
+    bench.gpu.gone.add("other")
+    await bench.run(1.0)
+    bench.gpu.gone.clear()
+    bench.gpu.broken.add("uid-other")
+    assert await bench.run(PATIENT_BROKEN_SECONDS - 0.6) == 0, "its promise is broken: the windows are the loop's"
+    assert await bench.run(3.0) == 1, "and stays so: perhaps the promise is wrong"
+
+
+async def test_an_unknown_one_is_read_though_a_promise_is_broken(bench: Bench) -> None:
+    bench.add("new", known=False)
+    bench.gpu.broken.add("uid-other")
+    assert await bench.run(FIRST_SECONDS + 1.0) == 1
+
+
+async def test_a_known_workload_is_read_under_a_cap_near_which_nothing_was_seen_of_it(bench: Bench) -> None:
+    whole = known_with_all_threads_only(bench)
     bench.add("new", known=False)
     bench.gpu.look()
     assert bench.readings.plan(GPU_A) is None, "not in a process's first moments"
