@@ -24,8 +24,8 @@ from gpushare.mps.control import TWIN_EXECUTABLE, ControlProgram, SyncMpsControl
 from gpushare.mps.freezer import CGROUP_ROOT
 from gpushare.mps.layout import GpuDirectory, status_reader
 from gpushare.mps.status import GateState
-from gpushare.twin.contention import WORKLOADS
 from gpushare.twin.gpus import parse_simulated
+from gpushare.twin.table import workload_named
 from gpushare_deviceplugin.allocation import device_ids
 
 NODE = "n1"
@@ -97,7 +97,7 @@ class LiveNode:
 
     def share(self, workload: str, max_slowdown: float, *, is_known: bool) -> None:
         """Make a GpuShare for the pods of a workload; before the agent starts."""
-        kept = WorkloadSignature(GPU.model, WORKLOADS[workload].solo.as_dict(), window_seconds=60.0)
+        kept = WorkloadSignature(GPU.model, workload_named(workload).solo.as_dict(), window_seconds=60.0)
         self._shares[workload] = {
             "metadata": {"namespace": "shop", "name": workload, "resourceVersion": "1"},
             "spec": {"maxSlowdown": max_slowdown},
@@ -189,14 +189,21 @@ def _end(process: "subprocess.Popen[bytes] | None", number: int) -> None:
             process.wait(30)
 
 
-def bad_pair(node: LiveNode, *, is_known: bool) -> tuple[LivePod, LivePod]:
-    """Make a pod that makes 0.15 of its progress beside another that it is promised 0.67 of, and the other one.
+MODELLED = ("dlrm-infer", "gemm-fp16")
+"""The former makes 0.15 of its progress beside the other, by the shipped model."""
+MEASURED = ("lattice-boltzmann-fp32-1536", "cg-fp64-poisson-224")
+"""The former makes 0.28 of its progress beside the other, as the table has it."""
+
+
+def bad_pair(node: LiveNode, *, is_known: bool, programs: tuple[str, str] = MODELLED) -> tuple[LivePod, LivePod]:
+    """Make a pod that is promised far more than it makes beside another, and the other one.
 
     The other one runs uncapped, and may be stopped for nearly all of the time.
     """
-    node.share("dlrm-infer", 1.5, is_known=is_known)
-    node.share("gemm-fp16", 10.0, is_known=is_known)
-    return node.pod("victim", "dlrm-infer", 40, 40), node.pod("bad", "gemm-fp16", 40, 100)
+    victim, bad = programs
+    node.share(victim, 1.5, is_known=is_known)
+    node.share(bad, 10.0, is_known=is_known)
+    return node.pod("victim", victim, 40, 40), node.pod("bad", bad, 40, 100)
 
 
 def kept_after(pod: LivePod, promise: float, since: float) -> float | None:

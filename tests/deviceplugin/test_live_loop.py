@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestServer
 from tests.deviceplugin.fakes import FakeKubelet, NodeApi
-from tests.deviceplugin.live import LiveNode, bad_pair, kept_after, until
+from tests.deviceplugin.live import MEASURED, LiveNode, bad_pair, kept_after, until
 
 from gpushare.mps.asks import LEASE_SECONDS
 from gpushare.mps.layout import throttle_reader
+from gpushare.twin.table import table
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -60,6 +61,27 @@ async def test_a_bad_neighbour_is_throttled_and_after_a_kill_of_the_agent_again(
     node.start_agent()
     restarted = time.monotonic()
     await until("kept again", lambda: kept_after(victim, promise, restarted) is not None)
+
+
+async def test_a_promise_that_a_measured_neighbour_broke_is_kept_again(node: LiveNode) -> None:
+    """No model says what these programs make beside each other: the table was measured on an H200."""
+    victim, bad = bad_pair(node, is_known=True, programs=MEASURED)
+    await node.start()
+    node.begin(victim)
+    await until("its progress alone", lambda: (t := node.tenant(victim)) and t.progress_ratio)
+    alone = victim.look()[-1][1]
+    assert alone == pytest.approx(table().alone(victim.workload, 40), abs=0.01)
+    told = node.tenant(victim)
+    assert told is not None
+    began = time.monotonic()
+    node.begin(bad)
+    await until("the promise broken and kept", lambda: kept_after(victim, told.promise_ratio, began) is not None)
+    beside = table().under([victim.workload, bad.workload], [[40, 100]])[0, 0]
+    lowest = min(
+        progress for at, progress in victim.look() if at > began
+    )  # a second's mean, soon with the throttle
+    assert beside - 0.01 < lowest < told.promise_ratio
+    await until("told of the throttle", lambda: (t := node.tenant(bad)) and t.throttle_ratio)
 
 
 async def test_unknown_workloads_are_read_in_place_and_then_kept_apart(node: LiveNode) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from gpushare.core.gpu import Counters
+from gpushare.core.gpu import COUNTERS, Counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,13 @@ class TwinLoad:
         solo: its counters alone on the GPU at 100% threads, ratios.
         thread_percentage: the cap it runs under, 1 to 100.
         iterations_per_s: its rate alone; None when unknown.
+        workload: its program's name; a model may know what was measured of it.
     """
 
     solo: Counters
     thread_percentage: int = 100
     iterations_per_s: float | None = None
+    workload: str = ""
 
 
 class ProgressModel(Protocol):
@@ -32,6 +34,23 @@ class ProgressModel(Protocol):
     def __call__(self, loads: Sequence[TwinLoad]) -> tuple[float, ...]:
         """Predict for one set of tenants on one GPU."""
         ...
+
+
+class Plant(ProgressModel, Protocol):
+    """What a simulated GPU does: progress of its tenants, and what its counters read."""
+
+    def counters(self, loads: Sequence[TwinLoad], progress: Sequence[float]) -> Counters:
+        """Return the device's ratios while each load makes that progress."""
+        ...
+
+
+def counters_of(loads: Sequence[TwinLoad], progress: Sequence[float]) -> Counters:
+    """Return each tenant's counters alone times its progress, summed, at most 1 (docs/design.md 4)."""
+    total = dict.fromkeys(COUNTERS, 0.0)
+    for load, ratio in zip(loads, progress, strict=True):
+        for name, value in load.solo.as_dict().items():
+            total[name] = min(1.0, total[name] + value * ratio)
+    return Counters(**total)
 
 
 # Pairs at full load on an H200 keep 1.44 of one GPU in sum uncapped (docs/facts.md 30): some 0.7 of the

@@ -5,7 +5,7 @@ For the twin and the job simulator: they know no more than the model, and its er
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Final
 
 import numpy as np
@@ -59,7 +59,8 @@ class DrawnProgress:
         """Progress of each load, in the order given."""
         if not loads:
             return ()
-        named = [repr(astuple(load)) for load in loads]  # no type's name: a rename would draw another truth
+        loads = [replace(load, workload="") for load in loads]  # nor any name: a rename would draw another truth
+        named = [repr(astuple(load)[:3]) for load in loads]
         order = sorted(range(len(loads)), key=named.__getitem__)
         key = "\n".join(named[at] for at in order)
         found = self._kept.get(key)

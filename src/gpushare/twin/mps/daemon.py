@@ -23,10 +23,11 @@ from typing import Final
 from gpushare.core.gpu import GpuInfo
 from gpushare.data import default_model
 from gpushare.mps.control import PID_FILE
-from gpushare.twin.contention import ProgressModel
+from gpushare.twin.contention import Plant
 from gpushare.twin.drawn import DrawnProgress
 from gpushare.twin.mps.server import Grant, TwinServer
 from gpushare.twin.mps.stopped import StoppedTenants
+from gpushare.twin.table import TableProgress
 
 HELLO: Final = b"OUTBHELL\0"
 CREDENTIALS: Final = b"OUTBCRED\0"
@@ -44,7 +45,7 @@ DENIED: Final = "Insufficient privileges\n"
 class Daemon:
     """One simulated GPU's control daemon."""
 
-    def __init__(self, gpu: GpuInfo, pipe: Path, log: Path, model: ProgressModel) -> None:
+    def __init__(self, gpu: GpuInfo, pipe: Path, log: Path, model: Plant) -> None:
         self._pipe, self._log_directory = pipe, log
         stopped = StoppedTenants()
         self._server = TwinServer(gpu, model, pipe.parent / "twin.json", self._log_server, stopped.is_stopped)
@@ -261,7 +262,8 @@ def main() -> int:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    Daemon(gpu, pipe, log, DrawnProgress(lambda: default_model().for_gpu(gpu.model))).run()
+    drawn = DrawnProgress(lambda: default_model().for_gpu(gpu.model))
+    Daemon(gpu, pipe, log, TableProgress(drawn, gpu.model)).run()
     return 0
 
 

@@ -25,7 +25,7 @@ from gpushare.core.gpu import Counters, GpuInfo
 from gpushare.mps.identity import PROC, RunState, is_alive, run_state_of
 from gpushare.mps.layout import write_atomically
 from gpushare.mps.packets import CREDENTIALS, DESCRIPTOR
-from gpushare.twin.contention import ProgressModel, TwinLoad
+from gpushare.twin.contention import Plant, TwinLoad
 from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
 
 TICK_SECONDS: Final = 1.0
@@ -98,7 +98,7 @@ class TwinServer:
     def __init__(
         self,
         gpu: GpuInfo,
-        model: ProgressModel,
+        model: Plant,
         state_file: Path,
         log: Callable[[str], None],
         is_stopped: Callable[[int], bool] = nobody_stops,
@@ -399,14 +399,13 @@ class TwinServer:
         attached = [client for client in self._clients if client.pid]
         self._count(attached)
         running = [client for client in attached if not client.is_stopped]
-        progress = self._model(
-            [TwinLoad(c.solo, max(1, round(c.percentage)), c.solo_rate or None) for c in running]
-        )
+        loads = [TwinLoad(c.solo, max(1, round(c.percentage)), c.solo_rate or None, c.workload) for c in running]
+        progress = self._model(loads)
         for client in attached:
             client.progress = 0.0
         for client, ratio in zip(running, progress, strict=True):
             client.progress = ratio
-        self._counters = _device_counters(attached)
+        self._counters = self._model.counters(loads, progress)
         self._write_state(attached)
 
     def _count(self, attached: list[_Client]) -> None:
@@ -512,17 +511,6 @@ def _close(pipes: tuple[int, ...]) -> None:
     for each in pipes:
         with contextlib.suppress(OSError):
             os.close(each)
-
-
-def _device_counters(clients: list[_Client]) -> Counters:
-    """The device's ratios: each tenant's solo vector times its progress, summed, at most 1 (docs/design.md 4)."""
-    total: dict[str, float] = dict.fromkeys(("sm_util", "sm_occupancy", "dram_bw_util", "graphics_util"), 0.0)
-    total |= dict.fromkeys(("fp64_util", "dfma_tensor_util", "fp32_util", "fp16_util", "hmma_tensor_util"), 0.0)
-    total |= dict.fromkeys(("imma_tensor_util", "any_tensor_util", "integer_util"), 0.0)
-    for client in clients:
-        for name, value in client.solo.as_dict().items():
-            total[name] = min(1.0, total[name] + value * client.progress)
-    return Counters(**total)
 
 
 def _tell(connection: socket.socket, message: dict[str, Any]) -> None:

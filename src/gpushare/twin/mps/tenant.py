@@ -29,6 +29,7 @@ from gpushare.twin.mps.client import (
     control_path,
 )
 from gpushare.twin.mps.state import OUTSIDE_COMM
+from gpushare.twin.table import workload_named
 
 _PR_SET_NAME: Final = 15
 # A client that no tick reaches: the daemon is busy or stopped; say so rather than print an old rate.
@@ -147,7 +148,12 @@ def _quietly(body: Callable[[], int]) -> int:
 def main(arguments: list[str] | None = None) -> int:
     """Parse the arguments and be that tenant."""
     parser = argparse.ArgumentParser(prog="gpushare-tenant", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--workload", choices=sorted(WORKLOADS), default="resnet50-train")
+    parser.add_argument(
+        "--workload",
+        metavar="NAME",
+        default="resnet50-train",
+        help=f"{', '.join(sorted(WORKLOADS))}, or a program of the measured table (docs/measurements/table.md)",
+    )
     parser.add_argument("--memory-mib", type=int, help="device memory to take; default: the workload's own")
     parser.add_argument("--processes", type=int, default=1, help="so many processes at once")
     kind = parser.add_mutually_exclusive_group()
@@ -157,7 +163,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if not 1 <= options.processes <= 64:
         parser.error(f"--processes {options.processes}: allowed are 1 to 64")
-    workload = WORKLOADS[options.workload]
+    try:
+        workload = workload_named(options.workload)
+    except KeyError as error:
+        parser.error(f"--workload: {error.args[0]}")
     memory_mib = workload.memory_mib if options.memory_mib is None else options.memory_mib
     if memory_mib < 0:
         parser.error(f"--memory-mib {memory_mib}: allowed are 0 and more")

@@ -1,0 +1,284 @@
+"""What was measured of a complete table of programs: alone under caps, and in sets of different ones.
+
+The truth of the twin's tenants that are the table's programs, and of `sim jobs --truth table`:
+
+- Alone: the mean window under each cap, made to rise with the cap (a cap never speeds a program up; where it seems
+  to, the windows of both caps are pooled). Below the lowest measured cap progress falls by a power of the cap with
+  an exponent halfway between what was last measured and 1, in proportion.
+- A measured set under measured caps: its window's rates relative to alone on the whole GPU, at most 1.
+- Other caps of a measured set: each tenant keeps of its progress alone under its cap the mean of what it kept
+  under the measured caps of that same set, weighted by the inverse square of the distance in the caps' logarithms.
+  Above the highest cap that was measured of a set nothing is known: a higher cap counts as that one.
+- Counters of a set: the sum of its tenants' counters alone times their progress, and what the device showed beyond
+  that sum under the measured caps, with the same weights.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpushare.core.gpu import COUNTERS, Counters, mean_counters
+
+MOST_TENANTS: Final = 4
+_WHOLE: Final = 100
+_SAME: Final = 1e-12  # square of a distance in the caps' logarithms that is rounding
+
+Floats = NDArray[np.float64]
+Caps = tuple[int, ...]
+
+
+class LacksProgramError(Exception):
+    """A program was not measured alone on the whole GPU; `workload` names it."""
+
+    def __init__(self, workload: str) -> None:
+        super().__init__(f"the table lacks {workload} alone on the whole GPU")
+        self.workload = workload
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredWindow:
+    """One measured window.
+
+    Attributes:
+        workloads, caps: of each tenant; caps in percent of threads.
+        rates: iterations/s of each.
+        counters: the device's ratios; None where they were not read.
+        memory_mib: device memory of each, where it was read.
+    """
+
+    workloads: tuple[str, ...]
+    caps: Caps
+    rates: tuple[float, ...]
+    counters: Counters | None = None
+    memory_mib: tuple[int | None, ...] = ()
+
+
+class MeasuredSets:
+    """Progress and counters of sets of at most four different programs.
+
+    Args:
+        windows: in the order in which they were measured.
+
+    Raises:
+        LacksProgramError: a program was never alone on the whole GPU.
+    """
+
+    def __init__(self, windows: Iterable[MeasuredWindow]) -> None:
+        every = tuple(windows)
+        solo: dict[str, dict[int, list[MeasuredWindow]]] = {}
+        for each in every:
+            if len(each.workloads) == 1:
+                solo.setdefault(each.workloads[0], {}).setdefault(each.caps[0], []).append(each)
+        self._solo = solo
+        self._alone: dict[str, dict[int, float]] = {}
+        self._rates: dict[str, float] = {}
+        for workload, caps in solo.items():
+            if _WHOLE not in caps:
+                raise LacksProgramError(workload)
+            self._rates[workload], self._alone[workload] = _rising(caps)
+        self._windows = self._of_sets(every)
+        self._sets: dict[tuple[str, ...], dict[Caps, Floats]] = {
+            names: {
+                caps: np.mean([self._progress(each) for each in found], axis=0) for caps, found in of_set.items()
+            }
+            for names, of_set in self._windows.items()
+        }
+
+    @property
+    def workloads(self) -> Sequence[str]:
+        """The programs, by name."""
+        return sorted(self._alone)
+
+    def offers(self, workloads: Sequence[str]) -> bool:
+        """Whether these programs were measured together, under whatever caps; one alone always was, if known."""
+        if len(workloads) == 1:
+            return workloads[0] in self._alone
+        return tuple(sorted(workloads)) in self._sets
+
+    def rate_alone(self, workload: str) -> float:
+        """Iterations/s alone on the whole GPU."""
+        return self._rates[workload]
+
+    def memory_mib(self, workload: str) -> int:
+        """Peak over its windows alone on the whole GPU."""
+        found = (each.memory_mib[0] if each.memory_mib else None for each in self._solo[workload][_WHOLE])
+        return max((mib or 0 for mib in found), default=0)
+
+    def alone(self, workload: str, thread_percentage: float) -> float:
+        """Progress alone under a cap, 1 on the whole GPU."""
+        curve = self._alone[workload]
+        low, second = sorted(curve)[:2]
+        if thread_percentage >= low:
+            points = sorted(curve)
+            return float(np.interp(thread_percentage, points, [curve[point] for point in points]))
+        last = math.log(curve[second] / curve[low]) / math.log(second / low)
+        return float(curve[low] * (thread_percentage / low) ** ((last + 1.0) / 2.0))
+
+    def under(self, workloads: Sequence[str], caps: Sequence[Sequence[float]] | Floats) -> Floats:
+        """Progress of one set under many caps: choices x tenants, as `caps`.
+
+        Raises:
+            KeyError: these programs were not measured together.
+        """
+        asked = np.asarray(caps, float)
+        if len(workloads) == 1:
+            return np.array([[self.alone(workloads[0], cap)] for (cap,) in asked.tolist()])
+        order = sorted(range(len(workloads)), key=lambda index: workloads[index])
+        found = np.empty_like(asked)
+        found[:, order] = self._under(tuple(workloads[index] for index in order), asked[:, order])
+        return found
+
+    def caps_of(self, workloads: Sequence[str]) -> Sequence[Caps]:
+        """The caps that were measured of a set, each in the order of the workloads; none: it was not measured."""
+        if len(workloads) == 1:
+            return [(cap,) for cap in sorted(self._alone.get(workloads[0], ()))]
+        order = sorted(range(len(workloads)), key=lambda index: workloads[index])
+        found = []
+        for caps in sorted(self._sets.get(tuple(sorted(workloads)), {})):
+            given = [0] * len(caps)
+            for index, cap in zip(order, caps, strict=True):
+                given[index] = cap
+            found.append(tuple(given))
+        return found
+
+    def pairs(self) -> Sequence[tuple[str, str, float]]:
+        """Pairs that ran with both caps at 100%, and their summed progress."""
+        return [
+            (names[0], names[1], float(caps[_WHOLE, _WHOLE].sum()))
+            for names, caps in sorted(self._sets.items())
+            if len(names) == 2 and (_WHOLE, _WHOLE) in caps
+        ]
+
+    def counters_alone(self, workload: str) -> Counters:
+        """Return the device's counters of a program alone on the whole GPU, 0 where none was read."""
+        return Counters(**dict(zip(COUNTERS, self._solo_counters[workload].tolist(), strict=True)))
+
+    def counters(self, workloads: Sequence[str], caps: Sequence[float]) -> Counters:
+        """Return the device's counters of one set under its caps.
+
+        Raises:
+            KeyError: these programs were not measured together.
+        """
+        order = sorted(range(len(workloads)), key=lambda index: workloads[index])
+        names = tuple(workloads[index] for index in order)
+        asked = np.array([[caps[index] for index in order]], float)
+        known, beyond = self._beyond(names)
+        drawn = self.under(names, asked)[0] @ np.array([self._solo_counters[name] for name in names])
+        found = np.clip(drawn + _mean(asked, known, beyond)[0], 0.0, 1.0)
+        return Counters(**dict(zip(COUNTERS, found.tolist(), strict=True)))
+
+    def _beyond(self, names: tuple[str, ...]) -> tuple[Floats, Floats]:
+        """Return measured caps of a sorted set, and what the device showed under each beyond its tenants' sum."""
+        of_set = self._solo[names[0]] if len(names) == 1 else None
+        windows = {(cap,): found for cap, found in of_set.items()} if of_set else self._windows[names]
+        solo = np.array([self._solo_counters[name] for name in names])
+        caps, beyond = [], []
+        for each, found in windows.items():
+            read = [one.counters for one in found if one.counters is not None]
+            if not read:
+                continue
+            progress = self.under(names, [each])[0]
+            caps.append(each)
+            beyond.append(_vector(mean_counters(read)) - progress @ solo)
+        if not caps:
+            return np.full((1, len(names)), float(_WHOLE)), np.zeros((1, len(COUNTERS)))
+        return np.array(caps, float), np.array(beyond)
+
+    @cached_property
+    def _solo_counters(self) -> Mapping[str, Floats]:
+        found = {}
+        for workload, caps in self._solo.items():
+            read = [each.counters for each in caps[_WHOLE] if each.counters is not None]
+            found[workload] = _vector(mean_counters(read)) if read else np.zeros(len(COUNTERS))
+        return found
+
+    def _under(self, names: tuple[str, ...], caps: Floats) -> Floats:
+        """Progress of a sorted set under any caps: choices x tenants."""
+        known = self._sets[names]
+        measured = np.array(list(known), float)
+        rates = np.array(list(known.values()))
+        kept = rates / self._alone_under(names, measured)
+        clipped = np.minimum(caps, measured.max(axis=0))
+        return np.asarray(np.minimum(1.0, _mean(clipped, measured, kept) * self._alone_under(names, clipped)))
+
+    def _alone_under(self, names: Sequence[str], caps: Floats) -> Floats:
+        """Progress alone of each under its cap: choices x tenants."""
+        found = np.empty_like(caps)
+        for at, name in enumerate(names):
+            distinct, inverse = np.unique(caps[:, at], return_inverse=True)
+            found[:, at] = np.array([self.alone(name, cap) for cap in distinct.tolist()])[inverse.reshape(-1)]
+        return found
+
+    def _progress(self, window: MeasuredWindow) -> list[float]:
+        """Progress of each tenant of a window, sorted by name."""
+        tenants = sorted(zip(window.workloads, window.rates, strict=True))
+        return [min(1.0, rate / self._rates[name]) for name, rate in tenants]
+
+    def _of_sets(self, every: Iterable[MeasuredWindow]) -> dict[tuple[str, ...], dict[Caps, list[MeasuredWindow]]]:
+        """Sorted programs -> sorted caps -> the windows that measured them."""
+        found: dict[tuple[str, ...], dict[Caps, list[MeasuredWindow]]] = {}
+        for each in every:
+            names = each.workloads
+            if (
+                not 2 <= len(names) <= MOST_TENANTS
+                or len(set(names)) < len(names)
+                or not set(names) <= set(self._rates)
+            ):
+                continue
+            tenants = sorted(zip(names, each.caps, strict=True))
+            of_set = found.setdefault(tuple(name for name, _ in tenants), {})
+            of_set.setdefault(tuple(cap for _, cap in tenants), []).append(each)
+        return found
+
+
+def windows_of(lines: Iterable[str]) -> Iterable[MeasuredWindow]:
+    """Yield the windows of a shipped colocation dataset, whose lines are known to be well formed."""
+    rows = iter(lines)
+    next(rows)  # the header
+    for line in rows:
+        row = json.loads(line)
+        tenants = row["tenants"]
+        yield MeasuredWindow(
+            tuple(each["workload"] for each in tenants),
+            tuple(each["thread_percentage"] for each in tenants),
+            tuple(row["iterations_per_s"]),
+            Counters(**row["device"]),
+            tuple(row["memory_mib"]),
+        )
+
+
+def _vector(counters: Counters) -> Floats:
+    return np.array([getattr(counters, name) or 0.0 for name in COUNTERS])
+
+
+def _mean(asked: Floats, measured: Floats, values: Floats) -> Floats:
+    """Average what was seen under measured caps by the inverse square of their distance in logarithms.
+
+    Args:
+        asked: caps, choices x tenants; measured: caps, rows x tenants; values: rows x anything.
+    """
+    squares = (np.log(asked[:, None, :] / measured[None]) ** 2).sum(axis=2)
+    is_there = squares < _SAME
+    weights = 1.0 / np.where(is_there, 1.0, squares)
+    weights = np.where(is_there.any(axis=1, keepdims=True), is_there, weights)
+    return np.asarray(weights @ values / weights.sum(axis=1, keepdims=True))
+
+
+def _rising(caps: Mapping[int, Sequence[MeasuredWindow]]) -> tuple[float, dict[int, float]]:
+    """Rate alone on the whole GPU, and progress by cap: the mean window, pooled where it falls as caps rise."""
+    points = sorted(caps)
+    pools: list[tuple[float, int, int]] = []  # mean, windows, caps
+    for cap in points:
+        rates = [each.rates[0] for each in caps[cap]]
+        pools.append((sum(rates) / len(rates), len(rates), 1))
+        while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
+            (one, n, i), (other, m, j) = pools[-2:]
+            pools[-2:] = [((one * n + other * m) / (n + m), n + m, i + j)]
+    means = [mean for mean, _, count in pools for _ in range(count)]
+    return means[-1], {cap: mean / means[-1] for cap, mean in zip(points, means, strict=True)}
