@@ -4,9 +4,10 @@ from collections import Counter
 from collections.abc import Mapping
 
 from gpushare.core.api import Ceilings, ConditionStatus, GpuStatus
+from gpushare.core.control import SLO_TROUBLES
 from gpushare.core.gpu import Health, OutsideWatch
 from gpushare.exporter import DeviceFigures, NodeFigures, TenantFigures
-from gpushare.mps.status import GateStatus
+from gpushare.mps.status import GateStatus, RefuseReason
 from gpushare_deviceplugin.loop import Loop, LoopCounts
 from gpushare_deviceplugin.readings import ReadingCounts
 from gpushare_deviceplugin.state import NodeState
@@ -53,7 +54,7 @@ def node_figures(
         allocation_mismatches=state.counts.mismatches,
         refused_allocations=state.counts.refused_allocations,
         bad_pods=state.counts.bad_pods,
-        slo_failures=dict(slo_failures),
+        slo_failures=dict.fromkeys(SLO_TROUBLES, 0) | dict(slo_failures),
         is_registered=is_registered,
         is_driver_ready=bool(state.gpus) and not state.problem,
     )
@@ -86,7 +87,7 @@ def _device(
         is_ceilings_enforced=_ENFORCED.get(gpu.mps.ceilings),
         clients=len(gate.clients) if gate else None,
         held=Counter(waiting.reason.value for waiting in gate.held) if gate else {},
-        refused=gate.refused if gate else {},
+        refused=dict.fromkeys(RefuseReason, 0) | dict(gate.refused) if gate else {},
         mismatches=Counter(mismatch.kind.value for mismatch in gate.mismatches) if gate else {},
         faults=gate.faults if gate else None,
         daemon_restarts=gate.daemon_restarts if gate else None,

@@ -139,7 +139,7 @@ def operator() -> list[Any]:
                 "Refusals",
                 "Reviews refused a second, by reason.",
                 "ops",
-                query("sum by (reason) (rate(gpushare_admission_rejections_total[5m]))", "{{reason}}"),
+                query("sum by (reason) (rate(gpushare_admission_rejections_total[5m])) > 0", "{{reason}}"),
                 query("sum by (result) (rate(gpushare_admission_reviews_total[5m]))", "all reviews: {{result}}"),
             )
         ),
@@ -171,7 +171,7 @@ def operator() -> list[Any]:
             query("sum(gpushare_retractions_waiting)", "waiting"),
             query("sum(increase(gpushare_retractions_total[1h]))", "moved away in the last hour"),
             query(
-                "sum by (reason) (increase(gpushare_retractions_refused_total[1h]))",
+                "sum by (reason) (increase(gpushare_retractions_refused_total[1h])) > 0",
                 "refused in the last hour: {{reason}}",
             ),
         ),

@@ -191,7 +191,7 @@ def mps() -> list[Any]:
             query(f"sum(increase(gpushare_mps_daemon_restarts_total{GPUS}[5m]))", "restarted daemons"),
             query(f"sum by (kind) (gpushare_mps_mismatches{GPUS})", "mismatch: {{kind}}"),
             query(
-                f"sum by (reason) (increase(gpushare_mps_refused_connections_total{GPUS}[5m]))",
+                f"sum by (reason) (increase(gpushare_mps_refused_connections_total{GPUS}[5m])) > 0",
                 "refused: {{reason}}",
             ),
         ),
@@ -202,7 +202,7 @@ def mps() -> list[Any]:
             query(f"sum(gpushare_gate_throttled_pods{GATES})", "pods"),
             query(f"sum(rate(gpushare_gate_throttle_freezes_total{GATES}[5m]))", "stops a second"),
             query(
-                f"sum by (reason) (increase(gpushare_gate_throttle_refused_total{GATES}[5m]))",
+                f"sum by (reason) (increase(gpushare_gate_throttle_refused_total{GATES}[5m])) > 0",
                 "refused: {{reason}}",
             ),
         ),

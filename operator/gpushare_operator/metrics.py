@@ -1,11 +1,36 @@
 """The operator's own metrics, in a registry of their own."""
 
 from collections.abc import Callable, Iterable
+from enum import StrEnum
 from functools import partial
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from gpushare.core.api import Phase
+from gpushare.core.api import Phase, TroubleKind
+
+
+class WorkKind(StrEnum):
+    """What is reconciled."""
+
+    POD = "pod"
+    SHARE = "share"
+
+
+class WorkResult(StrEnum):
+    """How one reconciliation ended."""
+
+    DONE = "done"
+    SKIPPED = "skipped"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class EvictionRefusal(StrEnum):
+    """Why the API server did not evict a pod."""
+
+    BUDGET = "DisruptionBudget"
+    FAILED = "EvictionFailed"
 
 
 class OperatorMetrics:
@@ -75,6 +100,13 @@ class OperatorMetrics:
         self.shares = Gauge(
             "gpushare_operator_gpushares", "GpuShares known, by phase.", ["phase"], registry=self.registry
         )
+        # From 0, or the first of each would be no increase.
+        for kind, result in product(WorkKind, WorkResult):
+            self.reconciliations.labels(kind.value, result.value)
+        for reason in EvictionRefusal:
+            self.retractions_refused.labels(reason.value)
+        for trouble in TroubleKind:
+            self.replacements.labels(trouble.value)
 
     def show(
         self, *, queued: Callable[[], int], pods: Callable[[], int], phases: Callable[[], Iterable[Phase]]

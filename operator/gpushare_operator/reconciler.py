@@ -29,7 +29,7 @@ from gpushare.kube import (
 from gpushare.runtime.moments import unix_seconds
 from gpushare_operator.dropped import DroppedFields
 from gpushare_operator.intake import Intake
-from gpushare_operator.metrics import OperatorMetrics
+from gpushare_operator.metrics import OperatorMetrics, WorkKind, WorkResult
 from gpushare_operator.owners import OwnerGoneError, Owners
 from gpushare_operator.profiling import profiling_of
 from gpushare_operator.workqueue import WorkQueue
@@ -141,29 +141,29 @@ class ShareReconciler:
         self._wake.set()
 
     async def _work(self, key: Key) -> None:
-        kind, started = ("pod" if isinstance(key, PodKey) else "share"), self._clock()
+        kind, started = (WorkKind.POD if isinstance(key, PodKey) else WorkKind.SHARE), self._clock()
         try:
             await (self._adopt(key) if isinstance(key, PodKey) else self._update(key))
         except OwnerGoneError as error:
-            result = "skipped"
+            result = WorkResult.SKIPPED
             _log.info("%s", error)
         except Invalid as error:  # a retry cannot help; the next change of the object is another attempt
-            result = "refused"
+            result = WorkResult.REFUSED
             _log.error("the API server refuses the object for %s: %s", key, error)
         except ApiError as error:
-            result = "failed"
+            result = WorkResult.FAILED
             after = error.retry_after_seconds if isinstance(error, Retryable) else 0.0
             wait = self._queue.failed(key, self._clock(), after)
             _log.warning("%s not reconciled, again in %.1f s: %s", key, wait, error)
         except Exception:  # noqa: BLE001 - one object must not stop the work on all others
-            result = "failed"
+            result = WorkResult.FAILED
             wait = self._queue.failed(key, self._clock())
             _log.exception("%s not reconciled, again in %.1f s", key, wait)
         else:
-            result = "done"
+            result = WorkResult.DONE
             self._queue.succeeded(key)
-        self._metrics.reconciliations.labels(kind, result).inc()
-        self._metrics.seconds.labels(kind).observe(self._clock() - started)
+        self._metrics.reconciliations.labels(kind.value, result.value).inc()
+        self._metrics.seconds.labels(kind.value).observe(self._clock() - started)
 
     async def _adopt(self, key: PodKey) -> None:
         """Ensure that a pod has a GpuShare: that of its top owner, created when missing."""

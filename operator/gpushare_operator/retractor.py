@@ -28,7 +28,7 @@ from gpushare.core.control import (
 from gpushare.kube import GPUSHARES, Api, ApiError, EventType, Json, NotFound, Retryable, record_event
 from gpushare.runtime.backoff import Backoff
 from gpushare.runtime.moments import unix_seconds
-from gpushare_operator.metrics import OperatorMetrics
+from gpushare_operator.metrics import EvictionRefusal, OperatorMetrics
 from gpushare_operator.reports import NodeReport, Reports
 from gpushare_operator.world import ClusterView
 
@@ -53,9 +53,10 @@ class Refusals:
         """Record one; return its reason in one word."""
         count = self._of_pod.get(uid, (0, 0.0, "", ""))[0] + 1
         least = error.retry_after_seconds if isinstance(error, Retryable) else 0.0
-        reason = "DisruptionBudget" if error.status == _TOO_MANY_REQUESTS else "EvictionFailed"
-        self._of_pod[uid] = (count, now + max(least, REFUSED.seconds(count)), reason, str(error))
-        return reason
+        is_budget = error.status == _TOO_MANY_REQUESTS
+        reason = EvictionRefusal.BUDGET if is_budget else EvictionRefusal.FAILED
+        self._of_pod[uid] = (count, now + max(least, REFUSED.seconds(count)), reason.value, str(error))
+        return reason.value
 
     def is_waiting(self, uid: str, now: float) -> bool:
         """Return whether it is too early to try again."""

@@ -32,7 +32,9 @@ from gpushare.front import place as front_place
 from gpushare.mps import freezer, ledger
 from gpushare.mps.status import GateState, GateStatus, HeldStatus, HoldReason, Mismatch, MismatchKind
 from gpushare_deviceplugin import allocation, gates, hygiene, outside, plugin, status
+from gpushare_operator import metrics as operator_metrics
 from gpushare_operator import retractor
+from gpushare_operator.metrics import EvictionRefusal
 
 WAITS, REJECTED, UNHEALTHY = "The pod waits", "UnexpectedAdmissionError", "A GPU is unhealthy"
 HELD, OTHERWISE = "A process waits and says nothing", "A process is ended, or is not what was decided"
@@ -220,8 +222,8 @@ def test_every_event_and_condition_of_trouble_is_named_and_exists() -> None:
     notices = gate_notices()
     held = {reason for reason in notices if reason.startswith("Held")}
     otherwise = {reason for reason in notices if reason.startswith("Mismatch")}
-    refusals = {"DisruptionBudget", "EvictionFailed", "NotRetractable"}
-    assert refusals <= set(written(retractor))
+    refusals = {*(refusal.value for refusal in EvictionRefusal), "NotRetractable"}
+    assert refusals <= {*written(retractor), *written(operator_metrics)}
     assert {"FreezerUnavailable", "NoCounters", "CountersReady"} <= set(written(status))
     assert "NoRoom" in written(waiting_events)
     assert {"Isolated"} <= set(written(lifecycle))

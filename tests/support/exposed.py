@@ -3,7 +3,7 @@
 import time
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from itertools import count
@@ -74,23 +74,19 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
     scrapes = count(1)
 
     def node() -> NodeFigures:
-        device = full(DeviceFigures, uuid="GPU-1", mps_state="Active", pipes={"fp32": 0.5}, turns=next(scrapes))
+        grown = next(scrapes)
+        device = full(
+            DeviceFigures,
+            uuid="GPU-1",
+            mps_state="Active",
+            pipes={"fp32": 0.5},
+            turns=grown,
+            refused={"x": grown},
+        )
         return replace(full(NodeFigures), devices=(device,), tenants=(tenant,))
 
     gpu = GpuDirectory.of(folder, "GPU-1")
     gpu.create()
-    held = (HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),)
-    throttle = ThrottleStatus(refusals={"x": 1})
-    status = GateStatus(
-        "GPU-1",
-        GateState.ACTIVE,
-        time.time(),
-        held=held,
-        refused={"x": 1},
-        mismatches=(Mismatch(MismatchKind.WRONG_GPU, "uid", 1, "on another GPU"),),
-        throttle=throttle,
-    )
-    write_status(gpu, status)
     own = {"extender": ExtenderMetrics(), "admission": AdmissionMetrics(), "operator": OperatorMetrics()}
     certificate: Any = SimpleNamespace(expires_at=2e9)
     own["admission"].registry.register(CertificateCollector({"admission": certificate}))
@@ -100,7 +96,7 @@ def registries(folder: Path) -> dict[str, CollectorRegistry]:
         metrics.registry.register(_Busy(metrics))
     return {
         "agent": registry_of(NodeCollector(node)),
-        "gate": registry_of(GateCollector([_Keeper(gpu)])),
+        "gate": registry_of(_BusyGate([_Keeper(gpu)])),
         **{name: metrics.registry for name, metrics in own.items()},
     }
 
@@ -119,6 +115,29 @@ def one_workload() -> ClusterView:
     spec = {"containers": [{"resources": {"limits": {names.SHARE_RESOURCE: "50"}}}]}
     world.put_pod(PodView.from_object({"metadata": pod, "spec": spec}))
     return world
+
+
+class _BusyGate(GateCollector):
+    """A gate that holds somebody, and refuses once more with each scrape."""
+
+    def __init__(self, kept: Sequence[_Keeper]) -> None:
+        super().__init__(kept)
+        self._gpu, self._scrapes = kept[0].gpu, count(1)
+
+    def collect(self) -> Iterable[Metric]:
+        """Write the next status and yield its metrics."""
+        refused = {"x": next(self._scrapes)}
+        status = GateStatus(
+            "GPU-1",
+            GateState.ACTIVE,
+            time.time(),
+            held=(HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),),
+            refused=refused,
+            mismatches=(Mismatch(MismatchKind.WRONG_GPU, "uid", 1, "on another GPU"),),
+            throttle=ThrottleStatus(refusals=refused),
+        )
+        write_status(self._gpu, status)
+        return super().collect()
 
 
 class _Busy(Collector):

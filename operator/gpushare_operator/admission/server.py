@@ -7,7 +7,9 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from http import HTTPStatus
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +18,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from gpushare.core.admission import AdmissionPolicy
-from gpushare.core.api import shown
+from gpushare.core.api import Reason, shown
 from gpushare.runtime.certificates import Certificate, CertificateCollector
 from gpushare.runtime.heap import keep_small
 from gpushare.runtime.http import BearerToken, metrics_token
@@ -81,6 +83,16 @@ class AdmissionServerSettings:
     limits: ServerLimits = field(default_factory=ServerLimits)
 
 
+class ReviewResult(StrEnum):
+    """How one review ended."""
+
+    ALLOWED = "allowed"
+    REFUSED = "refused"
+    UNREAD = "unread"
+    OVERLOADED = "overloaded"
+    MALFORMED = "malformed"
+
+
 class AdmissionMetrics:
     """The server's own metrics, in a registry of their own."""
 
@@ -120,6 +132,15 @@ class AdmissionMetrics:
             "Connections closed to make room for others, since the start.",
             registry=self.registry,
         )
+        # From 0, or the first of each would be no increase.
+        for webhook, result in product(Webhook, ReviewResult):
+            self.count(webhook, result, 0)
+        for reason in Reason:
+            self.rejections.labels(reason.value)
+
+    def count(self, webhook: Webhook, result: ReviewResult, reviews: int = 1) -> None:
+        """Count reviews that ended alike."""
+        self.reviews.labels(webhook.value, result.value).inc(reviews)
 
     def show(self, connections: Connections) -> None:
         """Show how many connections are open, and how many were closed to make room."""
@@ -167,7 +188,7 @@ def make_app(
             is_small = request.content_length is not None and request.content_length <= _SMALL_BODY_BYTES
             body = await (read_small(request) if is_small else read(request))
         except web.HTTPError as error:
-            metrics.reviews.labels(webhook.value, "unread").inc()
+            metrics.count(webhook, ReviewResult.UNREAD)
             error.force_close()
             raise
         if connections is None:
@@ -186,13 +207,13 @@ def make_app(
             async with asyncio.timeout(limits.wait_seconds):
                 await turns.turn(len(body))
         except (TimeoutError, TooManyError):
-            metrics.reviews.labels(webhook.value, "overloaded").inc()
+            metrics.count(webhook, ReviewResult.OVERLOADED)
             raise web.HTTPServiceUnavailable(text="too many reviews at once\n") from None
         started = clock()
         try:
             answered = review(orjson.loads(body), webhook, policy, know)
         except (BadReviewError, orjson.JSONDecodeError) as error:
-            metrics.reviews.labels(webhook.value, "malformed").inc()
+            metrics.count(webhook, ReviewResult.MALFORMED)
             return web.Response(status=400, text=f"{error}\n")
         finally:
             metrics.seconds.labels(webhook.value).observe(clock() - started)
@@ -221,10 +242,10 @@ def make_app(
 def _account(response: Json, webhook: Webhook, metrics: AdmissionMetrics) -> None:
     """Count an answer, and log a refusal with its reason."""
     if response["allowed"]:
-        metrics.reviews.labels(webhook.value, "allowed").inc()
+        metrics.count(webhook, ReviewResult.ALLOWED)
         return
     reason = response["auditAnnotations"]["reason"]
-    metrics.reviews.labels(webhook.value, "refused").inc()
+    metrics.count(webhook, ReviewResult.REFUSED)
     metrics.rejections.labels(reason).inc()
     _log.info(
         "refused review=%s webhook=%s reason=%s: %s",

@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from gpushare.core.api import Reason
 from gpushare.kube import Reflector
 
 _LATENCY_BUCKETS: Final = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0)
@@ -67,6 +68,8 @@ class ExtenderMetrics:
             registry=self.registry,
         )
         self.ready = Gauge("gpushare_extender_ready", "1 once all watches are synced.", registry=self.registry)
+        for reason in Reason:  # from 0, or the first one would be no increase
+            self.rejections.labels(reason.value)
 
     def watch(self, reflectors: Iterable[Reflector[Any]]) -> None:
         """Report the watches' own counts."""

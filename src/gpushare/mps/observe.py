@@ -9,11 +9,22 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gpushare.mps.layout import Fresh, GpuDirectory, status_reader
-from gpushare.mps.status import GateState, GateStatus, HoldReason, SelfTestResult, ThrottleStatus
+from gpushare.mps.status import (
+    GateState,
+    GateStatus,
+    HoldReason,
+    RefuseReason,
+    SelfTestResult,
+    ThrottleRefusal,
+    ThrottleStatus,
+)
 from gpushare.runtime.http import HttpAnswer, Route, metrics_route, probe_route, registry_of
 
 STALE_SECONDS: Final = 10.0  # the keeper writes once a second
 _NO_GATE: Final = "NoGate"
+# Counters begin at 0, or the first refusal would be no increase.
+_NO_REFUSALS: Final[dict[str, int]] = dict.fromkeys(RefuseReason, 0)
+_NO_THROTTLE_REFUSALS: Final[dict[str, int]] = dict.fromkeys(set(ThrottleRefusal) - {ThrottleRefusal.OTHER}, 0)
 
 
 class KeptGpu(Protocol):
@@ -115,7 +126,7 @@ class GateCollector(Collector):
             unknown.add_metric(gpu, status.unknown_decision_values)
             for reason in HoldReason:
                 waiting.add_metric([*gpu, reason], sum(h.reason is reason for h in status.held))
-            for name, count in status.refused.items():
+            for name, count in (_NO_REFUSALS | dict(status.refused)).items():
                 refused.add_metric([*gpu, name], count)
             for kind in {m.kind for m in status.mismatches}:
                 mismatches.add_metric([*gpu, kind], sum(m.kind is kind for m in status.mismatches))
@@ -176,7 +187,8 @@ class _ThrottleFamilies:
         self._available.add_metric(gpu, float(not status.problem))
         self._pods.add_metric(gpu, len(status.pods))
         self._freezes.add_metric(gpu, status.freezes)
-        for reason, count in status.refusals.items():
+        none_yet = _NO_THROTTLE_REFUSALS if status.beat else {}  # a silent throttle's counts do not fall to 0
+        for reason, count in (none_yet | dict(status.refusals)).items():
             self._refused.add_metric([*gpu, reason], count)
 
 

@@ -32,6 +32,7 @@ from gpushare.core.control.retraction import (
 )
 from gpushare.core.control.signatures import grown_curve, merged_phases, taken, usual_work
 from gpushare.core.control.slo_reading import (
+    SLO_TROUBLES,
     QuantileSample,
     RequestCounts,
     SloReading,
@@ -69,6 +70,7 @@ __all__ = [
     "FREE",
     "IDLE_SM_RATIO",
     "SILENT_SECONDS",
+    "SLO_TROUBLES",
     "DriftWatch",
     "Fares",
     "Gain",

@@ -46,6 +46,18 @@ class SloReason(StrEnum):
     NOT_LATENCY = "NotLatency"
 
 
+# Those of a reading that gave nothing.
+SLO_TROUBLES: Final = (
+    SloReason.UNREACHABLE,
+    SloReason.TOO_LARGE,
+    SloReason.BAD_ANSWER,
+    SloReason.NO_SERIES,
+    SloReason.NO_PROMETHEUS,
+    SloReason.HOST_NETWORK,
+    SloReason.NOT_LATENCY,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
     """A histogram of request times since its process began.
