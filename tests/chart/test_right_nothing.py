@@ -45,7 +45,7 @@ FIGURES: dict[tuple[str, str], _Figures] = {
         {'{reason="Fault"}': 4, '{reason="Clients"}': 2},
     ),
     ("Trouble", "gpushare_mps_mismatches"): _Figures(
-        {f'{GPU},kind="WrongGpu"': "1+0", f'{PEER},kind="WrongGpu"': "1+0"}, {'{kind="WrongGpu"}': 2}
+        {f'{GPU},kind="StaleCeiling"': "1+0", f'{PEER},kind="StaleCeiling"': "1+0"}, {'{kind="StaleCeiling"}': 2}
     ),
     ("Trouble", "gpushare_mps_refused_connections_total"): _Figures(
         {f'{GPU},reason="ControlCommand"': "7+1", f'{PEER},reason="ControlCommand"': "0+2"},

@@ -119,7 +119,6 @@ def why_it_waits() -> list[str]:
 def gate_notices() -> dict[str, list[str]]:
     """Every event that the agent makes of a gate's report, by reason."""
     before = GateStatus("GPU-0", GateState.ACTIVE, 1.0)
-    kinds = (*(MismatchKind(kind) for kind in MismatchKind if kind is not MismatchKind.WRONG_GPU),)  # no gate's
     after = GateStatus(
         "GPU-0",
         GateState.FAULT,
@@ -128,7 +127,7 @@ def gate_notices() -> dict[str, list[str]]:
         last_fault="it faulted",
         daemon_restarts=1,
         held=tuple(HeldStatus(1, "uid", reason, 1.0) for reason in HoldReason),
-        mismatches=tuple(Mismatch(kind, "uid", 1, f"{kind}") for kind in kinds),
+        mismatches=tuple(Mismatch(kind, "uid", 1, f"{kind}") for kind in MismatchKind),
     )
     ill, well = gates.GpuHealth(gates.Health.UNHEALTHY, "x"), gates.GpuHealth(gates.Health.HEALTHY, "")
     told_of = [

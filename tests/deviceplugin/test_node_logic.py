@@ -217,7 +217,7 @@ class TestGates:
     def test_what_is_new_is_told_once_to_those_concerned(self) -> None:
         old = gate(gate_started_at=1.0)
         held = HeldStatus(7, "u1", HoldReason.CLIENTS, 2.0)
-        wrong = Mismatch(MismatchKind.WRONG_GPU, "u2", 8, "pod u2 came to another GPU")
+        wrong = Mismatch(MismatchKind.STALE_CEILING, "u2", 8, "process 8 connected outside its turn")
         new = gate(gate_started_at=1.0, faults=1, last_fault="illegal access", held=(held,), mismatches=(wrong,))
         told = notices(old, new, ["u1", "u2"])
         assert {(n.pod_uid, n.reason) for n in told} == {
@@ -225,7 +225,7 @@ class TestGates:
             ("u2", "GpuFault"),
             (None, "GpuFault"),
             ("u1", "HeldTooManyClients"),
-            ("u2", "MismatchWrongGpu"),
+            ("u2", "MismatchStaleCeiling"),
         }
         assert notices(new, new, ["u1", "u2"]) == ()
         late = gate(gate_started_at=1.0, faults=2, last_fault="illegal access", last_fault_pods=("u3", "u2"))

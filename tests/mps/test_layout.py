@@ -207,7 +207,7 @@ def full_status() -> GateStatus:
         (ClientStatus(10, "uid", 25, 8192, 100, 1.4, 99), ClientStatus(11, None)),
         (HeldStatus(12, None, HoldReason.UNKNOWN_POD, 1.0),),
         {"ControlCommand": 4},
-        (Mismatch(MismatchKind.WRONG_GPU, "uid", 13, "detail"),),
+        (Mismatch(MismatchKind.STALE_CEILING, "uid", 13, "detail"),),
         5,
         TurnStatistics(1, 2, 3.0, 4.0, 5.0),
         ("uid", "uid-of-one-that-left"),

@@ -133,7 +133,7 @@ class _BusyGate(GateCollector):
             time.time(),
             held=(HeldStatus(1, "uid", HoldReason.CLIENTS, 1.0),),
             refused=refused,
-            mismatches=(Mismatch(MismatchKind.WRONG_GPU, "uid", 1, "on another GPU"),),
+            mismatches=(Mismatch(MismatchKind.STALE_CEILING, "uid", 1, "outside its turn"),),
             throttle=ThrottleStatus(refusals=refused),
         )
         write_status(self._gpu, status)

@@ -61,9 +61,8 @@ class RefuseReason(StrEnum):
 
 
 class MismatchKind(StrEnum):
-    """How a pod runs otherwise than decided."""
+    """How a pod runs otherwise than decided; one that comes to another GPU's gate is held (HoldReason)."""
 
-    WRONG_GPU = "WrongGpu"
     UNKNOWN_CLIENT = "UnknownClient"
     STALE_CEILING = "StaleCeiling"
     MEMORY_OVERRUN = "MemoryOverrun"
