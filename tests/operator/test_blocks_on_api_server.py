@@ -26,6 +26,7 @@ Json = dict[str, Any]
 REMOVE = "helm uninstall gpushare --namespace gpushare-system --ignore-not-found"
 # What a page's commands may rely on, beside the release: other people's kinds, and the node that the reader names.
 PROMETHEUS_KINDS = {"podmonitors": "PodMonitor", "prometheusrules": "PrometheusRule"}
+DEFINITIONS = "gpushares.gpushare.io gpunodes.gpushare.io"
 NAMESPACES = ("gpushare-system", "research", "shop")
 
 
@@ -148,10 +149,16 @@ def manifests(*, of_kueue: bool) -> list[object]:
     ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def definitions(shell: Shell) -> None:
+    """Our kinds, as the release's own: a page's `helm install` may come later, or have deleted them before."""
+    if shell.run(f"kubectl get crd {DEFINITIONS}").returncode == 0:
+        return
     shell.must(f"kubectl apply -f {ROOT / 'crds'}")
-    shell.must("kubectl wait --for=condition=Established crd/gpushares.gpushare.io --timeout=120s")
+    shell.must(f"kubectl label crd {DEFINITIONS} app.kubernetes.io/managed-by=Helm")
+    release = "meta.helm.sh/release-name=gpushare meta.helm.sh/release-namespace=gpushare-system"
+    shell.must(f"kubectl annotate crd {DEFINITIONS} {release}")
+    shell.must(f"kubectl wait --for=condition=Established crd {DEFINITIONS} --timeout=120s")
 
 
 @pytest.mark.usefixtures("definitions")
