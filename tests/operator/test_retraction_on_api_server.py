@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -122,7 +123,9 @@ async def test_a_budget_holds_a_retraction_and_a_killed_operator_does_it_once(
                 metrics = await asyncio.to_thread(running.get, "/metrics", running.metrics_port)
             except OSError:  # it starts
                 return False
-            return 'gpushare_retractions_refused_total{reason="DisruptionBudget"}' in metrics
+            return bool(
+                re.search(r'gpushare_retractions_refused_total\{reason="DisruptionBudget"\} [1-9]', metrics)
+            )
 
         await until(refused)
         running.stop(signal.SIGKILL)
