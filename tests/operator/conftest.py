@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import random
 import shutil
-import socket
 import ssl
 import subprocess
 import time
@@ -22,6 +20,7 @@ from certificates import make_pair
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from installed import lacking
+from loopback import unused_port
 from tests.operator.admissionclient import Client, Serving
 from tests.operator.live import PATIENCE_SECONDS, Running, Shares
 
@@ -87,25 +86,16 @@ def _private(key: Any) -> bytes:
     return pem
 
 
-def _free_port() -> int:
-    """Below the kernel's ephemeral ports, so that no outgoing connection takes it in the meantime."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-
-
 @pytest.fixture
 def free_ports() -> Callable[[], int]:
     """Finds ports of the loopback that nobody listens on."""
-    return _free_port
+    return unused_port
 
 
 @pytest.fixture
 def free_port() -> int:
     """A port of the loopback that nobody listens on."""
-    return _free_port()
+    return unused_port()
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -134,7 +124,7 @@ class ApiServer:
     def __init__(self, etcd: str, kube: Path, work: Path, authorization: Path | None = None) -> None:
         self.kubeconfig = work / "kubeconfig"
         self._work = work
-        client, peer, port = _free_port(), _free_port(), _free_port()
+        client, peer, port = unused_port(), unused_port(), unused_port()
         self._url = f"https://127.0.0.1:{port}"
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         (work / "sa.key").write_bytes(_private(key))

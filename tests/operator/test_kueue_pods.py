@@ -12,8 +12,9 @@ import pytest
 import yaml
 from devcluster import tools
 from installed import lacking
+from kueuemanager import PATIENCE_SECONDS, until
 from tests.operator.conftest import MakeCertificate
-from tests.operator.test_kueue import NAMESPACE, PATIENCE_SECONDS, QUOTA_PERCENT, admitted, job, queueing, until
+from tests.operator.test_kueue import NAMESPACE, QUOTA_PERCENT, admitted, job, queueing
 from tests.operator.test_webhooks_on_api_server import (
     CONFIGURATIONS,
     REGISTRATION,

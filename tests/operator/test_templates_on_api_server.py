@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kueuemanager import DIFFS
 from tests.operator.test_webhooks_on_api_server import (  # noqa: F401 - fixtures
     CACHE,
     REGISTRATION,
@@ -88,7 +89,6 @@ async def test_replaced_by_the_file_that_it_was_made_from(real_api: Api, namespa
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
-DIFFS = (("diff",), ("diff", "--server-side", "--field-manager=kubectl-client-side-apply"))
 
 
 @pytest.fixture
