@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 PROCESSES = {
-    "operator": ("gpushare_operator.handlers",),
+    "operator": ("gpushare_operator.__main__", "gpushare_operator.handlers"),
     "admission": ("gpushare_operator.admission.__main__",),
     "extender": ("gpushare.extender.__main__",),
     "agent": ("gpushare_deviceplugin.__main__", "gpushare_deviceplugin.agent"),
@@ -43,10 +43,15 @@ print(json.dumps([resident, sorted(sys.modules)]))
 
 
 def imports_of(tree: Path, modules: Sequence[str], repeats: int) -> tuple[float, list[str]]:
-    """Return the MiB resident after these imports in a fresh interpreter, and the names of all modules."""
-    script = SCRIPT.format(
-        paths=[str(tree / each) for each in ("src", "operator", "deviceplugin")], modules=modules
-    )
+    """Return the MiB resident after these imports in a fresh interpreter, and the names of all modules.
+
+    An older tree may lack one of these modules: it is left out.
+    """
+    paths = [tree / each for each in ("src", "operator", "deviceplugin")]
+    present = [
+        name for name in modules if any((path / f"{name.replace('.', '/')}.py").is_file() for path in paths)
+    ]
+    script = SCRIPT.format(paths=[str(path) for path in paths], modules=present)
     found: list[tuple[float, list[str]]] = []
     for _ in range(repeats):
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Kopf operator, `kopf run -m gpushare_operator.handlers`: handlers translate, core decides, one loop writes.
+"""Kopf operator, `python -m gpushare_operator run ...`: handlers translate, core decides, one loop writes.
 
 The admission server of `gpushare_operator.admission` is a program of its own: it loads neither Kopf nor handlers.
 """

@@ -44,9 +44,9 @@ async def start(memo: kopf.Memo, **_: Any) -> None:
 
 
 @kopf.on.login()
-async def login(memo: kopf.Memo, **arguments: Any) -> kopf.AiohttpSession:
+async def login(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> kopf.AiohttpSession:
     """Log in, and report each list that Kopf takes to the operator."""
-    return await log_in(memo.operator.kopf_listed, **arguments)
+    return await log_in(memo.operator.kopf_listed, settings)
 
 
 @kopf.on.cleanup()

@@ -1,23 +1,26 @@
 """Kopf's connection to the API server, which reports each list that Kopf takes."""
 
-import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import aiohttp
 import kopf
 
+from gpushare.kube import ApiError, read_configuration
 
-async def log_in(listed: Callable[[str], None], **arguments: Any) -> kopf.AiohttpSession:
-    """Log in as Kopf would on its own (in-cluster, else by kubeconfig); call `listed` with the path of each list.
+
+async def log_in(listed: Callable[[str], None], settings: kopf.OperatorSettings) -> kopf.AiohttpSession:
+    """Log in as `gpushare.kube` does (in-cluster, else by kubeconfig); call `listed` with the path of each list.
+
+    Kopf's own `login_via_client` would load the Kubernetes package's synchronous client (ADR 0181).
 
     Raises:
-        kopf.PermanentError: there are no credentials.
+        kopf.LoginError: there are no credentials.
     """
-    info = await asyncio.to_thread(kopf.login_via_client, **arguments)
-    if info is None:
-        raise kopf.PermanentError("no credentials for the API server, neither in-cluster nor in a kubeconfig")
+    try:
+        info = await _connection(settings)
+    except ApiError as error:
+        raise kopf.LoginError(str(error)) from error
 
     async def heard(
         _session: aiohttp.ClientSession, _context: SimpleNamespace, request: aiohttp.TraceRequestEndParams
@@ -30,16 +33,29 @@ async def log_in(listed: Callable[[str], None], **arguments: Any) -> kopf.Aiohtt
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
         headers=info.as_http_headers(),
-        proxy=info.proxy_url,
         trust_env=info.trust_env,
         trace_configs=[trace],
     )
-    return kopf.AiohttpSession(
-        server=info.server,
-        aiohttp_session=session,
-        default_namespace=info.default_namespace,
-        priority=info.priority,
-        expiration=info.expiration,
+    return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
+
+
+async def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
+    """Return the server, its certificate and our credentials as Kopf has them."""
+    configuration = await read_configuration()
+    auth = await configuration.auth_settings()
+    authorization = auth["BearerToken"]["value"] if "BearerToken" in auth else None
+    scheme, _, token = (authorization or "").partition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme or None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        trust_env=settings.networking.trust_env,
     )
 
 

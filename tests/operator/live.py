@@ -68,7 +68,7 @@ class Running:
         command = [
             sys.executable,
             "-m",
-            "kopf",
+            "gpushare_operator",
             "run",
             "-m",
             "gpushare_operator.handlers",

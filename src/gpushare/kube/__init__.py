@@ -6,7 +6,17 @@ async with connect() as api:
         await pods.synced.wait()
 """
 
-from gpushare.kube.api import Api, Json, Listing, Page, PatchType, WatchEvent, connect, current_namespace
+from gpushare.kube.api import (
+    Api,
+    Json,
+    Listing,
+    Page,
+    PatchType,
+    WatchEvent,
+    connect,
+    current_namespace,
+    read_configuration,
+)
 from gpushare.kube.bad_objects import BadObjects
 from gpushare.kube.errors import (
     AlreadyExists,
@@ -63,5 +73,6 @@ __all__ = [
     "connect",
     "current_namespace",
     "object_reference",
+    "read_configuration",
     "record_event",
 ]

@@ -339,11 +339,8 @@ def _check_exists(kubeconfig: str | None) -> None:
         raise ApiError(f"no usable cluster configuration: there is no {' and no '.join(paths)}")
 
 
-@asynccontextmanager
-async def connect(
-    kubeconfig: str | Path | None = None, *, context: str | None = None, field_manager: str = "gpushare"
-) -> AsyncIterator[Api]:
-    """Connect with `kubeconfig`, else in-cluster credentials, else $KUBECONFIG or ~/.kube/config.
+async def read_configuration(kubeconfig: str | Path | None = None, *, context: str | None = None) -> Any:
+    """Return the Kubernetes package's Configuration, with credentials; looked for as `connect` says.
 
     Raises:
         ApiError: there is no usable configuration; the message says what was looked for.
@@ -363,6 +360,19 @@ async def connect(
     except _BAD_KUBECONFIG as error:
         where = path or os.environ.get("KUBECONFIG") or "~/.kube/config"
         raise ApiError(f"no usable cluster configuration: {where} is not a kubeconfig") from error
+    return configuration
+
+
+@asynccontextmanager
+async def connect(
+    kubeconfig: str | Path | None = None, *, context: str | None = None, field_manager: str = "gpushare"
+) -> AsyncIterator[Api]:
+    """Connect with `kubeconfig`, else in-cluster credentials, else $KUBECONFIG or ~/.kube/config.
+
+    Raises:
+        ApiError: there is no usable configuration; the message says what was looked for.
+    """
+    configuration = await read_configuration(kubeconfig, context=context)
     # aiohttp's search for a proxy and a netrc file takes two thread hops a request: only where there is a proxy.
     configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
     configuration.retries = None  # callers decide about retries; a Reflector has its own back-off
