@@ -17,11 +17,12 @@ from exposed import full, one_workload
 from prometheus_client.registry import Collector
 
 from gpushare.core.admission import Defaults
+from gpushare.core.control import SLO_TROUBLES
 from gpushare.core.progress import promise_of
 from gpushare.exporter import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
 from gpushare.mps.layout import GpuDirectory, write_status
 from gpushare.mps.observe import GateCollector
-from gpushare.mps.status import GateState, GateStatus
+from gpushare.mps.status import GateState, GateStatus, RefuseReason, ThrottleStatus
 from gpushare.research.dataset import parse
 from gpushare_operator.workloads import WorkloadCollector
 
@@ -135,22 +136,33 @@ def _count(collector: Collector) -> int:
 
 def _agent_series(gpus: int, pods: int, **chosen: Any) -> int:
     pipes = dict.fromkeys(("fp16", "fp32", "fp64", "int8", "integer", "dram"), 0.5)
+    refused = dict.fromkeys(RefuseReason, 0)  # counters of trouble begin at 0
     devices = tuple(
-        full(DeviceFigures, uuid=f"GPU-{n}", mps_state="Active", pipes=pipes, held={}, refused={}, mismatches={})
+        full(
+            DeviceFigures,
+            uuid=f"GPU-{n}",
+            mps_state="Active",
+            pipes=pipes,
+            held={},
+            refused=refused,
+            mismatches={},
+        )
         for n in range(gpus)
     )
     tenants = tuple(
         full(TenantFigures, gpu_uuid="GPU-0", pod_uid=f"p{n}", pipes=pipes, trouble="", **chosen)
         for n in range(pods)
     )
-    figures = full(NodeFigures, devices=devices, tenants=tenants, errors={}, slo_failures={})
+    figures = full(
+        NodeFigures, devices=devices, tenants=tenants, errors={}, slo_failures=dict.fromkeys(SLO_TROUBLES, 0)
+    )
     return _count(NodeCollector(lambda: figures))
 
 
 def _host_series(folder: Path) -> int:
     gpu = GpuDirectory.of(folder, "GPU-0")
     gpu.create()
-    write_status(gpu, GateStatus("GPU-0", GateState.ACTIVE, time.time()))
+    write_status(gpu, GateStatus("GPU-0", GateState.ACTIVE, time.time(), throttle=ThrottleStatus(beat=1.0)))
     kept: Any = SimpleNamespace(gpu=gpu, restarts=0, is_running=True)
     return _count(GateCollector([kept]))
 

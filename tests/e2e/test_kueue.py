@@ -16,7 +16,7 @@ from typing import Any, Self
 import kueuemanager
 import pytest
 from certificates import make_pair
-from kueuemanager import CONFIGURATIONS, DEFINITIONS, DIFFS, QUEUED, Processes, reserved_percent, until
+from kueuemanager import CONFIGURATIONS, DEFINITIONS, QUEUED, Processes, reserved_percent, until
 from livecluster import H200_SM_COUNT, Cluster, Namespace, decided
 from loopback import unused_port
 
@@ -127,20 +127,25 @@ class Stage:
             pods = "\n".join(map(describe, self.let_go.objects.values()))
             raise AssertionError(f"{error}\n{pods}\n{self._processes.words()}") from error
 
-    async def kubectl(self, *words: str) -> str:
+    async def kubectl(self, *words: str) -> tuple[int, str]:
+        """Return the exit status and the words of kubectl about the file of Jobs."""
+        command = (*words, "-f", str(self._file))
         done = await asyncio.to_thread(
-            self.space.cluster.try_kubectl, "-n", self.space.name, *words, seconds=PATIENCE_SECONDS
+            self.space.cluster.try_kubectl, "-n", self.space.name, *command, seconds=PATIENCE_SECONDS
         )
-        assert done.code == 0, f"kubectl {' '.join(words)}: {done.out}{done.err}"
-        return done.out
+        return done.code, done.out + done.err
 
     async def apply(self, jobs: list[Json]) -> None:
         self._file.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": jobs}))
-        await self.kubectl("apply", "-f", str(self._file))
+        code, words = await self.kubectl("apply")
+        assert code == 0, words
 
     async def assert_no_drift(self) -> None:
-        for words in DIFFS:
-            assert await self.kubectl(*words, "-f", str(self._file)) == ""
+        async def versions() -> list[str]:
+            found = await self.api.list(JOBS, lambda job: job["metadata"], namespace=self.space.name)
+            return sorted(each["resourceVersion"] for each in found.items)
+
+        await kueuemanager.assert_no_drift(self.kubectl, versions)
 
     def suspended(self, name: str) -> list[bool]:
         """Whether Kueue held a Job back, as it was time after time."""

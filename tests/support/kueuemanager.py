@@ -277,6 +277,22 @@ async def admitted(api: Api, namespace: str) -> dict[str, int]:
     return found
 
 
+async def assert_no_drift(
+    kubectl: Callable[..., Awaitable[tuple[int, str]]], versions: Callable[[], Awaitable[Collection[str]]]
+) -> None:
+    """Have kubectl compare an object's file with the API server, in both ways, and find nothing.
+
+    kubectl reads an object twice. What a controller wrote in between shows as a difference that is none, so a
+    comparison in whose course a resource version changed is made again.
+    """
+    for words in DIFFS:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            before, answer = await versions(), await kubectl(*words)
+            while answer != (0, "") and (now := await versions()) != before:
+                before, answer = now, await kubectl(*words)
+        assert answer == (0, ""), answer[1]
+
+
 async def until(what: str, check: Callable[[], Awaitable[T]], *, seconds: float = PATIENCE_SECONDS) -> T:
     """Poll until a check answers something true."""
     try:
