@@ -67,11 +67,13 @@ class Injector:
             K.KILL_ADMISSION: "admission",
             K.KILL_EXTENDER: "extender",
             K.KILL_SCHEDULER: "kube-scheduler",
+            K.KILL_FRONT: "front",
             K.KILL_THROTTLE: "throttle",
         }
         stalled: dict[FaultKind, str] = {
             K.STALL_OPERATOR: "operator",
             K.STALL_ADMISSION: "admission",
+            K.STALL_FRONT: "front",
             K.STALL_THROTTLE: "throttle",
             K.STALL_HOST: "host",
         }

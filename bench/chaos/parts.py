@@ -36,6 +36,7 @@ ROLES: Final[Mapping[str, Role]] = {
     "extender": Role(Component.SCHEDULER, "gpushare.extender"),
     "kube-scheduler": Role(Component.SCHEDULER, "scheduler.yaml", is_ours=False),
     "agent": Role(Component.AGENT, "gpushare_deviceplugin"),
+    "front": Role(Component.AGENT, "gpushare.front"),
     "host": Role(Component.MPS, "gpushare.mps.host"),
     "gate": Role(Component.MPS, "gpushare.mps.keeper", per_gpu=True),
     "throttle": Role(Component.MPS, "gpushare.mps.throttler"),

@@ -16,6 +16,7 @@ class FaultKind(StrEnum):
     KILL_EXTENDERS = "kill-extenders"
     KILL_SCHEDULER = "kill-scheduler"
     KILL_AGENT = "kill-agent"
+    KILL_FRONT = "kill-front"
     KILL_GATE = "kill-gate"
     KILL_THROTTLE = "kill-throttle"
     KILL_HOST = "kill-host"
@@ -27,6 +28,7 @@ class FaultKind(StrEnum):
     STALL_ADMISSION = "stall-admission"
     STALL_SCHEDULER = "stall-scheduler"
     STALL_AGENT = "stall-agent"
+    STALL_FRONT = "stall-front"
     STALL_GATE = "stall-gate"
     STALL_THROTTLE = "stall-throttle"
     STALL_HOST = "stall-host"
@@ -81,7 +83,8 @@ TRAITS: Final[dict[FaultKind, KindTraits]] = {
     _K.KILL_EXTENDER: KindTraits("kill -9 of one extender"),
     _K.KILL_EXTENDERS: KindTraits("kill -9 of every extender"),
     _K.KILL_SCHEDULER: KindTraits("kill -9 of one kube-scheduler beside an extender"),
-    _K.KILL_AGENT: KindTraits("kill -9 of the agent, its forecaster included", weight=2.0, takes_plugin=True),
+    _K.KILL_AGENT: KindTraits("kill -9 of the agent, its forecaster included", weight=2.0),
+    _K.KILL_FRONT: KindTraits("kill -9 of the agent's front, the agent with it", takes_plugin=True),
     _K.KILL_GATE: KindTraits("kill -9 of one GPU's gate", weight=2.0),
     _K.KILL_THROTTLE: KindTraits("kill -9 of the throttle's process", weight=2.0),
     _K.KILL_HOST: KindTraits("kill -9 of the MPS host", Ends.OF_THE_NODE, weight=0.5),
@@ -95,6 +98,7 @@ TRAITS: Final[dict[FaultKind, KindTraits]] = {
         "one scheduler and its extender stand still, at times beyond their lease", seconds=(2.0, 20.0)
     ),
     _K.STALL_AGENT: KindTraits("the agent stands still", seconds=_SHORT),
+    _K.STALL_FRONT: KindTraits("the agent's front stands still", seconds=_SHORT),
     _K.STALL_GATE: KindTraits("one GPU's gate stands still", seconds=_SHORT),
     _K.STALL_THROTTLE: KindTraits("the throttle's process stands still", seconds=_SHORT),
     _K.STALL_HOST: KindTraits("the MPS host's process stands still", seconds=_SHORT),

@@ -17,7 +17,8 @@ from devcluster.settings import REPOSITORY, patience
 
 from bench.chaos.churn import LOOK_EVERY_SECONDS, Churn
 
-FORMER: Final = "fe3ce761d7c965329e5784bf574b4b1d259e3ba7"  # as tests/e2e/test_upgrade.py: what users upgrade from
+# The last one that was landed; tests/e2e/test_upgrade.py comes from an older one.
+FORMER: Final = "f0670b91153f6218c6da561cbbb5292e56d5b28a"
 SETTLED_SECONDS: Final = 60.0
 HELM_SECONDS: Final = 240.0
 

@@ -137,7 +137,11 @@ def test_nothing_else_is_excused_at_any_load(rule: Rule) -> None:
 
 def test_kubelet_rejects_pods_where_the_fault_takes_its_plugin() -> None:
     text = f"{Rule.REJECTED}: load-7"
-    for kind, excused in ((FaultKind.KILL_AGENT, True), (FaultKind.KILL_GATE, False)):
+    for kind, excused in (
+        (FaultKind.RESTART_KUBELET, True),
+        (FaultKind.KILL_AGENT, False),
+        (FaultKind.KILL_GATE, False),
+    ):
         assert (unexcused([FaultOutcome(0, kind, violations=(text,))]) == []) is excused
 
 
