@@ -96,4 +96,4 @@ def test_nobody_ended_is_not_done(monkeypatch, capsys, base):
 )
 def test_ceilings_that_no_server_has_are_refused_before_it_is_asked(monkeypatch, capsys, base, words):
     assert run(monkeypatch, "set", "--directory", base, "--gpu", "GPU-1", *words) == 2
-    assert "Invalid value" in capsys.readouterr().err
+    assert "invalid value for" in capsys.readouterr().err

@@ -22,7 +22,7 @@ from gpushare.cli.interference import fit
 from gpushare.research.calibration.run import CalibrationOrder, plan_of
 from gpushare.research.calibration.run import calibrate as measure
 
-app = typer.Typer(invoke_without_command=True)
+app = typer.Typer()
 
 
 @app.callback()

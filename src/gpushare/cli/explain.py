@@ -158,7 +158,7 @@ def _nothing(obj: Json) -> None:
     del obj
 
 
-@app.callback(invoke_without_command=True, context_settings={"allow_interspersed_args": True})
+@app.callback()
 def explain_pod(
     pod: Annotated[str, typer.Argument(help="name of a pod, or namespace/name")],
     namespace: Annotated[

@@ -70,7 +70,7 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def gain(
     namespace: NamespaceOption = None,
     every: AllOption = False,

@@ -118,7 +118,7 @@ async def read_nodes(api: Api) -> tuple[list[GpuNode], tuple[str, ...]]:
     return nodes, await version_notes(api)
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def gpus(
     output: FormatOption = Format.TABLE, kubeconfig: KubeconfigOption = None, context: ContextOption = None
 ) -> None:

@@ -77,7 +77,7 @@ class Line:
         return found
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def plan(
     pods: Annotated[Path, typer.Option("--pods", help="manifests (YAML or JSON), or a CSV in openb's format")],
     snapshot: Annotated[

@@ -28,7 +28,7 @@ COLUMNS: Final[tuple[Column[TopRow], ...]] = (
 )
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def pods(
     namespace: NamespaceOption = None,
     every: AllOption = False,

@@ -6,16 +6,17 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Final, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 import typer
+from typer.exceptions import TyperException
 
 from gpushare import __version__
-from gpushare.cli.errors import CommandError, ExitStatus
+from gpushare.cli.errors import CommandError, ExitStatus, UsageError
 
 # Name -> (module with a `typer.Typer` named app, one line of help). Only the group that is used is imported:
 # a help text does not wait for numpy or the Kubernetes client. A group that is one command has a callback
-# with `invoke_without_command=True`.
+# and nothing else.
 GROUPS: Final[dict[str, tuple[str, str]]] = {
     "top": ("gpushare.cli.top", "Who shares which GPU, at what cap, what was promised, and how each one fares."),
     "pods": ("gpushare.cli.pods", "The pods that share GPUs, what they were given, and where they are."),
@@ -65,7 +66,11 @@ def build(used: str | None) -> typer.Typer:
 
     for name, (module, text) in GROUPS.items():
         group = importlib.import_module(module).app if name == used else typer.Typer(callback=lambda: None)
-        app.add_typer(group, name=name, help=text)
+        own = group.registered_callback
+        if own is not None and own.callback is not None and not group.registered_commands:
+            app.command(name, help=text)(own.callback)
+        else:
+            app.add_typer(group, name=name, help=text)
     return app
 
 
@@ -77,7 +82,7 @@ def main() -> None:
     used = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     output, file = sys.stdout, _file_of(sys.stdout)
     try:
-        build(used)(prog_name=program())
+        sys.exit(_run(build(used)))
     except SystemExit:
         # When the reader has gone, typer puts another stream there and rich another file; both end with our "no".
         if sys.stdout is not output or _file_of(output) != file:
@@ -117,6 +122,34 @@ def complete() -> None:
     except Exception:
         if os.environ.get(DEBUG):
             raise
+
+
+def _run(app: typer.Typer) -> int | None:
+    """Run the command that was typed and return its exit status, None for 0.
+
+    Raises:
+        UsageError: the words typed are none that it takes.
+    """
+    command = typer.main.get_command(app)
+    try:
+        status: int | None = command(prog_name=program(), standalone_mode=False)
+    except TyperException as error:
+        if not error.format_message():  # a group without a command, whose help typer has printed
+            return ExitStatus.USAGE
+        raise _usage_error(error.format_message(), command) from error
+    return status
+
+
+def _usage_error(message: str, command: Any) -> UsageError:
+    """Return typer's message as one sentence that names the help of the command which was typed."""
+    typed = [program()]
+    for word in sys.argv[1:]:
+        if (found := getattr(command, "commands", {}).get(word)) is not None:
+            typed.append(word)
+            command = found
+    what = " ".join(message.replace("Value error, ", "").split()).rstrip(".")
+    see = " See" if what.endswith("?") else "; see"  # typer asks "Did you mean 'top'?"
+    return UsageError(f"{what[:1].lower()}{what[1:]}{see} {' '.join(typed)} --help")
 
 
 def program() -> str:

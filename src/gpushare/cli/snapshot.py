@@ -23,7 +23,7 @@ PODS_FILE = "pods.csv"
 OBJECTS_FILE = "cluster.json"
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def snapshot(
     output: Annotated[
         Path, typer.Option("--output", "-o", help="the folder to write cluster.json, nodes.csv and pods.csv into")

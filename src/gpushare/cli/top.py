@@ -40,7 +40,7 @@ def answer(seen: Seen, form: Format, sort: SortKey) -> None:
         out().print("no pod shares a GPU yet")
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def top(
     namespace: NamespaceOption = None,
     every: AllOption = False,

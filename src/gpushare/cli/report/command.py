@@ -24,7 +24,7 @@ app = typer.Typer(help=__doc__)
 _UNITS: Final = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def report(
     prometheus: Annotated[
         str | None,
