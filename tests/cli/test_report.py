@@ -1,9 +1,7 @@
 """`gpushare report` from a real Prometheus and from a snapshot: figures one can reckon by hand, and trouble."""
 
 import json
-import socket
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +10,7 @@ from histories import UNTIL, prometheus_with_history
 from realprometheus import Prometheus
 
 from gpushare.cli import main as command
-from gpushare.cli.report import prometheus as prometheus_module
 from gpushare.core.api import GpuNode, GpuNodeStatus, GpuStatus, TenantStatus, names
-from gpushare.runtime.http import HttpAnswer, MetricsServer
 
 Run = Callable[..., int]
 
@@ -169,11 +165,6 @@ def test_wrong_words_are_status_2(gpushare: Run, capsys: Any, tmp_path: Path, ar
     assert (status, words in err) == (2, True), err
 
 
-def test_no_prometheus_there_is_status_5(gpushare: Run, capsys: Any, tmp_path: Path) -> None:
-    status, err = _fails(gpushare, capsys, tmp_path, "--prometheus", "http://127.0.0.1:1")
-    assert (status, "does not answer" in err) == (5, True)
-
-
 def test_a_prometheus_without_gpushare_is_status_3(
     prometheus: Prometheus, gpushare: Run, capsys: Any, tmp_path: Path
 ) -> None:
@@ -187,51 +178,3 @@ def test_too_much_asked_for_is_said_with_what_to_do(
     where = ("--prometheus", prometheus.url, "--until", "1800-01-01T00:00")
     status, err = _fails(gpushare, capsys, tmp_path, *where)
     assert status in (2, 3), err
-
-
-@pytest.mark.parametrize(
-    ("http", "body", "status", "words"),
-    [
-        (403, b"no", 4, "--token-file"),
-        (401, b"no", 4, "--token-file"),
-        (200, b"<html>a login page</html>", 5, "is no Prometheus"),
-        (404, b"not here", 5, "is no Prometheus"),
-        (200, b'{"status":"success","data":{"result":[{"metric":{}}]}}', 5, "its series are not those"),
-        (200, b'{"status":"success","data":{"result":[7]}}', 5, "its series are not those"),
-        (
-            200,
-            b'{"status":"success","data":{"result":[{"metric":{},"values":[[1,"many"]]}]}}',
-            5,
-            "series are not",
-        ),
-        (422, b'{"status":"error","errorType":"execution","error":"too many samples"}', 2, "too many samples"),
-    ],
-)
-def test_what_another_server_answers(
-    gpushare: Run, capsys: Any, tmp_path: Path, http: int, body: bytes, status: int, words: str
-) -> None:
-    def answer() -> HttpAnswer:
-        return HttpAnswer(body, status=HTTPStatus(http))
-
-    server = MetricsServer({"/api/v1/query_range": answer, "/api/v1/query": answer}, 0, "127.0.0.1")
-    server.start()
-    try:
-        found, err = _fails(gpushare, capsys, tmp_path, "--prometheus", f"http://127.0.0.1:{server.port}")
-    finally:
-        server.close()
-    assert (found, words in err) == (status, True), err
-
-
-def test_a_prometheus_that_hangs_is_told_of_and_given_up(
-    gpushare: Run, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prometheus_module, "_PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(prometheus_module, "_ANSWER_SECONDS", 1.0)
-    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never says a word
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        status = gpushare("report", "--prometheus", url, "-o", tmp_path / "page.html")
-    said = capsys.readouterr().err.strip().splitlines()
-    assert status == 5
-    assert said[0] == f"Prometheus at {url} has not answered yet, waiting 1 s at most (ctrl-c stops)"
-    assert said[1].startswith(f"gpushare: Prometheus at {url} does not answer: ")
-    assert len(said) == 2

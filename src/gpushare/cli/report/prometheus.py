@@ -11,7 +11,8 @@ import numpy as np
 import orjson
 
 from gpushare.cli.console import notes
-from gpushare.cli.errors import AbsentError, ForbiddenError, UnreachableError, UsageError
+from gpushare.cli.errors import AbsentError, UsageError
+from gpushare.cli.report.no_answer import forbidden, no_answer, no_api, no_prometheus
 from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, WorkloadName
 
 _ANSWER_SECONDS: Final = 120.0  # Prometheus' own limit of a query
@@ -58,8 +59,8 @@ def read_prometheus(span: PrometheusSpan) -> UsageHistory:
 
     Raises:
         UnreachableError: nothing answers there, or not as Prometheus does. ForbiddenError: it wants a token.
-        AbsentError: it has no figure of gpushare in that time. UsageError: it refuses the question, such as for
-            its size.
+        AbsentError: it has no figure of gpushare in that time. UsageError: the address is none, or it refuses the
+            question, such as for its size.
     """
     return asyncio.run(_read(span))
 
@@ -73,7 +74,7 @@ async def _read(span: PrometheusSpan) -> UsageHistory:
         if not gpus:
             raise AbsentError(
                 f"Prometheus at {span.url} has no figure of gpushare in that time: look whether it scrapes the "
-                "release (docs/guide/monitoring.md), or choose another time by --since"
+                "release (docs/guide/monitoring.md), or choose another time by --since and --until"
             )
         healthy = await asked.over_time("sum(max by (gpu_uuid) (gpushare_gpu_healthy))")
         tenants = {
@@ -143,10 +144,8 @@ class _Asked:
         try:
             yield
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise UnreachableError(
-                f"{self._span.url} is no Prometheus: its series are not those of Prometheus' API "
-                f"({type(error).__name__}: {error})"
-            ) from None
+            what = f"its series are not those of Prometheus' API ({type(error).__name__}: {error})"
+            raise no_prometheus(self._span.url, what) from None
 
     async def _ask(self, path: str, **parameters: str) -> list[Any]:
         url = self._span.url
@@ -155,23 +154,20 @@ class _Asked:
             async with self._session.get(f"{url.rstrip('/')}/api/v1/{path}", params=parameters) as response:
                 status, body = response.status, await response.read()
         except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            what = str(error) or f"no answer within {_ANSWER_SECONDS:.0f} s"
-            raise UnreachableError(f"Prometheus at {url} does not answer: {what}") from error
+            raise no_answer(
+                url, error, connect_seconds=_CONNECT_SECONDS, answer_seconds=_ANSWER_SECONDS
+            ) from error
         finally:
             note.cancel()
         if status in (401, 403):
-            raise ForbiddenError(
-                f"Prometheus at {url} refuses (HTTP {status}): give a token that may read it by --token-file"
-            )
+            raise forbidden(url, status, has_token=self._span.token is not None)
         try:
             answer = orjson.loads(body)
             if answer["status"] == "success":
                 return list(answer["data"]["result"])
             what = str(answer["error"])
         except (orjson.JSONDecodeError, TypeError, KeyError):
-            raise UnreachableError(
-                f"{url} is no Prometheus: its answer (HTTP {status}) is not one of Prometheus' API"
-            ) from None
+            raise no_api(url, status) from None
         raise UsageError(
             f"Prometheus at {url} refuses the question: {what}; a shorter --since or fewer --points ask for less"
         )
