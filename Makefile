@@ -70,11 +70,12 @@ demo: venv ## A local cluster with two simulated GPUs, gpushare, and a live tabl
 	@hack/cluster demo
 
 .PHONY: demo-record
-demo-record: venv ## The same, and the recording and the picture of it that the site shows
+demo-record: venv ## The same, and what the site shows: its recording and picture, and the report's pictures
 	@hack/cluster demo-record docs/guide/demo.cast
+	@$(MAKE) --no-print-directory report-pictures
 
 .PHONY: report-pictures
-report-pictures: venv ## The pictures of the report that the site shows, of a simulation
+report-pictures: venv ## Only the pictures of the report, of a simulation
 	@PYTHONPATH=hack .venv/bin/python hack/report_pictures.py
 
 .PHONY: demo-down

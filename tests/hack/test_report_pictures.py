@@ -1,13 +1,15 @@
 """The pictures of the report: the site has all that the command takes, and the command takes them."""
 
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
 import report_pictures
 from browser import chromium
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "guide"
 
 
 def size_of(picture: Path) -> tuple[int, int]:
@@ -23,6 +25,15 @@ def test_the_site_shows_every_picture_that_is_taken() -> None:
     assert {picture.name: size_of(picture) for picture in GUIDE.glob("report*.png")} == taken
     page = (GUIDE / "monitoring.md").read_text()
     assert [name for name in taken if f"]({name})" not in page] == []
+
+
+def test_one_command_takes_the_recording_and_the_pictures() -> None:
+    done = subprocess.run(
+        ["make", "-n", "demo-record"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    said = [line for line in done.stdout.splitlines() if "hack/" in line]
+    assert "hack/cluster demo-record docs/guide/demo.cast" in said
+    assert any(line.endswith("hack/report_pictures.py") for line in said)
 
 
 @pytest.mark.slow
