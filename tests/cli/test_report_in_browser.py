@@ -20,6 +20,8 @@ from gpushare.sim.jobs import JobResult, Outcome, Span
 pytestmark = pytest.mark.slow
 MINUTES = 120
 SHOWN = ("light", "dark")
+A4_PRINTED = 718  # CSS pixels: 210 mm at 96 for an inch, less Chromium's margins of 1 cm
+LONG = "recommend" * 7  # 63 characters and no place to break it, as long as a label may be
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +59,10 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tenancies=(
             _tenancy("research", "resnet-train", 0.5, 0.6, 0.7, since=0),
             _tenancy("shop", "<script>alert(1)</script>", 0.3, 0.9, 0.5, since=30),
-            _tenancy("shop", "recommend", 0.2, 0.3, 0.2, since=60),
+            _tenancy("shop", LONG, 0.2, 0.3, 0.2, since=60),
         ),
         requested_gpus={("research", "resnet-train"): np.full(MINUTES, 1.0)},
-        recommended={("research", "resnet-train"): 0.8, ("shop", "recommend"): 0.1},
+        recommended={("research", "resnet-train"): 0.8, ("shop", LONG): 0.1},
         expected={("research", "resnet-train"): (0.5, 0.95)},
         retractions=2.0,
         notes=("A note about what is missing.",),
@@ -247,12 +249,22 @@ def test_names_are_words_and_no_markup(browser: Browser, page_file: Path) -> Non
         assert "shop/<script>alert(1)</script>" in look.page.locator("body").inner_text()
 
 
-def test_it_prints_light_with_its_plots_whole(browser: Browser, page_file: Path, tmp_path: Path) -> None:
-    with looking_at(browser, page_file, scheme="dark") as look:
+def test_it_prints_light_with_its_plots_whole_and_no_wider_than_the_paper(
+    browser: Browser, any_page: Path
+) -> None:
+    """A page that is printed cannot be pushed sideways: what is wider than it is lost."""
+    with looking_at(browser, any_page, width=A4_PRINTED, scheme="dark") as look:
         look.page.emulate_media(media="print")
         assert look.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         breaks = look.page.locator("figure").evaluate_all("fs => fs.map(f => getComputedStyle(f).breakInside)")
         assert set(breaks) == {"avoid"}
+        assert look.width() <= A4_PRINTED
+        for what in (".wide", "table", "figure", ".plot"):
+            widths = look.page.locator(what).evaluate_all(
+                "found => found.map(e => [e.scrollWidth, e.clientWidth])"
+            )
+            assert widths
+            assert [(needed, there) for needed, there in widths if needed > there] == [], what
         printed = look.page.pdf(format="A4")
     assert printed.startswith(b"%PDF")
     assert len(printed) > 10_000

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 _HERE: Final = Path(__file__).parent
+_FEW_COLUMNS: Final = 7  # so many fit on A4 (tests/cli/test_report_in_browser.py); more are printed smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,10 @@ def table(
         + "</tr>"
         for index, row in enumerate(rows)
     )
+    many = " class=many" if len(heads) > _FEW_COLUMNS else ""
     return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{_(caption)}"><table><caption>{_(caption)}'
-        f"</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="wide" tabindex="0" role="region" aria-label="{_(caption)}"><table{many}>'
+        f"<caption>{_(caption)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
