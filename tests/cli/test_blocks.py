@@ -36,7 +36,7 @@ from gpushare.core.api import Rejection
 from gpushare.kube import GPUSHARES, NODES, PODS
 
 Call = Callable[..., tuple[int, str, str]]
-LANGUAGES = {"sh", "text", "yaml", "toml", "python", "asciinema-player"}
+LANGUAGES = {"sh", "text", "yaml", "toml", "json", "python", "asciinema-player"}
 
 
 def sites(way: Way) -> list[object]:
@@ -208,25 +208,36 @@ def _of(page: str, begins: str) -> Block:
     return next(block for block in blocks() if block.page == page and block.text.startswith(begins))
 
 
-def test_the_annotations_of_the_readme_are_accepted() -> None:
-    found = yaml.safe_load(_of("README.md", "metadata:").text)["metadata"]["annotations"]
-    lines = [
-        line.strip("# ") for line in _of("README.md", "metadata:").text.splitlines() if "# gpushare.io" in line
-    ]
+@pytest.mark.parametrize("page", ["README.md", "docs/design.md"])
+def test_the_annotations_that_a_page_lists_are_accepted(page: str) -> None:
+    """Those of a target are comments, since they are for the other class than the one shown."""
+    text = _of(page, "metadata:").text
+    found = yaml.safe_load(text)["metadata"]["annotations"]
+    lines = [line.strip("# ") for line in text.splitlines() if "# gpushare.io" in line]
     slo = dict(re.split(r":\s+", line.split("  ")[0], maxsplit=1) for line in lines)
     assert {"gpushare.io/slo", "gpushare.io/slo-from"} == set(slo)
     for annotations in (found, {**found, **slo, "gpushare.io/class": "latency"}):
-        pod = {"metadata": {"name": "x", "annotations": annotations}, "spec": {"containers": [{"name": "main"}]}}
-        assert is_ours(pod)
-        refused = mutate(pod, AdmissionPolicy(), Knowledge())
-        assert not isinstance(refused, Rejection), refused
+        _must_be_accepted(annotations)
+
+
+def test_the_targets_of_the_page_on_gpushares_are_accepted() -> None:
+    read = yaml.safe_load(_of("docs/gpushares.md", "metadata:").text)["metadata"]["annotations"]
+    _must_be_accepted(read)
+    asked = yaml.safe_load(_of("docs/gpushares.md", "gpushare.io/slo-query:").text)
+    _must_be_accepted({name: value for name, value in read.items() if name != "gpushare.io/slo-from"} | asked)
+
+
+def _must_be_accepted(annotations: dict[str, str]) -> None:
+    containers = [{"name": name} for name in ("main", annotations.get("gpushare.io/container", "side"))]
+    pod = {"metadata": {"name": "x", "annotations": annotations}, "spec": {"containers": containers}}
+    assert is_ours(pod)
+    refused = mutate(pod, AdmissionPolicy(), Knowledge())
+    assert not isinstance(refused, Rejection), refused
 
 
 def test_the_target_of_the_page_about_slow_pods_is_accepted() -> None:
     pairs = [line.split(": ", 1) for line in _of("docs/guide/slow.md", "gpushare.io/slo:").text.splitlines()]
-    annotations = {"gpushare.io/fraction": "0.25", "gpushare.io/class": "latency", **dict(pairs)}
-    pod = {"metadata": {"name": "x", "annotations": annotations}, "spec": {"containers": [{"name": "main"}]}}
-    assert not isinstance(mutate(pod, AdmissionPolicy(), Knowledge()), Rejection)
+    _must_be_accepted({"gpushare.io/fraction": "0.25", "gpushare.io/class": "latency", **dict(pairs)})
 
 
 def test_settings_and_programs_in_other_languages_are_read() -> None:

@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+from blocks import blocks
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,6 +179,14 @@ def test_asks_read_back_as_written_and_unknown_fields_are_ignored(pods, beat):
     for value in data["pods"].values():
         value["too"] = "this"
     assert ThrottleAsks.from_json(data) == asks
+
+
+def test_the_file_on_the_page_about_the_gate_is_read_as_the_page_says():
+    (page,) = [block.text for block in blocks("json") if block.page == "docs/gate.md"]
+    asks = ThrottleAsks.from_json(json.loads(page))
+    assert [*asks.pods.values()] == [ThrottleAsk(0.4), ThrottleAsk(1.0, stopped_until=4712.2)]
+    assert asks.lease_ends_at == asks.beat + 5
+    assert json.loads(page) == asks.to_json()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The blocks of code in the pages that people read first: how a test runs each, or why none does."""
+"""The blocks of code in the pages that people read: how a test runs each, or why none does."""
 
 import re
 import shlex
@@ -11,7 +11,10 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = (
     ROOT / "README.md",
-    *(ROOT / "docs" / name for name in ("index.md", "install.md", "cli.md")),
+    *(
+        ROOT / "docs" / name
+        for name in ("index.md", "install.md", "cli.md", "gpushares.md", "gate.md", "design.md")
+    ),
     *sorted((ROOT / "docs" / "guide").glob("*.md")),
 )
 _FENCE = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
@@ -72,6 +75,7 @@ COMMANDS: Final[tuple[tuple[str, Way | str], ...]] = (
 # Blocks in other languages that no test looks into, by the page and their first line.
 NOT_COMMANDS: Final[dict[tuple[str, str], str]] = {
     ("README.md", "pod with gpushare.io/fraction"): "a drawing",
+    ("docs/gate.md", "pod (own namespaces)"): "a drawing",
     ("docs/guide/fractions.md", "import torch"): "needs PyTorch; its syntax is checked",
 }
 # Blocks that a named test reads, runs or compares.
@@ -81,6 +85,10 @@ READ_BY: Final[dict[tuple[str, str], str]] = {
         "docs/install.md",
         "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
     ): "tests/cli/test_blocks.py",
+    ("docs/design.md", "metadata:"): "tests/cli/test_blocks.py",
+    ("docs/gate.md", '{"version": 1, "beat":'): "tests/mps/test_duty.py",
+    ("docs/gpushares.md", "metadata:"): "tests/cli/test_blocks.py",
+    ("docs/gpushares.md", "gpushare.io/slo-query:"): "tests/cli/test_blocks.py",
     ("docs/install.md", "apiVersion: apiserver.config.k8s.io/v1"): "tests/operator/test_agents_on_api_server.py",
     ("docs/guide/autoscaler.md", "k8s.io/cluster-autoscaler/node-template/resources/gpushare.io/share = 800"): (
         "tests/hack/test_autoscaler_nodes.py"
