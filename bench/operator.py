@@ -1,5 +1,7 @@
 """The operator's own part, in process: lists, GpuShares for pods, statuses; the API answers from memory.
 
+    python -m bench operator [--live]
+
 What is timed is what the operator does; a real API server adds its own time for each of the counted calls. So the
 objects lie in plain dictionaries, not in the shipped fake's store (gpushare.kube.fake): that one copies an object
 three times at each write, in the same process, which would count as the operator's processor time and its stalls.
@@ -14,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
+from bench.operator_live import describe, measure_live
 from gpushare.core.admission import Defaults
 from gpushare.core.api import Decision, names
 from gpushare.core.control import OperatorSettings
@@ -184,9 +187,17 @@ SCENES = {
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="bench operator", description=__doc__)
     parser.add_argument("--only", choices=SCENES, help="one scene")
+    parser.add_argument("--live", action="store_true", help="a whole operator against a real API server")
     options = parser.parse_args(arguments)
     for name, scene in SCENES.items():
-        if options.only in {None, name}:
+        if options.only not in {None, name}:
+            continue
+        if options.live:
+            live = measure_live(
+                list(map(scene.share, range(scene.shares))), list(map(scene.pod, range(scene.pods)))
+            )
+            print(f"{name}: {describe(asyncio.run(live))}", flush=True)
+        else:
             result = asyncio.run(measure(scene))
             print(
                 f"{name}: {scene.shares} GpuShares, {scene.pods} pods, {scene.namespaces} namespaces: "

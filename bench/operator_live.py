@@ -1,0 +1,151 @@
+"""The whole operator against a real API server: `python -m bench operator --live`.
+
+A control plane of its own (etcd, kube-apiserver), the objects made beforehand, then the operator as the chart
+starts it. Timed is what a user waits for: from its start until each GpuShare's status names its pod.
+"""
+
+import asyncio
+import os
+import sys
+import time
+import urllib.request
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from bench import controlplane
+from bench.controlplane import ControlPlane, free_port
+from bench.throughput import create_all
+from gpushare.kube import GPUSHARES, NAMESPACES, PODS, Api, Resource, connect
+
+Json = dict[str, Any]
+LOOK_SECONDS: Final = 0.2
+LONGEST_SECONDS: Final = 900.0
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+_CPU_FIELDS: Final = slice(11, 13)  # of /proc/PID/stat after the command's name: in user mode, in the kernel
+
+
+@dataclass(frozen=True)
+class LiveResult:
+    """What one start of the operator cost.
+
+    Attributes:
+        seconds: from its start until all is written.
+        longest_answer_seconds: the slowest answer of its liveness probe, which the same event loop gives.
+        processor_seconds: by process: the operator, kube-apiserver, etcd.
+    """
+
+    seconds: float
+    longest_answer_seconds: float
+    resident_mib: float
+    processor_seconds: dict[str, float]
+    named_pods: int
+
+
+def processor_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return sum(map(int, fields[_CPU_FIELDS])) / _TICKS
+
+
+def most_resident_mib(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    (line,) = (line for line in lines if line.startswith("VmHWM:"))
+    return int(line.split()[1]) / 1024
+
+
+def storable(resource: Resource, obj: Json) -> Json:
+    """Return an object of a scene as an API server takes it: of a kind, without a uid, with a container."""
+    metadata = {name: value for name, value in obj["metadata"].items() if name not in ("uid", "generation")}
+    spec = dict(obj["spec"])
+    if "nodeName" in spec:
+        spec["containers"] = [{"name": "main", "image": "none"}]
+    return {"apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "spec": spec}
+
+
+def start_operator(plane: ControlPlane, probe_port: int, metrics_port: int) -> None:
+    paths = os.pathsep.join(str(controlplane.ROOT / part) for part in ("src", "operator", "deviceplugin"))
+    plane.start(
+        "operator",
+        sys.executable,
+        *("-m", "gpushare_operator", "run", "-m", "gpushare_operator.handlers", "--standalone"),
+        *("--liveness", f"http://127.0.0.1:{probe_port}/healthz", "--all-namespaces", "--quiet"),
+        env={
+            "KUBECONFIG": str(plane.kubeconfig),
+            "PYTHONPATH": paths,
+            "GPUSHARE_METRICS_PORT": str(metrics_port),
+        },
+    )
+
+
+async def _get(url: str) -> str:
+    def get() -> str:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    return await asyncio.to_thread(get)
+
+
+def samples(text: str) -> dict[str, float]:
+    """Return the samples without labels of a page of metrics."""
+    lines = (line.split() for line in text.splitlines() if line and not line.startswith("#"))
+    return {line[0]: float(line[1]) for line in lines if "{" not in line[0]}
+
+
+def named_pods(share: Json) -> int:
+    return len((share.get("status") or {}).get("placements") or ())
+
+
+async def measure_live(shares: list[Json], pods: list[Json]) -> LiveResult:
+    """Make the objects, start the operator, and wait until every pod is named."""
+    with controlplane.running() as plane:
+        async with connect(plane.kubeconfig) as api:
+            namespaces = sorted({each["metadata"]["namespace"] for each in (*shares, *pods)})
+            await create_all(api, NAMESPACES, [{"metadata": {"name": name}} for name in namespaces])
+            for name in namespaces:
+                for resource, objects in ((GPUSHARES, shares), (PODS, pods)):
+                    theirs = [
+                        storable(resource, each) for each in objects if each["metadata"]["namespace"] == name
+                    ]
+                    await create_all(api, resource, theirs, namespace=name)
+            return await _timed(plane, api, len(shares), len(pods))
+
+
+async def _timed(plane: ControlPlane, api: Api, share_count: int, pod_count: int) -> LiveResult:
+    probe_port, metrics_port = free_port(), free_port()
+    pids = {name: plane.processes[name].pid for name in ("apiserver", "etcd")}
+    before = {name: processor_seconds(pid) for name, pid in pids.items()}
+    started = time.monotonic()
+    start_operator(plane, probe_port, metrics_port)
+    pids["operator"], before["operator"] = plane.processes["operator"].pid, 0.0
+    longest, begun = 0.0, False
+    async with asyncio.timeout(LONGEST_SECONDS):
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            if plane.processes["operator"].poll() is not None:
+                raise RuntimeError(f"the operator has ended:\n{plane.log('operator')}")
+            with suppress(OSError):  # until it listens
+                asked = time.monotonic()
+                await _get(f"http://127.0.0.1:{probe_port}/healthz")
+                if begun:
+                    longest = max(longest, time.monotonic() - asked)
+                begun = True
+                found = samples(await _get(f"http://127.0.0.1:{metrics_port}/metrics"))
+                written = found.get("gpushare_operator_status_writes_total", 0.0)
+                if written >= share_count and not found["gpushare_operator_queue_length"]:
+                    break
+    seconds = time.monotonic() - started
+    spent = {name: processor_seconds(pid) - before[name] for name, pid in pids.items()}
+    resident = most_resident_mib(pids["operator"])
+    named = sum((await api.list(GPUSHARES, named_pods)).items)
+    assert named >= pod_count, f"{named} of {pod_count} pods are named"
+    return LiveResult(seconds, longest, resident, spent, named)
+
+
+def describe(result: LiveResult) -> str:
+    spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in sorted(result.processor_seconds.items()))
+    return (
+        f"{result.seconds:.1f} s until {result.named_pods} pods are named, slowest probe "
+        f"{result.longest_answer_seconds:.2f} s, {result.resident_mib:.0f} MiB at most; processor time: {spent}"
+    )

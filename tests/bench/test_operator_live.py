@@ -1,0 +1,24 @@
+"""The bench of a whole operator against a real API server, with few objects: every pod is named and timed."""
+
+import pytest
+from bench import controlplane
+from bench.operator import Scene
+from bench.operator_live import describe, measure_live, samples
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+async def test_every_pod_is_named_and_each_process_costs_time() -> None:
+    if lacks := controlplane.missing():
+        pytest.skip(lacks)
+    scene = Scene(12, 12, 2)
+    found = await measure_live([scene.share(i) for i in range(12)], [scene.pod(i) for i in range(12)])
+    assert found.named_pods == 12
+    assert set(found.processor_seconds) == {"apiserver", "etcd", "operator"}
+    assert 0.0 < found.processor_seconds["operator"] < found.seconds * 4
+    assert found.resident_mib > 20.0
+    assert f"{found.seconds:.1f} s until 12 pods are named" in describe(found)
+
+
+def test_samples_are_read_without_those_that_have_labels() -> None:
+    assert samples('# HELP a b\na_total 3.0\nb{x="1"} 4\nc 5e2\n') == {"a_total": 3.0, "c": 500.0}
