@@ -29,6 +29,7 @@ from gpushare_deviceplugin.figures import node_figures
 from gpushare_deviceplugin.forecasts import Forecasts, ask_model
 from gpushare_deviceplugin.gates import Gates, RecentTenants, health_notices, notices
 from gpushare_deviceplugin.hygiene import Hygiene
+from gpushare_deviceplugin.kept import keep_running
 from gpushare_deviceplugin.kubelet import CHECKPOINT, AllocationReconciler, AllocationsUnderWay, PodResources
 from gpushare_deviceplugin.loop import Loop
 from gpushare_deviceplugin.measuring import Measurer
@@ -48,7 +49,6 @@ from gpushare_deviceplugin.status import GpuMeasure, Keeping, StatusWriter, buil
 
 _log = logging.getLogger(__name__)
 EVENT_SECONDS: Final = 1.0
-RESTART_SECONDS: Final = 5.0
 ALLOCATIONS_SECONDS: Final = 5.0  # kubelet answers within milliseconds
 HUNG_SECONDS: Final = 60.0  # without a round of sampling, or without the loop running at all
 
@@ -259,16 +259,7 @@ class Agent:
             self._start(tasks, "prune", lambda: self._prune(pods.items))
 
     def _start(self, tasks: asyncio.TaskGroup, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        async def keep() -> None:
-            while True:
-                try:
-                    await run()
-                except Exception:  # noqa: BLE001 - one failing part must not end the others
-                    self.state.counts.error(name)
-                    _log.exception("part %s failed, starting it again", name)
-                await asyncio.sleep(RESTART_SECONDS)
-
-        tasks.create_task(keep(), name=name)
+        tasks.create_task(keep_running(name, run, self.state.counts.error), name=name)
 
     async def _write_status(self) -> None:
         """Write the GpuNode once kubelet has listed the allocations: before, a starting pod looks absent."""

@@ -1,0 +1,30 @@
+"""Keep a part of the agent running: one that fails is counted, logged and started again."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NoReturn
+
+_log = logging.getLogger(__name__)
+RESTART_SECONDS: Final = 5.0
+
+
+async def keep_running(
+    name: str,
+    run: Callable[[], Coroutine[Any, Any, None]],
+    count_error: Callable[[str], object],
+    *,
+    pause_seconds: float = RESTART_SECONDS,
+) -> NoReturn:
+    """Run a part until cancelled; after a failure, or a return, start it again when the pause is over.
+
+    Args:
+        count_error: called with the name for each failure.
+    """
+    while True:
+        try:
+            await run()
+        except Exception:  # noqa: BLE001 - one failing part must not end the others
+            count_error(name)
+            _log.exception("part %s failed, starting it again", name)
+        await asyncio.sleep(pause_seconds)

@@ -1,0 +1,76 @@
+"""Parts of the agent that fail are counted and started again; what ends the agent ends them."""
+
+import ast
+import asyncio
+import inspect
+import logging
+
+import pytest
+
+from gpushare_deviceplugin import agent
+from gpushare_deviceplugin.kept import keep_running
+
+
+async def test_a_part_that_fails_is_counted_told_and_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    errors: list[str] = []
+    runs: list[int] = []
+    works = asyncio.Event()
+
+    async def part() -> None:
+        runs.append(len(runs))
+        if len(runs) < 3:
+            raise ValueError(f"failure {len(runs)}")
+        works.set()
+        await asyncio.Event().wait()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        kept = tasks.create_task(keep_running("loop", part, errors.append, pause_seconds=0.0))
+        await works.wait()
+        kept.cancel()
+    assert (runs, errors) == ([0, 1, 2], ["loop", "loop"])
+    told = [each for each in caplog.records if each.levelno == logging.ERROR]
+    assert [each.getMessage() for each in told] == ["part loop failed, starting it again"] * 2
+    assert all(each.exc_info for each in told), "with the trace, or nobody can mend it"
+
+
+async def test_a_part_that_returns_is_started_again_and_is_no_error() -> None:
+    errors: list[str] = []
+    twice = asyncio.Event()
+    runs = 0
+
+    async def part() -> None:
+        nonlocal runs
+        runs += 1
+        if runs == 2:
+            twice.set()
+
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        kept = tasks.create_task(keep_running("heap", part, errors.append, pause_seconds=0.0))
+        await twice.wait()
+        kept.cancel()
+    assert errors == []
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+async def test_what_ends_the_agent_ends_its_parts(end: BaseException) -> None:
+    errors: list[str] = []
+
+    async def part() -> None:
+        raise end
+
+    running = keep_running("loop", part, errors.append, pause_seconds=0.0)
+    with pytest.raises(type(end)):
+        running.send(None)
+    assert errors == []
+
+
+def test_every_task_of_the_agent_is_kept_running() -> None:
+    """A task that the agent makes by itself would end unseen."""
+    made = [
+        ast.unparse(node.args[0])
+        for node in ast.walk(ast.parse(inspect.getsource(agent)))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"create_task", "ensure_future"}
+    ]
+    assert made == ["keep_running(name, run, self.state.counts.error)"]
