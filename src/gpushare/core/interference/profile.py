@@ -213,7 +213,7 @@ def features(profile: Profile, cap: float) -> Array:
             whole[_OCCUPANCY],
             min(1.0, cap / max(running[0], 0.05)),
             np.clip(np.log10(seconds), -4.0, 0.0),
-            np.clip(np.log10(seconds * whole[_SM]), -5.0, 0.0),
+            min(0.0, np.log10(max(seconds * whole[_SM], 1e-5))),
             *_under_caps(profile, whole),
             *_beside_probes(profile),
         ]
