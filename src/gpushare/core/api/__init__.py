@@ -1,4 +1,4 @@
-"""What users write and read: names, quantities, requests, decisions, GpuShare, GpuNode and their schemas."""
+"""The API that users write and read: names, quantities, requests, decisions, GpuShare, GpuNode, their schemas."""
 
 from gpushare.core.api import names
 from gpushare.core.api.decision import Decision

@@ -1,4 +1,4 @@
-"""What gpushare decided for a pod: the decision annotations, the only durable record (docs/design.md 2.2)."""
+"""The decision for a pod, kept in its decision annotations, the only durable record (docs/design.md 2.2)."""
 
 import re
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ _LIMIT: Final = re.compile(r"([0-9]{1,3})=([1-9][0-9]{0,8})M")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Where a pod runs and under what ceilings.
+    """Placement of a pod, with its ceilings.
 
     Attributes:
         gpu_uuids: the decided GPUs, in the order the container sees them.
         thread_percentage: 1 to 100, the MPS active-thread ceiling on each GPU.
         memory_limit_mib: device memory ceiling on each GPU, all of the pod's processes together.
         decided_at: RFC 3339 time, UTC.
-        probation_seconds: for how long the pod has its GPU to itself, while its workload's profile is taken; None:
-            it is not on probation.
+        probation_seconds: how long the pod has its GPU to itself while its workload is profiled; None if it is not
+            on probation.
     """
 
     gpu_uuids: tuple[str, ...]
@@ -32,7 +32,7 @@ class Decision:
     probation_seconds: int | None = None
 
     def to_annotations(self) -> dict[str, str]:
-        """Return the decision annotations: four, and one more on probation."""
+        """Return the four decision annotations, and a fifth on probation."""
         limits = ",".join(f"{index}={self.memory_limit_mib}M" for index in range(len(self.gpu_uuids)))
         probation = (
             {} if self.probation_seconds is None else {names.PROBATION_SECONDS: str(self.probation_seconds)}

@@ -1,4 +1,4 @@
-"""Kubernetes' own values that our objects hold: conditions, label selectors, owner references."""
+"""Kubernetes' own value types that our objects contain: conditions, label selectors, owner references."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from gpushare.core.api.schema import ATOMIC_LIST, CelRule, described
 
 
 class ConditionStatus(StrEnum):
-    """The three answers of a condition."""
+    """Status of a condition."""
 
     TRUE = "True"
     FALSE = "False"
@@ -63,7 +63,7 @@ class LabelRequirement:
     )
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether a pod's labels satisfy it."""
+        """Return whether a pod's labels satisfy this expression."""
         match self.operator:
             case SelectorOperator.IN:
                 return labels.get(self.key) in self.values
@@ -90,7 +90,7 @@ class LabelSelector:
     )
 
     def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether it selects a pod with these labels."""
+        """Return whether this selector matches a pod with these labels."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
             requirement.matches(labels) for requirement in self.match_expressions
         )
@@ -98,7 +98,7 @@ class LabelSelector:
 
 @dataclass(frozen=True, slots=True)
 class OwnerReference:
-    """Whom an object belongs to; `controller` marks the one that manages it."""
+    """An owner of an object; `controller` marks the owner that manages it."""
 
     api_version: str
     kind: str

@@ -14,13 +14,13 @@ MEMORY: Final = f"{GROUP}/memory"
 CLASS: Final = f"{GROUP}/class"
 """What the pod cares about: throughput is capped and may be throttled, latency runs uncapped and is protected."""
 WORKLOAD: Final = f"{GROUP}/workload"
-"""Key by which pods of one kind share what was learnt of them; without it, the pod's owner."""
+"""Key of the workload, so that pods of one kind share what was learnt about them; without it, the pod's owner."""
 CONTAINER: Final = f"{GROUP}/container"
 """Which container gets the GPU; without it, the first."""
 PROCESSES: Final = f"{GROUP}/processes"
-"""How many CUDA processes, each further context of one counted too, share the pod's cap evenly; 1 without it."""
+"""Number of CUDA processes (contexts, if a process has several) that share the pod's cap evenly; default 1."""
 SLO: Final = f"{GROUP}/slo"
-"""Latency target of the pod itself, for class latency; `slo-from` or `slo-query` says where it is read."""
+"""The pod's own latency target, for class latency; `slo-from` or `slo-query` says where the latency is read."""
 SLO_FROM: Final = f"{GROUP}/slo-from"
 """The histogram or summary of request times that the pod serves."""
 SLO_QUERY: Final = f"{GROUP}/slo-query"
@@ -31,36 +31,36 @@ USER_ANNOTATIONS: Final = (FRACTION, MEMORY, CLASS, WORKLOAD, CONTAINER, PROCESS
 GPU: Final = f"{GROUP}/gpu"
 """UUIDs of the GPUs that the pod was placed on."""
 THREAD_PERCENTAGE: Final = f"{GROUP}/thread-percentage"
-"""The pod's cap: the part of the GPU's threads that its processes may use, in percent."""
+"""The pod's cap: the percentage of the GPU's threads that its processes may use."""
 MEMORY_LIMIT: Final = f"{GROUP}/memory-limit"
-"""What the pod may allocate on each of its GPUs, such as "0=8192M"."""
+"""Device memory that the pod may allocate on each of its GPUs, such as "0=8192M"."""
 DECIDED_AT: Final = f"{GROUP}/decided-at"
 """When the pod was placed."""
 PROBATION_SECONDS: Final = f"{GROUP}/probation-seconds"
-"""Only on a pod that has its GPU to itself for so long, while its workload's profile is taken."""
+"""How many seconds the pod has its GPU to itself while its workload is profiled; only set on such pods."""
 DECISION_ANNOTATIONS: Final = (GPU, THREAD_PERCENTAGE, MEMORY_LIMIT, DECIDED_AT, PROBATION_SECONDS)
 
 ROOM_SINCE: Final = f"{GROUP}/room-since"
-"""Touched by the extender on a waiting pod, to have kube-scheduler try it again; says nothing else."""
+"""Written by the extender on a waiting pod to make kube-scheduler try it again; its value has no other meaning."""
 
 THROTTLE_READY: Final = "ThrottleReady"
-"""Condition of a GpuNode: whether its tenants can be stopped for a moment."""
+"""Condition of a GpuNode: whether its tenants can be stopped for a moment (throttled)."""
 
 MANAGED_LABEL: Final = f"{GROUP}/managed"
-"""On each pod that shares GPUs, "true": set by admission, so that watches can select these pods."""
+"""Label "true" on each pod that shares GPUs, set by admission, so that watches can select these pods."""
 MANAGED_SELECTOR: Final = f"{MANAGED_LABEL}=true"
 UNMANAGED_SELECTOR: Final = f"{MANAGED_LABEL}!=true"
 SHARE_RESOURCE: Final = f"{GROUP}/share"
-"""Percent of a GPU, as a limit that admission sets on the container: what quota, extender and kubelet count."""
+"""Percent of a GPU, a limit that admission sets on the container; quota, extender and kubelet count it."""
 SCHEDULER_NAME: Final = "gpushare-scheduler"
 """The scheduler of pods that share GPUs; set by admission."""
 
-# Inside a tenant's container: the read-only mount of its GPU's tenant directory.
+# In a tenant's container: the read-only mount of its GPU's tenant directory.
 TENANT_MPS_DIRECTORY: Final = "/run/gpushare/mps"
-# On the node, private to gpushare: one directory per GPU, see `gpushare.mps.layout`.
+# On the node, private to gpushare: one directory per GPU; see `gpushare.mps.layout`.
 HOST_DIRECTORY: Final = "/run/gpushare"
 
 SHARES_PER_GPU: Final = 100
 MAX_CLIENTS_PER_GPU: Final = 48  # docs/facts.md 9: the 49th client of one MPS server is refused by CUDA
-MAX_CLIENTS_PER_POD: Final = 16  # by default: a third of the server's 48; a pod of more workers is rare
+MAX_CLIENTS_PER_POD: Final = 16  # default: a third of the server's 48; pods with more workers are rare
 LEAST_PROCESS_PERCENT: Final = 6  # MPS gives a process no less than 8 of an H200's 132 SMs (docs/gate.md)

@@ -1,7 +1,7 @@
-"""Which nodes a pod allows by itself: its node selector, required node affinity and tolerations.
+"""The nodes that a pod allows itself: its node selector, required node affinity and tolerations.
 
-kube-scheduler decides it; here it is asked only where a GPU should be kept for a pod that kube-scheduler does not
-ask us about, since it counts too little share on every node.
+kube-scheduler evaluates these rules. They are repeated here only to keep a GPU for a waiting pod that
+kube-scheduler does not ask us about, because by its own count every node has too few shares.
 """
 
 from collections.abc import Mapping
@@ -26,8 +26,8 @@ class NodeRules:
 
     Attributes:
         selector: labels that a node must have.
-        terms: of the required affinity, one of which must hold: (key, operator, values, is a field) that all must.
-            None: there is no such affinity.
+        terms: of the required node affinity; one term must hold. A term holds if each of its
+            (key, operator, values, is a field) does. None without required affinity.
         tolerations: (key, operator, value, effect).
     """
 
@@ -37,7 +37,7 @@ class NodeRules:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> Self:
-        """Read them from a pod's spec."""
+        """Read the rules from a pod's spec."""
         affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
         required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
         return cls(

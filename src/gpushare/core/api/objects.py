@@ -21,7 +21,7 @@ from gpushare.core.api.trouble import TenantTrouble
 from gpushare.core.api.workload_signature import WorkloadSignature
 from gpushare.core.gpu import Counters, Health
 
-# The same language as `core.request` reads; tests hold the two together.
+# Accepts what `gpushare.core.api.request` parses; tests keep the two equal.
 FRACTION_PATTERN: Final = r"^(auto|0*0\.(0[1-9]|[1-9][0-9]?)0*|0*([1-9]|1[0-6])(\.0+)?)$"
 MEMORY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T|)$"
 FRACTION_SENTENCE: Final = (
@@ -34,17 +34,17 @@ _MEMORY_RULE: Final = CelRule(
     'allowed is an amount of memory above zero such as "8Gi" or "500Mi"',
 )
 _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
-_MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, should those become GPUs of their own (design.md 7)
+_MAX_GPUS_PER_NODE: Final = 128  # 16 GPUs of 7 MIG instances, in case each of those becomes a GPU (design.md 7)
 _MAX_TENANTS_PER_GPU: Final = 100  # one percent each
 _MOST_RETRACTIONS: Final = 32
 _RETRACTED_OFTEN: Final = 2
 MOST_NEIGHBOURS_ENDED: Final = 8
 _ENDED_OFTEN: Final = 2
-_MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the count beyond is in the condition
+_MAX_PLACEMENTS: Final = 1000  # an etcd object holds 1.5 MiB; the condition has the full count
 
 
 class Phase(StrEnum):
-    """Where a GpuShare stands in its life (docs/design.md 4 and 5)."""
+    """Stage of a GpuShare's life (docs/design.md 4 and 5)."""
 
     PENDING = "Pending"
     PROBATION = "Probation"
@@ -70,7 +70,7 @@ class MpsState(StrEnum):
 
 
 class Ceilings(StrEnum):
-    """Whether the gate's self-test showed that ceilings bind on this driver (docs/design.md 2.4)."""
+    """Result of the gate's self-test: whether this driver enforces its ceilings (docs/design.md 2.4)."""
 
     UNTESTED = "Untested"
     ENFORCED = "Enforced"
@@ -82,7 +82,7 @@ class ProfileSpec:
     """How the workload is profiled."""
 
     mode: ProfileMode | None = described(
-        "Auto profiles an unknown workload alone on a GPU before neighbours are let in; Off never does.",
+        "Auto profiles an unknown workload alone on a GPU before it gets neighbours; Off never profiles it.",
         default=None,
     )
     window_seconds: int | None = described(
@@ -92,22 +92,22 @@ class ProfileSpec:
 
 @dataclass(frozen=True, slots=True)
 class GpuShareSpec:
-    """What the user wants for a group of pods; every field may be left out, a pod's annotation beats it."""
+    """The user's wishes for a group of pods; every field is optional, and a pod's annotation overrides it."""
 
     selector: LabelSelector | None = described(
-        "Which annotated pods of this namespace it is for; an empty selector means all of them. Left out: the "
-        "pods of this object's owner, as in the objects that gpushare makes itself. Cannot be changed later.",
+        "Which annotated pods of this namespace it applies to; an empty selector means all of them. Without one: "
+        "the pods of this object's owner, as in the objects that gpushare creates itself. Immutable.",
         default=None,
         **ATOMIC_MAP,
     )
     fraction: str | None = described(
-        'Share of one GPU in whole percents ("0.25"), whole GPUs ("2"), or "auto": what the profile says.',
+        'Share of one GPU in whole percents ("0.25"), whole GPUs ("2"), or "auto": chosen from the profile.',
         default=None,
         maxLength=16,
         rules=(_FRACTION_RULE,),
     )
     memory: str | None = described(
-        'GPU memory of a pod on each of its GPUs ("8Gi"). Default: the fraction of the GPU\'s memory.',
+        'GPU memory of a pod on each of its GPUs ("8Gi"). Default: the GPU\'s memory times the fraction.',
         default=None,
         maxLength=32,
         rules=(_MEMORY_RULE,),
@@ -119,16 +119,16 @@ class GpuShareSpec:
         name="class",
     )
     max_slowdown: float | None = described(
-        "Tolerated slowdown beside neighbours, as a ratio to running alone under the fraction: 1.25 means at most "
-        '25% longer. For pods with the fraction "auto" and a profile, to running alone on the whole GPU. '
+        "Tolerated slowdown beside neighbours, relative to running alone under the fraction: 1.25 means at most "
+        '25% longer. For pods with the fraction "auto" and a profile, relative to running alone on the whole GPU. '
         "Default: the chart's values policy.maxSlowdown and, for class latency, policy.latencyMaxSlowdown.",
         default=None,
         minimum=1,
         maximum=1000,
     )
     fault_domain: FaultDomain | None = described(
-        "shared accepts neighbours on the GPU, whose illegal memory access ends every tenant of it (a property of "
-        "MPS); isolated gets a whole GPU, and is charged for it. Default: shared.",
+        "shared accepts neighbours on the GPU; an illegal memory access of any tenant ends all tenants of a GPU "
+        "(a property of MPS). isolated gets a whole GPU and is charged for it. Default: shared.",
         default=None,
     )
     profile: ProfileSpec | None = described("How the workload is profiled.", default=None)
@@ -151,7 +151,7 @@ class GpuShareSpec:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """How the workload fares now; the worst of its pods."""
+    """Current progress of the workload; the worst of its pods."""
 
     progress_ratio: float | None = described(
         "Progress relative to running alone, 1 is undisturbed.", default=None, name="progress", minimum=0
@@ -187,10 +187,10 @@ class PodPlacement:
         "How much longer it takes than alone.", default=None, name="slowdown", minimum=0
     )
     promise_ratio: float | None = described(
-        "What it may count on: progress relative to running alone.", default=None, name="promise", **_RATIO
+        "Promised progress relative to running alone.", default=None, name="promise", **_RATIO
     )
     throttle_ratio: float | None = described(
-        "Part of the time that it is kept stopped for a neighbour's promise; absent while it runs freely.",
+        "Part of the time that it is stopped to keep a neighbour's promise; absent while it runs freely.",
         default=None,
         name="throttle",
         **_RATIO,
@@ -199,22 +199,24 @@ class PodPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Retraction:
-    """A pod of the group was moved away from these neighbours, and none is put beside them for a while."""
+    """A pod of the group was moved away from these neighbours; for a while none is put beside them."""
 
     neighbours: tuple[str, ...] = described(
-        "GpuShares of the tenants that it left, as namespace/name; the first names it among the retractions.",
+        "GpuShares of the tenants that it left, as namespace/name; the first identifies this retraction.",
         default=(),
         items={"maxLength": 317},
         maxItems=_MAX_TENANTS_PER_GPU,
         **ATOMIC_LIST,
     )
-    at: str | None = described("When the pod left; before, when it was decided.", default=None, format="date-time")
+    at: str | None = described(
+        "When the pod left; until it leaves, when the retraction was decided.", default=None, format="date-time"
+    )
     until: str | None = described(
-        "Until when none of the group is put beside them; absent until the pod leaves.",
+        "Until when no pod of the group is put beside them; absent until the pod leaves.",
         default=None,
         format="date-time",
     )
-    count: int = described("How often it came to this.", default=1, minimum=1)
+    count: int = described("How often this happened.", default=1, minimum=1)
     pod_uid: str | None = described("The pod's uid.", default=None, maxLength=64)
     gpu: str | None = described("The GPU that it leaves, by UUID.", default=None, maxLength=96)
 
@@ -230,43 +232,46 @@ class NeighboursEnded:
 
 @dataclass(frozen=True, slots=True)
 class GpuShareStatus:
-    """What gpushare knows about the group; written by the operator alone."""
+    """What gpushare knows about the group; written only by the operator."""
 
-    phase: Phase = described("Where the group stands.", default=Phase.PENDING)
+    phase: Phase = described("Stage of the group's life.", default=Phase.PENDING)
     observed_generation: int | None = described(
         "The metadata.generation that the status was concluded from.", default=None, minimum=0
     )
     profile: WorkloadSignature | None = described("The workload's signature, once taken.", default=None)
     job_class: JobClass | None = described(
-        "Class of its pods as annotations, this object and the chart's default say; latency where some are.",
+        "Class of its pods, from annotations, this object and the chart's default; latency if any pod is.",
         default=None,
         name="class",
     )
     recommended_fraction: str | None = described(
-        'The fraction that "auto" stands for: the least that costs the root of maxSlowdown at most.',
+        'What "auto" means: the smallest fraction whose slowdown alone is at most the square root of maxSlowdown.',
         default=None,
         maxLength=16,
         rules=(_FRACTION_RULE,),
     )
-    observed: Observed | None = described("How the workload fares now.", default=None)
+    observed: Observed | None = described("Current progress of the workload.", default=None)
     promise_ratio: float | None = described(
-        "What each of its pods may count on, the least of them: progress relative to running alone.",
+        "Promised progress relative to running alone; the smallest promise of its pods.",
         default=None,
         name="promise",
         **_RATIO,
     )
     learned: tuple[LearnedEffect, ...] = described(
-        "What was seen of it beside others, by GPU model.", default=(), maxItems=16, **list_map("gpuModel")
+        "Effects that were learnt of it beside others, by GPU model.",
+        default=(),
+        maxItems=16,
+        **list_map("gpuModel"),
     )
     retractions: tuple[Retraction, ...] = described(
-        "Pods of it that were moved away for a neighbour's promise, the newest of each neighbour.",
+        "Pods of it that were moved away to keep a neighbour's promise; the newest for each neighbour.",
         default=(),
         maxItems=_MOST_RETRACTIONS,
         **ATOMIC_LIST,
     )
     neighbours_ended: tuple[NeighboursEnded, ...] = described(
-        "When pods of it, killed within a kernel, ended their neighbours in the last day. From two on its next "
-        "pods are isolated: they get whole GPUs, and are charged for them.",
+        "When pods of it were killed within a kernel in the last day, which ended their neighbours. After two, "
+        "its next pods are isolated: they get whole GPUs and are charged for them.",
         default=(),
         maxItems=MOST_NEIGHBOURS_ENDED,
         **ATOMIC_LIST,
@@ -282,7 +287,7 @@ class GpuShareStatus:
     def needs_own_gpu(self) -> bool:
         """Return whether its pods were retracted so often that the next one gets a GPU of its own.
 
-        One that is only intended counts: the pod's successor may come before the record does.
+        An intended retraction counts as one: the pod's successor may arrive before the record is complete.
         """
         retractions = sum(1 if one.until is None else one.count for one in self.retractions)
         return retracted_often(retractions, len(self.placements))
@@ -294,12 +299,13 @@ class GpuShareStatus:
 
 
 def retracted_often(retractions: int, pods: int) -> bool:
-    """Return whether a group's next pod gets a GPU of its own: its pods were retracted twice each.
+    """Return whether a group's next pod gets a GPU of its own: at least two retractions for each placed pod.
 
-    The operator forgets a retraction a day after its back-off has ended. Without regard to the number of pods, a
-    group of many jobs has a whole GPU for each of them soon (docs/measurements/jobs.md).
+    The operator forgets a retraction a day after its back-off has ended. The threshold grows with the number of
+    pods; otherwise a group of many jobs soon gets a whole GPU for each of them (docs/measurements/jobs.md).
 
     Args:
+        retractions: of the group that are remembered.
         pods: of the group that are placed now.
     """
     return retractions >= _RETRACTED_OFTEN * max(1, pods)
@@ -311,7 +317,7 @@ class MpsFault:
 
     at: str = described("When it was noticed.", default="", required=True, format="date-time")
     begun_by: str | None = described(
-        "The pod that began it, by uid: a process of it was killed within a kernel. Absent where it is not known.",
+        "The pod that caused it, by uid: a process of it was killed within a kernel. Absent if not known.",
         default=None,
         maxLength=64,
     )
@@ -323,9 +329,9 @@ class MpsStatus:
 
     state: MpsState = described("State of the daemon and its server.", default=MpsState.STARTING)
     clients: int = described("Processes connected now; one server takes 48.", default=0, minimum=0)
-    held: int = described("Connections that wait at the gate.", default=0, minimum=0)
+    held: int = described("Connections waiting at the gate.", default=0, minimum=0)
     ceilings: Ceilings = described(
-        "What the gate's self-test showed: whether this driver enforces its ceilings.", default=Ceilings.UNTESTED
+        "Result of the gate's self-test: whether this driver enforces its ceilings.", default=Ceilings.UNTESTED
     )
     message: str | None = described("What is wrong, for people.", default=None, maxLength=1024)
     last_fault: MpsFault | None = described("Its last fault; absent without one.", default=None)
@@ -333,7 +339,7 @@ class MpsStatus:
 
 @dataclass(frozen=True, slots=True)
 class Utilization:
-    """Use of a GPU over the last window by pipe, tensor pipes counted in; 0 to 1, absent if not measured."""
+    """Use of each pipe of a GPU over the last window, tensor pipes included; 0 to 1, absent if not measured."""
 
     fp16: float | None = described("FP16 and half-precision tensor pipes.", default=None, **_RATIO)
     fp32: float | None = described("FP32 pipe.", default=None, **_RATIO)
@@ -342,12 +348,12 @@ class Utilization:
     integer: float | None = described("Integer pipe.", default=None, **_RATIO)
     dram: float | None = described("Bandwidth of device memory.", default=None, **_RATIO)
     sm: float | None = described("Time an SM had work, mean over SMs.", default=None, **_RATIO)
-    sm_occupancy: float | None = described("Resident warps of those possible.", default=None, **_RATIO)
+    sm_occupancy: float | None = described("Resident warps over the most possible.", default=None, **_RATIO)
     nvml: float | None = described("What nvidia-smi calls utilisation.", default=None, **_RATIO)
 
     @classmethod
     def of(cls, counters: Counters, nvml_ratio: float | None = None) -> "Utilization":
-        """From one window's counters."""
+        """Return the utilization of one window's counters."""
         return cls(**counters.pipes(), sm=counters.sm_util, sm_occupancy=counters.sm_occupancy, nvml=nvml_ratio)
 
 
@@ -384,24 +390,24 @@ class TenantStatus:
         "How much longer it takes than alone.", default=None, name="slowdown", minimum=0
     )
     promise_ratio: float | None = described(
-        "What it may count on: progress relative to running alone.", default=None, name="promise", **_RATIO
+        "Promised progress relative to running alone.", default=None, name="promise", **_RATIO
     )
     throttle_ratio: float | None = described(
-        "Part of the time that it is kept stopped for a neighbour's promise; absent while it runs freely.",
+        "Part of the time that it is stopped to keep a neighbour's promise; absent while it runs freely.",
         default=None,
         name="throttle",
         **_RATIO,
     )
     retract: str | None = described(
-        "Why the node asks that this pod be moved away, with its figures; absent while it may stay.",
+        "Why the node asks to move this pod away, with figures; absent while it may stay.",
         default=None,
         maxLength=1024,
     )
-    slo: TenantSlo | None = described("How it fares against its own target, gpushare.io/slo.", default=None)
+    slo: TenantSlo | None = described("State of its own latency target, gpushare.io/slo.", default=None)
     trouble: TenantTrouble | None = described("What is wrong with it; absent while nothing is.", default=None)
     profile: WorkloadSignature | None = described(
-        "Its workload's signature as this node saw it alone on a GPU with all threads; absent once its GpuShare "
-        "keeps one as good.",
+        "Its workload's signature as this node measured it alone on a GPU with all threads; absent once its "
+        "GpuShare has one that is as good.",
         default=None,
     )
 
@@ -432,15 +438,15 @@ class GpuNodeSummary:
     """Sums for `kubectl get gpunodes`."""
 
     gpus: int = described("GPUs of the node.", default=0, minimum=0)
-    healthy: int = described("Of them healthy.", default=0, minimum=0)
-    shares_used: int = described("Percent of one GPU in use, over all GPUs.", default=0, minimum=0)
-    clients: int = described("Processes connected to MPS, over all GPUs.", default=0, minimum=0)
-    tenants: int = described("Pods, over all GPUs.", default=0, minimum=0)
+    healthy: int = described("Healthy GPUs of the node.", default=0, minimum=0)
+    shares_used: int = described("Percent of one GPU in use, summed over all GPUs.", default=0, minimum=0)
+    clients: int = described("Processes connected to MPS on all GPUs.", default=0, minimum=0)
+    tenants: int = described("Pods on all GPUs; a pod on several GPUs counts once.", default=0, minimum=0)
 
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeStatus:
-    """What the node's agent saw; written by that agent alone. Make it by `of`, so that the summary fits."""
+    """The observations of the node's agent, written only by it. Make it with `of`, which adds the summary."""
 
     summary: GpuNodeSummary | None = described("Sums over the GPUs.", default=None)
     gpus: tuple[GpuStatus, ...] = described(
@@ -454,7 +460,7 @@ class GpuNodeStatus:
 
     @property
     def can_freeze(self) -> bool:
-        """Whether the agent leaves open that tenants can be stopped for a moment."""
+        """Return whether tenants can be stopped for a moment, as far as is known."""
         return not any(
             one.type == THROTTLE_READY and one.status is ConditionStatus.FALSE for one in self.conditions
         )
@@ -468,7 +474,7 @@ class GpuNodeStatus:
         observed_at: str | None = None,
         conditions: tuple[Condition, ...] = (),
     ) -> "GpuNodeStatus":
-        """The status with its summary computed; a pod on several GPUs counts as one tenant."""
+        """Return a status with its summary computed; a pod on several GPUs counts as one tenant."""
         summary = GpuNodeSummary(
             gpus=len(gpus),
             healthy=sum(gpu.health is Health.HEALTHY for gpu in gpus),
@@ -493,7 +499,7 @@ class GpuShare:
 
     @classmethod
     def from_object(cls, obj: Mapping[str, Any]) -> "GpuShare":
-        """From the API's JSON object."""
+        """Read a GpuShare from the API's JSON object."""
         metadata = obj.get("metadata") or {}
         owners = tuple(
             OwnerReference(
@@ -518,19 +524,19 @@ class GpuShare:
 
 @dataclass(frozen=True, slots=True)
 class GpuNode:
-    """A GpuNode; its name is the node's."""
+    """A GpuNode; it has the name of its node."""
 
     name: str
     status: GpuNodeStatus
 
     @classmethod
     def from_object(cls, obj: Mapping[str, Any]) -> "GpuNode":
-        """From the API's JSON object."""
+        """Read a GpuNode from the API's JSON object."""
         metadata = obj.get("metadata") or {}
         return cls(str(metadata.get("name", "")), from_json(GpuNodeStatus, obj.get("status")))
 
     def to_object(self) -> dict[str, Any]:
-        """The API's JSON object without server-side metadata."""
+        """Return the API's JSON object without server-side metadata."""
         return {
             "apiVersion": API_VERSION,
             "kind": "GpuNode",

@@ -1,4 +1,4 @@
-"""A pod as gpushare sees it: the API's object reduced to the fields that are used."""
+"""A pod as gpushare sees it: the API's object reduced to the fields that gpushare uses."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from gpushare.core.api.pod_resources import requests_of, share_limit_of
 
 _KEPT_ANNOTATIONS: Final = frozenset(names.USER_ANNOTATIONS)
 _REJECTED: Final = "UnexpectedAdmissionError"
-# kubelet's pkg/kubelet/cm/devicemanager: before a plugin has registered, and once its connection is gone.
+# Messages of kubelet's pkg/kubelet/cm/devicemanager: before a plugin registers, and after its connection is lost.
 _NO_PLUGIN: Final = ("cannot allocate unregistered device", "no healthy devices present")
 
 
@@ -23,23 +23,23 @@ class PodView:
 
     Attributes:
         annotations: the user's gpushare annotations only.
-        owner_uids: of its ownerReferences.
+        owner_uids: the uids of its ownerReferences.
         controller: kind and name of the owner that manages it; None for a bare pod.
-        created_at: RFC 3339, the API server's; empty where it does not say.
-        node: where it is bound; None while it is pending.
-        phase: Pending, Running, Succeeded, Failed or Unknown; empty where the API does not say.
-        admitted: kubelet has taken it, so its devices are allocated (kubelet allocates before it sets startTime).
-        limit_percent: its limit `gpushare.io/share`, 100 a GPU; 0 when it has none.
-        decision: its decision annotations; None without any or when malformed.
-        decision_problem: what is wrong with its decision annotations, a sentence; empty when nothing is.
-        has_preferences: it says which of the nodes it may run on it would rather have, in affinity or spreading.
-        short_of_shares: kube-scheduler's own count found too few shares on some node and left it waiting.
+        created_at: the API server's time, RFC 3339; empty if missing.
+        node: the node it is bound to; None while it is pending.
+        phase: Pending, Running, Succeeded, Failed or Unknown; empty if missing.
+        admitted: kubelet admitted it, so its devices are allocated (kubelet allocates before it sets startTime).
+        limit_percent: its limit `gpushare.io/share`, 100 for each GPU; 0 if it has none.
+        decision: its decision annotations; None if missing or malformed.
+        decision_problem: a sentence on what is wrong with its decision annotations; empty if nothing is.
+        has_preferences: it prefers some nodes over others, by affinity or topology spreading.
+        short_of_shares: it waits because kube-scheduler itself counted too few shares on some node.
         leaving: it is being deleted.
-        unserved: kubelet rejected it for good, as no device plugin served when it came.
-        started_at: when the first of its containers that run now started, RFC 3339; empty while none does.
+        unserved: kubelet rejected it for good because no device plugin was serving when it arrived.
+        started_at: when the first of its running containers started, RFC 3339; empty while none runs.
         gated: a scheduling gate holds it back.
-        unschedulable: kube-scheduler found no node for it when it looked last.
-        rules: the nodes that it allows itself; None once it is bound.
+        unschedulable: kube-scheduler found no node for it in its last attempt.
+        rules: its own rules on nodes; None once it is bound.
     """
 
     uid: str
@@ -70,10 +70,11 @@ class PodView:
 
     @classmethod
     def from_object(cls, obj: Mapping[str, Any]) -> Self:
-        """Reduce the API's JSON object, from a list, a watch or kube-scheduler.
+        """Return the view of a pod's JSON object, from a list, a watch or kube-scheduler.
 
         Raises:
-            KeyError: it has no uid or name. ValueError: a request is not a quantity.
+            KeyError: the pod has no uid or name.
+            ValueError: a request is not a quantity.
         """
         metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
         annotations: Mapping[str, str] = metadata.get("annotations") or {}
@@ -122,24 +123,24 @@ class PodView:
 
     @property
     def key(self) -> str:
-        """Return namespace and name."""
+        """Return "namespace/name"."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def finished(self) -> bool:
-        """Return whether its containers have ended for good, so that it holds no share any more."""
+        """Return whether its containers have ended for good, so that it no longer holds a share."""
         return self.phase in TERMINAL_PHASES
 
     @property
     def waits_for_room(self) -> bool:
-        """Return whether it could run, and kube-scheduler has looked for a node for it in vain."""
+        """Return whether the pod could run but kube-scheduler found no node for it."""
         return (
             self.node is None and self.unschedulable and not self.gated and not self.leaving and not self.finished
         )
 
     @property
     def fraction(self) -> str | None:
-        """Return the annotation that makes it gpushare's; None on a pod that has only the label."""
+        """Return the annotation that marks a pod of gpushare; None on a pod that has only the label."""
         return self.annotations.get(names.FRACTION)
 
 
@@ -166,7 +167,7 @@ _STATUS: Final = ("phase", "reason", "message", "startTime")
 
 
 def reduced_object(obj: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pod's object with only what `PodView.from_object` reads, to be kept in a file: no environment."""
+    """Return a pod's object with only what `PodView.from_object` reads, to store it: no environment variables."""
     metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
     annotations = metadata.get("annotations") or {}
     unscheduled = not_scheduled(status)

@@ -1,4 +1,4 @@
-"""Parts of a pod's JSON that several readers ask for, beside `PodView`; each is read here and nowhere else."""
+"""Parts of a pod's JSON that several modules need besides `PodView`; each is read only here."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -6,10 +6,10 @@ from typing import Any, Final
 from gpushare.core.api import names
 
 TERMINAL_PHASES: Final = frozenset({"Succeeded", "Failed"})
-"""Phases in which a pod's containers have ended for good, so that it holds nothing any more."""
+"""Phases in which a pod's containers have ended for good, so that it holds no resources."""
 UNSCHEDULABLE: Final = "Unschedulable"
 _PROBES: Final = ("livenessProbe", "readinessProbe", "startupProbe")
-_DEFAULT_PROBE_SECONDS: Final = 1.0  # Kubernetes' own
+_DEFAULT_PROBE_SECONDS: Final = 1.0  # Kubernetes' default
 
 
 def has_ended(obj: Mapping[str, Any]) -> bool:
@@ -18,12 +18,12 @@ def has_ended(obj: Mapping[str, Any]) -> bool:
 
 
 def is_managed(obj: Mapping[str, Any]) -> bool:
-    """Return whether a pod carries the label by which gpushare's parts watch its pods."""
+    """Return whether a pod carries the label by which gpushare's components watch pods."""
     return (obj["metadata"].get("labels") or {}).get(names.MANAGED_LABEL) == "true"
 
 
 def not_scheduled(status: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the condition by which kube-scheduler left a pod waiting; None where it has not, or not yet."""
+    """Return the condition that says kube-scheduler found no node; None if it has not tried or found one."""
     for one in status.get("conditions") or ():
         if one.get("type") == "PodScheduled" and one.get("status") == "False":
             return one  # type: ignore[no-any-return]
@@ -36,7 +36,7 @@ def gates_of(spec: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def waiting_reason(status: Mapping[str, Any]) -> str:
-    """Return why the first container that waits does, in kubelet's word; empty where none waits."""
+    """Return kubelet's reason for the first waiting container; empty if none waits."""
     reasons = (
         ((one.get("state") or {}).get("waiting") or {}).get("reason")
         for one in status.get("containerStatuses") or ()
@@ -45,7 +45,7 @@ def waiting_reason(status: Mapping[str, Any]) -> str:
 
 
 def shortest_probe_seconds(spec: Mapping[str, Any]) -> float | None:
-    """Return the shortest time-out of the containers' probes, of any kind; None where they have none."""
+    """Return the shortest timeout of the containers' probes of any kind; None without probes."""
     probes = [
         container[kind]
         for container in (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
@@ -56,7 +56,7 @@ def shortest_probe_seconds(spec: Mapping[str, Any]) -> float | None:
 
 
 def values_of_variable(spec: Mapping[str, Any], name: str) -> Iterator[object]:
-    """Return what each container that sets an environment variable in the pod's object sets it to."""
+    """Yield the value that each container gives an environment variable, for those that set it."""
     for container in spec.get("containers") or ():
         for variable in container.get("env") or ():
             if variable.get("name") == name:
@@ -64,5 +64,5 @@ def values_of_variable(spec: Mapping[str, Any], name: str) -> Iterator[object]:
 
 
 def deletion_of(metadata: Mapping[str, Any]) -> tuple[str, float]:
-    """Return when kubelet kills a deleted pod, RFC 3339, and its grace period in seconds; "" while it is not."""
+    """Return when kubelet kills a pod under deletion (RFC 3339, else "") and its grace period in seconds."""
     return str(metadata.get("deletionTimestamp") or ""), float(metadata.get("deletionGracePeriodSeconds") or 0)

@@ -1,4 +1,4 @@
-"""What a pod asks of a node, from its spec as the API shows it: CPU, memory and shares of GPUs."""
+"""Resources that a pod's spec requests: CPU, memory and GPU shares."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
@@ -8,13 +8,13 @@ from gpushare.core.api import names
 from gpushare.core.api.quantity import parse_count, parse_quantity
 
 _BYTES_PER_MIB: Final = 2**20
-_DISTINCT_QUANTITIES: Final = 4096  # a cluster uses the same few hundred again and again
+_DISTINCT_QUANTITIES: Final = 4096  # a cluster uses the same few hundred over and over
 
 
 def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
-    """Return a pod's CPU (thousandths) and memory (MiB) on its node, as kube-scheduler counts it.
+    """Return a pod's CPU (thousandths) and memory (MiB) requests, as kube-scheduler counts them.
 
-    The sum over containers and sidecars, or more where an init container asks more; then the pod's overhead.
+    The sum over containers and sidecars, or more if an init container needs more; plus the pod's overhead.
 
     Raises:
         ValueError: a request is not a quantity.
@@ -29,12 +29,12 @@ def requests_of(spec: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def share_limit_of(spec: Mapping[str, Any]) -> int:
-    """Return a pod's limit `gpushare.io/share`, 100 a GPU; 0 unless a whole number (1000 is stored as "1k")."""
+    """Return a pod's limit `gpushare.io/share`, 100 for each GPU; 0 if missing or not a whole number."""
     return _effective(spec, lambda one: _count(_asked(one, "limits").get(names.SHARE_RESOURCE, 0)))
 
 
 def _effective(spec: Mapping[str, Any], amount: Callable[[Mapping[str, Any]], int]) -> int:
-    """Return the pod's amount, given that of each container, by the rule of KEP-753."""
+    """Return the pod's amount from its containers' amounts, by the rule of KEP-753 (sidecars)."""
     containers = sum(map(amount, spec.get("containers") or ()))
     init: Iterable[Mapping[str, Any]] = spec.get("initContainers") or ()
     if not init:

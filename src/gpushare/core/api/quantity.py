@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Final
 
-_LONGEST: Final = 64  # the API server writes amounts of far fewer characters
+_LONGEST: Final = 64  # the API server writes far shorter amounts
 _QUANTITY: Final = re.compile(
     r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([numkMGTPE]|[KMGTPE]i|)"
 )
@@ -43,7 +43,7 @@ def parse_quantity(text: str | int) -> Decimal:
 
 
 def parse_count(text: str | int) -> int:
-    """Return an amount of an extended resource; the API server stores 1000 as "1k".
+    """Return an amount of an extended resource; accepts suffixes, as the API server stores 1000 as "1k".
 
     Raises:
         ValueError: it is not a whole number from 0.

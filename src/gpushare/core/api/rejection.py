@@ -1,11 +1,11 @@
-"""A refusal is a value: why something was not done, rendered once for people."""
+"""A refusal as a value: why something was not done, rendered once for people."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a request or a placement was refused; the label `reason` of metrics."""
+    """Reason for which a request or placement was refused; the label `reason` of metrics."""
 
     INVALID_ANNOTATION = "InvalidAnnotation"
     NO_GPUS = "NoGpus"
@@ -42,7 +42,7 @@ class Rejection:
 
 
 def shown(value: object, most: int = 64) -> str:
-    """Return a value from outside for use in a sentence: quoted, on one line, at most `most` characters of it."""
+    """Quote an untrusted value for a sentence: on one line, at most `most` characters of it."""
     if value is None:
         return "nothing"
     text = str(value)

@@ -1,4 +1,4 @@
-"""What a pod asks for: its annotations, parsed and validated (docs/design.md 1)."""
+"""A pod's request: its annotations, parsed and validated (docs/design.md 1)."""
 
 import math
 import re
@@ -13,11 +13,11 @@ from gpushare.core.api import names
 from gpushare.core.api.rejection import Reason, Rejection, shown
 from gpushare.core.api.slo import Slo, parse_slo
 
-MAX_GPUS_PER_POD: Final = 16  # no node of any vendor carries more GPUs in one NVLink domain of a host
+MAX_GPUS_PER_POD: Final = 16  # no vendor's node has more GPUs in one NVLink domain
 AUTO: Final = "auto"
 
 _MIB: Final = 2**20
-MAX_MEMORY_MIB: Final = 2**20  # 1 TiB on one GPU, several times what any vendor builds; keeps arithmetic sane
+MAX_MEMORY_MIB: Final = 2**20  # 1 TiB on one GPU, several times the largest GPU; bounds the arithmetic
 _LONGEST_FRACTION: Final = 16  # as in the GpuShare's schema
 _LONGEST_MEMORY: Final = 32
 
@@ -39,7 +39,7 @@ _WORKLOAD: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 
 class JobClass(StrEnum):
-    """What a tenant cares about."""
+    """Class of a tenant: it cares about throughput, or about latency."""
 
     THROUGHPUT = "throughput"
     LATENCY = "latency"
@@ -57,14 +57,14 @@ class ShareRequest:
     """The annotations of one pod.
 
     Attributes:
-        share_percent: of one GPU on each of `gpu_count` GPUs, 1 to 100; None when the fraction is "auto".
-        gpu_count: how many GPUs; above 1 only with share_percent 100.
+        share_percent: percent of each of `gpu_count` GPUs, 1 to 100; None if the fraction is "auto".
+        gpu_count: number of GPUs; above 1 only with share_percent 100.
         memory_mib: GPU memory per GPU; None means share x the GPU's memory.
-        job_class: throughput or latency; None when the pod does not say (the GpuShare or the default does).
+        job_class: throughput or latency; None if the pod does not say (then the GpuShare or the default decides).
         workload: key that links pods of one kind; None means the pod's owner.
         container: name of the container that gets the GPU; None means the first.
         processes: CUDA processes that share the pod's cap evenly.
-        slo: its own latency target; only class latency may have one.
+        slo: the pod's own latency target; only class latency may have one.
     """
 
     share_percent: int | None
@@ -78,7 +78,7 @@ class ShareRequest:
 
     @property
     def is_auto(self) -> bool:
-        """Return whether the profile decides the share."""
+        """Return whether the share is chosen from the profile."""
         return self.share_percent is None
 
 
@@ -148,17 +148,17 @@ def parse_processes(text: str) -> int | Rejection:
 
 
 def clients_of(share_percent: int) -> int:
-    """Return how many of a GPU's MPS clients belong to a pod: its share's part of them, and one at least."""
+    """Return how many of a GPU's MPS clients a share may have: proportional to the share, at least one."""
     return max(1, share_percent * names.MAX_CLIENTS_PER_GPU // names.SHARES_PER_GPU)
 
 
 def percent_of_clients(processes: int) -> int:
-    """Return the least share to which so many MPS clients belong; 0 for one, which every pod has."""
+    """Return the smallest share that may have this many MPS clients; 0 for one, which every pod may have."""
     return 0 if processes <= 1 else -(-names.SHARES_PER_GPU * processes // names.MAX_CLIENTS_PER_GPU)
 
 
 def _check_processes(processes: int, share_percent: int | None, job_class: JobClass | None) -> Rejection | None:
-    """Refuse more processes than the share can be divided among; a latency pod and a whole GPU are not capped."""
+    """Refuse more processes than the share can be divided among; latency pods and whole GPUs are not capped."""
     if share_percent is None or share_percent >= names.SHARES_PER_GPU or job_class is JobClass.LATENCY:
         return None
     most = max(1, share_percent // names.LEAST_PROCESS_PERCENT)
@@ -174,7 +174,7 @@ def _check_processes(processes: int, share_percent: int | None, job_class: JobCl
 
 
 def refuse_processes(processes: int, most: int) -> Rejection:
-    """Return the refusal of more processes than one pod gets on a GPU, though its share would pay for them."""
+    """Return the refusal of more processes than one pod may have on a GPU, although its share would cover them."""
     return _invalid(
         names.PROCESSES,
         str(processes),
@@ -236,7 +236,7 @@ def parse_request(annotations: Mapping[str, str]) -> ShareRequest | Rejection:
 
 
 def refuse_slo(annotations: Mapping[str, str]) -> Rejection:
-    """Return the refusal of a target on a pod of class throughput."""
+    """Return the refusal of a latency target on a pod of class throughput."""
     return _invalid(
         names.SLO,
         annotations[names.SLO],

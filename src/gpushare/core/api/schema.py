@@ -1,7 +1,7 @@
-"""Dataclasses as Kubernetes objects: JSON with camelCase names, and the OpenAPI v3 schema the API server checks.
+"""Dataclasses as Kubernetes objects: JSON with camelCase names, and the OpenAPI v3 schema.
 
-A field made by `described` carries all that its schema needs, so that the Python type, the wire format,
-`kubectl explain` and the refusals of the API server cannot drift apart.
+A field made by `described` carries everything its schema needs, so that the Python type, the wire format, `kubectl
+explain` and the API server's refusals cannot diverge.
 """
 
 import types
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 Json = dict[str, Any]
 
-# A writer replaces these whole; server-side apply does not merge them.
+# A writer replaces such a list or map as a whole; server-side apply does not merge it.
 ATOMIC_LIST: Final[Json] = {"x-kubernetes-list-type": "atomic"}
 ATOMIC_MAP: Final[Json] = {"x-kubernetes-map-type": "atomic"}
 
 
 @dataclass(frozen=True, slots=True)
 class CelRule:
-    """One `x-kubernetes-validations` entry: a CEL expression and the sentence a person gets when it is false."""
+    """One `x-kubernetes-validations` entry: a CEL expression, and the sentence that is shown when it is false."""
 
     rule: str
     message: str
@@ -90,8 +90,8 @@ def to_json(value: Any, *, nulls: bool = False) -> Any:
 
     Args:
         value: a dataclass, enum, mapping, tuple or scalar.
-        nulls: write null for absent fields instead, so that a merge patch erases them; never inside lists, which a
-            merge patch replaces whole.
+        nulls: write null for absent fields, so that a merge patch erases them; never inside lists, which a merge
+            patch replaces as a whole.
     """
     if isinstance(value, StrEnum):
         return value.value
@@ -112,7 +112,7 @@ def to_json(value: Any, *, nulls: bool = False) -> Any:
 
 
 def from_json(cls: type[T], data: object) -> T:
-    """Read a dataclass from JSON values; a missing field, or one of another type, gets its default."""
+    """Read a dataclass from JSON values; a field that is missing or of another type gets its default."""
     known: dict[str, Any] = {}
     if isinstance(data, Mapping):
         for wire_name, attribute, hint in _wire(cast("Any", cls)):
@@ -142,7 +142,7 @@ def openapi(cls: type) -> Json:
 
 
 def camel_case(name: str) -> str:
-    """Return `thread_percentage` as `threadPercentage`."""
+    """Return a name such as `thread_percentage` as `threadPercentage`."""
     head, *rest = name.split("_")
     return head + "".join(part.title() for part in rest)
 
@@ -157,7 +157,7 @@ def _wire(cls: Any) -> tuple[tuple[str, str, Any], ...]:
 
 
 def _bare(hint: Any) -> Any:
-    """Return the type hint without None."""
+    """Return a type hint without its `| None`."""
     if get_origin(hint) in (Union, types.UnionType):
         (bare,) = (part for part in get_args(hint) if part is not type(None))
         return bare

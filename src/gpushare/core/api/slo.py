@@ -1,4 +1,4 @@
-"""A latency target of a pod's own and where it is read: two annotations, parsed and validated (docs/adr/0145)."""
+"""A pod's own latency target and where it is read: annotations, parsed and validated (docs/adr/0145)."""
 
 import re
 from collections.abc import Mapping
@@ -35,8 +35,8 @@ class PodSeries:
 
     Attributes:
         series: the family's name, without `_bucket`, `_count` or `_sum`.
-        unit_seconds: of its values.
-        labels: only samples with these are counted.
+        unit_seconds: length of the unit of its values.
+        labels: only samples with these labels are counted.
     """
 
     port: int
@@ -53,13 +53,13 @@ class PrometheusQuery:
     text: str
 
     def of(self, namespace: str, pod: str) -> str:
-        """Return the query for one pod; names of Kubernetes hold nothing that PromQL would read otherwise."""
+        """Return the query for one pod; Kubernetes names contain no character that is special in PromQL."""
         return self.text.replace("$namespace", namespace).replace("$pod", pod)
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """A target: the `quantile_ratio` of requests, such as 0.99, take less than `target_seconds`."""
+    """A latency target: the `quantile_ratio` of requests, such as 0.99, take less than `target_seconds`."""
 
     quantile_ratio: float
     target_seconds: float
@@ -71,7 +71,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class TenantSlo:
-    """What a node's agent read of one pod's target."""
+    """State of one pod's latency target, as its node's agent measured it."""
 
     met: ConditionStatus = described("True, False or Unknown.", default=ConditionStatus.UNKNOWN, required=True)
     reason: str = described("One CamelCase word on why.", default="", required=True, maxLength=64)
@@ -79,19 +79,19 @@ class TenantSlo:
     target: str = described("The target as the pod names it.", default="", maxLength=64)
     target_seconds: float | None = described("Its time in seconds.", default=None, minimum=0)
     measured_seconds: float | None = described(
-        "The quantile as it was last read; absent while it is unknown.", default=None, minimum=0
+        "The quantile as last read; absent while it is unknown.", default=None, minimum=0
     )
 
 
 def in_time(seconds: float) -> str:
-    """Return a time as the annotation would name it."""
+    """Return a time as the annotation writes it, such as "50ms"."""
     if seconds >= 1.0:
         return f"{seconds:.4g}s"
     return f"{seconds * 1e3:.4g}ms" if seconds >= 1e-3 else f"{seconds * 1e6:.4g}us"
 
 
 def parse_slo(annotations: Mapping[str, str]) -> Slo | Rejection | None:
-    """Parse a pod's target and its source; None for a pod without any."""
+    """Parse a pod's latency target and its source; None for a pod without one."""
     target = annotations.get(names.SLO)
     source, query = annotations.get(names.SLO_FROM), annotations.get(names.SLO_QUERY)
     if target is None:

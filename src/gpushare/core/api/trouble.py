@@ -1,4 +1,4 @@
-"""What is wrong with a pod on its GPU, as its node's agent reports it (docs/adr/0146)."""
+"""Trouble of a pod on its GPU, as its node's agent reports it (docs/adr/0146)."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from gpushare.core.api.schema import described
 
 
 class TroubleKind(StrEnum):
-    """What is wrong with a pod that holds a share and makes no good use of it."""
+    """Kind of trouble of a pod that holds a share and makes no good use of it."""
 
     STALLED = "Stalled"
     OUTSIDE_MPS = "OutsideMps"
@@ -19,8 +19,8 @@ class TenantTrouble:
     """One pod's trouble."""
 
     kind: TroubleKind = described(
-        "Stalled: its processes do nothing. OutsideMps: some use the GPU where no limit binds them. GpuFault: "
-        "they ended in a fault of the GPU, and none came back.",
+        "Stalled: its processes do nothing. OutsideMps: some use the GPU outside MPS, where no limit applies. "
+        "GpuFault: a GPU fault ended them, and none was started again.",
         default=TroubleKind.STALLED,
         required=True,
     )

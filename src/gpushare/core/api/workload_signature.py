@@ -1,4 +1,4 @@
-"""A workload's signature as a GpuShare and a GpuNode hold it."""
+"""A workload's signature, as stored in a GpuShare or GpuNode."""
 
 import itertools
 import math
@@ -11,12 +11,12 @@ from gpushare.core.api.schema import ATOMIC_LIST, described, list_map
 from gpushare.core.gpu import COUNTERS, MIN_SIGNATURE_SECONDS, Counters
 
 LONGER_WINDOW: Final = 4.0
-"""A signature replaces one taken over a window this many times shorter: three writes from 5 s to all of 120 s."""
+"""A signature replaces one whose window is this many times shorter, so 5 s to 120 s takes three writes."""
 MOST_OTHER_PHASES: Final = 3
-"""Kinds of work kept beside the usual one: four in all."""
+"""Kinds of work that are kept besides the usual one: four in all."""
 _RATIO: Final[dict[str, Any]] = {"minimum": 0, "maximum": 1}
-# No pipe is busier than the SMs but that for integers, of which an SM has more than one unit; no tensor pipe is
-# busier than all of them.
+# (part, whole): no pipe is busier than the SMs, except the integer pipe, of which an SM has more than one unit; no
+# tensor pipe is busier than all tensor pipes together.
 _PARTS: Final = (
     *((name, "sm_util") for name in ("sm_occupancy", "fp64_util", "fp32_util", "fp16_util", "any_tensor_util")),
     *((name, "any_tensor_util") for name in ("dfma_tensor_util", "hmma_tensor_util", "imma_tensor_util")),
@@ -38,10 +38,10 @@ class CapPoint:
 
 
 class PhaseReading(StrEnum):
-    """How a phase's signature was read."""
+    """How the signature of a phase was measured."""
 
     ALONE = "Alone"
-    IN_PLACE = "InPlace"  # beside neighbours that were stopped for moments
+    IN_PLACE = "InPlace"  # beside neighbours that were stopped for a moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +56,17 @@ class WorkloadPhase:
         maxProperties=32,
     )
     time_ratio: float | None = described(
-        "Part of the workload's time that it is at this work, 0 to 1, as the agent that read it has seen.",
+        "Part of the workload's time spent on this work, 0 to 1, as observed by the agent that measured it.",
         default=None,
         minimum=0,
         maximum=1,
     )
     reading: PhaseReading = described(
-        "Alone: the pod was the only one on its GPU; InPlace: its neighbours were stopped for moments.",
+        "Alone: the pod was the only one on its GPU; InPlace: its neighbours were stopped for a moment.",
         default=PhaseReading.ALONE,
     )
     thread_percentage: int | None = described(
-        "Thread percentage that it was read under; absent: all threads.", default=None, minimum=1, maximum=99
+        "Thread percentage that it was measured under; absent: all threads.", default=None, minimum=1, maximum=99
     )
     cap_curve: tuple[CapPoint, ...] = described(
         "Progress of this work under lower thread percentages where measured.",
@@ -74,7 +74,7 @@ class WorkloadPhase:
         maxItems=8,
         **list_map("threadPercentage"),
     )
-    window_seconds: float | None = described("For how long it was read.", default=None, minimum=0)
+    window_seconds: float | None = described("How long it was measured.", default=None, minimum=0)
     sm_clock_mhz: float | None = described(
         "Mean clock of the SMs meanwhile, MHz; absent: not known.",
         default=None,
@@ -84,7 +84,7 @@ class WorkloadPhase:
     )
 
     def as_signature(self, gpu_model: str) -> "WorkloadSignature":
-        """Return it as if the workload did nothing else."""
+        """Return the signature that the workload would have if it did nothing else."""
         return WorkloadSignature(
             gpu_model,
             self.counters,
@@ -102,8 +102,8 @@ class WorkloadSignature:
     gpu_model: str = described("GPU model it was taken on.", default="")
     counters: Mapping[str, float] = described(
         "Device counters at 100% threads, ratios from 0 to 1, by the names of the colocation dataset: "
-        f"{', '.join(COUNTERS)}. What the device cannot measure is absent. Of a signature taken under a cap they "
-        "are what follows from those seen there, and the cap curve has its progress there.",
+        f"{', '.join(COUNTERS)}. What the device cannot measure is absent. For a signature taken under a cap they "
+        "are extrapolated from those measured under it, and the cap curve has the progress under it.",
         default_factory=dict,
         items=_RATIO,
         maxProperties=32,
@@ -134,7 +134,7 @@ class WorkloadSignature:
     )
 
     revision: int | None = described(
-        "How often the workload was found at other work for long, and its signature taken anew; absent: never.",
+        "How often the workload had changed its work for long, so that a new signature was taken; absent: never.",
         default=None,
         minimum=1,
         maximum=1_000_000,
@@ -149,15 +149,15 @@ class WorkloadSignature:
 
     @property
     def cap(self) -> int:
-        """The thread percentage that it was taken under."""
+        """Return the thread percentage that it was taken under."""
         return 100 if self.thread_percentage is None else self.thread_percentage
 
     def as_counters(self) -> Counters:
-        """The counters as a value; unknown names are left out."""
+        """Return the counters as a value; unknown names are left out."""
         return Counters(**{name: self.counters[name] for name in COUNTERS if name in self.counters})
 
     def seen_counters(self) -> Counters:
-        """The counters as they were seen under its cap."""
+        """Return the counters as they were measured under its cap."""
         progress = next(
             (each.progress_ratio for each in self.cap_curve if each.thread_percentage == self.cap), 1.0
         )
@@ -166,16 +166,16 @@ class WorkloadSignature:
         return replace(under, graphics_util=whole.graphics_util)
 
     def is_usable(self) -> bool:
-        """Whether it says enough for the interference model: the SMs' use, over a window of some length."""
+        """Return whether the interference model can use it: SM use known, window long, not contradictory."""
         window = self.window_seconds
         is_long = window is None or window >= MIN_SIGNATURE_SECONDS
         return "sm_util" in self.counters and is_long and not self.contradiction()
 
     def contradiction(self) -> str:
-        """Return what in it cannot be true, in words; empty where nothing contradicts.
+        """Return a sentence on what cannot be true of this signature; empty if nothing contradicts.
 
-        The 2,657 measured runs of the H200's three datasets keep all of it: no part is above its whole, and no
-        program's progress falls by more than 0.33 as its cap rises (one that serves bursts, in short windows).
+        All 2,657 measured runs of the H200's three datasets pass: no part is above its whole, and no program's
+        progress falls by more than 0.33 as its cap rises (one that serves bursts, in short windows).
         """
         wrong = sorted(name for name, ratio in self.counters.items() if not 0 <= ratio <= 1)
         if wrong:
@@ -190,12 +190,16 @@ class WorkloadSignature:
         return ""
 
     def gives_way(self, other: "WorkloadSignature") -> bool:
-        """Whether another signature is worth writing down in this one's place.
+        """Return whether another signature should replace this one. The first rule that applies decides.
 
-        One of a later revision is, one of an earlier one never. One that is more than twice as active is, however
-        short: this one holds the program's start, or a pause. The other way round it never is, so that two nodes
-        do not replace each other's for ever. One taken under more threads tells more, one taken under fewer never
-        takes its place. One with the clock tells more than one without, unless it is much shorter.
+        1. An empty or contradictory signature is replaced by any other.
+        2. The later revision wins.
+        3. One more than twice as active wins, however short: the other covers the program's start, or a pause.
+        4. The one taken under more threads wins.
+        5. One with a known clock replaces one without, unless it is much shorter; never the other way round.
+        6. Otherwise the new window must be `LONGER_WINDOW` times as long.
+
+        Rules 2 to 5 are never undone by the opposite change, so two nodes do not replace each other's for ever.
         """
         own, others = self.as_counters(), other.as_counters()
         if not self.counters or self.contradiction():
