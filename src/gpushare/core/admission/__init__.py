@@ -1,4 +1,4 @@
-"""Check and resolve a request (annotation over GpuShare over chart), find owners, word refusals."""
+"""Admission of pods: resolve what they request, find their owners, explain refusals."""
 
 from gpushare.core.admission.label_terms import Term, terms_of_labels, ways_to_file
 from gpushare.core.admission.ownership import (

@@ -1,16 +1,16 @@
-"""Labels as an index files them: so that selectors look at few pods, and pods at few selectors."""
+"""Index keys for labels and label selectors, so that few selectors have to be compared with a pod."""
 
 from collections.abc import Iterator, Mapping
 
 from gpushare.core.api import LabelSelector, SelectorOperator
 
-# A label with its value; without one where any value will do; ANY where no label is asked for.
+# (label, value); (label, None) where any value matches; ANY where no label is required.
 Term = tuple[str, str | None]
 ANY: Term = ("", None)
 
 
 def terms_of_labels(labels: Mapping[str, str]) -> Iterator[Term]:
-    """Return every term that an object with these labels can be found by."""
+    """Return every index key under which an object with these labels can be found."""
     yield ANY
     for key, value in labels.items():
         yield key, value
@@ -18,9 +18,9 @@ def terms_of_labels(labels: Mapping[str, str]) -> Iterator[Term]:
 
 
 def ways_to_file(selector: LabelSelector) -> list[tuple[Term, ...]]:
-    """Return the ways to file a selector; what it matches has one of the terms, in each of the ways.
+    """Return alternative index keys: matching labels contain at least one term of every alternative.
 
-    Selectors that ask for no label (NotIn, DoesNotExist, or nothing at all) can be filed under ANY only.
+    A selector that requires no label (NotIn, DoesNotExist, or empty) has the single key ANY.
     """
     ways: list[tuple[Term, ...]] = [((key, value),) for key, value in selector.match_labels.items()]
     for wanted in selector.match_expressions:

@@ -1,8 +1,8 @@
-"""A pod's owners, and the GpuShare that is made for them (docs/design.md 1: one per owner).
+"""A pod's owners, and the GpuShare that is created for them (docs/design.md 1: one per owner).
 
-A GpuShare that gpushare makes carries every owner of its pods that is known, from the pod's controller up to the
-object that a user made. So any process finds it by the pod's own ownerReferences alone (`ShareIndex.of`), and
-Kubernetes deletes it when the last of them is gone.
+A GpuShare created by gpushare lists every known owner of its pods, from the pod's controller up to the object that
+the user created. Any process can therefore find it from the pod's own ownerReferences (`ShareIndex.of`), and
+Kubernetes deletes it when the last owner is gone.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ Object = Mapping[str, Any]
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MADE_BY_US: Final = "gpushare-operator"
-# Controllers that another object usually makes; the user knows that object instead.
+# Controllers that another object usually creates (a Deployment, a CronJob); users know that object.
 _INTERMEDIATE: Final = {("apps", "ReplicaSet"), ("batch", "Job")}
 _USUAL_GROUPS: Final = ("", "apps", "batch")
 _TEMPLATE_HASH: Final = "pod-template-hash"
@@ -32,25 +32,25 @@ def owners_of(obj: Object) -> tuple[OwnerReference, ...]:
 
 
 def controller_of(obj: Object) -> OwnerReference | None:
-    """Return the owner that manages an object; None when there is none."""
+    """Return the owner that manages an object, or None."""
     return next((owner for owner in owners_of(obj) if owner.controller), None)
 
 
 def may_have_owner(owner: OwnerReference) -> bool:
-    """Return whether to ask the API for the owner's own controller: for ReplicaSets and Jobs."""
+    """Return whether this owner may have a controller of its own: true for a ReplicaSet or a Job."""
     return (_group(owner), owner.kind) in _INTERMEDIATE
 
 
 def pod_as_owner(pod: Object) -> OwnerReference:
-    """Return the pod itself as owner, for one without a controller."""
+    """Return the pod itself as an owner reference, for a pod without a controller."""
     metadata = _metadata(pod)
     return OwnerReference("v1", "Pod", str(metadata.get("name", "")), str(metadata.get("uid", "")))
 
 
 def guess_top_owner(pod: Object) -> OwnerReference | None:
-    """Guess the top owner from the pod alone (a Deployment's uid stays unknown); None when it has no controller.
+    """Guess the top owner from the pod alone; None without a controller, and a Deployment's uid stays empty.
 
-    A Deployment names its ReplicaSets after itself and the pod-template-hash, which is a label of the pod.
+    A Deployment names its ReplicaSets after itself plus the pod-template-hash, which is also a label of the pod.
     """
     owner = controller_of(pod)
     if owner is None or owner.kind != "ReplicaSet":
@@ -64,10 +64,10 @@ def guess_top_owner(pod: Object) -> OwnerReference | None:
 def share_name(owner: OwnerReference, *, distinct: bool = False) -> str:
     """Return the deterministic name of the GpuShare made for an owner, such as "deployment-web".
 
-    A kind from outside Kubernetes' own groups, and a name too long, carry a hash so that no two owners share one.
+    A kind outside the core, apps and batch groups, or a name that is too long, gets a hash to stay unique.
 
     Args:
-        distinct: add a hash of the owner's uid, for when a user's own GpuShare has the plain name.
+        distinct: add a hash that includes the owner's uid, for when a user's GpuShare already has the plain name.
     """
     name = f"{owner.kind.lower()}-{owner.name}"
     if not distinct and _group(owner) in _USUAL_GROUPS and len(name) <= _LONGEST_NAME:
@@ -78,12 +78,12 @@ def share_name(owner: OwnerReference, *, distinct: bool = False) -> str:
 
 
 def new_share(namespace: str, name: str, chain: Sequence[OwnerReference], fraction: str) -> Json:
-    """Return the GpuShare for an owner, as JSON to create.
+    """Return the GpuShare to create for an owner, as JSON.
 
     Args:
-        name: by `share_name`.
-        chain: the pod's owners, its controller first, the one that a user made last.
-        fraction: the first pod's annotation, for `kubectl get gpushares`; each pod's own still decides.
+        name: as made by `share_name`.
+        chain: the pod's owners, from its controller up to the object that the user created.
+        fraction: the first pod's annotation, shown by `kubectl get gpushares`; each pod's own annotation decides.
     """
     return {
         "apiVersion": names.API_VERSION,
@@ -99,13 +99,13 @@ def new_share(namespace: str, name: str, chain: Sequence[OwnerReference], fracti
 
 
 def missing_owners(share: GpuShare, chain: Iterable[OwnerReference]) -> tuple[OwnerReference, ...]:
-    """Return the owners of a pod that its GpuShare does not carry yet, such as a Deployment's new ReplicaSet."""
+    """Return the owners of a pod that its GpuShare does not list yet, such as a Deployment's new ReplicaSet."""
     known = {owner.uid for owner in share.owners}
     return tuple(owner for owner in chain if owner.uid not in known)
 
 
 def references(owners: Iterable[OwnerReference]) -> list[Json]:
-    """Return owner references as JSON, the top owner first; none is a controller, none blocks a deletion."""
+    """Return owner references as JSON, the top owner first, without `controller` or `blockOwnerDeletion`."""
     return [
         {"apiVersion": owner.api_version, "kind": owner.kind, "name": owner.name, "uid": owner.uid}
         for owner in reversed(list(owners))

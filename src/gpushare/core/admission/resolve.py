@@ -1,4 +1,4 @@
-"""Merge a pod's annotations, its GpuShare and the defaults; every process uses this merge (docs/design.md 1)."""
+"""Merge a pod's annotations, its GpuShare and the chart's defaults; all processes use it (docs/design.md 1)."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -21,21 +21,21 @@ from gpushare.core.api import (
 )
 
 AUTO_FRACTION: Final = "0.5"
-"""What "auto" stands for without a profile: pairs at 50% reach 1.50 in sum, worst 0.63 (docs/facts.md 30)."""
+"""What "auto" means without a profile: pairs at 50% reach 1.50 in sum, worst 0.63 (docs/facts.md 30)."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The chart's defaults, for what neither the pod nor its GpuShare specifies.
+    """The chart's defaults for values that neither the pod nor its GpuShare sets.
 
     Attributes:
-        auto_fraction: what "auto" stands for while there is no profile.
-        max_slowdown_ratio: tolerated slowdown of class throughput, 1 is undisturbed.
-        latency_max_slowdown_ratio: of class latency.
+        auto_fraction: what "auto" means while there is no profile.
+        max_slowdown_ratio: tolerated slowdown of class throughput; 1 means undisturbed.
+        latency_max_slowdown_ratio: tolerated slowdown of class latency.
         charge_memory: whether a pod's share is at least its part of the GPU's memory.
-        charge_threads: whether the share of class throughput is at least the least that MPS gives a process.
+        charge_threads: whether a throughput pod's share is at least the smallest part that MPS gives a process.
     """
 
     auto_fraction: str = AUTO_FRACTION
@@ -47,7 +47,7 @@ class Defaults:
     charge_threads: bool = True
 
     def max_slowdown_of(self, job_class: JobClass) -> float:
-        """Return the tolerated slowdown of a class."""
+        """Return the tolerated slowdown of a job class."""
         return self.latency_max_slowdown_ratio if job_class is JobClass.LATENCY else self.max_slowdown_ratio
 
 
@@ -56,12 +56,12 @@ class Needs:
     """A pod's request with every value filled in.
 
     Attributes:
-        share_percent: of each of its `gpu_count` GPUs.
-        memory_mib: GPU memory on each; None means share x the GPU's usable memory.
+        share_percent: percent of each of its `gpu_count` GPUs.
+        memory_mib: GPU memory on each GPU; None means share x the GPU's usable memory.
         workload: key that links pods of one kind; None means the pod's owner.
         container: name of the container that gets the GPU; None means the first.
-        is_auto: whether the fraction is `auto`, so that its promise is one of a whole GPU.
-        processes: CUDA processes that it names.
+        is_auto: whether the fraction is `auto`, so that its promise is relative to a whole GPU.
+        processes: number of CUDA processes that the pod declares.
     """
 
     share_percent: int
@@ -77,7 +77,7 @@ class Needs:
 
     @property
     def clients(self) -> int:
-        """Return how many MPS clients it may have on each of its GPUs."""
+        """Return how many MPS clients the pod may have on each of its GPUs."""
         return clients_of(self.share_percent)
 
     @property
@@ -94,12 +94,12 @@ def resolve(
     limit_percent: int | None = None,
     gpu_memories_mib: Collection[int] = (),
 ) -> Needs | Rejection:
-    """Merge a request: the pod's annotation beats its GpuShare's spec, which beats the defaults.
+    """Merge a request: the pod's annotation overrides its GpuShare's spec, which overrides the defaults.
 
     Args:
         limit_percent: the pod's limit `gpushare.io/share`, if any: what it is charged, fixed at admission. For
-            "auto" it is the recommendation of that time, for an isolated pod the whole GPU.
-        gpu_memories_mib: memory of the cluster's GPUs, by which a pod without a limit is charged for its memory.
+            "auto" this is the recommendation at that time, for an isolated pod the whole GPU.
+        gpu_memories_mib: memory sizes of the cluster's GPUs, to charge a pod without a limit for its memory.
     """
     asked = parse_request(annotations)
     if isinstance(asked, Rejection):
@@ -135,7 +135,7 @@ def resolve(
     if share is not None and share.status.ends_neighbours:
         fault_domain = FaultDomain.ISOLATED
     if is_charged and share_percent < names.SHARES_PER_GPU:
-        fault_domain = FaultDomain.SHARED  # who is alone on a GPU is charged all of it; this one was not
+        fault_domain = FaultDomain.SHARED  # an isolated pod is charged the whole GPU; this one was not
     needs = Needs(
         share_percent=share_percent,
         gpu_count=gpu_count,
@@ -154,10 +154,11 @@ def resolve(
 
 
 def least_percent(needs: Needs, defaults: Defaults, gpu_memories_mib: Collection[int]) -> int:
-    """Return the least that a pod is charged, whatever its fraction.
+    """Return the smallest share that a pod is charged, whatever its fraction, in percent.
 
-    For being alone on a GPU; for its memory; for its part of the GPU's MPS clients (ADR 0184); for the SMs that
-    MPS gives a process under the smallest cap (ADR 0172). Class latency has no cap, whatever it is charged.
+    It covers isolation (a whole GPU), the pod's memory, its part of the GPU's MPS clients (ADR 0184), and the SMs
+    that MPS gives a process under the smallest cap (ADR 0172). Class latency has no cap, so the last does not
+    apply to it.
     """
     if needs.fault_domain is FaultDomain.ISOLATED:
         return names.SHARES_PER_GPU
@@ -170,9 +171,10 @@ def least_percent(needs: Needs, defaults: Defaults, gpu_memories_mib: Collection
 
 
 def memory_percent(memory_mib: int, gpu_memories_mib: Collection[int]) -> int:
-    """Return the part of a GPU's memory in percent, rounded up; 0 while no GPU is known that has so much.
+    """Return the percentage of a GPU's memory that an amount takes, rounded up; 0 if no known GPU has that much.
 
-    Of the smallest that has: where the pod will run is not known yet, and on a larger GPU its part is smaller.
+    It is the percentage of the smallest GPU that has enough: the pod's GPU is not known yet, and on a larger GPU
+    the percentage is smaller.
     """
     smallest = min((gpu for gpu in gpu_memories_mib if gpu >= memory_mib), default=None)
     return 0 if smallest is None else -(-names.SHARES_PER_GPU * memory_mib // smallest)

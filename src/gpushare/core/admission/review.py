@@ -1,7 +1,7 @@
-"""Admission: the patch for a pod with our annotation, or the sentence that refuses it (design.md 2.1).
+"""Admission: the JSON patch for a pod with our annotation, or the sentence that refuses it (design.md 2.1).
 
-Pods and workloads are the API's JSON objects; nothing here changes them. `mutate` answers a JSON patch that adds
-the share, our scheduler and our label, and nothing else; `check_*` answer None or the refusal.
+Pods and workloads are the API's JSON objects; nothing here changes them. `mutate` returns a JSON patch that adds
+the share, our scheduler and our label, and nothing else; `check_*` return None or the refusal.
 """
 
 import difflib
@@ -35,9 +35,9 @@ _DEFAULT_SCHEDULERS: Final = ("", "default-scheduler", names.SCHEDULER_NAME)
 _PREFIX: Final = f"{names.GROUP}/"
 _KNOWN_ANNOTATIONS: Final = frozenset((*names.USER_ANNOTATIONS, *names.DECISION_ANNOTATIONS, names.ROOM_SINCE))
 _USER_NAMES: Final = tuple(name.removeprefix(_PREFIX) for name in names.USER_ANNOTATIONS)
-MAX_NAMES: Final = 16  # at most so many warnings about unknown annotations, and about containers with other GPUs
+MAX_NAMES: Final = 16  # most warnings about unknown annotations, and about containers that ask for other GPUs
 _LONGEST_NAME: Final = 64  # longer ones are truncated and not compared
-# Variables that CUDA reads; the downward API gives a container its value when it starts, after the decision.
+# Variables that CUDA reads. The downward API fills them in when the container starts, which is after the decision.
 _CAPS_BY_VARIABLE: Final = {
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": names.THREAD_PERCENTAGE,
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": names.MEMORY_LIMIT,
@@ -54,23 +54,21 @@ _JOBSET: Final = ("jobset.x-k8s.io", "JobSet")
 _OTHER_GPU_PREFIXES: Final = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 
 
-DEFAULT_MAX_SELECTORS: Final = (
-    1000  # 300 pods are held against so many in half a second (docs/measurements/operator.md)
-)
+DEFAULT_MAX_SELECTORS: Final = 1000  # to match 300 pods takes half a second (docs/measurements/operator.md)
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
-    """The chart's values that admission applies.
+    """The chart values that admission applies.
 
     Attributes:
-        defaults: what neither the pod nor its GpuShare says.
-        runtime_class: set on pods that name none; None where the node's default runtime knows GPUs.
-        env_caps: whether to write the caps into the container's environment too, for drivers on which the gate's
-            ceilings do not bind (docs/design.md 2.4).
-        allowed_env: names of reserved environment variables that pods may set all the same.
-        max_selectors: GpuShares with a selector that a namespace may have: each may concern every pod of it.
-        max_clients_per_pod: MPS clients that the gates give one pod on a GPU.
+        defaults: values that neither the pod nor its GpuShare sets.
+        runtime_class: set on pods that name none; None where the node's default runtime handles GPUs.
+        env_caps: whether to also write the caps into the container's environment, for drivers on which the gate's
+            ceilings have no effect (docs/design.md 2.4).
+        allowed_env: reserved environment variables that pods may set nevertheless.
+        max_selectors: most GpuShares with a selector per namespace; each may have to be matched with every pod.
+        max_clients_per_pod: most MPS clients that the gate allows one pod on a GPU.
     """
 
     defaults: Defaults = field(default_factory=Defaults)
@@ -83,13 +81,13 @@ class AdmissionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What is known of the cluster at the time of the request; all of it may be unknown.
+    """Facts about the cluster at the time of the request; all of them may be unknown.
 
     Attributes:
-        gpu_memories_mib: memory of the cluster's GPUs, each size once; without any, any amount is accepted.
+        gpu_memories_mib: distinct memory sizes of the cluster's GPUs; if empty, any amount is accepted.
         share: the pod's GpuShare.
-        other_selectors: GpuShares of the namespace with a selector, besides the object's own.
-        is_fixed: whether an immutable template that was admitted before fixed what the pod asks for.
+        other_selectors: number of other GpuShares with a selector in the namespace.
+        is_fixed: whether the pod's share is already fixed by an immutable template that was admitted earlier.
     """
 
     gpu_memories_mib: frozenset[int] = frozenset()
@@ -105,7 +103,7 @@ STRICT: Final = AdmissionPolicy()
 def check_gpushare(
     share: Object, old: Object | None, knowledge: Knowledge, policy: AdmissionPolicy
 ) -> Rejection | None:
-    """Return why a GpuShare is refused: it brings one selector too many; None allows it."""
+    """Refuse a GpuShare that adds one selector too many to its namespace; None allows it."""
     brings_one = _has_selector(share) and not (old is not None and _has_selector(old))
     if not brings_one or knowledge.other_selectors < policy.max_selectors:
         return None
@@ -159,15 +157,15 @@ def mutate(pod: Object, policy: AdmissionPolicy, knowledge: Knowledge = NOTHING_
 def mutate_templates(
     obj: Object, old: Object | None, policy: AdmissionPolicy, know: Callable[[Object], Knowledge]
 ) -> list[Json] | Rejection:
-    """Return the JSON patch that puts the share into the templates of a Job or JobSet (docs/adr/0133).
+    """Return the JSON patch that adds the share to the pod templates of a Job or JobSet (docs/adr/0133).
 
-    A queue such as Kueue admits by what the template asks, before any pod is made. A template cannot change once
-    it is there, so on an update the former amounts are put back where the request left them out, and nothing is
-    refused.
+    A queue such as Kueue admits a Job by what its template requests, before any pod exists. A template is
+    immutable once created, so an update restores the former amounts where the request left them out, and refuses
+    nothing.
 
     Args:
         old: the object before an update.
-        know: what is known that matters for a template.
+        know: returns the knowledge that applies to a template.
     """
     before = dict(job_templates(old)) if old is not None else {}
     patch: list[Json] = []
@@ -185,7 +183,7 @@ def mutate_templates(
 
 
 def _template_patch(template: Object, policy: AdmissionPolicy, knowledge: Knowledge) -> list[Json] | Rejection:
-    """The share and the memory that it is charged for, as for a pod of this template."""
+    """Return the patch that adds the share and the memory it is charged for, as for a pod of this template."""
     if (refusal := _check_request(template, policy, knowledge)) is not None:
         return refusal
     needs = _needs(template, policy, knowledge)
@@ -200,7 +198,10 @@ def _template_patch(template: Object, policy: AdmissionPolicy, knowledge: Knowle
 
 
 def _restored(template: Object, former: Object, share: GpuShare | None) -> list[Json]:
-    """What was put into the former template, where this one lacks it; what it says itself is left to the API."""
+    """Return the patch that restores what the former template had and this one lacks.
+
+    Values that the new template sets itself are left to the API server to check.
+    """
     index = _container_index(template.get("spec") or {}, annotations_of(template).get(names.CONTAINER))
     containers = (template.get("spec") or {}).get("containers") or ()
     formers = (former.get("spec") or {}).get("containers") or ()
@@ -216,7 +217,7 @@ def _restored(template: Object, former: Object, share: GpuShare | None) -> list[
 
 
 def job_templates(obj: Object | None) -> list[tuple[str, Object]]:
-    """Return the pod templates of a Job or of a JobSet's Jobs, each with its path."""
+    """Return the pod templates of a Job or of a JobSet's Jobs, each with its JSON path."""
     spec = (obj or {}).get("spec") or {}
     found = [("/spec/template", spec.get("template"))]
     for index, replicated in enumerate(spec.get("replicatedJobs") or ()):
@@ -228,7 +229,7 @@ def job_templates(obj: Object | None) -> list[tuple[str, Object]]:
 def check_pod(
     pod: Object, knowledge: Knowledge = NOTHING_KNOWN, policy: AdmissionPolicy = STRICT
 ) -> Rejection | None:
-    """Check that a new pod, after every webhook's changes, is as `mutate` makes it."""
+    """Check that a new pod, after every webhook has changed it, is still as `mutate` made it."""
     if not is_ours(pod):
         return None
     knowledge = _as_given(pod, pod, _JOB, knowledge)
@@ -255,12 +256,12 @@ def check_pod(
 def check_workload(
     obj: Object, old: Object | None = None, knowledge: Knowledge = NOTHING_KNOWN, policy: AdmissionPolicy = STRICT
 ) -> Rejection | None:
-    """Check that pods of a workload's template would be accepted, so that a mistake shows where it was made.
+    """Check that pods of a workload's template would be accepted, so that a mistake is reported where it was made.
 
     Args:
         obj: Deployment, ReplicaSet, StatefulSet, DaemonSet, Job, CronJob or ReplicationController.
-        old: what it was before an update; a template that did not change is never refused, so that a workload from
-            before gpushare can still be scaled, paused and deleted.
+        old: the object before an update. An unchanged template is never refused, so that a workload older than
+            gpushare can still be scaled, paused and deleted.
     """
     template = pod_template(obj)
     if template is None or not is_ours(template):
@@ -268,7 +269,7 @@ def check_workload(
     if old is not None and pod_template(old) == template:
         return None
     knowledge = _as_given(template, obj, _JOBSET, knowledge)
-    if old is not None and obj.get("kind") == "Job":  # a queue such as Kueue changes where a suspended one may run
+    if old is not None and obj.get("kind") == "Job":  # Kueue changes templates of suspended Jobs
         knowledge = replace(knowledge, is_fixed=True)
     return _check_request(template, policy, knowledge)
 
@@ -305,7 +306,7 @@ def warnings(pod: Object) -> tuple[str, ...]:
 
 
 def _hint(annotation: str) -> str:
-    """Return the annotation that was probably meant, if one is close; the common prefix is not compared."""
+    """Return "; did you mean NAME?" with the closest known annotation, or nothing."""
     name = annotation.removeprefix(_PREFIX).lower()
     close = difflib.get_close_matches(name, _USER_NAMES, n=1) if len(name) <= _LONGEST_NAME else ()
     return f"; did you mean {_PREFIX}{close[0]}?" if close else ""
@@ -320,14 +321,14 @@ def _named(container: Object) -> str:
 
 
 def gpu_memories_mib(nodes: Iterable[GpuNodeStatus]) -> frozenset[int]:
-    """Return the memory sizes of the GPUs, MiB, unhealthy ones included; none while no GPU is known."""
+    """Return the distinct memory sizes of the GPUs in MiB, unhealthy ones too; empty if no GPU is known."""
     return frozenset(gpu.memory_mib for node in nodes for gpu in node.gpus if gpu.memory_mib > 0)
 
 
 def _needs(
     pod: Object, policy: AdmissionPolicy, knowledge: Knowledge, *, processes: bool = True
 ) -> Needs | Rejection:
-    """Return what a pod needs; its share is what it is charged, with or without the processes that it names."""
+    """Return what a pod needs and is charged, with or without counting the processes that it declares."""
     asked = annotations_of(pod)
     if not processes:
         asked = {name: value for name, value in asked.items() if name != names.PROCESSES}
@@ -335,13 +336,15 @@ def _needs(
 
 
 def _as_given(pod: Object, made: Object, by: tuple[str, str], knowledge: Knowledge) -> Knowledge:
-    """Return what is known; of a pod whose share was fixed before, less that its workload ends its neighbours.
+    """Return the known facts; where the share is already fixed by a Job's template, ignore isolation.
 
-    Fixed it is where the template of a Job or JobSet names it, as those are immutable; in any other template
-    anyone could name one, and would not be isolated.
+    A share that is named in the template of a Job or JobSet is fixed, because that template is immutable. Then
+    the pod is not isolated for ending its neighbours. In any other template a user could name a share to avoid
+    isolation, so it does not count.
 
     Args:
-        made: the pod, or the Job that its template is of; by: group and kind of the controller that makes such.
+        made: the pod, or the Job that the template belongs to.
+        by: API group and kind of the controller that creates such objects.
     """
     owner = controller_of(made) if _names_its_share(pod) else None
     if owner is None or (owner.api_version.rpartition("/")[0], owner.kind) != by:
@@ -366,8 +369,8 @@ def _check_request(
     """Return the first reason to refuse a pod or template.
 
     Args:
-        takes_more: accept a larger share than its request makes here: another replica may have known another GPU
-            or GpuShare when it set it, and who is charged more takes nothing from anybody.
+        takes_more: also accept a larger share than the request gives here. Another replica of the webhook may have
+            known another GPU or GpuShare when it set the share, and a pod that is charged more harms nobody.
     """
     request = parse_request(annotations_of(pod))
     if isinstance(request, Rejection):
@@ -378,7 +381,7 @@ def _check_request(
     if request.slo is not None and needs.job_class is not JobClass.LATENCY:
         return refuse_slo(annotations_of(pod))
     spec = pod.get("spec") or {}
-    # A template may name what the release before charged, which was not for its clients; it has those of that.
+    # A template may name the share that the previous release charged, which did not count processes.
     former = _needs(pod, policy, knowledge, processes=False)
     if isinstance(former, Rejection):
         return former
@@ -406,7 +409,7 @@ def _check_memory(pod: Object, request: ShareRequest, knowledge: Knowledge) -> R
 
 
 def _check_processes(needs: Needs, policy: AdmissionPolicy, knowledge: Knowledge) -> Rejection | None:
-    """Refuse processes that would be charged and never run; a pod of several GPUs has no gate."""
+    """Refuse more processes than the gate lets connect; a pod on several GPUs has no gate."""
     most = policy.max_clients_per_pod
     if knowledge.is_fixed or needs.gpu_count > 1 or needs.processes <= most:
         return None
@@ -428,12 +431,13 @@ def _check_container(spec: Object, request: ShareRequest) -> Rejection | None:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """The share that a container may have.
+    """The share that a container may name.
 
     Attributes:
-        percent: what its request makes here; takes_more: a share above that is accepted too.
-        least_of_auto: for "auto", which may stand for any share from this on; None for a fraction.
-        former: what the release before made of it.
+        percent: the share that its request gives here.
+        least_of_auto: for "auto", the smallest share it may stand for; None for a fraction.
+        takes_more: whether a share above `percent` is accepted too.
+        former: the share that the previous release gave it.
     """
 
     percent: int
@@ -487,7 +491,7 @@ def _is_any_share(gpus: int, rest_percent: int) -> bool:
 
 
 def _check_environment(spec: Object, policy: AdmissionPolicy) -> Rejection | None:
-    """Refuse variables that would override those of the device plugin and give the pod more than was decided."""
+    """Refuse variables that would override the device plugin's and give the pod more than was decided."""
     for container in _all_containers(spec):
         for variable in container.get("env") or ():
             name = str(variable.get("name"))
@@ -517,7 +521,7 @@ def _check_scheduling(spec: Object) -> Rejection | None:
 
 
 def _container_index(spec: Object, name: str | None) -> int:
-    """Return the index of the container that gets the GPU; the first where none is named."""
+    """Return the index of the container that gets the GPU; the first if none is named."""
     containers = spec.get("containers") or ()
     return next((i for i, container in enumerate(containers) if name and container.get("name") == name), 0)
 
@@ -528,7 +532,7 @@ def _all_containers(spec: Object) -> list[Object]:
 
 
 def _set_share(container: Object, path: str, shares: str) -> list[Json]:
-    """Patch limit and request: of an extended resource Kubernetes wants both, equal."""
+    """Patch limit and request, which must be equal for an extended resource."""
     share = {names.SHARE_RESOURCE: shares}
     resources = container.get("resources")
     if not resources:
@@ -544,12 +548,12 @@ def _set_share(container: Object, path: str, shares: str) -> list[Json]:
 
 
 def _is_none(amount: object) -> bool:
-    """Return whether an amount asks for nothing, as a LimitRange's default of 0 does."""
+    """Return whether an amount requests nothing, as a LimitRange's default of 0 does."""
     return str(amount) == "0"
 
 
 def _set_caps(container: Object, path: str) -> list[Json]:
-    """Patch the decision in as environment variables, replacing the pod's own values."""
+    """Patch in the decision's caps as environment variables, replacing the pod's own values."""
     env = list(container.get("env") or ())
     kept = [one for one in env if one.get("name") not in _CAPS_BY_VARIABLE]
     if len(kept) + len(_CAPS) == len(env) and all(_reads(one, _CAPS) for one in env[len(kept) :]):
@@ -558,7 +562,10 @@ def _set_caps(container: Object, path: str) -> list[Json]:
 
 
 def _reads(variable: Object, caps: Iterable[Object]) -> bool:
-    """Whether it is one of ours; the API server has added apiVersion to its fieldRef."""
+    """Return whether a variable is one of ours.
+
+    The API server adds apiVersion to a fieldRef, so only name and path are compared.
+    """
     found = ((variable.get("valueFrom") or {}).get("fieldRef") or {}).get("fieldPath")
     return any(
         variable.get("name") == cap["name"] and found == cap["valueFrom"]["fieldRef"]["fieldPath"] for cap in caps
@@ -573,7 +580,7 @@ def _set_label(pod: Object) -> list[Json]:
 
 
 def _set_memory(pod: Object, share: GpuShare | None) -> list[Json]:
-    """Patch the GpuShare's memory in as the pod's own: so much is charged, whatever the GpuShare says later."""
+    """Copy the GpuShare's memory into the pod's annotation; later changes of the GpuShare do not apply to it."""
     memory = share.spec.memory if share is not None else None
     if memory is None or names.MEMORY in annotations_of(pod):
         return []

@@ -1,4 +1,4 @@
-"""Which GpuShare speaks for a pod, found at once among thousands."""
+"""Index that finds the GpuShare of a pod among thousands."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
@@ -22,11 +22,11 @@ class ShareKey:
 
 
 class ListsPods(Protocol):
-    """What somebody keeps of a GpuShare, with the uids of the pods that its status lists."""
+    """A record about a GpuShare that knows the uids of the pods listed in its status."""
 
     @property
     def pod_uids(self) -> frozenset[str]:
-        """Return them."""
+        """Return the uids of those pods."""
         ...
 
 
@@ -34,9 +34,10 @@ PlacedT = TypeVar("PlacedT", bound=ListsPods)
 
 
 class PlacedShares(MutableMapping[str, PlacedT]):
-    """GpuShares, by "namespace/name", found by the pods that the operator lists under them.
+    """GpuShares by "namespace/name", found by the pods that the operator lists in their status.
 
-    For who knows no pod's owners, a node's agent: the operator has asked `ShareIndex` and written down the answer.
+    For a node's agent, which does not know the pods' owners: the operator has asked `ShareIndex` and recorded the
+    answer.
     """
 
     def __init__(self, shares: Mapping[str, PlacedT] = MappingProxyType({})) -> None:
@@ -70,33 +71,33 @@ class PlacedShares(MutableMapping[str, PlacedT]):
         return len(self._shares)
 
     def of(self, namespace: str, pod_uid: str) -> list[PlacedT]:
-        """Return those of a pod, in its own namespace, by name; more than one for moments only."""
+        """Return the GpuShares of a pod in its own namespace, sorted by name; more than one only for a moment."""
         return [self._shares[key] for key in sorted(self._by_pod.get((namespace, pod_uid), ()))]
 
 
 class ShareIndex:
-    """GpuShares by whom they speak for.
+    """GpuShares, indexed by the pods that they apply to.
 
-    In a pod's namespace, one whose selector matches the pod wins over one that has an owner of the pod. Among
-    several it is the first by name, so that every part of gpushare picks the same.
+    In a pod's namespace, a GpuShare whose selector matches the pod wins over one that shares an owner with the
+    pod. Among several the first by name wins, so that every process chooses the same one.
     """
 
     def __init__(self, shares: Iterable[GpuShare] = ()) -> None:
         self._shares: dict[ShareKey, GpuShare] = {}
-        self._by_term: dict[tuple[str, Term], set[str]] = {}  # with a selector, by namespace and a term it needs
-        self._terms: dict[ShareKey, tuple[Term, ...]] = {}  # which those are
-        self._selecting: Counter[str] = Counter()  # how many have a selector, by namespace
-        self._by_owner: dict[tuple[str, str], set[str]] = {}  # without a selector, by namespace and owner's uid
+        self._by_term: dict[tuple[str, Term], set[str]] = {}  # those with a selector
+        self._terms: dict[ShareKey, tuple[Term, ...]] = {}  # the terms each one is filed under
+        self._selecting: Counter[str] = Counter()  # number with a selector, by namespace
+        self._by_owner: dict[tuple[str, str], set[str]] = {}  # those without, by owner uid
         for share in shares:
             self.put(share)
 
     @property
     def shares(self) -> Mapping[ShareKey, GpuShare]:
-        """All of them, live."""
+        """Return all of them as a live view."""
         return MappingProxyType(self._shares)
 
     def put(self, share: GpuShare) -> GpuShare | None:
-        """Add or replace a GpuShare; return what it replaces."""
+        """Add or replace a GpuShare; return the one that it replaces, if any."""
         before = self.drop(share.namespace, share.name)
         self._shares[ShareKey(share.namespace, share.name)] = share
         for index, key in self._keys(share):
@@ -105,7 +106,7 @@ class ShareIndex:
         return before
 
     def drop(self, namespace: str, name: str) -> GpuShare | None:
-        """Remove a GpuShare; return it, or None when it was not here."""
+        """Remove a GpuShare; return it, or None if it was not in the index."""
         share = self._shares.pop(ShareKey(namespace, name), None)
         if share is not None:
             for index, key in self._keys(share):
@@ -120,19 +121,19 @@ class ShareIndex:
         return share
 
     def get(self, namespace: str, name: str) -> GpuShare | None:
-        """One GpuShare by its name."""
+        """Return a GpuShare by its name, or None."""
         return self._shares.get(ShareKey(namespace, name))
 
     def selecting(self, namespace: str, *, besides: str | None = None) -> int:
-        """Return how many of a namespace have a selector, not counting the one of that name."""
+        """Return how many GpuShares of a namespace have a selector, not counting the one named `besides`."""
         own = self.get(namespace, besides) if besides is not None else None
         return self._selecting[namespace] - (own is not None and own.spec.selector is not None)
 
     def of(self, namespace: str, labels: Mapping[str, str], owner_uids: Iterable[str]) -> GpuShare | None:
-        """Return the GpuShare that speaks for a pod.
+        """Return the GpuShare that applies to a pod, or None.
 
         Args:
-            owner_uids: uids of the pod's owners, at any level that the caller knows; the pod's own uid among them.
+            owner_uids: uids of the pod's owners, at every level that the caller knows, and the pod's own uid.
         """
         if not self._shares:
             return None
@@ -140,12 +141,12 @@ class ShareIndex:
         return self.get(namespace, name) if name is not None else self.of_owners(namespace, owner_uids)
 
     def selecting_names(self, namespace: str, labels: Mapping[str, str]) -> Iterator[str]:
-        """Return the GpuShares whose selector matches a pod; the first one speaks for it."""
+        """Return the names of the GpuShares whose selector matches a pod, sorted; the first one applies to it."""
         names = {name for term in terms_of_labels(labels) for name in self._by_term.get((namespace, term), ())}
         return (name for name in sorted(names) if self._matches(namespace, name, labels))
 
     def of_owners(self, namespace: str, owner_uids: Iterable[str]) -> GpuShare | None:
-        """Return the first GpuShare without a selector that has one of these owners."""
+        """Return the first GpuShare by name that has no selector and has one of these owners."""
         owned = (self._by_owner.get((namespace, uid), ()) for uid in owner_uids)
         first = min((name for names in owned for name in names), default=None)
         return None if first is None else self.get(namespace, first)
@@ -155,7 +156,7 @@ class ShareIndex:
         return selector is not None and selector.matches(labels)
 
     def _keys(self, share: GpuShare) -> Iterator[tuple[dict[Any, set[str]], object]]:
-        """Where a GpuShare is listed."""
+        """Yield each (index, key) under which a GpuShare is filed."""
         selector = share.spec.selector
         if selector is None:
             for owner in share.owners:
@@ -165,7 +166,7 @@ class ShareIndex:
                 yield self._by_term, (share.namespace, term)
 
     def _file(self, share: GpuShare, selector: LabelSelector) -> tuple[Term, ...]:
-        """Return the terms that a selector is listed under: those that the fewest others are listed under."""
+        """Return the terms that a selector is filed under: of its alternatives, the one that fewest others use."""
 
         def others(terms: tuple[Term, ...]) -> int:
             return sum(len(self._by_term.get((share.namespace, term), ())) for term in terms)
@@ -177,5 +178,5 @@ class ShareIndex:
 
 
 def rank(share: GpuShare) -> tuple[bool, str]:
-    """Return the order of the GpuShares that may speak for one pod: those with a selector first, then by name."""
+    """Return the sort key of GpuShares that may apply to one pod: those with a selector first, then by name."""
     return (share.spec.selector is None, share.name)
