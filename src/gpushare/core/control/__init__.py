@@ -1,4 +1,4 @@
-"""Profiles, the life of a GpuShare, the loop that keeps promises, and what sharing gains."""
+"""Control: profiles, a GpuShare's life, the loop that keeps promises, and the gain from sharing."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -134,7 +134,7 @@ _LEARNING = ("SeenTenant", "is_decided_by_counters", "learnt")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a GpuShare's life and what is learnt at their first use: they load numpy, the agent needs neither."""
+    """Import `learning` and `lifecycle` at first use: they load numpy, which the agent does not need."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "learning" if name in _LEARNING else "lifecycle"

@@ -1,4 +1,4 @@
-"""The conditions of a GpuShare, in words."""
+"""The conditions of a GpuShare, with messages for people."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
@@ -26,8 +26,8 @@ OVERLAPPING: Final = "Overlapping"
 ENDS_NEIGHBOURS: Final = "EndsNeighbours"
 
 BROKEN: Final = "PromiseBroken"
-_MOST_NAMED: Final = 3  # pods that a message names
-# Why it is unknown whether a target is met, without figures: those are in the GpuNode and in the pod's events.
+_MOST_NAMED: Final = 3  # most pods that a message names
+# Why it is unknown whether a target is met. No figures: those are in the GpuNode and in the pod's events.
 _UNKNOWN: Final = {
     SloReason.STARTING: "too few windows of its requests were read so far",
     SloReason.BORDERLINE: "its requests take about as long as the target allows, so that chance decides",
@@ -47,7 +47,7 @@ _NOT_REPORTED: Final = ("NotReported", "its node's agent does not report on it")
 
 
 def ready(live: int, placed: int, wrong: Sequence[str]) -> Condition:
-    """Return whether every live pod is placed; `wrong` names what is malformed."""
+    """Return the condition Ready: whether every live pod is placed; `wrong` lists malformed pods."""
     if wrong:
         return Condition(READY, ConditionStatus.FALSE, "Malformed", "; ".join(wrong[:3])[:1000])
     if live == 0:
@@ -63,7 +63,7 @@ def ready(live: int, placed: int, wrong: Sequence[str]) -> Condition:
 def profiled(
     spec: GpuShareSpec, profile: WorkloadSignature | None, profiling: ProfilingView | None = None
 ) -> Condition:
-    """Return whether the workload's signature is known, and how it stands with one that is not."""
+    """Return the condition Profiled: whether the workload's signature is known, or how far profiling has come."""
     if profile is not None and (contradiction := profile.contradiction()):
         message = f"the profile contradicts itself and is not used: {contradiction}; it is taken anew"
         return Condition(PROFILED, ConditionStatus.FALSE, "Contradictory", message)
@@ -101,16 +101,16 @@ def promise_kept(
     before: Iterable[Condition],
     silent: Sequence[str] = (),
 ) -> Condition:
-    """Return whether every pod makes what it may count on.
+    """Return the condition PromiseKept: whether every pod reaches its promised progress.
 
     A promise counts as broken once the inferred progress is below it by more than its error, and as kept again
-    once the progress itself reaches it; in between, the condition stays as it was. No figure that changes with
-    every window is in the messages, since each would cost a write.
+    once the progress itself reaches it; in between, the condition stays as it was. Messages contain no figure that
+    changes with every window, because each change costs a write.
 
     Args:
-        errors: of the inferred progress, one standard deviation, by pod uid.
-        before: the conditions so far.
-        silent: pods whose node's agent has fallen silent.
+        errors: standard deviation of the inferred progress, by pod uid.
+        before: the present conditions.
+        silent: names of pods whose node's agent has fallen silent.
     """
     listed = list(placements)
     known = [(p, p.progress_ratio, p.promise_ratio) for p in listed]
@@ -144,12 +144,12 @@ def promise_kept(
 
 
 def slo_met(pods: Mapping[str, TenantSlo | None]) -> Condition | None:
-    """Return whether every pod meets its own latency target; None where no pod has one.
+    """Return the condition SLOMet: whether every pod meets its own latency target; None if no pod has one.
 
-    As for promises, no figure that changes with every window is in the message.
+    As for promises, the message contains no figure that changes with every window.
 
     Args:
-        pods: placed pods with a target, by name, with what their node reports of it.
+        pods: each placed pod with a target, by name, and what its node reports about it.
     """
     if not pods:
         return None
@@ -168,36 +168,36 @@ def slo_met(pods: Mapping[str, TenantSlo | None]) -> Condition | None:
 
 
 def _why_unknown(slo: TenantSlo | None) -> tuple[str, str]:
-    """Return the reason and its sentence, which is the same at each reading."""
+    """Return the reason and its sentence, which does not change from reading to reading."""
     if slo is None:
         return _NOT_REPORTED
     try:
         return slo.reason, _UNKNOWN[SloReason(slo.reason)]
-    except (ValueError, KeyError):  # of an agent of another version
+    except (ValueError, KeyError):  # a reason from an agent of another version
         return slo.reason, "its node's agent says why, in the GpuNode"
 
 
 def troubled(pods: Mapping[str, TenantTrouble]) -> Condition:
-    """Return that pods hold a share and make no good use of it; there is no such condition otherwise."""
+    """Return the condition Troubled: pods hold a share and make no good use of it. Only made when true."""
     [first, *_] = pods.values()
     sentences = [f"{pod}: {trouble.message}" for pod, trouble in pods.items()]
     return Condition(TROUBLED, ConditionStatus.TRUE, first.kind.value, _named(sentences, "; "))
 
 
 def overlapping(first: Sequence[tuple[str, int]]) -> Condition:
-    """Return that other GpuShares select some of its pods and come first; there is no such condition otherwise."""
+    """Return the condition Overlapping: GpuShares that come first select some of its pods. Only made when true."""
     pods = [f"{count} {'pod' if count == 1 else 'pods'} to {name}" for name, count in first]
     message = f"of the pods that it selects, some belong to GpuShares that come first by name: {_named(pods)}"
     return Condition(OVERLAPPING, ConditionStatus.TRUE, "AnotherGpuShareFirst", message)
 
 
 def retraction_refused(reason: str, message: str) -> Condition:
-    """Return that a pod which should leave its GPU stays; there is no such condition otherwise."""
+    """Return the condition RetractionRefused: a pod that should leave its GPU stays. Only made when true."""
     return Condition(RETRACTION_REFUSED, ConditionStatus.TRUE, reason, message)
 
 
 def ends_neighbours(count: int, *, isolated: bool) -> Condition:
-    """Return that its pods ended their neighbours in the last day; there is no such condition otherwise."""
+    """Return the condition EndsNeighbours: its pods ended their neighbours lately. Only made when they did."""
     times = "a pod of it was" if count == 1 else f"{count} times a pod of it was"
     what = f"{times} killed within a kernel in the last day, which ended every other tenant of its GPU"
     if not isolated:

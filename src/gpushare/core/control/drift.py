@@ -1,6 +1,6 @@
-"""Drift: windows that the tenants' signatures do not explain any more call for reading the tenants anew.
+"""Drift: once the tenants' signatures no longer explain the windows, the tenants are read again.
 
-Pure: windows are arguments, the state is a value; time is counted in windows that could be judged.
+Pure: windows are arguments, the state is a value; only windows that could be judged count as time.
 """
 
 from collections.abc import Collection
@@ -9,19 +9,19 @@ from typing import Final
 
 from gpushare.core.progress import BAD_FIT
 
-DRIFT_SECONDS: Final = 30.0  # of windows that do not fit, less those that do, until somebody is suspected
-QUIET_SECONDS: Final = 600.0  # after a suspicion; what readings could not explain is not read again and again
+DRIFT_SECONDS: Final = 30.0  # of windows that do not fit, less those that do, until drift is suspected
+QUIET_SECONDS: Final = 600.0  # after a suspicion; tenants that no reading explains are not read over and over
 
 
 @dataclass(frozen=True, slots=True)
 class DriftWatch:
-    """What is remembered of the tenants of one GPU; start with `DriftWatch()`.
+    """State of the watch over one GPU's tenants; start with `DriftWatch()`.
 
     Attributes:
-        tenants: their uids; whoever comes or goes begins it anew.
+        tenants: their uids; the watch restarts when a tenant comes or goes.
         bad_seconds: of windows that did not fit, less those that did.
-        quiet_seconds: for how long nobody is suspected yet.
-        is_suspected: whether the last window led to a suspicion.
+        quiet_seconds: how long no new suspicion is raised.
+        is_suspected: whether the last window raised a suspicion.
     """
 
     tenants: frozenset[str] = frozenset()
@@ -30,10 +30,10 @@ class DriftWatch:
     is_suspected: bool = False
 
     def after(self, tenants: Collection[str], misfit: float | None, seconds: float) -> "DriftWatch":
-        """Return what is remembered after one more window.
+        """Return the state after one more window.
 
         Args:
-            misfit: of the window, in errors; None: it could not be judged.
+            misfit: how badly the window fits, in standard errors; None if it could not be judged.
         """
         present = frozenset(tenants)
         if present != self.tenants:

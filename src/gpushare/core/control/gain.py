@@ -1,4 +1,4 @@
-"""What sharing gains: the progress that tenants make together, against the GPUs that they use."""
+"""The gain from sharing: the total progress of tenants compared with the GPUs that they use."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ class GpuGain:
     """One GPU with tenants.
 
     Attributes:
-        progress_ratio: summed over its tenants, each relative to running alone; None while one is not known.
-        unknown: tenants whose progress is not known.
+        progress_ratio: sum over its tenants, each relative to running alone; None while one is unknown.
+        unknown: number of tenants whose progress is unknown.
     """
 
     node: str
@@ -29,9 +29,9 @@ class NamespaceGain:
     """The tenants of one namespace.
 
     Attributes:
-        asked_gpus: the shares that they are guaranteed, in GPUs.
-        progress_ratio: summed over those whose progress is known; None where none is.
-        unknown: tenants whose progress is not known.
+        asked_gpus: sum of their guaranteed shares, in GPUs.
+        progress_ratio: sum over the tenants whose progress is known; None if none is.
+        unknown: number of tenants whose progress is unknown.
     """
 
     namespace: str
@@ -43,15 +43,18 @@ class NamespaceGain:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What sharing gains on a cluster now.
+    """The present gain from sharing on a cluster.
 
     Attributes:
-        gpus: of all nodes; used_gpus: those with tenants.
-        alone_gpus: how many the pods would take if each had its GPUs to itself.
-        known_gpus: used GPUs of whose tenants every progress is known.
-        progress_ratio: summed over the known GPUs; one GPU without sharing makes 1.
-        kept, broken: tenants above and below their promise; unjudged: those of which either is not known.
-        throttled: tenants that are kept stopped for part of the time.
+        gpus: GPUs of all nodes.
+        used_gpus: GPUs with tenants.
+        alone_gpus: GPUs that the pods would need if each had its GPUs to itself.
+        known_gpus: used GPUs on which every tenant's progress is known.
+        progress_ratio: sum over the known GPUs; a GPU without sharing makes 1.
+        kept: tenants that reach their promise.
+        broken: tenants below their promise.
+        unjudged: tenants whose promise or progress is unknown.
+        throttled: tenants that are stopped for part of the time.
     """
 
     gpus: int
@@ -69,20 +72,20 @@ class Gain:
 
     @property
     def per_gpu(self) -> float | None:
-        """Return the progress of one GPU; 1 is what a GPU without sharing makes; None while none is known."""
+        """Return the mean progress per known GPU, where 1 is a GPU without sharing; None while none is known."""
         return self.progress_ratio / self.known_gpus if self.known_gpus else None
 
     @property
     def gained_gpus(self) -> float | None:
-        """Return how many more GPUs the same progress would take without sharing; below 0 sharing costs."""
+        """Return how many more GPUs the same progress would need without sharing; below 0, sharing costs."""
         return self.progress_ratio - self.known_gpus if self.known_gpus else None
 
 
 def gain_of(nodes: Iterable[GpuNode], namespace: str | None = None) -> Gain:
-    """Sum up what the nodes' agents measured.
+    """Return the gain from what the nodes' agents measured.
 
     Args:
-        namespace: only GPUs on which this namespace has a tenant, and of namespaces only this one.
+        namespace: count only GPUs on which this namespace has a tenant, and report no other namespace.
     """
     gpus = [(node.name, gpu) for node in nodes for gpu in node.status.gpus]
     used = [
@@ -111,10 +114,9 @@ def gain_of(nodes: Iterable[GpuNode], namespace: str | None = None) -> Gain:
 
 
 def is_kept(tenant: TenantStatus) -> bool | None:
-    """Return whether a tenant makes the progress that it was promised; None while one of both is not known.
+    """Return whether a tenant reaches its promised progress; None while either is unknown.
 
-    A promise is broken only where the measurement's error leaves no doubt: one standard deviation above what was
-    inferred is still below it.
+    A promise counts as broken only if the progress is below it by more than one standard deviation.
     """
     if tenant.promise_ratio is None or tenant.progress_ratio is None:
         return None

@@ -1,6 +1,6 @@
-"""Pods that make no good use of their share: reported, and by policy replaced or given no new neighbours.
+"""Pods that make no good use of their share: reported and, by policy, replaced or given no new neighbours.
 
-Pure: what is seen and the time are arguments (docs/adr/0146).
+Pure: observations and the time are arguments (docs/adr/0146).
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -11,16 +11,16 @@ from typing import Final
 from gpushare.core.api import TroubleKind
 from gpushare.core.control.retraction import SILENT_SECONDS, Resident, backoff_seconds
 
-IDLE_SM_RATIO: Final = 0.005  # of a window: whoever shares a GPU that does less than this does nothing
-FAULT_SECONDS: Final = 120.0  # a container that ended in a fault is back by then, kubelet's first back-off is 10 s
+IDLE_SM_RATIO: Final = 0.005  # of a window; all tenants of a GPU below this do nothing
+FAULT_SECONDS: Final = 120.0  # by then kubelet has restarted a container that a fault ended (first back-off 10 s)
 FIRST_PAUSE_SECONDS: Final = 300.0  # before a group's second replacement; doubled each time
-QUARANTINE_SECONDS: Final = 600.0  # a GPU gets no new pods for so long after a fault, where the policy is drain
-FORGOTTEN_SECONDS: Final = 86_400.0  # since a group's last replacement: the next one counts as the first
+QUARANTINE_SECONDS: Final = 600.0  # how long a GPU gets no new pods after a fault, if the policy is drain
+FORGOTTEN_SECONDS: Final = 86_400.0  # after a group's last replacement; then the next one counts as its first
 _RATE_SECONDS: Final = 60.0
 
 
 class HygieneAction(StrEnum):
-    """What follows from a pod's trouble, besides the report."""
+    """The consequence of a pod's trouble, besides the report."""
 
     REPORT = "report"
     REPLACE = "replace"
@@ -29,10 +29,10 @@ class HygieneAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HygieneSettings:
-    """What the chart says.
+    """The chart's settings.
 
     Attributes:
-        stalled_seconds: how long a pod does nothing before that is trouble.
+        stalled_seconds: how long a pod may do nothing before that counts as trouble.
     """
 
     stalled: HygieneAction = HygieneAction.REPORT
@@ -41,7 +41,7 @@ class HygieneSettings:
     stalled_seconds: float = 1800.0
 
     def action_of(self, kind: TroubleKind) -> HygieneAction:
-        """Return what becomes of one kind."""
+        """Return the action for one kind of trouble."""
         actions = {
             TroubleKind.STALLED: self.stalled,
             TroubleKind.OUTSIDE_MPS: self.outside_mps,
@@ -52,14 +52,14 @@ class HygieneSettings:
 
 @dataclass(frozen=True, slots=True)
 class HygieneLook:
-    """One look at one GPU.
+    """One observation of one GPU.
 
     Attributes:
         tenants: uids of its pods.
-        connected: those with processes under MPS; None: MPS does not say.
-        idle: those of them that surely did nothing in the window; None: nothing was measured.
+        connected: those with processes under MPS; None if unknown.
+        idle: those that certainly did nothing in the window; None if nothing was measured.
         seconds: length of that window.
-        faults: of the MPS server, as its gate counts them; None: the gate says nothing.
+        faults: number of faults of the MPS server, as its gate counts them; None if unknown.
         fault_pods: pods whose processes the last fault ended.
     """
 
@@ -73,13 +73,13 @@ class HygieneLook:
 
 @dataclass(frozen=True, slots=True)
 class HygieneWatch:
-    """What is remembered of one GPU; start with `HygieneWatch()`.
+    """State of the watch over one GPU; start with `HygieneWatch()`.
 
     Attributes:
-        idle_seconds: for how long a pod has done nothing, in windows that were measured.
-        measured_at: end of the last such window.
-        lost_since: since when a pod whose processes a fault ended has had none.
-        faults: as last counted; None: never.
+        idle_seconds: how long each pod has done nothing, in measured windows.
+        measured_at: end of the last measured window.
+        lost_since: since when each pod has been without a process after a fault.
+        faults: last count of faults; None if never counted.
         fault_at: when the count last grew.
     """
 
@@ -90,7 +90,7 @@ class HygieneWatch:
     fault_at: float = float("-inf")
 
     def after(self, look: HygieneLook, now: float) -> "HygieneWatch":
-        """Return the watch after a look; time in which nothing was measured counts neither as idle nor as work."""
+        """Return the state after an observation; unmeasured time counts neither as idle nor as work."""
         watch = self
         if look.idle is not None:
             elapsed = max(0.0, min(look.seconds, now - self.measured_at))
@@ -116,21 +116,21 @@ class HygieneWatch:
         return frozenset(uid for uid, seconds in self.idle_seconds.items() if seconds >= limit)
 
     def lost(self, now: float) -> frozenset[str]:
-        """Return the pods that a fault left without a process."""
+        """Return the pods that a fault left without a process for `FAULT_SECONDS`."""
         return frozenset(uid for uid, since in self.lost_since.items() if now - since >= FAULT_SECONDS)
 
     def is_quarantined(self, now: float) -> bool:
-        """Return whether a fault was so short ago that newcomers had better go elsewhere."""
+        """Return whether the last fault was so recent that new pods should go elsewhere."""
         return now - self.fault_at < QUARANTINE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacementAsk:
-    """A pod whose trouble ends when another is made in its place.
+    """A request to replace a pod in trouble.
 
     Attributes:
         reason: the agent's sentence.
-        silent_seconds: since the agent last wrote, by the reader's clock.
+        silent_seconds: time since the agent last wrote, by the reader's clock.
         is_confirmed: the agent has written since this process first saw its GpuNode.
     """
 
@@ -144,13 +144,13 @@ class ReplacementAsk:
 
 @dataclass(frozen=True, slots=True)
 class Replacements:
-    """What was done lately.
+    """Recent replacements and evictions.
 
     Attributes:
-        of_share: by GpuShare, how often a pod of it was replaced, and when last.
-        evicted: when pods were evicted, for whatever reason, by uid.
-        last_left: when a pod was last seen leaving a GPU, by its UUID.
-        refused: pods whose eviction was refused moments ago.
+        of_share: by GpuShare, how many pods of it were replaced, and when the last one was.
+        evicted: when each pod was evicted for any reason, by uid.
+        last_left: when a pod was last seen leaving each GPU, by GPU UUID.
+        refused: pods whose eviction was refused a moment ago.
     """
 
     of_share: Mapping[str, tuple[int, float]] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Replacements:
 
 @dataclass(frozen=True, slots=True)
 class ReplacementPlan:
-    """What to do now: whom to evict, and why not the others, by uid."""
+    """The next step: which pod to evict now, and why the others wait or are never evicted, by uid."""
 
     evict: str | None = None
     waiting: Mapping[str, str] = field(default_factory=dict)
@@ -177,13 +177,14 @@ def plan_replacement(
     calm_seconds: float,
     now: float,
 ) -> ReplacementPlan:
-    """Decide which one pod is evicted now so that another is made in its place.
+    """Choose at most one pod to evict now, so that its controller creates another.
 
-    The budgets are retraction's: so many a minute over the cluster, one at a time on a GPU and then a pause,
-    PodDisruptionBudgets by the API. A group whose new pods get into trouble too is replaced ever more rarely.
+    The limits are those of retraction: a rate over the cluster, one pod at a time on a GPU and then a pause, and
+    PodDisruptionBudgets, which the API enforces. If a group's new pods get into trouble too, the pauses get
+    longer.
 
     Args:
-        residents: of every GPU that an ask names.
+        residents: the pods on every GPU that an ask names.
     """
     waiting: dict[str, str] = {}
     never: dict[str, str] = {}
@@ -213,18 +214,18 @@ def plan_replacement(
 
 
 def counted(before: tuple[int, float] | None, now: float) -> tuple[int, float]:
-    """Return a group's count of replacements after one more."""
+    """Return a group's count and time of replacements after one more."""
     is_forgotten = before is None or now - before[1] >= FORGOTTEN_SECONDS
     return (1 if before is None or is_forgotten else before[0] + 1, now)
 
 
 def remembered(of_share: Mapping[str, tuple[int, float]], now: float) -> dict[str, tuple[int, float]]:
-    """Return the counts of replacements that still matter; one of the future is of a clock that was set back."""
+    """Return the replacement counts that still matter, dropping times in the future (a clock was set back)."""
     return {share: (n, at) for share, (n, at) in of_share.items() if 0.0 <= now - at < FORGOTTEN_SECONDS}
 
 
 def _pause(before: tuple[int, float] | None, now: float) -> float:
-    """Return for how long no further pod of a group is replaced."""
+    """Return for how many seconds no further pod of a group may be replaced."""
     if before is None or now - before[1] >= FORGOTTEN_SECONDS:
         return 0.0
     return max(0.0, before[1] + backoff_seconds(before[0], FIRST_PAUSE_SECONDS) - now)

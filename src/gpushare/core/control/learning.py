@@ -1,8 +1,8 @@
-"""Learning: what windows say of a workload beside others, beyond what the model predicted (docs/design.md 5).
+"""Learning: how a workload beside others deviates from the model's predictions (docs/design.md 5).
 
-Two numbers for a workload and a GPU model: its sensitivity, and its pressure on its neighbours. A window moves
-them by a Kalman filter that starts at zero, so a workload of which little was seen is predicted as the model does.
-Their errors are taken as independent, so a GpuShare's status holds all the state there is.
+Each workload has two numbers for each GPU model: its sensitivity, and its pressure on its neighbours. Each window
+updates them by a Kalman filter that starts at zero, so a workload with few windows is predicted as the model does.
+Their errors are treated as independent, so a GpuShare's status contains the whole state.
 """
 
 import math
@@ -20,15 +20,15 @@ from gpushare.core.interference import (
     exposure,
 )
 
-# So many windows' worth of `UNEXPLAINED` is in a workload's own deviation.
+# A workload's own deviation starts with `UNEXPLAINED` at the weight of this many windows.
 _DEVIATION_WINDOWS: Final = 8
 _MOST_DEVIATION_WINDOWS: Final = 100
-# Workloads change: from window to window the effects may drift by so much, as standard deviations.
+# Workloads change: drift of the effects from window to window, as a standard deviation.
 _DRIFT: Final = 0.002
-_MOST_EFFECT: Final = 0.7  # half or twice the progress; beyond, the profile is another program's
-# A tenant below this sleeps, or has finished: no fault of its neighbours.
+_MOST_EFFECT: Final = 0.7  # half or twice the progress; beyond that, the profile belongs to another program
+# A tenant below this sleeps or has finished; its neighbours are not the reason.
 LEAST_PROGRESS: Final = 0.05
-# The counters decide a window where the error of the inference is this much below the prediction's, and small.
+# A window is decided by the counters if the inference's error is below this part of the prediction's, and small.
 _DECISIVE: Final = 0.6
 _MOST_ERROR: Final = 0.1
 _DIGITS: Final = 4
@@ -39,10 +39,12 @@ class SeenTenant:
     """One tenant of an undisturbed set in one window.
 
     Attributes:
-        workload: namespace/name of its GpuShare: a workload of another namespace is another workload.
+        workload: namespace/name of its GpuShare, so workloads of different namespaces are different.
         thread_percentage: its cap, 1 to 100.
-        progress, error: inferred, relative to running alone; ratios.
-        predicted, predicted_error: by the model with what was learnt so far.
+        progress: inferred, relative to running alone.
+        error: standard error of `progress`.
+        predicted: progress predicted by the model with the effects learnt so far.
+        predicted_error: standard error of `predicted`.
     """
 
     workload: str
@@ -54,7 +56,7 @@ class SeenTenant:
 
 
 def is_decided_by_counters(window: Sequence[SeenTenant]) -> bool:
-    """Return whether a window says more than its prediction did: every tenant works, and its error is small."""
+    """Return whether a window tells more than its prediction: every tenant works, with a small error."""
     return len(window) > 1 and all(
         tenant.progress >= LEAST_PROGRESS
         and tenant.predicted >= LEAST_PROGRESS
@@ -66,10 +68,10 @@ def is_decided_by_counters(window: Sequence[SeenTenant]) -> bool:
 def learnt(
     window: Sequence[SeenTenant], known: Mapping[str, LearnedEffect], gpu_model: str
 ) -> dict[str, LearnedEffect]:
-    """Return what is known of the window's workloads after it.
+    """Return the learnt effects of the window's workloads after this window.
 
     Args:
-        known: before it, by workload, on this GPU model.
+        known: the effects before it, by workload, on this GPU model.
     """
     used = {name: effects_of([effect], gpu_model) for name, effect in known.items()}
     now = {tenant.workload: _drifted(known.get(tenant.workload), gpu_model) for tenant in window}
@@ -78,7 +80,7 @@ def learnt(
         others = [other.workload for at, other in enumerate(window) if at != place]
         weight = exposure(tenant.thread_percentage)
         noise = (tenant.error / tenant.predicted) ** 2
-        # What the prediction did not use yet is taken off: it rounds, and this window's other tenants came before.
+        # Subtract what the prediction did not include yet: this window's earlier tenants have changed the effects.
         moved = weight * (now[tenant.workload].sensitivity - used.get(tenant.workload, NO_EFFECTS).sensitivity)
         moved += share * sum(now[other].pressure - used.get(other, NO_EFFECTS).pressure for other in others)
         residual = math.log(tenant.progress / tenant.predicted) - moved
@@ -93,7 +95,7 @@ def learnt(
 
 
 def _drifted(effect: LearnedEffect | None, gpu_model: str) -> LearnedEffect:
-    """Return an effect before a window, a little less certain than after the last one."""
+    """Return an effect at the start of a window: slightly less certain than after the previous one."""
     if effect is None:
         return LearnedEffect(gpu_model, 0.0, 0.0, 0, UNEXPLAINED, SENSITIVITY_ERROR, PRESSURE_ERROR)
     sensitivity = effect.sensitivity_error if effect.sensitivity_error is not None else SENSITIVITY_ERROR
@@ -107,7 +109,7 @@ def _drifted(effect: LearnedEffect | None, gpu_model: str) -> LearnedEffect:
 
 
 def _sensed(effect: LearnedEffect, residual: float, weight: float, total: float, left: float) -> LearnedEffect:
-    """Return an effect after its own tenant's residual, of variance `total`."""
+    """Return a tenant's effect, updated by its own residual of variance `total`."""
     variance, deviation = _square(effect.sensitivity_error), _square(effect.deviation)
     gain = weight * variance / total
     windows = min(effect.windows, _MOST_DEVIATION_WINDOWS) + _DEVIATION_WINDOWS
@@ -120,7 +122,7 @@ def _sensed(effect: LearnedEffect, residual: float, weight: float, total: float,
 
 
 def _pressed(effect: LearnedEffect, residual: float, share: float, total: float) -> LearnedEffect:
-    """Return an effect after a neighbour's residual."""
+    """Return a neighbour's effect, updated by a tenant's residual of variance `total`."""
     variance = _square(effect.pressure_error)
     gain = share * variance / total
     return replace(

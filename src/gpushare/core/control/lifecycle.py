@@ -1,7 +1,7 @@
-"""The life of a GpuShare: its phase, its conditions and its whole status, from what was decided and observed.
+"""A GpuShare's phase, conditions and whole status, computed from decisions and observations.
 
-`status_of` alone makes a GpuShareStatus. Everything in it but the profile and its fraction is rebuilt from the
-pods and the GpuNodes each time, so a restarted operator writes the same status as the one before it.
+Only `status_of` makes a GpuShareStatus. Everything in it except the profile and its fraction is rebuilt from the
+pods and the GpuNodes each time, so a restarted operator writes the same status as before.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,22 +54,22 @@ from gpushare.core.interference import as_profile, promised_progress, recommende
 from gpushare.core.placement import ProbationSettings
 
 MOST_PLACEMENTS: Final = 1000  # as in the schema; the Ready condition counts them all
-_DIGITS: Final = 3  # digits of progress and slowdown; more would only cause more writes
+_DIGITS: Final = 3  # of progress and slowdown; more digits would cause more writes
 
 
 @dataclass(frozen=True, slots=True)
 class Fares:
-    """What agents report of one pod, the worst over its GPUs; None where not measured.
+    """The agents' report on one pod, the worst over its GPUs; None where not measured.
 
     Attributes:
-        error_ratio: of the progress, one standard deviation.
-        throttle_ratio: part of the time that it is kept stopped; None: it runs freely.
-        profile: its workload's signature, where a node has measured it alone.
-        slo: how it fares against its own latency target.
+        error_ratio: standard deviation of the progress.
+        throttle_ratio: part of the time that it is stopped; None if it runs freely.
+        profile: its workload's signature, if a node has measured it.
+        slo: state of its own latency target.
         trouble: what is wrong with it.
-        is_silent: its node's agent is, so that nothing else is known.
+        is_silent: its node's agent is silent, so nothing else is known.
         neighbours: uids of the other pods on its GPUs, sorted.
-        can_freeze: whether pods can be stopped for a moment there, as far as the agent says.
+        can_freeze: whether pods on its GPUs can be stopped for a moment, as far as the agent says.
     """
 
     progress_ratio: float | None = None
@@ -86,13 +86,14 @@ class Fares:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What decides the phase.
+    """The facts that decide the phase.
 
     Attributes:
-        live: pods that are not finished; placed: live pods with a decision.
-        profiling: whether a pod of it has a GPU to itself until the workload is profiled, or a window ends.
-        profiled: whether its signature is known.
-        retracting: whether a pod of it is moved away, or was, and nothing was placed since.
+        live: number of pods that are not finished.
+        placed: number of live pods with a decision.
+        profiling: whether a pod has a GPU to itself until the workload is profiled or the window ends.
+        profiled: whether the signature is known.
+        retracting: whether a pod is being moved away, or was and none has been placed since.
     """
 
     live: int
@@ -104,13 +105,13 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class OperatorSettings:
-    """What the operator was started with.
+    """The operator's settings.
 
     Attributes:
-        defaults: for what neither pod nor GpuShare specifies.
-        probation: how long the extender keeps a workload without a profile alone on its GPU, and where.
-        retraction: whom it may evict, and how often.
-        hygiene: what becomes of pods in trouble.
+        defaults: values that neither pod nor GpuShare sets.
+        probation: where, and for how long, the extender keeps a workload without a profile alone on its GPU.
+        retraction: which pods may be evicted, and how often.
+        hygiene: actions for pods in trouble.
     """
 
     defaults: Defaults
@@ -121,13 +122,13 @@ class OperatorSettings:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the operator decided about a GpuShare beside its status.
+    """Facts about a GpuShare that the operator keeps apart from its pods.
 
     Attributes:
         retractions: intended and done.
         refusal: why a pod that should leave its GPU stays, as (reason, sentence).
-        learned: what was seen of its workload beside others.
-        overlaps: GpuShares that come first by name and have pods which this one selects too, with how many.
+        learned: effects learnt of its workload beside others.
+        overlaps: GpuShares that come first by name, with the number of pods that this one selects too.
         neighbours_ended: when its pods ended their neighbours in the last day.
     """
 
@@ -141,10 +142,10 @@ class Standing:
 def next_phase(current: Phase, situation: Situation) -> Phase:
     """Return the phase that follows `current` (docs/design.md 4 and 5).
 
-    Pending: no pod is placed. Probation: placed, and a pod of it has its GPU to itself until the profile is taken
-    or a window ends. Sharing: placed, and neighbours may come. Retracted: the controller moved its pods away for a
-    neighbour's sake; it stays until one of them is placed again. Profiled: no pod is placed now, but the signature
-    is known, so the next goes straight to Sharing.
+    Pending: no pod is placed. Probation: a placed pod has its GPU to itself until the profile is taken or the
+    window ends. Sharing: pods are placed and may get neighbours. Retracted: pods were moved away to keep a
+    neighbour's promise; this lasts until one of them is placed again. Profiled: no pod is placed, but the
+    signature is known, so the next pod goes straight to Sharing.
     """
     if situation.retracting or (current is Phase.RETRACTED and situation.live > 0 and situation.placed == 0):
         return Phase.RETRACTED
@@ -168,12 +169,12 @@ def status_of(
     """Compute the status of a GpuShare.
 
     Args:
-        share: as it is now; its status holds the profile, the previous phase and when conditions changed.
+        share: the present GpuShare; its status has the profile, the last phase and the times of its conditions.
         pods: its pods, in any order.
-        fares: progress and slowdown of each pod, by uid.
+        fares: the agents' report on each pod, by uid.
         now: RFC 3339, UTC, for conditions that change.
-        standing: default: as in its status.
-        profiling: which pods are on probation, and which cannot be profiled where they are; default: none.
+        standing: by default, as in its status.
+        profiling: pods on probation, and pods that cannot be profiled where they are; by default none.
     """
     standing = standing or Standing(
         share.status.retractions,
@@ -241,7 +242,7 @@ def status_of(
 
 
 def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
-    """Return each pod's least progress and greatest slowdown over its GPUs, by uid."""
+    """Return the agents' report on each pod, by uid: the least progress and greatest slowdown over its GPUs."""
     tenants: dict[str, list[TenantStatus]] = {}
     beside: dict[str, set[str]] = {}
     unfreezable: set[str] = set()
@@ -260,12 +261,12 @@ def fares_of(nodes: Iterable[GpuNodeStatus]) -> dict[str, Fares]:
 
 
 def differs_only_in_figures(one: GpuShareStatus, other: GpuShareStatus) -> bool:
-    """Return whether two statuses differ at most in what is measured and may be written later."""
+    """Return whether two statuses differ at most in measured figures, which may be written later."""
     return _without_figures(one) == _without_figures(other)
 
 
 def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[str, str], ...]:
-    """Return the events due, as (reason, message): a new phase, a promise newly broken or kept again."""
+    """Return the events due between two statuses, as (reason, message)."""
     found = []
     if before.profile is None and after.profile is not None:
         auto = (
@@ -274,7 +275,7 @@ def transitions(before: GpuShareStatus, after: GpuShareStatus) -> tuple[tuple[st
             else ""
         )
         found.append(("ProfileTaken", f"signature taken on {after.profile.gpu_model or 'a GPU'}{auto}"))
-    if before.phase is not after.phase and after.phase is not Phase.RETRACTED:  # told with its figures
+    if before.phase is not after.phase and after.phase is not Phase.RETRACTED:  # retractions have own events
         found.append((after.phase.value, f"phase was {before.phase}, is {after.phase}"))
     if after.ends_neighbours and not before.ends_neighbours:
         found.append(("Isolated", _condition_of(after, ENDS_NEIGHBOURS).message))
@@ -300,7 +301,7 @@ def _condition_of(status: GpuShareStatus, kind: str) -> Condition:
 def _placement(
     pod: PodView, share: GpuShare, fares: Mapping[str, Fares], defaults: Defaults, wrong: list[str]
 ) -> PodPlacement | None:
-    """Return where a pod runs, or None without a decision; what is malformed is appended to `wrong`."""
+    """Return where a pod runs, or None without a decision; append what is malformed to `wrong`."""
     if pod.decision_problem:
         wrong.append(f"{pod.name}: {pod.decision_problem}")
         return None
@@ -334,7 +335,7 @@ def _promised(needs: Needs, signature: WorkloadSignature | None) -> float:
 
 
 def _class_of(share: GpuShare, live: Sequence[PodView], defaults: Defaults) -> JobClass:
-    """Return the class of the pods, latency if any has it; keep the previous value while no pod is live."""
+    """Return the class of the pods, latency if any pod has it; without live pods, keep the previous value."""
     needs = [resolve(pod.annotations, share, defaults, limit_percent=pod.limit_percent) for pod in live]
     classes = [each.job_class for each in needs if isinstance(each, Needs)]
     if classes:
@@ -345,7 +346,7 @@ def _class_of(share: GpuShare, live: Sequence[PodView], defaults: Defaults) -> J
 def _recommended(
     share: GpuShare, profile: WorkloadSignature | None, job_class: JobClass, defaults: Defaults, *, none_live: bool
 ) -> str | None:
-    """Return what `auto` stands for; keep the previous value while no pod is live."""
+    """Return the fraction that `auto` means; without live pods, keep the previous value."""
     before = share.status.recommended_fraction
     if before is not None and none_live and profile == share.status.profile:
         return before

@@ -1,4 +1,4 @@
-"""How it stands with a workload that has no profile yet: who is on probation, who cannot be read where it is."""
+"""Progress of profiling: which pods are on probation, and which cannot be measured where they are."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ class ProfilingView:
     """The pods of a workload without a profile, by name.
 
     Attributes:
-        on_probation: those with a GPU to themselves, with when that ends at the latest, in words.
-        unread: those that share a GPU on which they cannot be read, with why.
+        on_probation: pods with a GPU to themselves, and when that ends at the latest, as text.
+        unread: pods that share a GPU on which they cannot be measured, and why.
     """
 
     on_probation: Mapping[str, str] = field(default_factory=dict)

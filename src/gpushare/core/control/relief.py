@@ -1,4 +1,7 @@
-"""Which duties keep the promises of one GPU, by what is believed of its tenants' effects on each other."""
+"""The duties that keep the promises on one GPU, given estimates of the tenants' effects on each other.
+
+A duty is the part of the time that a tenant runs; 1 is unthrottled.
+"""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -10,20 +13,20 @@ from gpushare.core.control.response import Response
 from gpushare.core.control.window import FREE, WatchedTenant, WatchSettings
 
 _STEP: Final = 0.02
-# Freezing a neighbour whose effect is smaller than this helps nobody; no window can show it either.
+# Freezing a neighbour whose effect is smaller than this helps nobody, and no window can show the effect.
 LEAST_EFFECT: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class KnownTenants:
-    """Who works on one GPU, whose progress one window shows, and what is believed of them.
+    """The tenants of one GPU in one window, and the estimates of their effects on each other.
 
     Attributes:
-        working: everyone that works; who sleeps costs nobody anything.
-        tenants: those of them whose progress is known.
-        responses: of the same tenants.
-        duties: in force during the window, of everyone that works.
-        costs: what each tenant's neighbours cost it, those that cost nothing left out.
+        working: all tenants that work; a sleeping tenant costs its neighbours nothing.
+        tenants: the working tenants whose progress is known.
+        responses: the estimated responses of the same tenants.
+        duties: duty of each working tenant during the window.
+        costs: by tenant, what each neighbour costs it; neighbours that cost nothing are left out.
     """
 
     working: Mapping[str, WatchedTenant]
@@ -33,7 +36,7 @@ class KnownTenants:
     costs: Mapping[str, Mapping[str, float]] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Read the costs once: the search asks for each of them many times."""
+        """Compute the costs once: the search reads each of them many times."""
         object.__setattr__(self, "costs", {uid: each.costs() for uid, each in self.responses.items()})
 
     def progress(self, uid: str, duties: Mapping[str, float]) -> float:
@@ -45,11 +48,11 @@ class KnownTenants:
         return duties[uid] * self.responses[uid].running_error(duties)
 
     def room(self, uid: str, duties: Mapping[str, float]) -> float:
-        """Return how far the tenant is expected above its promise; negative: below."""
+        """Return how far the tenant's expected progress is above its promise; negative if below."""
         return self.progress(uid, duties) - self.tenants[uid].promise
 
     def gain(self, after: Mapping[str, float]) -> tuple[float, float]:
-        """Return what all make more together under other duties than now, and its standard error."""
+        """Return how much the total progress changes from the present duties to others, and its standard error."""
         more = sum(self.progress(uid, after) - self.progress(uid, self.duties) for uid in self.tenants)
         errors = [
             each.change_error(self.duties, after, own=(self.duties[uid], after[uid]))
@@ -76,16 +79,16 @@ def relieved(
     margin: float,
     max_step: float,
 ) -> dict[str, float]:
-    """Return duties under which the broken promises are expected to hold by `margin`, or as nearly as they can.
+    """Return duties that are expected to keep the broken promises by `margin`, or come as close as possible.
 
-    Greedy in small steps: the tenant that lacks most is relieved by the throughput tenant furthest above its own
-    promise whose running costs it anything, until nobody lacks anything or nobody has more to give. Where several
-    are far above theirs, they end up equally far. Nobody is throttled below its own promise and the margin, or by
-    more than `max_step`, or while its own promise is broken.
+    Greedy in small steps: the tenant furthest below its promise is helped by the throughput tenant furthest above
+    its own promise, among those that cost it anything, until no tenant lacks progress or none can give more.
+    Tenants far above their promises thus end up equally far above. No tenant is throttled below its own promise
+    plus the margin, by more than `max_step`, or while its own promise is broken.
 
     Args:
-        duties: in force, of every tenant that works.
-        broken: the known tenants to relieve.
+        duties: present duty of every working tenant.
+        broken: the known tenants to help.
     """
     found = dict(duties)
     running = {uid: response.running(duties) for uid, response in known.responses.items()}
@@ -104,7 +107,7 @@ def relieved(
     scale = {uid: max(_STEP, tenant.promise) for uid, tenant in known.tenants.items()}
 
     def best_of(donors: Iterable[str]) -> str | None:
-        """Return the donor furthest above its promise that has a step to give; most of the search's time."""
+        """Return the donor furthest above its promise that can give a step (most of the search's time)."""
         best, highest = None, -math.inf
         for uid in donors:
             duty, progress = found[uid], running[uid]
@@ -134,9 +137,9 @@ def _rounded(duties: Mapping[str, float]) -> dict[str, float]:
 def given_back(
     known: KnownTenants, duties: Mapping[str, float], broken: Collection[str], *, margin: float
 ) -> dict[str, float]:
-    """Return duties under which every throttled tenant that fell below its own promise has it back.
+    """Return duties that restore every throttled tenant that fell below its own promise.
 
-    One whose promise is broken gets more already when it is barely above it.
+    A tenant in `broken` gets more time already when it is less than half of `margin` above its promise.
     """
     found = dict(duties)
     for uid, response in known.responses.items():
@@ -149,10 +152,10 @@ def given_back(
 def let_go(
     known: KnownTenants, duties: Mapping[str, float], settings: WatchSettings, *, margin: float
 ) -> dict[str, float]:
-    """Return duties with a throttle let go by a step, where the promises still hold by `margin`; else the same.
+    """Return duties with one throttle loosened by a step, if all promises then hold by `margin`; else the same.
 
-    The tenant nearest its own promise comes first; what its running costs other throttled tenants they get back. A
-    step smaller than half of the largest is not worth it, unless it is the last one.
+    The tenant nearest its own promise comes first. Other throttled tenants get back what this costs them. A step
+    is the largest allowed one or half of it; smaller ones are not worth it, except the last.
     """
     throttled = [uid for uid in known.responses if duties[uid] < FREE]
     for uid in sorted(throttled, key=lambda uid: (known.height(uid, duties), uid)):
@@ -177,9 +180,9 @@ def newest(known: KnownTenants) -> list[str]:
 
 
 def may_leave(known: KnownTenants, victim: str, duties: Mapping[str, float]) -> list[str]:
-    """Return the throughput tenants whose leaving may suffice for the victim, or else may help it, newest first.
+    """Return the throughput tenants, newest first, whose leaving may suffice for the victim, or else may help it.
 
-    That may be the victim itself. `duties` are what the others would run at.
+    The victim itself may be among them.
     """
     response = known.responses[victim]
     helps, suffices = [], []

@@ -1,13 +1,13 @@
-"""What each tenant's running costs another one: a belief that every window corrects.
+"""The estimated cost of each tenant's running to another one, updated with every window.
 
-A tenant that is frozen for part of the time leaves its neighbours the mixture of the sets with and without it, so
-a neighbour's progress while it runs is close to linear in the duties of the others:
+If a tenant is frozen for part of the time, its neighbours run in a mixture of the sets with and without it. So a
+neighbour's progress while it runs is close to linear in the duties of the others:
 
     progress while running = alone - sum over the others of effect * duty
 
-The level and the effects are estimated together by a Kalman filter. Before anything was seen an effect is about
-as likely large as small, so the first windows divide what is missing from `alone` evenly among the neighbours, and
-each change of a duty shows whose effect it is. Plain floats: the agent loads no numpy.
+A Kalman filter estimates the level `alone` and the effects together. At first an effect is about as likely large
+as small, so the first windows divide what is missing from `alone` evenly among the neighbours, and each change of
+a duty shows which neighbour has which effect. Plain floats: the agent loads no numpy.
 """
 
 import math
@@ -16,36 +16,36 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Final
 
-# Before a window was seen: how wrong the cap curve is about the level, and what a neighbour costs. Over the pairs,
-# triples and fours of the H200's table it costs 0.14, 0.09 and 0.12 +- 0.16, 0.17 and 0.12 (bench/table_plant.py).
+# Prior: error of the level that the cap curve gives, and cost of a neighbour. Over the pairs, triples and fours of
+# the H200's table a neighbour costs 0.14, 0.09 and 0.12 +- 0.16, 0.17 and 0.12 (bench/table_plant.py).
 _LEVEL_ERROR: Final = 0.1
 _EFFECT: Final = 0.12
 _EFFECT_ERROR: Final = 0.2
 # Drift from one window to the next, as standard deviations.
 _LEVEL_DRIFT: Final = 0.005
 _EFFECT_DRIFT: Final = 0.003
-# A window that misses the expectation by so many standard deviations: another phase of a program, or, where duties
-# have just changed, effects that are not what the level alone made them.
+# A window that misses the expectation by this many standard deviations shows another phase of a program or, if
+# duties have just changed, that the effects were estimated wrongly from the level alone.
 _SURPRISE: Final = 3.0
 _PHASE_CHANGE: Final = 0.1
 _WRONG_EFFECTS: Final = 0.3
-_TELLING_CHANGE: Final = 0.1  # of a duty; a smaller one explains no surprise
-_IMPOSSIBLE: Final = 0.3  # outside of 0 to 1 by more than this is no progress and no effect
-LEAST_ERROR: Final = 0.02  # no inference is better than that (core.progress.attribution)
+_TELLING_CHANGE: Final = 0.1  # of a duty; a smaller change explains no surprise
+_IMPOSSIBLE: Final = 0.3  # a level or an effect outside 0 to 1 by more than this is impossible
+LEAST_ERROR: Final = 0.02  # no inference is more exact (core.progress.attribution)
 
 _Matrix = tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """How one tenant's progress answers to its neighbours' duties.
+    """Dependence of one tenant's progress on its neighbours' duties.
 
     Attributes:
         neighbours: their uids, in the order of `mean[1:]`.
         mean: the level, then the effect of each neighbour.
         covariance: of `mean`.
-        windows: number of windows it was seen in since its neighbours last changed.
-        row: 1 and the neighbours' duties in the last window, negative; empty before there was one.
+        windows: number of windows since its neighbours last changed.
+        row: 1, then the negated duties of the neighbours in the last window; empty before the first window.
     """
 
     neighbours: tuple[str, ...]
@@ -56,11 +56,11 @@ class Response:
 
     @classmethod
     def unseen(cls, alone: float) -> "Response":
-        """Return the belief about a tenant without neighbours that no window showed."""
+        """Return the prior estimate for a tenant without neighbours."""
         return cls((), (alone,), ((_LEVEL_ERROR**2,),))
 
     def effect(self, neighbour: str) -> float:
-        """Return what a neighbour that always runs costs this tenant, 0 or more."""
+        """Return what an unthrottled neighbour costs this tenant, as a ratio of at least 0."""
         return max(0.0, self.mean[1 + self.neighbours.index(neighbour)]) if neighbour in self.neighbours else 0.0
 
     def costs(self) -> dict[str, float]:
@@ -76,7 +76,7 @@ class Response:
         return math.sqrt(max(0.0, self.covariance[index][index]))
 
     def beside(self, present: Iterable[str]) -> "Response":
-        """Return the belief for other neighbours; what is known of those who stay is kept."""
+        """Return the estimate for other neighbours, keeping what is known about those that stay."""
         wanted = tuple(present)
         if wanted == self.neighbours:
             return self
@@ -93,11 +93,11 @@ class Response:
 
     @property
     def is_impossible(self) -> bool:
-        """Whether noise and changes of phase have led it to figures that cannot be."""
+        """Return whether noise and changes of phase have led to impossible figures."""
         return not all(-_IMPOSSIBLE <= value <= 1.0 + _IMPOSSIBLE for value in self.mean)
 
     def running(self, duties: Mapping[str, float]) -> float:
-        """Return the expected progress while it runs, beside neighbours that run for these parts of the time."""
+        """Return the expected progress while it runs, with its neighbours at these duties."""
         level, *effects = self.mean
         lost = 0.0
         for uid, effect in zip(self.neighbours, effects, strict=True):
@@ -113,17 +113,17 @@ class Response:
     def change_error(
         self, before: Mapping[str, float], after: Mapping[str, float], *, own: tuple[float, float]
     ) -> float:
-        """Return the standard error of what its progress changes by, from some duties to others."""
+        """Return the standard error of its change of progress from some duties to others."""
         rows = zip(self._row(before), self._row(after), strict=True)
         row = [own[1] * later - own[0] * former for former, later in rows]
         return math.sqrt(max(0.0, _dot(row, _spread(self.covariance, row))))
 
     def after(self, duties: Mapping[str, float], progress: float, error: float) -> "Response":
-        """Return the belief after a window.
+        """Return the estimate after a window.
 
         Args:
-            duties: of the neighbours during the window; 0 for one that slept.
-            progress: while it ran.
+            duties: of the neighbours during the window; 0 for a neighbour that slept.
+            progress: measured progress while it ran.
             error: standard error of `progress`.
         """
         row, noise = self._row(duties), max(LEAST_ERROR, error) ** 2
@@ -149,9 +149,10 @@ class Response:
 
 
 def _doubted(covariance: _Matrix, last: tuple[float, ...], row: list[float]) -> _Matrix:
-    """Return the covariance after a surprise.
+    """Return the covariance after a surprising window.
 
-    Where a duty has just changed, what was seen before still holds: only level and effects together are in doubt.
+    If a duty has just changed, the earlier windows remain explained: only changes of level and effects that cancel
+    out in the last window become more uncertain.
     """
     changed = [at for at, duty in enumerate(last) if abs(duty - row[at]) >= _TELLING_CHANGE and duty < 0]
     if not changed:
@@ -170,7 +171,7 @@ def _spread(covariance: _Matrix, row: Sequence[float]) -> list[float]:
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    total: float = sum(map(mul, one, other))  # a third of a generator's time; they are equally long
+    total: float = sum(map(mul, one, other))  # takes a third of a generator's time; both are equally long
     return total
 
 

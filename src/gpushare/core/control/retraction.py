@@ -1,12 +1,12 @@
-"""Retraction: which pod is evicted now for a neighbour's promise, and what is remembered of it (docs/design.md 5).
+"""Retraction: choose the pod to evict for a neighbour's promise, and record it (docs/design.md 5).
 
-An agent asks for it when throttling cannot keep a promise. The steps of one retraction: an *intent* is written in
-the pod's GpuShare, the pod is evicted, and once it leaves, the intent becomes a *record* with a back-off: until
-then no pod of the group is put beside these neighbours. `plan_retractions` takes every step from what the API
-holds, so an operator that was killed between two steps goes on where it was: an intent whose pod has left becomes
-a record, one whose pod stays is tried again.
+An agent asks for a retraction when throttling cannot keep a promise. Its steps: an *intent* is written into the
+pod's GpuShare, the pod is evicted, and once it leaves, the intent becomes a *record* with a back-off, during which
+no pod of the group is put beside these neighbours. `plan_retractions` derives each step from what the API holds,
+so an operator that was killed between two steps continues: an intent whose pod has left becomes a record, and one
+whose pod is still there is tried again.
 
-Times are seconds of the wall clock, as arguments.
+Times are seconds of the wall clock, passed as arguments.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,23 +19,23 @@ from gpushare.core.api import JobClass
 FIRST_BACKOFF_SECONDS: Final = 3600.0
 LONGEST_BACKOFF_SECONDS: Final = 86_400.0
 REMEMBERED_SECONDS: Final = 86_400.0
-"""How long a record outlives its back-off; within it, the next back-off between the same workloads is doubled."""
+"""How long a record is kept after its back-off; until then the next back-off of the same workloads is doubled."""
 SILENT_SECONDS: Final = 150.0
-"""An ask counts while its agent writes: it writes at least every 60 s, a changed figure every 10 s."""
+"""An ask expires this long after its agent last wrote; agents write at least every 60 s."""
 MOST_RECORDS: Final = 32  # as in the schema
-MOST_NEIGHBOURS: Final = 100  # likewise
+MOST_NEIGHBOURS: Final = 100  # as in the schema
 _MOST_DOUBLINGS: Final = 30
 _RATE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class RetractionSettings:
-    """What the chart says.
+    """The chart's settings.
 
     Attributes:
-        evicts: False: asks are shown, nobody is evicted.
-        per_minute: evictions over the whole cluster.
-        calm_seconds: how long a GPU is left alone once a pod has left it, so that its agent sees what it changed.
+        evicts: if False, asks are only shown and no pod is evicted.
+        per_minute: most evictions a minute over the whole cluster.
+        calm_seconds: pause on a GPU after a pod has left it, so that its agent can measure what changed.
     """
 
     evicts: bool = True
@@ -45,12 +45,13 @@ class RetractionSettings:
 
 @dataclass(frozen=True, slots=True)
 class RetractionAsk:
-    """An agent's wish that a pod be moved away.
+    """An agent's request to move a pod away.
 
     Attributes:
         reason: the agent's sentence, with its figures.
-        silent_seconds: since the agent last wrote, by the reader's clock; the agent's own clock is not asked.
-        is_confirmed: the agent has written since this process first saw its GpuNode, which may be days old.
+        silent_seconds: time since the agent last wrote, by the reader's clock; the agent's clock is not used.
+        is_confirmed: the agent has written since this process first saw its GpuNode, whose content may be days
+            old.
     """
 
     pod_uid: str
@@ -71,9 +72,9 @@ class Resident:
 
     Attributes:
         share: its GpuShare as namespace/name; "" while it has none.
-        leaving: it is being deleted, by whomever.
+        leaving: it is being deleted, for any reason.
         ended: its containers have ended for good; it waits to be deleted.
-        replaceable: it has a controller, which makes another pod in its place.
+        replaceable: it has a controller, which creates another pod in its place.
     """
 
     uid: str
@@ -86,13 +87,13 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class RetractionRecord:
-    """An intent, or a retraction that was done.
+    """An intended or completed retraction.
 
     Attributes:
         neighbours: GpuShares of the other tenants, as namespace/name, sorted.
-        at: when it was intended, and then when the pod left.
-        until: end of the back-off; None: only intended so far.
-        count: how often it came to this between these workloads.
+        at: when it was intended; once completed, when the pod left.
+        until: end of the back-off; None while it is only intended.
+        count: number of retractions between these workloads so far.
     """
 
     neighbours: tuple[str, ...]
@@ -113,15 +114,15 @@ RetractionRecords = Mapping[str, tuple[RetractionRecord, ...]]
 
 @dataclass(frozen=True, slots=True)
 class RetractionSituation:
-    """What is known now.
+    """The present facts.
 
     Attributes:
-        asks: the agents' wishes.
-        residents: every pod placed on a GPU that an ask or an intent names, by GPU.
-        records: what the GpuShares hold, by namespace/name; a GpuShare that is gone is left out.
-        written: uids of pods whose intent the API has accepted: only they are evicted.
-        evicted: when the API accepted a pod's eviction, by uid; pods that still seem to stay.
-        last_left: when a pod was last seen leaving a GPU, by its UUID.
+        asks: the agents' requests.
+        residents: by GPU, every pod placed on a GPU that an ask or intent names.
+        records: by namespace/name, the records in the GpuShares that exist.
+        written: uids of pods whose intent the API has accepted; only those are evicted.
+        evicted: by uid, when the API accepted a pod's eviction, for pods that have not left yet.
+        last_left: by GPU UUID, when a pod was last seen leaving.
     """
 
     asks: tuple[RetractionAsk, ...] = ()
@@ -134,13 +135,14 @@ class RetractionSituation:
 
 @dataclass(frozen=True, slots=True)
 class RetractionPlan:
-    """What to do now.
+    """The next steps.
 
     Attributes:
-        records: by GpuShare, what it shall hold instead; only those that change.
+        records: by GpuShare, its new records; only GpuShares that change.
         evict: uid of the one pod to evict now.
-        done: GpuShare and record of each pod that has left now.
-        waiting: why an ask is not followed now, by the pod's uid; never: why it is not followed at all.
+        done: GpuShare and record of each pod that has just left.
+        waiting: by pod uid, why an ask is not followed yet.
+        never: by pod uid, why an ask is never followed.
     """
 
     records: RetractionRecords
@@ -151,11 +153,11 @@ class RetractionPlan:
 
 
 def plan_retractions(situation: RetractionSituation, settings: RetractionSettings, now: float) -> RetractionPlan:
-    """Decide the next steps; at most one pod is evicted."""
+    """Return the next steps; at most one pod is evicted at a time."""
     records = {share: remembered(history, now) for share, history in situation.records.items()}
     done: list[tuple[str, RetractionRecord]] = []
     asks = {ask.pod_uid: ask for ask in situation.asks if not ask.is_stale}
-    # 1. Intents: the pod has left, so it is a record; or nobody asks any more, or may not, so it is dropped.
+    # 1. Intents: if the pod has left, make a record; if nobody asks any more, or eviction is not allowed, drop it.
     for share, history in list(records.items()):
         for intent in [record for record in history if record.is_intent]:
             resident = _resident(situation, intent.gpu, intent.pod_uid)
@@ -167,7 +169,7 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
                 intent.pod_uid not in asks or resident.ended or _objection(resident, settings) is not None
             ):
                 records[share] = tuple(one for one in records[share] if one != intent)
-    # 2. New intents: one on a GPU that is calm, for asks that may be followed.
+    # 2. New intents: at most one per calm GPU, for asks that may be followed.
     waiting: dict[str, str] = {}
     never: dict[str, str] = {}
     for uid, ask in sorted(asks.items(), key=lambda item: (item[1].gpu, item[0])):
@@ -183,7 +185,7 @@ def plan_retractions(situation: RetractionSituation, settings: RetractionSetting
         else:
             intent = RetractionRecord(_neighbours(situation, ask), now, uid, ask.gpu)
             records[resident.share] = _newest([*records.get(resident.share, ()), intent])
-    # 3. Evict: the oldest intent that the API holds and whose agent is alive, within the cluster's rate.
+    # 3. Eviction: the oldest intent that the API has accepted and whose agent is alive, within the cluster's rate.
     heard = {uid for uid, ask in asks.items() if ask.is_confirmed}
     due = _due(situation, records, heard)
     evict = None
@@ -207,14 +209,14 @@ def remembered(records: Iterable[RetractionRecord], now: float) -> tuple[Retract
 
 
 def _recorded(intent: RetractionRecord, history: Iterable[RetractionRecord], now: float) -> RetractionRecord:
-    """Return what an intent becomes once its pod leaves: counted on from the same neighbours' last time."""
+    """Return the record that an intent becomes once its pod leaves, counted on from the same neighbours' last."""
     before = [one.count for one in history if not one.is_intent and set(one.neighbours) & set(intent.neighbours)]
     count = 1 + max(before, default=0)
     return replace(intent, at=now, until=now + backoff_seconds(count), count=count)
 
 
 def _with(history: Iterable[RetractionRecord], new: RetractionRecord, now: float) -> tuple[RetractionRecord, ...]:
-    """Return the records with a new one: each neighbour is named by its newest record alone."""
+    """Return the records with a new one; each neighbour stays only in its newest record."""
     kept = []
     for one in history:
         if one.is_intent:
@@ -228,7 +230,7 @@ def _with(history: Iterable[RetractionRecord], new: RetractionRecord, now: float
 
 
 def _newest(records: Iterable[RetractionRecord]) -> tuple[RetractionRecord, ...]:
-    """Return at most `MOST_RECORDS`, the intents last; the oldest are dropped."""
+    """Return at most `MOST_RECORDS` records, the oldest dropped first and intents last."""
     return tuple(sorted(records, key=lambda one: (one.is_intent, one.at))[-MOST_RECORDS:])
 
 
@@ -247,14 +249,14 @@ def _neighbours(situation: RetractionSituation, ask: RetractionAsk) -> tuple[str
 
 
 def _doubt(situation: RetractionSituation, ask: RetractionAsk) -> str | None:
-    """Return why an ask is not believed now."""
+    """Return why an ask is not trusted yet; None if it is."""
     if not ask.is_confirmed:
         return "its node's agent has not written since the operator started"
     return None if _neighbours(situation, ask) else "no other pod is on its GPU"
 
 
 def _objection(resident: Resident, settings: RetractionSettings) -> str | None:
-    """Return why a pod is never evicted, however long its agent asks."""
+    """Return why a pod is never evicted, however long its agent asks; None if it may be."""
     if not settings.evicts:
         return "policy.retraction is none"
     if resident.job_class is not JobClass.THROUGHPUT:
@@ -269,7 +271,7 @@ def _objection(resident: Resident, settings: RetractionSettings) -> str | None:
 def _unrest(
     situation: RetractionSituation, records: RetractionRecords, gpu: str, settings: RetractionSettings, now: float
 ) -> str | None:
-    """Return why a GPU is left alone now: one pod at a time, and a look at what its leaving changed."""
+    """Return why a GPU is left alone for now; None if a pod of it may be moved."""
     if any(one.leaving for one in situation.residents.get(gpu, ())):
         return "another pod is leaving its GPU"
     on_gpu = [one for history in records.values() for one in history if one.gpu == gpu]

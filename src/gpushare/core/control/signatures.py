@@ -1,4 +1,4 @@
-"""Profiles: measured by an agent, kept in the GpuShare.
+"""Profiles: measured by an agent, stored in the GpuShare.
 
 An agent that measures a workload alone on a GPU, or in place, publishes the signature in its GpuNode
 (`TenantStatus.profile`); the operator copies it into `GpuShare.status.profile`. The interference model reads it by
@@ -22,7 +22,7 @@ from gpushare.core.api import (
 from gpushare.core.gpu import MIN_SIGNATURE_SECONDS
 from gpushare.core.progress import BAD_FIT, FAR_FIT, progress_shown, shape_misfit
 
-_DIGITS: Final = 4  # of a point on the wire
+_DIGITS: Final = 4  # of a cap curve's point in JSON
 
 
 def taken(
@@ -36,8 +36,8 @@ def taken(
     """Choose the signature that a GpuShare keeps.
 
     Args:
-        seen: signatures that agents published for its pods; of those on the kept one's GPU model the one of the
-            latest revision wins, then the one under the most threads, then the longest.
+        seen: signatures that agents published for its pods. Of those on the kept signature's GPU model, the latest
+            revision wins, then the one under the most threads, then the longest.
         is_one_kind: whether all its pods run one workload; otherwise nothing is taken.
         now: RFC 3339, for a newly taken signature.
     """
@@ -71,14 +71,14 @@ def usual_work(profile: WorkloadSignature | None) -> WorkloadSignature | None:
 
 
 def grown_curve(usual: WorkloadSignature, others: Iterable[WorkloadSignature]) -> tuple[CapPoint, ...]:
-    """Return a signature's cap curve with the points that others of the same work have seen under fewer threads.
+    """Return a signature's cap curve, with points added from signatures of the same work under fewer threads.
 
-    What another one draws under its cap, as a part of what this one draws, is its progress there
-    (`gpushare.core.progress.progress_shown`); its further points go with that. Of two points for one cap the first
-    counts, so that two nodes do not replace each other's for ever; none is above one under more threads.
+    The counters of another signature under its cap, relative to this one's, give the progress under that cap
+    (`gpushare.core.progress.progress_shown`); its other points are scaled to match. For one cap the first point
+    counts, so that two nodes do not replace each other's for ever. No point is above a point with more threads.
 
     Args:
-        others: those of another GPU model or revision, or of other work, add nothing.
+        others: signatures of another GPU model, revision or kind of work add nothing.
     """
     known = {point.thread_percentage: point.progress_ratio for point in usual.cap_curve}
     seen = dict(known)
@@ -97,7 +97,7 @@ def grown_curve(usual: WorkloadSignature, others: Iterable[WorkloadSignature]) -
 
 
 def _points_shown(usual: WorkloadSignature, other: WorkloadSignature) -> dict[int, float]:
-    """Return the points of another signature, under fewer threads or as many, as `usual` would have them."""
+    """Return another signature's points at or below the cap of `usual`, scaled to its progress."""
     points = {point.thread_percentage: point.progress_ratio for point in other.cap_curve}
     own = points.get(other.cap, 0.0)
     scale = 1.0
@@ -114,7 +114,7 @@ def _points_shown(usual: WorkloadSignature, other: WorkloadSignature) -> dict[in
 
 
 def _adds_points(usual: WorkloadSignature, other: WorkloadSignature) -> bool:
-    """Return whether a signature shows the same work, of the same program on the same GPU model."""
+    """Return whether a signature shows the same work of the same program on the same GPU model."""
     own, others = usual.as_counters(), other.as_counters()
     return (
         other != usual
@@ -128,15 +128,15 @@ def _adds_points(usual: WorkloadSignature, other: WorkloadSignature) -> bool:
 
 
 def merged_phases(usual: WorkloadSignature, phases: Iterable[WorkloadPhase]) -> tuple[WorkloadPhase, ...]:
-    """Return a workload's kinds of other work, each once, those with most of its time first.
+    """Return a workload's phases besides its usual work, each once, the most frequent first.
 
-    Of two readings of one kind of work the one over the longer window counts, where it is much longer; else the
-    first one, so that two nodes do not replace each other's for ever. So does the longer part of the time, lest a
-    kind of work fall out by one reading of it and come back by the other.
+    Of two readings of one phase the first counts, unless the other's window is much longer, so that two nodes do
+    not replace each other's for ever. The larger part of the time counts too, so that a phase is not dropped by
+    one reading and added again by the other.
 
     Args:
-        usual: the signature beside which they are; work that it explains is no phase.
-        phases: those that are kept first, then those that agents published.
+        usual: the signature of the usual work; work that it explains is not a phase.
+        phases: the stored ones first, then those that agents published.
     """
     found: list[WorkloadPhase] = []
     for phase in phases:
@@ -153,7 +153,7 @@ def merged_phases(usual: WorkloadSignature, phases: Iterable[WorkloadPhase]) -> 
 
 
 def _is_usable(phase: WorkloadPhase) -> bool:
-    """Return whether it says enough; readings beside stopped neighbours are short."""
+    """Return whether a phase says enough; readings beside stopped neighbours are short."""
     is_long = (phase.window_seconds or 0.0) >= MIN_SIGNATURE_SECONDS
     return is_long and "sm_util" in phase.counters and not phase.as_signature("").contradiction()
 
@@ -165,7 +165,7 @@ def _as_phase(signature: WorkloadSignature) -> WorkloadPhase:
 
 
 def _is_same_work(one: WorkloadPhase, other: WorkloadPhase) -> bool:
-    """Return whether two signatures are of one kind of work: their counters' proportions agree."""
+    """Return whether two signatures show the same kind of work: their counters have the same proportions."""
     known, seen = one.as_signature("").as_counters(), other.as_signature("").as_counters()
     missed = shape_misfit(known, seen, one.sm_clock_mhz, other.sm_clock_mhz)
     bar = BAD_FIT if one.thread_percentage == other.thread_percentage else FAR_FIT

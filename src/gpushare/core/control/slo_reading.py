@@ -1,7 +1,7 @@
-"""Whether a pod's own latency target is met, from readings of its requests (docs/adr/0145).
+"""Whether a pod's own latency target is met, judged from readings of its requests (docs/adr/0145).
 
-Pure: readings and the reader's own monotonic time are arguments. No clock of the pod or of Prometheus is compared
-with ours: a window is what came between two readings, by our clock.
+Pure: readings and the reader's monotonic time are arguments. Clocks of the pod or of Prometheus are never compared
+with ours: a window is the time between two readings, by our clock.
 """
 
 import itertools
@@ -12,22 +12,22 @@ from typing import Final
 
 from gpushare.core.api import ConditionStatus, Slo, in_time
 
-LEAST_REQUESTS: Final = 20  # of a window: fewer say nothing about a quantile
-LONGEST_WINDOW_SECONDS: Final = 60.0  # a window with fewer requests than that by then is no window
+LEAST_REQUESTS: Final = 20  # in a window; fewer say nothing about a quantile
+LONGEST_WINDOW_SECONDS: Final = 60.0  # a window that has too few requests by then is discarded
 WINDOWS_TO_SAY: Final = 2
-LOOKBACK_SECONDS: Final = 60.0  # what a query or a summary says is taken to be about so long
-TROUBLE_SECONDS: Final = 15.0  # what was said last holds for so long without a reading
-SIGN_SECONDS: Final = LONGEST_WINDOW_SECONDS + TROUBLE_SECONDS  # what the loop heard last holds no longer
-BORDERLINE_SECONDS: Final = 150.0  # windows that decide nothing for so long: the pod is about at its target
-STALE_SECONDS: Final = 30.0  # Prometheus' evaluation time has to advance within so long
-# Requests above the target count as too many when they exceed the expected ones by so many standard deviations and
-# half a request; 1 in 20 windows of a pod exactly at its target do, 1 in 400 pairs of them.
+LOOKBACK_SECONDS: Final = 60.0  # a value from a query or summary is taken to cover this long
+TROUBLE_SECONDS: Final = 15.0  # without a reading, the last verdict stays for this long
+SIGN_SECONDS: Final = LONGEST_WINDOW_SECONDS + TROUBLE_SECONDS  # the loop forgets the last verdict after this long
+BORDERLINE_SECONDS: Final = 150.0  # undecided for this long: the pod is about at its target
+STALE_SECONDS: Final = 30.0  # Prometheus' evaluation time must advance within this time
+# Requests above the target are too many if they exceed the expected number by this many standard deviations and
+# half a request; 1 in 20 windows of a pod exactly at its target do, 1 in 400 pairs of windows.
 _CONFIDENCE: Final = 1.64
-_MOST_RESETS: Final = 6  # each counts as two, a window as minus one: every second reading of two processes' pages
+_MOST_RESETS: Final = 6  # a reset adds 2, a window takes 1: two processes on one port reset every other time
 
 
 class SloReason(StrEnum):
-    """Why a target is met, missed or unknown: the reason of the condition `SLOMet`."""
+    """Reason for which a target is met, missed or unknown, as in the condition `SLOMet`."""
 
     MET = "Met"
     MISSED = "Missed"
@@ -46,7 +46,7 @@ class SloReason(StrEnum):
     NOT_LATENCY = "NotLatency"
 
 
-# Those of a reading that gave nothing.
+# Reasons of a reading that yielded nothing.
 SLO_TROUBLES: Final = (
     SloReason.UNREACHABLE,
     SloReason.TOO_LARGE,
@@ -60,11 +60,11 @@ SLO_TROUBLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RequestCounts:
-    """A histogram of request times since its process began.
+    """A histogram of request times since the pod's process began.
 
     Attributes:
-        bounds_seconds: upper bounds of the buckets, rising, without the infinite one.
-        cumulative: requests up to each bound.
+        bounds_seconds: upper bounds of the buckets, ascending, without the infinite one.
+        cumulative: number of requests up to each bound.
         total: all requests.
     """
 
@@ -75,11 +75,11 @@ class RequestCounts:
 
 @dataclass(frozen=True, slots=True)
 class QuantileSample:
-    """A quantile that somebody else computed: a summary's, or the value of a Prometheus query.
+    """A quantile computed by the source: by a summary, or by a Prometheus query.
 
     Attributes:
-        total: requests since the pod's process began; None where nobody says.
-        stamp: the source's own time of the value; compared with itself only.
+        total: requests since the pod's process began; None if unknown.
+        stamp: the source's own time of the value; only compared with other stamps of the source.
     """
 
     seconds: float
@@ -89,7 +89,7 @@ class QuantileSample:
 
 @dataclass(frozen=True, slots=True)
 class SloTrouble:
-    """Why a reading gave nothing."""
+    """Reason for which a reading yielded nothing."""
 
     reason: SloReason
     detail: str
@@ -100,13 +100,13 @@ SloReading = RequestCounts | QuantileSample | SloTrouble
 
 @dataclass(frozen=True, slots=True)
 class SloSign:
-    """What the loop of a GPU hears of a tenant's target.
+    """The state of a tenant's target, as passed to the loop of its GPU.
 
     Attributes:
         is_missed: whether the last windows in a row missed it; otherwise they met it.
-        began_at: when the last window began, of the windows' clock.
-        measured_seconds: the quantile in it.
-        words: target and figures, to follow a pod's name.
+        began_at: start of the last window, by the clock of the windows.
+        measured_seconds: the quantile in that window.
+        words: target and figures, worded to follow a pod's name.
     """
 
     is_missed: bool
@@ -117,17 +117,17 @@ class SloSign:
 
 @dataclass(frozen=True, slots=True)
 class SloRecord:
-    """What is remembered of one pod's target; start with `SloRecord()`.
+    """State of one pod's target; start with `SloRecord()`.
 
     Attributes:
-        met: as it was last concluded.
-        in_a_row: windows in a row that missed it, or negative, that met it.
-        base: the counts that the present window began with, read at `base_at`.
+        met: the last verdict.
+        in_a_row: number of windows in a row that missed the target; negative for windows that met it.
+        base: the counts at the start of the present window, read at `base_at`.
         window: begin and end of the last window that could be judged.
-        stamp: of the last sample that carried a new one, read at `stamp_at`.
-        trouble_at: since when nothing is read; None while something is.
-        resets: how often the counts went back lately.
-        undecided_at: end of the first of the windows that have decided nothing; None: it is decided, or none came.
+        stamp: the last new stamp of the source, read at `stamp_at`.
+        trouble_at: since when readings fail; None while they work.
+        resets: score of recent resets of the counts, see `_MOST_RESETS`.
+        undecided_at: end of the first undecided window; None if the target is decided or no window has come.
     """
 
     met: ConditionStatus = ConditionStatus.UNKNOWN
@@ -145,7 +145,7 @@ class SloRecord:
     undecided_at: float | None = None
 
     def sign(self, now: float) -> SloSign | None:
-        """Return what the loop hears of it; None while it is unknown, or when no window has come for long."""
+        """Return the state to pass to the loop; None while it is unknown, or if no window has come for long."""
         if now - self.window[1] > SIGN_SECONDS:
             return None
         if self.met is ConditionStatus.UNKNOWN or self.trouble_at is not None or self.measured_seconds is None:
@@ -157,9 +157,9 @@ class SloRecord:
 def read_slo(record: SloRecord, reading: SloReading, now: float, slo: Slo) -> SloRecord:
     """Return the record after a reading.
 
-    A window is judged once it has enough requests: missed when more of them took longer than chance explains,
-    met when no more did than the target allows. Two in a row decide, in either direction; in between, what was
-    said stays. Nothing readable, or too few requests for a minute: unknown.
+    A window is judged once it has enough requests: missed if more requests were slow than chance explains, met if
+    no more were slow than the target allows. Two such windows in a row change the verdict; otherwise it stays.
+    Without a readable value, or with too few requests for a minute, the verdict is unknown.
     """
     if isinstance(reading, SloTrouble):
         return _after_trouble(record, reading, now)
@@ -241,7 +241,7 @@ def _judged(
 
 
 def _after_trouble(record: SloRecord, trouble: SloTrouble, now: float) -> SloRecord:
-    """Keep what was said for moments, then say why it is unknown; the next window begins anew."""
+    """Keep the last verdict for a moment, then say why it is unknown; the next window starts anew."""
     since = now if record.trouble_at is None else record.trouble_at
     record = replace(record, trouble_at=since, base=None, in_a_row=0)
     if record.met is not ConditionStatus.UNKNOWN and now - since < TROUBLE_SECONDS:
@@ -261,10 +261,10 @@ def _unknown(record: SloRecord, why: SloTrouble) -> SloRecord:
 
 
 def _staleness(record: SloRecord, reading: SloReading, now: float) -> SloTrouble | None:
-    """Return the trouble with a source whose own clock stands still; that it differs from ours does not matter."""
+    """Return the trouble with a source whose clock does not advance; its difference from ours does not matter."""
     if not isinstance(reading, QuantileSample) or reading.stamp is None or reading.stamp > record.stamp:
         return None
-    if reading.stamp < record.stamp - STALE_SECONDS:  # its clock was set back: it counts on from there
+    if reading.stamp < record.stamp - STALE_SECONDS:  # its clock was set back; continue from there
         return None
     if now - record.stamp_at < STALE_SECONDS:
         return None
@@ -272,7 +272,7 @@ def _staleness(record: SloRecord, reading: SloReading, now: float) -> SloTrouble
 
 
 def _problem(reading: SloReading, slo: Slo) -> SloTrouble | None:
-    """Return what is wrong with the figures of a reading."""
+    """Return what is wrong with the figures of a reading; None if nothing is."""
     if isinstance(reading, QuantileSample):
         numbers = (reading.seconds, reading.total or 0.0)
         if not all(0.0 <= figure < math.inf for figure in numbers):
@@ -300,7 +300,7 @@ def _total(counted: RequestCounts | float | None) -> float:
 
 
 def _continues(base: RequestCounts | float | None, counted: RequestCounts | float) -> bool:
-    """Return whether counts go on from those before; after a restart of the pod's process they begin anew."""
+    """Return whether counts continue the earlier ones; after a restart of the pod's process they start anew."""
     if isinstance(counted, RequestCounts):
         return (
             isinstance(base, RequestCounts)
@@ -312,7 +312,7 @@ def _continues(base: RequestCounts | float | None, counted: RequestCounts | floa
 
 
 def _verdict(requests: float, slow: float, slo: Slo) -> int:
-    """Return 1 where more requests were slow than chance explains at the target, -1 where no more than allowed."""
+    """Return 1 (missed) if more requests were slow than chance explains, -1 (met) if at most the allowed, or 0."""
     allowed = (1.0 - slo.quantile_ratio) * requests
     doubt = _CONFIDENCE * math.sqrt(allowed * slo.quantile_ratio) + 0.5
     if slow > allowed + doubt:
@@ -327,7 +327,7 @@ def _within(base: RequestCounts, now: RequestCounts) -> list[tuple[float, float]
 
 
 def _up_to(base: RequestCounts, now: RequestCounts, seconds: float) -> float:
-    """Return the window's requests that took at most so long; within a bucket they are taken as spread evenly."""
+    """Return the window's requests up to a time; within a bucket they are assumed to be spread evenly."""
     lower, below = 0.0, 0.0
     for bound, count in _within(base, now):
         if seconds <= bound:
@@ -338,7 +338,7 @@ def _up_to(base: RequestCounts, now: RequestCounts, seconds: float) -> float:
 
 
 def _quantile(base: RequestCounts, now: RequestCounts, ratio: float) -> float:
-    """Return a quantile of the window as histogram_quantile does: at most the largest bound."""
+    """Return a quantile of the window as Prometheus' histogram_quantile does: at most the largest bound."""
     wanted = ratio * (now.total - base.total)
     lower, below = 0.0, 0.0
     for bound, count in _within(base, now):

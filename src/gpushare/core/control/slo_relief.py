@@ -1,8 +1,8 @@
-"""What is done for a tenant that misses its own latency target: its neighbours give time, step by step.
+"""Relief for a tenant that misses its own latency target: its neighbours give up time, step by step.
 
-The target is measured, not inferred, so no model of the neighbours' effects is asked: one step, and a window of
-requests that began after it says whether it helped (docs/adr/0145). Where nothing that the neighbours gave helped,
-they are not the cause, and get their time back.
+The target is measured, not inferred, so no model of the neighbours' effects is needed: after each step, a window
+of requests that began later shows whether it helped (docs/adr/0145). If nothing that the neighbours gave up
+helped, they are not the cause and get their time back.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,31 +13,31 @@ from gpushare.core.control.relief import KnownTenants, may_be_throttled
 from gpushare.core.control.slo_reading import SloSign
 from gpushare.core.control.window import WatchedTenant, WatchSettings
 
-_STEP: Final = 0.2  # of a duty, at once
+_STEP: Final = 0.2  # most of a duty that is taken at once
 _LEAST_STEP: Final = 0.05
-_HELPED: Final = 0.8  # the quantile fell to this part of what it was: stopping neighbours helps
-_LEAST_COST: Final = 0.05  # of progress that the neighbours are believed to cost, where nothing could be tried
+_HELPED: Final = 0.8  # a quantile at or below this part of the first one: stopping neighbours helps
+_LEAST_COST: Final = 0.05  # progress lost to neighbours, as estimated, that suffices if no step could be tried
 FIRST_CALM_SECONDS: Final = 30.0
 LONGEST_CALM_SECONDS: Final = 600.0
-GIVEN_UP_SECONDS: Final = 3600.0  # until the next try, unless tenants come
-_RELAPSE_SECONDS: Final = 120.0  # a miss so soon after a throttle was let go: it was let go too early
+GIVEN_UP_SECONDS: Final = 3600.0  # until the next try, unless a tenant arrives
+_RELAPSE_SECONDS: Final = 120.0  # a miss this soon after a throttle was loosened: it was loosened too early
 
 
 @dataclass(frozen=True, slots=True)
 class SloRelief:
-    """What the loop remembers about one tenant's target.
+    """The loop's state about one tenant's target.
 
     Attributes:
-        is_missed: as last heard.
-        first_seconds: the quantile when its neighbours first gave something; None: they have not.
-        now_seconds: the quantile as last heard.
+        is_missed: the last verdict.
+        first_seconds: the quantile when its neighbours first gave up time; None if they have not.
+        now_seconds: the last quantile.
         missed_at: when it was last missed.
-        stuck_seconds: for how long it has been missed while nobody had anything left to give.
-        given_up_at: when it was found that neighbours are not why it is missed.
-        calm_seconds: how long it has to be met before they get their time back.
+        stuck_seconds: how long it has been missed while no neighbour had time left to give.
+        given_up_at: when neighbours were found not to be the cause.
+        calm_seconds: how long it must be met before the neighbours get their time back.
         let_go_at: when they last got some back.
-        asked_seconds: the quantile when a neighbour was asked to leave for it; None: nobody was, or it is judged.
-        left_at: when such a neighbour had left.
+        asked_seconds: the quantile when a neighbour was asked to leave; None if none was, or once that is judged.
+        left_at: when that neighbour had left.
     """
 
     is_missed: bool = False
@@ -53,41 +53,41 @@ class SloRelief:
 
     @property
     def has_helped(self) -> bool:
-        """Whether the quantile fell when its neighbours gave time."""
+        """Return whether the quantile fell when its neighbours gave up time."""
         return self.first_seconds is not None and self.now_seconds <= _HELPED * self.first_seconds
 
     def is_pressing(self, now: float) -> bool:
-        """Return whether something is to be done for it."""
+        """Return whether it is missed and neighbours may be the cause."""
         return self.is_missed and now - self.given_up_at >= GIVEN_UP_SECONDS
 
     def holds(self, now: float) -> bool:
-        """Return whether throttles stay as they are: it is missed, or has not been met for long enough."""
+        """Return whether throttles must stay: the target is missed, or has not been met for long enough."""
         if now - self.given_up_at < GIVEN_UP_SECONDS:
             return False
         return self.is_missed or now - self.missed_at < self.calm_seconds
 
     def beside_others(self) -> "SloRelief":
-        """Return the record once tenants came: what was tried with the others no longer counts."""
+        """Start anew after a tenant arrived: what was tried with other neighbours no longer counts."""
         return replace(self.beside_fewer(), given_up_at=float("-inf"))
 
     def beside_fewer(self) -> "SloRelief":
-        """Return the record once tenants left: where neighbours were not the cause, the rest is not."""
+        """Reset progress timers after a tenant left; keep the verdict that neighbours are not the cause."""
         return replace(self, first_seconds=None, stuck_seconds=0.0, asked_seconds=None)
 
     def without_one(self, now: float) -> "SloRelief":
-        """Return the record once the neighbour that was asked to leave for it has left."""
+        """Return the record after the neighbour that was asked to leave has left."""
         return replace(self, first_seconds=None, stuck_seconds=0.0, left_at=now)
 
     def given_up(self, now: float) -> "SloRelief":
-        """Return the record once it was found that neighbours are not why it is missed."""
+        """Return the record after neighbours were found not to be the cause."""
         return replace(self, given_up_at=now, stuck_seconds=0.0, first_seconds=None, asked_seconds=None)
 
     def is_after_leaving(self, sign: SloSign) -> bool:
-        """Return whether these requests came after the neighbour had left, if one was asked to."""
+        """Return whether the requests of this window came after the neighbour had left, if one was asked to."""
         return sign.began_at >= self.left_at
 
     def judged(self, now: float) -> "SloRelief":
-        """Return the record once requests came after the leaving; a quantile that did not fall gives up."""
+        """Judge the leaving once later requests were measured: give up if the quantile did not fall."""
         if self.asked_seconds is None or self.left_at == float("-inf"):
             return self
         if self.now_seconds > _HELPED * self.asked_seconds:
@@ -95,7 +95,7 @@ class SloRelief:
         return replace(self, asked_seconds=None)
 
     def heard(self, sign: SloSign | None, now: float) -> "SloRelief":
-        """Return the record after a window; without a sign the target says nothing."""
+        """Return the record after a window; None means that the target's state is unknown."""
         if sign is None:
             if not (self.is_missed or self.stuck_seconds) and self.first_seconds is self.asked_seconds is None:
                 return self
@@ -113,12 +113,12 @@ class SloRelief:
 def gives_a_step(
     known: KnownTenants, duties: Mapping[str, float], spared: Iterable[str], settings: WatchSettings
 ) -> dict[str, float] | None:
-    """Return the duties after one more step, or None where nobody has anything left to give.
+    """Return the duties after one more step, or None if no tenant has time left to give.
 
-    The throughput tenant furthest above its own promise gives; nobody falls below its own promise and the margin.
+    The throughput tenant furthest above its own promise gives; none falls below its own promise plus the margin.
 
     Args:
-        spared: tenants that give nothing: their own promise is broken.
+        spared: tenants that must not give, because their own promise is broken.
     """
     kept = set(spared)
     donors = sorted(
@@ -136,9 +136,9 @@ def gives_a_step(
 
 
 def is_neighbours_doing(known: KnownTenants, uid: str, relief: SloRelief) -> bool:
-    """Return whether neighbours are why the target is missed, as far as anything says so.
+    """Return whether neighbours seem to be why the target is missed.
 
-    Their giving helped; or, where none could give, they are believed to cost the tenant progress.
+    Either it helped when they gave up time or, if none could give, they are estimated to cost the tenant progress.
     """
     if relief.first_seconds is not None:
         return relief.has_helped
@@ -147,5 +147,5 @@ def is_neighbours_doing(known: KnownTenants, uid: str, relief: SloRelief) -> boo
 
 
 def signs_of(tenants: Iterable[WatchedTenant]) -> dict[str, SloSign]:
-    """Return what is heard of the tenants' targets, by uid."""
+    """Return the state of each tenant's target, by uid."""
     return {tenant.uid: tenant.slo for tenant in tenants if tenant.slo is not None}

@@ -1,4 +1,4 @@
-"""The loop of one GPU: watch the promises, throttle, let go, ask for a retraction (docs/design.md 5).
+"""The loop of one GPU: watch the promises, throttle, loosen throttles, ask for a retraction (docs/design.md 5).
 
 Pure: windows and time are arguments, the state is a value.
 """
@@ -36,30 +36,30 @@ from gpushare.core.control.window import (
     WatchWindow,
 )
 
-# Neighbours slow a tenant down, they do not stop it: no progress at all is its own doing.
+# Neighbours slow a tenant down but do not stop it: a tenant without any progress is asleep.
 ASLEEP_PROGRESS: Final = 0.02
-_LEAST_STEP: Final = 0.05  # of a duty, where a step does not suffice anyway
-_AVERAGED_WINDOWS: Final = 4  # from so many windows on, their average counts too
+_LEAST_STEP: Final = 0.05  # of a duty, if no step suffices anyway
+_AVERAGED_WINDOWS: Final = 4  # with this many windows or more, their average counts too
 _LONGEST_GAP_SECONDS: Final = 5.0  # a gap between windows longer than this counts as this long
 
 
 def watch(
     state: GpuWatch, window: WatchWindow | None, now: float, settings: WatchSettings
 ) -> tuple[GpuWatch, WatchActions]:
-    """Return the state after a window, and what is in force from now on.
+    """Return the state after a window, and the actions in force from now on.
 
-    1. Who is there: tenants come and go at any time; who is alone runs free.
-    2. A window that cannot be used, that came before, or that began before the last change had its effect changes
-       nothing. When none could be used for long, everyone runs free.
-    3. What the window shows corrects what is believed of the tenants' effects on each other.
-    4. A promise is broken when windows in a row show it with confidence, and kept again when windows in a row do.
-    5. Duties change: back up where a throttled tenant fell below its own promise, down for a broken promise or a
+    1. Update the set of tenants, which come and go at any time; a tenant that is alone runs free.
+    2. Ignore a window that is unusable, was seen before, or began before the last change took effect. If no window
+       was usable for long, all tenants run free.
+    3. Update the estimates of the tenants' effects on each other.
+    4. Judge promises: broken when windows in a row show it with confidence, kept again when windows in a row do.
+    5. Change duties: up for a throttled tenant that fell below its own promise, down for a broken promise or a
        missed latency target, and slowly up where there is room.
-    6. Where no duty helps, or a throttle lasts, one tenant is asked to leave.
+    6. If no duty helps, or a throttle lasts, ask one tenant to leave.
 
     Args:
-        window: the newest window of the GPU; None: none came, only time passed.
-        now: seconds of the windows' clock.
+        window: the newest window of the GPU; None if none came and only time passed.
+        now: seconds, by the clock of the windows.
     """
     state = _in_time(state, now)
     ends_at = min(window.ends_at, now) if window is not None else now
@@ -88,7 +88,7 @@ def _actions(state: GpuWatch, now: float, notes: tuple[WatchNote, ...] = ()) -> 
 
 
 def _in_time(state: GpuWatch, now: float) -> GpuWatch:
-    """Return the state with no time stamp later than now: a clock that went back starts anew from here."""
+    """Return the state with no time stamp later than now, as after a clock that was set back."""
     if (
         max(state.changed_at, state.last_ends_at, state.seen_at, state.retracted_at, state.left_for_target_at)
         <= now
@@ -107,7 +107,7 @@ def _in_time(state: GpuWatch, now: float) -> GpuWatch:
 def _without_window(
     state: GpuWatch, window: WatchWindow | None, now: float, settings: WatchSettings
 ) -> tuple[GpuWatch, WatchActions]:
-    """Let everyone run free when nothing could be seen for long; else change nothing."""
+    """Let all tenants run free if no window was usable for long; otherwise change nothing."""
     if state.seen_at == -math.inf:
         state = replace(state, seen_at=now)
     blind = now - state.seen_at
@@ -128,10 +128,10 @@ def _without_window(
 
 
 def _with_present(state: GpuWatch, window: WatchWindow, now: float, settings: WatchSettings) -> GpuWatch:
-    """Keep records of the tenants that are there; those that left take what they caused with them.
+    """Keep records of the present tenants, and restart the timers that lead to a retraction when the set changes.
 
-    Nor does a newcomer answer for what was seen before he came: who should leave is judged anew.
-    The window in which somebody came or left is a mixture, the next one is not.
+    A newcomer is not blamed for what was seen before it came, nor the others for what a tenant that left caused.
+    The window in which a tenant came or left mixes both sets, so it is not used; the next one is.
     """
     present = {tenant.uid for tenant in window.tenants}
     if present == state.tenants.keys():
@@ -175,7 +175,7 @@ def _with_present(state: GpuWatch, window: WatchWindow, now: float, settings: Wa
 
 
 def _works(state: GpuWatch, tenant: WatchedTenant) -> bool:
-    """Return whether the tenant worked during the window, as far as is known; a throttled one makes little."""
+    """Return whether the tenant worked in the window, as far as known; a throttled one may progress little."""
     is_asleep = tenant.progress is not None and tenant.progress <= ASLEEP_PROGRESS
     return tenant.active and not (is_asleep and state.tenants[tenant.uid].duty >= FREE)
 
@@ -186,7 +186,7 @@ def _is_known(state: GpuWatch, tenant: WatchedTenant) -> bool:
 
 
 def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
-    """Correct the belief about every tenant whose progress the window shows."""
+    """Update the estimate of every tenant whose progress the window shows."""
     ran = {each.uid: state.tenants[each.uid].duty if _works(state, each) else 0.0 for each in window.tenants}
     tenants = dict(state.tenants)
     for each in window.tenants:
@@ -198,7 +198,7 @@ def _observed(state: GpuWatch, window: WatchWindow, elapsed: float) -> GpuWatch:
         response = (record.response or Response.unseen(each.alone)).beside(uid for uid in ran if uid != each.uid)
         others = {uid: duty for uid, duty in ran.items() if uid != each.uid}
         error = each.error / record.duty
-        running = min(each.progress / record.duty, 1.0 + 2 * error)  # nobody runs faster than alone
+        running = min(each.progress / record.duty, 1.0 + 2 * error)  # no tenant runs faster than alone
         response = response.after(others, running, error)
         if response.is_impossible:
             response = Response.unseen(each.alone).beside(response.neighbours).after(others, running, error)
@@ -216,7 +216,7 @@ def _known(state: GpuWatch, window: WatchWindow) -> KnownTenants:
 def _judged(
     state: GpuWatch, known: KnownTenants, elapsed: float, settings: WatchSettings
 ) -> tuple[GpuWatch, list[WatchNote]]:
-    """Judge every promise; one that nothing is known of is neither broken nor kept."""
+    """Judge every promise; one whose progress is unknown is neither broken nor kept."""
     tenants, notes = dict(state.tenants), []
     for uid, record in state.tenants.items():
         if uid not in known.tenants:
@@ -242,10 +242,10 @@ def _judged(
 
 
 def _is_below(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
-    """Return whether the window, or the average with those before, shows the promise broken with confidence.
+    """Return whether this window, or its average with earlier ones, shows the promise broken with confidence.
 
-    The average counts where this window agrees with it. It takes noise away, and no constant error: half of a
-    window's error always counts. A tenant beside which nobody works is slowed down by nobody.
+    The average counts only if this window agrees with it. Averaging removes noise but no constant error, so half
+    of a window's error always counts. Without a working neighbour a promise is never counted as broken.
     """
     tenant, response = known.tenants[uid], known.responses[uid]
     if len(known.duties) < 2 or tenant.progress is None or tenant.error is None:
@@ -259,7 +259,7 @@ def _is_below(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
 
 
 def _is_by_neighbours(known: KnownTenants, uid: str, settings: WatchSettings) -> bool:
-    """Return whether the tenant may keep its promise once every neighbour stops; else no step of ours helps it.
+    """Return whether the tenant could keep its promise if every neighbour stopped; otherwise no action helps it.
 
     So a profile that promises too much costs the neighbours no more than one try.
     """
@@ -271,9 +271,9 @@ def _is_by_neighbours(known: KnownTenants, uid: str, settings: WatchSettings) ->
 def _hopeless(
     known: KnownTenants, uid: str, record: TenantWatch, elapsed: float, settings: WatchSettings
 ) -> float:
-    """Return for how long no throttle has been known that could keep this tenant's promise.
+    """Return for how many seconds no known throttle could keep this tenant's promise.
 
-    Only windows that show it missed count: the belief may lag behind what is seen.
+    Only windows that show the promise missed count, because the estimate may lag behind the measurements.
     """
     best = relieved(known, {**known.duties, uid: FREE}, [uid], settings, margin=0.0, max_step=FREE)
     error = max(known.tenants[uid].error or 0.0, LEAST_ERROR)
@@ -292,7 +292,7 @@ def _figures(known: KnownTenants, uid: str) -> str:
 
 
 def _heard(state: GpuWatch, window: WatchWindow, now: float) -> GpuWatch:
-    """Record what is read of the tenants' latency targets."""
+    """Record the state of the tenants' latency targets."""
     signs = signs_of(window.tenants)
     tenants = {}
     for uid, one in state.tenants.items():
@@ -310,7 +310,7 @@ def _with_duties(
     now: float,
     elapsed: float,
 ) -> tuple[GpuWatch, list[WatchNote]]:
-    """Change the duties, if anything calls for it."""
+    """Change the duties if anything calls for it."""
     before = known.duties
     broken = [
         uid for uid in known.tenants if state.tenants[uid].is_broken and _is_by_neighbours(known, uid, settings)
@@ -359,9 +359,9 @@ def _slo_step(
     now: float,
     elapsed: float,
 ) -> tuple[GpuWatch, dict[str, SloSign], dict[str, float] | None]:
-    """Return who misses a target in requests that came after the last change, and duties that a step makes.
+    """Return the tenants that miss a target in requests after the last change, and the duties after one more step.
 
-    Where nobody has anything left to give, and nothing says that neighbours are the cause, they are let go.
+    If no tenant can give more time, and nothing shows that neighbours are the cause, the target is given up.
     """
     pressing = {
         uid: sign
@@ -399,9 +399,9 @@ def _slo_step(
 def _throttled(
     known: KnownTenants, duties: Mapping[str, float], broken: list[str], settings: WatchSettings
 ) -> dict[str, float]:
-    """Return duties for the broken promises: by the whole margin, else by a third of it, else what comes near.
+    """Return duties that keep the broken promises by the whole margin, else by a third of it, else nearly.
 
-    The last only for steps worth taking: what helps nobody enough should not follow the noise.
+    The last only if the step is large enough, so that duties which help too little do not follow the noise.
     """
     plans = []
     for margin in (settings.margin, settings.margin / 3):
@@ -428,7 +428,7 @@ def _retraction(
     elapsed: float,
     settings: WatchSettings,
 ) -> tuple[GpuWatch, list[WatchNote]]:
-    """Ask for one tenant to leave where no duty helps, or drop that when nothing calls for it any more."""
+    """Ask one tenant to leave if no duty helps, or drop that request when nothing calls for it any more."""
     cause = _cause(state, known, now, settings)
     if state.retract is not None:
         calm = 0.0 if cause is not None else state.calm_seconds + elapsed
@@ -469,10 +469,10 @@ def _with_throttled_seconds(
 
 
 def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings) -> LeavingCause | None:
-    """Return who should leave, and why; None: nothing calls for a retraction.
+    """Return which tenant should leave, and why; None if nothing calls for a retraction.
 
-    A throttle that keeps the promise may last while sharing brings more than it costs. For latency targets, which
-    a tenant reports itself, one tenant an hour leaves a GPU at most.
+    A throttle that keeps the promise may last as long as sharing gains more than it costs. For latency targets,
+    which a tenant reports itself, at most one tenant an hour leaves a GPU.
     """
     limit = settings.retract_after_seconds
     for uid, tenant in state.tenants.items():
@@ -493,7 +493,7 @@ def _cause(state: GpuWatch, known: KnownTenants, now: float, settings: WatchSett
 def _missed_target(
     state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings
 ) -> LeavingCause | None:
-    """Return who should leave for a target that is missed with nobody left who could give time."""
+    """Return which tenant should leave because a target is missed and no neighbour can give more time."""
     if now - state.left_for_target_at < GIVEN_UP_SECONDS:
         return None
     for uid, tenant in state.tenants.items():
@@ -502,7 +502,7 @@ def _missed_target(
             continue
         believed = may_leave(known, uid, known.duties) if uid in known.tenants else []
         gave = [other for other in newest(known) if other != uid and known.duties[other] < FREE]
-        if relief.has_helped:  # measured: then those who gave the time count, whatever is believed
+        if relief.has_helped:  # measured, so it overrides the estimates: one of those that gave time
             believed = [other for other in believed if other in gave] or gave
         if believed:
             seconds = relief.stuck_seconds
@@ -514,7 +514,7 @@ def _missed_target(
 def _lasting_throttle(
     state: GpuWatch, known: KnownTenants, now: float, settings: WatchSettings
 ) -> LeavingCause | None:
-    """Return who should leave since a throttle lasts that surely costs more than sharing brings."""
+    """Return which tenant should leave because a lasting throttle certainly costs more than sharing gains."""
     limit = settings.retract_after_seconds
     lasting = {uid: each for uid, each in state.tenants.items() if each.throttled_seconds >= limit}
     if not lasting or not known.tenants:

@@ -1,4 +1,4 @@
-"""What the loop of one GPU remembers between two windows (gpushare.core.control.watch)."""
+"""State of the loop of one GPU between two windows (gpushare.core.control.watch)."""
 
 import math
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from gpushare.core.control.window import FREE
 
 @dataclass(frozen=True, slots=True)
 class TenantWatch:
-    """What the loop remembers of one tenant.
+    """The loop's state about one tenant.
 
     Attributes:
-        duty: in force; 1: it runs free.
-        below: windows in a row that showed it below its promise.
-        kept: windows in a row that showed a broken promise kept again.
+        duty: the duty in force; 1 means it runs free.
+        below: number of windows in a row that showed it below its promise.
+        kept: number of windows in a row that showed a broken promise kept again.
         is_broken: whether its promise is broken.
-        broken_seconds: for how long, in windows that showed its progress.
-        hopeless_seconds: for how long no throttle was found that keeps it.
-        throttled_seconds: for how long its duty has been below `WatchSettings.lasting_duty`.
-        unknown_seconds: since its progress was last known, while it worked.
-        response: how it answers to its neighbours' duties; None: never seen.
-        slo: its own latency target.
+        broken_seconds: how long it has been broken, in windows that showed its progress.
+        hopeless_seconds: how long no throttle was found that keeps the promise.
+        throttled_seconds: how long its duty has been below `WatchSettings.lasting_duty`.
+        unknown_seconds: time since its progress was last known, while it worked.
+        response: how its progress depends on its neighbours' duties; None before the first window.
+        slo: the state of its own latency target.
     """
 
     duty: float = FREE
@@ -40,7 +40,7 @@ class TenantWatch:
 
 @dataclass(frozen=True, slots=True)
 class LeavingCause:
-    """Why a tenant should leave: a sentence, and whose latency target that is for."""
+    """Tenant that should leave, with the reason (a sentence) and the latency target that it is for, if any."""
 
     leaving: str
     why: str
@@ -49,18 +49,18 @@ class LeavingCause:
 
 @dataclass(frozen=True, slots=True)
 class GpuWatch:
-    """What the loop remembers of one GPU; start with `GpuWatch()`, and hand it back as it came.
+    """The loop's state about one GPU; start with `GpuWatch()` and pass it back unchanged.
 
     Attributes:
         tenants: by uid.
-        changed_at: when duties last changed, or who is there.
-        last_ends_at: end of the last window that was looked at.
+        changed_at: when duties or the set of tenants last changed.
+        last_ends_at: end of the last window that was used.
         seen_at: when a usable window last came.
         retract: the tenant that should leave.
-        retract_why: why.
-        calm_seconds: for how long nothing has called for the retraction any more.
-        retract_for: whose latency target that is for; None: for a promise.
-        retracted_at: when the last such tenant had left.
+        retract_why: why it should leave.
+        calm_seconds: how long nothing has called for the retraction any more.
+        retract_for: the tenant whose latency target it should leave for; None if for a promise.
+        retracted_at: when the last retracted tenant had left.
         left_for_target_at: when the last one had left for a latency target.
     """
 
@@ -77,5 +77,5 @@ class GpuWatch:
 
     @property
     def duties(self) -> dict[str, float]:
-        """Return the duties in force of the tenants that are throttled."""
+        """Return the duties of the throttled tenants."""
         return {uid: tenant.duty for uid, tenant in self.tenants.items() if tenant.duty < FREE}

@@ -1,4 +1,4 @@
-"""What the loop sees of one GPU in one window, and what it does about it (docs/design.md 5)."""
+"""Input and output of the loop of one GPU: windows, settings and actions (docs/design.md 5)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,14 +16,14 @@ class WatchedTenant:
     """One tenant of one GPU in one window; progress is relative to running alone on the whole GPU.
 
     Attributes:
-        promise: progress that it may count on.
-        progress: inferred over the window, throttles included; None: unknown.
-        error: standard error of `progress`; None: unknown, and then the progress counts as unknown too.
+        promise: promised progress.
+        progress: inferred over the window, throttles included; None if unknown.
+        error: standard error of `progress`; None if unknown, and then the progress counts as unknown too.
         order: rises with arrival; the newest tenant has the highest.
-        active: whether it works at all; a tenant that sleeps, has finished or has no client is nobody's fault.
+        active: whether it works at all; False if it sleeps, has finished or has no client.
         can_throttle: whether the MPS host can freeze it.
-        alone: what it would make with every neighbour stopped, under its cap; 1 where that is unknown.
-        slo: what is read of its own latency target; None where it has none, or nothing can be read.
+        alone: its progress under its cap with every neighbour stopped; 1 if unknown.
+        slo: state of its own latency target; None if it has none, or nothing can be read.
     """
 
     uid: str
@@ -43,10 +43,10 @@ class WatchWindow:
     """One window of one GPU.
 
     Attributes:
-        ends_at: seconds of a monotonic clock.
-        usable: whether its figures may be acted on; not where counters stand still or a reading stopped tenants.
+        ends_at: end of the window, in seconds of a monotonic clock.
+        usable: whether its figures may be acted on; False if counters stood still or a reading stopped tenants.
         why_not: why it is not usable, in words.
-        seconds: how long it was; it began at `ends_at - seconds`.
+        seconds: length of the window, which began at `ends_at - seconds`.
     """
 
     ends_at: float
@@ -58,26 +58,27 @@ class WatchWindow:
 
 @dataclass(frozen=True, slots=True)
 class WatchSettings:
-    """How the loop watches and acts.
+    """Settings of the loop.
 
     Attributes:
-        windows_to_act: windows in a row that have to show a broken promise before anything is done.
-        confidence: errors that a window's progress has to be below the promise to count as broken, and that what
-            all would gain by a departure has to be above nothing where only that speaks for it.
+        windows_to_act: windows in a row that must show a broken promise before the loop acts.
+        confidence: number of standard errors that make a finding certain: that progress is below a promise, and
+            that all tenants together gain if one leaves.
         margin: progress above a promise that a throttle aims at, and that a throttled tenant keeps.
-        room: progress above the margin that has to be left when a throttle is let go.
-        min_duty: least duty that is asked for.
-        max_step_down, max_step_up: most that a duty falls at once, or is let go at once.
-        let_go_seconds: least time between any change and letting go.
-        delay_seconds: how long queued work runs on after a freeze (docs/facts.md 25); a window that begins earlier
-            after a change of duties says nothing.
-        retract_after_seconds: how long a promise may be broken, or a throttle last with which sharing surely costs
-            more than it brings, before a tenant is retracted.
-        lasting_duty: a throttle milder than this may last.
+        room: progress above the margin that must remain when a throttle is loosened.
+        min_duty: smallest duty.
+        max_step_down: most that a duty falls at once.
+        max_step_up: most that a duty rises at once.
+        let_go_seconds: least time between any change and loosening a throttle.
+        delay_seconds: how long queued work runs on after a freeze (docs/facts.md 25); a window that begins within
+            this time after a change of duties is not used.
+        retract_after_seconds: how long a promise may be broken, or a throttle last that certainly costs more than
+            sharing gains, before a tenant is retracted.
+        lasting_duty: throttles with at least this duty may last.
         hopeless_seconds: how long no throttle may be found that keeps a promise before a tenant is retracted.
         settle_seconds: least time between the end of one retraction and the next.
-        blind_seconds: without a usable window for so long, everyone runs free.
-        can_throttle: whether the MPS host can freeze at all; without it the loop goes straight to retraction.
+        blind_seconds: without a usable window for this long, all tenants run free.
+        can_throttle: whether the MPS host can freeze at all; if not, the loop goes straight to retraction.
     """
 
     windows_to_act: int = 2
@@ -98,7 +99,7 @@ class WatchSettings:
 
 
 class WatchReason(StrEnum):
-    """Why the loop says something: the reason of an event."""
+    """Reason of an event of the loop."""
 
     PROMISE_BROKEN = "PromiseBroken"
     PROMISE_KEPT = "PromiseKept"
@@ -119,15 +120,15 @@ class WatchNote:
 
 @dataclass(frozen=True, slots=True)
 class WatchActions:
-    """What is in force from now on.
+    """The actions in force from now on.
 
     Attributes:
-        duties: part of the time that a tenant may run, by uid; who is not listed runs free.
-        retract: the tenant that should leave the GPU, as long as that holds; None: nobody.
+        duties: by uid, part of the time that a tenant may run; tenants that are not listed run free.
+        retract: the tenant that should leave the GPU, as long as this lasts; None if none should.
         retract_why: one sentence with figures.
-        broken: tenants whose promise is broken: since two windows in a row showed it, until it is kept again.
-        missed: tenants that miss their own latency target, while their neighbours may be why.
-        notes: what was done in this call.
+        broken: tenants whose promise is broken, from two windows in a row that show it until it is kept again.
+        missed: tenants that miss their own latency target while neighbours may be the cause.
+        notes: events of this call.
     """
 
     duties: Mapping[str, float] = field(default_factory=dict)
