@@ -1,4 +1,4 @@
-"""A GPU as the rest of core sees it: its pipes, health, processes outside MPS, and the Protocol of its devices."""
+"""GPUs: pipes and counters, health, processes outside MPS, and the Protocol of the devices."""
 
 from gpushare.core.gpu.artefact import (
     ARTEFACT,

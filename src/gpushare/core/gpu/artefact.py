@@ -1,4 +1,4 @@
-"""The interference model as a file: what it must hold to be believed, without numpy, as the agent reads it too."""
+"""The interference model's file: checks that it is complete and plausible; without numpy, for the agent."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ CHECKSUM: Final = "checksum"
 _FIELDS: Final = frozenset(
     {"gpu_model", "provenance", "mean", "scale", "members", "errors", "fill", "baselines", "capacity"}
 )
-# The shapes of version 3; another law has another version (a test holds them to the law's own).
+# The shapes of version 3; another law gets another version (a test compares them with the law's own).
 _FEATURES, _CAP_FEATURES, _PROBE_FEATURES, _OUTPUTS = 53, 10, 12, 15
 _ERRORS: Final = (8, 2, 4, 6, 2)
 _BASELINES: Final[Mapping[str, int]] = {"kace": 15, "additive": 28}
@@ -28,7 +28,7 @@ class ArtefactError(Exception):
 
 
 def artefact_from_json(text: str) -> Mapping[str, Any]:
-    """Return the fields of an artefact whose numbers can be predicted with.
+    """Return the fields of an artefact that passes every check.
 
     Raises:
         ArtefactError: not an artefact, of another version, or damaged.
@@ -44,7 +44,7 @@ def artefact_from_json(text: str) -> Mapping[str, Any]:
 
 
 def artefact_problem(value: object) -> str:
-    """Return why a file's content cannot be used as a model, one sentence; empty where it can."""
+    """Return a sentence on why a file's content cannot be used as a model; empty if it can."""
     if not isinstance(value, Mapping) or "artefact" not in value:
         return "the model artefact is damaged (it does not say that it is one)"
     if value["artefact"] != ARTEFACT:
@@ -68,7 +68,7 @@ def artefact_problem(value: object) -> str:
 
 
 def checksum(value: Mapping[str, Any]) -> str:
-    """Return the checksum of an artefact's fields besides the checksum itself, however the file is laid out."""
+    """Return the checksum of all fields except the checksum itself, independent of the file's layout."""
     content = _plain({name: each for name, each in value.items() if name != CHECKSUM})
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
@@ -83,14 +83,14 @@ def _damage(value: Mapping[str, Any]) -> str:
         return "its provenance is no object"
     if wrong := [name for name, is_right in _numbers_by_field(value).items() if not is_right]:
         return f"{', '.join(wrong)}: not of the shape, or with numbers out of the range, that a model has"
-    # Artefacts from before the checksum have none.
+    # Old artefacts have no checksum.
     if CHECKSUM in value and value[CHECKSUM] != checksum(value):
         return "its content is not what its checksum was made of"
     return ""
 
 
 def _numbers_by_field(value: Mapping[str, Any]) -> dict[str, bool]:
-    """Tell of each field with numbers whether they are there, in their shape and range."""
+    """Return for each numeric field whether its numbers are present, in shape and in range."""
     fill, baselines, capacity, members = (value[name] for name in ("fill", "baselines", "capacity", "members"))
     probed = _FEATURES - _PROBE_FEATURES
     return {
@@ -109,7 +109,7 @@ def _numbers_by_field(value: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _is_member(member: object) -> bool:
-    """Tell whether these are parameters of the law, with any number of hidden units."""
+    """Return whether these are parameters of the law, with any number of hidden units."""
     if not isinstance(member, Mapping) or not isinstance(member.get("b1"), list) or not member["b1"]:
         return False
     hidden = len(member["b1"])
@@ -118,7 +118,7 @@ def _is_member(member: object) -> bool:
 
 
 def _is_array(value: object, shape: tuple[int, ...], *, least: float = -_MOST, most: float = _MOST) -> bool:
-    """Tell whether these are lists in lists of that shape with numbers of that range; NaN is in none."""
+    """Return whether these are nested lists of that shape with numbers in that range; NaN is never in range."""
     if not shape:
         return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
     return (
@@ -129,7 +129,7 @@ def _is_array(value: object, shape: tuple[int, ...], *, least: float = -_MOST, m
 
 
 def _plain(value: Any) -> Any:
-    """Return the same content with every number a float, since JSON tells 1 and 1.0 apart only in writing."""
+    """Return the same content with every number a float, because 1 and 1.0 are the same number in JSON."""
     if isinstance(value, Mapping):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
 """Values measured on a GPU, and the `Devices` Protocol that reads them.
 
-`Devices` has a real side (NVML and GPM, or dcgm-exporter) and a simulated one in `gpushare.twin`;
-`MpsControl` is in `gpushare.mps`. Both sides of each are held to one contract test.
+`Devices` has a real implementation (NVML and GPM, or dcgm-exporter) and a simulated one in `gpushare.twin`;
+`MpsControl` is in `gpushare.mps`. Both implementations of each must pass the same contract test.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from gpushare.core.gpu.pipes import Counters
 
 
 class Health(StrEnum):
-    """Whether a GPU may take new tenants."""
+    """Health of a GPU: whether it may take new tenants."""
 
     HEALTHY = "Healthy"
     UNHEALTHY = "Unhealthy"
 
 
 class ComputeMode(StrEnum):
-    """How many processes may have a context on a GPU. Under EXCLUSIVE_PROCESS that one is the MPS server."""
+    """Number of processes that may have a context on a GPU; EXCLUSIVE_PROCESS: one, the MPS server."""
 
     DEFAULT = "Default"
     EXCLUSIVE_PROCESS = "ExclusiveProcess"
@@ -31,7 +31,8 @@ class GpuInfo:
     """One GPU of a node.
 
     Attributes:
-        memory_mib: total device memory; sm_count: streaming multiprocessors.
+        memory_mib: total device memory.
+        sm_count: number of streaming multiprocessors.
     """
 
     uuid: str
@@ -43,7 +44,7 @@ class GpuInfo:
 
 @dataclass(frozen=True, slots=True)
 class GpuHealth:
-    """Health with the reason a person reads, such as "XID 79: GPU has fallen off the bus"."""
+    """Health of a GPU, with a reason for people such as "XID 79: GPU has fallen off the bus"."""
 
     health: Health
     reason: str = ""
@@ -54,11 +55,11 @@ class GpuSample:
     """One sampling window of one GPU.
 
     Attributes:
-        counters: ratios over the window; fields None where the source cannot measure them.
+        counters: ratios over the window; fields that the source cannot measure are None.
         window_seconds: length of the window.
         memory_used_mib: device memory in use at its end.
-        gpu_utilization_ratio: what NVML calls utilisation, 0 to 1; None where absent.
-        sm_clock_mhz: mean SM clock over the window; None where absent.
+        gpu_utilization_ratio: NVML's utilisation, 0 to 1; None if unknown.
+        sm_clock_mhz: mean SM clock over the window; None if unknown.
     """
 
     counters: Counters
@@ -70,11 +71,13 @@ class GpuSample:
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory on a GPU; `is_mps_client` False for one that runs outside MPS (facts.md 19).
+    """A process that holds memory on a GPU.
 
-    `memory_used_mib` is None where the driver does not tell. `is_named_server`: it is no client and has the
-    name of the MPS server, which any other program may have too. `is_graphics`: it uses Vulkan, OpenGL or the like
-    and no CUDA, so it does not go through MPS.
+    Attributes:
+        memory_used_mib: its device memory; None if the driver does not tell.
+        is_mps_client: False if it runs outside MPS (facts.md 19).
+        is_named_server: it is no client and has the name of the MPS server, which other programs may have too.
+        is_graphics: it uses Vulkan, OpenGL or the like and no CUDA, so it does not go through MPS.
     """
 
     pid: int
@@ -85,7 +88,7 @@ class GpuProcess:
 
 
 class DevicesError(Exception):
-    """The device side cannot answer now; `retryable` says whether asking again can help."""
+    """The devices cannot answer now; `retryable` says whether asking again can help."""
 
     def __init__(self, message: str, *, retryable: bool) -> None:
         super().__init__(message)
@@ -96,33 +99,33 @@ class Devices(Protocol):
     """The GPUs of this node. No call blocks: each returns what is known now or raises DevicesError."""
 
     def list(self) -> tuple[GpuInfo, ...]:
-        """The node's GPUs by index."""
+        """Return the node's GPUs by index."""
         ...
 
     def health(self, uuid: str) -> GpuHealth:
-        """Current health; a GPU that vanished is Unhealthy with its reason, never an exception."""
+        """Return a GPU's health; a GPU that vanished is Unhealthy with a reason, never an exception."""
         ...
 
     def sample(self, uuid: str) -> GpuSample | None:
-        """Counters since the previous call for this GPU; None until two readings at least 100 ms apart exist."""
+        """Return the counters since the previous call for this GPU; None until two readings 100 ms apart exist."""
         ...
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Processes with a context on the GPU, the MPS server among them where it has one."""
+        """Return the processes with a context on the GPU, its MPS server included."""
         ...
 
     def compute_mode(self, uuid: str) -> ComputeMode:
-        """The GPU's compute mode."""
+        """Return the GPU's compute mode."""
         ...
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
-        """Set it for contexts that are made from now on; asks for the rights of an administrator."""
+        """Set the compute mode for contexts made from now on; needs administrator rights."""
         ...
 
     def driver_version(self) -> str | None:
-        """The driver's version; None where there is none."""
+        """Return the driver's version; None without a driver."""
         ...
 
     def close(self) -> None:
-        """Release what the driver holds for us."""
+        """Release the driver's resources."""
         ...

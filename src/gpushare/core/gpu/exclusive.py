@@ -1,4 +1,4 @@
-"""Whether a GPU's compute mode keeps out processes that are not under its MPS server, and what it had before."""
+"""The next change of a GPU's compute mode, which keeps processes outside MPS away and is set back later."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from gpushare.core.gpu.devices import ComputeMode
 
 @dataclass(frozen=True, slots=True)
 class ModeChange:
-    """What to do, in this order: remember, set, forget.
+    """Steps to take, in this order: remember, set, forget.
 
     Attributes:
-        remember: the mode to write down as the GPU's own, before anything is set; None for nothing.
+        remember: the mode to record as the GPU's own before setting another; None for nothing.
         set_to: the mode to set; None to leave it.
-        forget: what was remembered is over once the mode is set.
+        forget: whether to drop the recorded mode after the mode is set.
     """
 
     remember: ComputeMode | None = None
@@ -21,13 +21,14 @@ class ModeChange:
 
 
 def mode_change(now: ComputeMode, own: ComputeMode | None, *, is_wanted: bool) -> ModeChange:
-    """Return the next step to a GPU that is exclusive exactly while that is wanted.
+    """Return the next steps that make a GPU exclusive while that is wanted, and only then.
+
+    A mode that was set by somebody else stays: exclusive already, or prohibited.
 
     Args:
-        own: what the GPU had before we made it exclusive, as written down; None when we did not.
-        is_wanted: it is shared under MPS, and the option is on.
-
-    What somebody else set stays: a GPU that was exclusive already, and one that may have no process at all.
+        now: the present mode.
+        own: the recorded mode from before we made the GPU exclusive; None if we did not.
+        is_wanted: the GPU is shared under MPS, and the option is on.
     """
     if is_wanted:
         if now is ComputeMode.DEFAULT:
@@ -37,4 +38,4 @@ def mode_change(now: ComputeMode, own: ComputeMode | None, *, is_wanted: bool) -
         return ModeChange()
     if now is ComputeMode.EXCLUSIVE_PROCESS:
         return ModeChange(set_to=own, forget=True)
-    return ModeChange(forget=True)  # somebody changed it meanwhile, or we were killed before we did
+    return ModeChange(forget=True)  # somebody changed it meanwhile, or we were killed before setting it

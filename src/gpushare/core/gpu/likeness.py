@@ -1,4 +1,4 @@
-"""How much of what was measured on one GPU model may be said of another."""
+"""How far measurements on one GPU model apply to another."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -6,15 +6,16 @@ from typing import Final
 
 FITTED_ON: Final = "NVIDIA H200"
 """The model of the GPU that the shipped interference model was fitted on."""
-# How far its errors reach on GPUs not fitted on. Ratios of a GPU's own capacities carry over; caches, block
-# schedulers and bandwidth per SM do not. Not measured: a caution until that GPU is calibrated.
+# How much wider the model's intervals are on GPUs that it was not fitted on. Ratios of a GPU's own capacities
+# carry over; caches, block schedulers and bandwidth per SM do not. Not measured: a precaution until that GPU is
+# calibrated.
 _HOPPER: Final = frozenset({"h100", "gh200", "h800", "h20"})
 _WIDEN_HOPPER: Final = 1.25
 _WIDEN_OTHER: Final = 1.75
 
 
 def interval_widening(gpu_model: str, fitted_on: str = FITTED_ON) -> float:
-    """Return how many times as wide a prediction's interval has to be on a GPU; 1 where it was fitted."""
+    """Return the factor by which a prediction's interval is widened on a GPU model; 1 if fitted on it."""
     own, fitted = _words(gpu_model), _words(fitted_on)
     if fitted <= own or own <= fitted:
         return 1.0
@@ -22,22 +23,22 @@ def interval_widening(gpu_model: str, fitted_on: str = FITTED_ON) -> float:
 
 
 def _words(gpu_model: str) -> frozenset[str]:
-    """Return the words of a name: an H20 is no H200."""
+    """Return the words of a model name, compared as a whole: an H20 is not an H200."""
     return frozenset(re.findall(r"[a-z0-9]+", gpu_model.lower()))
 
 
 def _least_widening(gpu_model: str, fitted_on: Sequence[str]) -> float:
-    """Return the widening of the model that is used: that of its own GPU, else the shipped one's."""
+    """Return the widening of the model that is used on a GPU: its own if there is one, else the shipped one."""
     own = any(interval_widening(gpu_model, each) == 1.0 for each in fitted_on)
     return 1.0 if own else interval_widening(gpu_model)
 
 
 def calibration_warning(gpu_models: Iterable[str], fitted_on: Sequence[str] = (FITTED_ON,)) -> str:
-    """Return a sentence on the GPU models that no model was fitted on; empty where all are known.
+    """Return a sentence on the GPU models that no interference model was fitted on; empty if there are none.
 
     Args:
-        gpu_models: as the driver names them; an empty name is no model.
-        fitted_on: the GPU models that models were fitted on, the shipped one's first.
+        gpu_models: names from the driver; empty ones are ignored.
+        fitted_on: GPU models that an interference model was fitted on, the shipped one's first.
     """
     found = {name: _least_widening(name, fitted_on) for name in gpu_models if name}
     strange = sorted((name, widening) for name, widening in found.items() if widening > 1.0)

@@ -1,6 +1,7 @@
-"""Which processes use a shared GPU outside MPS, where no share and no memory limit binds them.
+"""Processes that use a shared GPU outside MPS, where no share and no memory limit applies to them.
 
-A process that is about to become an MPS client may look like one outside for an instant: two looks in a row count.
+A process that is about to become an MPS client may look like one outside for a moment, so two looks in a row
+count.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -9,13 +10,19 @@ from typing import Final
 
 from gpushare.core.gpu.devices import GpuProcess
 
-LOOKS: Final = 2  # at the agent's one second a look, a process is told within two seconds
-QUIET_SECONDS: Final = 30.0  # a pod that starts process after process does not fill the API server with events
+LOOKS: Final = 2  # with one look a second, a process is reported within two seconds
+QUIET_SECONDS: Final = 30.0  # so that a pod that starts process after process does not cause endless events
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideProcess:
-    """A process outside MPS; `start_ticks` tells it from a later one with its pid, `pod_uid` is None in no pod."""
+    """A process outside MPS.
+
+    Attributes:
+        start_ticks: start time, which distinguishes it from a later process with the same pid.
+        pod_uid: the pod it belongs to; None if it is in no pod.
+        is_graphics: it uses graphics and no CUDA.
+    """
 
     pid: int
     start_ticks: int
@@ -25,12 +32,12 @@ class OutsideProcess:
 
 @dataclass(frozen=True, slots=True)
 class OutsideWatch:
-    """What is remembered of one GPU between two looks.
+    """State of the watch over one GPU between two looks.
 
     Attributes:
-        looks: by process that was there at the last look, how many looks in a row it has been.
-        told_at: by pod uid (None: processes of no pod), when an event was due last.
-        found: processes found since the watch began.
+        looks: for each process of the last look, in how many looks in a row it was present.
+        told_at: by pod uid (None: processes of no pod), when the last event was due.
+        found: number of processes found since the watch began.
     """
 
     looks: Mapping[OutsideProcess, int] = field(default_factory=dict)
@@ -39,15 +46,17 @@ class OutsideWatch:
 
     @property
     def present(self) -> tuple[OutsideProcess, ...]:
-        """The processes that are outside MPS now, as LOOKS looks in a row have shown."""
+        """Return the processes that are outside MPS now, seen in at least LOOKS looks in a row."""
         return tuple(process for process, looks in self.looks.items() if looks >= LOOKS)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Processes of one pod that were found just now; `is_told` False when the pod had its event moments ago.
+    """Processes of one pod that were found at this look.
 
-    `is_graphics`: none of them computes by CUDA.
+    Attributes:
+        is_told: whether an event is due; False if the pod had one a moment ago.
+        is_graphics: none of them uses CUDA.
     """
 
     pod_uid: str | None
@@ -57,23 +66,23 @@ class Found:
 
 
 def pids_outside(processes: Iterable[GpuProcess], server_pid: int | None) -> tuple[int, ...]:
-    """Pids of the processes that are neither MPS clients nor the server, which its gate knows by its pid."""
+    """Return the pids of processes that are neither MPS clients nor the MPS server."""
     return tuple(p.pid for p in processes if not p.is_mps_client and p.pid != server_pid)
 
 
 def look(
     before: OutsideWatch, present: Iterable[OutsideProcess], exempt: Collection[str], now: float
 ) -> tuple[OutsideWatch, tuple[Found, ...]]:
-    """Compare a look at one GPU with the looks before.
+    """Return the state after another look at one GPU, and the processes found by it.
+
+    A process is found once, when it has been present for LOOKS looks in a row; one that went away and came back is
+    found again.
 
     Args:
-        present: every process outside MPS of this look.
-        exempt: uids of the pods that may be outside MPS: the MPS host's own, and pods of several whole GPUs.
+        before: the state after the previous look.
+        present: every process outside MPS at this look.
+        exempt: uids of the pods that may be outside MPS: the MPS host's own, and pods on several whole GPUs.
         now: monotonic seconds.
-
-    Returns:
-        the watch to go on with, and each process once, when it has been there for LOOKS looks in a row. One that
-        went away and came back is found again.
     """
     watched = [process for process in present if process.pod_uid is None or process.pod_uid not in exempt]
     looks = {process: before.looks.get(process, 0) + 1 for process in watched}

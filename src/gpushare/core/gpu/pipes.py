@@ -1,4 +1,4 @@
-"""The GPU's pipes and what a workload draws from them (docs/design.md 4, docs/facts.md 21)."""
+"""The GPU's pipes and how much a workload uses them (docs/design.md 4, docs/facts.md 21)."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
@@ -20,16 +20,16 @@ COUNTERS: Final = (
     "graphics_util",
 )
 
-# A shorter window says too little of a workload: GPM needs 100 ms between samples (facts.md 21), and one or two
-# iterations in 0.2 s are chance.
+# A shorter window says too little about a workload: GPM needs 100 ms between samples (facts.md 21), and how many
+# iterations fall into 0.2 s is chance.
 MIN_SIGNATURE_SECONDS: Final = 0.2
 
-FAR_MORE_ACTIVE: Final = 2.0  # a program's phases differ by less; its start, which hardly uses the GPU, by more
+FAR_MORE_ACTIVE: Final = 2.0  # phases of a program differ by less; its start, which hardly uses the GPU, by more
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """One window of a device's counters, or one workload's alone: ratios from 0 to 1, None where not measured."""
+    """Device counters of one window, or of one workload alone: ratios from 0 to 1, None where not measured."""
 
     sm_util: float | None = None
     sm_occupancy: float | None = None
@@ -65,11 +65,11 @@ class Counters:
         }
 
     def activity_ratio(self) -> float:
-        """Return how busy the SMs are; the highest measured counter where that is not told, 0 where nothing is."""
+        """Return how busy the SMs are: SM use, else the highest measured counter, else 0."""
         return self.sm_util if self.sm_util is not None else max(self.as_dict().values(), default=0.0)
 
     def is_far_more_active(self, other: "Counters") -> bool:
-        """Return whether the other one cannot be the same program at work: it draws less than half of this."""
+        """Return whether these counters are more than twice as active, so the others cannot be the same work."""
         return self.activity_ratio() > FAR_MORE_ACTIVE * other.activity_ratio()
 
     def as_dict(self) -> dict[str, float]:
@@ -81,7 +81,7 @@ def mean_counters(counters: Iterable[Counters], weights: Iterable[float] | None 
     """Average each field over the windows that measured it; None where none did.
 
     Args:
-        weights: of the windows, such as their lengths; all alike where left out.
+        weights: weight of each window, such as its length; equal if left out.
     """
     listed = list(counters)
     weighted = list(zip(listed, [1.0] * len(listed) if weights is None else weights, strict=True))

@@ -1,27 +1,28 @@
-"""Counters that stand still: readings that no GPU at work can give."""
+"""Counters that stand still: readings that are impossible on a working GPU."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from gpushare.core.gpu.pipes import Counters
 
-# Twelve measured ratios never repeat to the last digit; what NVML says three times in a row is not late any more.
+# Twelve measured ratios never repeat to the last digit; after three windows NVML's utilisation is no longer late.
 STILL_WINDOWS: Final = 3
 BUSY_RATIO: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """What is remembered of one GPU's readings: the last one, and how many in a row were none."""
+    """State of the watch over one GPU's counters: the last reading, and how many impossible ones came in a row."""
 
     last: Counters | None = None
     windows: int = 0
 
     def after(self, counters: Counters, utilization_ratio: float | None) -> "Standstill":
-        """Return what is remembered after one more window.
+        """Return the state after one more window.
 
         Args:
-            utilization_ratio: what NVML calls utilisation; None where it does not tell.
+            counters: the window's counters.
+            utilization_ratio: NVML's utilisation; None if unknown.
         """
         values = counters.as_dict()
         is_zero = bool(values) and not any(values.values())
@@ -31,7 +32,7 @@ class Standstill:
 
     @property
     def problem(self) -> str:
-        """Return what is wrong, in words; empty while the counters move."""
+        """Return a sentence on what is wrong; empty while the counters move."""
         if self.windows < STILL_WINDOWS or self.last is None:
             return ""
         if any(self.last.as_dict().values()):

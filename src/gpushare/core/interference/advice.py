@@ -1,4 +1,4 @@
-"""The best caps for a set of tenants, the best number of tenants, and the share that `auto` stands for."""
+"""The best caps for a set of tenants, the best number of tenants, and the share that `auto` means."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from gpushare.core.progress import NO_LOSS, least_alone
 CAPS: Final = (15, 25, 33, 50, 67, 75, 100)
 _MOST_COMBINATIONS: Final = 20_000  # above this many combinations, each tenant gets fewer caps to choose from
 _AUTO_STEP: Final = 5
-_DEVIATIONS: Final = 1.645  # half of a normal distribution's 90% interval, in standard deviations
+_DEVIATIONS: Final = 1.645  # half the width of a normal distribution's 90% interval, in standard deviations
 _AUTO_LEAST: Final = 10
 
 
@@ -24,7 +24,7 @@ class Wish:
     """One tenant to place.
 
     Attributes:
-        max_slowdown: tolerated, 1.0 or more.
+        max_slowdown: tolerated slowdown, 1.0 or more.
     """
 
     profile: Profile
@@ -34,7 +34,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Caps and what to expect of them, aligned with the wishes.
+    """Caps and the forecasts under them, in the order of the wishes.
 
     Attributes:
         within_tolerance: whether every tenant's slowdown stays within its tolerance, as `best_caps` judges it.
@@ -46,16 +46,19 @@ class Advice:
 
     @property
     def summed_progress(self) -> float:
-        """Throughput of the GPU, relative to one tenant that runs alone."""
+        """Return the throughput of the GPU, relative to one tenant that runs alone."""
         return sum(forecast.progress for forecast in self.forecasts)
 
 
 def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: bool = True) -> Advice:
     """Choose the caps that maximise summed progress within every tenant's tolerance (Pan 2021's open question).
 
-    Latency tenants run uncapped (docs/design.md 5). When no combination keeps every tolerance, the one that breaks
-    them least is returned with `within_tolerance` False. `cautious` judges tolerances at what is
-    kept five times of six (`cautiously`), else at what is expected.
+    Latency tenants run uncapped (docs/design.md 5). If no combination keeps every tolerance, the one that breaks
+    them least is returned, with `within_tolerance` False.
+
+    Args:
+        cautious: judge tolerances by progress that is reached five times out of six (`cautiously`), not by the
+            expected progress.
     """
     if not wishes:
         return Advice((), (), True)
@@ -82,10 +85,10 @@ def best_caps(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: boo
 
 
 def cautiously(progress: Array, lower: Array) -> Array:
-    """Progress that is kept five times of six: one standard deviation below the expected, of errors whose 90%
-    interval ends at the lower bound.
+    """Return the progress that is reached five times out of six: one standard deviation below the expected.
 
-    Held against tolerances when caps are chosen; who is let in at all is judged by the bound itself
+    The standard deviation is that of a normal distribution whose 90% interval ends at the lower bound. Caps are
+    chosen by this progress; whether a pod may share at all is judged by the bound itself
     (`gpushare.core.placement.caution`).
     """
     return progress - (progress - lower) / _DEVIATIONS
@@ -95,34 +98,31 @@ def preferred(progress: Array, judged: Array, floors: Array) -> int:
     """Return the set with the most summed progress among those within every tolerance; if none is, the closest.
 
     Args:
-        progress, judged: sets x tenants; expected, and what is held against the tolerance.
-        floors: least progress that each tenant tolerates, tenants.
+        progress: expected progress, sets x tenants.
+        judged: progress that is compared with the floors, sets x tenants.
+        floors: least tolerated progress of each tenant.
     """
     lacking = np.maximum(floors - judged, 0.0).sum(axis=1)
     return int(np.lexsort((-progress.sum(axis=1), np.round(lacking, 3)))[0])
 
 
 def best_number(model: InterferenceModel, wishes: Sequence[Wish], *, cautious: bool = True) -> tuple[Advice, ...]:
-    """Advice for the first one, the first two, ... of the wishes; the caller takes the best.
-
-    The best number is the length of the longest advice within tolerance whose summed progress is highest
-    (`recommended_number`).
-    """
+    """Return advice for the first wish, the first two, and so on; `recommended_number` picks the best."""
     return tuple(best_caps(model, wishes[:count], cautious=cautious) for count in range(1, len(wishes) + 1))
 
 
 def recommended_number(advices: Sequence[Advice]) -> int:
-    """How many tenants to put together; at least 1."""
+    """Return how many tenants to put together: those with the most summed progress within tolerance, or 1."""
     kept = [(advice.summed_progress, len(advice.forecasts)) for advice in advices if advice.within_tolerance]
     return max(kept)[1] if kept else 1
 
 
 def auto_share(profile: Profile, *, max_slowdown: float, job_class: JobClass) -> int:
-    """Percent of a GPU that `gpushare.io/fraction: auto` means for a profiled workload, 10 to 100 in steps of 5.
+    """Return the percentage that `gpushare.io/fraction: auto` means for a profile: 10 to 100 in steps of 5.
 
-    The least cap at which it keeps, alone and in each of its phases, so much of its speed that neighbours may
-    still cost it something before it is slower than tolerated (`gpushare.core.progress.least_alone`); a latency
-    tenant gets the least at which it loses nothing that can be measured.
+    For a throughput tenant, this is the smallest cap at which it is fast enough alone, in each of its phases, to
+    leave room for neighbours within its tolerated slowdown (`gpushare.core.progress.least_alone`). For a latency
+    tenant, it is the smallest cap at which it loses nothing measurable.
     """
     floor = NO_LOSS if job_class is JobClass.LATENCY else least_alone(max_slowdown)
     for percent in range(_AUTO_LEAST, 100, _AUTO_STEP):

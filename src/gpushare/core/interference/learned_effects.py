@@ -1,4 +1,4 @@
-"""What was learnt of a workload beside others: its prediction is moved by it, and its interval becomes its own."""
+"""Learned effects of a workload beside others: they correct its predictions and its interval."""
 
 import math
 from collections.abc import Iterable
@@ -7,28 +7,28 @@ from typing import Final
 
 from gpushare.core.api import LearnedEffect
 
-# Standard deviations over workloads before anything was seen, and of what no effect explains of a window's
+# Prior standard deviations over workloads, and the standard deviation that no effect explains, all of the
 # logarithm of progress: from ten programs on an H200 (docs/measurements/learning.md).
 SENSITIVITY_ERROR: Final = 0.14
 PRESSURE_ERROR: Final = 0.045
 UNEXPLAINED: Final = 0.12
-# How the sensitivity counts by cap: this much at all threads, one more with each halving, then scaled to 1 at half
-# of them. Most of what the model does not know of a live profile is what a cap costs (the same page).
+# Weight of the sensitivity by cap: this much at all threads, plus one with each halving, scaled to 1 at half of
+# them. Most of the model's error on a live profile is in what a cap costs (same page).
 _AT_ALL_THREADS: Final = 0.4
 _LEAST_THREADS: Final = 0.05
-_STEP: Final = 0.02  # what is learnt is used in such steps, so that not every window makes another prediction
+_STEP: Final = 0.02  # effects are rounded to such steps, so that not every window changes the prediction
 _HALF_TRUSTED: Final = 4  # windows after which a workload's own deviation counts as much as the model's interval
 
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What a workload does beyond the model's prediction on one GPU model.
+    """Deviation of a workload from the model's predictions on one GPU model.
 
     Attributes:
-        sensitivity: logarithm of its progress over the predicted one under a cap of half the threads.
-        pressure: logarithm of its neighbours' progress over the predicted one; their mean counts.
-        deviation: standard deviation of the logarithm of its progress around what these predict.
-        trust: 0: its interval is the model's; 1: it is its own, by `deviation`.
+        sensitivity: logarithm of its measured over predicted progress, under a cap of half the threads.
+        pressure: logarithm of its neighbours' measured over predicted progress; a set uses the neighbours' mean.
+        deviation: standard deviation of the logarithm of its progress around the corrected prediction.
+        trust: 0 if its interval is the model's, 1 if it follows `deviation`, or between.
     """
 
     sensitivity: float = 0.0
@@ -41,13 +41,13 @@ NO_EFFECTS: Final = Effects()
 
 
 def exposure(thread_percentage: float) -> float:
-    """Return how much of a tenant's sensitivity counts under a cap (1 to 100)."""
+    """Return the weight of a tenant's sensitivity under a cap (1 to 100)."""
     halvings = math.log2(1.0 / max(_LEAST_THREADS, thread_percentage / 100))
     return (_AT_ALL_THREADS + halvings) / (_AT_ALL_THREADS + 1.0)
 
 
 def effects_of(learned: Iterable[LearnedEffect], gpu_model: str) -> Effects:
-    """Return what a GpuShare's status says of its workload on a GPU model, as the model uses it."""
+    """Return the effects of a GpuShare's workload on a GPU model, in the form that the model uses."""
     known = next((each for each in learned if each.gpu_model == gpu_model), None)
     if known is None or known.windows == 0:
         return NO_EFFECTS

@@ -1,4 +1,4 @@
-"""The fitted model: profiles and caps in, progress of each tenant with a 90% interval out."""
+"""The fitted model: from profiles and caps to each tenant's progress with a 90% interval."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -34,14 +34,14 @@ from gpushare.core.interference.profile import (
 )
 
 COVERAGE: Final = 0.9
-# A lone tenant under a cap: error of interpolating a measured cap curve (docs/interference.md).
+# Error of a lone tenant's progress under a cap, from interpolating a measured cap curve (docs/interference.md).
 _ALONE_ERROR: Final = 0.05
 _MOST_PROGRESS: Final = 1.1
-_ERRORS_IN_BOUND: Final = 1.645  # a 90% interval of a normal distribution, from its middle
-_FULL: Final = 1.001  # the GPU, and some rounding
-_AT_ONCE: Final = 2048  # sets in one batch; larger ones do not fit a core's cache and take 1.5 times as long
-# Strata of the interval: what profiles lack, whether the caps keep the tenants' SMs apart, how many tenants, and
-# how much of the progress alone is predicted to be kept.
+_ERRORS_IN_BOUND: Final = 1.645  # half the width of a normal distribution's 90% interval, in standard deviations
+_FULL: Final = 1.001  # the whole GPU, with tolerance for rounding
+_AT_ONCE: Final = 2048  # sets per batch; larger batches do not fit a core's cache and take 1.5 times as long
+# Intervals are stratified by what profiles lack, whether the caps keep the tenants' SMs apart, the number of
+# tenants, and the predicted part of the progress alone.
 APART: Final = 2
 SIZES: Final = (2, 3, 4, 5)
 KEPT_EDGES: Final = (0.15, 0.35, 0.6, 0.8, 0.93)
@@ -50,7 +50,7 @@ _EDGES: Final = np.array(KEPT_EDGES, dtype=np.float32)
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """One tenant's predicted progress relative to alone at 100%, with the bounds of the 90% interval; ratios."""
+    """One tenant's predicted progress relative to alone at 100%, with the bounds of its 90% interval; ratios."""
 
     progress: float
     lower: float
@@ -58,13 +58,13 @@ class Forecast:
 
     @property
     def slowdown(self) -> float:
-        """1 / progress."""
+        """Return the predicted slowdown, 1 / progress."""
         return 1.0 / max(self.progress, 1e-3)
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Many sets at once: sets x places; places without a tenant read 0."""
+    """Predictions of many sets: arrays of sets x places; a place without a tenant is 0."""
 
     progress: Array
     lower: Array
@@ -73,12 +73,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class TenantTable:
-    """Tenants under their caps, ready to be put into any number of sets.
+    """Tenants under their caps, prepared for predictions of any number of sets.
 
     Attributes:
-        alone: progress alone; caps: 0 to 1; lacks: `Lacking` of each profile.
-        learned: sensitivity under the cap, pressure, deviation and trust of each, 4 x tenants; None: nothing
-            was learnt.
+        pressures: one for each member of the ensemble.
+        alone: progress alone.
+        caps: 0 to 1.
+        lacks: `Lacking` of each profile.
+        learned: sensitivity under the cap, pressure, deviation and trust, 4 x tenants; None if nothing was learnt.
     """
 
     pressures: tuple[network.Pressure, ...]
@@ -88,7 +90,7 @@ class TenantTable:
     learned: Array | None = None
 
     def with_more(self, more: "TenantTable") -> "TenantTable":
-        """Append the tenants of another table of the same model."""
+        """Return this table with the tenants of another table of the same model appended."""
         return TenantTable(
             tuple(a.with_more(b) for a, b in zip(self.pressures, more.pressures, strict=True)),
             np.concatenate([self.alone, more.alone]),
@@ -100,7 +102,7 @@ class TenantTable:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Linear maps that fill in the features that a profile lacks, from a constant 1 and the features before them.
+    """Linear maps that estimate the features a profile lacks from a constant 1 and the features before them.
 
     Attributes:
         caps: 1 + features before them x `CAP_FEATURES`.
@@ -111,7 +113,7 @@ class Fill:
     probes: Array
 
     def complete(self, standard: Array, profiles: Sequence[Profile]) -> Array:
-        """Fill in the features (tenants x features, standardised) that the profiles lack."""
+        """Return the features (tenants x features, standardised) with estimates for those that profiles lack."""
         filled = standard.copy()
         probed = standard.shape[1] - PROBE_FEATURES
         capped = probed - CAP_FEATURES
@@ -128,15 +130,16 @@ class Fill:
 
 @dataclass(frozen=True)
 class InterferenceModel:
-    """A versioned artefact: standardisation, an ensemble of the law's parameters, intervals, provenance.
+    """A fitted model: standardisation, an ensemble of the law's parameters, intervals and provenance.
 
     Attributes:
-        errors: by `Lacking`, caps apart or not, size and kept stratum, the lower and upper bound of measured less
-            predicted progress.
-        fill: how the features that a profile lacks follow from those before them, all standardised.
-        baselines: coefficients of the linear models that are reported beside this one.
-        capacity: by `CONSERVED`, the highest share of that counter that any run of the dataset reached, 0 to 1.
-        others: models fitted on other GPUs, which `for_gpu` prefers there.
+        errors: lower and upper bound of measured minus predicted progress, by `Lacking`, caps apart or not, set
+            size and stratum of kept progress; see `errors_shape`.
+        fill: estimates the standardised features that a profile lacks.
+        baselines: coefficients of the linear models that are reported for comparison.
+        widening: factor on the intervals, for a GPU that the model was not fitted on.
+        capacity: for each counter in `CONSERVED`, the highest value that any run of the dataset reached, 0 to 1.
+        others: models fitted on other GPUs, which `for_gpu` returns for those.
     """
 
     gpu_model: str
@@ -152,7 +155,7 @@ class InterferenceModel:
     others: tuple["InterferenceModel", ...] = ()
 
     def table(self, profiles: Sequence[Profile], thread_percentages: Sequence[int]) -> TenantTable:
-        """Prepare tenants (aligned profiles and caps, 1 to 100)."""
+        """Return the table of tenants with these profiles and caps (1 to 100), in the same order."""
         caps = [percentage / 100 for percentage in thread_percentages]
         inputs, alone = feature_table(profiles, caps)
         standard = self.fill.complete(standardised(inputs, self.mean, self.scale), profiles).astype(np.float32)
@@ -164,7 +167,11 @@ class InterferenceModel:
         return TenantTable(pressures, alone, np.asarray(caps), lacks, _learned(profiles, thread_percentages))
 
     def predict_sets(self, table: TenantTable, index: npt.NDArray[np.int64]) -> Prediction:
-        """Predict sets of tenants: index is sets x places, rows of the table, -1 where a place is empty."""
+        """Predict sets of tenants.
+
+        Args:
+            index: sets x places, rows of the table; -1 for an empty place.
+        """
         stands = index >= 0
         rows = np.ascontiguousarray(np.where(stands, index, 0).T)
         present = np.ascontiguousarray(stands.T, dtype=np.float32)
@@ -199,12 +206,14 @@ class InterferenceModel:
         )
 
     def conserved(self, tenants: Sequence[tuple[Profile, int]], progress: Sequence[float]) -> tuple[float, ...]:
-        """Lower a set's progress until it draws no more of a conserved counter than the GPU has.
+        """Lower a set's progress until it uses no more of a conserved counter than the GPU has.
 
-        A prediction satisfies this already; one with noise added may not.
+        Predictions satisfy this already; predictions with added noise may not.
 
         Args:
-            tenants: (profile, thread percentage) of each."""
+            tenants: (profile, thread percentage) of each.
+            progress: of each tenant.
+        """
         profiles, caps = [profile for profile, _ in tenants], [percentage / 100 for _, percentage in tenants]
         alone = np.array([cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)])
         kept = np.array(progress)[:, None] / np.maximum(alone, 1e-9)[:, None]
@@ -213,7 +222,7 @@ class InterferenceModel:
         return tuple((kept[:, 0] * alone).tolist())
 
     def for_gpu(self, gpu_model: str) -> "InterferenceModel":
-        """Return the model fitted on that GPU, else this one: the same law on its ratios, with wider intervals."""
+        """Return the model fitted on that GPU model, else this one with wider intervals."""
         for each in self.others:
             if interval_widening(gpu_model, each.gpu_model) == 1.0:
                 return each
@@ -221,7 +230,7 @@ class InterferenceModel:
         return self if widening == 1.0 else replace(self, widening=widening)
 
     def to_json(self) -> str:
-        """Serialise the artefact; the same model gives the same bytes."""
+        """Return the artefact as JSON; the same model gives the same bytes."""
         value = {
             "artefact": ARTEFACT,
             "version": ARTEFACT_VERSION,
@@ -276,10 +285,10 @@ def _joined(one: TenantTable, other: TenantTable) -> Array | None:
 
 
 def _moved(progress: Array, bounds: Array, learned: Array, stands: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
-    """Move predictions (sets x places) and their bounds (sets x places x 2) by what was learnt.
+    """Correct predictions (sets x places) and their bounds (sets x places x 2) by the learned effects.
 
-    A tenant alone is moved too, since its sensitivity is mostly what its cap costs it; its bounds stay, since what
-    was seen beside others says nothing of their width.
+    The prediction of a lone tenant is corrected too, because its sensitivity is mostly the cost of its cap. Its
+    bounds stay, because windows beside others say nothing about their width.
     """
     sensitivity, pressure, deviation, trust = np.where(stands, learned, 0.0)
     others = pressure.sum(axis=1, keepdims=True) - pressure
@@ -298,7 +307,7 @@ def errors_shape() -> tuple[int, ...]:
 
 
 def are_apart(caps: Array) -> npt.NDArray[np.int64]:
-    """Return 1 where a set's caps (0 to 1 each) leave every tenant SMs of its own, else 0."""
+    """Return 1 if a set's caps (0 to 1 each) leave every tenant its own SMs, else 0."""
     return (np.asarray(caps) <= _FULL).astype(np.int64)
 
 
@@ -308,7 +317,7 @@ def standardised(inputs: Array, mean: Array, scale: Array) -> Array:
 
 
 def with_one(rows: Array) -> Array:
-    """Prepend a column of ones."""
+    """Return the rows with a column of ones prepended."""
     return np.hstack([np.ones((len(rows), 1)), rows])
 
 

@@ -1,19 +1,20 @@
-"""The law: how much tenants stretch each other's kernels, a fixed point over a few latent resources.
+"""The law by which tenants slow each other's kernels down: a fixed point over a few latent resources.
 
 Three terms, all zero without neighbours (measured on an H200, docs/interference.md):
 
 - *Turns.* Where tenants must share SMs, a kernel waits until the blocks of others leave. A program of long kernels
   makes the others wait long, and a program of short kernels waits often: the delay is the neighbour's holding time
   times the program's own waiting frequency, times the part of its SMs that no cap keeps free. This is why an
-  uncapped matrix product takes nearly everything and a chain of small kernels beside it nearly nothing. A tenant
-  does not compete while it waits for its host; the slower its kernels run, the smaller that part of its time is.
+  uncapped matrix product gets nearly all of the GPU and a chain of small kernels beside it nearly nothing. A
+  tenant does not compete while it waits for its host; the slower its kernels run, the smaller that part of its
+  time is.
 - *Overflow.* Memory bandwidth, caches, pipes and power are shared even where caps separate the SMs: demand above
-  capacity slows those that rely on the resource.
-- *Conservation.* What the tenants draw of a resource whose use the counters show, at their predicted progress, is
-  never more than the GPU has.
+  capacity slows the tenants that rely on the resource.
+- *Conservation.* At their predicted progress, the tenants together never use more of a resource than the GPU has,
+  for resources whose use the counters show.
 
-A tenant that is slowed uses less of the shared resources, hence the fixed point. The functions take NumPy
-arrays or the fitter's variables alike.
+A tenant that is slowed down uses less of the shared resources, hence the fixed point. The functions accept both
+NumPy arrays and the fitter's variables.
 """
 
 from collections.abc import Mapping
@@ -24,23 +25,26 @@ import numpy as np
 
 TURNS: Final = 2  # latent kinds of holding and waiting
 RESOURCES: Final = 3  # latent shared resources
-ROUNDS: Final = 4  # of the fixed point; the fifth changes no progress by more than 0.01
+ROUNDS: Final = 4  # of the fixed-point iteration; a fifth changes no progress by more than 0.01
 _SMOOTH: Final = 0.05
-# Newton steps towards the factor by which a full resource takes longer; the rest is taken from all alike.
+# Newton steps towards the factor by which a full resource slows its users; the rest is taken from all equally.
 _NEWTON: Final = 3
 _COLUMNS: Final = 2 * TURNS + 3 * RESOURCES + 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """How tenants under their caps press on others and suffer from them; every array is kinds x tenants.
+    """Pressure of tenants under their caps on others, and their sensitivity; arrays are kinds x tenants.
 
     Attributes:
-        holds, waits: how long it makes others wait for SMs, and how often it waits itself.
-        needs: part of the GPU's SMs the tenant covers while it runs, at most its cap; 1 x tenants.
-        away: part of its time alone in which no kernel of the tenant holds or awaits SMs, 0 to 1; 1 x tenants.
-        presses, draws, relies: on each shared resource as a neighbour, by itself, and how its overflow hurts.
-        uses: of each conserved resource, alone under the cap, as a part of what the GPU has.
+        holds: how long it makes others wait for SMs.
+        waits: how often it waits for SMs itself.
+        needs: part of the GPU's SMs that it covers while it runs, at most its cap; 1 x tenants.
+        away: part of its time alone in which none of its kernels holds or awaits SMs, 0 to 1; 1 x tenants.
+        presses: its demand for each shared resource, as the neighbours feel it.
+        draws: its demand for each shared resource, as it feels it itself.
+        relies: how much an overflow of each shared resource slows it.
+        uses: its use of each conserved resource, alone under the cap, relative to what the GPU has.
     """
 
     holds: Any
@@ -53,14 +57,14 @@ class Pressure:
     uses: Any
 
     def with_more(self, more: "Pressure") -> "Pressure":
-        """Append the tenants of another."""
+        """Return these tenants with those of another appended."""
         return Pressure(
             *(np.concatenate([getattr(self, name), getattr(more, name)], axis=1) for name in Pressure.__slots__)
         )
 
 
 def shapes(inputs: int, hidden: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter by name."""
+    """Return the shape of every parameter, by name."""
     return {"w1": (inputs, hidden), "b1": (hidden,), "w2": (hidden, _COLUMNS), "b2": (_COLUMNS,)}
 
 
@@ -69,8 +73,14 @@ def _positive(x: Any) -> Any:
 
 
 def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any, uses: Any) -> Pressure:
-    """From tenants (inputs: tenants x features, standardised; caps: tenants, 0 to 1; uses: conserved resources x
-    tenants) to their pressures."""
+    """Return the pressures of tenants.
+
+    Args:
+        parameters: of the network, see `shapes`.
+        inputs: tenants x features, standardised.
+        caps: of the tenants, 0 to 1.
+        uses: conserved resources x tenants.
+    """
     hidden = np.tanh(inputs @ parameters["w1"] + parameters["b1"])
     out = (hidden @ parameters["w2"] + parameters["b2"]).T
     edges = np.cumsum([TURNS, TURNS, 1, RESOURCES, RESOURCES, RESOURCES, 1]).tolist()
@@ -89,7 +99,7 @@ def pressure(parameters: Mapping[str, Any], inputs: Any, caps: Any, uses: Any) -
 
 
 def _summed(x: Any, axis: int, *, keepdims: bool = False) -> Any:
-    """Sum over the first or second axis by rows: these are short, so it takes half the time of NumPy's."""
+    """Sum over the first or second axis row by row; the axes are short, so this takes half of NumPy's time."""
     if not isinstance(x, np.ndarray):
         return x.sum(axis=axis, keepdims=keepdims)
     rows = x.swapaxes(0, axis)
@@ -100,10 +110,14 @@ def _summed(x: Any, axis: int, *, keepdims: bool = False) -> Any:
 
 
 def stretch(each: Pressure, index: Any, present: Any) -> Any:
-    """Return the part of its progress alone under its cap that each tenant keeps: places x sets, 0 to 1.
+    """Return the part that each tenant keeps of its progress alone under its cap: places x sets, 0 to 1.
 
-    index: places x sets, tenants of `each`; present: the same shape, 1.0 where a tenant stands, else 0.0.
     Places come first so that sums over tenants and kinds run over long rows.
+
+    Args:
+        each: pressures of the tenants.
+        index: places x sets, tenants of `each`.
+        present: places x sets, 1.0 for a tenant and 0.0 for an empty place.
     """
     holds, waits = each.holds[:, index], each.waits[:, index]
     needs, away = each.needs[:, index][0] * present, each.away[:, index][0]
@@ -128,11 +142,11 @@ def stretch(each: Pressure, index: Any, present: Any) -> Any:
 
 
 def conserved(kept: Any, uses: Any) -> Any:
-    """Lower the progress kept until the use of one resource fits the GPU; both places x sets.
+    """Lower the kept progress until the use of one resource fits the GPU; both arguments are places x sets.
 
     The part of the resource that a tenant uses alone is the part of its time that it spends on it. That part takes
     longer by the same factor for all tenants, just enough for the sum to fit (processor sharing). A tenant can
-    always draw what it was measured to draw alone.
+    always use as much as it was measured to use alone.
     """
     most = np.maximum(uses.max(axis=0, keepdims=True), 1.0)
     uses = uses / most

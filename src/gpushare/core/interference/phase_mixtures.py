@@ -1,4 +1,4 @@
-"""Workloads with phases in sets: which mixtures of their kinds of work a prediction is to hold for (ADR 0156)."""
+"""Workloads with phases in sets: the mixtures of phases that a prediction must hold for (ADR 0156)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -10,16 +10,18 @@ from gpushare.core.interference.model import Forecast, InterferenceModel
 from gpushare.core.interference.profile import Profile
 
 MOST_MIXTURES: Final = 16
-"""Of one set: in one with more, tenants leave their usual work one at a time, and all at once."""
+"""Most mixtures of one set; with more, only those with one tenant, or with all tenants, at other work are used."""
 Rows = npt.NDArray[np.int64]
 
 
 def mixtures(index: Rows, phases: Rows) -> Iterator[tuple[Rows, Rows]]:
-    """Yield sets with tenants at other work than the usual: whose lines they are, and the sets; all but the usual.
+    """Yield the mixtures of each set, except the usual one, as (lines of `index`, sets).
+
+    A mixture is a set in which some tenants are replaced by one of their phases.
 
     Args:
-        index: sets x places, rows of a table, -1 where nobody is.
-        phases: by row, the rows of its other work, -1 where there is no further one; rows x most of them.
+        index: sets x places, rows of a table; -1 for an empty place.
+        phases: for each row, the rows of its phases, padded with -1; rows x most phases.
     """
     own = np.where((index >= 0)[:, :, None], phases[index], -1)
     counts = (own >= 0).sum(axis=2)
@@ -38,7 +40,7 @@ def mixtures(index: Rows, phases: Rows) -> Iterator[tuple[Rows, Rows]]:
 
 
 def _moved(lines: Rows, sets: Rows, own: Rows, place: int) -> Iterator[tuple[Rows, Rows]]:
-    """Yield the sets with the tenant at one place at each of its other kinds of work."""
+    """Yield the sets with the tenant at one place replaced by each of its phases."""
     for number in range(own.shape[2]):
         other = own[lines, place, number]
         some = other >= 0
@@ -49,10 +51,10 @@ def _moved(lines: Rows, sets: Rows, own: Rows, place: int) -> Iterator[tuple[Row
 
 
 def phase_rows(profiles: Sequence[Profile], begin: int, after: int) -> tuple[list[Profile], Rows]:
-    """Return the profiles of all other work of these, and the row of each: profiles x most of one.
+    """Return all phases of these profiles, and their rows by profile: profiles x most phases, padded with -1.
 
     Args:
-        begin: the row that the first of them gets.
+        begin: the row of the first phase.
         after: least number of columns.
     """
     most = max([after, *(len(profile.phases) for profile in profiles)])
@@ -65,7 +67,7 @@ def phase_rows(profiles: Sequence[Profile], begin: int, after: int) -> tuple[lis
 
 
 def predict_worst(model: InterferenceModel, tenants: Sequence[tuple[Profile, int]]) -> tuple[Forecast, ...]:
-    """Return what each of these tenants under their caps (1 to 100) makes in the worst mixture of their phases."""
+    """Return each tenant's forecast, under its cap (1 to 100), in the worst mixture of the set's phases."""
     profiles, caps = [profile for profile, _ in tenants], [cap for _, cap in tenants]
     others, rows = phase_rows(profiles, len(tenants), 0)
     if not others:

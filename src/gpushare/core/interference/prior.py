@@ -1,4 +1,4 @@
-"""The interference model as attribution's prior: each tenant's expected progress before the counters are read."""
+"""The interference model as attribution's prior: each tenant's expected progress before counters are read."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,8 +7,8 @@ from gpushare.core.interference.model import InterferenceModel
 from gpushare.core.interference.profile import Profile
 from gpushare.core.progress import Predict, Prior, TenantLoad
 
-_INTERVAL_IN_ERRORS: Final = 2 * 1.645  # a 90% interval of a normal distribution, in standard deviations
-_MIN_ERROR: Final = 0.02  # no model is more certain than the rates that it was fitted to
+_INTERVAL_IN_ERRORS: Final = 2 * 1.645  # width of a normal distribution's 90% interval, in standard deviations
+_MIN_ERROR: Final = 0.02  # no model is more exact than the rates that it was fitted to
 
 
 def expectation(model: InterferenceModel) -> Predict:

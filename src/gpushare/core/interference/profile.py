@@ -1,4 +1,4 @@
-"""A workload's profile: its solo counters, rate, memory and cap curve, and how it runs beside probes."""
+"""A workload's profile: its solo counters, rate, memory and cap curve, and its progress beside probes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,12 +14,12 @@ from gpushare.core.progress import MAX_CAPPED_PROGRESS, busy_ratio, progress_alo
 
 Array = npt.NDArray[np.float64]
 
-# The standard programs that a workload may be measured beside, both uncapped (docs/interference.md).
+# Standard programs beside which a workload may be measured, both uncapped (docs/interference.md).
 PROBES: Final = ("probe-compute", "probe-memory", "probe-short")
 
 
 class ProfileError(Exception):
-    """A profile cannot be used; one sentence that says why."""
+    """A profile cannot be used; the message is one sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class Profile:
 
     Attributes:
         counters: at 100% threads, ratios; None where not measured.
-        iterations_per_s: rate at 100%; None when unknown.
-        memory_mib: device memory; None when unknown.
+        iterations_per_s: rate at 100%; None if unknown.
+        memory_mib: device memory; None if unknown.
         cap_curve: thread percentage -> progress relative to 100%; may be empty.
         capped: thread percentage -> counters at that cap; may be empty.
-        probes: by name of `PROBES`, the workload's progress beside it and the probe's, both uncapped; or empty.
-        effects: what was learnt of it beside others.
-        phases: other work that it does for part of the time; these have none themselves.
+        probes: by name in `PROBES`, the workload's progress beside the probe and the probe's own, both uncapped.
+        effects: learned effects beside others.
+        phases: other work that it does for part of the time; a phase has no phases itself.
     """
 
     counters: Counters
@@ -48,7 +48,7 @@ class Profile:
 
 
 class Lacking(IntFlag):
-    """What a profile lacks, which makes the intervals wider."""
+    """Parts that a profile lacks, which make its intervals wider."""
 
     NOTHING = 0
     CAP_CURVE = 1
@@ -84,7 +84,7 @@ def knows_probes(profile: Profile) -> bool:
 
 
 def without(profile: Profile, what: Lacking) -> Profile:
-    """Return the profile as if less had been measured, to judge the intervals of such profiles."""
+    """Return the profile as if less had been measured, to determine the intervals of such profiles."""
     if what & Lacking.CAP_CURVE:
         profile = replace(profile, cap_curve={}, capped={})
     if what & Lacking.PROBES:
@@ -103,7 +103,7 @@ def _poorer(counters: Counters) -> Counters:
 
 
 def cap_progress(profile: Profile, cap: float) -> float:
-    """Return progress alone under a cap (0 to 1): interpolated where it was measured, else predicted."""
+    """Return the progress alone under a cap (0 to 1): interpolated where measured, else predicted."""
     return progress_alone(profile.counters, profile.cap_curve, cap)
 
 
@@ -120,7 +120,7 @@ def vector(counters: Counters) -> Array:
     if values["integer_util"] is None:
         values["integer_util"] = (
             0.4 * values["sm_occupancy"]
-        )  # indices and addresses; 44 programs, mean error 0.10
+        )  # indices and addresses; mean error 0.10 over 44 programs
     return np.array([value or 0.0 for value in values.values()])
 
 
@@ -176,7 +176,7 @@ def _under_caps(profile: Profile, whole: Array) -> list[float]:
     return numbers
 
 
-# Features that not every profile has, at the end in this order; other profiles fill them.
+# Features that not every profile has, at the end in this order; `Fill` estimates them for other profiles.
 CAP_FEATURES: Final = 10  # of counters under caps
 PROBE_FEATURES: Final = 4 * len(PROBES)
 _LEAST_BESIDE: Final = 0.02  # progress beside a probe below which differences are noise
@@ -220,8 +220,8 @@ def features(profile: Profile, cap: float) -> Array:
     )
 
 
-# Counters whose sum over tenants the GPU bounds: DRAM is one bus. Over 898 shared runs on an H200 the device's
-# share never passed what one program reaches alone (docs/measurements/interference.md).
+# Counters whose sum over tenants is bounded by the GPU: DRAM is one bus. In 898 shared runs on an H200 the
+# device's use never exceeded what one program reaches alone (docs/measurements/interference.md).
 CONSERVED: Final = ("dram_bw_util",)
 
 
@@ -236,7 +236,7 @@ def uses(profiles: Sequence[Profile], caps: Sequence[float]) -> Array:
 
 
 def feature_table(profiles: Sequence[Profile], caps: Sequence[float]) -> tuple[Array, Array]:
-    """Return features (tenants x 53) and progress alone under the cap (tenants) of aligned profiles and caps."""
+    """Return the features (tenants x 53) and the progress alone under the cap (tenants) of profiles and caps."""
     rows = [features(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
     alone = [cap_progress(profile, cap) for profile, cap in zip(profiles, caps, strict=True)]
     return np.array(rows), np.array(alone)

@@ -1,4 +1,4 @@
-"""The promise: what a pod may count on, as progress relative to running alone (docs/design.md 5)."""
+"""The promise of a pod, as progress relative to running alone (docs/design.md 5)."""
 
 from gpushare.core.interference.profile import Profile, cap_progress
 from gpushare.core.progress import promise_of
@@ -9,15 +9,16 @@ def promised_progress(
 ) -> float:
     """Return the progress that a pod is promised on each of its GPUs (`gpushare.core.progress.promise_of`).
 
-    Of a workload with phases it is the least of theirs, as it is to hold in each of them.
+    For a workload with phases it is the least over its phases, because it must hold in each of them.
 
     Args:
-        share_percent: of each of its GPUs, 1 to 100.
-        max_slowdown: tolerated, 1 or more.
-        is_auto: whether the share is what `auto` stands for.
+        profile: of its workload; None if unknown.
+        share_percent: percent of each of its GPUs, 1 to 100.
+        max_slowdown: tolerated slowdown, 1 or more.
+        is_auto: whether the share was chosen by `auto`.
 
     Raises:
-        ValueError: a share or a slowdown out of range.
+        ValueError: the share or the slowdown is out of range.
     """
     if profile is None:
         return promise_of(None, share_percent, max_slowdown, is_auto=is_auto)

@@ -1,4 +1,4 @@
-"""A GpuShare's signature as the interference model takes it, and the fraction that `auto` stands for."""
+"""Conversion of a GpuShare's signature into a profile, and the fraction that `auto` means."""
 
 from collections.abc import Sequence
 
@@ -9,10 +9,10 @@ from gpushare.core.interference.profile import Profile
 
 
 def as_profile(signature: WorkloadSignature, learned: Sequence[LearnedEffect] = ()) -> Profile | None:
-    """A signature as the model takes it; None where it lacks what the model needs.
+    """Return a signature as the model's profile; None if it lacks what the model needs.
 
     Args:
-        learned: what was seen of the workload beside others; that on the signature's GPU model counts.
+        learned: learned effects of the workload; only those on the signature's GPU model are used.
     """
     if not signature.is_usable():
         return None
@@ -30,7 +30,7 @@ def as_profile(signature: WorkloadSignature, learned: Sequence[LearnedEffect] = 
 def recommended_fraction(
     signature: WorkloadSignature | None, *, max_slowdown: float, job_class: JobClass
 ) -> str | None:
-    """What `gpushare.io/fraction: auto` stands for; None without a usable signature."""
+    """Return the fraction that `gpushare.io/fraction: auto` means; None without a usable signature."""
     profile = as_profile(signature) if signature is not None else None
     if profile is None:
         return None
