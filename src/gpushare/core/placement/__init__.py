@@ -1,4 +1,4 @@
-"""Where a pod goes: what fits, whom it hurts, what ranks, which GPU, which cap."""
+"""Placement: where a pod fits, which promises it would break, how nodes rank, which GPU and which cap it gets."""
 
 from gpushare.core.placement import settings
 from gpushare.core.placement.bound import Undecided, bound_request

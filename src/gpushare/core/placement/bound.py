@@ -1,4 +1,4 @@
-"""Pods that run already: what they hold where their annotations do not say it, by their limit or decision."""
+"""Pods that already run: the resources they hold, by their decision or limit, if their annotations do not tell."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ from gpushare.core.placement.state import ClusterState
 
 
 def bound_request(asked: PlacementRequest | Rejection, pod: PodView, decision: Decision) -> PlacementRequest:
-    """Return the request of a pod that runs by a decision: its share counts, whatever its annotations say now.
+    """Return the request of a pod that was placed: its GPUs and limit count, whatever its annotations say now.
 
     Args:
-        asked: what its annotations say now.
+        asked: the request by its present annotations.
     """
     gpus = len(decision.gpu_uuids)
     if isinstance(asked, PlacementRequest) and asked.gpu_count == gpus:
@@ -31,7 +31,7 @@ def bound_request(asked: PlacementRequest | Rejection, pod: PodView, decision: D
 class Undecided:
     """Pods that run with a share but without our decision, each counted by its limit on its node.
 
-    They occupy the GPUs on which the node's agent lists them; before it does, those with the most room.
+    They occupy the GPUs on which the node's agent lists them; until it does, those with the most free share.
     """
 
     def __init__(self, state: ClusterState) -> None:
@@ -39,7 +39,12 @@ class Undecided:
         self._pods: dict[str, tuple[str, PlacementRequest]] = {}
 
     def hold(self, uid: str, node: str, limit_percent: int, cpu_milli: int = 0, memory_mib: int = 0) -> None:
-        """Count a pod once its node's GPUs are known; `cpu_milli, memory_mib` only if nothing else counts them."""
+        """Record a pod; `place` counts it once its node's GPUs are known.
+
+        Args:
+            cpu_milli: CPU request, only if nothing else counts it.
+            memory_mib: node memory request, only if nothing else counts it.
+        """
         share_milli = min(limit_percent * MILLI_PER_PERCENT, GPU_MILLI)
         gpu_count = math.ceil(limit_percent / names.SHARES_PER_GPU)
         request = PlacementRequest(uid, share_milli, gpu_count, cpu_milli=cpu_milli, node_memory_mib=memory_mib)
@@ -49,11 +54,11 @@ class Undecided:
         return uid in self._pods
 
     def forget(self, uid: str) -> None:
-        """Forget a pod that is gone or has a decision; the caller releases its reservation."""
+        """Forget a pod that is gone or has a decision now; the caller releases its reservation."""
         self._pods.pop(uid, None)
 
     def place(self, uid: str, allocated: Sequence[str] = ()) -> None:
-        """Reserve for a pod: `allocated` are the GPUs on which its node's agent lists it."""
+        """Reserve GPUs for a pod: those on which its node's agent lists it (`allocated`), else the freest."""
         node, request = self._pods[uid]
         row = self._state.row(node)
         if row is None:
@@ -76,7 +81,7 @@ class Undecided:
         self._state.reserve(uid, Placement(node, tuple(uuids[slot] for slot in slots), memory_mib), request)
 
     def place_all(self, node: str, allocated: Mapping[str, Sequence[str]]) -> None:
-        """Reserve for every pod of a node whose GPUs or tenants changed."""
+        """Reserve GPUs for every such pod of a node whose GPUs or tenants changed."""
         for uid, (at, _) in tuple(self._pods.items()):
             if at == node:
                 self.place(uid, allocated.get(uid, ()))

@@ -10,7 +10,7 @@ CHOICES: Final = (25, 33, 50, 75, UNCAPPED_PERCENT)
 
 
 def thread_percentage(share_percent: int, job_class: JobClass) -> int:
-    """The MPS thread percentage of a tenant of which nothing is known, 1 to 100: its share.
+    """Return the MPS thread percentage of a tenant without a profile, 1 to 100: its share.
 
     A latency tenant and a whole GPU are uncapped. Shares of a GPU sum to at most 100, so throughput tenants capped
     at their shares leave a latency tenant's share of the SMs free: beside them its p50 is as alone (0.016 ms),
@@ -22,6 +22,6 @@ def thread_percentage(share_percent: int, job_class: JobClass) -> int:
 
 
 def cap_choices(share_percent: int, job_class: JobClass, *, is_known: bool) -> tuple[int, ...]:
-    """The caps that a tenant may start under, the least first; only of a known workload can the model choose."""
+    """Return the caps that a tenant may start under, ascending; only a workload with a profile has a choice."""
     least = thread_percentage(share_percent, job_class)
     return (least, *(cap for cap in CHOICES if cap > least)) if is_known else (least,)

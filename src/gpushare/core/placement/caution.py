@@ -1,8 +1,8 @@
-"""Cautiously aggressive packing (docs/design.md 5): where a pod gains most, and only where promises can be kept.
+"""Cautious packing (docs/design.md 5): put a pod where it gains most, but only where promises can be kept.
 
-`Cautious` is any placement policy kept off the GPUs that the judge refuses. A policy that values what its choice
-leaves free is weighed against the gain in summed progress in one currency; others rank as they are, and the gain
-decides between equals.
+`Cautious` wraps any placement policy and keeps it off the GPUs that the judge refuses. A policy that scores the
+worth of what its choice leaves free (`WorthPolicy`) is weighed against the gain in summed progress, in one unit.
+Other policies rank as they are, and the gain decides between equals.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ from gpushare.core.placement.shapes import GPU_MILLI, PlacementRequest, Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
 TIE_WEIGHT: Final = 0.4
-"""Policies score in whole points, but for less than 0.2 between equals, so that a gain of -1 to 1 times this only
-decides between equals."""
+"""Policies score in whole points, with less than 0.2 between equals, so a gain of -1 to 1 times this decides only
+between equals."""
 _LEAST: Final = 1e-3
 
 
@@ -28,8 +28,8 @@ class Cautious:
     """A policy for one newcomer that takes only GPUs that the judge accepts, where it gains most.
 
     Args:
-        request: of the newcomer.
-        now: the time by which retractions count, seconds.
+        request: request of the newcomer.
+        now: present time in seconds, to decide which retractions still count.
     """
 
     is_choosy = True
@@ -41,7 +41,7 @@ class Cautious:
         self._gains = newcomer.known is not None and newcomer.known.profile is not None
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """The best GPU's score on each node; -inf where every GPU that fits is refused."""
+        """Return the best GPU's score on each node; -inf where every GPU that fits is refused."""
         accepted = gpu_fits & self._accepts(state, rows)
         takes = accepted.any(axis=0)
         scores = np.full(len(rows), -np.inf)
@@ -58,7 +58,7 @@ class Cautious:
         return scores
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """Return the GPU with the best score; a policy without scores chooses, or an equal with more gain wins."""
+        """Return the GPU with the best score; without scores, the policy's choice or an equal with more gain."""
         rows = np.array([row])
         accepts = self._accepts(state, rows)[:, 0]
         accepted = [slot for slot in slots if accepts[slot]]
@@ -73,11 +73,11 @@ class Cautious:
         return (max(equals, key=lambda slot: (gains[slot], slot == chosen)),)
 
     def select(self, scores: FloatArray) -> int:
-        """As the policy."""
+        """Select as the wrapped policy does."""
         return self._policy.select(scores)
 
     def token(self, state: ClusterState) -> object:
-        """Changes with the policy's, with what is known, and with what the cluster is like."""
+        """Return a value that changes with the policy's token, the known workloads, and the cluster's outlook."""
         inner = self._policy.token(state)
         if inner is None or self._judge.kept_apart(state, self._known, self._now) is not None:
             return None
@@ -85,11 +85,11 @@ class Cautious:
         return inner, self._judge.version, outlook
 
     def takes(self, state: ClusterState, row: int, slot: int) -> bool:
-        """Whether the judge accepts a GPU."""
+        """Return whether the judge accepts a GPU."""
         return bool(self._accepts(state, np.array([row]))[slot, 0])
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-        """Return one rejection per node of `rows`, of the GPU where least is lacking, and each row's index."""
+        """Return one rejection per node of `rows`, for its least-violating GPU, and each row's index into them."""
         sets = self._judge.resident_sets(state).take(rows, 1)
         verdicts = self._judge.verdicts(self.newcomer)
         fits = fitting_gpus(state, shape, rows)
@@ -107,25 +107,25 @@ class Cautious:
 
     @property
     def _weighs(self) -> bool:
-        """Whether the policy's worth is weighed against the gain."""
+        """Return whether the policy's worth is weighed against the gain."""
         return self._gains and isinstance(self._policy, WorthPolicy)
 
     def _accepts(self, state: ClusterState, rows: IntArray) -> BoolArray:
-        """GPUs of rows that the newcomer may join, (width, rows)."""
+        """Return which GPUs of rows the newcomer may join, (width, rows)."""
         sets = self._judge.resident_sets(state).take(rows, 1)
         accepts: BoolArray = self._judge.verdicts(self.newcomer).accepts[sets]
         apart = self._judge.kept_apart(state, self._known, self._now)
         return accepts if apart is None else accepts & ~apart.take(rows, 1)
 
     def _gains_of(self, state: ClusterState, rows: IntArray) -> FloatArray:
-        """Summed progress that the newcomer adds to GPUs of rows, (width, rows)."""
+        """Return the summed progress that the newcomer adds to the GPUs of rows, (width, rows)."""
         gains: FloatArray = self._judge.verdicts(self.newcomer).gains[
             self._judge.resident_sets(state).take(rows, 1)
         ]
         return gains
 
     def _worth(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
-        """Gain less the loss by fragmentation, in whole grains, and the policy's ties; (width, rows).
+        """Return gain less loss by fragmentation, in whole grains, plus the policy's tie-breaks; (width, rows).
 
         A free share is worth what the cluster makes of one, times the likelihood that it is taken.
         """
@@ -155,7 +155,7 @@ class Cautious:
 def cautious(
     policy: PlacementPolicy, judge: Judge, state: ClusterState, request: PlacementRequest, now: float
 ) -> PlacementPolicy:
-    """The policy to place one request by: cautious for a part of a GPU where anything is known, else as it is."""
+    """Return the policy for a request: cautious for a part of a GPU if any workload is known, else unchanged."""
     if request.gpu_count != 1 or request.share_milli >= GPU_MILLI:
         return policy
     if (request.known is None or not request.known.matters) and not judge.knows_anything(state):

@@ -1,4 +1,4 @@
-"""GPUs that are closed for all but one pod, while its workload's profile is taken: who has one, and until when."""
+"""GPUs closed to all pods but one while its workload is profiled: which pod has one, and until when."""
 
 import math
 from collections import Counter
@@ -9,7 +9,8 @@ from gpushare.core.api import GpuShare, PodView, ProfileMode, names
 from gpushare.core.interference import as_profile
 
 START_SECONDS: Final = 240.0
-"""A window begins when the pod's container runs, or so long after the decision: PyTorch's image takes minutes."""
+"""A window starts when the pod's container runs, at most this long after the decision: pulling an image takes
+minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,11 @@ class Unprofiled:
     """A workload without a profile that may get one.
 
     Attributes:
-        workloads: names of it: its GpuShare's, its pods' owner's, its key. One in common makes two the same.
-        pod: the pod that asks, for people; "": its uid.
-        window_seconds: of running alone that its GpuShare asks of a profile; None: nothing in particular.
-        namespace: its pod's; "": none, as in simulations.
+        workloads: its names: GpuShare, owner of its pods, workload key. Two workloads with a common name are the
+            same.
+        pod: name of the pod that asks, for messages; "" means its uid.
+        window_seconds: how long its GpuShare wants it to run alone; None for the default.
+        namespace: of its pod; "" for none, as in simulations.
     """
 
     workloads: frozenset[str]
@@ -31,11 +33,13 @@ class Unprofiled:
 
 @dataclass(frozen=True, slots=True)
 class ProbationTerm:
-    """What a pod's decision says of its probation.
+    """The probation of a pod, from its decision.
 
     Attributes:
-        until: its end at the latest, in seconds of the caller's clock (Unix time on a live cluster).
-        namespace: the pod's; "": none.
+        workloads: names of its workload, as in `Unprofiled`.
+        pod: the pod's name, for messages.
+        until: its latest end, in seconds of the caller's clock (Unix time on a live cluster).
+        namespace: of the pod; "" for none.
     """
 
     workloads: frozenset[str]
@@ -54,7 +58,7 @@ class ClosedGpu:
 
 
 class ClosedGpus:
-    """The terms of all pods that hold a reservation, over or not: a workload gets one while such a pod lives."""
+    """The terms of all pods that hold a reservation, expired or not; one such pod per workload."""
 
     def __init__(self) -> None:
         self._closed: dict[str, ClosedGpu] = {}
@@ -69,7 +73,7 @@ class ClosedGpus:
         self._last_from = math.inf
 
     def drop(self, pod_uid: str) -> None:
-        """Forget a pod that holds no reservation any more, if it has a term."""
+        """Forget the term, if any, of a pod that no longer holds a reservation."""
         closed = self._closed.pop(pod_uid, None)
         if closed is not None:
             self._workloads.subtract(closed.term.workloads)
@@ -77,7 +81,7 @@ class ClosedGpus:
             self._last_from = math.inf
 
     def at(self, now: float) -> tuple[ClosedGpu, ...]:
-        """Those whose term is not over at a time; looked for again only when one was, or a pod came or went."""
+        """Return the closed GPUs whose term has not ended at `now`; cached until a term ends or changes."""
         if not self._last_from <= now < self._last_until:
             self._last = tuple(each for each in self._closed.values() if each.term.until > now)
             self._last_from = now
@@ -85,14 +89,14 @@ class ClosedGpus:
         return self._last
 
     def has_one_of(self, workloads: frozenset[str]) -> bool:
-        """Whether a pod of this workload has a term, or had one and still runs."""
+        """Return whether a pod of this workload has a term, or had one and still runs."""
         return not self._workloads.keys().isdisjoint(workloads)
 
 
 def unprofiled_of(pod: PodView, share: GpuShare | None) -> Unprofiled | None:
-    """What a pod's workload is called while it has no profile and may get one; None where it has, or may not.
+    """Return the names of a pod's workload if it has no profile but may get one, else None.
 
-    Its GpuShare may be younger than the pod, so its owner's name counts as well.
+    Its GpuShare may be younger than the pod, so the name of its owner is one of them.
     """
     owner = f"{pod.controller[0]}/{pod.controller[1]}" if pod.controller is not None else f"Pod/{pod.uid}"
     workloads = {f"{pod.namespace}/{owner}"}
@@ -117,11 +121,11 @@ def unprofiled_of(pod: PodView, share: GpuShare | None) -> Unprofiled | None:
 def term_of(
     pod: PodView, unprofiled: Unprofiled | None, decided_at: float, started_at: float
 ) -> ProbationTerm | None:
-    """The term of a bound pod by its decision; None where it has none.
+    """Return the term of a bound pod from its decision; None if it has none.
 
     Args:
-        decided_at: seconds; -inf where the decision does not say.
-        started_at: when its first container did, seconds; -inf while none has.
+        decided_at: seconds; -inf if the decision does not say.
+        started_at: when its first container started, seconds; -inf while none has.
     """
     if pod.decision is None or pod.decision.probation_seconds is None or unprofiled is None:
         return None

@@ -30,13 +30,13 @@ from gpushare.core.placement.whatif import WaitingPod, WhatIf
 
 @dataclass(frozen=True, slots=True)
 class DecisionContext:
-    """What a decision looks at: who holds what, how nodes are ranked, and what tenants do to each other.
+    """Inputs of a decision: the cluster's state, the ranking policy, and the judge of effects between tenants.
 
     Attributes:
-        now: seconds of the clock by which retractions and probations end (Unix time on a live cluster); 0: none
-            has ended yet.
-        probation: whether unknown workloads get a GPU of their own for a while.
-        kept: GPUs that are kept for pods that have waited long.
+        now: present time in seconds, by the clock of retractions and probations (Unix time on a live cluster); 0
+            if none has ended yet.
+        probation: whether unknown workloads get a GPU to themselves for a while.
+        kept: GPUs kept for pods that have waited long.
     """
 
     state: ClusterState
@@ -56,24 +56,24 @@ class DecisionContext:
         history: Mapping[Shape, float] | None = None,
         rng: "np.random.Generator | None" = None,
     ) -> Self:
-        """Make one by the settings of an installation.
+        """Return a context with the settings of an installation.
 
         Args:
-            history: requests by how often they came, for policies that know the mix beforehand (fgd).
-            rng: for the policy that draws lots.
+            history: frequency of each request, for policies that know the mix in advance (fgd).
+            rng: for the policy that chooses at random.
         """
         policy = make(settings.policy, history or {}, rng or np.random.default_rng(0))
         return cls(state, policy, Judge(model), probation=settings.probation)
 
     def at(self, now: float) -> Self:
-        """The same at a time."""
+        """Return a copy of this context at `now`."""
         return replace(self, now=now)
 
     def keeping(self, waiting: Iterable[WaitingPod], after_seconds: float, *, goes_on: bool = False) -> Self:
-        """The same while these pods wait: GPUs are kept for those that have waited longer than so many seconds.
+        """Return a copy that keeps GPUs for those of these pods that have waited longer than `after_seconds`.
 
         Args:
-            goes_on: what is kept already is mostly left where it is, which costs less.
+            goes_on: leave GPUs that are already kept mostly as they are, which is cheaper.
         """
         before = self.kept if goes_on and self.kept else None
         return replace(self, kept=keep(waiting, self._what_if, after_seconds, before))
@@ -83,10 +83,10 @@ class DecisionContext:
         return WhatIf(self.state, self.judge, self.now)
 
     def barred(self, request: PlacementRequest, policy: PlacementPolicy | None = None) -> Barred:
-        """The GPUs that are kept for others who would be set back by a request.
+        """Return the GPUs kept for other pods that this request would set back.
 
         Args:
-            policy: for it; it says which GPUs the request would close for others.
+            policy: policy of the request; it tells which GPUs the request would close for others.
         """
         if not self.kept:
             return {}
@@ -97,9 +97,10 @@ class DecisionContext:
         return barred_for(request, self.kept, self._what_if, closes)
 
     def policy_for(self, request: PlacementRequest) -> PlacementPolicy:
-        """The policy for one request, kept off GPUs where a promise could not be kept, or that are closed.
+        """Return the policy for one request.
 
-        And off those where it would set back a pod that has waited longer.
+        It is kept off GPUs where a promise could not be kept, that are closed, or where the request would set back
+        a pod that has waited longer.
         """
         careful = cautious(self.policy, self.judge, self.state, request, self.now)
         policy = on_probation(careful, self.judge, self.state, request, self.probation, now=self.now)
@@ -114,38 +115,38 @@ def decide(
     node: str | None = None,
     preferred_gpus: Sequence[str] | None = None,
 ) -> Placement | Rejection:
-    """Decide where a pod goes, as things stand now; reserves nothing.
+    """Decide where a pod goes in the present state; reserve nothing.
 
     Args:
-        node: where kube-scheduler wants it; None: the best of all nodes.
-        preferred_gpus: taken instead of the policy's choice where they fit and every promise on them can be kept.
+        node: the node that kube-scheduler chose; None for the best of all nodes.
+        preferred_gpus: taken instead of the policy's choice if they fit and every promise on them can be kept.
     """
     state, shape = context.state, request.shape
     # 1. What fits: health, share, memory, clients, model, fault domain; the node's CPU and memory (fitting.py).
-    # 2. Whom it would hurt: GPUs where a promise could not be kept, throttling included, are out (judge.py), and
-    #    those that another pod has to itself while its workload's profile is taken (probation.py), and those kept
+    # 2. Which promises it would break: GPUs are excluded where a promise could not be kept even with throttling
+    #    (judge.py), that another pod has to itself while its workload is profiled (probation.py), or that are kept
     #    for a pod that has waited longer and would be set back (keeping.py, standing_back.py).
-    # 3. What ranks: the gain in summed progress less the loss by fragmentation (caution.py, policies/).
+    # 3. How nodes rank: the gain in summed progress less the loss by fragmentation (caution.py, policies/).
     policy = context.policy_for(request)
     row = _best_row(state, policy, shape) if node is None else _row_of(state, policy, shape, node)
     if isinstance(row, Rejection):
         return row
-    # 4. Which GPU: the policy's choice among those of the node that passed 1 and 2.
+    # 4. Which GPU: the policy's choice among the node's GPUs that passed 1 and 2.
     uuids = state.uuids(row)
     slots: Sequence[int] = ()
     if shape.gpu_count:
         slots = _preferred(state, policy, shape, row, preferred_gpus or ()) or policy.pick(
             state, shape, row, usable_slots(state, shape, row)
         )
-    # 5. Which cap: what the model expects most of, its share where nothing is known; a latency pod and a whole GPU
-    #    have none (outlook.py, caps.py).
+    # 5. Which cap: the one with the most expected progress, or the share if nothing is known; a latency pod and a
+    #    whole GPU have none (outlook.py, caps.py).
     cap = None
     if slots:
         cap = cap_of(request)
         careful = _layers(policy)[-1]
         if isinstance(careful, Cautious):
             cap = best_cap(context.judge, state, careful.newcomer, slots[0], row)
-    # 6. The decision, with the term for which the GPU is the pod's alone, if it is on probation.
+    # 6. The decision; for a pod on probation, with the term during which it has the GPU to itself.
     terms = (each.term(state, row, slots[0]) for each in _layers(policy) if isinstance(each, Probationary))
     return Placement(
         state.node_name(row),
@@ -159,10 +160,10 @@ def decide(
 def survey(
     request: PlacementRequest, context: DecisionContext, node_names: Iterable[str] | NodeList | None = None
 ) -> Candidates:
-    """Steps 1 to 3 of the decision for many nodes: those that fit with their scores, and why the others do not.
+    """Take steps 1 to 3 of the decision for many nodes: return those that fit with scores, and why others do not.
 
     Args:
-        node_names: the nodes to look at; default: all.
+        node_names: the nodes to consider; default: all.
     """
     state, shape = context.state, request.shape
     policy = context.policy_for(request)
@@ -176,12 +177,12 @@ def survey(
 
 
 def cap_of(request: PlacementRequest) -> int:
-    """The thread percentage of a pod whose decision names none, 1 to 100."""
+    """Return the thread percentage of a pod whose decision names none, 1 to 100."""
     return thread_percentage(request.share_milli // MILLI_PER_PERCENT, request.job_class)
 
 
 def _best_row(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> int | Rejection:
-    """The row that the policy takes of all that fit, or one refusal for the whole cluster."""
+    """Return the row that the policy chooses among all that fit, or one refusal for the whole cluster."""
     found = scores(state, policy, shape)
     if len(found):
         row = policy.select(found)
@@ -191,7 +192,7 @@ def _best_row(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> int
 
 
 def _row_of(state: ClusterState, policy: PlacementPolicy, shape: Shape, node: str) -> int | Rejection:
-    """The row of one given node, or why the pod does not fit there."""
+    """Return the row of a given node, or why the pod does not fit there."""
     row = state.row(node)
     if row is None:
         return UNKNOWN_NODE
@@ -205,13 +206,14 @@ def _row_of(state: ClusterState, policy: PlacementPolicy, shape: Shape, node: st
 
 
 def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Rejection:
-    """One refusal for a request that fits no node: by caution where there is room, else of the closest nodes."""
+    """Return one refusal for a request that fits no node: by the judge if there is room, else by figures."""
     rows = np.flatnonzero(state.alive)
     if policy.is_choosy and len(rows):
         with_room = rows[fit(state, shape, rows)[0]]
         if len(with_room):
             rejections, groups = policy.refusals(state, shape, with_room)
-            # Of equally common ones that of the first node: groups are numbered by what the judge met before.
+            # Of equally common ones take the first node's: the groups' order depends on earlier calls of the
+            # judge.
             counts = np.bincount(groups)
             commonest = int(groups[int((counts[groups] == counts.max()).argmax())])
             return Rejection(
@@ -223,7 +225,7 @@ def _nowhere(state: ClusterState, policy: PlacementPolicy, shape: Shape) -> Reje
 
 
 def _layers(policy: PlacementPolicy) -> list[PlacementPolicy]:
-    """A policy and those that it narrows, the outermost first."""
+    """Return a policy and those that it wraps, the outermost first."""
     found = [policy]
     if isinstance(found[-1], StandingBack):
         found.append(found[-1].wider)
@@ -235,7 +237,7 @@ def _layers(policy: PlacementPolicy) -> list[PlacementPolicy]:
 def _preferred(
     state: ClusterState, policy: PlacementPolicy, shape: Shape, row: int, gpu_uuids: Sequence[str]
 ) -> tuple[int, ...]:
-    """Slots of the GPUs that the caller prefers if they can be taken as they are, else none."""
+    """Return the slots of the caller's preferred GPUs if all can be taken as they are, else none."""
     uuids = state.uuids(row)
     if len(set(gpu_uuids)) != shape.gpu_count or not set(gpu_uuids) <= set(uuids):
         return ()
@@ -248,7 +250,7 @@ def _preferred(
 
 
 def _memory_mib(state: ClusterState, shape: Shape, row: int, slots: Sequence[int]) -> int:
-    """GPU memory that the pod gets on each GPU: what it asks, else its share of what tenants may use."""
+    """Return the memory that the pod gets on each GPU: what it requests, else its share of the usable memory."""
     if shape.memory_mib is not None:
         return shape.memory_mib
     if not state.tracks_memory or not slots:

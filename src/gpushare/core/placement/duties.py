@@ -1,7 +1,7 @@
-"""Whether promises can be kept by stopping some tenants for part of the time, and what everyone makes then.
+"""Whether promises can be kept by stopping some tenants for part of the time, and everyone's progress then.
 
-While a tenant is stopped the others run as if it were not there, so that over time each makes the mixture of what
-it makes in the whole set and in the sets without one of the others (docs/design.md 5).
+While a tenant is stopped the others run as if it were absent. So over time each tenant's progress is a mixture of
+its progress in the whole set and in the sets without one of the others (docs/design.md 5).
 """
 
 from typing import Final
@@ -11,22 +11,22 @@ import numpy as np
 from gpushare.core.placement.state import BoolArray, FloatArray
 
 STEP: Final = 0.05
-"""Part of the time by which somebody is stopped more."""
+"""Step by which the stopped part of a tenant's time grows."""
 MOST_STOPPED: Final = 0.9
-"""Part of the time in which somebody is stopped at most, as the agent has it."""
+"""Largest part of the time for which a tenant is stopped, as in the agent."""
 _ROUNDING: Final = 1e-6
 
 
 def with_stops(whole: FloatArray, without: FloatArray, floors: FloatArray, can_stop: BoolArray) -> FloatArray:
-    """Return everyone's progress after tenants above their floor were stopped for those below theirs.
+    """Return all progress after tenants above their floor are stopped to help those below theirs.
 
-    In steps: the tenant whose stopping helps those below most gives a step more of its time, never below its own
-    floor, until no floor is broken or nobody can help. One tenant is stopped at a time.
+    In each step, the tenant whose stopping helps those below most gives up a step of its time, but never falls
+    below its own floor, until no floor is broken or no tenant can help. One tenant is stopped at a time.
 
     Args:
         whole: progress in the whole set; sets x places.
         without: sets x stopped tenant x places: progress while that one is stopped, its own 0.
-        floors: least progress that each place is to keep, 0 where there is no tenant; sets x places.
+        floors: least progress of each place, 0 where there is no tenant; sets x places.
         can_stop: whether a tenant may be stopped; sets x places.
     """
     progress = whole.copy()
@@ -45,5 +45,5 @@ def with_stops(whole: FloatArray, without: FloatArray, floors: FloatArray, can_s
 
 
 def are_kept(progress: FloatArray, floors: FloatArray) -> BoolArray:
-    """Return which sets keep every floor, sets."""
+    """Return for each set whether every floor is kept."""
     return np.asarray((progress >= floors - _ROUNDING).all(axis=1))

@@ -1,4 +1,4 @@
-"""Why a pod is where it is, or waits: the decision asked again; what was promised, predicted, seen and done."""
+"""Why a pod is where it is, or waits: the decision made again, with promises, forecasts and measurements."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,27 +19,27 @@ _EQUAL: Final = 1e-6  # scores that differ by less are equal
 
 
 class PlaceStanding(StrEnum):
-    """How a pod's place compares with what would be decided now."""
+    """Comparison of a pod's place with the place that would be chosen now."""
 
     BEST = "Best"
     """No node ranks higher."""
     BETTER_ELSEWHERE = "BetterElsewhere"
-    """It would fit its node, and another one ranks higher by now."""
+    """It would fit its node, but another one ranks higher now."""
     NOT_NOW = "NotNow"
     """It would no longer be placed on its node."""
     FITS = "Fits"
-    """It waits, and there is room."""
+    """It waits, although there is room."""
     WAITS = "Waits"
     """It waits, and fits nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that was done or said about the pod.
+    """An event about the pod.
 
     Attributes:
-        at: RFC 3339; empty where it is not known.
-        count: how often.
+        at: RFC 3339; empty if unknown.
+        count: number of occurrences.
     """
 
     at: str
@@ -55,10 +55,10 @@ class ExplainedTenant:
     Attributes:
         pod: namespace/name.
         is_subject: whether it is the pod in question.
-        promise_ratio: progress that it may count on.
-        predicted: of this set of tenants under their caps; None while one of them has no profile.
-        seen: what its node's agent measured last; None without.
-        phases: kinds of work that its workload does beside the usual one.
+        promise_ratio: its promised progress.
+        predicted: its forecast in this set of tenants under their caps; None while one of them has no profile.
+        seen: the last measurement of its node's agent; None without one.
+        phases: number of kinds of work that its workload does besides the usual one.
     """
 
     pod: str
@@ -74,7 +74,7 @@ class ExplainedTenant:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedGpu:
-    """One GPU of the pod, or the one that it would get, with everybody on it."""
+    """One GPU of the pod, or the one that it would get, with all its tenants."""
 
     uuid: str
     node: str
@@ -84,10 +84,11 @@ class ExplainedGpu:
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Why the pod is not on some nodes.
+    """Reason for which the pod is not on some nodes.
 
     Attributes:
-        nodes: how many say so; example: one of them.
+        nodes: number of nodes with this reason.
+        example: one of them.
     """
 
     rejection: Rejection
@@ -100,14 +101,16 @@ class Explanation:
     """The answer to "why is this pod here", or "why does it wait".
 
     Attributes:
-        placed: where it was decided to be; None while it waits.
-        now: what the decision is when asked again, the pod itself left out.
-        fits_on: nodes on which it fits; nodes: of all; better: those that rank above its own.
-        gpus: of its place, or of the one that it would get now; empty where it fits nowhere.
-        elsewhere: the most frequent reason first.
-        done: oldest first.
-        kept: what is kept for the pod until it is placed; None: nothing.
-        profiling: how it stands with the profile of its workload, a sentence; empty where it has one.
+        placed: its placement; None while it waits.
+        now: the decision if made again now, without the pod itself.
+        nodes: number of all nodes.
+        fits_on: number of nodes on which it fits.
+        better: number of nodes that rank above its own.
+        gpus: the GPUs of its place, or of the one that it would get now; empty if it fits nowhere.
+        elsewhere: refusals of other nodes, the most frequent first.
+        done: events, oldest first.
+        kept: GPUs kept for the pod until it is placed; None if none are.
+        profiling: a sentence on how its workload is profiled; empty if it has a profile.
     """
 
     request: PlacementRequest
@@ -139,17 +142,17 @@ def explain(
     """Explain one pod.
 
     Args:
-        context: of a state that does not hold the pod itself.
-        placed: where it is; None while it waits.
-        seen: tenants of the pod's GPUs as their agents see them, by namespace/name.
+        context: with a state that does not include the pod itself.
+        placed: its placement; None while it waits.
+        seen: by namespace/name, the agents' measurements of the tenants on the pod's GPUs.
         share: the pod's GpuShare, for its retractions.
         happened: events about the pod.
     """
-    # 1. Ask the same decision again, as if the pod came now.
+    # 1. Make the same decision again, as if the pod arrived now.
     found, now = survey(request, context), decide(request, context)
     # 2. Compare: would it go there again, and is another node better by now?
     standing, better = _standing(found, placed, now)
-    # 3. Who is there with it: what each was promised, what the model says of them together, what is seen.
+    # 3. Its neighbours: what each was promised, what the model predicts for the set, what was measured.
     place = placed if placed is not None else now if isinstance(now, Placement) else None
     gpus = tuple(
         _gpu(request, context, model, place, uuid, defaults=defaults, seen=seen or {})
@@ -178,7 +181,7 @@ def explain(
 def _profiling(
     request: PlacementRequest, context: DecisionContext, place: Placement | None, *, is_placed: bool
 ) -> str:
-    """Say how the profile of an unknown workload is taken, or why it is not."""
+    """Return a sentence on how an unknown workload is being profiled, or why it is not."""
     if request.unprofiled is None or place is None or request.gpu_count != 1:
         return ""
     if place.probation is not None and place.probation.until > context.now:
@@ -258,7 +261,7 @@ def _gpu(
         phases = len(profile.phases) if profile is not None else 0
         promise = promised_progress(profile, share, max(1.0, tolerates), is_auto=is_auto)
         if seen_of is not None and seen_of.promise_ratio is not None:
-            promise = seen_of.promise_ratio  # what is kept there now
+            promise = seen_of.promise_ratio  # the promise that the agent keeps now
         tenants.append(
             ExplainedTenant(
                 pod, pod == request.pod_uid, share, cap, promise, profile is not None, forecast, seen_of, phases
@@ -270,7 +273,7 @@ def _gpu(
 def _predicted(
     model: Callable[[], InterferenceModel], gpu_model: str, members: Sequence[tuple[KnownWorkload | None, int]]
 ) -> Sequence[Forecast | None]:
-    """What the model says of a set; nothing while one of them is not known on this model of GPU."""
+    """Return the model's forecasts of a set; None for all while one of them is unknown on this GPU model."""
     known = [
         (each.profile, cap)
         for each, cap in members
@@ -282,7 +285,7 @@ def _predicted(
 
 
 def _retractions(share: GpuShare | None) -> list[Happening]:
-    """Pods of the group that were moved away."""
+    """Return the retractions of the pod's group as events."""
     retractions = share.status.retractions if share is not None else ()
     return [
         Happening(

@@ -1,4 +1,4 @@
-"""Which GPUs a request fits, and why it does not fit a node: found for all nodes at once, said once per figure."""
+"""Which GPUs a request fits, and why it does not fit a node, computed for all nodes at once."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -11,12 +11,12 @@ from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Shape
 from gpushare.core.placement.state import AGENT_AWAY, BoolArray, ClusterState, IntArray
 
 _MAX: Final = names.MAX_CLIENTS_PER_GPU
-_FIGURE_BITS: Final = 44  # room for MiB of a node and for thousandths of a CPU; the stage sits above
+_FIGURE_BITS: Final = 44  # enough for MiB of a node or thousandths of a CPU; the bits above hold the stage
 _FIGURE_MASK: Final = (1 << _FIGURE_BITS) - 1
 
 
 class Usable(NamedTuple):
-    """Which GPUs pass each test and all before it; every array of shape (width, rows)."""
+    """GPUs that pass each test and all tests before it; every array has the shape (width, rows)."""
 
     present: BoolArray
     heard: BoolArray
@@ -29,7 +29,7 @@ class Usable(NamedTuple):
 
 
 def usable_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> Usable:
-    """Test the GPUs of `rows` for one tenant of this shape; tests that cannot fail here cost nothing."""
+    """Test the GPUs of `rows` for one tenant of this shape; tests that cannot fail are skipped."""
     present = state.present.take(rows, 1)
     silent = state.silent_seconds.take(rows) > 0
     heard = present & ~silent if silent.any() else present
@@ -51,7 +51,7 @@ def usable_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> Usable:
 
 
 def fitting_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> BoolArray:
-    """Which GPUs of `rows` pass every test of `usable_gpus`, (width, rows), without telling the tests apart."""
+    """Return which GPUs of `rows` pass every test of `usable_gpus`, (width, rows), without the single tests."""
     fits: BoolArray = state.share_free_milli.take(rows, 1) >= shape.share_milli
     fits &= state.healthy.take(rows, 1)
     fits &= state.clients.take(rows, 1) <= _most_clients(shape)
@@ -65,7 +65,7 @@ def fitting_gpus(state: ClusterState, shape: Shape, rows: IntArray) -> BoolArray
 
 
 def usable_slots(state: ClusterState, shape: Shape, row: int) -> list[int]:
-    """`fitting_gpus` of one node as a list of slots: for one node plain numbers are quicker than arrays."""
+    """Return `fitting_gpus` of one node as a list of slots; for one node plain numbers are faster than arrays."""
     free, healthy = state.share_free_milli[:, row].tolist(), state.healthy[:, row].tolist()
     clients = state.clients[:, row].tolist()
     most = _most_clients(shape)
@@ -92,18 +92,18 @@ def usable_slots(state: ClusterState, shape: Shape, row: int) -> list[int]:
 
 
 def _most_clients(shape: Shape) -> int:
-    """Clients that may be on a GPU already when this tenant comes; below 0 it fits nowhere."""
+    """Return the most clients that a GPU may already have for this tenant to fit; below 0 it fits nowhere."""
     most = _MAX - shape.clients
     return min(most, 0) if shape.fault_domain is FaultDomain.ISOLATED else most
 
 
 def memory_matters(state: ClusterState, shape: Shape) -> bool:
-    """Whether GPU memory can refuse: where nobody holds more than its share of it, there is room for shares."""
+    """Return whether GPU memory can refuse a tenant; if no tenant holds more than its share of it, it cannot."""
     return bool(shape.memory_mib) or state.large_memory_count > 0
 
 
 def memory_need_mib(state: ClusterState, shape: Shape, rows: IntArray) -> IntArray | int:
-    """GPU memory that a tenant takes on each GPU: what it asks, or its share of what the GPU has for tenants."""
+    """Return the memory that a tenant takes on each GPU: what it requests, else its share of the usable memory."""
     if shape.memory_mib is not None:
         return shape.memory_mib
     need: IntArray = state.memory_usable_mib.take(rows, 1) * shape.share_milli // GPU_MILLI
@@ -117,13 +117,13 @@ def refusals(state: ClusterState, shape: Shape, rows: IntArray) -> list[Rejectio
 
 
 def grouped_refusals(state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-    """Return the different refusals of `rows`, none of which fits, and each row's index into them."""
+    """Return the distinct refusals of `rows`, none of which fits, and each row's index into them."""
     codes, inverse = np.unique(_codes(state, shape).take(rows), return_inverse=True)
     return [_rejection_of(shape, code) for code in codes.tolist()], inverse
 
 
 def summarize(state: ClusterState, shape: Shape) -> Rejection:
-    """Return one refusal for a request that fits no node: the reason of the nodes that came closest."""
+    """Return one refusal for a request that fits no node: the reason of the nodes that come closest."""
     codes = _codes(state, shape)
     nodes = int(state.alive.sum())
     if not nodes:
@@ -135,14 +135,14 @@ def summarize(state: ClusterState, shape: Shape) -> Rejection:
 
 
 def _codes(state: ClusterState, shape: Shape) -> IntArray:
-    """First test that each row fails (index into _STAGES) with its figure, packed; -1 for rows without a node."""
+    """Return for each row the first test that it fails and its figure, packed; -1 for rows without a node."""
     return kept_by_row(state, "refusal", shape, None, lambda rows: _code(state, shape, rows))
 
 
 def _code(state: ClusterState, shape: Shape, rows: IntArray) -> IntArray:
     cpu_free, memory_free = state.cpu_free_milli.take(rows), state.node_memory_free_mib.take(rows)
     fits_cpu = cpu_free >= shape.cpu_milli
-    if not shape.cpu_milli:  # then CPU is no matter, also on a node of which more is requested than it has
+    if not shape.cpu_milli:  # then CPU does not matter, even on an overcommitted node
         fits_cpu = np.ones_like(fits_cpu)
     stage = np.where(fits_cpu, _NODE_MEMORY, _CPU)
     figure = np.maximum(np.where(fits_cpu, memory_free, cpu_free), 0)
@@ -150,7 +150,7 @@ def _code(state: ClusterState, shape: Shape, rows: IntArray) -> IntArray:
         usable = usable_gpus(state, shape, rows)
         for test in range(len(usable) - 1, -1, -1):
             if test and usable[test] is usable[test - 1]:
-                continue  # nothing was tested: who fails it, fails the one before
+                continue  # this test was skipped; the one before has the same result
             passing = usable[test].sum(axis=0)
             fails = passing < shape.gpu_count
             if not fails.any():

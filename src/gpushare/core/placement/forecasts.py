@@ -1,4 +1,4 @@
-"""What the interference model says of sets of tenants, held against their promises: asked for many at once."""
+"""Predictions of the interference model for many sets of tenants, compared with their promises."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,10 +22,10 @@ from gpushare.core.placement.standin import STAND_IN
 from gpushare.core.placement.state import BoolArray, FloatArray, IntArray
 
 MOST_STOPPING: Final = 8
-"""Tenants of a set in which throttling is worked out; in larger ones promises are to be kept without."""
+"""Largest set for which throttling is planned; larger sets must keep their promises without it."""
 UNAIDED: Final = 0.5
-"""Standard deviations by which progress may fall short before anybody has to be stopped: a throttle that lasts
-ends in a retraction, so none is planned for what is likely."""
+"""Standard deviations that progress must stay above a promise without throttling. A lasting throttle ends in a
+retraction, so throttling is only planned for unlikely cases."""
 _LEAST: Final = 1e-3
 
 
@@ -34,10 +34,10 @@ class Member:
     """One tenant of a set.
 
     Attributes:
-        key: of the workload's profile; "" for a workload that is not known on this GPU model.
+        key: key of the workload's profile; "" if the workload is not known on this GPU model.
         thread_percentage: its cap, 1 to 100.
         wants_own: whether it needs a GPU of its own (retracted twice).
-        is_auto: whether its share is what `auto` stands for.
+        is_auto: whether its share was chosen by `auto`.
     """
 
     key: str
@@ -51,15 +51,15 @@ class Member:
 
     @property
     def is_known(self) -> bool:
-        """Return whether the model can say something of it."""
+        """Return whether the model can predict it."""
         return self.profile is not None
 
     def under_least_cap(self) -> "Member":
-        """Return the same tenant under the least cap that it may have."""
+        """Return the same tenant under the smallest cap that it may have."""
         return replace(self, thread_percentage=thread_percentage(self.share_percent, self.job_class))
 
     def order(self) -> tuple[str, int, int, str, float, bool, bool]:
-        """Return what members of a set are sorted by."""
+        """Return the sort key for the members of a set."""
         return (
             self.key,
             self.thread_percentage,
@@ -71,7 +71,7 @@ class Member:
         )
 
     def likeness(self) -> tuple[object, ...]:
-        """Return what kinds of members are ordered by: what they are, and only then what they are called."""
+        """Return the sort key for kinds of members: their properties first, and their name last."""
         counters = self.profile.counters.as_dict().values() if self.profile is not None else ()
         named, *rest = self.order()
         return *rest, tuple(-1.0 if value is None else value for value in counters), named
@@ -79,14 +79,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class SetForecasts:
-    """What comes of sets, throttling included.
+    """Outcomes of sets, throttling included; every array has one entry per set.
 
     Attributes:
-        kept: whether every promise is kept: with nobody stopped most likely, and with some stopped five times of
-            six; sets.
-        summed: expected progress of all; sets.
-        least, promised, at: of the tenant that comes off worst by its promise: what it keeps five times of six,
-            its promise, and its place; sets.
+        kept: whether every promise is kept: probably without throttling, and five times out of six with it.
+        summed: expected progress, summed over the tenants.
+        least: of the tenant that is worst off relative to its promise, the progress reached five times out of six.
+        promised: that tenant's promise.
+        at: that tenant's place.
     """
 
     kept: BoolArray
@@ -97,10 +97,10 @@ class SetForecasts:
 
 
 class ForecastTable:
-    """Every tenant judged on one GPU model so far, prepared for the model once.
+    """All tenants judged on one GPU model so far, each prepared for the model once.
 
     Attributes:
-        floors: by row, one for each member: the least progress that it is to keep.
+        floors: least progress that each member must keep, by row.
     """
 
     def __init__(self, model: InterferenceModel) -> None:
@@ -117,7 +117,7 @@ class ForecastTable:
         return len(self._row)
 
     def rows(self, members: Sequence[Member]) -> IntArray:
-        """The rows of members, old and new."""
+        """Return the rows of members, adding those that are new."""
         new = [member for member in dict.fromkeys(members) if member not in self._row]
         if new:
             begin = len(self.floors)
@@ -141,7 +141,12 @@ class ForecastTable:
         return np.array([self._row[member] for member in members], np.int64)
 
     def forecast(self, index: IntArray, *, stops: bool = True) -> SetForecasts:
-        """What comes of sets of rows (sets x places, -1 where nobody is), with tenants stopped or without."""
+        """Return the outcomes of sets.
+
+        Args:
+            index: sets x places, rows of this table; -1 for an empty place.
+            stops: whether tenants may be stopped.
+        """
         assert self._table is not None, "rows come from members"
         present = index >= 0
         floors = np.where(present, self.floors[index], 0.0)
@@ -163,9 +168,10 @@ class ForecastTable:
         )
 
     def _predict(self, index: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Expected progress, and what is held against promises: of those known what is kept five times of six.
+        """Return expected progress, and the progress that is compared with promises.
 
-        Both are the least over the mixtures of the tenants' phases.
+        The latter is reached five times out of six by known workloads, and is the expected one for others. Both
+        are the least over the mixtures of the tenants' phases.
         """
         expected, judged = self._predict_rows(index)
         if self._phases.shape[1]:
@@ -183,7 +189,7 @@ class ForecastTable:
         )
 
     def _stop(self, index: IntArray, broken: IntArray, floors: FloatArray, judged: FloatArray) -> None:
-        """Let those above their promise be stopped in the sets where one is broken; changes the last."""
+        """Let tenants above their promise be stopped in the sets with a broken one; updates `judged` in place."""
         some, places = index[broken], index.shape[1]
         can_stop = np.where(some >= 0, self._can_stop[some], False)
         lines, stopped = np.nonzero(can_stop)
@@ -197,7 +203,7 @@ class ForecastTable:
 
 
 def _stacked(above: IntArray, below: IntArray, more: int) -> IntArray:
-    """Rows of phases of earlier and later members, and of as many phases, which have none."""
+    """Return the phase rows of earlier members, later members and `more` phases, which have none themselves."""
     found = np.full((len(above) + len(below) + more, below.shape[1]), -1, np.int64)
     found[: len(above), : above.shape[1]] = above
     found[len(above) : len(above) + len(below)] = below
@@ -205,7 +211,7 @@ def _stacked(above: IntArray, below: IntArray, more: int) -> IntArray:
 
 
 def _floors(members: Sequence[Member], alone: FloatArray) -> FloatArray:
-    """Least progress that each member must keep: its promise; of one that is not known, that of the stand-in."""
+    """Return the least progress that each member must keep: its promise, or the stand-in's if it is unknown."""
     return np.array(
         [
             promised_progress(member.profile, member.share_percent, member.max_slowdown, is_auto=member.is_auto)

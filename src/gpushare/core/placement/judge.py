@@ -1,7 +1,7 @@
-"""What each GPU holds, and what a newcomer would do there, worked out once for each kind of set (docs/adr/0090).
+"""The judge: the set of tenants on each GPU, and what a newcomer would do to it (docs/adr/0090).
 
-A tenant is what its promise and the model see of it: profile, share, class, tolerated slowdown, cap. GPUs that
-hold the same have one set between them, however many they are.
+Everything is computed once for each kind of set. A tenant is reduced to what its promise and the model depend on:
+profile, share, class, tolerated slowdown, cap. GPUs with equal tenants have one set between them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,11 +19,11 @@ from gpushare.core.placement.shapes import GPU_MILLI, MILLI_PER_PERCENT, Placeme
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
 MOST_SETS: Final = 20_000
-"""Kinds of sets remembered beyond one for each GPU, 1 KB each or so; beyond, all is looked at anew."""
+"""Sets that are remembered beyond one for each GPU, about 1 KB each; with more, everything is computed anew."""
 MOST_NEWCOMERS: Final = 256
 MOST_IMAGINED_SETS: Final = 4096
 EMPTY: Final = 0
-"""Number of the set without tenants."""
+"""Id of the set without tenants."""
 _LEAST: Final = 1e-3
 
 
@@ -40,7 +40,7 @@ class Newcomer:
     """A tenant to place, as the judge sees it.
 
     Attributes:
-        known: None where nothing is known of its workload.
+        known: None if nothing is known of its workload.
         share_percent: 1 to 99.
     """
 
@@ -52,21 +52,21 @@ class Newcomer:
 
     @classmethod
     def of(cls, request: PlacementRequest) -> "Newcomer":
-        """The tenant that a request for a part of one GPU would be."""
+        """Return the tenant that a request for a part of one GPU would be."""
         known = request.known if request.known is not None and request.known.matters else None
         tolerates = tolerated(request, request.known)
         return cls(known, _percent(request.share_milli), request.job_class, tolerates, request.is_auto)
 
     def is_known_on(self, gpu_model: str) -> bool:
-        """Whether the model can say something of it on a GPU model."""
+        """Return whether the model can predict it on a GPU model."""
         return self.known is not None and self.known.profile is not None and _is_of(self.known, gpu_model)
 
     def caps(self, gpu_model: str) -> tuple[int, ...]:
-        """The caps that it may start under there, the least first."""
+        """Return the caps that it may start under on a GPU model, ascending."""
         return cap_choices(self.share_percent, self.job_class, is_known=self.is_known_on(gpu_model))
 
     def member(self, gpu_model: str, cap: int) -> Member:
-        """It, under a cap."""
+        """Return it as a member of a set, under a cap."""
         known = self.known if self.is_known_on(gpu_model) else None
         return Member(
             known.key if known is not None else "",
@@ -82,14 +82,16 @@ class Newcomer:
 
 @dataclass(slots=True)
 class Verdicts:
-    """By number of set, what a newcomer would do there.
+    """Effects of a newcomer on each set; arrays indexed by set id.
 
     Attributes:
-        accepts: whether it may join; gains: summed progress that it adds at the cap that is best as things are.
-        least, promised: of the tenant that would come off worst by its promise, under the cap that is best for it:
-            the bound of its progress, and its promise.
-        newcomer_suffers: whether that is the newcomer.
-        crowds: whether it, or a tenant there, needs a GPU of its own.
+        accepts: whether it may join.
+        gains: summed progress that it adds under its best cap.
+        least: of the tenant that is worst off relative to its promise, under the cap that is best for it, the
+            bound of its progress.
+        promised: that tenant's promise.
+        newcomer_suffers: whether that tenant is the newcomer.
+        crowds: whether the newcomer or a tenant needs a GPU of its own.
     """
 
     accepts: BoolArray
@@ -101,7 +103,7 @@ class Verdicts:
 
     @classmethod
     def blank(cls, count: int) -> "Verdicts":
-        """Return verdicts that nothing speaks against."""
+        """Return verdicts that accept everything."""
         return cls(
             np.ones(count, bool),
             np.zeros(count),
@@ -112,20 +114,20 @@ class Verdicts:
         )
 
     def with_more(self, more: "Verdicts") -> "Verdicts":
-        """Append those on later sets."""
+        """Return these verdicts with those on later sets appended."""
         return Verdicts(*(np.concatenate([getattr(self, n), getattr(more, n)]) for n in Verdicts.__slots__))
 
 
 class Judge:
-    """What each GPU holds, and what a newcomer would do there.
+    """The sets of tenants on all GPUs, and verdicts on newcomers.
 
     Args:
-        model: where the interference model comes from; called when first needed.
-        known: what is known now of a tenant's workload, by its pod's uid; None: what was known when it was placed.
-        anything: whether something is known of any, if `known` is given.
+        model: returns the interference model; called when first needed.
+        known: returns what is known now of a tenant's workload, by pod uid; None: use what was known at placement.
+        anything: returns whether anything is known of any workload; used if `known` is given.
 
     Attributes:
-        version: rises when what is known has changed.
+        version: rises when the knowledge about any workload changes.
     """
 
     def __init__(
@@ -156,7 +158,7 @@ class Judge:
         self._clear()
 
     def forget(self) -> None:
-        """What is known of some workload has changed: look again."""
+        """Compute everything anew, because the knowledge about some workload has changed."""
         self.version += 1
         self._clear()
 
@@ -167,14 +169,14 @@ class Judge:
         self._resident_as_of = (-1, -1)
         self._tables = {model: table for model, table in self._tables.items() if len(table) < MOST_SETS}
 
-    # -- who is where ---------------------------------------------------------------------------------------------
+    # -- sets of tenants ------------------------------------------------------------------------------------------
 
     def knows_anything(self, state: ClusterState) -> bool:
-        """Whether something is known of any tenant; where not, there is nothing to judge by."""
+        """Return whether anything is known of any tenant; otherwise there is nothing to judge by."""
         return self._anything() if self._known is not None else state.known_tenants > 0
 
     def is_profiled(self, state: ClusterState, pod_uid: str) -> bool:
-        """Whether the profile of a placed pod's workload is there."""
+        """Return whether the workload of a placed pod has a profile."""
         reservation = state.reservation(pod_uid)
         known = (
             (reservation.request.known if reservation is not None else None)
@@ -184,7 +186,7 @@ class Judge:
         return known is not None and known.profile is not None
 
     def resident_sets(self, state: ClusterState) -> IntArray:
-        """Number of the set of tenants on each GPU, (width, rows)."""
+        """Return the id of the set of tenants on each GPU, (width, rows)."""
         if len(self._sets) > MOST_SETS + state.clients.size:
             self.forget()
         changed = state.changed_since(self._seen)
@@ -202,7 +204,7 @@ class Judge:
         return self._resident
 
     def census(self, state: ClusterState) -> IntArray:
-        """How many GPUs hold each set, by number; of the empty set nothing is said."""
+        """Return the number of GPUs that hold each set, by set id; 0 for the empty set."""
         resident = self.resident_sets(state)
         as_of = (self.version, state.epoch, state.change_count)
         if self._census[0] != as_of:
@@ -212,7 +214,7 @@ class Judge:
         return self._census[1]
 
     def totals(self, state: ClusterState) -> tuple[float, float]:
-        """Expected summed progress of all tenants, and the percent of GPUs that they hold."""
+        """Return the expected summed progress of all tenants, and the percent of GPUs that they hold."""
         counts = self.census(state)
         as_of = self._census[0]
         if self._totals[0] != as_of:
@@ -223,7 +225,7 @@ class Judge:
         return self._totals[1:]
 
     def kinds(self, state: ClusterState, most: int) -> list[tuple[str, Member, int]]:
-        """The commonest kinds of tenants, whatever their caps: GPU model, member, how many there are."""
+        """Return the most common kinds of tenants, ignoring their caps: (GPU model, member, number of tenants)."""
         counts = self.census(state)
         if not self._places_of_kind:
             return []
@@ -235,11 +237,11 @@ class Judge:
         return sorted(chosen, key=lambda each: (-each[2], each[0], each[1].likeness()))[:most]
 
     def set_at(self, number: int) -> TenantSet:
-        """A set by its number."""
+        """Return a set by its id."""
         return self._sets[number]
 
     def kept_apart(self, state: ClusterState, known: KnownWorkload | None, now: float) -> BoolArray | None:
-        """GPUs where a retraction keeps a workload away, or one there from it, (width, rows); None: nowhere."""
+        """Return the GPUs where a retraction keeps the workload and a tenant apart, (width, rows), or None."""
         if known is None or not known.name:
             return None
         resident = self.resident_sets(state)
@@ -258,7 +260,7 @@ class Judge:
         return found
 
     def _places_of(self, state: ClusterState, names: frozenset[str]) -> list[tuple[int, int]]:
-        """(slot, row) of the GPUs that hold a tenant of these workloads."""
+        """Return (slot, row) of the GPUs that hold a tenant of these workloads."""
         as_of = (self.version, state.epoch, state.change_count)
         if self._places_as_of != as_of:
             self._places, self._places_as_of = {}, as_of
@@ -295,16 +297,16 @@ class Judge:
                 self._places_of_kind.append((self._ids[found], kind))
         return self._ids[found]
 
-    # -- what comes of it -----------------------------------------------------------------------------------------
+    # -- verdicts and forecasts -----------------------------------------------------------------------------------
 
     def table(self, gpu_model: str) -> ForecastTable:
-        """The tenants judged on one GPU model so far."""
+        """Return the table of the tenants judged on one GPU model so far."""
         if gpu_model not in self._tables:
             self._tables[gpu_model] = ForecastTable(self._model().for_gpu(gpu_model))
         return self._tables[gpu_model]
 
     def summed(self, numbers: Sequence[int]) -> list[float]:
-        """Expected summed progress of the tenants of sets."""
+        """Return the expected summed progress of the tenants of each set."""
         by_model: dict[str, list[int]] = {}
         for number in numbers:
             if number not in self._summed:
@@ -319,7 +321,7 @@ class Judge:
         return [self._summed[number] for number in numbers]
 
     def verdicts(self, newcomer: Newcomer) -> Verdicts:
-        """The verdict on every set so far; only sets not judged yet cost anything."""
+        """Return the verdicts on every set so far; only sets that were not judged yet are computed."""
         found = self._verdicts.get(newcomer)
         done = len(found.accepts) if found is not None else 0
         if found is None or done < len(self._sets):
@@ -331,7 +333,7 @@ class Judge:
         return found
 
     def takes(self, request: PlacementRequest, gpu_model: str, tenants: Iterable[Tenant], now: float) -> bool:
-        """Whether a pod could join these tenants, imagined ones too; `verdicts` answers for the sets there."""
+        """Return whether a pod could join these tenants, hypothetical ones too (see `verdicts` for real ones)."""
         if request.share_milli >= GPU_MILLI:
             return True
         members: list[Member] = []
@@ -359,7 +361,7 @@ class Judge:
         return bool(self._tried(tenants.gpu_model, newcomer, [tenants]).accepts[0])
 
     def _judge(self, newcomer: Newcomer, begin: int) -> Verdicts:
-        """The verdict on the sets from `begin` on."""
+        """Return the verdicts on the sets from `begin` on."""
         verdicts = Verdicts.blank(len(self._sets) - begin)
         wants_own = newcomer.known is not None and newcomer.known.wants_own
         by_model: dict[str, list[int]] = {}
@@ -390,10 +392,10 @@ class Judge:
         verdicts.gains[at] -= before
 
     def _tried(self, gpu_model: str, newcomer: Newcomer, sets: Sequence[TenantSet]) -> Verdicts:
-        """What comes of a newcomer beside sets of tenants; it is in the first place of each, and gains are sums.
+        """Judge a newcomer beside sets of tenants; `gains` holds the summed progress of all.
 
-        It is tried under its least cap and under the highest that leaves its neighbours their own; where neither
-        will do, uncapped as well, and with tenants stopped.
+        Its smallest cap is tried, and the highest that leaves the caps of its neighbours free. If neither is
+        accepted, the highest cap that protects latency tenants is tried too, with tenants stopped.
         """
         table = self.table(gpu_model)
         caps = newcomer.caps(gpu_model)
@@ -417,9 +419,11 @@ class Judge:
 
     @staticmethod
     def _try(table: ForecastTable, own: IntArray, resident: IntArray, *, stops: bool) -> Verdicts:
-        """What comes of a newcomer under several caps (its rows, sets x caps) beside others (sets x places).
+        """Judge a newcomer under each cap, beside each resident set; `gains` holds the summed progress of all.
 
-        `gains` holds the summed progress of all.
+        Args:
+            own: table rows of the newcomer, sets x caps.
+            resident: table rows of the residents, sets x places.
         """
         count, choices = own.shape
         index = np.empty((count, choices, 1 + resident.shape[1]), np.int64)
@@ -442,12 +446,12 @@ class Judge:
 
 
 def _highest(caps: Sequence[int], limit: int) -> int:
-    """The highest of rising caps within a limit, at least the first."""
+    """Return the highest of ascending caps within a limit, or the first."""
     return max((cap for cap in caps if cap <= limit), default=caps[0])
 
 
 def most_beside(tenants: TenantSet, newcomer: Newcomer) -> int:
-    """The highest cap that leaves latency tenants their shares of the SMs; never below the newcomer's share."""
+    """Return the highest cap that leaves latency tenants their shares of the SMs, or the newcomer's share."""
     if newcomer.job_class is JobClass.LATENCY:
         return SHARES_PER_GPU
     taken = sum(m.share_percent for m in tenants.members if m.job_class is JobClass.LATENCY)
@@ -455,7 +459,7 @@ def most_beside(tenants: TenantSet, newcomer: Newcomer) -> int:
 
 
 def rows_of(table: ForecastTable, sets: Sequence[Iterable[Member]]) -> IntArray:
-    """Rows of the members of sets, sets x places, -1 where there is none."""
+    """Return the table rows of the members of sets: sets x places, padded with -1."""
     lists = [list(members) for members in sets]
     rows = iter(table.rows([member for members in lists for member in members]).tolist())
     index = np.full((len(lists), max(map(len, lists), default=0)), -1, np.int64)
@@ -466,7 +470,7 @@ def rows_of(table: ForecastTable, sets: Sequence[Iterable[Member]]) -> IntArray:
 
 
 def _member(tenant: Tenant, known: KnownWorkload | None, gpu_model: str) -> Member:
-    """One tenant of a GPU."""
+    """Return a tenant of a GPU as a member of its set."""
     is_known = known is not None and known.profile is not None and _is_of(known, gpu_model)
     tolerates = tenant.max_slowdown
     if known is not None and known.max_slowdown is not None:
@@ -484,7 +488,7 @@ def _member(tenant: Tenant, known: KnownWorkload | None, gpu_model: str) -> Memb
 
 
 def _are_apart(one: KnownWorkload | None, other: KnownWorkload | None, now: float) -> bool:
-    """Whether a retraction keeps two workloads off the same GPU."""
+    """Return whether a retraction keeps two workloads off the same GPU."""
     return (
         one is not None
         and other is not None

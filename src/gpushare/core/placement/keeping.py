@@ -1,8 +1,9 @@
-"""GPUs kept for pods that have waited long, so that smaller ones do not overtake them for ever (docs/adr/0155).
+"""GPUs kept for pods that have waited long, so that smaller pods do not overtake them for ever (docs/adr/0155).
 
-EASY backfilling with ages in place of run times, which nobody knows: the GPU is kept where the fewest tenants have
-to leave, and of these the oldest are expected to leave first. Nothing is remembered between two calls: what is
-kept follows from who waits since when, from who runs where, and from the time, so every replica keeps the same.
+This is EASY backfilling with ages instead of run times, which are unknown: a GPU is kept where the fewest tenants
+have to leave, and among these where the tenants are oldest, which are expected to leave first. Nothing is stored
+between calls: the result follows from which pods wait and since when, which pods run where, and the time, so every
+replica keeps the same GPUs.
 """
 
 import math
@@ -17,19 +18,19 @@ from gpushare.core.placement.state import BoolArray, IntArray
 from gpushare.core.placement.whatif import WaitingPod, WhatIf
 
 WINDOW_RATIO: Final = 12
-"""A pod's first window lasts so many times what it waits before; then nothing is kept for it for as long."""
+"""A pod's first window lasts this many times the wait before it; then nothing is kept for it for as long."""
 MOST_KEPT_RATIO: Final = 0.25
-"""Part of the GPUs that are kept at most, but for the pod that comes first."""
+"""Largest part of the GPUs that is kept; the first pod is exempt."""
 MOST_PODS: Final = 16
-"""Pods for which GPUs are kept at once: some 10 ms every second for 40,000 GPUs."""
+"""Most pods for which GPUs are kept at once; takes about 10 ms every second for 40,000 GPUs."""
 MOST_EXAMINED: Final = 64
-"""Pods for which a GPU is looked for, those included for which there is none."""
+"""Most pods for which a GPU is searched, including those for which none is found."""
 MOST_SEARCHES: Final = 4
-"""Pods for which a place is looked for in all GPUs in one second, where something was kept the second before."""
+"""Most searches over all GPUs in one second, if something was kept the second before."""
 TURNS: Final = 8
-"""Seconds until every place has been looked for anew."""
+"""Seconds until every place has been searched anew."""
 CANDIDATES: Final = 8
-"""GPUs, or nodes, with the most free share of which the one is chosen that a pod will fit first."""
+"""Number of GPUs or nodes with the most free share, among which the place is chosen."""
 _FAR: Final = np.iinfo(np.int64).max
 
 
@@ -38,8 +39,8 @@ class KeptGpus:
     """GPUs of one node that are kept for a pod.
 
     Attributes:
-        leaving: uids of the tenants after whose end it fits; none: it fits now.
-        waited_seconds: how long it has waited.
+        leaving: uids of the tenants that must end before the pod fits; empty if it fits now.
+        waited_seconds: how long the pod has waited.
     """
 
     pod: WaitingPod
@@ -49,16 +50,16 @@ class KeptGpus:
     waited_seconds: float
 
     def before(self, request: PlacementRequest) -> bool:
-        """Return whether another pod has to stand back: a younger one of no higher priority."""
+        """Return whether another pod must stand back: a younger one of no higher priority."""
         return self.pod.request.rank < request.rank and self.pod.request.pod_uid != request.pod_uid
 
 
 def is_due(waited_seconds: float, after_seconds: float) -> bool:
-    """Return whether something is kept for a pod that has waited so long; never with `after_seconds` 0.
+    """Return whether a GPU is kept for a pod that has waited this long; never with `after_seconds` 0.
 
-    Windows and pauses of equal length take turns, each pair twice as long as the one before: tenants that stay
-    longer than the first window block a GPU for half of the time at most, and whoever waits gets a window in the
-    end that is longer than any tenant stays.
+    Windows and pauses of equal length alternate, each pair twice as long as the one before. So long-running
+    tenants keep a GPU blocked for at most half of the time, and a waiting pod finally gets a window longer than
+    any tenant stays.
     """
     if after_seconds <= 0 or not math.isfinite(waited_seconds):
         return False
@@ -67,16 +68,17 @@ def is_due(waited_seconds: float, after_seconds: float) -> bool:
 
 
 def due_changes_at(waited_seconds: float, after_seconds: float) -> float:
-    """Return how long a pod has waited, in seconds, when `is_due` next answers otherwise than now.
+    """Return the waiting time, in seconds, at which the answer of `is_due` next changes.
 
     Args:
-        waited_seconds: finite; after_seconds: above 0.
+        waited_seconds: present waiting time, finite.
+        after_seconds: above 0.
     """
     return next(each for each in _window(waited_seconds, after_seconds) if each > waited_seconds)
 
 
 def _window(waited_seconds: float, after_seconds: float) -> tuple[float, float, float]:
-    """Return begin and end of the window that a wait is before, in, or in the pause after; and the pause's end."""
+    """Return the window, with its pause, that a waiting time belongs to: (begin, end, end of the pause)."""
     begin, length = after_seconds, WINDOW_RATIO * after_seconds
     while waited_seconds >= begin + 2 * length:
         begin, length = begin + 2 * length, 2 * length
@@ -89,13 +91,13 @@ def keep(
     after_seconds: float,
     before: Sequence[KeptGpus] | None = None,
 ) -> tuple[KeptGpus, ...]:
-    """Return the GPUs to keep, for the highest priority and the longest waiting first, one place for each pod.
+    """Return the GPUs to keep, one place for each pod: highest priority first, then longest waiting.
 
-    A pod that would fit no GPU even if its tenants had left gets none, and blocks nobody.
+    A pod that would not even fit an empty GPU gets none, and blocks nobody.
 
     Args:
-        before: what was kept a second ago. Most places are then only looked at again, and a few are looked for
-            anew in turn, as a search over a large cluster takes a millisecond; None: all are looked for.
+        before: the GPUs kept a second ago. Most places are then only checked again, and a few are searched anew in
+            turn, as a search over a large cluster takes a millisecond. None: search all.
     """
     if after_seconds <= 0:
         return ()
@@ -131,13 +133,13 @@ def keep(
 
 @dataclass(slots=True)
 class _Search:
-    """Looks for places; `free` marks the GPUs, (width, rows), that are healthy and not kept yet."""
+    """Search for places; `free`, (width, rows), marks the GPUs that are healthy and not kept yet."""
 
     what_if: WhatIf
     free: BoolArray
 
     def place(self, pod: WaitingPod) -> KeptGpus | None:
-        """Return where a pod will fit first, and keep that from the next."""
+        """Return the place where a pod will fit first, and mark it as taken."""
         possible = self._possible(pod)
         found = self._one(pod, possible) if pod.request.gpu_count == 1 else self._whole(pod, possible)
         if found is None:
@@ -156,7 +158,7 @@ class _Search:
         )
 
     def again(self, pod: WaitingPod, before: KeptGpus) -> KeptGpus | None:
-        """Return the place that was kept for a pod, as it is now; None where it cannot be kept any more."""
+        """Return the place that was kept for a pod, brought up to date; None if it cannot be kept any more."""
         state = self.what_if.state
         places = [at for uuid in before.gpu_uuids if (at := state.gpu_at(uuid)) is not None]
         if len(places) < len(before.gpu_uuids) or not all(self.free[slot, row] for row, slot in places):
@@ -168,14 +170,14 @@ class _Search:
         return None if leaving is None else self._kept(pod, row, tuple(slot for _, slot in places), leaving)
 
     def _all_of(self, pod: WaitingPod, places: Sequence[tuple[int, int]]) -> list[Tenant] | None:
-        """The tenants of several GPUs of one node, (row, slot); None where its CPU or memory would not do."""
+        """Return the tenants of several GPUs (row, slot) of a node; None if its CPU or memory would not do."""
         state, row = self.what_if.state, places[0][0]
         tenants = [each for _, slot in places for each in state.tenants(state.uuids(row)[slot])]
         leaving = list({each.pod_uid: each for each in tenants}.values())
         return leaving if self.what_if.node_fits(pod, row, leaving) else None
 
     def _possible(self, pod: WaitingPod) -> BoolArray:
-        """GPUs that could take the pod if they were empty, (width, rows)."""
+        """Return the GPUs that could take the pod if they were empty, (width, rows)."""
         state, shape = self.what_if.state, pod.request.shape
         possible = self.free.copy()
         if shape.models:
@@ -189,7 +191,7 @@ class _Search:
         return possible
 
     def _one(self, pod: WaitingPod, possible: BoolArray) -> tuple[int, tuple[int, ...], list[Tenant]] | None:
-        """The GPU, of those with the most free share, from which the fewest and oldest tenants have to leave."""
+        """Return the GPU, of those with the most free share, that the fewest and oldest tenants must leave."""
         missing = np.maximum(pod.request.share_milli - self.what_if.state.share_free_milli, 0)
         best: tuple[tuple[int, int], int, int, list[Tenant]] | None = None
         looked = 0
@@ -207,7 +209,7 @@ class _Search:
         return None if best is None else (best[1], (best[2],), best[3])
 
     def _leaving(self, pod: WaitingPod, at: tuple[int, int]) -> list[Tenant] | None:
-        """The tenants of a GPU after whose end the pod fits, oldest first; None: not even without any."""
+        """Return the tenants of a GPU that must end before the pod fits, oldest first; None if it never fits."""
         slot, row = at
         tenants = self.what_if.state.tenants(self.what_if.state.uuids(row)[slot])
 
@@ -224,7 +226,7 @@ class _Search:
         return leaving
 
     def _whole(self, pod: WaitingPod, possible: BoolArray) -> tuple[int, tuple[int, ...], list[Tenant]] | None:
-        """The node whose least used GPUs have the least share in use, for a pod of several whole GPUs."""
+        """Return the node whose least used GPUs have the least share in use, for a pod on several whole GPUs."""
         state, count = self.what_if.state, pod.request.gpu_count
         if possible.shape[0] < count:
             return None
@@ -240,11 +242,11 @@ class _Search:
 
 
 def _nearest(distance: IntArray) -> list[int]:
-    """Indices into a flattened array of the least, some more than are chosen from; none of what is far."""
+    """Return up to 4 x `CANDIDATES` indices of the smallest values of a flattened array; `_FAR` is left out."""
     flat = distance.ravel()
     found: list[int] = []
     reached = -1
-    while len(found) < 4 * CANDIDATES:  # equal ones are many: a sort of all costs fifty times as much
+    while len(found) < 4 * CANDIDATES:  # many are equal; sorting all costs fifty times as much
         reached = int(np.where(flat > reached, flat, _FAR).min(initial=_FAR))
         if reached == _FAR:
             break

@@ -1,4 +1,4 @@
-"""What is known of a workload when one of its pods is placed."""
+"""Knowledge about a workload when one of its pods is placed."""
 
 import math
 import zlib
@@ -11,7 +11,7 @@ from gpushare.core.interference import NO_EFFECTS, Profile, as_profile
 
 @dataclass(frozen=True, slots=True)
 class KeptApart:
-    """A workload's pod was retracted from beside these neighbours, and none is put there again for a while.
+    """A retraction: the workload's pod was moved away from these neighbours, and none is put there for a while.
 
     Attributes:
         neighbours: names of workloads, as `KnownWorkload.name`.
@@ -24,15 +24,15 @@ class KeptApart:
 
 @dataclass(frozen=True, slots=True)
 class KnownWorkload:
-    """What is known of one workload.
+    """Knowledge about one workload.
 
     Attributes:
         key: identifies the profile's version; equal keys mean equal profiles; "" without a profile.
-        gpu_model: where the profile was taken; "" for any.
-        max_slowdown: tolerated, 1 or more; None where the workload does not say, and its pod's class decides.
+        gpu_model: model that the profile was taken on; "" for any.
+        max_slowdown: tolerated slowdown, 1 or more; None if the workload does not say and its pod's class decides.
         profile: None while the workload is not profiled.
-        name: of the workload among its neighbours, as namespace/name of its GpuShare.
-        apart: whom it is kept apart from.
+        name: the workload's name, namespace/name of its GpuShare.
+        apart: neighbours that it is kept apart from.
         wants_own: whether it was retracted so often that it gets a GPU of its own.
     """
 
@@ -46,19 +46,19 @@ class KnownWorkload:
 
     @property
     def matters(self) -> bool:
-        """Whether a decision could come out otherwise for it than for a workload of which nothing is known."""
+        """Return whether anything known about this workload can change a decision."""
         return self.profile is not None or bool(self.apart) or self.wants_own
 
     def apart_from(self, now: float) -> frozenset[str]:
-        """The neighbours that it is kept apart from at a time."""
+        """Return the names of the neighbours that it is kept apart from at `now`."""
         return frozenset(name for each in self.apart if each.until > now for name in each.neighbours)
 
 
 def known_of(share: GpuShare, seconds: Callable[[str | None], float]) -> KnownWorkload:
-    """What a GpuShare says of its workload.
+    """Return what a GpuShare tells about its workload.
 
     Args:
-        seconds: reads a moment of the API; long ago where it is none.
+        seconds: parses a time of the API; returns a time long ago if it is invalid.
     """
     signature, name = share.status.profile, f"{share.namespace}/{share.name}"
     profile = as_profile(signature, share.status.learned) if signature is not None else None
@@ -72,7 +72,8 @@ def known_of(share: GpuShare, seconds: Callable[[str | None], float]) -> KnownWo
         if profile.phases:
             key += f":{zlib.crc32(repr(signature.phases).encode()):08x}"
         gpu_model = signature.gpu_model
-    # One that is only intended has no end yet: the pod's successor may come before the record does.
+    # An intended retraction has no end yet but counts: the pod's successor may arrive before the record is
+    # complete.
     ends = [
         (frozenset(each.neighbours), math.inf if each.until is None else seconds(each.until))
         for each in share.status.retractions

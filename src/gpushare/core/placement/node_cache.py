@@ -1,4 +1,4 @@
-"""Values by node that are kept between decisions and brought up to date where the cluster changed since."""
+"""Values by node that are cached between decisions and updated where the cluster has changed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +15,9 @@ Values = NDArray[Any]
 def kept_by_row(
     state: ClusterState, what: str, shape: Shape, token: object, evaluate: Callable[[IntArray], Values]
 ) -> Values:
-    """`evaluate(rows)` for all rows, by evaluating only those that changed since it was last asked.
+    """Return `evaluate(rows)` for all rows, evaluating only those that changed since the last call.
 
-    `what` names the evaluation; values are kept while `token` stays equal.
+    `what` names the evaluation; values are cached while `token` stays equal.
     """
     tables = state.row_tables
     key = (what, shape)

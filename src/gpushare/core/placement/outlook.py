@@ -1,9 +1,8 @@
-"""Who is likely to come, what free GPU is worth to them, and the cap that is best for a newcomer in view of that.
+"""The outlook: how likely further tenants are, what free GPU is worth to them, and a newcomer's best cap.
 
-The likelihood that a free share is taken while a newcomer runs is the part of the cluster's GPUs that hold
-somebody: in an idle cluster others go elsewhere, in a full one there is nowhere else. Who comes is drawn from the
-tenants that the cluster has now. Both are read from the state as it is, so that whoever decides on the same state
-decides alike.
+The likelihood that a free share is taken while a newcomer runs is the part of the cluster's GPUs that have a
+tenant: in an idle cluster others go elsewhere, in a full one there is nowhere else. Arrivals are assumed to be
+like the present tenants. Both are read from the state, so that every process decides alike on the same state.
 """
 
 from collections import Counter
@@ -20,13 +19,13 @@ from gpushare.core.placement.judge import EMPTY, Judge, Newcomer, most_beside, r
 from gpushare.core.placement.state import ClusterState
 
 ALONE: Final = 0.25
-"""Below this likelihood of company a tenant of an empty GPU is not capped."""
+"""Below this likelihood that a neighbour arrives, a tenant of an empty GPU is not capped."""
 MOST_KINDS: Final = 8
-"""Kinds of tenants, the commonest, of which the mix consists."""
+"""Number of kinds of tenants in the mix, the most common ones."""
 FILLINGS: Final = 6
-"""Ways in which a GPU's free share is imagined to be filled."""
+"""Number of hypothetical ways to fill a GPU's free share."""
 MOST_IMAGINED: Final = 3
-"""Tenants that come in one of them at most."""
+"""Most tenants that arrive in one of them."""
 _GRAIN: Final = 1 / 8
 _LEAST_WORTH, _MOST_WORTH, _WORTH_GRAIN = 0.5, 3.0, 0.25
 _SAME: Final = 0.01
@@ -35,7 +34,7 @@ _GOLDEN: Final = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How full and how busy the cluster is, in coarse steps: rankings of GPUs stay valid while it does not change.
+    """Load of the cluster, in coarse steps; rankings of GPUs stay valid while it is equal.
 
     Attributes:
         company: likelihood that a free share is taken soon, 0 to 1.
@@ -47,12 +46,12 @@ class Outlook:
 
     @property
     def share_worth(self) -> float:
-        """What a free GPU is worth, in GPUs of progress."""
+        """Return what a free GPU is worth, in GPUs of progress."""
         return self.company * self.worth
 
 
 def outlook_of(judge: Judge, state: ClusterState) -> Outlook:
-    """What a cluster is like now."""
+    """Return the present outlook of a cluster."""
     summed, shares = judge.totals(state)
     worth = SHARES_PER_GPU * summed / shares if shares else 1.0
     worth = min(max(worth, _LEAST_WORTH), _MOST_WORTH)
@@ -67,14 +66,14 @@ def company_of(state: ClusterState, more: int = 0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MixKind:
-    """A kind of tenant that the cluster has, under the least cap that it may have, and its part of all."""
+    """A kind of tenant in the cluster, under its smallest cap, and its part of all tenants."""
 
     member: Member
     weight: float
 
 
 def mix_of(judge: Judge, state: ClusterState, newcomer: Newcomer, gpu_model: str) -> tuple[MixKind, ...]:
-    """The kinds of tenants that are likely to come; where the cluster has none, more of the newcomer's."""
+    """Return the kinds of tenants that are likely to arrive; if the cluster has none, the newcomer's own kind."""
     found: Counter[Member] = Counter()
     for model, member, count in judge.kinds(state, MOST_KINDS):
         if member.share_percent < SHARES_PER_GPU and not member.wants_own:
@@ -86,10 +85,10 @@ def mix_of(judge: Judge, state: ClusterState, newcomer: Newcomer, gpu_model: str
 
 
 def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, row: int) -> int:
-    """The cap under which a newcomer starts on a GPU that takes it.
+    """Return the cap under which a newcomer starts on a GPU that takes it.
 
-    The one with the most summed progress to expect, now and with whom is likely to come, of those under which
-    every promise can be kept; of equal ones the least, which leaves most to others.
+    It is the cap with the most expected summed progress, now and with likely arrivals, among those under which
+    every promise can be kept; of nearly equal ones the smallest, which leaves most to others.
     """
     if newcomer.known is not None and newcomer.known.wants_own:
         return UNCAPPED_PERCENT
@@ -119,7 +118,7 @@ def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, r
     for filling in fillings:
         ends = summed[at : at + len(caps) * len(filling)].reshape(len(caps), len(filling))
         at += ends.size
-        # Who would break a promise is not let in, nor is anybody after: what was there before remains.
+        # A tenant that would break a promise is not admitted, nor is any after it: the set before it remains.
         comes = np.isfinite(ends).cumprod(axis=1).sum(axis=1)
         last = np.where(comes > 0, ends[np.arange(len(caps)), np.maximum(comes - 1, 0)], now)
         later += last / len(fillings)
@@ -133,7 +132,7 @@ def best_cap(judge: Judge, state: ClusterState, newcomer: Newcomer, slot: int, r
 
 
 def _fillings(mix: Sequence[MixKind], free: int) -> list[tuple[Member, ...]]:
-    """Ways to fill a free share, drawn from the mix evenly: each taken in turn while it fits."""
+    """Return ways to fill a free share with tenants drawn evenly from the mix, in turn while they fit."""
     fitting = [kind for kind in mix if kind.member.share_percent <= free]
     if not fitting:
         return []

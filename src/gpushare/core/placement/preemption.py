@@ -10,7 +10,7 @@ from gpushare.core.placement.shapes import PlacementRequest
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """One of our pods, as preemption sees it; `cpu_milli` and `memory_mib` are what it takes of its node."""
+    """One of our pods, as preemption sees it; `cpu_milli` and `memory_mib` are its requests on its node."""
 
     priority: int
     cpu_milli: int
@@ -26,14 +26,14 @@ def choose_victims(
     pods: Mapping[str, Evictable],
     proposed: Sequence[str],
 ) -> tuple[str, ...]:
-    """Return uids of pods to evict so that the request fits on a node; none where that cannot help.
+    """Return uids of pods to evict so that the request fits on a node; none if that cannot help.
 
-    kube-scheduler's own choice frees the node's sum, which may lie on several GPUs. Where its victims free a GPU
-    they stand as they are. Otherwise the fewest, lowest and newest tenants of one GPU are taken; those proposed
-    that are then not needed for the node's CPU and memory stay.
+    kube-scheduler's proposal frees enough on the node in sum, which may be spread over several GPUs. If its
+    victims free enough on one GPU, they are returned unchanged. Otherwise the fewest, lowest and newest tenants of
+    one GPU are chosen; proposed victims that are then not needed for the node's CPU and memory are spared.
 
     Args:
-        priority: of the pod to place; only lower ones leave.
+        priority: of the pod to place; only pods of lower priority are evicted.
         pods: our pods by uid.
         proposed: uids that kube-scheduler proposes.
     """
@@ -59,14 +59,14 @@ def _fits_without(request: PlacementRequest, context: DecisionContext, node: str
 def _cheapest(
     request: PlacementRequest, context: DecisionContext, node: str, priority: int, pods: Mapping[str, Evictable]
 ) -> list[str] | None:
-    """Return the smallest set of lower tenants without whom the request fits on one GPU, or None."""
+    """Return the smallest set of lower-priority tenants without which the request fits on one GPU, or None."""
     state = context.state
     row = state.row(node)
     if row is None:
         return None
 
     def lower(uuids: Iterable[str]) -> list[str]:
-        """Return uids of lower tenants: lowest priority first, the newest first among equals."""
+        """Return uids of lower-priority tenants: lowest priority first, newest first among equals."""
         tenants = {tenant.pod_uid: tenant.order for uuid in uuids for tenant in state.tenants(uuid)}
         ordered = sorted((pods[uid].priority, -order, uid) for uid, order in tenants.items() if uid in pods)
         return [uid for own, _, uid in ordered if own < priority]
@@ -81,7 +81,7 @@ def _cheapest(
         leaving = lower(group)
         if not _fits_without(request, context, node, leaving):
             continue
-        for uid in reversed(leaving.copy()):  # the highest and oldest may stay first
+        for uid in reversed(leaving.copy()):  # spare the highest and oldest first
             spared = [other for other in leaving if other != uid]
             if _fits_without(request, context, node, spared):
                 leaving = spared
@@ -91,7 +91,7 @@ def _cheapest(
 
 
 def _still_needed(pods: Mapping[str, Evictable], extra: list[str], proposed: Iterable[str]) -> list[str]:
-    """Return the proposed pods that must leave too: others' pods, and ours for the node's CPU or memory."""
+    """Return the proposed victims that must leave too: others' pods, and ours if CPU or memory needs it."""
     ours = [uid for uid in proposed if uid in pods and uid not in extra]
     others = [uid for uid in proposed if uid not in pods]
     cpu = sum(pods[uid].cpu_milli for uid in extra) - sum(pods[uid].cpu_milli for uid in ours)

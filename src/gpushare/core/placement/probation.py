@@ -1,10 +1,10 @@
-"""Probation: a pod whose workload is unknown and could not be read in place gets a GPU of its own for a while.
+"""Probation: a pod whose workload is unknown and could not be profiled in place gets a GPU to itself for a while.
 
-In place a workload is read while its neighbours are stopped for a moment (docs/design.md 4). Pods of class latency
-are never stopped, and where freezing is off nobody is. There a pod prefers an empty GPU, which is then closed for
-others until its workload's profile is there or the window ends. One workload has one such pod, a namespace one at
-a time, since a workload's name is its tenant's to choose, and the cluster `most`. The others go where they fit,
-under their shares as caps.
+In place, a workload is profiled while its neighbours are stopped for a moment (docs/design.md 4). Pods of class
+latency are never stopped, and without freezing no pod is. There a pod prefers an empty GPU, which is then closed
+for others until its workload is profiled or the window ends. A workload has at most one such pod, a namespace one
+at a time (its users choose workload names), and the cluster `most`. Other pods go where they fit, with their
+shares as caps.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,21 +26,22 @@ DEFAULT_SECONDS: Final = 60.0
 DEFAULT_MOST: Final = 2
 DEFAULT_LONGEST_SECONDS: Final = 300.0
 MOST_SECONDS: Final = 3600.0
-PROGRAM_START_SECONDS: Final = 30.0  # of a container's life that may hold nothing to profile
+PROGRAM_START_SECONDS: Final = 30.0  # start of a container's life in which there may be nothing to profile
 _TIER: Final = 1e7
-"""Between GPUs where a workload can be read, empty ones and the others; policies' scores stay far below."""
+"""Score difference between GPUs where a workload can be profiled in place, empty ones, and others; far above any
+policy's scores."""
 _DAY, _HOUR, _MINUTE = 86_400, 3600, 60
 
 
 @dataclass(frozen=True, slots=True)
 class ProbationSettings:
-    """What an installation says of it.
+    """An installation's settings of probation.
 
     Attributes:
-        seconds: length of the window, longer where a workload's GpuShare asks for it; 0: nobody is on probation.
-        most: pods that are on probation at a time.
-        freezes: whether throughput pods may be stopped for a moment, so that others can be read in place.
-        longest_seconds: what a GpuShare gets at most where it asks for more than `seconds`.
+        seconds: length of the window; longer if a workload's GpuShare asks for it; 0 turns probation off.
+        most: most pods on probation at a time.
+        freezes: whether throughput pods may be stopped for a moment, so that others can be profiled in place.
+        longest_seconds: longest window for a GpuShare that asks for more than `seconds`.
     """
 
     seconds: float = DEFAULT_SECONDS
@@ -54,14 +55,14 @@ NO_PROBATION: Final = ProbationSettings(seconds=0.0)
 
 @dataclass(frozen=True, slots=True)
 class ClosedPlace:
-    """A closed GPU and where it is."""
+    """A closed GPU and its row and slot in the state."""
 
     row: int
     slot: int
     closed: ClosedGpu
 
     def refusal(self) -> Rejection:
-        """Why another pod does not get it."""
+        """Return the refusal for other pods."""
         term = self.closed.term
         pod = term.pod or self.closed.pod_uid
         return Rejection(
@@ -72,11 +73,11 @@ class ClosedPlace:
 
 
 class Probationary:
-    """A policy for one newcomer, kept off GPUs that are another's for a while; it may ask for one itself.
+    """A policy for one newcomer that avoids GPUs closed for other pods, and may close one for the newcomer.
 
     Args:
-        policy: for the same newcomer.
-        seeks: whether it is of a workload that wants a GPU of its own where it cannot be read in place.
+        policy: the wrapped policy, for the same newcomer.
+        seeks: whether the newcomer should get a GPU to itself where it cannot be profiled in place.
     """
 
     is_choosy = True
@@ -96,7 +97,7 @@ class Probationary:
         self._request, self._closed, self._settings, self._now, self._seeks = request, closed, settings, now, seeks
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """The policy's score on the best kind of GPU that each node has for it; -inf where there is none."""
+        """Return the policy's score on the best kind of GPU of each node; -inf where no GPU is possible."""
         open_gpus = gpu_fits & self._open(state, rows)
         scores = np.full(len(rows), -np.inf)
         for tier, gpus in enumerate(self._tiers(state, rows, open_gpus)):
@@ -106,22 +107,22 @@ class Probationary:
         return scores
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """The policy's choice among the best kind of GPU that the node has for it."""
+        """Return the policy's choice among the node's best kind of GPU."""
         return self.inner.pick(state, shape, row, self._best_slots(state, shape, row, slots))
 
     def select(self, scores: FloatArray) -> int:
-        """As the policy."""
+        """Select as the wrapped policy does."""
         return self.inner.select(scores)
 
     def token(self, state: ClusterState) -> object:
-        """Changes with the policy's and with the GPUs that are closed."""
+        """Return a value that changes with the policy's token and the closed GPUs."""
         inner = self.inner.token(state)
         if inner is None:
             return None
         return inner, tuple((each.row, each.slot) for each in self._closed), self._settings.freezes
 
     def takes(self, state: ClusterState, row: int, slot: int) -> bool:
-        """Whether a GPU is of the best kind that its node has for it."""
+        """Return whether a GPU is of the best kind that its node has."""
         fits = fitting_gpus(state, self._request.shape, np.array([row]))[:, 0]
         slots = np.flatnonzero(fits).tolist()
         if slot not in self._best_slots(state, self._request.shape, row, slots):
@@ -129,7 +130,7 @@ class Probationary:
         return not isinstance(self.inner, Cautious) or self.inner.takes(state, row, slot)
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-        """Return the closed GPU that the policy would take, else the policy's reason; and each row's index."""
+        """Return why each row is refused (a closed GPU, else the policy's reason), and each row's index."""
         fits = fitting_gpus(state, shape, rows)
         groups = np.full(len(rows), -1, np.int64)
         found: list[Rejection] = []
@@ -148,7 +149,7 @@ class Probationary:
         return found, groups
 
     def term(self, state: ClusterState, row: int, slot: int) -> ProbationTerm | None:
-        """The newcomer's term on the GPU that was chosen; None where it is not on probation there."""
+        """Return the newcomer's term on the chosen GPU; None if it is not on probation there."""
         unprofiled = self._request.unprofiled
         if not self._seeks or unprofiled is None or state.clients[slot, row]:
             return None
@@ -160,14 +161,14 @@ class Probationary:
         )
 
     def _open(self, state: ClusterState, rows: IntArray) -> BoolArray:
-        """GPUs of rows that are not closed, (width, rows)."""
+        """Return which GPUs of rows are not closed, (width, rows)."""
         is_open = np.ones((state.present.shape[0], len(rows)), bool)
         for each in self._closed:
             is_open[each.slot, rows == each.row] = False
         return is_open
 
     def _tiers(self, state: ClusterState, rows: IntArray, gpus: BoolArray) -> Iterator[BoolArray]:
-        """GPUs among `gpus`, best kind first: shared with pods that can be stopped, empty, all."""
+        """Yield GPUs among `gpus`, best kind first: shared with pods that can be stopped, empty, all."""
         if self._seeks:
             is_empty = state.clients.take(rows, 1) == 0
             if self._settings.freezes:
@@ -177,7 +178,7 @@ class Probationary:
         yield gpus
 
     def _best_slots(self, state: ClusterState, shape: Shape, row: int, slots: Sequence[int]) -> list[int]:
-        """Those of `slots` that are open and of the best kind, as far as the policy takes one; all fit."""
+        """Return those of `slots` that are open and of the best kind that the policy accepts; all of them fit."""
         rows = np.array([row])
         gpus = np.zeros((state.present.shape[0], 1), bool)
         gpus[list(slots), 0] = True
@@ -188,7 +189,7 @@ class Probationary:
 
 
 def closed_places(state: ClusterState, judge: Judge, now: float) -> tuple[ClosedPlace, ...]:
-    """The GPUs that are closed: the window is not over, the pod is there, and there is no profile yet."""
+    """Return the closed GPUs: the window has not ended, the pod exists, and there is no profile yet."""
     found = []
     for closed in state.closed_gpus.at(now):
         at = state.gpu_at(closed.gpu_uuid)
@@ -206,7 +207,7 @@ def on_probation(
     *,
     now: float,
 ) -> PlacementPolicy:
-    """The policy to place one request by: as it is unless a GPU is closed or the pod is to get one of its own."""
+    """Return the policy for a request: unchanged unless a GPU is closed or the pod should get one to itself."""
     if request.gpu_count != 1 or request.share_milli >= GPU_MILLI or not settings.seconds:
         return policy
     closed = closed_places(state, judge, now)
@@ -223,17 +224,17 @@ def on_probation(
 
 
 def window_seconds(request: PlacementRequest, settings: ProbationSettings) -> int:
-    """Return the length of a pod's window, whole seconds: longer for a long profile, up to the ceiling."""
+    """Return the length of a pod's window in whole seconds: longer for a long profile, up to the limit."""
     own = request.unprofiled.window_seconds if request.unprofiled is not None else None
     needed = 0.0 if own is None else own + PROGRAM_START_SECONDS
     return round(max(settings.seconds, min(settings.longest_seconds, needed)))
 
 
 def why_unread(neighbours: Iterable[JobClass | None], *, can_freeze: bool) -> str:
-    """Return why a pod cannot be read in place beside its neighbours; empty where it can, or has none.
+    """Return why a pod cannot be profiled in place beside its neighbours; empty if it can, or has none.
 
     Args:
-        neighbours: their classes; None where one is not known.
+        neighbours: their classes; None if unknown.
         can_freeze: whether throughput pods can be stopped for a moment there.
     """
     classes = list(neighbours)
@@ -243,6 +244,6 @@ def why_unread(neighbours: Iterable[JobClass | None], *, can_freeze: bool) -> st
 
 
 def clock_time(moment: float) -> str:
-    """Return the time of day of a moment, Unix seconds, in UTC."""
+    """Return the time of day, in UTC, of a Unix time in seconds."""
     second = int(moment) % _DAY
     return f"{second // _HOUR:02}:{second % _HOUR // _MINUTE:02}:{second % _MINUTE:02} UTC"

@@ -1,4 +1,4 @@
-"""What pods hold of a cluster's state, and what is undone of it when a hypothesis ends."""
+"""Reservations of pods in a cluster's state, and the journal to undo them after a hypothesis."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from gpushare.core.placement.shapes import Placement, PlacementRequest
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What one pod holds; `slots` is None while its node or one of its GPUs is unknown (counted on arrival)."""
+    """The resources that one pod holds; `slots` is None while its node or one of its GPUs is unknown."""
 
     placement: Placement
     request: PlacementRequest

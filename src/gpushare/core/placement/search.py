@@ -1,10 +1,9 @@
 """The search over nodes: which fit, and how a policy ranks them.
 
-A node fits when enough of its GPUs each have the share, memory and client slots asked, are healthy, of an
-accepted model and within the fault domain, and when its CPU and memory suffice. A policy ranks the nodes that
-fit and picks the GPUs on the chosen one; it never searches. Scores are kept per policy and shape of request,
-and only rows that changed since are ranked again, so that a decision costs about the same on 100 nodes and on
-10,000.
+A node fits if enough of its GPUs have the requested share, memory and clients, are healthy, of an accepted model
+and within the fault domain, and if its CPU and memory suffice. A policy ranks the nodes that fit and picks the
+GPUs on the chosen one; it never searches. Scores are cached per policy and shape of request, and only rows that
+changed are ranked again, so that a decision costs about the same on 100 nodes and on 10,000.
 """
 
 from collections.abc import Sequence
@@ -59,21 +58,21 @@ class PlacementPolicy(Protocol):
 
     @property
     def is_choosy(self) -> bool:
-        """Return whether it may refuse a node that fits, by a score of -inf; `refusals` says why."""
+        """Return whether it may refuse a node that fits, with a score of -inf; `refusals` says why."""
         ...
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-        """Return why it takes no GPU of `rows`, on which the tenant fits: the reasons, and each row's index."""
+        """Return why it takes no GPU of `rows`, on which the tenant fits: the refusals, and each row's index."""
         ...
 
 
 @runtime_checkable
 class WorthPolicy(Protocol):
-    """A policy that says in thousandths of a GPU what its choice leaves, so that it can be weighed."""
+    """A policy that scores in thousandths of a GPU what its choice leaves free, so that it can be weighed."""
 
     @property
     def grain_milli(self) -> int:
-        """Return what a point of its scores stands for; smaller differences are ties."""
+        """Return the size of one point of its scores; smaller differences are ties."""
         ...
 
     def worth_kept(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
@@ -104,7 +103,7 @@ class LearningPolicy(Protocol):
 
 @runtime_checkable
 class NarrowedPolicy(Protocol):
-    """A policy that ranks as another does, but for a few rows: what is cached of the other holds for it."""
+    """A policy that ranks as another one does, except for a few rows; the other's cached scores apply to it."""
 
     @property
     def wider(self) -> PlacementPolicy:
@@ -113,7 +112,7 @@ class NarrowedPolicy(Protocol):
 
     @property
     def rows(self) -> IntArray:
-        """Return the rows that it ranks otherwise."""
+        """Return the rows that it ranks differently."""
         ...
 
 
@@ -161,20 +160,21 @@ class Candidates:
         self._state, self._policy, self._shape = state, policy, shape
         self._refused_rows = rows[~fitting]
         self.unknown = unknown
-        """Names asked for that are no GPU nodes."""
+        """Requested names that are not GPU nodes."""
         self.rows: IntArray = rows[fitting]
         self.scores: FloatArray = scores[fitting]
         """One score for each of `nodes`, higher is better."""
 
     @property
     def nodes(self) -> list[str]:
-        """Return the names of the nodes that fit, in the order asked."""
+        """Return the names of the nodes that fit, in the requested order."""
         return self._state.node_names_of(self.rows)
 
     def best(self, count: int, avoid: IntArray | None = None, *, equal_only: bool = False) -> IntArray:
-        """Return the `count` best rows that fit, ties in the order asked; none of `avoid` while others fit.
+        """Return the `count` best rows that fit, ties in the requested order; none of `avoid` while others fit.
 
-        `equal_only`: only those as good as the very best.
+        Args:
+            equal_only: return only rows with the best score.
         """
         rows, scores = self.rows, self.scores
         if avoid is not None and len(avoid):
@@ -199,7 +199,7 @@ class Candidates:
         return found
 
     def grouped_rejections(self) -> tuple[IntArray, list[Rejection], IntArray]:
-        """Return the rows that do not fit, the different reasons, and each row's index into these."""
+        """Return the rows that do not fit, the distinct refusals, and each row's index into these."""
         state, shape, rows = self._state, self._shape, self._refused_rows
         different, groups = grouped_refusals(state, shape, rows)
         if self._policy.is_choosy and len(rows):

@@ -1,4 +1,4 @@
-"""What an installation decides by: rendered once by the chart, read by everything that decides."""
+"""Settings of an installation for decisions: rendered once by the chart, read by everything that decides."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from gpushare.core.placement.policies import NAMES
 from gpushare.core.placement.probation import MOST_SECONDS, ProbationSettings
 
 DEFAULT_GPU_MEMORY_RESERVE_MIB: Final = 512
-"""MiB of each GPU kept from tenants: the MPS server's own context."""
+"""MiB of each GPU that tenants do not get, for the MPS server's own context."""
 DEFAULT_RESERVE_AFTER_SECONDS: Final = 1800.0
 """Seconds after which a GPU is kept for a waiting pod (docs/measurements/jobs.md)."""
 
@@ -30,7 +30,7 @@ RESERVE_AFTER: Final = "GPUSHARE_RESERVE_AFTER_SECONDS"
 
 
 class SettingsError(ValueError):
-    """A setting cannot be used; one sentence that names it."""
+    """A setting cannot be used; the message is one sentence that names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Settings:
 
     Attributes:
         policy: name of the placement policy.
-        defaults: what a pod gets that neither it nor its GpuShare says, the tolerated slowdown among it.
-        gpu_memory_reserve_mib: of each GPU, never given to tenants.
-        probation: when an unknown workload gets a GPU of its own for a while.
-        reserve_after_seconds: a GPU is kept for a pod that has waited longer; 0: none ever.
+        defaults: values that neither a pod nor its GpuShare sets, such as the tolerated slowdown.
+        gpu_memory_reserve_mib: memory of each GPU that tenants never get.
+        probation: when an unknown workload gets a GPU to itself for a while.
+        reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 turns it off.
     """
 
     policy: str = "gpushare"
@@ -52,7 +52,7 @@ class Settings:
     reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS
 
     def to_mapping(self) -> dict[str, str]:
-        """As the chart renders them: names of environment variables and their values."""
+        """Return the settings as the chart renders them: environment variables and their values."""
         return {
             POLICY: self.policy,
             DEFAULT_CLASS: self.defaults.job_class.value,
@@ -74,7 +74,7 @@ def parse_settings(values: Mapping[str, str]) -> Settings:
     """Read settings by the names of their environment variables; a missing one has its default.
 
     Raises:
-        SettingsError: a value is not what it should be.
+        SettingsError: a value is invalid.
     """
     standard = Settings().to_mapping()
     read = {name: values.get(name) or default for name, default in standard.items()}

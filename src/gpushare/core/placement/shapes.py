@@ -1,7 +1,7 @@
-"""Values of the packing engine: what nodes offer, what pods ask and what they get.
+"""Values of the packing engine: what nodes offer, what pods request and what they get.
 
-Unit of share: thousandths of one GPU ("milli-GPU", 1000 per GPU). Production traces use thousandths (460),
-users whole percents (46): both are exact integers. At the live edge `share_milli = MILLI_PER_PERCENT *
+Unit of share: thousandths of one GPU ("milli-GPU", 1000 per GPU). Production traces use thousandths (460), users
+whole percents (46); both are exact integers. Live code converts by `share_milli = MILLI_PER_PERCENT *
 share_percent`.
 """
 
@@ -22,7 +22,7 @@ MILLI_PER_PERCENT: Final = GPU_MILLI // names.SHARES_PER_GPU
 
 @dataclass(frozen=True, slots=True)
 class GpuSpec:
-    """One GPU as a node reports it; `memory_mib` None where nothing is known about its memory."""
+    """One GPU as a node reports it; `memory_mib` is None if its memory is unknown."""
 
     uuid: str
     model: str
@@ -31,7 +31,7 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """One node; `cpu_milli`, `memory_mib` are what our pods may use there; None if not counted here."""
+    """One node; `cpu_milli` and `memory_mib` are what our pods may use there; None if not counted here."""
 
     name: str
     gpus: tuple[GpuSpec, ...]
@@ -41,21 +41,23 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What one pod needs from a node.
+    """Requirements of one pod on a node.
 
     Attributes:
-        share_milli: of each of its GPUs, 1 to 1000; ignored when gpu_count is 0.
-        gpu_count: GPUs wanted; above 1 only with whole GPUs. 0 is a pod without GPUs (the simulator's traces).
+        share_milli: share of each of its GPUs, 1 to 1000; ignored if gpu_count is 0.
+        gpu_count: number of GPUs; above 1 only with whole GPUs. 0 is a pod without GPUs (the simulator's traces).
         memory_mib: GPU memory on each GPU; None means share x the GPU's usable memory.
-        cpu_milli, node_memory_mib: taken from the node.
-        models: GPU models the pod accepts; empty for any.
-        clients: MPS clients that it holds on each GPU at least.
-        known: what is known of its workload; None where nothing is.
-        max_slowdown: that it tolerates, 1 or more, where its workload does not say itself.
-        unprofiled: its workload, while that has no profile and may get one.
-        priority: of its pod; queued_at: since when it could be placed, seconds of the caller's clock; inf: it
-            comes now. Both only decide before whom it has to stand back (keeping.py).
-        is_auto: whether its share is what `auto` stands for (`gpushare.core.progress.promise_of`).
+        cpu_milli: CPU request on the node.
+        node_memory_mib: memory request on the node.
+        models: GPU models that the pod accepts; empty for any.
+        clients: MPS clients that it may have on each GPU, at least 1.
+        known: knowledge about its workload; None if nothing is known.
+        max_slowdown: tolerated slowdown, 1 or more, if its workload does not say.
+        unprofiled: its workload, if it has no profile and may get one.
+        priority: priority of its pod; only decides which pods it must stand back for (keeping.py).
+        queued_at: since when it could be placed, in seconds of the caller's clock; inf if it arrives now. Only
+            decides which pods it must stand back for.
+        is_auto: whether its share was chosen by `auto` (`gpushare.core.progress.promise_of`).
     """
 
     pod_uid: str
@@ -76,7 +78,7 @@ class PlacementRequest:
     queued_at: float = field(default=math.inf, compare=False)
     is_auto: bool = field(default=False, compare=False)
     shape: "Shape" = field(init=False, repr=False, compare=False)
-    """The part that decides where it can go: requests of one shape are interchangeable to the engine."""
+    """The part that decides where it can go; requests of one shape are interchangeable to the engine."""
 
     def __post_init__(self) -> None:
         if self.gpu_count < 0 or (self.gpu_count and not 1 <= self.share_milli <= GPU_MILLI):
@@ -98,15 +100,15 @@ class PlacementRequest:
             self.fault_domain,
             self.clients,
         )
-        object.__setattr__(self, "shape", shape)  # frozen, and asked for with every decision
+        object.__setattr__(self, "shape", shape)  # the class is frozen, and every decision reads the shape
 
     @property
     def rank(self) -> tuple[int, float, str]:
-        """Return what waiting pods are ordered by: priority, then how long they have waited."""
+        """Return the sort key of waiting pods: priority, then waiting time."""
         return -self.priority, self.queued_at, self.pod_uid
 
     def as_tenant(self, memory_mib: int) -> "Tenant":
-        """Return the tenant that it would be, under the least cap that it may have."""
+        """Return the tenant that it would be, under its smallest cap."""
         return Tenant(
             self.pod_uid,
             self.share_milli,
@@ -122,7 +124,7 @@ class PlacementRequest:
 
 
 def tolerated(request: PlacementRequest, known: KnownWorkload | None, defaults: Defaults | None = None) -> float:
-    """The slowdown that a pod tolerates: its workload's own word, else its request's, else its class's default."""
+    """Return the slowdown that a pod tolerates, as set by its workload, its request, or its class's default."""
     if known is not None and known.max_slowdown is not None:
         return max(1.0, known.max_slowdown)
     if request.max_slowdown is not None:
@@ -131,12 +133,12 @@ def tolerated(request: PlacementRequest, known: KnownWorkload | None, defaults: 
 
 
 def tenancy_kind(share_milli: int, gpu_count: int) -> int:
-    """Line of `ClusterState.kinds` of a pod with GPUs: 0 for a part of one GPU, else how many whole ones."""
+    """Return the pod's line in `ClusterState.kinds`: 0 for a part of one GPU, else its number of whole GPUs."""
     return min(gpu_count, MAX_GPUS_PER_POD) if share_milli == GPU_MILLI else 0
 
 
 class Shape(NamedTuple):
-    """A request without its pod: the key of results that all pods with the same request share."""
+    """A request without its pod: the key of results that all pods with equal requests share."""
 
     share_milli: int
     gpu_count: int
@@ -152,14 +154,14 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pod goes, and under which limits.
+    """Place of a pod, and its limits.
 
     Attributes:
         gpu_uuids: in the order the container sees them; empty for a pod without GPUs.
-        memory_mib: GPU memory it gets on each (the least of them, when a default share differs by GPU).
-        thread_percentage: its cap, 1 to 100; None while it is not decided. It does not count in comparisons: a
-            changed cap moves no pod.
-        probation: the term during which the GPU is the pod's alone; None: it is not on probation.
+        memory_mib: GPU memory it gets on each (the least, if a default share differs by GPU).
+        thread_percentage: its cap, 1 to 100; None while it is not decided. Ignored in comparisons: a changed cap
+            moves no pod.
+        probation: the term during which the pod has the GPU to itself; None if it is not on probation.
     """
 
     node: str
@@ -183,5 +185,5 @@ class Tenant:
     thread_percentage: int
     known: KnownWorkload | None = field(default=None, compare=False)
     max_slowdown: float = field(default=1.0, compare=False)
-    """That it tolerates where its workload does not say."""
+    """Tolerated slowdown, if its workload does not say."""
     is_auto: bool = field(default=False, compare=False)

@@ -1,4 +1,4 @@
-"""What a workload that is not known is taken for, so that known neighbours are protected from it beforehand."""
+"""The profile that is assumed for an unknown workload, to protect known neighbours from it in advance."""
 
 from typing import Final
 
@@ -21,5 +21,5 @@ STAND_IN: Final = Profile(
         graphics_util=0.973,
     )
 )
-"""Counters of mlp-train-fp16-b1024 on an H200: of the shipped dataset's 53 workloads under a cap of their share it
-is the fifth in what it costs the others, and it suffers more than most (docs/adr/0121)."""
+"""Counters of mlp-train-fp16-b1024 on an H200. Of the dataset's 53 workloads under a cap of their share, it is the
+fifth in what it costs its neighbours, and it suffers more than most (docs/adr/0121)."""

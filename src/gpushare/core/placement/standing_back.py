@@ -1,4 +1,4 @@
-"""A policy kept off the GPUs that are kept for pods that have waited longer (keeping.py)."""
+"""A policy that avoids GPUs which are kept for pods that have waited longer (keeping.py)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -14,13 +14,13 @@ from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, I
 from gpushare.core.placement.whatif import WhatIf
 
 Barred = Mapping[tuple[int, int], KeptGpus]
-"""(slot, row) of the GPUs that a pod may not take, and for whom each is kept."""
+"""By (slot, row), the GPUs that a pod may not take and the pod that each is kept for."""
 _MINUTES_FROM: Final = 120.0
 _HOURS_FROM: Final = 7200.0
 
 
 class StandingBack:
-    """Another policy for one request, without the GPUs where it would set back a pod that has waited longer."""
+    """A policy for one request that avoids GPUs where the request would set back a pod that has waited longer."""
 
     is_choosy = True
 
@@ -31,7 +31,7 @@ class StandingBack:
         self._barred = barred
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """As the other, with what is barred taken for GPUs that do not fit."""
+        """Rank as the wrapped policy does, treating barred GPUs as full."""
         left = gpu_fits & ~self._bars(rows, gpu_fits.shape[0])
         some = left.sum(axis=0) >= max(1, shape.gpu_count)
         scores = np.full(len(rows), -np.inf)
@@ -40,15 +40,15 @@ class StandingBack:
         return scores
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """As the other, of those that are not barred."""
+        """Pick as the wrapped policy does, among the GPUs that are not barred."""
         return self.wider.pick(state, shape, row, [slot for slot in slots if (slot, row) not in self._barred])
 
     def select(self, scores: FloatArray) -> int:
-        """As the other."""
+        """Select as the wrapped policy does."""
         return self.wider.select(scores)
 
     def token(self, state: ClusterState) -> object:
-        """Nothing is cached of it: it ranks a few rows."""
+        """Return None: this policy ranks only a few rows, so nothing is cached."""
         del state
         return None
 
@@ -58,7 +58,7 @@ class StandingBack:
         return (slot, row) not in self._barred
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-        """Return one rejection for each node: for whom a GPU is kept there, else what the other says."""
+        """Return one rejection for each node: the pod that a GPU is kept for, else the wrapped policy's reason."""
         found: list[Rejection] = []
         groups = np.full(len(rows), -1, np.int64)
         for at in np.flatnonzero(np.isin(rows, self.rows)).tolist():
@@ -89,12 +89,12 @@ def barred_for(
     what_if: WhatIf,
     closes: Callable[[int, int], bool] = lambda _row, _slot: False,
 ) -> Barred:
-    """Return the GPUs where a request would set back a pod before which it stands back.
+    """Return the GPUs that a request may not take, because it would set back a pod that has waited longer.
 
-    It does not where that pod still fits after the same tenants have left.
+    The request may take a GPU if that pod would still fit beside it after the same tenants have left.
 
     Args:
-        closes: whether the request would have a GPU (row, slot) to itself for a while.
+        closes: returns whether the request would have a GPU (row, slot) to itself for a while.
     """
     found: dict[tuple[int, int], KeptGpus] = {}
     state = what_if.state
@@ -113,7 +113,7 @@ def barred_for(
             continue
         for slot in slots:
             if state.share_free_milli[slot, row] < request.share_milli:
-                continue  # it does not fit there anyway, and that is what is told
+                continue  # it does not fit there anyway, which is the reason to report
             is_one = each.pod.request.gpu_count == 1
             fits_beside = is_one and not closes(row, slot)
             if not (fits_beside and what_if.fits(each.pod, (slot, row), tenants[slot], each.leaving, request)):
@@ -129,7 +129,7 @@ def _rejection_of(kept: KeptGpus) -> Rejection:
 
 
 def _long(seconds: float) -> str:
-    """Return a duration in words, coarse enough that it does not change with every second."""
+    """Return a duration as text, coarse enough that it does not change every second."""
     if seconds < _MINUTES_FROM:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < _HOURS_FROM else f"{seconds / 3600:.0f} h"

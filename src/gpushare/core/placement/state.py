@@ -1,8 +1,8 @@
 """The state of a cluster's GPUs as arrays, the same for the live extender and for the simulator.
 
-Layout: a node is a row of the table of nodes and keeps it while it lives; free rows are reused. Arrays by GPU
-are of shape (width, rows), one line per GPU slot of the widest node, so that a test over all nodes is a few
-passes over contiguous memory. A slot that a node does not have is `present == False` with nothing free.
+Layout: a node is a row of all arrays and keeps it while it exists; free rows are reused. Arrays by GPU have the
+shape (width, rows), one line per GPU slot of the widest node, so that a test over all nodes is a few passes over
+contiguous memory. A slot that a node does not have is `present == False` with nothing free.
 """
 
 from collections import Counter
@@ -48,13 +48,13 @@ __all__ = [
 ]
 
 UNLIMITED: Final = np.iinfo(np.int64).max // 4
-"""Free CPU or memory of a node that does not report it: kube-scheduler counts it."""
+"""Free CPU or memory of a node that does not report it, because kube-scheduler counts it."""
 
 AGENT_AWAY: Final = 1
-"""Seconds of silence that stand for an agent that does not run; silence itself counts from far more on."""
+"""Special value of `silent_seconds`: the agent does not run. Real silences count only when far longer."""
 
 MAX_TABLES: Final = 1024
-"""Tables kept of 8 bytes a node each: 40 MB at 5,000 nodes; the least recently used goes first."""
+"""Most cached tables, of 8 bytes a node each: 40 MB at 5,000 nodes. The least recently used is dropped first."""
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -63,7 +63,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(slots=True)
 class RowTable:
-    """One value a node, kept between two decisions; stale once `token` or `epoch` differ, or rows changed."""
+    """One value per node, cached between decisions; stale if token or epoch differ, or rows changed since."""
 
     values: NDArray[np.float64] | NDArray[np.int64]
     token: object
@@ -74,26 +74,26 @@ class RowTable:
 class ClusterState:
     """GPUs, nodes and reservations.
 
-    Arrays of shape (width, rows): `present, healthy` bool, `share_free_milli, memory_free_mib, memory_usable_mib,
-    clients, latency` int64 (tenants of that class), `isolated` bool (an isolated tenant is there), `model_ids`
-    int64 (-1 absent). Arrays of shape
-    (rows,): `alive` bool, `cpu_free_milli, node_memory_free_mib` int64 (UNLIMITED when not counted), `gpu_counts`,
-    `silent_seconds` int64 (for how long the node's agent has been silent at least, 0 while it is heard),
-    `unfreezable` bool (nobody can be stopped there).
-    `kinds` of shape (1 + MAX_GPUS_PER_POD, rows): pods there by GPUs asked, fractions of one on line 0.
-    Policies read them; only the methods here write them.
+    Arrays of shape (width, rows): `present`, `healthy` bool; `share_free_milli`, `memory_free_mib`,
+    `memory_usable_mib`, `clients` int64; `latency` int64 (number of latency tenants); `isolated` bool (has an
+    isolated tenant); `model_ids` int64 (-1 if absent).
+    Arrays of shape (rows,): `alive` bool; `cpu_free_milli`, `node_memory_free_mib` int64 (UNLIMITED if not
+    counted); `gpu_counts` int64; `silent_seconds` int64 (how long the node's agent has been silent at least, 0
+    while it reports); `unfreezable` bool (no tenant can be stopped there).
+    `kinds` int64 of shape (1 + MAX_GPUS_PER_POD, rows): number of pods by requested GPUs, fractions on line 0.
+    Policies read the arrays; only the methods here write them.
     """
 
     def __init__(self, nodes: Iterable[NodeSpec] = (), *, gpu_memory_reserve_mib: int = 0) -> None:
-        """`gpu_memory_reserve_mib` of every GPU is never given to tenants (the MPS server's own context)."""
+        """Build the state; tenants never get `gpu_memory_reserve_mib` of a GPU (the MPS server's own context)."""
         self.gpu_memory_reserve_mib = gpu_memory_reserve_mib
         self.model_names: list[str] = []
         self.epoch = 0
-        """Rises when rows or models are added: every cache by row is then invalid."""
+        """Rises when rows or models are added; every cache by row is then invalid."""
         self.nodes_version = 0
-        """Rises when a node comes or goes: rows must be looked up by name again."""
+        """Rises when a node comes or goes; rows must then be looked up by name again."""
         self.row_tables: LRUCache[tuple[str, Shape], RowTable] = LRUCache(MAX_TABLES)
-        """What `gpushare.core.placement.node_cache` keeps."""
+        """The cache of `gpushare.core.placement.node_cache`."""
         self._changes: list[int] = []
         self._changes_forgotten = 0
         self._model_ids: dict[str, int] = {}
@@ -109,23 +109,23 @@ class ClusterState:
         self.reserved_shapes: Counter[Shape] = Counter()
         """Number of reserved pods by shape of request."""
         self.known_tenants = 0
-        """Reserved pods of whose workload something was known when they were placed."""
+        """Number of reserved pods whose workload was known when they were placed."""
         self._tenants: dict[tuple[int, int], dict[str, int]] = {}
         self._waiting: dict[str, set[str]] = {}
         self._other_use: dict[str, tuple[int, int]] = {}
         self._order = 0
         self._journal = Journal()
         self.isolated_count = 0
-        """Isolated tenants, counted per GPU: while it is 0, the check is skipped."""
+        """Number of isolated tenants, counted per GPU; while it is 0, the check is skipped."""
         self.latency_count = 0
-        """Tenants of class latency, counted per GPU."""
+        """Number of tenants of class latency, counted per GPU."""
         self.closed_gpus = ClosedGpus()
         """GPUs that one pod has to itself while its workload is on probation."""
         self._unfreezable: set[str] = set()
         self.tracks_memory = False
         """Whether any GPU's memory is known."""
         self.large_memory_count = 0
-        """Tenants that hold more of a GPU's memory than their share of it, each GPU counted."""
+        """Number of tenants that hold more of a GPU's memory than their share of it, counted per GPU."""
         self._allocate(0, 0)
         for spec in nodes:
             self.add_node(spec)
@@ -133,10 +133,10 @@ class ClusterState:
     # -- nodes and GPUs -------------------------------------------------------------------------------------------
 
     def add_node(self, spec: NodeSpec) -> None:
-        """Add a node; pods already reserved on it by name are counted now.
+        """Add a node, and count the pods that are already reserved on it by name.
 
         Raises:
-            ValueError: the node is known already, or one of its GPUs is on another node.
+            ValueError: the node is already known, or one of its GPUs is on another node.
         """
         if spec.name in self._rows:
             raise ValueError(f"node {spec.name} is there already")
@@ -173,7 +173,7 @@ class ClusterState:
             self._count(pod_uid, self._reservations[pod_uid])
 
     def update_node(self, spec: NodeSpec) -> None:
-        """Replace what is known of a node (its GPUs, CPU, memory); its tenants stay, those of lost GPUs wait."""
+        """Replace a node's GPUs, CPU and memory; its tenants stay, and those of lost GPUs wait for them."""
         if self._specs.get(spec.name) == spec:
             return
         if spec.name in self._rows:
@@ -181,7 +181,7 @@ class ClusterState:
         self.add_node(spec)
 
     def remove_node(self, name: str) -> None:
-        """Forget a node if it is known; its pods keep their reservations and count again should it return."""
+        """Remove a node if it is known; its pods keep their reservations and count again if it returns."""
         if name not in self._rows:
             return
         self._refuse_in_snapshot()
@@ -202,7 +202,7 @@ class ClusterState:
         self._touch(row)
 
     def set_health(self, uuid: str, *, healthy: bool) -> None:
-        """Set whether a GPU may take new tenants; remembered for a GPU that is not known yet."""
+        """Set whether a GPU may take new tenants; also remembered for a GPU that is not known yet."""
         if healthy:
             self._unhealthy.discard(uuid)
         else:
@@ -215,11 +215,9 @@ class ClusterState:
                 self._touch(row)
 
     def set_silence(self, node: str, seconds: int) -> None:
-        """Set for how long a node's agent has been silent, at least; its GPUs take no new tenants until it is 0.
+        """Set how long a node's agent has been silent at least; its GPUs take no new tenants until it is 0.
 
-        `AGENT_AWAY` for one that does not run at all.
-
-        Remembered for a node that is not known yet.
+        `AGENT_AWAY` means that the agent does not run. Also remembered for a node that is not known yet.
         """
         if seconds:
             self._silent_seconds[node] = seconds
@@ -234,7 +232,7 @@ class ClusterState:
         self._touch(row)
 
     def set_freezing(self, node: str, *, works: bool) -> None:
-        """Set whether tenants of a node can be stopped for a moment; remembered for a node not known yet."""
+        """Set whether tenants of a node can be stopped for a moment; also remembered for an unknown node."""
         (self._unfreezable.discard if works else self._unfreezable.add)(node)
         row = self._rows.get(node)
         if row is not None and bool(self.unfreezable[row]) == works:
@@ -242,7 +240,7 @@ class ClusterState:
             self._touch(row)
 
     def set_other_use(self, node: str, cpu_milli: int, memory_mib: int) -> None:
-        """Set what pods without a reservation take of a node; remembered for a node not known yet."""
+        """Set what pods without a reservation use of a node; also remembered for an unknown node."""
         cpu_before, memory_before = self._other_use.pop(node, (0, 0))
         if cpu_milli or memory_mib:
             self._other_use[node] = (cpu_milli, memory_mib)
@@ -255,13 +253,13 @@ class ClusterState:
     # -- pods -----------------------------------------------------------------------------------------------------
 
     def reserve(self, pod_uid: str, placement: Placement, request: PlacementRequest) -> None:
-        """Count a pod where `placement` says.
+        """Count a pod on the GPUs of `placement`.
 
-        It records facts, so it does not refuse: a pod that already runs counts even where it should not, and one
-        on a node or GPU that is not known yet waits for it. `placement.fits` is the question to ask before.
+        This records a fact and refuses nothing: a pod that already runs counts even where it does not fit, and one
+        on an unknown node or GPU is counted once that is known. Whether a pod fits is decided before.
 
         Raises:
-            ValueError: the pod holds a reservation already.
+            ValueError: the pod already has a reservation.
         """
         if pod_uid in self._reservations:
             raise ValueError(f"pod {pod_uid} holds a reservation already")
@@ -270,7 +268,7 @@ class ClusterState:
         self._log(pod_uid, None)
 
     def release(self, pod_uid: str) -> Reservation | None:
-        """Release a pod's reservation and return it; None when it has none."""
+        """Release a pod's reservation and return it; None if it has none."""
         reservation = self._reservations.get(pod_uid)
         if reservation is None:
             return None
@@ -288,16 +286,16 @@ class ClusterState:
             self._close(pod_uid, reservation)
 
     def reservation(self, pod_uid: str) -> Reservation | None:
-        """Return a pod's reservation."""
+        """Return a pod's reservation, or None."""
         return self._reservations.get(pod_uid)
 
     @property
     def reservations(self) -> Mapping[str, Reservation]:
-        """All reservations by pod uid, live."""
+        """Return all reservations by pod uid, as a live view."""
         return self._reservations
 
     def tenants(self, gpu_uuid: str) -> tuple[Tenant, ...]:
-        """The pods on a GPU, oldest first; empty for a GPU that is not known."""
+        """Return the pods on a GPU, oldest first; empty for an unknown GPU."""
         at = self._gpu_at.get(gpu_uuid)
         if at is None:
             return ()
@@ -326,12 +324,12 @@ class ClusterState:
     # -- hypothetical work ----------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
-        """Remember this point, to undo reservations and releases after it. Nodes must not change meanwhile."""
+        """Return a point to undo later reservations and releases to. Nodes must not change meanwhile."""
         self._journal.open_snapshots += 1
         return Snapshot(len(self._journal.entries), self._order)
 
     def undo(self, snapshot: Snapshot) -> None:
-        """Return to a snapshot exactly, newest change first, and close it."""
+        """Return to a snapshot exactly, undoing the newest change first, and close it."""
         journal = self._journal
         while len(journal.entries) > snapshot.position:
             pod_uid, reservation = journal.entries.pop()
@@ -343,7 +341,7 @@ class ClusterState:
         self.keep(snapshot)
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Close a snapshot and keep what was done since; an older open snapshot can still take it back."""
+        """Close a snapshot and keep the changes since; an older open snapshot can still undo them."""
         del snapshot
         journal = self._journal
         journal.open_snapshots -= 1
@@ -354,11 +352,11 @@ class ClusterState:
 
     @property
     def change_count(self) -> int:
-        """Changes of any row so far: a cache remembers it and asks `changed_since` later."""
+        """Return the number of row changes so far, for `changed_since`."""
         return self._changes_forgotten + len(self._changes)
 
     def changed_since(self, count: int) -> IntArray | None:
-        """Return the rows changed since `change_count` was `count`, each once; None when that is too long ago."""
+        """Return the rows changed since `change_count` was `count`, each once; None if that is too long ago."""
         if count < self._changes_forgotten:
             return None
         recent = self._changes[count - self._changes_forgotten :]
@@ -368,50 +366,50 @@ class ClusterState:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """The known nodes."""
+        """Return the names of the known nodes."""
         return tuple(self._rows)
 
     def row(self, node: str) -> int | None:
-        """The row of a node."""
+        """Return the row of a node, or None."""
         return self._rows.get(node)
 
     def rows(self, nodes: Iterable[str]) -> list[int | None]:
-        """The rows of many nodes, None for those not known."""
+        """Return the rows of many nodes, None for unknown ones."""
         return list(map(self._rows.get, nodes))
 
     @property
     def row_names(self) -> Sequence[str]:
-        """The node of each row, "" where there is none."""
+        """Return the node name of each row, "" for a free row."""
         return self._row_names
 
     def node_name(self, row: int) -> str:
-        """The node of a row."""
+        """Return the node name of a row."""
         return self._row_names[row]
 
     def node_names_of(self, rows: IntArray) -> list[str]:
-        """The nodes of many rows."""
+        """Return the node names of many rows."""
         every = self._row_names
         return [every[row] for row in rows.tolist()]
 
     def spec(self, node: str) -> NodeSpec | None:
-        """What a node reported."""
+        """Return what a node reported, or None."""
         return self._specs.get(node)
 
     def uuids(self, row: int) -> tuple[str, ...]:
-        """The GPUs of a row by slot."""
+        """Return the GPU UUIDs of a row, by slot."""
         return self._uuids[row]
 
     def gpu_at(self, uuid: str) -> tuple[int, int] | None:
-        """The row and slot of a GPU."""
+        """Return the row and slot of a GPU, or None."""
         return self._gpu_at.get(uuid)
 
     def gpu_node(self, uuid: str) -> str | None:
-        """The node that carries a GPU."""
+        """Return the name of the node that has a GPU, or None."""
         at = self._gpu_at.get(uuid)
         return None if at is None else self._row_names[at[0]]
 
     def accepted_model_ids(self, models: Iterable[str]) -> list[int]:
-        """Ids of those of `models` that any GPU here has, or had."""
+        """Return the ids of those of `models` that any GPU here has or had."""
         return sorted(self._model_ids[model] for model in models if model in self._model_ids)
 
     # -- inside ---------------------------------------------------------------------------------------------------

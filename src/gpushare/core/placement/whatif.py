@@ -1,4 +1,4 @@
-"""Whether a waiting pod would fit a GPU once some of its tenants had left: tried on nothing but the figures."""
+"""Whether a waiting pod would fit a GPU after some of its tenants have left, without changing the state."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from gpushare.core.placement.state import ClusterState
 
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
-    """A pod that fitted nowhere when it was asked about.
+    """A pod that fitted nowhere in the last attempt.
 
     Attributes:
-        request: with its priority, and since when it waits.
-        name: for people.
-        nodes: the nodes that its selector, affinity and tolerations allow; None: every one.
-        joins: whether it may run beside these pods (uids) for reasons that the state does not know.
+        request: its request, with priority and start of waiting.
+        name: for messages.
+        nodes: the nodes that its selector, affinity and tolerations allow; None for all.
+        joins: returns whether it may run beside these pods (uids) by rules that the state does not know.
     """
 
     request: PlacementRequest
@@ -28,7 +28,7 @@ class WaitingPod:
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What a decision looks at, for questions of what comes when tenants leave."""
+    """Inputs of a decision, for questions about what would fit after tenants leave."""
 
     state: ClusterState
     judge: Judge
@@ -42,10 +42,13 @@ class WhatIf:
         gone: Collection[str],
         plus: PlacementRequest | None = None,
     ) -> bool:
-        """Return whether a pod fits one GPU once some of its tenants are gone and, maybe, another has come.
+        """Return whether a pod fits one GPU after some of its tenants have left and, optionally, one has arrived.
 
         Args:
-            at: slot and row of the GPU; tenants: of it, as they are.
+            at: slot and row of the GPU.
+            tenants: its present tenants.
+            gone: uids of tenants that leave.
+            plus: request of a tenant that arrives.
         """
         (_, row), shape, state = at, pod.request.shape, self.state
         leaving = [each for each in tenants if each.pod_uid in gone]
@@ -71,7 +74,7 @@ class WhatIf:
     def node_fits(
         self, pod: WaitingPod, row: int, leaving: Iterable[Tenant], plus: PlacementRequest | None = None
     ) -> bool:
-        """Return whether a node's CPU and memory suffice once tenants are gone and, maybe, another has come."""
+        """Return whether a node's CPU and memory suffice after tenants leave and optionally another arrives."""
         cpu_milli, memory_mib = int(self.state.cpu_free_milli[row]), int(self.state.node_memory_free_mib[row])
         for uid in {each.pod_uid for each in leaving}:
             reservation = self.state.reservation(uid)
@@ -84,7 +87,7 @@ class WhatIf:
         return cpu_milli >= pod.request.cpu_milli and memory_mib >= pod.request.node_memory_mib
 
     def _memory_mib(self, request: PlacementRequest, at: tuple[int, int]) -> int:
-        """GPU memory that a pod takes of a GPU: what it asks, else its share."""
+        """Return the memory that a pod takes on a GPU: what it requests, else its share."""
         if request.memory_mib is not None:
             return request.memory_mib
         return int(self.state.memory_usable_mib[at]) * request.share_milli // GPU_MILLI

@@ -1,6 +1,6 @@
-"""Placement policies: each ranks nodes and picks GPUs; the search is `gpushare.core.placement.search`'s.
+"""Placement policies: each ranks nodes and picks GPUs; `gpushare.core.placement.search` searches.
 
-`make` knows them by the names that the command line and the chart use.
+`make` returns them by the names that the command line and the chart use.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ __all__ = [
 
 History = Mapping[Shape, float]
 
-# In quotes: numpy loads its random numbers, 3 MiB, when they are first named, and no live process draws any.
+# In quotes: numpy loads its random module, 3 MiB, when it is first named, and no live process uses it.
 _MAKERS: "Final[dict[str, Callable[[History, np.random.Generator], PlacementPolicy]]]" = {
     "random": lambda _history, rng: RandomFit(rng),
     "dotprod": lambda _history, _rng: DotProduct(),
@@ -44,7 +44,7 @@ NAMES: Final = tuple(_MAKERS)
 
 
 def make(name: str, history: History, rng: "np.random.Generator") -> PlacementPolicy:
-    """A policy by name; `history`, requests and how often they came, is what fgd expects; gpushare learns.
+    """Return a policy by name; `history` (frequency of each request) is only used by fgd, gpushare learns its own.
 
     Raises:
         KeyError: there is no policy of this name.

@@ -1,4 +1,4 @@
-"""What most policies share: how ties are broken and how GPUs of a chosen node are picked."""
+"""Common parts of most policies: how ties are broken and how GPUs of a chosen node are picked."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,11 @@ class Deterministic:
     """Ties go to the first row and to the fullest GPU that fits, so that pods gather."""
 
     def select(self, scores: FloatArray) -> int:
-        """The best row."""
+        """Return the first of the best rows."""
         return int(scores.argmax())
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """The fullest GPUs that fit, lower slots first among equals."""
+        """Return the fullest GPUs that fit, lower slots first among equals."""
         free = state.share_free_milli[:, row].tolist()
         if shape.gpu_count == 1:
             return (min(slots, key=free.__getitem__),)
@@ -25,11 +25,11 @@ class Deterministic:
     is_choosy = False
 
     def refusals(self, state: ClusterState, shape: Shape, rows: IntArray) -> tuple[list[Rejection], IntArray]:
-        """It takes any GPU that fits."""
+        """Return no refusals, as the policy takes any GPU that fits."""
         del state, shape
         return [], np.zeros(len(rows), np.int64)
 
     def token(self, state: ClusterState) -> object:
-        """Scores depend on the state alone."""
+        """Return a constant, as scores depend only on the state."""
         del state
         return ()

@@ -1,7 +1,7 @@
-"""Simple policies of published systems, as the simulator of "Beware of Fragmentation" (USENIX ATC'23) has them.
+"""Simple policies of published systems, as in the simulator of "Beware of Fragmentation" (USENIX ATC'23).
 
-Source: github.com/hkust-adsl/kubernetes-scheduler-simulator, pkg/simulator/plugin; scores are whole points of
-100 and ties go to the first node, which matters: most decisions are ties at that resolution.
+Source: github.com/hkust-adsl/kubernetes-scheduler-simulator, pkg/simulator/plugin; scores are whole points of 100
+and ties go to the first node, which matters: most decisions are ties at that resolution.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,18 @@ from gpushare.core.placement.state import (
 )
 
 CPU_SCALE_MILLI: Final = 128_000
-"""A large node's CPU (MaxSpecCpu): what one unit of a CPU term means."""
+"""A large node's CPU (MaxSpecCpu), the unit of a CPU term."""
 GPU_SCALE_MILLI: Final = 8_000
-"""A large node's GPUs (MaxSpecGpu)."""
+"""A large node's GPUs (MaxSpecGpu), the unit of a GPU term."""
 
 
 class BestFit(Deterministic):
-    """Leaves the least behind: the node whose free CPU and GPU after placement sum, scaled, to the smallest."""
+    """Best fit: the node whose free CPU and GPU after placement, scaled and summed, are smallest."""
 
     name = "bestfit"
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """best_fit_score.go."""
+        """Score as best_fit_score.go does."""
         del gpu_fits
         cpu_left = known_cpu(state, rows, shape.cpu_milli)
         gpu_left = state.share_free_milli.take(rows, 1).sum(axis=0) - shape.share_milli * shape.gpu_count
@@ -42,12 +42,12 @@ class BestFit(Deterministic):
 
 
 class DotProduct(Deterministic):
-    """Tetris (SIGCOMM'14): away from where the demand points along what is free."""
+    """Tetris (SIGCOMM'14): avoid nodes whose free resources have the proportions of the demand."""
 
     name = "dotprod"
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """dot_product_score.go with GPU dimensions merged, normalised by the largest node."""
+        """Score as dot_product_score.go does with GPU dimensions merged, normalised by the largest node."""
         del gpu_fits
         cpu = known_cpu(state, rows, 0) / CPU_SCALE_MILLI * (shape.cpu_milli / CPU_SCALE_MILLI)
         gpu_asked = shape.share_milli * shape.gpu_count / GPU_SCALE_MILLI
@@ -56,12 +56,12 @@ class DotProduct(Deterministic):
 
 
 class Clustering(Deterministic):
-    """Gandiva (OSDI'18): pods that ask alike share nodes, the fuller the better."""
+    """Gandiva (OSDI'18): pods with equal requests share nodes, the fuller the better."""
 
     name = "clustering"
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """gpu_clustering_score.go: own kind alone, own kind among others, empty, others only; each by use."""
+        """Score as gpu_clustering_score.go: own kind alone, own among others, empty, others only; each by use."""
         del gpu_fits
         if not shape.gpu_count:
             return np.zeros(len(rows))
@@ -80,7 +80,7 @@ class Packing(Deterministic):
     name = "packing"
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """gpu_packing_score.go."""
+        """Score as gpu_packing_score.go does."""
         if not shape.gpu_count:
             return np.zeros(len(rows))
         free = state.share_free_milli.take(rows, 1)
@@ -99,7 +99,7 @@ class Packing(Deterministic):
 
 
 class RandomFit(Deterministic):
-    """Any node that fits, any GPU of it that fits: the floor that every policy has to beat."""
+    """Any node that fits and any GPU of it that fits: the baseline that every policy has to beat."""
 
     name = "random"
 
@@ -107,24 +107,24 @@ class RandomFit(Deterministic):
         self._rng = rng
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """All alike."""
+        """Score all nodes equally."""
         del state, shape, gpu_fits
         return np.zeros(len(rows))
 
     def select(self, scores: FloatArray) -> int:
-        """By lot among those that fit."""
+        """Return a random row among those that fit."""
         fitting = np.flatnonzero(scores > -np.inf)
         return int(fitting[self._rng.integers(len(fitting))]) if len(fitting) else 0
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """By lot."""
+        """Return random GPUs."""
         del state, row
         drawn: list[int] = self._rng.choice(slots, shape.gpu_count, replace=False).tolist()
         return drawn
 
 
 def known_cpu(state: ClusterState, rows: IntArray, taken_milli: int) -> IntArray:
-    """Free CPU less what is taken; 0 where somebody else counts it."""
+    """Return the free CPU less what is taken; 0 where CPU is not counted here."""
     free = state.cpu_free_milli[rows]
     left: IntArray = np.where(free < UNLIMITED // 2, free - taken_milli, 0)
     return left

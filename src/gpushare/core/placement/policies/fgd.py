@@ -13,7 +13,7 @@ _POINTS: Final = 100.0  # kube-scheduler's scale; the published scores are whole
 
 
 class Fgd(Deterministic):
-    """The node, and on it the GPU, where the expected fragment grows least under a known mix of arrivals."""
+    """The node and GPU where the expected fragmentation grows least under a known mix of arrivals."""
 
     name = "fgd"
 
@@ -22,7 +22,7 @@ class Fgd(Deterministic):
         self._tables: FragmentTables | None = None
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """The best GPU's score on each node."""
+        """Return the best GPU's score on each node."""
         scores = self._scores(state, shape, rows)
         if scores.ndim == 1:
             return scores
@@ -30,14 +30,14 @@ class Fgd(Deterministic):
         return best
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """The GPU with the best score, the first among equals; whole GPUs are all alike."""
+        """Return the GPU with the best score, the first among equals; whole GPUs are all equal."""
         scores = self._scores(state, shape, np.array([row]))
         if scores.ndim == 1:
             return super().pick(state, shape, row, slots)
         return (max(slots, key=scores[:, 0].__getitem__),)
 
     def _scores(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
-        """Points of each node for whole GPUs and none, of each GPU (width, rows) for a part of one."""
+        """Return points of each node for whole GPUs and none, or of each GPU (width, rows) for a part of one."""
         tables = self._tables
         if tables is None or tables.models != len(state.model_names):
             tables = self._tables = FragmentTables(self._mix, state.model_names)

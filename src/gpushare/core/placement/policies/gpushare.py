@@ -1,13 +1,13 @@
-"""Our policy: FGD's gradient on a measure of fragments that looks ahead, and that sees CPU and memory run out.
+"""Our policy: FGD's gradient on a measure of fragments that looks ahead and considers that CPU and memory run out.
 
-FGD calls a free part of a GPU useful if some typical pod fits it; that says nothing of what is left once it came,
-and nothing of a node whose CPU will be gone before its GPUs are. Here a node is worth what its free GPUs are
-expected to end up holding:
+FGD calls a free part of a GPU useful if some typical pod fits it. That ignores what is left after that pod, and
+nodes whose CPU will be used up before their GPUs. Here a node is worth what its free GPUs are expected to hold in
+the end:
 
 - a GPU's gap is worth its expected fill if it sees `HORIZON` arrivals of the mix and takes those that raise it
   (a dynamic programme over gap sizes, for each level of the node's free CPU and each model);
-- the node's sum is scaled by the part of its free GPU that its free CPU, and its free memory, can still feed when
-  pods come as in the mix, leanest first; CPU-stranded GPUs are fragments before they are stranded;
+- the node's sum is scaled by the part of its free GPU that its free CPU and memory still suffice for when pods
+  arrive as in the mix, those that need least first; so GPUs that will lack CPU count as fragments in advance;
 - a pod goes where worth shrinks least beyond what it uses itself. Differences below `GRAIN_MILLI` are ties, and
   ties go to the fullest node, so that nodes fill one after the other and the rest stays whole.
 
@@ -28,34 +28,35 @@ from gpushare.core.placement.shapes import GPU_MILLI, PlacementRequest, Shape
 from gpushare.core.placement.state import BoolArray, ClusterState, FloatArray, IntArray
 
 HORIZON: Final = 64
-"""Arrivals that a gap is expected to see: kinds rarer than one in so many are not waited for. Between 32 and 128
-the mean over kinds of traces moves by 0.15 points (docs/placement.md)."""
+"""Arrivals that a gap is expected to see; the policy does not wait for kinds rarer than one in this many. Between
+32 and 128 the mean over kinds of traces moves by 0.15 points (docs/placement.md)."""
 GRAIN_MILLI: Final = 30
 """Smaller differences of worth are noise of the estimate; 10 to 80 differ by 0.1 points (docs/placement.md)."""
 _TIE_NODE: Final = 0.12
 _TIE_GPU: Final = 0.04
-"""Of a grain, for a node and a GPU that are wholly free: equals go to the fuller node and its fuller GPU. Small
-beside `gpushare.core.placement.caution.TIE_WEIGHT`, which may decide between equals before."""
+"""Penalty, in grains, of a wholly free node and GPU, so that among equals the fuller node and its fuller GPU win.
+Small compared with `gpushare.core.placement.caution.TIE_WEIGHT`, which decides between equals first."""
 RELEARN_GROWTH: Final = 1.25
-"""The mix is learnt anew when the pods in place became this many times more, or fewer."""
+"""The mix is learnt anew when the number of pods has grown or shrunk by this factor."""
 _PRIOR: Final[Mapping[Shape, float]] = {
     PlacementRequest("", share).shape: 1.0 for share in range(100, GPU_MILLI + 1, 100)
 }
-"""What to expect of a cluster where nothing runs yet: every tenth of a GPU alike. Worth ten pods."""
+"""Mix that is assumed while nothing runs: every tenth of a GPU equally often. It has the weight of ten pods."""
 
 
 class GpuShareFit(Deterministic):
-    """Where the expected final fill of the node's free GPUs shrinks least."""
+    """The node and GPU where the expected final fill of the node's free GPUs shrinks least."""
 
     name = "gpushare"
     grain_milli = GRAIN_MILLI
 
     def __init__(self, history: Mapping[Shape, float] | None = None, *, learns_aside: bool = False) -> None:
-        """How it comes to know the mix.
+        """Set where the mix comes from.
 
         Args:
-            history: requests seen, by how often; without it the pods in place are taken for the mix.
-            learns_aside: whether somebody asks for `lesson` now and then, so that no decision waits for learning.
+            history: frequency of each request; without it the mix is learnt from the present pods.
+            learns_aside: whether the caller asks for `lesson` now and then, so that no decision waits for
+                learning.
         """
         self._history = history
         self._learns_aside = learns_aside
@@ -65,23 +66,23 @@ class GpuShareFit(Deterministic):
         self._generation = 0
 
     def lesson(self, state: ClusterState) -> "MixLesson | None":
-        """What is to be learnt, if the pods in place have changed enough since the last time."""
+        """Return what to learn, if the number of pods has changed enough since the last time."""
         return self._lesson(state) if self._is_outdated(state) else None
 
     def adopt(self, state: ClusterState, lesson: "MixLesson", learnt: "_Worth") -> None:
-        """Use what `lesson.learn` gave, from the next decision on."""
+        """Use the result of `lesson.learn` from the next decision on."""
         self._worth = learnt
         self._learnt_from = ref(state)
         self._learnt_at = lesson.seen
         self._generation += 1
 
     def token(self, state: ClusterState) -> object:
-        """Changes when the mix has been learnt anew."""
+        """Return a value that changes when the mix has been learnt anew."""
         self._current(state)
         return self._generation
 
     def rank(self, state: ClusterState, shape: Shape, rows: IntArray, gpu_fits: BoolArray) -> FloatArray:
-        """The best GPU's score on each node."""
+        """Return the best GPU's score on each node."""
         scores = self._scores(state, shape, rows)
         if scores.ndim == 1:
             return scores
@@ -89,18 +90,18 @@ class GpuShareFit(Deterministic):
         return best
 
     def pick(self, state: ClusterState, shape: Shape, row: int, slots: list[int]) -> Sequence[int]:
-        """The GPU with the best score, the first among equals; whole GPUs are all alike."""
+        """Return the GPU with the best score, the first among equals; whole GPUs are all equal."""
         scores = self._scores(state, shape, np.array([row]))
         if scores.ndim == 1:
             return super().pick(state, shape, row, slots)
         return (max(slots, key=scores[:, 0].__getitem__),)
 
     def worth_kept(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
-        """Worth kept, in grains, by GPU for a part of one; (width, rows)."""
+        """Return the worth that is kept, in grains, by GPU for a part of one; (width, rows)."""
         return self._scores(state, shape, rows)
 
     def _scores(self, state: ClusterState, shape: Shape, rows: IntArray) -> FloatArray:
-        """Worth kept, in grains: (width, rows) by GPU for a part of one, else (rows,)."""
+        """Return the worth that is kept, in grains: (width, rows) by GPU for a part of one, else (rows,)."""
         worth = self._current(state)
         cpu, memory = state.cpu_free_milli.take(rows), state.node_memory_free_mib.take(rows)
         free, models = open_share(state, rows), state.model_ids.take(rows, 1)
@@ -116,7 +117,7 @@ class GpuShareFit(Deterministic):
         return points
 
     def _current(self, state: ClusterState) -> "_Worth":
-        """Tables for the mix as known now."""
+        """Return tables for the present mix."""
         worth = self._worth
         if worth is not None and self._is_about(state) and (self._learns_aside or not self._is_outdated(state)):
             return worth
@@ -130,7 +131,7 @@ class GpuShareFit(Deterministic):
         return MixLesson(history, tuple(state.model_names), _seen(state))
 
     def _is_about(self, state: ClusterState) -> bool:
-        """Whether what is known was learnt from this state, with the GPU models that it has now."""
+        """Return whether the tables were learnt from this state, with its present GPU models."""
         return (
             self._worth is not None
             and self._learnt_from is not None
@@ -146,12 +147,12 @@ class GpuShareFit(Deterministic):
 
 
 def _seen(state: ClusterState) -> int:
-    """Requests that the mix would be drawn from now."""
+    """Return the number of requests that the mix would be learnt from now."""
     return len(state.reservations) + len(_PRIOR)
 
 
 class _Worth:
-    """A history of requests made ready to value nodes."""
+    """A history of requests, prepared to value nodes."""
 
     def __init__(self, history: Mapping[Shape, float], model_names: list[str]) -> None:
         self.tables = LookaheadTables(Mix.of(history), model_names)
@@ -159,17 +160,19 @@ class _Worth:
         self._memory = _supply({shape: shape.node_memory_mib for shape in history}, history)
 
     def fed(self, cpu: IntArray, memory_mib: IntArray, free_milli: IntArray) -> FloatArray:
-        """Part of each node's free GPU that its free CPU and memory can feed, 0 to 1."""
+        """Return the part of each node's free GPU that its free CPU and memory suffice for, 0 to 1."""
         gpu = np.maximum(free_milli, 1)
         return np.minimum(np.interp(cpu / gpu, *self._cpu), np.interp(memory_mib / gpu, *self._memory))
 
 
 @dataclass(frozen=True, slots=True)
 class MixLesson:
-    """A mix to be learnt: everything that it takes is in here, so that it can be done beside the state's owner.
+    """A mix to learn, complete, so that it can be learnt in another thread than the state's.
 
     Attributes:
-        history: requests by how often; model_names: by model id; seen: how many requests it was drawn from.
+        history: frequency of each request.
+        model_names: by model id.
+        seen: number of requests that the history was drawn from.
     """
 
     history: Mapping[Shape, float]
@@ -177,7 +180,7 @@ class MixLesson:
     seen: int
 
     def learn(self) -> _Worth:
-        """Takes some 50 to 300 ms, most of it in NumPy."""
+        """Learn; takes 50 to 300 ms, most of it in NumPy."""
         return _Worth(self.history, list(self.model_names))
 
 
@@ -205,7 +208,7 @@ class LookaheadTables(FragmentTables):
 
 
 def _supply(needs: Mapping[Shape, int], history: Mapping[Shape, float]) -> tuple[FloatArray, FloatArray]:
-    """Resource a thousandth of GPU (rising) against the part of GPU demand fed with it, leanest pods first."""
+    """Return resource per thousandth of GPU, ascending, and the part of demand it suffices for, leanest first."""
     demand = {shape: count * shape.share_milli * shape.gpu_count for shape, count in history.items()}
     lean = sorted(
         (needs[shape] / (shape.share_milli * shape.gpu_count), asked)
