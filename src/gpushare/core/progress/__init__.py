@@ -1,4 +1,4 @@
-"""The device's counters attributed to tenants: how fast each of them runs."""
+"""Progress of tenants, inferred from the device's counters."""
 
 from gpushare.core.progress.alone import (
     MAX_CAPPED_PROGRESS,

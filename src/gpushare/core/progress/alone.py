@@ -1,4 +1,4 @@
-"""A workload alone under a cap: how fast it is, and what its counters there say of it with all threads.
+"""A workload alone under a cap: its progress, and its counters extrapolated to all threads.
 
 Plain floats, as in `attribution`: the agent, which loads no numpy, and the interference model use the same law.
 """
@@ -15,20 +15,20 @@ _CAP_EXPONENT: Final = 1.01
 _CAP_EXPONENT_DRAM: Final = 0.63
 _REACH_SLOPE: Final = 1.32
 _REACH_EXPONENT: Final = 0.68
-_HOST_SHARE: Final = 0.46  # of the time without a kernel: launches overlap with what runs
+_HOST_SHARE: Final = 0.46  # counted part of the time without a kernel; the rest overlaps with running kernels
 _UNDER_ACTIVITY: Final = 1.13
 _UNDER_BUSY: Final = -0.25
 _UNDER_DRAM: Final = -0.78
-MAX_CAPPED_PROGRESS: Final = 1.1  # a cap never speeds a program up; more is noise
-# Between two measured caps, or below the lowest, the law says where a curve bends, at these caps, where the gap is
-# wider than this factor. Those of the datasets (25, 50 and 100%, some with 33 and 75%) have no such gap above 25%.
+MAX_CAPPED_PROGRESS: Final = 1.1  # a cap never speeds a program up; values above this are noise
+# Where two measured caps, or the lowest one and 0, are further apart than this factor, points at these caps are
+# added by the law. The datasets' curves (25, 50 and 100%, some with 33 and 75%) have no such gap above 25%.
 _WIDE_GAP: Final = 2.0
 _FILLED_CAPS: Final = (25, 33, 50, 75)
 _LEAST_PROGRESS: Final = 0.02
 
 
 def busy_ratio(counters: Counters) -> float:
-    """Return the part of the time in which a kernel runs; estimated from the SMs' activity where not measured."""
+    """Return the part of the time in which a kernel runs; estimated from the SM activity if not measured."""
     if counters.graphics_util is not None:
         return counters.graphics_util
     return min(1.0, 0.9 * (counters.sm_util or 0.0) + 0.35)
@@ -37,12 +37,13 @@ def busy_ratio(counters: Counters) -> float:
 def predicted_cap_progress(counters: Counters, cap: float) -> float:
     """Predict progress alone under a cap (0 to 1) for a program whose cap curve was not measured.
 
-    A program keeps its speed until the cap cuts into the SMs it covers while a kernel runs, loses less where
-    it waits for memory, and the part of its time that waits for the host does not stretch. Constants fitted to
-    120 capped solo runs of 44 programs (docs/interference.md gives the error on other programs).
+    A program keeps its speed until the cap falls below the SMs that its kernels cover; it loses less if it waits
+    for memory, and the time in which it waits for the host does not get longer. Constants fitted to 120 capped
+    solo runs of 44 programs (docs/interference.md gives the error on other programs).
 
     Args:
         counters: alone with all threads.
+        cap: 0 to 1.
     """
     busy = busy_ratio(counters)
     covered = max(0.0, min(1.0, (counters.sm_util or 0.0) / max(busy, 0.05)))
@@ -53,14 +54,15 @@ def predicted_cap_progress(counters: Counters, cap: float) -> float:
 
 
 def filled_curve(counters: Counters, cap_curve: Mapping[int, float]) -> Mapping[int, float]:
-    """Return a cap curve with points between measured ones that are far apart; an empty one as it is.
+    """Return a cap curve with added points between measured ones that are far apart; an empty curve is unchanged.
 
-    Such a point is the law's, corrected as the measured ones next to it are, in the logarithm. It is no less than
-    if progress went in proportion with the cap from the next point above, no more than from the one below, and not
-    beyond either of them.
+    An added point is the law's value, corrected by the law's error at the measured points beside it (interpolated
+    in the logarithm). It is bounded by progress in proportion to the cap: at least as from the next point above,
+    at most as from the one below, and never beyond either.
 
     Args:
-        counters: alone with all threads; cap_curve: progress by thread percentage, relative to all threads.
+        counters: alone with all threads.
+        cap_curve: progress by thread percentage, relative to all threads.
     """
     known = sorted({100: 1.0, **cap_curve}.items())
     if len(known) == 1:
@@ -86,10 +88,11 @@ def _beyond_law(counters: Counters, percent: int, progress: float) -> float:
 
 
 def progress_alone(counters: Counters, cap_curve: Mapping[int, float], cap: float) -> float:
-    """Return progress alone under a cap (0 to 1): interpolated where it was measured, else predicted.
+    """Return progress alone under a cap (0 to 1): interpolated if measured, else predicted.
 
     Args:
-        counters: alone with all threads; cap_curve: progress by thread percentage, relative to all threads.
+        counters: alone with all threads.
+        cap_curve: progress by thread percentage, relative to all threads.
     """
     known = {100: 1.0, **filled_curve(counters, cap_curve)}
     if len(known) == 1:
@@ -105,7 +108,7 @@ def progress_alone(counters: Counters, cap_curve: Mapping[int, float], cap: floa
 def progress_under(seen: Counters, cap: float) -> float:
     """Estimate progress alone under a cap (0 to 1), relative to all threads, from the counters under that cap.
 
-    A program that keeps the SMs that it has left busy all the time loses nearly all that the cap takes; one that
+    A program that keeps its remaining SMs busy all the time loses nearly as much as the cap takes away; one that
     waits for memory loses less. Constants fitted to 138 capped solo runs of 53 programs of the shipped dataset;
     errors on other programs are in docs/measurements/signatures.md.
     """
@@ -121,10 +124,10 @@ def progress_under(seen: Counters, cap: float) -> float:
 
 
 def at_full_threads(seen: Counters, cap: float) -> tuple[Counters, float]:
-    """Return what counters seen alone under a cap (0 to 1) are with all threads, and the progress under it.
+    """Extrapolate counters measured alone under a cap (0 to 1) to all threads; return them and the progress.
 
-    The work for each unit of progress hardly depends on the cap, so all counters are scaled by it, but for
-    the part of the time with a kernel.
+    The work per unit of progress hardly depends on the cap, so all counters are divided by the progress, except
+    `graphics_util`, the part of the time with a kernel.
     """
     progress = progress_under(seen, cap)
     scaled = {name: min(1.0, value / progress) for name, value in seen.as_dict().items()}

@@ -1,9 +1,9 @@
 """Infer each tenant's progress from the GPU's counters and the tenants' solo signatures.
 
-Nothing reports per-pod compute under MPS (docs/facts.md 20, 21). But work per iteration does not change when a
-neighbour comes, so the device's counters over a window are, to a good approximation, the sum of the tenants' solo
-counters, each times its progress (docs/design.md 4). The progress is found by least squares within bounds; where
-the counters carry little information, the interference model's prediction decides.
+Nothing reports compute per pod under MPS (docs/facts.md 20, 21). But work per iteration does not change when a
+neighbour arrives, so the device's counters over a window are, to a good approximation, the sum of the tenants'
+solo counters, each times its progress (docs/design.md 4). The progress is found by least squares within bounds;
+where the counters carry little information, the interference model's prediction decides.
 
 Plain floats, not numpy: the matrices are ten counters by a few tenants, and numpy would add a fifth to the agent's
 memory.
@@ -23,35 +23,35 @@ from gpushare.core.progress.counter_errors import CounterRow, counters_of
 _Vector = Sequence[float]
 _Matrix = Sequence[Sequence[float]]
 
-# Noise units from where a counter starts to lose weight: a tenant in another phase than alone, or work that no
-# signature knows of. A device that reads less than the sum is seldom wrong, so a deficit keeps more weight.
+# Residual, in standard deviations, from which a counter loses weight: a tenant may be in another phase than in its
+# signature, or do other work. Readings below the sum are seldom wrong, so a deficit keeps more weight.
 _OUTLIER: Final = 1.2
 _DEFICIT_OUTLIER: Final = 2 * _OUTLIER
-# The model's misses have fatter tails than a normal distribution of their size (kurtosis 9 to 90 on programs that
-# it never saw): Student's t, so that counters that all contradict it overrule it. Degrees of freedom.
+# Degrees of freedom of Student's t for the model's errors, whose tails are fatter than a normal distribution's
+# (kurtosis 9 to 90 on unseen programs). So counters that all contradict the model overrule it.
 _PRIOR_FREEDOM: Final = 4.0
-# Weight of the model in the first round: low, lest a certain but wrong model discredit the counters.
+# Weight of the model in the first round: low, so that a certain but wrong model does not discredit the counters.
 _FIRST_TRUST: Final = 0.25
 _REWEIGHTINGS: Final = 3
 
-# Without a prediction of the interference model: roughly what random sets on an H200 reach (docs/facts.md 30).
+# Prior without an interference model: roughly what random sets on an H200 reach (docs/facts.md 30).
 UNINFORMED_MEAN: Final = 0.7
 UNINFORMED_ERROR: Final = 0.3
-# The least squares may go this far beyond the cap's bound, as the counters' noise does, so that one tenant's
-# excess is not put on its neighbours; the reported progress stays within the bound.
+# The least squares may exceed the cap's bound by this factor, as the counters' noise does, so that one tenant's
+# excess is not attributed to its neighbours; the reported progress stays within the bound.
 BOUND_SLACK: Final = 1.05
-# A tenant whose error is larger than this is reported as unknown: half of the range of possible answers.
+# A tenant whose error is larger than this is reported as unknown; twice the error is half of the possible range.
 MAX_ERROR: Final = 0.25
 _MIN_ERROR: Final = 0.02
-# The model is too certain of tenants that hardly use the GPU: with less SM activity alone than this,
-# 69 to 89% of the truths were within two errors in sets of unseen programs. Up to twice the error: 84 to 95%.
+# The model is too certain about tenants that hardly use the GPU. With less SM activity alone than this, 69 to 89%
+# of the true values were within two errors in sets of unseen programs; with up to twice the error, 84 to 95%.
 _LIGHT_ACTIVITY: Final = 0.1
-# Rates over a window and over the one before differ, and counters err together: 95% of truths are then within two
-# errors (docs/measurements/attribution.md).
+# Least error reported: rates differ from window to window, and errors of counters are correlated. With it, 95% of
+# the true values are within two errors (docs/measurements/attribution.md).
 _LEAST_ERROR: Final = 0.03
 _SWEEPS: Final = 200
 _TOLERANCE: Final = 1e-5
-_LEAST_PROGRESS: Final = 0.02  # a rate alone under a cap below this is a counting error
+_LEAST_PROGRESS: Final = 0.02  # a smaller progress alone under a cap is a counting error
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ class Prior:
 
 @dataclass(frozen=True, slots=True)
 class TenantEvidence:
-    """What is known of one tenant of a GPU.
+    """Knowledge about one tenant of a GPU.
 
     Attributes:
         signature: its counters alone at 100% threads; None while it has no profile.
         bound: most progress that its cap allows, from its cap curve.
         prior: from the interference model; None without one.
-        capped_work: counters for each unit of progress under its cap, where they were measured.
+        capped_work: counters per unit of progress under its cap; None if not measured.
         is_capped: whether it runs under a cap.
-        sm_clock_mhz: mean SM clock while its counters were taken; None: not known.
+        sm_clock_mhz: mean SM clock while its counters were taken; None if unknown.
     """
 
     signature: Counters | None
@@ -85,13 +85,13 @@ class TenantEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """What was inferred of one tenant.
+    """The inferred progress of one tenant.
 
     Attributes:
-        progress_ratio: relative to running alone at 100%, at most what its cap allows; None when the tenants
-            cannot be told apart.
-        error_ratio: one standard deviation; None with an unknown progress.
-        pipes: its own use of each pipe, 0 to 1; empty with an unknown progress.
+        progress_ratio: relative to running alone at 100%, at most what its cap allows; None if the tenants cannot
+            be told apart.
+        error_ratio: one standard deviation; None if the progress is unknown.
+        pipes: its own use of each pipe, 0 to 1; empty if the progress is unknown.
     """
 
     progress_ratio: float | None
@@ -104,13 +104,14 @@ UNKNOWN: Final = Attribution(None, None)
 
 @dataclass(frozen=True, slots=True)
 class TenantLoad:
-    """One tenant as a predictor sees it.
+    """One tenant, as input of a prediction.
 
     Attributes:
         signature: its counters alone at 100% threads.
-        cap_curve: progress alone by thread percentage, where measured; capped: counters alone, likewise.
-        iterations_per_s: rate alone at 100%; None when unknown.
-        sm_clock_mhz: mean SM clock while the signature was taken; None when unknown.
+        cap_curve: measured progress alone, by thread percentage.
+        capped: measured counters alone, by thread percentage.
+        iterations_per_s: rate alone at 100%; None if unknown.
+        sm_clock_mhz: mean SM clock while the signature was taken; None if unknown.
     """
 
     signature: Counters
@@ -121,17 +122,17 @@ class TenantLoad:
     sm_clock_mhz: float | None = None
 
 
-# Expected progress of the tenants of one GPU, in their order; None where the model cannot predict one.
+# Returns the expected progress of the tenants of one GPU, in their order; None where the model cannot predict.
 Predict = Callable[[Sequence[TenantLoad]], Sequence[Prior | None]]
 
 
 def no_prediction(loads: Sequence[TenantLoad]) -> Sequence[Prior | None]:
-    """Expect nothing: there is no interference model."""
+    """Return None for every tenant: there is no interference model."""
     return [None] * len(loads)
 
 
 def cap_bound(cap_curve: Mapping[int, float], thread_percentage: int) -> float:
-    """Return the most progress that a cap allows: interpolated on the measured curve, if there is one.
+    """Return the most progress that a cap allows: interpolated on the measured curve, or 1 without one.
 
     Args:
         cap_curve: progress alone by thread percentage, relative to 100%.
@@ -152,7 +153,7 @@ def capped_work(load: TenantLoad) -> Counters | None:
 
     A program does not do the same work under every cap: libraries choose kernels by the number of SMs (a 4096 fp32
     matrix product on half of an H200 has 10 times the DRAM traffic), and clocks rise with fewer SMs at work (an
-    8192 fp16 product shows 0.68 of the tensor activity for each iteration). None where no cap was measured.
+    8192 fp16 product shows 0.68 of the tensor activity for each iteration). None if no cap was measured.
     """
     measured = {cap: each for cap, each in load.capped.items() if load.cap_curve.get(cap, 0.0) >= _LEAST_PROGRESS}
     measured[100] = load.signature
@@ -174,9 +175,9 @@ def capped_work(load: TenantLoad) -> Counters | None:
 
 
 def evidence(load: TenantLoad, prior: Prior | None = None) -> TenantEvidence:
-    """Collect what attribution may know of a load, with the model's prediction."""
+    """Return the evidence for attribution from a load and the model's prediction."""
     bound = cap_bound(load.cap_curve, load.thread_percentage)
-    if load.cap_curve and load.thread_percentage >= min(load.cap_curve):  # below what was seen nothing is known
+    if load.cap_curve and load.thread_percentage >= min(load.cap_curve):  # below these caps nothing is known
         bound = max(bound, cap_bound(filled_curve(load.signature, load.cap_curve), load.thread_percentage))
     return TenantEvidence(
         load.signature, bound, prior, capped_work(load), load.thread_percentage < 100, load.sm_clock_mhz
@@ -193,10 +194,10 @@ def attribute(
 
     Args:
         device: the device's counters over the window.
-        tenants: everyone who ran in the window. One without a signature makes everyone unknown who has no prior,
-            since its part of the counters cannot be told from theirs.
-        sm_clock_mhz: mean SM clock over the window; None: not known, and taken for that of the signatures.
-        most_error: a tenant whose error is larger is unknown; infinity asks for a guess of everyone.
+        tenants: all tenants that ran in the window. If one has no signature, each gets its prior or is
+            unknown, since its part of the counters cannot be told from the others'.
+        sm_clock_mhz: mean SM clock over the window; None if unknown, and assumed to be that of the signatures.
+        most_error: a tenant whose error is larger is unknown; infinity returns a guess for every tenant.
 
     Source: docs/design.md 4; docs/facts.md 31 has the error without bounds and prior (pairs 0.052).
     """
@@ -240,12 +241,15 @@ def bounded_minimum(hessian: _Matrix, gradient: _Vector, upper: _Vector, start: 
     """Return the x in [0, upper] that minimises x'Hx/2 - g'x, by coordinate descent.
 
     Args:
-        hessian: positive definite, n x n; gradient, upper, start: n.
+        hessian: positive definite, n x n.
+        gradient: n.
+        upper: upper bounds, n.
+        start: first guess, n.
     """
     x = list(start)
     for _ in range(_SWEEPS):
         moved = 0.0
-        for i, row in enumerate(hessian):  # nearly all of the inference's time: plain comparisons, no calls
+        for i, row in enumerate(hessian):  # nearly all of the inference's time, so no calls of min and max
             old = x[i]
             new = old + (gradient[i] - sum(map(mul, row, x))) / row[i]
             if new < 0.0:
@@ -275,14 +279,14 @@ def inverse_diagonal(matrix: _Matrix) -> list[float]:
 
 
 def _weight(row: CounterRow, progress: _Vector) -> float:
-    """Return the weight of a counter, given its residual in noise units."""
+    """Return the weight of a counter, lower the larger its residual is in standard deviations."""
     variance = row.variance(progress)
     miss = (_dot(row.design, progress) - row.seen) / math.sqrt(variance)
     return 1.0 / (variance * (1.0 + (miss / (_DEFICIT_OUTLIER if miss > 0 else _OUTLIER)) ** 2))
 
 
 def _trust(tenant: TenantEvidence, prior: Prior, progress: float) -> float:
-    """Return the weight of the model's prediction, given how far off it seems."""
+    """Return the weight of the model's prediction, lower the further it is from the present progress."""
     if tenant.prior is None:
         return 1.0
     return (_PRIOR_FREEDOM + 1.0) / (_PRIOR_FREEDOM + ((progress - prior.mean) / prior.error) ** 2)
@@ -305,7 +309,7 @@ def _normal_equations(
 
 
 def _dot(left: _Vector, right: _Vector) -> float:
-    total: float = sum(map(mul, left, right))  # half the time of a generator
+    total: float = sum(map(mul, left, right))  # takes half the time of a generator
     return total
 
 
@@ -318,7 +322,7 @@ def _prior(tenant: TenantEvidence) -> Prior:
 
 
 def _from_prior(tenant: TenantEvidence, most_error: float) -> Attribution:
-    """Return the model's prediction, where there is one, since the counters cannot tell the tenants apart."""
+    """Return the model's prediction, if there is one, for tenants that the counters cannot tell apart."""
     prior = tenant.prior or _prior(tenant)
     return _attribution(tenant, prior.mean, prior.error, most_error)
 

@@ -1,7 +1,7 @@
-"""Counters at another SM clock than they were taken at.
+"""Conversion of counters to another SM clock.
 
-A counter is a ratio of cycles, so a pipe that does the same work each second reads less of it at a higher clock.
-What is attributed is work each second: a signature is brought to the clock of the window that it is compared with.
+A counter is a ratio of cycles, so a pipe that does the same work each second reads less at a higher clock.
+Attribution needs work per second, so a signature is converted to the clock of the window that it is compared with.
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from typing import Final
 
 from gpushare.core.gpu import Counters
 
-# By how much of the clock's change a counter changes at the same progress, as an exponent: all of it for what
-# counts work of the SMs' pipes, none for DRAM, whose clock is its own. The time in which the SMs hold a warp lies
-# between: kernels that compute last for a number of cycles, kernels that wait for memory for a number of seconds.
+# Exponent of the clock ratio by which a counter changes at equal progress: 1 for counters of work on the SMs'
+# pipes, 0 for DRAM, which has its own clock. The time in which the SMs hold a warp lies between: compute-bound
+# kernels take a number of cycles, memory-bound kernels a number of seconds.
 CLOCK_EXPONENTS: Final[Mapping[str, float]] = {
     "fp64_util": 1.0,
     "dfma_tensor_util": 1.0,
@@ -24,15 +24,17 @@ CLOCK_EXPONENTS: Final[Mapping[str, float]] = {
     "sm_util": 0.5,
     "sm_occupancy": 0.5,
 }
-# GPUs at work stay within this of each other (an H200: 1,200 to 1,980 MHz); what lies beyond is a GPU that idled.
+# Clocks of a working GPU differ by less than this factor (an H200: 1,200 to 1,980 MHz); beyond it, the GPU was
+# idle.
 _MOST_CHANGE: Final = 2.0
 
 
 def at_clock(counters: Counters, taken_mhz: float | None, now_mhz: float | None) -> Counters:
-    """Return what counters taken at one SM clock read at another, for the same work each second.
+    """Convert counters taken at one SM clock to another, for the same work per second.
 
     Args:
-        taken_mhz, now_mhz: mean clocks; None for one that is not known, and then nothing changes.
+        taken_mhz: mean clock of the counters; None if unknown, then nothing changes.
+        now_mhz: mean clock to convert to; None likewise.
     """
     if not taken_mhz or not now_mhz:
         return counters

@@ -1,9 +1,9 @@
 """Error model of attribution: how far a GPU's counters are from the sum of its tenants' work.
 
-Errors are of work, not of the scale: a tenant that draws much of a pipe brings much error to it, and one that
-draws none brings none, so a pipe that one tenant alone uses tells nearly all of that tenant.
+Errors are relative to work, not to the scale: a tenant that uses a pipe much adds much error to it, and one that
+does not use it adds none. So a pipe that only one tenant uses determines that tenant's progress almost alone.
 
-The figures are rounded, near the least error of inferred progress over 588 sets of 2 to 8 programs on an H200
+The figures are rounded and near the least error of inferred progress over 588 sets of 2 to 8 programs on an H200
 (src/gpushare/data/h200-colocation.jsonl) with programs that the interference model never saw. The minimum is flat:
 halving or doubling any column adds at most 6% to the error (docs/measurements/attribution.md).
 """
@@ -20,11 +20,11 @@ class CounterErrors:
     """Errors of one counter: ratios, one standard deviation.
 
     Attributes:
-        floor: of the counter itself.
-        work: of a tenant's work for each unit of progress, relative to it, where it was measured under the
-            tenant's cap; guessed: where it is taken from that at 100% threads.
-        gap: what the device reads above the sum of the tenants' work, relative to it, for each neighbour; its
-            error grows with the root of their number.
+        floor: error of the counter itself.
+        work: relative error of a tenant's work per unit of progress, if measured under the tenant's cap.
+        guessed: the same, if taken from the work at 100% threads.
+        gap: how much the device reads above the sum of the tenants' work, relative to it, per neighbour.
+        gap_error: error of the gap; it grows with the square root of the number of neighbours.
     """
 
     floor: float
@@ -35,8 +35,8 @@ class CounterErrors:
 
 
 _PIPE: Final = CounterErrors(floor=0.003, work=0.04, guessed=0.1, gap=0.0, gap_error=0.02)
-# Neighbours evict each other's cache lines, so there is more DRAM traffic; and kernels that wait stay resident for
-# longer. Activity and occupancy are of time, which overlaps, and follow the kernels that libraries choose by cap.
+# Neighbours evict each other's cache lines, which adds DRAM traffic, and waiting kernels stay resident for longer.
+# Activity and occupancy measure time, which overlaps, and depend on the kernels that libraries choose by cap.
 COUNTER_ERRORS: Final[Mapping[str, CounterErrors]] = {
     "fp64_util": _PIPE,
     "dfma_tensor_util": _PIPE,
@@ -45,14 +45,12 @@ COUNTER_ERRORS: Final[Mapping[str, CounterErrors]] = {
     "hmma_tensor_util": _PIPE,
     "imma_tensor_util": _PIPE,
     "integer_util": CounterErrors(floor=0.003, work=0.02, guessed=0.1, gap=0.005, gap_error=0.02),
-    # Medians of what is above the sum: 0.05, 0.14 and 0.16 over 1,759 sets of two, three and four (both datasets).
+    # Median excess above the sum: 0.05, 0.14 and 0.16 over 1,759 sets of two, three and four (both datasets).
     "dram_bw_util": CounterErrors(floor=0.003, work=0.02, guessed=0.1, gap=0.05, gap_error=0.05),
     "sm_util": CounterErrors(floor=0.01, work=0.04, guessed=0.3, gap=0.01, gap_error=0.06),
     "sm_occupancy": CounterErrors(floor=0.01, work=0.1, guessed=0.6, gap=0.08, gap_error=0.06),
 }
-_MOST_GAP: Final = (
-    0.2  # the gap does not grow in proportion: seven neighbours add less than seven times what one adds
-)
+_MOST_GAP: Final = 0.2  # the gap grows less than in proportion to the number of neighbours
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +58,11 @@ class CounterRow:
     """One counter of a set of tenants.
 
     Attributes:
-        seen: the device's. design: what it reads for each unit of a tenant's progress, the gap counted in.
-        errors: of the design's entries; floor: of the counter; gap_error: of the sum, relative to it.
+        seen: the device's reading.
+        design: by tenant, the reading per unit of progress, gap included.
+        errors: errors of the entries of `design`.
+        floor: error of the counter itself.
+        gap_error: relative error of the sum.
     """
 
     seen: float
@@ -74,10 +75,11 @@ class CounterRow:
     def of(
         cls, name: str, device: Counters, works: Sequence[Counters], is_guessed: Sequence[bool]
     ) -> "CounterRow":
-        """Make the row of a counter that the device and every tenant have.
+        """Return the row of a counter that the device and every tenant have.
 
         Args:
-            works: the tenants' counters for each unit of progress; is_guessed: whether not from their own cap.
+            works: the tenants' counters per unit of progress.
+            is_guessed: by tenant, whether they were not measured under its cap.
         """
         law = COUNTER_ERRORS[name]
         neighbours = len(works) - 1
@@ -101,7 +103,7 @@ class CounterRow:
 
 
 def counters_of(device: Counters, works: Sequence[Counters]) -> tuple[str, ...]:
-    """Return the counters that the device and every tenant have."""
+    """Return the names of the counters that the device and every tenant have."""
     return tuple(
         name
         for name in COUNTER_ERRORS

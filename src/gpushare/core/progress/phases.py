@@ -1,7 +1,7 @@
 """Phases of a program: signatures between which it changes, such as training and evaluation.
 
-A window belongs to the phases that explain it best. One that none explains says that some program does other work
-than its signatures know of.
+A window belongs to the phases that explain it best. If no phase explains it, some program does other work than its
+signatures cover.
 """
 
 import math
@@ -14,34 +14,36 @@ from gpushare.core.progress.attribution import UNINFORMED_MEAN, Attribution, Ten
 from gpushare.core.progress.clock import at_clock
 from gpushare.core.progress.counter_errors import CounterRow, counters_of
 
-# Misfits of a window, in errors (docs/measurements/attribution.md): of measured sets with the right signatures the
-# median is 0.6, and 95% are below 2.8 and 1.2 (two datasets); with one tenant's signature exchanged for another
-# program's the medians are 4.3 and 1.8.
+# Misfit of a window, in standard errors (docs/measurements/attribution.md). With the right signatures the median
+# over measured sets is 0.6, and 95% are below 2.8 and 1.2 (two datasets); with one tenant's signature exchanged
+# for another program's, the medians are 4.3 and 1.8.
 GOOD_FIT: Final = 1.0
 BAD_FIT: Final = 2.0
-# Where all that is known is a profile, perhaps of another cap: the same program's windows miss it by up to 5,
-# other programs' by 9 and more (the same page).
+# For a profile that may be of another cap: windows of the same program miss it by up to 5, other programs' by 9
+# and more (same page).
 FAR_FIT: Final = 6.0
-_BETTER: Final = 0.7  # of the misfit, that another phase has to leave at most
-# One inference takes 2 ms with 8 tenants and 4 with 16, of a window of a second and a budget of 1% of a core. What
-# is left to try after this many goes on with the next window; after all of it nothing is tried for a while.
+_BETTER: Final = 0.7  # another phase counts if it lowers the misfit to this part or less
+# An inference takes 2 ms with 8 tenants and 4 ms with 16; a window is a second and the budget 1% of a core. After
+# this many tries the search continues with the next window; once everything was tried it rests for a while.
 MOST_TRIES: Final = 4
 REST_SECONDS: Final = 30.0
 _REWEIGHTINGS: Final = 3
-_LIGHT_RATIO: Final = 0.05  # of the SMs: whatever the progress of such a tenant, it explains no misfit
+_LIGHT_RATIO: Final = 0.05  # of the SMs; a tenant below this explains no misfit, whatever its progress
 
 
-_Place = tuple[int, int]  # a tenant, and one of its signatures
+_Place = tuple[int, int]  # (tenant, number of its signature)
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseSearch:
-    """What the windows before told of the phases of the same tenants; start with `PhaseSearch()`.
+    """State of the search for phases of the same tenants over windows; start with `PhaseSearch()`.
 
     Attributes:
-        phases: that explained the last window best; empty: the usual ones.
-        open_places: still to be tried; recent: phases that explained a window, the latest one first.
-        rest_seconds: in which nothing is tried, unless the misfit gets worse than this one.
+        phases: the phases that explained the last window best; empty for the usual ones.
+        open_places: places still to try.
+        recent: places that explained a window, the latest first.
+        rest_seconds: how long nothing is tried, unless the misfit gets clearly worse than `misfit`.
+        misfit: the misfit that the last search ended with.
     """
 
     phases: tuple[int, ...] = ()
@@ -51,14 +53,15 @@ class PhaseSearch:
     misfit: float = 0.0
 
     def is_resting(self, misfit: float) -> bool:
-        """Return whether nothing else is to be tried for a window with this misfit."""
+        """Return whether no other phase should be tried for a window with this misfit."""
         return self.rest_seconds > 0.0 and misfit <= max(GOOD_FIT, self.misfit / _BETTER)
 
     def places(self, known: Sequence[int], phases: tuple[int, ...]) -> tuple[_Place, ...]:
-        """Return what is to be tried: the usual phases, then those seen last, then the others.
+        """Return the places to try: the usual phases, then those seen last, then the others.
 
         Args:
-            known: number of each tenant's phases; phases: those of the best inference so far.
+            known: number of phases of each tenant.
+            phases: the phases of the best inference so far.
         """
         if self.open_places:
             return self.open_places
@@ -69,12 +72,13 @@ class PhaseSearch:
 
 @dataclass(frozen=True, slots=True)
 class PhasedAttribution:
-    """What was inferred of one window.
+    """The inference of one window.
 
     Attributes:
-        found: by tenant; phases: the place of the signature that each was taken with.
-        misfit: of the window, in errors; None where it cannot be told.
-        search: to be passed with the next window, while the tenants, their caps and phases are the same.
+        found: by tenant.
+        phases: by tenant, the number of the signature that was used.
+        misfit: misfit of the window in standard errors; None if it cannot be computed.
+        search: to pass with the next window, as long as the tenants, their caps and phases are the same.
     """
 
     found: tuple[Attribution, ...]
@@ -89,9 +93,9 @@ def misfit(
     progress: Sequence[float | None],
     sm_clock_mhz: float | None = None,
 ) -> float | None:
-    """Return by how many errors the counters miss the sum of the tenants' work; the root of the mean square.
+    """Return by how many standard errors the counters miss the sum of the tenants' work (root mean square).
 
-    None where somebody has no signature, or no progress though it uses the GPU, or nothing was measured.
+    None if a tenant has no signature, or uses the GPU and has no progress, or if nothing was measured.
     """
     works = [_work(tenant, sm_clock_mhz) for tenant in tenants]
     known = [work for work in works if work is not None]
@@ -119,14 +123,14 @@ def attribute_phases(
     search: PhaseSearch | None = None,
     window_seconds: float = 1.0,
 ) -> PhasedAttribution:
-    """Infer each tenant's progress with those of its signatures that explain the window best.
+    """Infer each tenant's progress with the signatures that explain the window best.
 
-    The first ones count where they explain it well; another one only where it explains it much better. A window
-    begins with the phases of the one before, and the usual ones are tried again once in a while.
+    The usual signatures are used if they explain the window well; another one only if it explains it much better.
+    The search starts with the phases of the previous window, and tries the usual ones again from time to time.
 
     Args:
-        choices: what may be known of each tenant, at least one each, the usual one first.
-        search: of the window before.
+        choices: evidence for each phase of each tenant, the usual one first.
+        search: state after the previous window.
     """
 
     def tried(phases: tuple[int, ...]) -> PhasedAttribution:
@@ -156,13 +160,13 @@ def attribute_phases(
 
 
 def _worth_trying(best: PhasedAttribution, places: Sequence[_Place]) -> list[_Place]:
-    """Return the places of other phases than the present ones: only usual ones where those explain the window."""
+    """Return the places of phases other than the present ones; only usual ones if the window is explained."""
     is_explained = best.misfit is not None and best.misfit <= GOOD_FIT
     return [(tenant, at) for tenant, at in places if at != best.phases[tenant] and not (at and is_explained)]
 
 
 def _counts_instead(other: PhasedAttribution, best: PhasedAttribution, *, is_usual: bool) -> bool:
-    """Return whether another inference takes the place of the best so far."""
+    """Return whether another inference replaces the best so far."""
     if other.misfit is None or best.misfit is None:
         return False
     if is_usual:
@@ -173,9 +177,9 @@ def _counts_instead(other: PhasedAttribution, best: PhasedAttribution, *, is_usu
 def shape_misfit(
     signature: Counters, seen: Counters, taken_mhz: float | None = None, seen_mhz: float | None = None
 ) -> float | None:
-    """Return by how many errors a program's counters alone miss its signature, whatever its speed.
+    """Return by how many standard errors a program's counters alone miss its signature, at the best-fitting speed.
 
-    None where nothing was measured, or nothing is drawn.
+    None if nothing was measured, or the program uses nothing.
     """
     work = at_clock(signature, taken_mhz, seen_mhz)
     rows = [CounterRow.of(name, seen, [work], [False]) for name in counters_of(seen, [work])]

@@ -1,8 +1,8 @@
-"""A workload alone under a cap, when its counters with all threads are known: how fast it is there.
+"""Progress of a workload alone under a cap, from its counters there and with all threads.
 
-Work per unit of progress hardly depends on the cap, so what it draws there, as a part of what it draws with all
-threads, is its progress; the law for counters under a cap alone (`alone.progress_under`) decides where they say
-little.
+Work per unit of progress hardly depends on the cap, so the ratio of the counters under the cap to those with all
+threads is the progress. Where the counters say little, the law for counters under a cap alone
+(`alone.progress_under`) decides.
 """
 
 import math
@@ -12,9 +12,7 @@ from gpushare.core.gpu import Counters
 from gpushare.core.progress.alone import progress_under
 from gpushare.core.progress.attribution import Prior, TenantEvidence, attribute
 
-_LAW_ERROR: Final = (
-    0.12  # of `progress_under` on programs that it was not fitted to (docs/measurements/signatures.md)
-)
+_LAW_ERROR: Final = 0.12  # of `progress_under` on unseen programs (docs/measurements/signatures.md)
 
 
 def progress_shown(
@@ -28,10 +26,12 @@ def progress_shown(
     """Infer progress alone under a cap (0 to 1), relative to all threads, from the counters under both.
 
     Args:
-        whole: alone with all threads; seen: alone under the cap.
-        whole_mhz, seen_mhz: mean SM clocks meanwhile; None: not known.
+        whole: counters alone with all threads.
+        seen: counters alone under the cap.
+        whole_mhz: mean SM clock while `whole` was measured; None if unknown.
+        seen_mhz: mean SM clock while `seen` was measured; None if unknown.
 
-    Source: docs/measurements/signatures.md has the error beside that of the law.
+    Source: docs/measurements/signatures.md has its error and that of the law.
     """
     law = progress_under(seen, cap)
     known = TenantEvidence(whole, 1.0, Prior(law, _LAW_ERROR), None, True, whole_mhz)
