@@ -4,8 +4,8 @@
     mps = SyncMpsControl(ControlProgram(pipe=Path("/tmp/nvidia-mps"), log=Path("/var/log/nvidia-mps")))
     mps.start(); mps.clients(); mps.run(commands.set_active_thread_percentage(mps.servers()[0], 50))
 
-docs/guide/mps.md is a whole program. `gpushare.mps.layout` and `gpushare.mps.status` are the files on the node;
-`gpushare.mps.host` is the program that keeps a node's daemons and gates; `gpushare.mps.actions` ends clients.
+docs/guide/mps.md has a complete program. `gpushare.mps.layout` and `gpushare.mps.status` define the files on the
+node; `gpushare.mps.host` is the program that runs a node's daemons and gates; `gpushare.mps.actions` ends clients.
 """
 
 from gpushare.mps import commands

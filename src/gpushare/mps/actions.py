@@ -17,14 +17,14 @@ LOOK_SECONDS: Final = 0.1  # between two looks at clients that drain
 
 @dataclass(frozen=True, slots=True)
 class EndResult:
-    """Result of ending clients: pids ended, and pids that could not be, with the reason."""
+    """Result of ending clients: the ended pids, and the pids that could not be ended, with the reason."""
 
     pids: tuple[int, ...] = ()
     refused: tuple[tuple[int, str], ...] = ()
 
 
 def program_of(gpu: GpuDirectory) -> ControlProgram:
-    """Return the control program of a directory: the twin's where a twin writes its state, else the real one."""
+    """Return the control program of a directory: the twin's if a twin writes its state there, else the real."""
     return ControlProgram.of(gpu, TWIN_EXECUTABLE if gpu.twin_state.exists() else REAL_EXECUTABLE)
 
 
@@ -43,8 +43,8 @@ def end_clients(
 ) -> EndResult:
     """Stop clients, give their kernels time to finish, and kill them, as the gate does; their neighbours go on.
 
-    Where signals are not permitted the daemon ends them; within large matrix products that ends their neighbours
-    too (docs/facts.md 35).
+    If signals are not permitted, the daemon ends the clients; during large matrix products that ends their
+    neighbours too (docs/facts.md 35).
 
     Raises:
         MpsError: signals are not permitted, and the daemon does not answer.

@@ -1,7 +1,7 @@
-"""What the agent asks of one GPU's throttle: throttle.json, beside the decisions.
+"""The agent's throttle requests for one GPU: throttle.json, beside the decisions.
 
-Times are seconds of CLOCK_BOOTTIME, one clock for the whole node that nobody can set. The agent renews the
-time stamp at least every second or two; when it is older than `LEASE_SECONDS`, every pod runs.
+Times are seconds of CLOCK_BOOTTIME, one clock for the whole node that nobody can set. The agent renews the time
+stamp at least every second or two; when it is older than `LEASE_SECONDS`, every pod runs.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 ASKS_VERSION: Final = 1
 LEASE_SECONDS: Final = 5.0
-MAX_AHEAD_SECONDS: Final = 1.0  # a stamp further ahead is from another boot
+MAX_AHEAD_SECONDS: Final = 1.0  # a stamp further ahead is from another boot of the node
 
 
 def boottime() -> float:
@@ -25,8 +25,8 @@ class ThrottleAsk:
     """The throttle that the agent asks for one pod.
 
     Attributes:
-        duty_ratio: share of time that it runs, 0 to 1.
-        stopped_until: it is frozen until then, for a reading of its neighbours (seconds of CLOCK_BOOTTIME).
+        duty_ratio: part of the time that it runs, 0 to 1.
+        stopped_until: until when it is frozen for a reading of its neighbours (seconds of CLOCK_BOOTTIME).
     """
 
     duty_ratio: float = 1.0
@@ -35,7 +35,7 @@ class ThrottleAsk:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleAsks:
-    """Every pod of one GPU that is to be throttled, by uid; `beat` is when the agent stamped it."""
+    """The throttled pods of one GPU, by uid; `beat` is the agent's time stamp."""
 
     pods: Mapping[str, ThrottleAsk] = field(default_factory=dict)
     beat: float = -math.inf
@@ -46,7 +46,7 @@ class ThrottleAsks:
         return self.beat + LEASE_SECONDS
 
     def live(self, now: float) -> Mapping[str, ThrottleAsk]:
-        """Return the asks in force: none when the agent has been silent for too long."""
+        """Return the asks in force: none if the agent has been silent for too long."""
         return self.pods if self.beat - MAX_AHEAD_SECONDS <= now < self.lease_ends_at else {}
 
     def to_json(self) -> dict[str, Any]:

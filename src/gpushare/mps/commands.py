@@ -1,4 +1,4 @@
-"""The commands of nvidia-cuda-mps-control as values: its text, its answer's parser (docs/facts.md 5, 10, 11)."""
+"""The commands of nvidia-cuda-mps-control as values: text, and parser of the answer (docs/facts.md 5, 10, 11)."""
 
 import re
 from collections.abc import Callable
@@ -119,7 +119,7 @@ def server_status(server_pid: int) -> Command[ServerState]:
 
 
 def start_server(uid: int) -> Command[None]:
-    """Start a server for a uid before any client comes (docs/facts.md 16)."""
+    """Start a server for a uid before any client connects (docs/facts.md 16)."""
     return Command(f"start_server -uid {uid:d}", _done)
 
 
@@ -139,17 +139,17 @@ def ps() -> Command[tuple[PsEntry, ...]]:
 
 
 def terminate_client(server_pid: int, client_pid: int) -> Command[None]:
-    """End one client; within large matrix products its neighbours fall with it (docs/facts.md 5, 35)."""
+    """End one client; during large matrix products its neighbours end with it (docs/facts.md 5, 35)."""
     return Command(f"terminate_client {server_pid:d} {client_pid:d}", _done)
 
 
 def get_default_active_thread_percentage() -> Command[float]:
-    """Get the percentage of a client that asks for none."""
+    """Get the thread percentage of a client that asks for none."""
     return Command("get_default_active_thread_percentage", _percentage)
 
 
 def set_default_active_thread_percentage(percentage: int) -> Command[None]:
-    """Change the percentage of a client that asks for none; not a ceiling (docs/facts.md 11)."""
+    """Change the thread percentage of a client that asks for none; not a ceiling (docs/facts.md 11)."""
     return Command(
         f"set_default_active_thread_percentage {_number(percentage, 1, 100, 'thread percentage')}", _done
     )
@@ -161,12 +161,12 @@ def get_active_thread_percentage(server_pid: int) -> Command[float]:
 
 
 def set_active_thread_percentage(server_pid: int, percentage: int) -> Command[None]:
-    """Change a server's ceiling: it binds the clients that connect from now on (docs/facts.md 5, 11)."""
+    """Change a server's ceiling; it applies to clients that connect from now on (docs/facts.md 5, 11)."""
     value = _number(percentage, 1, 100, "thread percentage")
 
     def confirmed(answer: str) -> None:
-        # The daemon prints the value in force afterwards; a value that it does not accept changes nothing, without
-        # an error.
+        # The daemon prints the value in force afterwards. A value that it does not accept changes nothing and
+        # causes no error.
         if f"{value}.0" not in check(answer).split():
             raise CommandRefusedError(f"asked for {value}%, in force is {answer.strip()}")
 
@@ -180,7 +180,7 @@ def set_default_device_pinned_mem_limit(device: int, limit_mib: int) -> Command[
 
 
 def set_device_pinned_mem_limit(server_pid: int, device: int, limit_mib: int) -> Command[None]:
-    """Change a server's memory ceiling: it binds each client that connects from now on (docs/facts.md 11)."""
+    """Change a server's memory ceiling; it applies to each client that connects from now on (docs/facts.md 11)."""
     value = _number(limit_mib, 1, 2**31, "memory limit in MiB")
     return Command(f"set_device_pinned_mem_limit {server_pid:d} {device:d} {value}M", _done)
 
@@ -201,5 +201,5 @@ def device_query() -> Command[str]:
 
 
 def quit_daemon(timeout_seconds: int | None = None) -> Command[None]:
-    """End the daemon; with a timeout it waits no longer than that for clients."""
+    """End the daemon; with a timeout, it waits no longer than that for clients."""
     return Command("quit" if timeout_seconds is None else f"quit -t {timeout_seconds:d}", _done)

@@ -1,9 +1,9 @@
-"""How many contexts each client has, from the MPS server's log.
+"""Number of contexts of each client, from the MPS server's log.
 
-A process may make several contexts. The server lists it once, gives each context the ceiling in force, and so the
-process that many times its part of the GPU: three contexts under 20% computed 2.99 times what one did
-(docs/facts.md 37). No command tells their number; the log names each as it comes and goes. Of another driver's
-log, whose lines are not known here, nothing is learnt, and each client counts as one.
+A process may make several contexts. The server lists the process once and gives each context the ceiling in force,
+so the process gets its part of the GPU that many times: three contexts under 20% computed 2.99 times what one did
+(docs/facts.md 37). No command returns the number; the log reports each context as it comes and goes. If the log
+has unknown lines, as of another driver, each client counts as one.
 """
 
 import re
@@ -18,22 +18,22 @@ _CAME: Final = re.compile(rb"Client \{PID: (\d+), Context ID: (\d+)\} connected"
 _WENT: Final = re.compile(rb"Client \{PID: (\d+), Context ID: ([1-9]\d*)\} exiting")
 _LEFT: Final = re.compile(rb"Client process (\d+) disconnected")
 LOG_BYTES: Final = 2 * LIMIT_BYTES
-KEPT_PROCESSES: Final = 1024  # a bound only; the latest
+KEPT_PROCESSES: Final = 1024  # only a bound; the latest are kept
 _SERVER: Final = re.compile(rb"Server +(\d+)\]")
 
 
 class ContextLog:
-    """The contexts of one GPU's clients; `read` takes what the server has logged since."""
+    """The contexts of one GPU's clients; `read` processes new lines of the log."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path, most=LOG_BYTES)
         self._server: bytes | None = None
         self._contexts: dict[int, set[int]] = {}
         self._heard: dict[int, int] = {}
-        self._tells = False  # once one server has, the next of this driver does too
+        self._tells = False  # whether the log of this driver reports contexts
 
     def read(self) -> None:
-        """Take new lines; those of another server mean that the former one's clients are gone."""
+        """Process new lines; a line of another server means that the former server's clients are gone."""
         for line in self._tail.lines():
             if (server := _SERVER.search(line)) and server[1] != self._server:
                 self._server = server[1]
@@ -44,7 +44,7 @@ class ContextLog:
                 self._heard[pid] = self._heard.pop(pid, 0) + 1
                 if len(self._heard) > KEPT_PROCESSES:
                     del self._heard[next(iter(self._heard))]
-                if number == 0:  # a process's first word: whoever had its pid before is gone
+                if number == 0:  # a process connected: a former one with its pid is gone
                     self._contexts.pop(pid, None)
                 else:
                     self._contexts.setdefault(pid, set()).add(number)
@@ -59,9 +59,9 @@ class ContextLog:
                 self._contexts.pop(int(left[1]), None)
 
     def heard(self, pid: int) -> int | None:
-        """Return how many first words of a process the server has heard; None where no log has told of any yet."""
+        """Return how many connections of a process the server log shows; None before it shows any."""
         return self._heard.get(pid, 0) if self._tells else None
 
     def count(self, pid: int) -> int:
-        """Return how many contexts a process has; 0 where the log tells of none."""
+        """Return how many contexts a process has; 0 if the log shows none."""
         return len(self._contexts.get(pid, ()))

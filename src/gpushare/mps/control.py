@@ -32,27 +32,28 @@ TWIN_EXECUTABLE: Final = (
     "-S",
     str(Path(__file__).parents[1] / "twin" / "mps" / "control.py"),
 )
-# A silent connection blocks the daemon for 10 s (docs/facts.md 14), so a command may wait that long and then be
-# served.
+# A silent connection blocks the daemon for 10 s (docs/facts.md 14), so a command may be served only after that
+# time.
 COMMAND_TIMEOUT_SECONDS: Final = 15.0
 START_TIMEOUT_SECONDS: Final = 20.0
-KILLED_SECONDS: Final = 5.0  # a killed program that waits for the driver may take longer; we do not wait for it
-# A busy daemon sometimes accepts a connection and no command (NotSentError): retry this often.
+KILLED_SECONDS: Final = 5.0  # a killed program that hangs in the driver may take longer; we do not wait for it
+# A busy daemon sometimes accepts a connection but no command (NotSentError): number of tries.
 ATTEMPTS: Final = 4
 PAUSE_SECONDS: Final = 0.02
 PID_FILE: Final = "nvidia-cuda-mps-control.pid"
-# Names passed on from our own environment: what finds programs and libraries, nothing of CUDA's.
+# Variables passed on from our own environment: search paths of programs and libraries, nothing of CUDA's.
 _KEPT_ENVIRONMENT: Final = ("PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "TZ", "GPUSHARE_TWIN_GPU")
 
 
 @dataclass(frozen=True, slots=True)
 class ControlProgram:
-    """How to reach one GPU's daemon.
+    """Command and environment to reach one GPU's daemon.
 
     Attributes:
-        executable: argument list of the control program, real or the twin's.
-        pipe, log: the daemon's private directories.
-        gpu_uuid: the one GPU the daemon serves; None leaves the choice of devices to the environment.
+        pipe: the daemon's private pipe directory.
+        log: the daemon's private log directory.
+        gpu_uuid: the one GPU that the daemon serves; None leaves the choice of devices to the environment.
+        executable: argument list of the control program, the real one or the twin's.
         environment: further variables of the daemon, such as the twin's GPU.
     """
 
@@ -78,7 +79,7 @@ class ControlProgram:
         return self.pipe / "control"
 
     def env(self) -> dict[str, str]:
-        """Return the environment of one call: it contains none of our own variables but the listed ones."""
+        """Return the environment of one call: of our own variables only the listed ones."""
         values = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
         values.update(CUDA_MPS_PIPE_DIRECTORY=str(self.pipe), CUDA_MPS_LOG_DIRECTORY=str(self.log))
         if self.gpu_uuid is not None:
@@ -87,7 +88,7 @@ class ControlProgram:
         return values
 
     def daemon_pid(self) -> int | None:
-        """Return the running daemon's pid, from its pid file or else its socket; None when it does not run."""
+        """Return the running daemon's pid, from its pid file or else its socket; None if it does not run."""
         try:
             pid = int((self.pipe / PID_FILE).read_text().strip())
         except (OSError, ValueError):
@@ -95,7 +96,7 @@ class ControlProgram:
         return pid if pid > 0 and is_alive(pid) and self.is_listening() else None
 
     def is_listening(self) -> bool:
-        """Return whether somebody accepts on the daemon's socket; costs the daemon one empty connection."""
+        """Return whether the daemon's socket accepts connections; costs the daemon one empty connection."""
         return self._listener_pid() is not None
 
     def _listener_pid(self) -> int | None:
@@ -108,7 +109,7 @@ class ControlProgram:
                 return None
 
     def log_tail(self, name: str = "server.log", lines: int = 50) -> tuple[str, ...]:
-        """Return the last lines of the daemon's control.log or server.log; empty when there is none."""
+        """Return the last lines of the daemon's control.log or server.log; empty if it does not exist."""
         try:
             with (self.log / name).open("rb") as file:
                 file.seek(0, os.SEEK_END)
@@ -140,12 +141,12 @@ class MpsControl(Protocol):
         ...
 
     def stop(self, timeout_seconds: float = 10.0) -> None:
-        """End the daemon and with it every client; return when it is gone."""
+        """End the daemon and all its clients; return when it is gone."""
         ...
 
 
 class SyncMpsControl:
-    """MpsControl by one run of the control program for each command."""
+    """MpsControl that runs the control program once for each command."""
 
     def __init__(self, program: ControlProgram) -> None:
         self.program = program
@@ -210,7 +211,7 @@ class SyncMpsControl:
         return pid
 
     def stop(self, timeout_seconds: float = 10.0) -> None:
-        """End the daemon and with it every client; return when it is gone."""
+        """End the daemon and all its clients; return when it is gone."""
         pid = self.program.daemon_pid()
         if pid is None:
             return
@@ -287,7 +288,7 @@ class AsyncMpsControl:
         return await asyncio.to_thread(self._sync.start)
 
     async def stop(self, timeout_seconds: float = 10.0) -> None:
-        """End the daemon and with it every client; return when it is gone."""
+        """End the daemon and all its clients; return when it is gone."""
         await asyncio.to_thread(self._sync.stop, timeout_seconds)
 
     async def servers(self) -> tuple[int, ...]:
@@ -327,7 +328,7 @@ def _not_runnable(program: ControlProgram, error: OSError) -> MpsError:
 
 
 def _prepare(program: ControlProgram) -> None:
-    """Make the directories and remove a killed daemon's files in them, which would stop a new one."""
+    """Make the directories, and remove a killed daemon's files from them, which would prevent a new one."""
     for directory in (program.pipe, program.log):
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)

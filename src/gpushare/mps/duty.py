@@ -1,7 +1,7 @@
-"""When a throttled pod runs and when it is frozen: pure, time is an argument.
+"""When a throttled pod runs and when it is frozen; pure, time is an argument.
 
 The cycle is corrected over time: a pod is owed the frozen time that its duty asks for, less what it had, and the
-next run makes up for a look that came late. The limits come from probes on a real kubelet (docs/facts.md 27):
+next run compensates for a look that came late. The limits come from probes on a real kubelet (docs/facts.md 27):
 freezes of 0.5 s failed no probe with a time-out of 1 s, 0.8 s of each second failed one once, 0.9 s restarted the
 pod.
 """
@@ -15,23 +15,23 @@ from gpushare.mps.asks import ThrottleAsk, ThrottleAsks
 
 PERIOD_SECONDS: Final = 1.0  # work queued on the GPU runs on for 0.2 to 0.4 s (docs/facts.md 25)
 MAX_FREEZE_SECONDS: Final = 0.5
-MAX_STOP_SECONDS: Final = 1.2  # for a reading: half a second until the counters are right, and a window
+MAX_STOP_SECONDS: Final = 1.2  # for a reading: half a second until the counters are right, then a window
 MIN_FREEZE_SECONDS: Final = 0.02
-MIN_DUTY_RATIO: Final = 0.1  # the least that was measured (docs/facts.md 24); a lower duty counts as this
+MIN_DUTY_RATIO: Final = 0.1  # the lowest that was measured (docs/facts.md 24); lower duties are raised to it
 MEMORY_SECONDS: Final = 2 * MAX_STOP_SECONDS
 _EPSILON: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """Where one pod is in its cycle.
+    """State of one pod in its cycle.
 
     Attributes:
         since: when it was last frozen or thawed.
-        owed_seconds: frozen time that its duty asks for and that it has not had; below 0 it had too much.
-        rest_seconds: how long it has to run before it may be frozen again.
+        owed_seconds: frozen time that its duty asks for and that it has not had yet; below 0 it had too much.
+        rest_seconds: how long it must run before it may be frozen again.
         is_stopped: whether a reading froze it, or kept it frozen.
-        seen_at: the last look.
+        seen_at: time of the last look.
     """
 
     is_frozen: bool
@@ -44,7 +44,7 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The current schedule: which pods are frozen, and when to look next (infinity: when the asks change)."""
+    """The present schedule: which pods are frozen, and when to look next (infinity: when the asks change)."""
 
     cycles: Mapping[str, Cycle]
     look_at: float
@@ -59,7 +59,7 @@ NOBODY: Final = Schedule({}, math.inf)
 
 
 def duty_in_force(ask: ThrottleAsk) -> float:
-    """Return the duty in force for an ask, at least the lowest that was measured."""
+    """Return the duty that is applied for an ask, at least the lowest that was measured."""
     return max(MIN_DUTY_RATIO, ask.duty_ratio)
 
 
@@ -69,8 +69,8 @@ def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
     1. Asks without a live lease are ignored.
     2. A pod without an ask runs; its last freeze is remembered for a while, so that an ask that comes and goes
        freezes a pod no longer than one that stays.
-    3. A frozen pod is thawed once it had what it is owed, or after the longest freeze.
-    4. A running pod is frozen once it has run long enough since its last freeze, and a whole freeze is owed.
+    3. A frozen pod is thawed once it has had the frozen time it is owed, or after the longest freeze.
+    4. A running pod is frozen once it has run long enough since its last freeze and is owed a whole freeze.
     """
     live = asks.live(now)
     cycles: dict[str, Cycle] = {}
@@ -87,7 +87,7 @@ def schedule(before: Schedule, asks: ThrottleAsks, now: float) -> Schedule:
 
 
 def let_go(before: Schedule, uids: Collection[str], now: float) -> Schedule:
-    """Take note that somebody else thawed these pods: they are owed nothing, and rest as after a whole freeze."""
+    """Record thaws by others: cancel the frozen time that is owed, and pause as long as the freeze lasted."""
     cycles = dict(before.cycles)
     for uid in uids:
         if (cycle := cycles.get(uid)) is not None and cycle.is_frozen:
@@ -97,12 +97,12 @@ def let_go(before: Schedule, uids: Collection[str], now: float) -> Schedule:
 
 
 def _freeze_seconds(duty: float) -> float:
-    """Return the length of one freeze: a small duty shortens the run between freezes, it lengthens no freeze."""
+    """Return the length of one freeze; a smaller duty shortens the runs between freezes, not the freezes."""
     return max(MIN_FREEZE_SECONDS, min(MAX_FREEZE_SECONDS, (1.0 - duty) * PERIOD_SECONDS))
 
 
 def _due_seconds(duty: float) -> float:
-    """Return the owed time at which a freeze begins; as it falls by `duty` a second, it ends with nothing owed."""
+    """Return the owed time at which a freeze begins, chosen so that nothing is owed at its end."""
     return duty * _freeze_seconds(duty)
 
 
@@ -136,7 +136,7 @@ def _next(cycle: Cycle, ask: ThrottleAsk, now: float) -> Cycle:
 
 
 def _thaw(cycle: Cycle, now: float, run_per_freeze: float) -> Cycle:
-    """Let the pod run: after a duty's freeze half of the usual run at least, after a reading its length."""
+    """Let the pod run: after a freeze for at least half of the usual run, after a reading for its length."""
     spent = now - cycle.since
     rest = spent if cycle.is_stopped else spent * min(1.0, run_per_freeze / 2)
     return replace(cycle, is_frozen=False, since=now, rest_seconds=rest, is_stopped=False)

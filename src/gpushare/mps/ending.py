@@ -1,9 +1,10 @@
-"""End an MPS client so that its neighbours live: stop it, let its kernels finish, terminate it, then kill it.
+"""End an MPS client so that its neighbours survive: stop it, let its kernels finish, terminate it, then kill it.
 
 `terminate_client` on a client that keeps the GPU busy with large matrix products ended in a fatal GPU error in 16
-of 17 tries on H200s and an H100: every neighbour was lost, or whoever came next. A kill after its kernels had
-finished harmed nobody; one within a kernel, after its launching threads were held and it was terminated, neither
-(docs/facts.md 35 and 36, docs/measurements/ending-h200.md, docs/adr/0162; gpushare.mps.terminating).
+of 17 tries on H200s and an H100: every neighbour was lost, or the next client was. A kill after its kernels had
+finished harmed no neighbour. Nor did a kill within a kernel, if its launching threads were held and it was
+terminated first (docs/facts.md 35 and 36, docs/measurements/ending-h200.md, docs/adr/0162;
+gpushare.mps.terminating).
 """
 
 import contextlib
@@ -24,29 +25,29 @@ from gpushare.mps.layout import write_atomically
 
 logger = logging.getLogger(__name__)
 
-# kubelet kills within three seconds of the agent's `ends_at`; where it does not, the gate does after this time.
+# kubelet kills within three seconds of the agent's `ends_at`; otherwise the gate kills after this time.
 LEAVING_DRAIN_SECONDS: Final = 3.5
 # A GPU-bound PyTorch job runs on for 0.2 to 0.4 s after its stop (docs/facts.md 25).
 DRAIN_SECONDS: Final = 1.0
-# Whom something in its container continues gets its time anew this often; then it is killed all the same.
+# If something in its container continues a stopped process, its time restarts, at most this often.
 CONTINUED_LIMIT: Final = 2
-_LONGEST_DRAIN_SECONDS: Final = 60.0  # of a record; we would not write a longer one
-_REMEMBERED: Final = 1024  # processes that no signal reaches; a bound only
+_LONGEST_DRAIN_SECONDS: Final = 60.0  # in a record; we never write a longer one
+_REMEMBERED: Final = 1024  # processes that no signal reaches; only a bound
 
 
 class EndingStep(StrEnum):
-    """What was done to a client at this look."""
+    """The step that was taken for a client at this look."""
 
     STOPPED = "Stopped"
     DRAINS = "Drains"
     KILLED = "Killed"
-    DIES = "Dies"  # was killed before; it ends when it is thawed or leaves the driver
+    DIES = "Dies"  # was killed before; it ends once it is thawed or leaves the driver
     GONE = "Gone"
     REFUSED = "Refused"
 
 
 class Termination(Enum):
-    """How far the MPS server is with the end of a stopped client."""
+    """Progress of the MPS server in ending a stopped client."""
 
     IN_PROGRESS = auto()
     DONE = auto()
@@ -54,18 +55,18 @@ class Termination(Enum):
 
 
 class Terminate(Protocol):
-    """Has the MPS server end a stopped client, without waiting for it; called again it tells how far that is."""
+    """Make the MPS server end a stopped client, without waiting; later calls return the progress."""
 
     def __call__(self, pid: int, start_ticks: int) -> Termination:
-        """Begin, or look."""
+        """Begin the termination, or return its progress."""
         ...
 
 
 class SendSignal(Protocol):
-    """Sends a signal to a process."""
+    """Function that sends a signal to a process."""
 
     def __call__(self, pid: int, start_ticks: int | None, number: signal.Signals) -> bool:
-        """Return False when the process has ended or another one has its pid; OSError where it cannot be sent."""
+        """Return False if the process has ended or another one has its pid; raise OSError if it cannot be sent."""
         ...
 
 
@@ -81,7 +82,7 @@ def send_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> bo
     except ProcessLookupError:
         return False
     except OSError as error:
-        if error.errno == errno.EINVAL:  # no process's pid
+        if error.errno == errno.EINVAL:  # not the pid of a process
             return False
         raise
     try:
@@ -97,7 +98,13 @@ def send_signal(pid: int, start_ticks: int | None, number: signal.Signals) -> bo
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """An ending in progress; `was_stopped`: it was seen stopped since; `is_asked`: the server is to end it."""
+    """An ending in progress.
+
+    Attributes:
+        was_stopped: it has been seen stopped since `since`.
+        continued: how often something else continued it.
+        is_asked: the server was asked to end it.
+    """
 
     start_ticks: int | None
     since: float
@@ -109,12 +116,12 @@ class _Begun:
 
 
 class Endings:
-    """The clients of one GPU that are being ended. Whoever was stopped is killed, whatever happens meanwhile.
+    """The clients of one GPU that are being ended. A stopped client is killed, whatever happens meanwhile.
 
     Args:
-        record: a file of those who are stopped, written before they are: the next gate goes on with them.
-        terminate: has the MPS server end who was stopped for `DRAIN_SECONDS`, before it is killed; where that
-            fails it is killed when its drain's time is over.
+        record: file with the stopped clients, written before each stop, so that the next gate continues with them.
+        terminate: makes the MPS server end a client that was stopped for `DRAIN_SECONDS`, before it is killed. If
+            that fails, the client is killed when its time to drain is over.
     """
 
     def __init__(
@@ -135,11 +142,12 @@ class Endings:
     def end(self, pid: int, start_ticks: int | None = None, *, drain_seconds: float = DRAIN_SECONDS) -> EndingStep:
         """Take the next step towards a client's end.
 
-        It is stopped at every look: what else runs in its container could continue it.
+        The stop signal is repeated at every look, as another process in its container could continue it.
 
         Args:
-            start_ticks: start time of the process meant, clock ticks since boot; None where it is unknown.
-            drain_seconds: how long its kernels get to finish after the first stop; the first call's holds.
+            start_ticks: start time of the process, in clock ticks since boot; None if unknown.
+            drain_seconds: how long its kernels get to finish after the first stop; the value of the first call
+                holds.
         """
         begun = self._begun.get(pid)
         if begun is None or start_ticks not in {None, begun.start_ticks}:
@@ -174,15 +182,15 @@ class Endings:
         return may_ask and self._clock() - begun.since >= min(DRAIN_SECONDS, begun.drain_seconds)
 
     def _look(self, pid: int, begun: _Begun) -> Termination | None:
-        """Return how far the server is; None where it was not asked, or need not be any more."""
+        """Return the server's progress; None if it was not asked, or need not be asked any more."""
         if self._terminate is None or begun.start_ticks is None or not begun.is_asked or begun.is_killed:
             return None
         return self._terminate(pid, begun.start_ticks)
 
     def go_on(self) -> tuple[int, ...]:
-        """Take the next step with everybody whose end has begun, whether or not its reason still holds.
+        """Take the next step for every client whose ending has begun, whether or not its reason still holds.
 
-        Nobody stays stopped: neither when it is no client any more, because the server has ended.
+        So no process stays stopped, even if the server has ended and it is no longer a client.
 
         Returns:
             The pids that were killed now.
@@ -191,7 +199,7 @@ class Endings:
         return tuple(pid for pid, step in steps.items() if step is EndingStep.KILLED)
 
     def let_go(self) -> None:
-        """Continue those who are stopped and not killed, for a caller that ends before them."""
+        """Continue the processes that are stopped and not killed, for a caller that ends before them."""
         for pid, begun in list(self._begun.items()):
             if not begun.is_killed:
                 with contextlib.suppress(OSError):
@@ -217,7 +225,10 @@ class Endings:
         return EndingStep.GONE
 
     def _seen(self, pid: int, begun: _Begun) -> _Begun:
-        """Look whether it is still stopped. Whom somebody continued has kernels again, so its time begins anew."""
+        """Return the record after checking that the process is still stopped.
+
+        A process that something else continued has launched kernels again, so its time restarts.
+        """
         match self._state(pid):
             case RunState.STOPPED:
                 return replace(begun, was_stopped=True)
@@ -245,7 +256,7 @@ class Endings:
             )
 
     def _restore(self) -> None:
-        """Go on with those whom an earlier gate stopped; their time begins anew, as nobody watched it."""
+        """Continue with the processes that an earlier gate stopped; their time restarts, as nobody watched it."""
         if self._record is None:
             return
         try:

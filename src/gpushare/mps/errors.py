@@ -1,4 +1,4 @@
-"""What goes wrong with MPS, mapped once at the edge: the type says whether a retry helps."""
+"""Errors of MPS, mapped once where they arise; the type says whether a retry helps."""
 
 
 class MpsError(Exception):
@@ -24,14 +24,14 @@ class ControlTimeoutError(MpsError):
 
 
 class NotSentError(MpsError):
-    """The daemon was busy with another connection and took no command: nothing happened, asking again is safe."""
+    """The daemon was busy with another connection and took no command; nothing happened, so a retry is safe."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)
 
 
 class CommandRefusedError(MpsError):
-    """The daemon answered that it will not or cannot: insufficient privileges, no such server, bad argument."""
+    """The daemon refused a command or cannot do it: insufficient privileges, no such server, bad argument."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=False)

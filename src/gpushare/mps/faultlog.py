@@ -1,4 +1,4 @@
-"""Faults from the MPS server's log: it is ACTIVE again before a poll of its state sees them (docs/facts.md 4)."""
+"""Faults from the MPS server's log; a poll misses them, as the server is soon ACTIVE again (docs/facts.md 4)."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _CLIENT: Final = re.compile(rb"Client \{PID: (\d+)")
 _REACHED: Final = b"sticky error set:"
 _ONE_PID: Final = re.compile(rb"\] (\d+)\s*$")
 _TIME: Final = re.compile(rb"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) ")
-_STAMP_SECONDS: Final = 0.01  # stamps are cut to milliseconds; a process takes longer to become a client
+_STAMP_SECONDS: Final = 0.01  # stamps are truncated to milliseconds; a process takes longer to become a client
 _CLOCK_ERROR_SECONDS: Final = 0.5  # the wall clock may be slewed between two reads
 
 
@@ -24,9 +24,9 @@ class Fault:
 
     Attributes:
         line: the server's own line.
-        pids: the affected processes, empty where the log does not list them. Which one caused the fault is not
-            known: the server lists the affected clients in no particular order, without a process that was killed.
-        began_at: Unix time of its first line, None where the line carries none.
+        pids: the affected processes; empty if the log does not list them. The server lists them in no particular
+            order and without a killed process, so the list does not show which process caused the fault.
+        began_at: Unix time of its first line; None if the line has none.
     """
 
     line: str
@@ -34,10 +34,10 @@ class Fault:
     began_at: float | None = None
 
     def span(self, *, now: float, unix_now: float, read_before: float) -> tuple[float, float]:
-        """Return the earliest and latest time, on the clock of `now`, at which the fault can have begun.
+        """Return the earliest and latest time, on the clock of `now`, at which the fault may have begun.
 
-        That is the line's time where it lies between the previous read of the log and now. A stamp outside
-        (another time zone, a wall clock that was set) is worth nothing: then it is any time between the two.
+        If the line's time lies between the previous read of the log and now, it is that time. A stamp outside
+        (another time zone, a wall clock that was set) is ignored, and the fault began at any time between the two.
         """
         if self.began_at is not None:
             began = now - (unix_now - self.began_at)
@@ -47,7 +47,7 @@ class Fault:
 
 
 class FaultLog:
-    """A reader of server.log: `read` returns the first fault since the last call, `complete` its whole report."""
+    """Reader of server.log: `read` returns the first fault since the last call, `complete` its whole report."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
@@ -60,12 +60,12 @@ class FaultLog:
         self._tail.skip()
 
     def read(self) -> Fault | None:
-        """Return the first fault in the new lines, None without one; a rotated log is read from its start."""
+        """Return the first fault in the new lines, or None; a rotated log is read from its start."""
         self._report = self._tail.lines()
         return _fault_in(self._report)
 
     def complete(self) -> Fault | None:
-        """Return the fault of the last `read` with the lines that the server has added since."""
+        """Return the fault of the last `read`, with the lines that the server has added since."""
         self._report += self._tail.lines()
         return _fault_in(self._report)
 
@@ -74,13 +74,13 @@ def _fault_in(lines: Sequence[bytes]) -> Fault | None:
     fatal = [line for line in lines if _FATAL.search(line)]
     if not fatal:
         return None
-    # A line that names one client is misleading: in each experiment it named a bystander.
+    # A line that names one client is misleading: in each experiment it named an uninvolved one.
     shown = next((line for line in fatal if not _CLIENT.search(line)), fatal[0])
     return Fault(shown.decode(errors="replace").strip()[:300], _reached(lines), _time_of(fatal[0]))
 
 
 def _time_of(line: bytes) -> float | None:
-    """Return the Unix time of a line; server and reader share a container, and so the server's local time."""
+    """Return the Unix time of a line; server and reader share a container and thus the local time."""
     found = _TIME.match(line)
     if found is None:
         return None
@@ -91,7 +91,7 @@ def _time_of(line: bytes) -> float | None:
 
 
 def _reached(lines: Sequence[bytes]) -> tuple[int, ...]:
-    """Return the pids that follow the first announcement of such a list."""
+    """Return the pids that follow the first announcement of a list of affected clients."""
     start = next((number for number, line in enumerate(lines) if _REACHED in line), len(lines))
     pids: list[int] = []
     for line in lines[start + 1 :]:

@@ -1,7 +1,7 @@
-"""Freezing a pod's cgroup: the port, its real side for cgroup v1 and v2, and a simulated one for tests.
+"""Freezing a pod's cgroup: the port, its real implementation for cgroup v1 and v2, and a simulated one for tests.
 
-The pod's own cgroup is used, above its containers: the pod cannot thaw itself, and a container that somebody else
-paused stays paused (docs/facts.md 27).
+The pod's own cgroup is used, above its containers: the pod cannot thaw itself, and a container that was paused by
+somebody else stays paused (docs/facts.md 27).
 """
 
 import os
@@ -21,7 +21,7 @@ _ANY_POD: Final = re.compile(r"(?:^|-)pod(?:[0-9a-f]{8}[-_][0-9a-f]{4}[-_]|[0-9a
 
 
 class FreezeState(StrEnum):
-    """State of a cgroup's processes; FREEZING is in between, and in v1 a cgroup may stick there."""
+    """State of a cgroup's processes; FREEZING is in between, and in v1 a cgroup may get stuck there."""
 
     THAWED = "Thawed"
     FREEZING = "Freezing"
@@ -33,22 +33,22 @@ class FreezerError(Exception):
 
 
 class Freezer(Protocol):
-    """A port that freezes and thaws whole pods. No call waits for the kernel for longer than some milliseconds."""
+    """A port that freezes and thaws whole pods. No call waits for the kernel for more than some milliseconds."""
 
     def problem(self) -> str:
-        """Return why nothing can be frozen on this node; empty when it can."""
+        """Return why no pod can be frozen on this node; empty if pods can."""
         ...
 
     def find(self, pod_uid: str) -> Path | None:
-        """Return the pod's cgroup; None when it has none (any more, or yet).
+        """Return the pod's cgroup; None if it has none (yet, or any more).
 
         Raises:
-            FreezerError: it has one that freezing would not reach.
+            FreezerError: freezing its cgroup would not reach its processes.
         """
         ...
 
     def state(self, cgroup: Path) -> FreezeState:
-        """Return its present state, whoever caused it.
+        """Return the cgroup's present state, whoever caused it.
 
         Raises:
             FileNotFoundError: it is gone; OSError: it cannot be read.
@@ -56,7 +56,7 @@ class Freezer(Protocol):
         ...
 
     def freeze(self, cgroup: Path) -> None:
-        """Ask the kernel to freeze it; finished when `state` is FROZEN.
+        """Ask the kernel to freeze the cgroup; it is finished when `state` is FROZEN.
 
         Raises:
             FileNotFoundError: it is gone; OSError: it cannot be written.
@@ -64,7 +64,7 @@ class Freezer(Protocol):
         ...
 
     def thaw(self, cgroup: Path) -> None:
-        """Thaw it; takes effect at once.
+        """Thaw the cgroup; this takes effect at once.
 
         Raises:
             FileNotFoundError: it is gone; OSError: it cannot be written.
@@ -72,17 +72,17 @@ class Freezer(Protocol):
         ...
 
     def nudge(self, cgroup: Path) -> None:
-        """Retry a freeze that sticks in FREEZING: in v1 thaw for a moment and freeze again, as runc does."""
+        """Retry a freeze that is stuck in FREEZING: in v1 thaw for a moment and freeze again, as runc does."""
         ...
 
 
 def _names_of(pod_uid: str) -> tuple[str, ...]:
-    """Return the names of a pod's cgroup: by the cgroupfs driver, and by systemd's at the end of a slice."""
+    """Return the possible names of a pod's cgroup: the cgroupfs driver's, and systemd's at the end of a slice."""
     return f"pod{pod_uid}", f"-pod{pod_uid.replace('-', '_')}.slice"
 
 
 class CgroupFreezer:
-    """The kernel's freezer: v1 where its hierarchy is mounted (kubelet puts the pods' cgroups in it), else v2."""
+    """The kernel's freezer: v1 if its hierarchy is mounted (kubelet puts the pods' cgroups in it), else v2."""
 
     def __init__(self, root: Path = CGROUP_ROOT) -> None:
         self._is_v1 = not (root / "cgroup.controllers").exists() and (root / "freezer").is_dir()
@@ -98,22 +98,22 @@ class CgroupFreezer:
         return self._hierarchy
 
     def problem(self) -> str:
-        """Return a problem when the hierarchy is missing or mounted read-only."""
+        """Return a problem if the hierarchy is missing or mounted read-only; else empty."""
         sign = self._hierarchy / ("tasks" if self._is_v1 else "cgroup.controllers")
         if not sign.exists():
             return f"no cgroup file system with a freezer at {self._hierarchy}"
         if os.statvfs(self._hierarchy).f_flag & os.ST_RDONLY:
             return f"{self._hierarchy} is mounted read-only"
-        # Ask a file, not the directory: v1's root directory has no w, and the host has no capability to pass that.
+        # Check a file, not the directory: v1's root directory is not writable, and the host may not override that.
         processes = self._hierarchy / "cgroup.procs"
         return "" if os.access(processes, os.W_OK) else f"{self._hierarchy} may not be written"
 
     def find(self, pod_uid: str) -> Path | None:
-        """Search the directories above the pods'; what a pod creates below its own cgroup is never read."""
+        """Search the directories above the pods'; those that a pod creates in its own cgroup are never read."""
         known = self._found.get(pod_uid)
         if known is not None and known.is_dir():
             return known
-        # pods come and go for as long as this runs: those that are gone would pile up
+        # pods come and go while this process runs, so entries of pods that are gone would accumulate
         self._found = {uid: path for uid, path in self._found.items() if path.is_dir()}
         plain, slice_ = _names_of(pod_uid)
         apart = None
@@ -130,7 +130,7 @@ class CgroupFreezer:
         return self._found.get(pod_uid)
 
     def state(self, cgroup: Path) -> FreezeState:
-        """Read `freezer.state` (v1), or `cgroup.events` and `cgroup.freeze` (v2), ancestors' freezes included."""
+        """Read `freezer.state` (v1), or `cgroup.events` and `cgroup.freeze` (v2), with freezes of ancestors."""
         if self._is_v1:
             return FreezeState((cgroup / self._file).read_text().strip().capitalize())
         if "frozen 1" in (cgroup / "cgroup.events").read_text().splitlines():
@@ -147,14 +147,14 @@ class CgroupFreezer:
         self._write(cgroup, "THAWED" if self._is_v1 else "0")
 
     def nudge(self, cgroup: Path) -> None:
-        """Retry in v1; in v2 the kernel goes on by itself."""
+        """Retry in v1; in v2 the kernel continues by itself."""
         if self._is_v1:
             self.thaw(cgroup)
             time.sleep(_NUDGE_SECONDS)
             self.freeze(cgroup)
 
     def _write(self, cgroup: Path, word: str) -> None:
-        # without O_CREAT and O_TRUNC: create no file where the cgroup is gone
+        # without O_CREAT and O_TRUNC, so that no file is created if the cgroup is gone
         descriptor = os.open(cgroup / self._file, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(descriptor, word.encode())
@@ -163,7 +163,7 @@ class CgroupFreezer:
 
 
 def _above_pods(hierarchy: Path) -> Iterator["os.DirEntry[str]"]:
-    """Return every directory above the pods' own, breadth first."""
+    """Yield every directory above the pods' own, breadth first."""
     level, seen = [str(hierarchy)], 0
     for _ in range(_MAX_DEPTH):
         below: list[str] = []
@@ -184,7 +184,7 @@ def _above_pods(hierarchy: Path) -> Iterator["os.DirEntry[str]"]:
 
 @dataclass(slots=True)
 class SimulatedFreezer:
-    """Cgroups in memory. `sticks`: how many nudges a freeze takes; `error`: what writing raises."""
+    """Cgroups in memory. `sticks`: how many nudges a freeze needs; `error`: the error that writing raises."""
 
     root: Path = Path("/simulated")
     cgroups: dict[str, FreezeState] = field(default_factory=dict)

@@ -1,6 +1,6 @@
-"""A record on disk of the pods that we freeze, written before each freeze: after a crash, a successor thaws these.
+"""Record on disk of the pods that we have frozen, so that after a crash a successor thaws them.
 
-One file per frozen pod under `<host directory>/frozen`, named by its uid, containing its cgroup's path. It is
+One file per frozen pod under `<host directory>/frozen`, named by its uid, contains its cgroup's path. It is
 written before the cgroup is frozen and removed after the thaw, so a pod that somebody else froze is never taken
 for ours.
 """
@@ -17,16 +17,16 @@ from gpushare.mps.status import ThrottleRefusal
 logger = logging.getLogger(__name__)
 
 NUDGE_EVERY_SECONDS: Final = 0.02
-STUCK_SECONDS: Final = 0.4  # then we give up; the pod was never fully frozen, so its probes noticed nothing
+STUCK_SECONDS: Final = 0.4  # then we give up; the pod was never fully frozen, so its probes were not affected
 
 
 def record_of(base: Path | str) -> Path:
-    """Return the record's directory under the host directory."""
+    """Return the record's directory in the host directory."""
     return Path(base) / "frozen"
 
 
 def recorded(base: Path | str) -> tuple[Path, ...]:
-    """Return the record's files; none when we have frozen no pod."""
+    """Return the record's files; empty if we have frozen no pod."""
     record = record_of(base)
     return tuple(sorted(record.iterdir())) if record.is_dir() else ()
 
@@ -35,13 +35,13 @@ def thaw_recorded(base: Path | str, freezer: Freezer, *, keep: bool = False) -> 
     """Thaw every pod in the record and return their uids; a pod that cannot be thawed stays in it.
 
     Args:
-        keep: leave them all in the record: whoever wrote it still lives, and may be about to freeze one of them.
+        keep: leave all pods in the record, because its writer still lives and may freeze one of them again.
     """
     thawed = []
     for mark in recorded(base):
         try:
             path = mark.read_text()
-            if path:  # empty: the writer was killed before it froze anything
+            if path:  # empty if the writer was killed before it froze the pod
                 was = freezer.state(Path(path))
                 freezer.thaw(Path(path))
                 if was is not FreezeState.THAWED:
@@ -58,7 +58,7 @@ def thaw_recorded(base: Path | str, freezer: Freezer, *, keep: bool = False) -> 
 
 @dataclass(frozen=True, slots=True)
 class FreezeRefused:
-    """Why a pod was not frozen."""
+    """Reason for which a pod was not frozen."""
 
     reason: ThrottleRefusal
     detail: str
@@ -88,7 +88,7 @@ class FrozenPods:
 
     @property
     def still(self) -> frozenset[str]:
-        """Return those that are fully frozen; until all are, call `settle` again."""
+        """Return the pods that are fully frozen; until all are, call `settle` again."""
         return frozenset(uid for uid, pod in self._pods.items() if pod.is_still)
 
     def freeze(self, uid: str, now: float) -> FreezeRefused | None:
@@ -119,7 +119,7 @@ class FrozenPods:
         return None
 
     def settle(self, now: float) -> dict[str, FreezeRefused]:
-        """Check pods that are still freezing; thaw those that stick for too long, and return why."""
+        """Check pods that are still freezing; thaw those that are stuck for too long, and return why."""
         stuck = {}
         for uid, pod in list(self._pods.items()):
             if pod.is_still:
@@ -142,17 +142,17 @@ class FrozenPods:
         return stuck
 
     def let_go(self) -> frozenset[str]:
-        """Forget the pods that somebody else thawed, and return their uids; only we freeze them."""
+        """Forget the pods that somebody else thawed, and return their uids."""
         gone = set()
         for uid in tuple(self._pods):
-            with contextlib.suppress(OSError):  # whoever thaws it next is told
+            with contextlib.suppress(OSError):  # the next thaw reports it
                 if self._freezer.state(self._pods[uid].cgroup) is FreezeState.THAWED:
                     gone.add(uid)
                     self._forget(uid)
         return frozenset(gone)
 
     def thaw(self, uid: str) -> bool:
-        """Thaw a pod; return False when its cgroup refused: it is still frozen, so try again."""
+        """Thaw a pod; return False if its cgroup refused: it is still frozen, so try again."""
         pod = self._pods.get(uid)
         if pod is None:
             return True
@@ -170,7 +170,7 @@ class FrozenPods:
         return True
 
     def thaw_all(self) -> bool:
-        """Thaw every pod; return False when a cgroup refused."""
+        """Thaw every pod; return False if a cgroup refused."""
         for uid in list(self._pods):
             self.thaw(uid)
         return not self._pods

@@ -1,8 +1,8 @@
-"""The gate before one GPU's MPS daemon (docs/design.md 2.4, docs/facts.md 11 to 17).
+"""The gate in front of one GPU's MPS daemon (docs/design.md 2.4, docs/facts.md 11 to 17).
 
 Every CUDA process that shares the GPU connects here first. The gate finds its pod, waits for the pod's decision,
 gives one process at a time its turn with the server's ceilings set to that pod's, and passes its connections on.
-Connections that it cannot serve yet are held: a closed connection would let the process run uncapped
+Connections that it cannot serve yet are held, because a closed connection would let the process run uncapped
 (docs/facts.md 15).
 """
 
@@ -35,17 +35,18 @@ from gpushare.mps.turns import LEAST_TURN_SECONDS, TurnAccounts
 
 logger = logging.getLogger(__name__)
 
-TURN_SECONDS: Final = 8.0  # without progress; a start takes 0.13 to 0.25 s (docs/facts.md 13)
-MAX_TURN_SECONDS: Final = 24.0  # with progress: three connections, each as slow as a turn may be
-# What a turn may last longer where the process gets no CPU: a newcomer at a load of 40 needed 5.7 s.
+TURN_SECONDS: Final = 8.0  # longest turn without progress; a start takes 0.13 to 0.25 s (docs/facts.md 13)
+MAX_TURN_SECONDS: Final = 24.0  # longest turn with progress: three connections, each as slow as a turn may be
+# Most time without CPU that does not count towards a turn; a newcomer at a load of 40 needed 5.7 s.
 MAX_STARVED_SECONDS: Final = 5.0
-# A server that waits for a client's first word answers nobody (gpushare.mps.handover): so often is the client
-# looked at meanwhile, and spoken for when it has died, or its turn is over and the server silent for so long.
+# A server that waits for a client's first message answers nobody (gpushare.mps.handover). Meanwhile the client is
+# checked every LISTING_SECONDS. If it has died, or its turn is over and the server has been silent for
+# MUTE_SECONDS, its message is sent in its place.
 LISTING_SECONDS: Final = 0.1
 MUTE_SECONDS: Final = 1.0
 TICK_SECONDS: Final = 0.1  # how often held connections are checked again
-TEND_SECONDS: Final = 1.0  # how often records of processes and pods that are gone are dropped
-SHOWN_OF_A_POD: Final = 64  # held processes in the status; a reader refuses a file of more than 4 MiB
+TEND_SECONDS: Final = 1.0  # interval at which records of processes and pods that are gone are dropped
+SHOWN_OF_A_POD: Final = 64  # held processes of a pod in the status; readers refuse a file of more than 4 MiB
 SHOWN_HELD: Final = 1024
 
 ProcessKey = tuple[int, int | None]  # pid and start time
@@ -53,7 +54,7 @@ ProcessKey = tuple[int, int | None]  # pid and start time
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The daemon as its keeper reports it; connections pass while `state` is ACTIVE (SELF_TEST: the probe's)."""
+    """The daemon as its keeper reports it; connections pass in state ACTIVE (in SELF_TEST only the probe's)."""
 
     state: GateState = GateState.STARTING
     server_pid: int | None = None
@@ -64,12 +65,13 @@ class _Turn:
     """A turn in progress.
 
     Attributes:
-        waits_since: when the gate began to wait for the tenant; served_seconds: how much of that time the daemon
-            took.
+        waits_since: when the gate began to wait for the tenant.
+        served_seconds: how much of that time the daemon took.
         step_at: when the process last made progress.
-        handovers: what it was handed of the server, until that has heard it.
-        heard_before: how many first words of it the server had heard until then.
-        delays: how long its threads had waited for a CPU when its turn began, in all their life.
+        delays: CPU waiting time of each of its threads when its turn began.
+        listed: whether the server lists it as a client.
+        handovers: copies of the sockets handed to it, until the server has received its first message.
+        heard_before: number of first messages of it that the server had received before the turn.
     """
 
     process: ProcessKey
@@ -84,11 +86,14 @@ class _Turn:
     heard_before: int | None = None
 
     def mute(self, heard: int | None) -> list[Handover]:
-        """Return the handovers of which the server has heard no word, by how many it has heard of the process.
+        """Return the handovers whose first message the client has not sent.
 
-        A process that has ended says none any more. One that lives says its words in the order of the handovers;
-        where the server's log tells of none at all, it is taken to have said them. What was said and not read yet
-        was said.
+        A process that has ended sends none any more. A living one sends them in the order of the handovers; if the
+        server's log never reports such messages, it is assumed to have sent them. A message that was sent but not
+        read yet counts as sent.
+
+        Args:
+            heard: number of first messages of the process in the server's log; None if the log has none at all.
         """
         left = [each for each in self.handovers if not each.has_spoken]
         if not is_alive(*self.process):
@@ -99,23 +104,23 @@ class _Turn:
         return [each for each in mute if not each.is_unread]
 
     def settle(self) -> None:
-        """The server has heard whoever was handed to it."""
+        """Close the copies, because the server has received the client's messages."""
         for each in self.handovers:
             each.close()
         self.handovers.clear()
 
     def is_spent(self, now: float, allowance_seconds: float, starved: float = 0.0) -> bool:
-        """Return whether it must end if others wait: its time is over, and it made no progress just now.
+        """Return whether the turn must end if others wait: its time is over, and it made no progress just now.
 
         Args:
-            starved: seconds in which the process could have run and had no CPU; they do not count.
+            starved: seconds in which the process could have run but got no CPU; they do not count.
         """
         over = now - self.waits_since - self.served_seconds - allowance_seconds - starved
         return over > 2 * LEAST_TURN_SECONDS or (over > 0 and now - self.step_at > LEAST_TURN_SECONDS)
 
 
 class Gate:
-    """Holds and passes on the connections of one GPU's tenants."""
+    """Gate of one GPU: it holds tenants' connections and passes them on."""
 
     def __init__(
         self,
@@ -132,7 +137,7 @@ class Gate:
     ) -> None:
         self._control, self._policy, self._ledger = control, policy, ledger
         self._endings = endings or Endings()
-        self._unstoppable: dict[int, int | None] = {}  # clients of which it was said
+        self._unstoppable: dict[int, int | None] = {}  # clients for which this was logged
         self._on_trouble, self._clock = on_trouble, clock
         self.store = store or StoreClient()
         self.backend = Backend()
@@ -166,14 +171,14 @@ class Gate:
             self.reception.close()
 
     def set_backend(self, backend: Backend) -> None:
-        """Record the daemon's state from the keeper; check waiting connections again."""
+        """Record the daemon's state from the keeper, and check waiting connections again."""
         if backend.server_pid != self.backend.server_pid:
             self._priority = None
         self.backend = backend
         self._wake.set()
 
     def held(self) -> tuple[HeldStatus, ...]:
-        """Return the processes whose connections wait, with reasons and Unix times; of very many, the first."""
+        """Return the processes whose connections wait, with reasons and Unix times; only the first of many."""
         now, unix = self._clock(), time.time()
         holds = self._holds(now)
         shown: dict[str | None, int] = {}
@@ -239,7 +244,7 @@ class Gate:
     # Turns
 
     async def _tend(self) -> None:
-        """Do regular housekeeping: the host's copies, clients to end, processes and pods that are gone."""
+        """Do regular housekeeping: the host's copies, clients to end, and processes and pods that are gone."""
         last = self._clock()
         while True:
             self.store.flush()
@@ -288,7 +293,7 @@ class Gate:
         )
 
     def _next(self) -> ProcessKey | None:
-        """Return the process with the next turn: of the pod that paid least for its turns, less what it waited."""
+        """Return the process with the next turn: of the pod that paid least for its turns, less its waiting."""
         now = self._clock()
         holds = self._holds(now)
         best: tuple[float, float] | None = None
@@ -370,7 +375,7 @@ class Gate:
         )
 
     async def _set_priority(self, priority: int) -> None:
-        """Give latency clients priority; best effort (docs/facts.md 18), so a driver without it is fine."""
+        """Give latency clients priority; best effort (docs/facts.md 18), so a driver without it is accepted."""
         if priority == self._priority:
             return
         try:
@@ -380,7 +385,11 @@ class Gate:
         self._priority = priority
 
     async def _is_listed(self, turn: _Turn, server_pid: int) -> bool:
-        """Ask the server, which answers once it has heard whom it waits for; speak for a process that is mute."""
+        """Return whether the server lists the process.
+
+        The server answers only after it has received the first message of every client that it waits for. If this
+        client has ended or its turn is over, the message is sent in its place.
+        """
         pid, asked_at = turn.process[0], self._clock()
         listing = asyncio.ensure_future(self._control.run(commands.client_list(server_pid)))
         try:
@@ -409,16 +418,16 @@ class Gate:
         try:
             return await self._pass_on_until_listed(turn, server_pid)
         finally:
-            if turn.handovers:  # the daemon did not answer, so it is not known whom the server has heard
+            if turn.handovers:  # the daemon did not answer, so it is unknown which messages the server received
                 asyncio.get_running_loop().call_later(MUTE_SECONDS, self._give_up, turn)
 
     def _give_up(self, turn: _Turn) -> None:
-        """Speak for a client whose turn broke off, and let go of it once that was heard."""
+        """Send missing first messages of a client whose turn broke off, and later close the copies."""
         self._speak_for(turn)
         asyncio.get_running_loop().call_later(HEARD_SECONDS, turn.settle)
 
     def _speak_for(self, turn: _Turn) -> None:
-        """Say the first word of a client that does not, so that the server goes on."""
+        """Send the first message of a client that does not send it, so that the server continues."""
         if mute := turn.mute(self._ledger.heard(turn.process[0])):
             logger.warning(
                 "pid %d of pod %s says nothing to the MPS server, or has ended: said in its place",
@@ -442,8 +451,8 @@ class Gate:
             if connection is not None:
                 await self._relay(connection, turn)
                 passed, pause, turn.step_at = True, 0.005, self._clock()
-            # After each connection: of two at once the second would wait behind a first that is mute, and further
-            # contexts of several threads would pass in one turn, uncounted.
+            # Ask after each connection. Otherwise the second of two would wait behind a silent first one, and
+            # contexts of several threads would pass in one turn without being counted.
             if passed and await self._is_listed(turn, server_pid):
                 return True
             if not is_alive(*turn.process):
@@ -460,7 +469,7 @@ class Gate:
     def _is_spent(self, turn: _Turn) -> bool:
         allowance, now = self._allowance(turn), self._clock()
         if not turn.is_spent(now, allowance) or allowance <= LEAST_TURN_SECONDS:
-            return turn.is_spent(now, allowance)  # whoever has wasted its allowance gets no more for being starved
+            return turn.is_spent(now, allowance)  # a pod that wasted its allowance gets no extra time
         starved = starved_seconds(turn.delays, run_delays(turn.process[0]))
         return turn.is_spent(now, allowance, min(starved, MAX_STARVED_SECONDS))
 
@@ -468,10 +477,10 @@ class Gate:
         return self._accounts.allowance_seconds(turn.pod_uid, self._clock())
 
     async def _relay(self, connection: Connection, turn: _Turn) -> None:
-        """Connect one connection through.
+        """Connect a client's connection to the daemon.
 
         Raises:
-            MpsError: it heard nothing; it is kept for another try.
+            MpsError: the client has received nothing; the connection is kept for another try.
         """
         patience, began = min(ACKNOWLEDGE_SECONDS, self._allowance(turn)), self._clock()
 
@@ -512,9 +521,9 @@ class Gate:
         )
 
     async def end_leaving(self) -> None:
-        """Stop the clients of pods that are about to be killed: a kill during a kernel ends every neighbour.
+        """Stop the clients of pods that are about to be killed; a kill during a kernel would end every neighbour.
 
-        kubelet kills them once their kernels had time to finish; where it is late, the gate does. This goes by the
+        kubelet kills them after their kernels had time to finish; if it is late, the gate does. This uses the
         clients at the last look, so it waits for no daemon.
         """
         for pid in self._endings.go_on():
@@ -536,7 +545,7 @@ class Gate:
                     )
 
     async def end_client(self, server_pid: int, pid: int) -> EndingStep:
-        """Take the next step towards the end of a client that may not stay: by signals, else by the daemon.
+        """Take the next step to end a client that may not stay: by signals, else by the daemon.
 
         Raises:
             MpsError: signals are not permitted, and the daemon refused or does not answer.
@@ -549,14 +558,14 @@ class Gate:
         if step is EndingStep.REFUSED:
             await self._control.run(commands.terminate_client(server_pid, pid))
         elif step is not EndingStep.GONE and is_namespace_init(pid):
-            # The kernel kills the rest of its container with it, so their kernels have to finish too.
+            # The kernel kills the rest of its container with it, so their kernels must finish too.
             for other in clients:
                 if other.pid != pid and other.start_ticks is not None and ends_with(pid, other.pid):
                     self._endings.end(other.pid, other.start_ticks)
         return step
 
     async def end_overruns(self) -> None:
-        """End the newest processes of pods that passed their limit (gpushare.mps.grants)."""
+        """End the newest processes of pods that exceeded their limit (gpushare.mps.grants)."""
         server_pid = self.backend.server_pid
         if server_pid is None:
             return

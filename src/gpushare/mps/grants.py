@@ -1,20 +1,20 @@
-"""What a pod's next process may have: the rules that apply one limit to all of its processes.
+"""The grant of a pod's next process: rules that apply one limit to all processes of a pod.
 
-**Memory.** A ceiling binds at connect and for life (docs/facts.md 5, 11), so it cannot be divided later. If a
-process's whole grant counted, its unused part would starve its siblings; if only its present use counted, it could
-later grow beyond. Hence three steps, each enforceable (docs/adr/0020):
+**Memory.** A ceiling is fixed when a process connects, for its whole life (docs/facts.md 5, 11), so it cannot be
+divided later. If a process's whole grant counted, its unused part would be missing for its siblings; if only its
+present use counted, it could later exceed the limit. Hence three steps, each enforceable (docs/adr/0020):
 
 1. the next process waits until its siblings' use has settled, at most `SETTLE_LIMIT_SECONDS`;
 2. its ceiling is the pod's limit less what its siblings use then;
-3. should an older process grow later so that the pod exceeds its limit, the pod's newest process is ended, as is
-   one that has more than its own ceiling: it has several clients.
+3. if an older process grows later so that the pod exceeds its limit, the pod's newest process is ended. So is a
+   process that uses more than its own ceiling, which means that it has several clients.
 
-Unknown memory never counts as zero. Where a process's use is unknown, its grant counts in full; where its grant is
-unknown too, the whole limit counts. But no process is ended over memory that was not measured.
+Unknown memory never counts as zero. If a process's use is unknown, its grant counts in full; if its grant is
+unknown too, the whole limit counts. But no process is ended because of memory that was not measured.
 
-**Threads.** A thread percentage holds for each process (docs/facts.md 29), so a pod's cap is divided as processes
-come: each gets an even part of what is left, for as many as the pod said it has (`gpushare.io/processes`). When
-nothing is left, the next one waits (docs/adr/0115).
+**Threads.** A thread percentage applies to each process (docs/facts.md 29), so a pod's cap is divided as processes
+arrive: each gets an even part of what is left, for the number of processes that the pod declared
+(`gpushare.io/processes`). When nothing is left, the next one waits (docs/adr/0115).
 """
 
 from collections.abc import Sequence
@@ -23,10 +23,10 @@ from typing import Final
 
 from gpushare.core.api import LEAST_PROCESS_PERCENT
 
-SETTLE_SECONDS: Final = 1.0  # a framework allocates its first memory within that time of its context
+SETTLE_SECONDS: Final = 1.0  # a framework allocates its first memory within this time after making its context
 SETTLE_LIMIT_SECONDS: Final = 5.0
-# The least that the daemon accepts: no context fits in it, so CUDA itself reports to the process that memory is
-# out.
+# The smallest ceiling that the daemon accepts. No context fits in it, so CUDA itself reports to the process that
+# it is out of memory.
 EXHAUSTED_MIB: Final = 1
 UNCAPPED_PERCENT: Final = 100
 UNCOUNTED_MIB: Final = 1024  # a PyTorch job's context has 0.5 GiB
@@ -37,9 +37,10 @@ class ProcessMemory:
     """A live process of a pod.
 
     Attributes:
-        granted_mib: its ceiling, None when it connected before this gate and no record of it remains.
-        used_mib: device memory now, None when it cannot be read.
-        granted_at, changed_at: when it connected and when its use last changed, seconds of one clock.
+        granted_mib: its ceiling; None if it connected before this gate and no record of it remains.
+        used_mib: its present device memory; None if it cannot be read.
+        granted_at: when it connected, in seconds of the gate's clock.
+        changed_at: when its use last changed, by the same clock.
     """
 
     pid: int
@@ -49,7 +50,7 @@ class ProcessMemory:
     changed_at: float
 
     def counted_mib(self, limit_mib: int) -> int:
-        """Return how much of the pod's limit counts as this process's: its use, else its grant, else all of it."""
+        """Return how much of the pod's limit this process counts for: its use, else its grant, else all."""
         if self.used_mib is not None:
             return self.used_mib
         return limit_mib if self.granted_mib is None else self.granted_mib
@@ -71,12 +72,13 @@ def grant_mib(limit_mib: int, siblings: Sequence[ProcessMemory], now: float) -> 
 def grant_percentage(cap_percent: int, processes: int, siblings: Sequence[int | None]) -> int | None:
     """Return the thread percentage of a pod's next process; None while its siblings leave it nothing.
 
-    A part below `LEAST_PROCESS_PERCENT` would be rounded up by MPS, and the sum would pass the cap; so nobody gets
-    less, but for the only process of a pod whose whole cap is less. A pod that is not capped is not divided.
+    MPS would round a part below `LEAST_PROCESS_PERCENT` up, and the sum would exceed the cap. So no process gets
+    less, except the only process of a pod whose whole cap is less. The threads of an uncapped pod are not divided.
 
     Args:
-        cap_percent: the pod's cap; processes: how many the pod says share it.
-        siblings: what its other clients run under; None where that is unknown, which counts as the whole cap.
+        cap_percent: the pod's cap.
+        processes: number of processes that share it, as the pod declares.
+        siblings: thread percentages of its other clients; None if unknown, which counts as the whole cap.
     """
     if cap_percent >= UNCAPPED_PERCENT:
         return UNCAPPED_PERCENT
@@ -88,15 +90,15 @@ def grant_percentage(cap_percent: int, processes: int, siblings: Sequence[int | 
 
 
 def known_mib(processes: Sequence[ProcessMemory]) -> int:
-    """Return the measured use of the processes, the least that they occupy in all."""
+    """Return the measured use of the processes, which is the least that they occupy together."""
     return sum(process.used_mib for process in processes if process.used_mib is not None)
 
 
 def is_beyond_its_grant(process: ProcessMemory) -> bool:
-    """Return whether a process surely has more than one client: MPS holds each of them to its own ceiling.
+    """Return whether a process uses more than its ceiling, so it certainly has more than one client.
 
-    A program can ask for a second context, by the same way as another process would, and has its ceiling twice.
-    What the driver counts for a process and MPS does not is within `UNCOUNTED_MIB`.
+    MPS applies the ceiling to each client, and a program can ask for a second context as another process would.
+    Memory that the driver counts and MPS does not is at most `UNCOUNTED_MIB`.
     """
     if process.used_mib is None or process.granted_mib is None:
         return False
@@ -104,10 +106,10 @@ def is_beyond_its_grant(process: ProcessMemory) -> bool:
 
 
 def to_end(limit_mib: int, processes: Sequence[ProcessMemory]) -> tuple[int, ...]:
-    """Return pids to end: those beyond their own grant, then the newest until the rest is within the limit.
+    """Return the pids to end: those beyond their own grant, then the newest until the rest is within the limit.
 
-    A process of unknown use is not ended: that might not help. Nor is a pod's only process within what it was
-    granted (the limit was lowered since): a changed decision binds the next process.
+    A process with unknown use is not ended, as that might not help. Nor is a pod's only process that stays within
+    its grant (if the limit was lowered since): a changed decision applies to the next process.
     """
     measured = [process for process in processes if process.used_mib is not None]
     ended = [process.pid for process in measured if is_beyond_its_grant(process)]

@@ -1,10 +1,11 @@
-"""Speaks for a client that was handed the server's socket and never says its first word.
+"""Sends the first message for a client that got the server's socket and does not send it itself.
 
 The MPS server sends four pipes and a zero byte, waits for the client's credentials, and serves nobody meanwhile.
-Where a client closes the socket or a pipe before, the server says "User did not send valid credentials" and then
-waits for ever: it takes no client any more, the daemon answers no command, and only the server's end helps, which
-ends every tenant (docs/facts.md 37, docs/adr/0188). So the gate keeps copies of the socket and the pipes until
-the server has heard the client, and says the word in its place where it has died or takes too long.
+If a client closes the socket or a pipe before, the server logs "User did not send valid credentials" and then
+waits for ever: it accepts no client any more, the daemon answers no command, and only ending the server helps,
+which ends every tenant (docs/facts.md 37, docs/adr/0188). So the gate keeps copies of the socket and the pipes
+until the server has received the client's message, and sends it in its place if the client has died or takes too
+long.
 """
 
 import array
@@ -21,16 +22,16 @@ from typing import Final
 
 from gpushare.mps.packets import CREDENTIALS, MAX_DESCRIPTORS, MAX_PACKET, close_all
 
-# The server has sent its pipes when the daemon hands its socket out, or does so within microseconds.
+# The server has sent its pipes when the daemon hands out its socket, or sends them within microseconds.
 PIPES_SECONDS: Final = 0.05
-HEARD_SECONDS: Final = 1.0  # until a word that was said is heard for sure, and the copies may be closed
-_SO_PEEK_OFF: Final = 42  # Linux; the module socket has no name for it
+HEARD_SECONDS: Final = 1.0  # after this a sent message has surely been received, and the copies may be closed
+_SO_PEEK_OFF: Final = 42  # Linux; Python's socket module does not define it
 _LOOK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
 _SPACE: Final = socket.CMSG_SPACE(12) + socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)  # credentials, and descriptors
 
 
 class Handover:
-    """Copies of what one client is handed. Close it once the server has heard the client."""
+    """Copies of what one client is handed. Close them once the server has received the client's message."""
 
     def __init__(self, server: socket.socket, pipes: Sequence[int]) -> None:
         self._server, self._pipes = server, tuple(pipes)
@@ -38,7 +39,7 @@ class Handover:
 
     @classmethod
     async def of(cls, descriptor: int) -> "Handover | None":
-        """Copy the server's socket and the pipes that wait in it; None where it is no socket."""
+        """Copy the server's socket and the pipes that wait in it; return None if it is not a socket."""
         copy = os.dup(descriptor)
         try:
             server = socket.socket(fileno=copy)
@@ -49,19 +50,19 @@ class Handover:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether the word was said in the client's place."""
+        """Return whether the message was sent in the client's place."""
         return self._has_spoken
 
     @property
     def is_unread(self) -> bool:
-        """Whether something was said on it that the server has not read yet."""
+        """Return whether a message was sent on it that the server has not read yet."""
         try:
             return int.from_bytes(fcntl.ioctl(self._server, termios.TIOCOUTQ, bytes(4)), sys.byteorder) > 0
         except (OSError, ValueError):  # closed
             return False
 
     def speak(self) -> None:
-        """Say the client's first word and cut its connection: the server goes on, as if it had left."""
+        """Send the client's first message and close its connection; to the server it looks as if it had left."""
         if self._has_spoken:
             return
         self._has_spoken = True
@@ -78,7 +79,7 @@ class Handover:
 
 
 async def _pipes(server: socket.socket) -> tuple[int, ...]:
-    """Copy the descriptors of the packets that wait, which stay there for the client."""
+    """Copy the descriptors of the waiting packets, which remain there for the client."""
     deadline = time.monotonic() + PIPES_SECONDS
     while True:
         descriptors, is_whole = _peek(server)
@@ -89,7 +90,7 @@ async def _pipes(server: socket.socket) -> tuple[int, ...]:
 
 
 def _peek(server: socket.socket) -> tuple[tuple[int, ...], bool]:
-    """Look at the packets one after the other; whole when one without a descriptor follows."""
+    """Look at the waiting packets one after the other; it is complete if a packet without a descriptor follows."""
     found: list[int] = []
     try:
         server.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
@@ -102,7 +103,7 @@ def _peek(server: socket.socket) -> tuple[tuple[int, ...], bool]:
             if not descriptors:
                 return tuple(found), True
             found += descriptors
-    except OSError:  # nothing more is there, or it is broken
+    except OSError:  # no further packet, or the connection is broken
         return tuple(found), False
     finally:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Why a process waits at the gate: one look at all of them, with a pod's common facts computed once."""
+"""Why a process waits at the gate, for all processes at one moment; facts about a pod are computed once."""
 
 from collections import Counter
 from typing import Final
@@ -14,7 +14,7 @@ _OPEN: Final = frozenset({GateState.ACTIVE, GateState.SELF_TEST})
 
 
 class Holds:
-    """The reasons at one moment; create a new one for the next look."""
+    """The reasons at one moment; create a new object for the next look."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Holds:
         self._cap_in_use: dict[str, bool] = {}
 
     def why(self, connection: Connection) -> HoldReason | None:
-        """Return why it cannot have a turn now; None when it can."""
+        """Return why a connection cannot have a turn now; None if it can."""
         pid, pod_uid = connection.pid, connection.pod_uid
         if self._policy.is_probe(pid):
             return None if self._state in _OPEN else HoldReason.DAEMON_DOWN

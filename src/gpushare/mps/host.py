@@ -2,10 +2,10 @@
 
     python -m gpushare.mps.host --directory /run/gpushare [--simulated H200:2 --node-name NAME]
 
-This process owns the listening sockets and a copy of every held connection (gpushare.mps.store): while a killed
+This process owns the listening sockets and a copy of every held connection (gpushare.mps.store). So while a killed
 keeper is replaced, processes wait instead of being turned away, which would let them run uncapped. On SIGTERM
-keepers end and daemons with tenants stay. The end of the container ends its daemons too, as all of its processes
-are killed, hence the DaemonSet's OnDelete (docs/design.md 2.4).
+keepers end and daemons with tenants stay. When the container ends, all of its processes are killed, its daemons
+included; hence the DaemonSet's update strategy OnDelete (docs/design.md 2.4).
 """
 
 import argparse
@@ -42,15 +42,15 @@ from gpushare.runtime.options import options_of
 logger = logging.getLogger(__name__)
 
 KEEPER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=10.0)
-GOOD_RUN_SECONDS: Final = 5.0  # a keeper that ran this long has not failed at its start, which takes a second
+GOOD_RUN_SECONDS: Final = 5.0  # a keeper that ran this long did not fail at its start, which takes a second
 DRIVER_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
 BACKLOG: Final = 4096
 DEFAULT_PORT: Final = 9432
-MAX_DESCRIPTORS: Final = 2**20  # with more, programs that close every possible descriptor would take minutes
+MAX_DESCRIPTORS: Final = 2**20  # with more, programs that close all possible descriptors take minutes
 
 
 def listen(gpu: GpuDirectory) -> socket.socket:
-    """Create the gate's socket anew in the tenant directory; mounts of the directory see it (docs/facts.md 17)."""
+    """Create the gate's socket anew in the tenant directory, where existing mounts see it (docs/facts.md 17)."""
     gpu.create()
     new = gpu.path / ".control.new"
     new.unlink(missing_ok=True)
@@ -76,7 +76,7 @@ class KeeperProcess:
         self.restarts = -1
 
     def keep(self, now: float) -> None:
-        """Start the keeper if it does not run and its back-off is over."""
+        """Start the keeper if it is not running and its back-off is over."""
         if self._process is not None and self._process.poll() is not None:
             logger.error(
                 "keeper of %s ended with status %s; starting another", self.gpu.uuid, self._process.returncode
@@ -223,7 +223,7 @@ def main(arguments: list[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    # Before anything that may take long: a killed host may have left pods frozen.
+    # First of all, as a killed host may have left pods frozen.
     thaw_ours(options.directory, options.cgroup_root)
     throttle = None if options.no_throttle else ThrottleProcess(options.directory, options.cgroup_root)
     if throttle is not None:
@@ -239,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
                 throttle.stop()
             return 2
         except (RuntimeError, OSError) as error:
-            # The driver of the node is still being installed: keep asking, without a crash loop.
+            # The node's driver may still be being installed: keep asking instead of crashing.
             failures += 1
             pause = DRIVER_BACKOFF.seconds(failures)
             logger.error("no GPU to keep yet, trying again in %g s: %s", pause, error)

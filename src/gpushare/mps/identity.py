@@ -14,7 +14,7 @@ _UID: Final = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9
 # underscores>.slice. kubepods may be missing from the front when the reader sits in a cgroup namespace of its own
 # ("/../../pod<uid>").
 _POD: Final = re.compile(rf"(?:^|[/-])pod({_UID})(?:\.slice)?(?:[/:]|$)")
-_STATE, _THREADS, _START_TICKS = 0, 17, 19  # fields of /proc/<pid>/stat, behind the command's name
+_STATE, _THREADS, _START_TICKS = 0, 17, 19  # fields of /proc/<pid>/stat after the command's name
 _EXITED: Final = frozenset({"Z", "X"})
 
 
@@ -28,9 +28,9 @@ class Peer:
 
 
 def pod_uid_of_cgroup(text: str) -> str | None:
-    """Return the pod uid in the text of a /proc/<pid>/cgroup file; None when it names no pod.
+    """Return the pod uid in the text of a /proc/<pid>/cgroup file; None if it names no pod.
 
-    The outermost match of a line counts: what a container creates below its own cgroup cannot rename it.
+    The outermost match of a line counts, so names that a container creates below its own cgroup do not matter.
     """
     for line in text.splitlines():
         path = line.split(":", 2)[-1]
@@ -41,14 +41,14 @@ def pod_uid_of_cgroup(text: str) -> str | None:
 
 
 def pod_uid_of(pid: int, proc: Path = PROC) -> str | None:
-    """Return the pod uid of a process; None when it is gone, not ours to read, or in no pod."""
+    """Return the pod uid of a process; None if it is gone, not readable, or in no pod."""
     if pid <= 0:
         return None
     process = proc / str(pid)
     try:
         if uid := pod_uid_of_cgroup((process / "cgroup").read_text(errors="replace")):
             return uid
-        # Cgroup v1 shows "/" for a thread that has exited, and a process may go on without its first thread.
+        # Cgroup v1 shows "/" for a thread that has exited, and a process may continue without its first thread.
         if _stat(process)[_STATE] in _EXITED:
             for thread in (process / "task").iterdir():
                 if uid := pod_uid_of_cgroup((thread / "cgroup").read_text(errors="replace")):
@@ -59,13 +59,13 @@ def pod_uid_of(pid: int, proc: Path = PROC) -> str | None:
 
 
 def _stat(process: Path) -> list[str]:
-    """Return a process's fields from its state on."""
+    """Return the fields of /proc/<pid>/stat from the process's state on."""
     # The command name in parentheses may contain anything, so count from the last ")".
     return (process / "stat").read_text(errors="replace").rpartition(")")[2].split()
 
 
 def start_ticks_of(pid: int, proc: Path = PROC) -> int | None:
-    """Return the start time of a process in clock ticks since boot; None when it is gone."""
+    """Return the start time of a process in clock ticks since boot; None if it is gone."""
     try:
         return int(_stat(proc / str(pid))[_START_TICKS])
     except (OSError, ValueError, IndexError):
@@ -105,7 +105,7 @@ class RunState(Enum):
 
 
 def run_state_of(pid: int, proc: Path = PROC) -> RunState:
-    """Return whether a signal has stopped the process, by its first thread."""
+    """Return whether a process runs or a signal has stopped it, judged by its first thread."""
     try:
         state = _stat(proc / str(pid))[_STATE]
     except (OSError, IndexError):
@@ -116,12 +116,12 @@ def run_state_of(pid: int, proc: Path = PROC) -> RunState:
 
 
 def is_namespace_init(pid: int, proc: Path = PROC) -> bool:
-    """Return whether it is the first process of a pid namespace below ours: its end is the end of all in it."""
+    """Return whether it is the first process of a pid namespace below ours; all others in it end with it."""
     return _status_line(pid, "NSpid:", proc)[1:][-1:] == ["1"]
 
 
 def container_of(pid: int, proc: Path = PROC) -> str:
-    """Return what processes of one container have in common, their cgroups; empty when it is gone."""
+    """Return the cgroups of a process, which are equal for all processes of a container; empty if it is gone."""
     try:
         return (proc / str(pid) / "cgroup").read_text(errors="replace")
     except OSError:
@@ -129,9 +129,9 @@ def container_of(pid: int, proc: Path = PROC) -> str:
 
 
 def ends_with(first: int, other: int, proc: Path = PROC) -> bool:
-    """Return whether the end of a pid namespace's first process is another's too, as far as can be told.
+    """Return whether another process ends when the first process of a pid namespace ends, as far as can be told.
 
-    They are of one container, and the other one is not in a pid namespace beside the first one's.
+    True if both are in one container, and the other one is not in a separate pid namespace.
     """
     if container_of(other, proc) != container_of(first, proc):
         return False

@@ -1,7 +1,7 @@
-"""Keeps one GPU: its MPS daemon and server running, its gate before them, its status file current.
+"""The keeper of one GPU: runs its MPS daemon, server and gate, and keeps its status file up to date.
 
-Runs as a child of `gpushare.mps.host`. The daemon is no child of this process, so killing it ends no tenant; its
-successor adopts the daemon and the status file's record of the clients.
+It is a child process of `gpushare.mps.host`. The daemon is not its child, so killing the keeper ends no tenant;
+its successor adopts the daemon, and the record of the clients from the status file.
 """
 
 import argparse
@@ -60,8 +60,8 @@ SERVER_UP_SECONDS: Final = 20.0
 FAULT_RECOVERY_SECONDS: Final = 15.0  # the server is ACTIVE again once its clients are gone (docs/facts.md 4)
 FAULT_LOG_SECONDS: Final = 2.0  # the server writes its report within milliseconds and is back in about 0.3 s
 DEPARTED_SECONDS: Final = 10.0  # departed clients are remembered for this long after the log was read
-BUSY_SECONDS: Final = 15.0  # a daemon without an answer for this long is not just busy with another connection
-DESERTED_SECONDS: Final = 20.0  # after so long a silent daemon that serves nobody is replaced
+BUSY_SECONDS: Final = 15.0  # a daemon that does not answer for this long is not just busy with another connection
+DESERTED_SECONDS: Final = 20.0  # after this time a silent daemon without clients is replaced
 RETEST_SECONDS: Final = 5.0  # after a failed self-test, doubled each time
 MAX_RETEST_SECONDS: Final = 300.0
 RETRY_SECONDS: Final = 0.05  # a dead daemon is restarted at once, the next failures back off
@@ -71,11 +71,11 @@ SRC: Final = str(Path(__file__).parents[2])
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The differences between silicon and the twin, and between nodes.
+    """Settings that differ between real GPUs and the twin, and between nodes.
 
     Attributes:
-        ends_strangers: end clients that connected past the gate or outside their turn.
-        admits_unproven: admit tenants though the self-test did not prove that ceilings bind.
+        ends_strangers: end clients that bypassed the gate or connected outside their turn.
+        admits_unproven: admit tenants although the self-test did not prove that ceilings are enforced.
     """
 
     control: AsyncMpsControl
@@ -88,7 +88,7 @@ class Setup:
 
 
 class _ServerGoneError(Exception):
-    """The server process ended while the daemon lives."""
+    """The server process ended while the daemon runs on."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class Keeper:
     def publish(self) -> None:
         """Write the status; log a failing disk once, and its recovery once.
 
-        The agent treats a status that stays the same as a gate that is down, so a failure misleads nobody.
+        The agent treats a status that no longer changes as a gate that is down, so a failed write is noticed.
         """
         self._status = replace(
             self._status,
@@ -191,7 +191,7 @@ class Keeper:
             self._is_unwritten = False
 
     def _shown(self) -> GateStatus:
-        """Return the status to write: DEGRADED where tenants are served but something beside MPS hangs."""
+        """Return the status to write; DEGRADED if tenants are served but something other than MPS hangs."""
         trouble = self._what_hangs() if self._status.state is GateState.ACTIVE else ""
         return replace(self._status, state=GateState.DEGRADED, detail=trouble) if trouble else self._status
 
@@ -207,7 +207,7 @@ class Keeper:
         self._poke.set()
 
     def _terminate(self, pid: int, timeout_seconds: float) -> None:
-        """Have the server end a client; for another thread."""
+        """Make the server end a client; called in another thread."""
         server_pid = self._status.server_pid
         if server_pid is None or self._status.state is GateState.DOWN:
             raise MpsError("no server", retryable=True)
@@ -231,7 +231,7 @@ class Keeper:
                 logger.error("MPS server of %s ended and every client with it; starting another", self.gpu.uuid)
             except (MpsError, OSError) as error:
                 self._set_state(GateState.DOWN, str(error))
-                # One that was silent already when this keeper started never gets to be watched.
+                # A daemon that was silent before this keeper started is never watched, so check it here.
                 if isinstance(error, ControlTimeoutError) and await self._ends_deserted():
                     continue
                 logger.error("MPS of %s is down, trying again in %g s: %s", self.gpu.uuid, retry, error)
@@ -239,7 +239,7 @@ class Keeper:
                 retry = min(MAX_RETRY_SECONDS, 2 * retry)
 
     async def _bring_up(self) -> None:
-        """Start or adopt the daemon, start the server before clients, prove the ceilings; then become ACTIVE."""
+        """Start or adopt the daemon, start the server before clients, prove the ceilings, then become ACTIVE."""
         self.gpu.create()
         program = self._control.program
         adopted = await asyncio.to_thread(program.daemon_pid)
@@ -264,14 +264,14 @@ class Keeper:
         )
         self._faults.skip()
         self._log_read_at = time.monotonic()
-        # The driver cannot change under a running keeper, nor under a running daemon.
+        # The driver cannot change while a keeper or a daemon runs.
         if not ((adopted or self._tested) and self._status.self_test.result is SelfTestResult.PASSED):
             await self._prove(server_pid)
             self._tested = True
         self._set_state(GateState.ACTIVE)
 
     async def _prove(self, server_pid: int) -> None:
-        """Test until ceilings are proven to bind; meanwhile newcomers wait and running clients go on."""
+        """Repeat the self-test until it proves the ceilings; meanwhile newcomers wait and running clients stay."""
         retry = RETEST_SECONDS
         while True:
             why = await self._self_test(server_pid)
@@ -288,7 +288,7 @@ class Keeper:
             retry = min(MAX_RETEST_SECONDS, 2 * retry)
 
     def _check_alive(self) -> None:
-        """Raise when daemon or server have ended."""
+        """Raise an error if daemon or server have ended."""
         daemon_pid, server_pid = self._status.daemon_pid or 0, self._status.server_pid or 0
         if not is_alive(daemon_pid, self._daemon_ticks):
             self._set_state(GateState.DOWN, f"the MPS daemon {daemon_pid} died")
@@ -312,7 +312,7 @@ class Keeper:
                 await asyncio.sleep(0.05)
 
     async def _self_test(self, server_pid: int) -> str:
-        """Test once; return why ceilings are not proven to bind, empty when they are."""
+        """Run the self-test once; return why ceilings are not proven, empty if they are."""
         if self._ledger.client_count >= MAX_CLIENTS_PER_GPU:
             return f"the self-test needs one of the {MAX_CLIENTS_PER_GPU} clients, and all are taken"
         self.gate.set_backend(Backend(GateState.SELF_TEST, server_pid))
@@ -344,15 +344,15 @@ class Keeper:
                 try:
                     await self._look(server_pid)
                 except (ControlTimeoutError, NotSentError) as error:
-                    # Its clients run on, so it is not killed. If it stays silent for longer, newcomers wait and
-                    # the status says so.
+                    # Its clients run on, so it is not killed. If it stays silent, newcomers wait and the status
+                    # says so.
                     seconds = self._silent.lasts(time.monotonic())
                     if isinstance(error, ControlTimeoutError) or seconds >= BUSY_SECONDS:
                         self._set_state(GateState.DOWN, f"no answer for {seconds:.0f} s: {error}")
                     if await self._ends_deserted():
                         raise DaemonDownError("a silent daemon without clients was ended") from error
                 except CommandRefusedError as error:
-                    # The daemon may notice before us that its server has ended.
+                    # The daemon may notice before we do that its server has ended.
                     self._check_alive()
                     if server_pid not in await self._control.servers():
                         raise _ServerGoneError from error
@@ -364,9 +364,9 @@ class Keeper:
                     await self._test_again(server_pid)
 
     async def _ends_deserted(self) -> bool:
-        """End a daemon that is silent for long and serves nobody; return whether it was ended.
+        """End a daemon that has been silent for long and has no clients; return whether it was ended.
 
-        Another one harms no tenant, and newcomers wait for it.
+        Replacing it harms no tenant, and newcomers wait for it.
         """
         if self._silent.lasts(time.monotonic()) < DESERTED_SECONDS:
             return False
@@ -377,7 +377,7 @@ class Keeper:
         return True
 
     async def _test_again(self, server_pid: int) -> None:
-        """Repeat a failed self-test at intervals where tenants are admitted in spite of it."""
+        """Repeat a failed self-test at intervals, if tenants are admitted in spite of it."""
         proven = self._status.self_test.result is SelfTestResult.PASSED
         if not proven and time.monotonic() >= self._test_again_at:
             await self._prove(server_pid)
@@ -401,7 +401,7 @@ class Keeper:
                         )
 
     def _read_faults(self) -> Fault | None:
-        """Read new lines of the server's log; forget clients that left before the previous read."""
+        """Read new lines of the server's log, and forget clients that left before the previous read."""
         fault = self._faults.read()
         if fault is None:
             self._log_read_at = time.monotonic()
@@ -431,7 +431,7 @@ class Keeper:
         raise DaemonDownError("daemon stopped after a fault that did not clear")
 
     async def _is_back(self, server_pid: int, patience_seconds: float) -> bool:
-        """Wait until the server is ACTIVE; return False when it is not in time."""
+        """Wait until the server is ACTIVE; return False if that takes too long."""
         deadline = time.monotonic() + patience_seconds
         while time.monotonic() < deadline:
             if not is_alive(server_pid):
@@ -442,12 +442,12 @@ class Keeper:
         return False
 
     def _note_fault(self, noticed_at: float) -> None:
-        """Count a fault and publish what log and ledger show of it, once the server has written its report."""
+        """Count a fault, and publish what log and ledger show about it once the server has written its report."""
         fault = self._faults.complete() or Fault("server in FAULT")
         now = time.monotonic()
         earliest, latest = fault.span(now=now, unix_now=time.time(), read_before=self._log_read_at)
         clients = self._ledger.connected(earliest, latest)
-        # Whom the server names was there, even where the line's stamp is too coarse to say so.
+        # Processes that the server names were clients, even if the line's stamp is too coarse to show it.
         clients += tuple(
             each
             for each in self._ledger.connected(min(earliest, self._log_read_at), now)
@@ -483,10 +483,10 @@ class Keeper:
 
 
 def told(fault: Fault, clients: Sequence[Presence]) -> str:
-    """Describe a fault for tenants: whom it reached, and no blame that the server's log does not support.
+    """Describe a fault for tenants: which processes it reached, without blame that the log does not support.
 
     Args:
-        clients: who was connected when it began, by the ledger.
+        clients: processes connected when it began, by the ledger.
     """
     if len(fault.pids) > 1:
         return f"{fault.line} (in {len(fault.pids)} processes; the server does not tell which began it)"
@@ -501,14 +501,14 @@ def told(fault: Fault, clients: Sequence[Presence]) -> str:
 
 
 def killed_in_kernel(fault: Fault, clients: Sequence[Presence]) -> str | None:
-    """Return the pod whose process began a fault by being killed within a kernel; None where that is not known.
+    """Return the pod whose process caused a fault by being killed within a kernel; None if unknown.
 
-    The server lists whom a fault reached, without a process that was killed (gpushare.mps.faultlog). Who was its
-    client, is not in that list and has ended was killed; where such processes are one pod's, that pod began it. A
-    process that still runs was on its way in or out, and began nothing.
+    The server lists the processes that a fault reached, without a killed one (gpushare.mps.faultlog). So a client
+    that has ended and is not in that list was killed. If all such processes belong to one pod, that pod caused the
+    fault. A process that still runs was just connecting or leaving, and caused nothing.
 
     Args:
-        clients: who was connected when it began, by the ledger.
+        clients: processes connected when it began, by the ledger.
     """
     unlisted = {
         client.pod_uid
@@ -521,7 +521,7 @@ def killed_in_kernel(fault: Fault, clients: Sequence[Presence]) -> str | None:
 
 @contextlib.contextmanager
 def _wakes(pid: int, event: asyncio.Event):  # type: ignore[no-untyped-def]  # generator of a context manager
-    """Set the event at once when the process ends."""
+    """Set the event as soon as the process ends."""
     try:
         descriptor = os.pidfd_open(pid)
     except (OSError, AttributeError):
@@ -565,7 +565,7 @@ async def keep(gpu: GpuDirectory, setup: Setup, listener: socket.socket, store: 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point of the child process."""
+    """Run the keeper; entry point of the child process."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add = options_of(parser, None)
     add("directory", None, "where the host's directories of GPUs are", required=True)

@@ -38,8 +38,8 @@ W = TypeVar("W", bound=_Dated)
 
 DECISIONS_VERSION: Final = 1
 TEMPORARY_SECONDS: Final = 60.0  # far longer than any write takes
-THROTTLED_STALE_SECONDS: Final = 5.0  # it is written every second
-MAX_FILE_BYTES: Final = 4 * 2**20  # thousands of pods fit; we would not write anything larger
+THROTTLED_STALE_SECONDS: Final = 5.0  # the file is written every second
+MAX_FILE_BYTES: Final = 4 * 2**20  # thousands of pods fit; we never write a larger file
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class GpuDirectory:
 
     @property
     def throttle(self) -> Path:
-        """Return the file of the agent's asks to the throttle."""
+        """Return the file of the agent's throttle requests."""
         return self.path / "throttle.json"
 
     @property
@@ -100,21 +100,21 @@ class GpuDirectory:
 
     @property
     def compute_mode(self) -> Path:
-        """Return the agent's record of the compute mode that the GPU had before it was made exclusive."""
+        """Return the agent's record of the compute mode from before it made the GPU exclusive."""
         return self.path / "compute-mode.json"
 
     @property
     def endings(self) -> Path:
-        """Return the gate's record of the clients that it has stopped and is about to kill."""
+        """Return the gate's record of clients that it has stopped and will kill."""
         return self.path / "endings.json"
 
     @property
     def twin_state(self) -> Path:
-        """Return the twin's state file of a simulated GPU; real GPUs have no such file."""
+        """Return the twin's state file of a simulated GPU; real GPUs have none."""
         return self.path / "twin.json"
 
     def create(self) -> None:
-        """Create the directories: the tenants' one open to all uids, the rest to root alone."""
+        """Create the directories: the tenants' one accessible to all uids, the rest only to root."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o755)
         self.tenant.mkdir(exist_ok=True)
         self.tenant.chmod(0o755)
@@ -145,11 +145,12 @@ class PodDecision:
     """The ceilings of one pod on one GPU.
 
     Attributes:
-        thread_percentage: 1 to 100; memory_mib: of all of its processes together.
-        is_class_known: False where a later agent named a class that is unknown here; such a pod is not frozen.
-        ends_at: Unix time from which on its clients are ended and none is let in; None while it is to stay.
-        processes: how many share its thread percentage.
-        clients: how many MPS clients belong to it; None where an earlier agent did not say.
+        thread_percentage: 1 to 100.
+        memory_mib: limit of all of its processes together.
+        is_class_known: False if a later agent named a class that is unknown here; such a pod is not frozen.
+        ends_at: Unix time from which its clients are ended and no new one is admitted; None while it stays.
+        processes: number of processes that share its thread percentage.
+        clients: number of MPS clients that it may have; None if an earlier agent did not say.
     """
 
     thread_percentage: int
@@ -163,10 +164,10 @@ class PodDecision:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """Which pods may use one GPU, by pod uid.
+    """Pods that may use one GPU, by uid.
 
     Attributes:
-        unknown: fields and classes of a later version's file, which were left out.
+        unknown: number of fields and classes of a later version, which were ignored.
     """
 
     pods: Mapping[str, PodDecision] = field(default_factory=dict)
@@ -191,7 +192,7 @@ class Decisions:
 
     @classmethod
     def from_json(cls, data: Any) -> "Decisions":
-        """Read the file's object; fields and classes of later versions are left out, and counted.
+        """Read the file's object; fields and classes of later versions are ignored and counted.
 
         Raises:
             ValueError: another version, a missing or impossible value; the message names it.
@@ -210,7 +211,7 @@ _POD_FIELDS: Final = frozenset({"thread_percentage", "memory_mib", "job_class", 
 
 
 def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
-    """Return one pod's ceilings, and how many of its fields and classes are of a later version."""
+    """Return one pod's ceilings, and the number of its fields and classes of a later version."""
     if not isinstance(value, dict):
         raise ValueError(f"pod {uid}: not an object")
     threads, memory = value.get("thread_percentage"), value.get("memory_mib")
@@ -229,7 +230,7 @@ def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
     job_class = value.get("job_class", JobClass.THROUGHPUT)
     if not isinstance(job_class, str):
         raise ValueError(f"pod {uid}: job_class {job_class!r} is not a string")
-    # The class decides about priority, which is best effort, and freezing: the ceilings bind in any case.
+    # The class only decides about priority, which is best effort, and freezing; the ceilings apply in any case.
     is_known = job_class in set(JobClass)
     decision = PodDecision(
         threads,
@@ -244,7 +245,7 @@ def _pod_decision(uid: str, value: Any) -> tuple[PodDecision, int]:
 
 
 def write_atomically(path: Path, data: Any) -> None:
-    """Replace a JSON file so that a reader sees the old or the new one, never a part.
+    """Replace a JSON file so that a reader sees the old or the new content, never a part.
 
     Raises:
         OSError: the disk is full or the directory is gone; the old file stays.
@@ -271,10 +272,10 @@ def write_status(gpu: GpuDirectory, status: GateStatus) -> None:
 
 
 def write_throttle(gpu: GpuDirectory, asks: ThrottleAsks) -> None:
-    """Replace the asks to a GPU's throttle (the agent's side, every second or two: it is a lease).
+    """Replace the throttle requests for a GPU (the agent's side, every second or two, as they are a lease).
 
     Raises:
-        OSError: the disk is full or the directory is gone; then everyone runs once the lease is over.
+        OSError: the disk is full or the directory is gone; then every pod runs once the lease is over.
     """
     write_atomically(gpu.throttle, asks.to_json())
 
@@ -285,9 +286,9 @@ def write_throttled(gpu: GpuDirectory, status: ThrottleStatus) -> None:
 
 
 class LastGood(Generic[T]):
-    """A file that another process replaces: a bad value keeps the last good one and is logged once.
+    """A file that another process replaces; a bad value is logged once, and the last good one is kept.
 
-    `read()` costs one stat while nothing changed.
+    `read()` costs one stat while the file is unchanged.
     """
 
     def __init__(self, path: Path, parse: Callable[[Any], T], default: T) -> None:
@@ -298,7 +299,7 @@ class LastGood(Generic[T]):
         self.bad_reads = 0
 
     def read(self) -> T:
-        """Return the last good value, the default before the first; a removed file keeps the last good value."""
+        """Return the last good value (the default before the first); it stays if the file is removed."""
         try:
             stat = self._path.stat()
             key = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
@@ -317,14 +318,14 @@ class LastGood(Generic[T]):
 
 
 class Fresh(Generic[W]):
-    """A file that its writer renews all the time; None when it stays the same for too long.
+    """A file that its writer keeps renewing; its value is None when it stays the same for too long.
 
-    Its time stamp is compared only with its former one, and its age is measured by our own monotonic clock, so a
+    Its time stamp is only compared with the previous one, and its age is measured by our own monotonic clock, so a
     jump of the wall clock changes nothing.
 
     Args:
-        wall: Unix time, used once to ignore a file at the first look that its writer left long ago. If the wall
-            clock jumped just then, the file counts from its next renewal. None accepts any file.
+        wall: Unix time, used once at the first look to ignore a file that was written long ago. If the wall clock
+            jumps just then, the file counts from its next renewal. None accepts any file.
     """
 
     def __init__(
@@ -341,7 +342,7 @@ class Fresh(Generic[W]):
         self._seen: tuple[float, float] | None = None
 
     def read(self) -> W | None:
-        """Return the last value; None when the writer never wrote or fell silent."""
+        """Return the last value; None if the writer never wrote or fell silent."""
         value = self._file.read()
         if value is None:
             return None
@@ -367,7 +368,7 @@ def status_reader(gpu: GpuDirectory) -> LastGood[GateStatus | None]:
 
 
 def throttle_reader(gpu: GpuDirectory) -> LastGood[ThrottleAsks]:
-    """Return the reader of the agent's asks to a GPU's throttle; no asks until it wrote some."""
+    """Return the reader of a GPU's throttle requests; empty until the agent has written some."""
     return LastGood(gpu.throttle, ThrottleAsks.from_json, ThrottleAsks())
 
 
@@ -377,7 +378,7 @@ def throttled_reader(gpu: GpuDirectory) -> LastGood[ThrottleStatus]:
 
 
 def throttle_in_force(file: LastGood[ThrottleStatus], now: float) -> ThrottleStatus:
-    """Return the present status of a GPU's throttle, by CLOCK_BOOTTIME; a silent one counts as doing nothing."""
+    """Return the present status of a GPU's throttle at a CLOCK_BOOTTIME; a silent throttle counts as idle."""
     status = file.read()
     if status.beat and -1.0 <= now - status.beat <= THROTTLED_STALE_SECONDS:
         return status

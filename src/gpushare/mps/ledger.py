@@ -1,4 +1,4 @@
-"""The gate's record of one GPU's clients: processes admitted, their ceilings, and which are connected."""
+"""The gate's record of one GPU's clients: admitted processes, their ceilings, and which are connected."""
 
 import logging
 import math
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 KEPT_MISMATCHES: Final = 50  # only the latest; the agent turns each into an event once
 KEPT_GRANTS: Final = 64
-KEPT_DEPARTED: Final = 1024  # a bound only: the keeper forgets departed clients by time
+KEPT_DEPARTED: Final = 1024  # only a bound; the keeper forgets departed clients by time
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,10 @@ class Admission:
     """A process that had its turn.
 
     Attributes:
-        pod_limit_mib: the pod's limit at that time; granted_mib: the process's ceiling, its part of it.
-        admitted_at: seconds of the gate's clock.
-        grants: the thread percentages of all its turns; a process with several contexts has had several.
+        granted_mib: the process's memory ceiling, its part of the pod's limit.
+        pod_limit_mib: the pod's limit at that time.
+        admitted_at: in seconds of the gate's clock.
+        grants: the thread percentages of all its turns; a process with several contexts has had several turns.
     """
 
     pid: int
@@ -44,7 +45,7 @@ class Admission:
     grants: tuple[int | None, ...] = ()
 
     def percentages(self, contexts: int) -> tuple[int | None, ...]:
-        """Return what so many contexts of it run under: at most, as which of them have gone is not told."""
+        """Return the highest thread percentages of this many contexts; which contexts are gone is not known."""
         known = self.grants or (self.thread_percentage,)
         ordered = sorted(known, key=lambda each: math.inf if each is None else each, reverse=True)
         return tuple((ordered + [ordered[0]] * contexts)[:contexts])
@@ -52,7 +53,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """One process's time as a client, from its turn until the server stopped listing it; None until then.
+    """A process's time as a client, from its turn until the server stopped listing it (`until` is None before).
 
     Attributes:
         listed: whether the server has listed it.
@@ -99,20 +100,20 @@ class ClientLedger:
         return len(self._clients)
 
     def is_client(self, pid: int) -> bool:
-        """Return whether the server listed it at the last look."""
+        """Return whether the server listed the process at the last look."""
         return pid in self._clients
 
     def has_admission(self, pid: int) -> bool:
-        """Return whether it had a turn, or has it now."""
+        """Return whether the process had a turn, or has it now."""
         return pid in self._admissions
 
     def has_live(self) -> bool:
-        """Return whether a process still runs that was a client at the last look, or had its turn."""
+        """Return whether any process still runs that was a client at the last look or had its turn."""
         known = dict.fromkeys(self._clients) | {pid: a.start_ticks for pid, a in self._admissions.items()}
         return any(is_alive(pid, ticks) for pid, ticks in known.items())
 
     def connected(self, earliest: float, latest: float) -> tuple[Presence, ...]:
-        """Return who was a client at any time between the two, whether or not it has left since."""
+        """Return the processes that were clients at any time between the two, whether or not they have left."""
         return tuple(
             each
             for each in (*self._departed, *self._present.values())
@@ -129,7 +130,7 @@ class ClientLedger:
             self._departed.append(replace(presence, until=self._clock()))
 
     def restore(self, status: GateStatus | None) -> None:
-        """Adopt the admissions that the gate before this one wrote, for processes that still run."""
+        """Adopt the admissions that the previous gate recorded, for processes that still run."""
         now, unix = self._clock(), time.time()
         for client in status.clients if status else ():
             if client.start_ticks is not None and is_alive(client.pid, client.start_ticks):
@@ -162,16 +163,16 @@ class ClientLedger:
         self._admissions[admission.pid] = replace(admission, changed_at=admission.admitted_at, grants=grants)
 
     def end_turn(self, pid: int, *, is_client: bool) -> None:
-        """Record that its turn is over. It may still become a client while the ceilings in force are its own."""
-        if not is_client and pid not in self._clients:  # a client that asked for a further context stays one
+        """Record that a process's turn is over. It may still become a client while the ceilings are its own."""
+        if not is_client and pid not in self._clients:  # a client that asked for another context stays a client
             self._late = self._admissions.pop(pid, None)
             self._depart(pid)
 
     def note_clients(self, pids: tuple[int, ...], turn_pid: int | None = None) -> tuple[int, ...]:
         """Record the server's client list; a listed process without a turn of its own is a stranger."""
-        pids = tuple(pid for pid in pids if pid != self._own_pid)  # who speaks for a client may pass for one
+        pids = tuple(pid for pid in pids if pid != self._own_pid)  # listed while we send a client's message
         if self._contexts is not None:
-            self._contexts.read()  # before the log is trimmed, whether or not anybody waits
+            self._contexts.read()  # before the log is trimmed, whether or not a process waits
         self._clients = pids
         for pid, admission in list(self._admissions.items()):
             gone = pid not in self._clients and pid != turn_pid
@@ -187,7 +188,7 @@ class ClientLedger:
                 self._admissions[pid] = same
                 self._late = None
                 continue
-            # Another process got the pid of one that had its turn: a tenant can fork until it does.
+            # Another process has the pid of one that had its turn; a tenant can cause that by forking.
             self._admissions.pop(pid, None)
             pod_uid = self._identify(pid)
             if self._is_first_list:
@@ -228,7 +229,7 @@ class ClientLedger:
         return mismatch
 
     def note_overrun(self, pod_uid: str | None, pid: int, used_mib: int, limit_mib: int) -> None:
-        """Record that a pod exceeded its limit and its newest process is ended for it."""
+        """Record that a pod exceeded its limit and that its newest process is ended for it."""
         detail = f"the pod's processes held {used_mib} MiB of its {limit_mib} MiB; ended process {pid}"
         self.note(Mismatch(MismatchKind.MEMORY_OVERRUN, pod_uid, pid, detail))
 
@@ -245,7 +246,7 @@ class ClientLedger:
 
     @property
     def memory_hangs_seconds(self) -> float:
-        """Return how long the driver has not answered; 0 when it does."""
+        """Return how long the driver has not answered; 0 if it does."""
         return self._caller.hangs_seconds
 
     def observe_memory(self, now: float) -> None:
@@ -268,24 +269,24 @@ class ClientLedger:
         return tuple(_memory_of(a) for a in self._admissions.values() if a.pod_uid == pod_uid and a.pid != pid)
 
     def heard(self, pid: int) -> int | None:
-        """Return how many first words of a process the server has logged; None where it logs none."""
+        """Return how many connections of a process the server's log shows; None if it shows none at all."""
         if self._contexts is None:
             return None
         self._contexts.read()
         return self._contexts.heard(pid)
 
     def contexts_of(self, pid: int) -> int:
-        """Return how many contexts the server's log tells of a process now."""
+        """Return how many contexts a process has now, by the server's log."""
         if self._contexts is None:
             return 0
         self._contexts.read()
         return self._contexts.count(pid)
 
     def percentages(self, pod_uid: str | None, pid: int) -> tuple[int | None, ...]:
-        """Return the thread percentages of the contexts that a pod has, but those of `pid`'s start.
+        """Return the thread percentages of a pod's contexts, except the one that `pid` is about to make.
 
-        That is one for each of its other clients that still run, more for one that has several contexts, and those
-        that `pid` has already; None where one is unknown.
+        There is one for each other client that still runs, more for a client with several contexts, and one for
+        each context that `pid` has already; None for an unknown percentage.
         """
         if self._contexts is not None:
             self._contexts.read()
@@ -313,7 +314,7 @@ class ClientLedger:
         )
 
     def forget_clients(self) -> None:
-        """Forget every client; the server is gone."""
+        """Forget every client, because the server is gone."""
         self._clients = ()
         for pid in list(self._present):
             self._depart(pid)
@@ -348,7 +349,7 @@ class ClientLedger:
 
 
 def _if_the_same(admission: Admission) -> Admission | None:
-    """Return the admission, with its start time; None when another process has its pid now."""
+    """Return the admission with its start time; None if another process has its pid now."""
     ticks = start_ticks_of(admission.pid)
     if admission.start_ticks is None:
         return replace(admission, start_ticks=ticks)

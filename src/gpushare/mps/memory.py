@@ -1,4 +1,4 @@
-"""Device memory of each process on a GPU, for the rule that a pod's processes share one limit."""
+"""Device memory of each process on a GPU, for the rule that all processes of a pod share one limit."""
 
 import contextlib
 import logging
@@ -10,17 +10,18 @@ _MIB = 2**20
 
 
 class MemoryReader(Protocol):
-    """Device memory by pid, MiB; None while it cannot be read (then grants count in full)."""
+    """Device memory by pid, MiB; None if it cannot be read (then grants count in full)."""
 
     def used_mib(self) -> Mapping[int, int | None] | None:
-        """Read it now; a process with unknown memory maps to None, one that is not listed uses none."""
+        """Read the present memory; None for a process with unknown memory, no entry for one that uses none."""
         ...
 
 
 class NvmlMemory:
-    """From NVML, which lists MPS clients with their memory (docs/facts.md 19); tries again after a failure.
+    """Device memory from NVML, which lists MPS clients with their memory (docs/facts.md 19).
 
-    The one user of pynvml outside gpushare.devices, which stands above this package (docs/adr/0101).
+    It reopens NVML after a failure. This is the only use of pynvml outside gpushare.devices, which is in a layer
+    above this package (docs/adr/0101).
     """
 
     def __init__(self, gpu_uuid: str) -> None:
@@ -29,7 +30,7 @@ class NvmlMemory:
         self._problem = ""
 
     def used_mib(self) -> Mapping[int, int | None] | None:
-        """Read it now; return None where NVML does not answer. Each problem is logged once until it is over."""
+        """Read the present memory; return None if NVML does not answer. Log each problem once until it ends."""
         import pynvml  # noqa: PLC0415 - a twin's keeper has no use for it
 
         try:
@@ -42,7 +43,7 @@ class NvmlMemory:
             self._tell("this driver is too old: its NVML does not list MPS clients")
             return None
         except pynvml.NVMLError as error:
-            if self._is_open:  # after a reset of the GPU, NVML finds it only when opened again
+            if self._is_open:  # after a reset of the GPU, NVML must be opened again to find it
                 self._is_open = False
                 with contextlib.suppress(pynvml.NVMLError):
                     pynvml.nvmlShutdown()

@@ -22,13 +22,13 @@ from gpushare.runtime.http import HttpAnswer, Route, metrics_route, probe_route,
 
 STALE_SECONDS: Final = 10.0  # the keeper writes once a second
 _NO_GATE: Final = "NoGate"
-# Counters begin at 0, or the first refusal would be no increase.
+# Counters start at 0, otherwise the first refusal would not show as an increase.
 _NO_REFUSALS: Final[dict[str, int]] = dict.fromkeys(RefuseReason, 0)
 _NO_THROTTLE_REFUSALS: Final[dict[str, int]] = dict.fromkeys(set(ThrottleRefusal) - {ThrottleRefusal.OTHER}, 0)
 
 
 class KeptGpu(Protocol):
-    """A GPU that this host keeps."""
+    """A GPU that this host manages."""
 
     gpu: GpuDirectory
     restarts: int
@@ -54,7 +54,7 @@ class GateCollector(Collector):
             self._kept.append((keeper, file, Fresh(file, clock, STALE_SECONDS, wall)))
 
     def statuses(self) -> Iterator[tuple[KeptGpu, GateStatus | None, GateState | None]]:
-        """Return each GPU with its last status and that status's state; None when its gate is silent."""
+        """Yield each GPU with its last status and that status's state; None if its gate is silent."""
         for keeper, file, fresh in self._kept:
             now = fresh.read()
             yield keeper, file.read(), now.state if now is not None and keeper.is_running else None
@@ -161,7 +161,7 @@ class GateCollector(Collector):
         )
 
     def describe(self) -> Iterable[Metric]:
-        """Return no descriptions, so that registering does not collect once to check for duplicates."""
+        """Return no descriptions, so that registering does not run `collect` to check for duplicates."""
         return ()
 
 
@@ -187,16 +187,16 @@ class _ThrottleFamilies:
         self._available.add_metric(gpu, float(not status.problem))
         self._pods.add_metric(gpu, len(status.pods))
         self._freezes.add_metric(gpu, status.freezes)
-        none_yet = _NO_THROTTLE_REFUSALS if status.beat else {}  # a silent throttle's counts do not fall to 0
+        none_yet = _NO_THROTTLE_REFUSALS if status.beat else {}  # the counts of a silent throttle do not fall to 0
         for reason, count in (none_yet | dict(status.refusals)).items():
             self._refused.add_metric([*gpu, reason], count)
 
 
 def routes(kept: Sequence[KeptGpu]) -> dict[str, Route]:
-    """Return what the host answers over HTTP.
+    """Return the HTTP routes of the host.
 
-    /readyz is 503, with a sentence for each GPU whose daemon takes no client. /healthz always is 200: a restart of
-    the host ends every tenant of the node, so nothing may be a reason for one.
+    /readyz is 503 if a GPU takes no client, with a sentence for each. /healthz is always 200: a restart of the
+    host ends every tenant of the node, so nothing may cause one.
     """
     collector = GateCollector(kept)
 
@@ -217,7 +217,7 @@ _TROUBLE: Final = {
 
 
 def _trouble(collector: GateCollector) -> Iterator[str]:
-    """Yield a sentence for each GPU that takes no client now."""
+    """Yield a sentence for each GPU that accepts no client now."""
     for keeper, status, state in collector.statuses():
         if state is None:
             yield f"GPU {keeper.gpu.uuid}: its gate does not report"

@@ -1,4 +1,4 @@
-"""SOCK_SEQPACKET connections with descriptors in asyncio, and the words of MPS's handshake (docs/facts.md 12)."""
+"""SOCK_SEQPACKET connections with descriptors in asyncio; the messages of MPS's handshake (docs/facts.md 12)."""
 
 import array
 import asyncio
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-HELLO: Final = b"OUTBHELL\0"  # each word ends with a zero byte: recorded on driver 580, tests/gpu/handshake.py
+HELLO: Final = b"OUTBHELL\0"  # each message ends with a zero byte; recorded on driver 580, tests/gpu/handshake.py
 CREDENTIALS: Final = b"OUTBCRED\0"
 DESCRIPTOR: Final = b"OUTBCUFD\0"  # sent with one descriptor: the server's socket
-ACKNOWLEDGED: Final = bytes(4)  # the client's last word; it closes then
+ACKNOWLEDGED: Final = bytes(4)  # the client's last message; then it closes
 COMPUTE_TYPE: Final = bytes.fromhex("02000000")
 CONTROL_TYPE: Final = bytes.fromhex("04000000")
-MAX_PACKET: Final = 64  # the longest word between a compute client and the daemon has 9 bytes
+MAX_PACKET: Final = 64  # the longest message between a compute client and the daemon has 9 bytes
 MAX_DESCRIPTORS: Final = 8
 
 
@@ -25,7 +25,7 @@ class Packet:
     """One packet; an empty one without descriptors is the end of the connection.
 
     Attributes:
-        descriptors: the receiver has to close them.
+        descriptors: received descriptors, which the receiver must close.
         is_whole: False when bytes or descriptors did not fit and were dropped by the kernel.
     """
 
@@ -34,7 +34,7 @@ class Packet:
     is_whole: bool = True
 
     def says(self, word: bytes, descriptors: int = 0) -> bool:
-        """Return whether it is exactly this word with this many descriptors."""
+        """Return whether the packet is exactly this message with this many descriptors."""
         return self.is_whole and self.data == word and len(self.descriptors) == descriptors
 
 
@@ -55,7 +55,7 @@ def read_packet(connection: socket.socket, max_descriptors: int = 0) -> Packet:
 
 
 class Channel:
-    """One connected SOCK_SEQPACKET socket; one task reads, one writes."""
+    """A connected SOCK_SEQPACKET socket; one task reads, one writes."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -118,8 +118,8 @@ class Channel:
             await future
         finally:
             self._waits.discard(future)
-            # After close() the number may belong to another file, such as a child's pipe, whose end would never be
-            # seen.
+            # After close() the number may belong to another file, such as a child's pipe, whose end would then be
+            # missed.
             if self.socket.fileno() == descriptor:
                 remove(descriptor)
 

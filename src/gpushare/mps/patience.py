@@ -13,11 +13,11 @@ PATIENCE_SECONDS: Final = 3.0  # the first call after a boot initialises the lib
 
 
 class HangingError(Exception):
-    """A call has not come back in time, or the one before it has not."""
+    """A call has not returned in time, or the previous one still has not."""
 
 
 class PatientCaller:
-    """Makes blocking calls for a loop. While one hangs, further ones fail at once, without a thread."""
+    """Caller of blocking functions for a loop; while one hangs, further calls fail at once, without a thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -27,15 +27,15 @@ class PatientCaller:
 
     @property
     def hangs_seconds(self) -> float:
-        """How long the present call has been out, once it is late; else 0."""
+        """Return how long the present call has been running if it is late, else 0."""
         since = self._since
         return self._clock() - since if self._is_late and since is not None else 0.0
 
     async def call(self, function: Callable[[], T], patience_seconds: float | None = None) -> T:
-        """Call it in a thread; without a number, the caller's patience is `PATIENCE_SECONDS`.
+        """Call a function in a thread; the default time limit is `PATIENCE_SECONDS`.
 
         Raises:
-            HangingError: it takes too long; it goes on in its thread, and what it returns is dropped.
+            HangingError: it takes too long; it continues in its thread, and its result is dropped.
         """
         async with self._lock:
             since = self._since

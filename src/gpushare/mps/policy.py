@@ -1,4 +1,4 @@
-"""What each process may have: the agent's decisions for this GPU, and the self-test's own ceilings."""
+"""The ceilings of each process: the agent's decisions for this GPU, and the self-test's own."""
 
 import time
 from collections import Counter
@@ -12,12 +12,12 @@ from gpushare.mps.status import HoldReason
 
 @dataclass(slots=True)
 class CeilingPolicy:
-    """Decisions by pod uid, read anew whenever the agent replaced its file.
+    """Decisions by pod uid, read again whenever the agent has replaced its file.
 
     Attributes:
-        probes: ceilings of processes of our own, by pid (the self-test).
-        max_clients_per_pod: clients that one pod may have, however many are free.
-        wall: Unix time, which the agent's decisions speak of.
+        probes: ceilings of our own processes (the self-test), by pid.
+        max_clients_per_pod: most clients of one pod, however many are free.
+        wall: returns Unix time, which the agent's decisions refer to.
     """
 
     gpu: GpuDirectory
@@ -28,13 +28,13 @@ class CeilingPolicy:
     _others: dict[str, LastGood[Decisions]] = field(default_factory=dict)
 
     def decisions(self) -> Decisions:
-        """The decisions now."""
+        """Return the present decisions."""
         if self._reader is None:
             self._reader = decisions_reader(self.gpu)
         return self._reader.read()
 
     def decide(self, pod_uid: str) -> tuple[PodDecision | None, HoldReason | None]:
-        """A pod's ceilings here, or why it has to wait."""
+        """Return a pod's ceilings on this GPU, or why it must wait."""
         if decision := self.decisions().pods.get(pod_uid):
             return (None, HoldReason.POD_ENDS) if self._ends(decision) else (decision, None)
         if self._is_decided_elsewhere(pod_uid):
@@ -42,20 +42,20 @@ class CeilingPolicy:
         return None, HoldReason.NO_DECISION
 
     def ending(self) -> frozenset[str]:
-        """Uids of the pods whose clients are to be ended now: kubelet is about to kill their processes."""
+        """Return the uids of the pods whose clients must be ended now, because kubelet is about to kill them."""
         return frozenset(uid for uid, decision in self.decisions().pods.items() if self._ends(decision))
 
     def _ends(self, decision: PodDecision) -> bool:
         return decision.ends_at is not None and self.wall() >= decision.ends_at
 
     def why_no_client(self, pod_uid: str, clients: Counter[str | None]) -> HoldReason | None:
-        """Why a pod cannot have one more client; None when it can.
+        """Return why a pod cannot have one more client; None if it can.
 
-        A pod has those that belong to its share, so that the parts of all pods that fit on the GPU are there when
-        they come (ADR 0184). Where parts are not known, every decided pod has one reserved.
+        A pod may have the clients that belong to its share, so that all pods that fit on the GPU get theirs (ADR
+        0184). If a pod's number is not known, one client is reserved for every decided pod.
 
         Args:
-            clients: how many each pod has, `None` for those of no pod.
+            clients: number of clients by pod; `None` for processes in no pod.
         """
         free, own = MAX_CLIENTS_PER_GPU - clients.total(), clients[pod_uid]
         if free <= 0:
@@ -69,11 +69,11 @@ class CeilingPolicy:
         return HoldReason.CLIENTS_RESERVED if own and free <= reserved else None
 
     def is_probe(self, pid: int) -> bool:
-        """Whether it is a process of our own."""
+        """Return whether it is one of our own processes."""
         return pid in self.probes
 
     def ceiling(self, pid: int, pod_uid: str | None) -> PodDecision | None:
-        """What binds this process; None when nothing was decided."""
+        """Return the ceilings of a process; None if nothing was decided."""
         if probe := self.probes.get(pid):
             return probe
         return self.decisions().pods.get(pod_uid) if pod_uid is not None else None

@@ -1,4 +1,4 @@
-"""The self-test's probe on a real GPU: a CUDA program by the driver API alone; prints one line of JSON.
+"""The self-test's probe on a real GPU: a CUDA program that uses only the driver API and prints one line of JSON.
 
 usage: echo go | probe.py MIB      (MIB: an allocation that the ceiling must refuse)
 """

@@ -1,7 +1,7 @@
-"""Hold the threads of a CUDA process that launch kernels, by ptrace(2), while CUDA's own go on answering.
+"""Hold the threads of a CUDA process that launch kernels, by ptrace(2), while CUDA's own threads keep answering.
 
-Linux ties a traced thread to the thread that traces it: all calls for one process come from one thread, and when
-that thread or its process ends, the held threads go on (docs/adr/0162).
+Linux ties a traced thread to the thread that traces it. So all calls for one process must come from one thread,
+and when that thread or its process ends, the held threads go on (docs/adr/0162).
 """
 
 import ctypes
@@ -14,15 +14,15 @@ from typing import Final
 from gpushare.mps.identity import PROC
 
 _SINGLESTEP, _DETACH, _SEIZE, _INTERRUPT = 9, 17, 0x4206, 0x4207  # requests, <linux/ptrace.h>
-_ALL_THREADS: Final = 0x40000000  # __WALL of waitpid(2): threads that are no first threads, too
+_ALL_THREADS: Final = 0x40000000  # __WALL of waitpid(2): also threads other than the first
 # The driver names its threads "cuda-EvtHandlr", "cuda00001400006": they answer the MPS server (docs/facts.md 36).
 _OF_CUDA: Final = "cuda"
-HOLD_SECONDS: Final = 0.5  # stopping a thread takes 0.1 ms; in the middle of some system calls it waits
+HOLD_SECONDS: Final = 0.5  # stopping a thread takes 0.1 ms, but waits for some system calls
 _PAUSE_SECONDS: Final = 0.0005
-_STEP_SECONDS: Final = 0.005  # one instruction takes some 25 us; a thread that takes longer may wait in the kernel
-_LOOPS: Final = 8  # listings of the threads, which may start others until they are held
-_QUICK: Final = 64  # so many threads cost some 10 ms: they are held even where the node is short of processors
-MOST_THREADS: Final = 2048  # of one process; some 0.1 ms each. A PyTorch job has some hundreds
+_STEP_SECONDS: Final = 0.005  # an instruction takes about 25 us; a thread that takes longer may wait in the kernel
+_LOOPS: Final = 8  # most listings of the threads, which may start others until they are held
+_QUICK: Final = 64  # up to this many threads, about 10 ms, are held even if the node is short of CPU
+MOST_THREADS: Final = 2048  # most threads of a process, about 0.1 ms each; a PyTorch job has some hundreds
 
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -40,7 +40,7 @@ class HeldThreads:
     """The threads of one process that are held, until `release` or the end of the calling thread.
 
     Args:
-        is_left: whether a thread goes on, by its name.
+        is_left: returns whether a thread must go on, by its name.
     """
 
     def __init__(self, pid: int, is_left: Callable[[str], bool] = lambda name: name.startswith(_OF_CUDA)) -> None:
@@ -49,15 +49,15 @@ class HeldThreads:
         self._seized: set[int] = set()  # traced, stopped or not
 
     def hold(self, timeout_seconds: float = HOLD_SECONDS) -> None:
-        """Stop all threads that are not left.
+        """Stop all threads that need not go on.
 
-        Where cgroup v1 froze the pod after the process was stopped, Linux answers only at the thaw or the kill.
+        If cgroup v1 froze the pod after the process was stopped, Linux answers only at the thaw or the kill.
 
         Raises:
             PermissionError: the caller lacks SYS_PTRACE, or another tracer has the process.
             ProcessLookupError: it has ended.
-            TimeoutError: a thread does not stop, because it waits in the kernel or its pod is frozen; or they are
-                more than `MOST_THREADS`, or more than can be stopped in time: other clients wait meanwhile.
+            TimeoutError: a thread does not stop, because it waits in the kernel or its pod is frozen; or there are
+                more threads than `MOST_THREADS` or than can be stopped in time (other clients wait meanwhile).
         """
         deadline = time.monotonic() + timeout_seconds
         for _ in range(_LOOPS):
@@ -83,7 +83,7 @@ class HeldThreads:
         raise TimeoutError(f"process {self.pid} starts threads faster than they are held")
 
     def _threads(self, deadline: float) -> list[int]:
-        """Return the threads to hold; those that have exited and are not collected yet run nothing."""
+        """Return the threads to hold; threads that have exited but are not collected yet are left out."""
         threads = []
         tasks = PROC / str(self.pid) / "task"
         try:
@@ -105,7 +105,7 @@ class HeldThreads:
         return threads
 
     def _waited(self, thread: int, deadline: float) -> bool:
-        """Wait until a thread stops; False when it has ended instead."""
+        """Wait until a thread stops; return False if it has ended instead."""
         while True:
             try:
                 found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
@@ -121,11 +121,11 @@ class HeldThreads:
             time.sleep(_PAUSE_SECONDS)
 
     def step(self, is_over: Callable[[], bool], timeout_seconds: float) -> None:
-        """Let threads that are not in a system call execute instruction by instruction, until it is over.
+        """Let threads that are not in a system call execute instruction by instruction, until `is_over`.
 
-        A thread may have been stopped while it has a lock of the driver's that the answer needs (docs/facts.md
-        36). At some 25 us an instruction it comes to the release in milliseconds, and a launch, thousands of
-        instructions, takes it longer than the answer.
+        A thread may have been stopped while it held a lock of the driver that the answer needs (docs/facts.md 36).
+        At about 25 us per instruction it releases the lock within milliseconds, whereas a kernel launch, thousands
+        of instructions, takes longer than the answer.
         """
         deadline = time.monotonic() + timeout_seconds
         running = [thread for thread in self._stopped if not self._is_in_kernel(thread)]
@@ -138,7 +138,7 @@ class HeldThreads:
                         break
 
     def _stepped(self, thread: int, deadline: float) -> bool:
-        """Execute one instruction; False when it led into a wait in the kernel, or to the thread's end."""
+        """Execute one instruction; return False if the thread then waits in the kernel or ends."""
         try:
             _ptrace(_SINGLESTEP, thread)
             look_at = time.monotonic() + _STEP_SECONDS
@@ -152,7 +152,7 @@ class HeldThreads:
                 if (now := time.monotonic()) > look_at:
                     if now > deadline or self._state(thread) in {"S", "D", ""}:
                         break
-                    time.sleep(_PAUSE_SECONDS)  # it waits for a processor
+                    time.sleep(_PAUSE_SECONDS)  # it waits for a CPU
             _ptrace(_INTERRUPT, thread)
             self._waited(thread, time.monotonic() + HOLD_SECONDS)
         except (ProcessLookupError, ChildProcessError):
@@ -160,7 +160,7 @@ class HeldThreads:
         return False
 
     def _state(self, thread: int) -> str:
-        """Return the letter of a thread's state; empty when it is gone."""
+        """Return the letter of a thread's state; empty if it is gone."""
         try:
             text = (PROC / str(self.pid) / "task" / str(thread) / "stat").read_text(errors="replace")
         except OSError:
@@ -168,7 +168,7 @@ class HeldThreads:
         return text.rpartition(")")[2].split()[0]
 
     def _is_in_kernel(self, thread: int) -> bool:
-        """Return whether it was stopped in a system call; what it executes is not known where this is not told."""
+        """Return whether a thread was stopped in a system call; True too if that cannot be told."""
         try:
             text = (PROC / str(self.pid) / "task" / str(thread) / "syscall").read_text()
         except OSError:
@@ -176,7 +176,7 @@ class HeldThreads:
         return not text.startswith("-1")
 
     def collect(self) -> bool:
-        """Return whether every traced thread has ended, and take note of those: nobody else may until then."""
+        """Return whether every traced thread has ended, and collect those; until then no other process can."""
         for thread in list(self._seized):
             try:
                 found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
@@ -188,18 +188,18 @@ class HeldThreads:
         return not self._seized
 
     def release(self) -> bool:
-        """Let every held thread go on as if nothing had been; without waiting.
+        """Let every held thread go on as before, without waiting.
 
         Returns:
-            Whether none is traced any more. One that did not stop yet, because its pod is frozen, would stop
-            later, and one that ends has to be waited for: call again until all are let go.
+            Whether no thread is traced any more. A thread that has not stopped yet, because its pod is frozen,
+            would stop later, and one that ends must be collected; so call again until this is True.
         """
         for thread in list(self._seized):
             try:
                 if thread not in self._stopped:
                     found, status = os.waitpid(thread, _ALL_THREADS | os.WNOHANG)
                     if not found:
-                        continue  # it was interrupted, and stops when it can
+                        continue  # it was interrupted, and stops as soon as it can
                     if not os.WIFSTOPPED(status):
                         self._forget(thread)
                         continue
@@ -207,7 +207,7 @@ class HeldThreads:
                 self._forget(thread)
             except ChildProcessError:
                 self._forget(thread)
-            except ProcessLookupError:  # killed: it is to be waited for
+            except ProcessLookupError:  # it was killed and must be collected
                 self._stopped.pop(thread, None)
         return not self._seized
 

@@ -1,8 +1,8 @@
-"""Receives one GPU's connections: accepts each at once, greets it at its pod's rate, holds it until its turn.
+"""Reception of one GPU's connections: accept each at once, greet it at its pod's rate, hold it until its turn.
 
 A closed connection lets a CUDA process run uncapped (docs/facts.md 15), so a connection that comes too fast is
-held without the greeting that its process waits for. One epoll instance watches them all; none has a task of its
-own.
+held without the greeting that its process waits for. One epoll instance watches all connections; none has its own
+task.
 """
 
 import asyncio
@@ -24,35 +24,35 @@ from gpushare.mps.store import StoreClient
 
 logger = logging.getLogger(__name__)
 
-ACCEPTS_A_ROUND: Final = 64  # then the other tasks of the process get their turn
+ACCEPTS_A_ROUND: Final = 64  # connections accepted in a row before other tasks run
 EVENTS_A_ROUND: Final = 64
 PAUSE_SECONDS: Final = (
     0.002  # after a full round: a flood costs part of one core, its connections wait in the kernel
 )
-RETRY_SECONDS: Final = 0.1  # after a failed accept, and between two checks of pods that are over their rate
-IDENTITY_SECONDS: Final = 1.0  # how long a pid's pod is remembered for its rate; ceilings always read it again
+RETRY_SECONDS: Final = 0.1  # after a failed accept, and between checks of pods that exceed their rate
+IDENTITY_SECONDS: Final = 1.0  # how long a pid's pod is cached for its rate; for ceilings it is always read again
 MAX_IDENTITIES: Final = 8192
 MAX_IDLE_BUCKETS: Final = 64
-# A start takes three connections. A pod that starts its 16 processes at once stays within the burst.
+# A process start takes three connections; a pod that starts 16 processes at once stays within the burst.
 CONNECTIONS_PER_SECOND: Final = 50.0
 BURST: Final = 100.0
-SPARED: Final = 4  # a CUDA process has one connection open at a time: one with this many never loses any
+SPARED: Final = 4  # a process with at most this many never loses one; a CUDA process has one at a time
 DESCRIPTORS_KEPT_FREE: Final = 256
 MAX_OPEN_PER_GPU: Final = 16384
 MAX_OPEN_PER_POD: Final = 4096
 
 
 class ConnectionPhase(enum.Enum):
-    """The progress of a connection."""
+    """Stage of a connection."""
 
-    UNREAD = enum.auto()  # beyond its pod's rate: not greeted
+    UNREAD = enum.auto()  # exceeds its pod's rate, so it was not greeted
     GREETED = enum.auto()
     INTRODUCED = enum.auto()  # its process sent its credentials
     RESUMED = enum.auto()  # greeted by the previous gate, which may have read its credentials
-    READY = enum.auto()  # asked for a compute client's place
-    ODD = enum.auto()  # its process sent something unknown: held until it leaves
-    PASSING = enum.auto()  # its turn
-    SERVED = enum.auto()  # has its answer; anything more that it sends ends it
+    READY = enum.auto()  # asked to become a compute client
+    ODD = enum.auto()  # its process sent something unknown; held until it leaves
+    PASSING = enum.auto()  # it is its turn
+    SERVED = enum.auto()  # has its answer; any further data ends it
     GONE = enum.auto()
 
 
@@ -77,7 +77,7 @@ _EXPECTED: Final = {
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One accepted socket; `start_ticks` and `pod_uid` are its process's when it was greeted."""
+    """One accepted socket; `start_ticks` and `pod_uid` are those of its process when it was greeted."""
 
     channel: Channel
     pid: int
@@ -89,7 +89,7 @@ class Connection:
 
     @property
     def process(self) -> tuple[int, int | None]:
-        """Return what distinguishes its process from a later one with the same pid."""
+        """Return (pid, start time), which distinguishes its process from a later one with the same pid."""
         return self.pid, self.start_ticks
 
 
@@ -98,7 +98,10 @@ class PodLimits:
     """Limits for one pod at the gate.
 
     Attributes:
-        per_pod, per_gpu: connections open at once; above, the process with the most loses its silent ones.
+        per_second: rate of connections that are greeted.
+        burst: connections that are greeted at once.
+        per_pod: open connections of a pod; beyond, the process with the most loses its silent ones.
+        per_gpu: open connections of all pods, likewise.
     """
 
     per_second: float = CONNECTIONS_PER_SECOND
@@ -108,7 +111,7 @@ class PodLimits:
 
     @classmethod
     def of_process(cls) -> "PodLimits":
-        """Return the limits that fit this process's limit of descriptors."""
+        """Return limits that fit this process's limit of descriptors."""
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         per_gpu = min(MAX_OPEN_PER_GPU, max(64, soft - DESCRIPTORS_KEPT_FREE))
         return cls(per_pod=min(MAX_OPEN_PER_POD, max(16, per_gpu // 4)), per_gpu=per_gpu)
@@ -116,19 +119,19 @@ class PodLimits:
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A rate limit: this many at once, then this many a second."""
+    """A rate limit: `burst` at once, then `per_second`."""
 
     tokens: float
     at: float
 
     def refill(self, now: float, limits: PodLimits) -> float:
-        """Return the tokens at this moment."""
+        """Return the number of tokens at this time."""
         self.tokens = min(limits.burst, self.tokens + max(0.0, now - self.at) * limits.per_second)
         self.at = now
         return self.tokens
 
     def take(self, now: float, limits: PodLimits) -> bool:
-        """Take a token; return False when none is left."""
+        """Take a token; return False if none is left."""
         if self.refill(now, limits) < 1.0:
             return False
         self.tokens -= 1.0
@@ -139,8 +142,9 @@ class Reception:
     """All open connections of one GPU's gate.
 
     Args:
-        is_own: whether a pid is a process of our own, which no rate binds.
-        on_ready: called with a connection that asked for a client's place; on_gone: with each that ended.
+        is_own: returns whether a pid is one of our own processes, which have no rate limit.
+        on_ready: called with a connection that asked to become a client.
+        on_gone: called with each connection that ended.
     """
 
     def __init__(
@@ -176,14 +180,14 @@ class Reception:
         return len(self._by_descriptor)
 
     def open(self, listener: socket.socket) -> None:
-        """Start to accept and to listen; the caller keeps the listener."""
+        """Start accepting and listening; the caller keeps the listener."""
         listener.setblocking(False)
         self._listener, self._loop = listener, asyncio.get_running_loop()
         self._loop.add_reader(self._epoll.fileno(), self._hear)
         self._loop.add_reader(listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Stop to accept and to listen; open connections stay open, for a successor or the process's end."""
+        """Stop accepting and listening; open connections stay open, for a successor or until the process ends."""
         for timer in (self._accept_timer, self._greet_timer):
             if timer is not None:
                 timer.cancel()
@@ -195,7 +199,7 @@ class Reception:
         self._epoll.close()
 
     def held_unread(self) -> Iterator[Connection]:
-        """Return the oldest connection of each process whose connections came too fast."""
+        """Yield the oldest connection of each process whose connections came too fast."""
         for waiting in self._unread.values():
             seen: set[int] = set()
             for connection in waiting:
@@ -209,7 +213,7 @@ class Reception:
         return sum(c.phase is ConnectionPhase.UNREAD for waiting in self._unread.values() for c in waiting)
 
     def odd(self) -> Iterator[Connection]:
-        """Return connections whose handshake this gate does not know."""
+        """Yield connections whose handshake this gate does not know."""
         return (c for c in self._by_descriptor.values() if c.phase is ConnectionPhase.ODD)
 
     def pods(self) -> frozenset[str | None]:
@@ -219,31 +223,31 @@ class Reception:
     # A turn
 
     def take(self, connection: Connection) -> None:
-        """Mark the connection as in its turn; the caller is responsible for it from now on."""
+        """Mark a connection as in its turn; from now on the caller is responsible for it."""
         self._to(connection, ConnectionPhase.PASSING)
 
     def put_back(self, connection: Connection) -> None:
-        """Let it wait as before its turn."""
+        """Let a connection wait as before its turn."""
         if connection.phase is ConnectionPhase.PASSING:
             self._to(connection, ConnectionPhase.READY)
 
     def served(self, connection: Connection) -> None:
-        """Record that it has its answer and will close; the protocol has nothing more for it."""
+        """Record that a connection has its answer and will close."""
         if connection.phase is ConnectionPhase.PASSING:
             self._to(connection, ConnectionPhase.SERVED)
 
     def refuse(self, connection: Connection, reason: RefuseReason) -> None:
-        """End the connection and count it as refused."""
+        """End a connection and count it as refused."""
         self.refused[reason] += 1
         self.forget(connection)
 
     def forget(self, connection: Connection) -> None:
-        """End the connection."""
+        """End a connection."""
         if connection.phase is ConnectionPhase.GONE:
             return
         descriptor = connection.channel.socket.fileno()
         if connection.phase is not ConnectionPhase.PASSING:
-            # close() is not enough: the host's copy keeps the socket, and with it epoll's interest, alive.
+            # close() is not enough: the host's copy keeps the socket, and with it the epoll registration, alive.
             self._epoll.unregister(descriptor)
         connection.phase = ConnectionPhase.GONE
         self._by_descriptor.pop(descriptor, None)
@@ -255,7 +259,7 @@ class Reception:
     # Coming in
 
     def adopt(self, restored: socket.socket, number: int, *, greeted: bool, spoken: bool) -> Connection:
-        """Take in a connection that waited at the previous gate."""
+        """Take over a connection that waited at the previous gate."""
         connection = self._enter(restored, number)
         if spoken or greeted:
             self._identify_anew(connection)
@@ -363,7 +367,7 @@ class Reception:
         self._to(connection, ConnectionPhase.GREETED)
 
     def _identify_anew(self, connection: Connection) -> None:
-        """Identify the process anew without the remembered pod: its ceilings depend on this."""
+        """Identify the process again without the cached pod, because its ceilings depend on it."""
         peer = peer_of(connection.channel.socket)
         connection.start_ticks = peer.start_ticks
         pod_uid = self._identify(peer.pid)
@@ -471,7 +475,7 @@ class Reception:
 
 
 def _is_closed(accepted: socket.socket) -> bool:
-    """Return whether its process has gone away already, as in a loop of connect and close."""
+    """Return whether its process has already gone away, as in a loop of connect and close."""
     accepted.setblocking(False)
     try:
         return not accepted.recv(1, socket.MSG_PEEK)

@@ -1,8 +1,8 @@
-"""Passes one client's connection on to the daemon: only the words that the protocol knows.
+"""Relay of one client's connection to the daemon; only messages of the protocol pass.
 
 Recorded on driver 580 (tests/data/mps/handshake-driver-580.txt): the daemon greets, the client sends its
 credentials and its type, the daemon answers with one descriptor, the client sends four zero bytes and closes. The
-daemon runs as root and serves one connection at a time, so each word is read whole, compared, and written by us
+daemon runs as root and serves one connection at a time, so each message is read whole, compared, and written by us
 again.
 """
 
@@ -31,19 +31,19 @@ from gpushare.mps.packets import (
 from gpushare.mps.store import PASSING_ERRORS
 
 ANSWER_SECONDS: Final = 12.0  # the daemon itself drops a silent connection after 10 s (docs/facts.md 14)
-# A client answers the server's descriptor at once; one that stalls blocks the daemon.
+# A client answers the server's descriptor at once; a client that stalls blocks the daemon.
 ACKNOWLEDGE_SECONDS: Final = 2.0
-LATE_SECONDS: Final = 120.0  # after which a daemon's answer is waited for no more
+LATE_SECONDS: Final = 120.0  # longest wait for a daemon's late answer
 
 logger = logging.getLogger(__name__)
-_taking_back: set[asyncio.Task[None]] = set()  # asyncio itself keeps no task alive
+_taking_back: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference to tasks
 
 
 class Passed(enum.Enum):
-    """The outcome of a connection that was passed on."""
+    """Outcome of a connection that was passed on."""
 
     SERVED = enum.auto()  # it has the server's descriptor, and confirmed it
-    LEFT = enum.auto()  # it closed, or sent no word in time
+    LEFT = enum.auto()  # it closed, or sent no message in time
     BROKE_PROTOCOL = enum.auto()  # it sent something unknown after its answer
 
 
@@ -60,11 +60,11 @@ async def relay(
     patience_seconds: float = ACKNOWLEDGE_SECONDS,
     keep: Callable[[int], Awaitable[Handover | None]] | None = None,
 ) -> Passed:
-    """Connect one connection through. When this raises, the client has received nothing and can be held.
+    """Connect a client to the daemon. If this raises, the client has received nothing and can be held.
 
     Args:
-        patience_seconds: how long the client may take for its word.
-        keep: called with the server's descriptor before the client gets it; returns what is kept of it.
+        patience_seconds: how long the client may take for its message.
+        keep: called with the server's descriptor before the client gets it; returns the copies to keep.
 
     Raises:
         MpsError: the daemon went away, did not answer in time, or answered something else.
@@ -82,7 +82,7 @@ async def relay(
             await _deliver(client, answer)
         except OSError as error:
             if handover is not None:
-                handover.speak()  # nobody else has it
+                handover.speak()  # nobody else has a copy
             if error.errno in PASSING_ERRORS:
                 raise NotDeliveredError(error) from None
             return Passed.LEFT
@@ -116,7 +116,7 @@ async def _ask(upstream: Channel) -> Packet:
 
 
 def _take_back(upstream: Channel) -> None:
-    """Speak for the client whose answer comes too late: it is held again, and the server waits for its word."""
+    """Send the first message for a client whose answer came too late, as it is held again and the server waits."""
     late = Channel(upstream.socket.dup())
 
     async def take() -> None:
@@ -149,7 +149,7 @@ async def _deliver(client: Channel, answer: Packet) -> None:
 
 
 async def _acknowledge(client: Channel, upstream: Channel, patience_seconds: float) -> Passed:
-    """Pass the client's one word on; anything else is dropped."""
+    """Pass the client's one message on; anything else is dropped."""
     try:
         async with asyncio.timeout(patience_seconds):
             word = await client.receive()

@@ -1,4 +1,4 @@
-"""Remove what the MPS host leaves on its node at an orderly end: everything of GPUs without tenants."""
+"""Remove what the MPS host leaves on its node after an orderly end: all files of GPUs without tenants."""
 
 import contextlib
 import json
@@ -17,9 +17,9 @@ DAEMON_SECONDS: Final = 2.0  # a daemon without clients ends at once
 
 
 def has_tenants(gpu: GpuDirectory) -> bool:
-    """Return whether a pod was decided for the GPU or has clients on it, or neither can be told.
+    """Return whether a pod is decided for the GPU or has clients on it, or if neither can be determined.
 
-    Such a pod mounts the directory. Its next process would find no gate after a removal, and run uncapped.
+    Such a pod mounts the directory. After a removal its next process would find no gate, and run uncapped.
     """
     try:
         decided = bool(Decisions.from_json(json.loads(gpu.decisions.read_text())).pods)
@@ -32,9 +32,9 @@ def has_tenants(gpu: GpuDirectory) -> bool:
 
 
 def remove_unused(gpus: Iterable[GpuDirectory]) -> tuple[GpuDirectory, ...]:
-    """End the daemons, remove the directories of GPUs without tenants and an empty record of frozen pods.
+    """End the daemons, and remove the directories of GPUs without tenants and an empty record of frozen pods.
 
-    A GPU that is still exclusive keeps its directory too: in it lies the compute mode to set back.
+    A GPU that is still exclusive keeps its directory too, because it contains the compute mode to restore.
 
     Returns:
         the GPUs whose directories stay.
@@ -43,7 +43,7 @@ def remove_unused(gpus: Iterable[GpuDirectory]) -> tuple[GpuDirectory, ...]:
     with ThreadPoolExecutor(max_workers=max(1, len(listed))) as pool:
         stay = tuple(gpu for gpu, gone in zip(listed, pool.map(_remove, listed), strict=True) if not gone)
     for base in {gpu.path.parent for gpu in listed}:
-        with contextlib.suppress(OSError):  # a pod is in the record still, or none ever was
+        with contextlib.suppress(OSError):  # the record still has a pod, or does not exist
             record_of(base).rmdir()
     return stay
 
@@ -52,7 +52,7 @@ def _remove(gpu: GpuDirectory) -> bool:
     if has_tenants(gpu):
         return False
     sync_control(gpu).stop(DAEMON_SECONDS)
-    if has_tenants(gpu):  # decided meanwhile: the next host starts another daemon
+    if has_tenants(gpu):  # a pod was decided meanwhile; the next host starts another daemon
         return False
     if gpu.compute_mode.exists():
         logger.info("%s stays for the agent, which has to set back the GPU's compute mode", gpu.path)

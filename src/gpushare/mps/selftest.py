@@ -1,4 +1,4 @@
-"""Proves at start that a server's ceilings bind on this driver: a probe asks for more and must not get it."""
+"""Self-test: proves at start that a server's ceilings are enforced; a probe asks for more and must not get it."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ _REAL_PROBE: Final = (sys.executable, "-I", str(Path(__file__).parent / "probe.p
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How to run the probe: its arguments and environment."""
+    """Command of the probe: its arguments and environment."""
 
     argv: tuple[str, ...] = _REAL_PROBE
     environment: tuple[tuple[str, str], ...] = ()
@@ -36,7 +36,7 @@ async def run_self_test(
     """Run the probe through the gate twice, uncapped and under low ceilings; its environment asks for everything.
 
     Args:
-        grant: tells the gate which ceilings a pid gets; None takes them away again.
+        grant: tells the gate which ceilings a pid gets; None removes them.
     """
     try:
         full = await _run_probe(gpu, probe, grant, program_environment, PodDecision(100, 4 * PROBE_MEMORY_MIB))
@@ -96,7 +96,7 @@ async def _run_probe(
 
 
 def judge(full: Mapping[str, Any], capped: Mapping[str, Any]) -> SelfTest:
-    """Compare the probe's results under low ceilings with those without; return the verdict."""
+    """Compare the probe's results under low ceilings with those without, and return the verdict."""
     all_sms, sms = int(full["sms"]), int(capped["sms"])
     allowed = int(all_sms * PROBE_PERCENTAGE / 100) + 2  # SMs come in pairs; the driver may round either way
     detail = (

@@ -1,8 +1,8 @@
-"""What the MPS host does about a throttle that does not report; pure, time is an argument.
+"""Remedies for a throttle process that does not report; pure, time is an argument.
 
-A process that gets no CPU is as silent as one that hangs. So the pods that it froze are thawed soon, and again and
-again while it is silent; it is killed only much later, and on a busy node it goes on as if nothing had happened
-(docs/adr/0168). Times are seconds of CLOCK_BOOTTIME.
+A process that gets no CPU is as silent as one that hangs. So the pods that it froze are thawed soon, and
+repeatedly while it is silent; it is killed only much later, and on a busy node it continues as if nothing had
+happened (docs/adr/0168). Times are seconds of CLOCK_BOOTTIME.
 """
 
 import math
@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-SILENT_SECONDS: Final = 1.4  # with the longest freeze below the promised 2 s; longer than any reading
+SILENT_SECONDS: Final = 1.4  # plus the longest freeze it is below the promised 2 s; longer than any reading
 KILL_SECONDS: Final = 10.0
-START_SECONDS: Final = 60.0  # while it starts no pod is frozen; 0.2 s of CPU time, which may be long in coming
+START_SECONDS: Final = 60.0  # while it starts no pod is frozen; takes 0.2 s of CPU time, which may come late
 LOOK_SECONDS: Final = 0.1
-_ATTENDED_SECONDS: Final = 2 * LOOK_SECONDS  # what one look counts for at most
-_WORD: Final = struct.Struct("d")  # a whole number of them fills the pipe
+_ATTENDED_SECONDS: Final = 2 * LOOK_SECONDS  # most time that one look counts for
+_WORD: Final = struct.Struct("d")  # a whole number of these fills the pipe
 
 
 def word(now: float) -> bytes:
-    """Return the heartbeat that the throttle's process writes after each look: when the look began."""
+    """Return the heartbeat that the throttle's process writes after each look: the time when the look began."""
     return _WORD.pack(now)
 
 
 class Remedy(StrEnum):
-    """What to do now about a process that says nothing."""
+    """Remedy for a silent process."""
 
     WAIT = "Wait"
     THAW = "Thaw"
@@ -34,15 +34,15 @@ class Remedy(StrEnum):
 
 @dataclass(slots=True)
 class Silence:
-    """How long the throttle's process has said nothing.
+    """Duration of the throttle process's silence.
 
-    The kill counts only time in which we looked: where we get no CPU either, its silence means nothing.
+    For a kill only time counts in which we looked; if we get no CPU either, its silence means nothing.
 
     Attributes:
-        heard_at: the look of its last word, or its start.
-        looked_at: our last look.
-        attended_seconds: of its silence, how long we have been looking.
-        is_long: whether we began to thaw its pods.
+        heard_at: time in its last heartbeat, or its start.
+        looked_at: time of our last look.
+        attended_seconds: part of its silence during which we have been looking.
+        is_long: whether we have begun to thaw its pods.
     """
 
     heard_at: float
@@ -53,17 +53,17 @@ class Silence:
     is_long: bool = False
 
     def hear(self, words: bytes, now: float) -> None:
-        """Record its heartbeats: the time in the last one counts, not the time at which it was read."""
+        """Record its heartbeats; the time in the last one counts, not the time at which it was read."""
         (said_at,) = _WORD.unpack(words[-_WORD.size :]) if len(words) % _WORD.size == 0 else (now,)
         self.heard_at = min(said_at, now) if math.isfinite(said_at) else now
         self.looked_at, self.attended_seconds = now, 0.0
         self.has_spoken, self.is_long = True, False
 
     def look(self, now: float, *, is_ending: bool = False) -> Remedy:
-        """Return what to do, as there was no word until now.
+        """Return what to do, as no heartbeat came until now.
 
         Args:
-            is_ending: it was told to end, so nobody waits for it for long.
+            is_ending: whether it was told to end; then it is killed sooner.
         """
         self.attended_seconds += min(now - self.looked_at, _ATTENDED_SECONDS)
         self.looked_at = now

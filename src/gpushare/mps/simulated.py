@@ -1,4 +1,4 @@
-"""The MPS host's switch to simulated GPUs: the only module here that imports the twin, and only when asked."""
+"""The MPS host's access to simulated GPUs: the only module here that imports the twin, and only if asked to."""
 
 from gpushare.core.gpu import GpuInfo
 from gpushare.mps.layout import GpuDirectory

@@ -1,4 +1,4 @@
-"""How long a process could have run and had no CPU: who is slow on a starved node does not sit in its turn."""
+"""How long a process could have run but got no CPU, so that a starved node does not use up its turn."""
 
 from collections.abc import Mapping
 from itertools import islice
@@ -7,13 +7,13 @@ from typing import Final
 
 from gpushare.mps.identity import PROC
 
-MAX_THREADS: Final = 256  # a bound on the work; a program that begins to use CUDA has few
+MAX_THREADS: Final = 256  # bounds the work; a program that starts to use CUDA has few threads
 
 
 def run_delays(pid: int, proc: Path = PROC) -> dict[str, float]:
-    """Return how long each thread of a process has waited for a CPU in its life, seconds; empty when it is gone.
+    """Return how many seconds each thread of a process has waited for a CPU so far; empty if it is gone.
 
-    Source: the second number of /proc/<pid>/task/<tid>/schedstat, ns; a kernel without it gives nothing.
+    Source: the second number of /proc/<pid>/task/<tid>/schedstat, in ns; empty if the kernel has no such file.
     """
     delays: dict[str, float] = {}
     try:
@@ -25,5 +25,5 @@ def run_delays(pid: int, proc: Path = PROC) -> dict[str, float]:
 
 
 def starved_seconds(before: Mapping[str, float], now: Mapping[str, float]) -> float:
-    """Return how long the thread that was starved most waited between two looks; new threads count from zero."""
+    """Return how long the most starved thread waited between two looks; new threads count from zero."""
     return max((delay - before.get(thread, 0.0) for thread, delay in now.items()), default=0.0)

@@ -1,4 +1,4 @@
-"""The MPS host's report on one GPU: gate.json, read by the agent and by `gpushare mps status`."""
+"""The MPS host's status of one GPU: gate.json, read by the agent and by `gpushare mps status`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ class GateState(StrEnum):
     STARTING = "Starting"
     SELF_TEST = "SelfTest"
     ACTIVE = "Active"
-    DEGRADED = "Degraded"  # admits clients; something beside MPS does not answer
+    DEGRADED = "Degraded"  # admits clients; something other than MPS does not answer
     FAULT = "Fault"
     DOWN = "Down"
 
 
 class SelfTestResult(StrEnum):
-    """Whether ceilings were proven to bind on this driver."""
+    """Result of the test that this driver enforces ceilings."""
 
     PENDING = "Pending"
     PASSED = "Passed"
@@ -31,7 +31,7 @@ class SelfTestResult(StrEnum):
 
 
 class HoldReason(StrEnum):
-    """Why a connection waits at the gate; the label `reason` of metrics."""
+    """Reason for which a connection waits at the gate; the label `reason` of metrics."""
 
     UNKNOWN_POD = "UnknownPod"
     NO_DECISION = "NoDecision"
@@ -48,12 +48,12 @@ class HoldReason(StrEnum):
     BACK_OFF = "TurnBackOff"
     PROTOCOL = "UnknownProtocol"
     RATE = "TooManyConnections"
-    OTHER = "Other"  # a value of a later version's gate
+    OTHER = "Other"  # a value of a later version
     TURN = "WaitingForTurn"
 
 
 class RefuseReason(StrEnum):
-    """Why a connection was closed by the gate: never one of a well-behaved CUDA process."""
+    """Reason for which the gate closed a connection; well-behaved CUDA processes never cause one."""
 
     CONTROL_COMMAND = "ControlCommand"
     TOO_MANY_CONNECTIONS = "TooManyConnections"
@@ -61,7 +61,7 @@ class RefuseReason(StrEnum):
 
 
 class MismatchKind(StrEnum):
-    """How a pod runs otherwise than decided; one that comes to another GPU's gate is held (HoldReason)."""
+    """Kind of difference between a pod and its decision; a pod at another GPU's gate is held instead."""
 
     UNKNOWN_CLIENT = "UnknownClient"
     STALE_CEILING = "StaleCeiling"
@@ -73,10 +73,10 @@ class ClientStatus:
     """One MPS client.
 
     Attributes:
-        pod_uid: None for a process of no pod.
-        thread_percentage, memory_limit_mib: the ceilings it connected under; None when it connected before this
-            gate.
-        memory_used_mib: device memory now; None where nobody can tell.
+        pod_uid: None for a process in no pod.
+        thread_percentage: the ceiling it connected under; None if it connected before this gate.
+        memory_limit_mib: likewise.
+        memory_used_mib: its present device memory; None if unknown.
         connected_at: Unix time, seconds.
     """
 
@@ -101,7 +101,7 @@ class HeldStatus:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A pod that runs otherwise than decided, with a sentence for its event."""
+    """A pod that runs differently from its decision, with a sentence for its event."""
 
     kind: MismatchKind
     pod_uid: str | None
@@ -111,7 +111,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class SelfTest:
-    """The proof that ceilings bind on this driver, with what was asked and what was seen."""
+    """The proof that ceilings are enforced on this driver, with what was asked for and what was measured."""
 
     result: SelfTestResult = SelfTestResult.PENDING
     detail: str = ""
@@ -124,8 +124,8 @@ class TurnStatistics:
     """Turns since the gate started; a turn is one process's way to the daemon.
 
     Attributes:
-        waits_seconds_sum: time from the first word of a process to its turn; durations_seconds_sum: length of
-            turns.
+        waits_seconds_sum: time from the first message of a process to its turn.
+        durations_seconds_sum: length of turns.
     """
 
     count: int = 0
@@ -139,7 +139,7 @@ _NO_THROTTLE: Final = {"problem": "this MPS host is of a version without a throt
 
 
 class ThrottleRefusal(StrEnum):
-    """Why a pod that the agent asked to throttle runs freely."""
+    """Reason for which a pod is not throttled although the agent asked for it."""
 
     LATENCY = "LatencyClass"
     UNKNOWN_CLASS = "UnknownClass"
@@ -154,7 +154,7 @@ class ThrottleRefusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PodThrottle:
-    """A throttled pod: the share of time that it runs, and whether it stands still now for a reading."""
+    """A throttled pod: the part of the time that it runs, and whether it is stopped now for a reading."""
 
     pod_uid: str
     duty_ratio: float
@@ -163,7 +163,7 @@ class PodThrottle:
 
 @dataclass(frozen=True, slots=True)
 class RefusedThrottle:
-    """A pod that runs freely though the agent asked otherwise."""
+    """A pod that runs freely although the agent asked to throttle it."""
 
     pod_uid: str
     reason: ThrottleRefusal
@@ -175,12 +175,13 @@ class ThrottleStatus:
     """The throttle of one GPU.
 
     Attributes:
-        beat: seconds of CLOCK_BOOTTIME when this was written.
-        problem: why nobody can be frozen here; empty when pods can.
-        pods: who is throttled now.
-        refusals: by reason, times that an ask was refused since the throttle's process started.
-        freezes: pods frozen since then.
-        started_at: seconds of CLOCK_BOOTTIME when that process first looked; 0 from a version that does not say.
+        beat: when this was written, in seconds of CLOCK_BOOTTIME.
+        problem: why no pod can be frozen here; empty if pods can.
+        pods: pods that are throttled now.
+        refusals: by reason, how often an ask was refused since the throttle's process started.
+        freezes: number of freezes since then.
+        started_at: when that process first looked, in seconds of CLOCK_BOOTTIME; 0 from a version that does not
+            say.
     """
 
     beat: float = 0.0
@@ -222,14 +223,16 @@ class GateStatus:
 
     Attributes:
         written_at: Unix time; a file older than some seconds means that the host is not running.
-        daemon_restarts: times that the daemon was started anew; server_restarts: times that its server had ended
-            while it lived on, and another was started.
-        faults: server faults seen since the gate started; `last_fault` says what happened, for an event;
-            `last_fault_at` is when it was noticed, `last_fault_pods` the uids of the pods that were connected when
-            it began, whether or not they still were when it was noticed; `last_fault_by` is the pod that began it,
-            None where that is not known.
-        connections: sockets open at the gate, silent ones included; `unread`: those of them that came faster than
-            their pod may connect and are not greeted yet.
+        daemon_restarts: how often the daemon was started again.
+        server_restarts: how often the server was started again after it had ended while the daemon ran on.
+        faults: server faults since the gate started.
+        last_fault: what happened at the last fault, for an event.
+        last_fault_at: when it was noticed.
+        last_fault_pods: uids of the pods that were connected when it began, even if they had left when it was
+            noticed.
+        last_fault_by: the pod that caused it; None if unknown.
+        connections: sockets open at the gate, silent ones included.
+        unread: those of them that exceed their pod's rate and are not greeted yet.
         unknown_decision_values: fields and classes in the agent's decisions that this gate does not know.
     """
 
@@ -275,8 +278,8 @@ class GateStatus:
             raise ValueError(f"not a gate status of version {STATUS_VERSION}")
         known = {f.name for f in dataclasses.fields(cls)}
         values = {key: value for key, value in data.items() if key in known}
-        # A later version's gate may be in a state that this one does not know: assume, to be safe, that it admits
-        # nobody.
+        # A later version's gate may be in a state that this version does not know; to be safe, assume that it
+        # admits no clients.
         values["state"] = _known(GateState, values["state"], GateState.DOWN)
         test = _only(SelfTest, values.get("self_test", {}))
         result = _known(SelfTestResult, test.get("result"), SelfTestResult.PENDING)

@@ -1,11 +1,11 @@
-"""Connections outlive the gate that accepted them: the host keeps a copy of each until the gate is done with it.
+"""Store of connections that outlive their gate: the host keeps a copy of each until the gate is done with it.
 
 When a gate is killed, the kernel would close its connections, and a CUDA process whose connection closes runs on
 uncapped (docs/facts.md 15). So the gate sends a copy of every accepted socket to its parent over a socket pair and
 reports what becomes of it; its successor gets back those that still wait.
 
-The kernel may refuse to pass a descriptor: too many are in flight (a tenant can cause that), or a process has no
-free number. Neither ends anything: the message is sent again until it is accepted.
+The kernel may refuse to pass a descriptor, because too many are in flight (a tenant can cause that) or a process
+has no free number. Neither is fatal: the message is sent again until it is accepted.
 """
 
 import array
@@ -25,18 +25,18 @@ logger = logging.getLogger(__name__)
 
 _MAX_PACKET: Final = 256
 _ANCILLARY: Final = socket.CMSG_SPACE(4)
-# The kernel cannot pass it now: send it again later. Any other error means that the other side is gone.
+# The kernel cannot pass a descriptor now; send it again later. Any other error means that the other side is gone.
 PASSING_ERRORS: Final = frozenset(
     {errno.EAGAIN, errno.ETOOMANYREFS, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EINTR}
 )
 AGAIN_SECONDS: Final = 0.05
-BEHIND_SECONDS: Final = 5.0  # a host that accepts nothing for this long: a gate killed now would lose connections
+BEHIND_SECONDS: Final = 5.0  # if the host accepts nothing for this long, a gate that is killed loses connections
 RESTORE_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
 class Kept:
-    """A connection in the store: `greeted` by a gate, `spoken` once it asked for a client's place."""
+    """A connection in the store; `spoken` once it asked to become a client."""
 
     descriptor: int
     greeted: bool = False
@@ -72,7 +72,7 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], int | None] | None
 
 
 class ConnectionStore:
-    """The host's side, for one GPU: a thread receives the present gate's messages."""
+    """The host's side for one GPU: a thread receives the present gate's messages."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Kept] = {}
@@ -115,7 +115,7 @@ class ConnectionStore:
             return
         match message.get("what"):
             case "keep" if descriptor is None:
-                # No descriptor number was free for it: the gate must send it again.
+                # No descriptor number was free for it, so the gate must send it again.
                 with contextlib.suppress(BlockingIOError):
                     channel.sendmsg([json.dumps({"id": number}).encode()], (), socket.MSG_DONTWAIT)
             case "keep" | "mark":
@@ -133,7 +133,7 @@ class ConnectionStore:
 
 @dataclass(slots=True)
 class _Handed:
-    """State of an open connection that the host has to know; `known` once it has its copy."""
+    """State of an open connection as the host must know it; `known` once the host has its copy."""
 
     connection: socket.socket
     greeted: bool = False
@@ -142,7 +142,7 @@ class _Handed:
 
 
 class StoreClient:
-    """The gate's side; without a channel (a gate on its own) nothing is kept. Nothing here waits for the host."""
+    """The gate's side; without a channel (a gate on its own) nothing is kept. No method waits for the host."""
 
     def __init__(self, channel: socket.socket | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._channel, self._clock = channel, clock
@@ -154,7 +154,7 @@ class StoreClient:
         self._behind_since: float | None = None
 
     def restore(self) -> list[Restored]:
-        """Return connections from the previous gate; blocking, so call it once, first, in a thread."""
+        """Return connections from the previous gate. Blocks, so call it once, first, in a thread."""
         restored: list[Restored] = []
         channel = self._channel
         if channel is None:
@@ -194,7 +194,7 @@ class StoreClient:
             self._say(number)
 
     def spoken(self, number: int) -> None:
-        """Record that the connection asked for a client's place and waits for a turn."""
+        """Record that the connection asked to become a client and waits for a turn."""
         if handed := self._open.get(number):
             handed.greeted = handed.spoken = True
             self._say(number)
@@ -210,7 +210,7 @@ class StoreClient:
             self._unsaid.pop(number, None)
 
     def flush(self) -> None:
-        """Send what the host could not take before, and what it asks for again; call it now and then."""
+        """Send what the host could not accept before, and what it asks for again; call it regularly."""
         if self._channel is None:
             return
         try:
@@ -226,7 +226,7 @@ class StoreClient:
         self._flush()
 
     def behind_seconds(self) -> float:
-        """Return how long the host has not accepted messages; 0 when it does."""
+        """Return how long the host has not accepted messages; 0 if it does."""
         return 0.0 if self._behind_since is None else self._clock() - self._behind_since
 
     def _say(self, number: int) -> None:
@@ -260,7 +260,7 @@ class StoreClient:
         handed.known = True
 
     def _give_up(self, error: Exception) -> None:
-        # The host is gone, and this process soon will be.
+        # The host is gone, and this process soon will be too.
         logger.error("cannot hand a connection to the host: %s", error)
         self._channel = None
         self._unsaid.clear()

@@ -1,9 +1,9 @@
-"""Reads what is added to a log, in whole lines."""
+"""Reader of the lines that are added to a log."""
 
 from pathlib import Path
 from typing import Final
 
-_MAX_READ: Final = 2**20  # of one call; what lies before is left out
+_MAX_READ: Final = 2**20  # most bytes read in one call; earlier ones are skipped
 
 
 class Tail:
@@ -21,7 +21,7 @@ class Tail:
             self._offset = 0
 
     def lines(self) -> list[bytes]:
-        """Return whole lines only: the server may be writing one."""
+        """Return the new complete lines; the server may be writing the last one."""
         try:
             size = self._path.stat().st_size
             if size < self._offset:

@@ -1,8 +1,8 @@
 """End a stopped client at the MPS server before it is killed, so that a kernel in progress costs no neighbour.
 
-A stopped client does not answer `terminate_client`, and one that goes on launches kernels into its own end. So the
-threads that launch are held by ptrace, the process is continued, and CUDA's own thread answers (docs/facts.md 36,
-docs/adr/0162).
+A stopped client does not answer `terminate_client`, and a running one launches kernels while it is being ended. So
+the threads that launch are held by ptrace, the process is continued, and CUDA's own thread answers (docs/facts.md
+36, docs/adr/0162).
 """
 
 import contextlib
@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS: Final = 1.0  # usually 10 to 30 ms; the daemon serves nobody else in that time
 STEP_AFTER_SECONDS: Final = 0.06
-OTHERS_SECONDS: Final = 2.0  # how long one that has been terminated waits for the others of its pod
-HELD_SECONDS: Final = 10.0  # after its termination; its kill comes within two looks of the gate
-LIMIT_SECONDS: Final = 4.0  # of a request, with those before it: a pod that is frozen may keep its tracer waiting
-REMEMBERED_SECONDS: Final = 60.0  # one that has ended may be asked about for some looks more
+OTHERS_SECONDS: Final = 2.0  # how long a terminated client waits for the others of its pod
+HELD_SECONDS: Final = 10.0  # after its termination; the gate kills it within two looks
+LIMIT_SECONDS: Final = 4.0  # of a request and those before it; a frozen pod may keep its tracer waiting
+REMEMBERED_SECONDS: Final = 60.0  # the gate may ask about an ended client for some more looks
 _LOOK_SECONDS: Final = 0.05
 
 
@@ -41,12 +41,12 @@ class _Request:
 
 
 class Terminator:
-    """Terminates the clients of one GPU one after the other, in a thread of its own: only it may trace them.
+    """Terminates the clients of one GPU one after the other, in its own thread, as only one thread may trace them.
+
+    If its process ends, the kernel lets held threads go on, and the next gate stops them again.
 
     Args:
-        ask: has the MPS server end a client; returns when it has. Called from another thread.
-
-    It holds nobody beyond the end of its process: the kernel lets them go on, and the next gate stops them again.
+        ask: makes the MPS server end a client, and returns when it has. Called from another thread.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Terminator:
         self._queue: queue.SimpleQueue[_Request] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._holding: list[tuple[float, HeldThreads]] = []
-        self._leaving: list[HeldThreads] = []  # to be let go as soon as they can be
+        self._leaving: list[HeldThreads] = []  # to release as soon as possible
         self._may_not = False
 
     def __call__(self, pid: int, start_ticks: int) -> Termination:
-        """Begin to terminate a stopped client, or tell how far it is.
+        """Begin to terminate a stopped client, or return its progress.
 
-        One that is terminated stays held. It is told to be done when no other is in progress, or after two
-        seconds: the kill of a container's first process ends the others in it, so these come before it.
+        A terminated client stays held. It is reported as done when no other is in progress, or after two seconds:
+        killing a container's first process ends the others in it, so the others must be terminated before.
         """
         with self._lock:
             self._forget()
@@ -112,7 +112,7 @@ class Terminator:
                     request.step, request.since = step, self._clock()
 
     def _collect(self) -> None:
-        """Take note of held processes that were killed; let go of those that were not."""
+        """Collect held processes that were killed, and release those that were not."""
         self._leaving = [threads for threads in self._leaving if not threads.release()]
         for each in list(self._holding):
             since, threads = each
@@ -155,7 +155,7 @@ class Terminator:
         logger.log(level, "client %d is killed without the MPS server's doing: %s", pid, why)
 
     def _ask_while_held(self, threads: HeldThreads) -> float:
-        """Return how long the server took.
+        """Ask the server while the threads are held; return how many seconds it took.
 
         Raises:
             MpsError: it refused, or did not answer in time.

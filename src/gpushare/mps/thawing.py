@@ -1,12 +1,12 @@
-"""The MPS host's guard against pods that stay frozen: it starts and watches the throttle, and thaws after it.
+"""The MPS host's guard against pods that stay frozen: it starts and watches the throttle, and thaws its pods.
 
 What thaws the pods when a process is killed with -9:
 - the agent: the throttle's process. No freeze lasts longer than 0.5 s (1.2 s for a reading), and after 5 s without
   a renewal every pod runs.
-- a keeper, a daemon, a server: they take no part in freezing.
+- a keeper, a daemon, a server: they are not involved in freezing.
 - the MPS host: the throttle's process, whose pipe from the host closes.
-- the throttle's process: the host, within milliseconds by the other pipe. While one says nothing, as it hangs or
-  gets no CPU, the host thaws, and ends it in the end (gpushare.mps.silence). The frozen pods are on record
+- the throttle's process: the host, within milliseconds by the other pipe. While the process is silent, because it
+  hangs or gets no CPU, the host thaws, and finally ends it (gpushare.mps.silence). The frozen pods are on record
   (gpushare.mps.frozen).
 - both at once, or the whole container: the next host, before it does anything else. Kubelet decides how soon to
   start it (about a second the first time, 10 s and more when it had crashed before); the MPS daemons, and with
@@ -35,8 +35,8 @@ THAW_TRIES: Final = 100
 THAW_AGAIN_SECONDS: Final = 0.02
 BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=30.0)
 GOOD_RUN_SECONDS: Final = 60.0
-TELL_EVERY_SECONDS: Final = 60.0  # of silences, which come one after the other where a node is busy
-WORDS_BYTES: Final = 2**16  # as much as a pipe holds, so that the last word is the latest
+TELL_EVERY_SECONDS: Final = 60.0  # silences are logged at most this often; on a busy node they are frequent
+WORDS_BYTES: Final = 2**16  # as much as a pipe holds, so that the last heartbeat read is the latest
 
 
 def thaw_ours(directory: Path | str, cgroup_root: Path) -> None:
@@ -51,7 +51,7 @@ def thaw_ours(directory: Path | str, cgroup_root: Path) -> None:
 
 
 class ThrottleProcess:
-    """Keeps the throttle's process running; a thread of its own waits for its messages."""
+    """Keeps the throttle's process running; its own thread waits for its messages."""
 
     def __init__(self, directory: Path | str, cgroup_root: Path, *, kill_seconds: float = KILL_SECONDS) -> None:
         self._directory, self._cgroup_root, self._kill_seconds = directory, cgroup_root, kill_seconds
@@ -68,7 +68,7 @@ class ThrottleProcess:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the process, and again whenever it ends."""
+        """Start the process, and start it again whenever it ends."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -117,7 +117,7 @@ class ThrottleProcess:
         )
 
     def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Watch it until it has ended; while it is silent thaw whom it froze, in the end kill it."""
+        """Watch the process until it has ended; while it is silent, thaw its pods and finally kill it."""
         assert process.stdout is not None
         silence = Silence(begun := boottime(), begun, self._kill_seconds)
         while True:
@@ -143,7 +143,8 @@ class ThrottleProcess:
                         self.silences,
                     )
                 self._thaw()
-        # killed is not ended: where it hangs in the kernel or gets no CPU, it may finish a write
+        # a killed process may not have ended: if it hangs in the kernel or gets no CPU, it may still finish a
+        # write
         while process.poll() is None:
             self._thaw()
             time.sleep(THAW_AGAIN_SECONDS)
@@ -151,7 +152,7 @@ class ThrottleProcess:
             logger.error("the throttle's process ended; thawing the pods that it froze and starting another")
 
     def _thaw(self) -> None:
-        """Thaw whom a process froze that may yet freeze; they stay on record."""
+        """Thaw the pods of a process that may still freeze; they stay on record."""
         try:
             thaw_recorded(self._directory, self._freezer, keep=True)
         except OSError as error:

@@ -1,6 +1,6 @@
 """The throttle of a node: reads the agent's asks, refuses those not allowed, freezes and thaws on time, reports.
 
-`Throttle.look` is one round with time as argument; `gpushare.mps.throttler` is the process that calls it.
+`Throttle.look` is one round, with time as an argument; `gpushare.mps.throttler` is the process that calls it.
 """
 
 import logging
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 READ_EVERY_SECONDS: Final = 0.05  # while a pod is throttled
 IDLE_READ_SECONDS: Final = 0.2
-RESCAN_SECONDS: Final = 1.0  # for GPUs that appear, and for the status that shows that we live
+RESCAN_SECONDS: Final = 1.0  # for new GPUs, and for the status that shows that we are alive
 RETRY_SECONDS: Final = 1.0  # after a refusal by the freezer
 
 
@@ -49,7 +49,7 @@ class _Gpu:
 
 
 class Throttle:
-    """Every GPU of the node; a pod is throttled on one of them at a time."""
+    """The throttle of all GPUs of the node; a pod is throttled on one of them at a time."""
 
     def __init__(self, base: Path | str, freezer: Freezer) -> None:
         self._base, self._freezer = base, freezer
@@ -65,12 +65,12 @@ class Throttle:
         return self._pods.uids
 
     def look(self, now: float) -> float:
-        """Run one round; return when the next is due."""
+        """Run one round; return when the next one is due."""
         self._started_at = self._started_at or now
         if now >= self._rescan_at:
             self._rescan_at = now + RESCAN_SECONDS
             self._rescan()
-        # the MPS host thaws while we get no CPU: who runs is not to be taken for frozen
+        # the MPS host thaws pods while we get no CPU; do not treat running pods as frozen
         if freed := self._pods.let_go():
             logger.warning("somebody else thawed these pods, they run on: %s", ", ".join(sorted(freed)))
             for gpu in self._gpus.values():
@@ -84,7 +84,7 @@ class Throttle:
             gpu.schedule = schedule(gpu.schedule, granted, now)
             wanted |= dict.fromkeys(gpu.schedule.frozen, gpu)
             looks.append(gpu.schedule.look_at)
-        # thaw first: however long a freeze may take, no pod waits for it
+        # thaw first, so that no pod waits while others are frozen
         for uid in self._pods.uids - wanted.keys():
             self._pods.thaw(uid)
         for uid, gpu in wanted.items():
@@ -109,7 +109,7 @@ class Throttle:
         return min(looks)
 
     def thaw_all(self) -> bool:
-        """Thaw every pod; return False when a cgroup refused."""
+        """Thaw every pod; return False if a cgroup refused."""
         for gpu in self._gpus.values():
             gpu.schedule = NOBODY
         return self._pods.thaw_all()
@@ -126,7 +126,7 @@ class Throttle:
         self._problem = problem
 
     def _vet(self, gpu: _Gpu, now: float, elsewhere: set[str]) -> ThrottleAsks:
-        """Return the asks that may be served; refuse the others, and count a new reason."""
+        """Return the asks that may be served; refuse the others, and count each new reason."""
         asks, decisions = gpu.asks.read(), gpu.decisions.read()
         live = asks.live(now)
         granted: dict[str, ThrottleAsk] = {}
@@ -158,7 +158,7 @@ class Throttle:
         return None
 
     def _refuse(self, gpu: _Gpu, uid: str, refusal: FreezeRefused, now: float | None = None) -> None:
-        """Record a refusal; `now` where the freezer refused: it is tried again later."""
+        """Record a refusal; with `now`, if the freezer refused and it is to be tried again later."""
         known = gpu.refused.get(uid)
         if known is None or known.reason is not refusal.reason:
             gpu.refusals[str(refusal.reason)] += 1
@@ -170,7 +170,7 @@ class Throttle:
             gpu.retry_at[uid] = now + RETRY_SECONDS
 
     def _say(self, gpu: _Gpu, now: float) -> None:
-        """Write the status when something changed, and every second or so while nothing does."""
+        """Write the status when something changed, and about every second otherwise."""
         live: Mapping[str, ThrottleAsk] = gpu.asks.read().live(now)
         still = self._pods.still
         status = ThrottleStatus(

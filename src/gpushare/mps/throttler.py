@@ -1,8 +1,8 @@
-"""The throttle's process: freezes and thaws pods' cgroups as the agent asks, and thaws them all at its end.
+"""The throttle's process: freezes and thaws pods' cgroups as the agent asks, and thaws them all when it ends.
 
-Started by the MPS host (gpushare.mps.thawing). Its standard input is a pipe whose other end only the host has
-open: when it closes, the host is gone, and every pod is thawed. On its standard output it tells the host that it
-lives.
+It is started by the MPS host (gpushare.mps.thawing). Its standard input is a pipe whose other end only the host
+has open; when it closes, the host is gone, and every pod is thawed. On its standard output it sends heartbeats to
+the host.
 """
 
 import argparse
@@ -32,18 +32,19 @@ THAW_AGAIN_SECONDS: Final = 0.02
 
 
 def run(throttle: Throttle, parent: int, pulse: int) -> None:
-    """Throttle until the parent's pipe closes; at any end, every pod is thawed.
+    """Throttle until the parent's pipe closes; however this ends, every pod is thawed.
 
     Args:
-        parent, pulse: descriptors of the pipes from and to the host.
+        parent: descriptor of the pipe from the host.
+        pulse: descriptor of the pipe to the host.
     """
     os.set_blocking(pulse, False)
     try:
-        _say(pulse, boottime())  # a first look that freezes somebody and hangs is no start that takes long
+        _say(pulse, boottime())  # so that a first look that freezes a pod and hangs is not taken for a slow start
         while True:
             now = boottime()
             due = throttle.look(now)
-            _say(pulse, now)  # not the present time: of what fell due meanwhile, nobody is thawed yet
+            _say(pulse, now)  # not the present time, as pods due meanwhile are not thawed yet
             readable, _, _ = select.select([parent], [], [], max(0.0, due - boottime()))
             if readable and not os.read(parent, 64):
                 return
@@ -57,8 +58,8 @@ def run(throttle: Throttle, parent: int, pulse: int) -> None:
 
 
 def _say(pulse: int, now: float) -> None:
-    """Tell the host that all was in order at this time."""
-    with contextlib.suppress(BlockingIOError):  # the host is stopped or very busy: no reason to stop
+    """Tell the host that everything was in order at this time."""
+    with contextlib.suppress(BlockingIOError):  # the host is stopped or very busy; continue
         os.write(pulse, word(now))
 
 
@@ -67,7 +68,7 @@ def _end(*_: object) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the child process."""
+    """Run the throttle; entry point of the child process."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     add = options_of(parser, None)
     add("directory", HOST_DIRECTORY, "where the host's directories of GPUs are")

@@ -1,7 +1,7 @@
-"""Whose turn it is: pods pay for the time of their turns, and the pod that paid least goes first.
+"""Order of turns: pods pay for the time of their turns, and the pod that paid least goes first.
 
-A turn that leads to no client costs the daemon's time all the same, and the waiting pods pay for it. So a pod may
-waste a few seconds while others wait; then its turns are cut short and it waits behind them.
+A turn that leads to no client still costs the daemon's time, and the waiting pods pay for it. So a pod may waste a
+few seconds while others wait; after that its turns are cut short and it waits behind them.
 """
 
 from collections.abc import Iterable
@@ -15,21 +15,27 @@ WASTE_HALF_LIFE_SECONDS: Final = 600.0
 WASTE_SECONDS: Final = (
     3.0  # of turns that led to no client, while others waited; a start takes 0.13 to 0.25 s (docs/facts.md 13)
 )
-LEAST_TURN_SECONDS: Final = 1.0  # for a pod that wasted all of it, while others wait
-WASTE_FACTOR: Final = 10.0  # charge for a wasted second
-AGING: Final = 0.1  # waiting a second longer outweighs this many seconds paid
+LEAST_TURN_SECONDS: Final = 1.0  # for a pod that used up its waste allowance, while others wait
+WASTE_FACTOR: Final = 10.0  # seconds charged for a wasted second
+AGING: Final = 0.1  # a second of waiting outweighs this many charged seconds
 QUICK_SECONDS: Final = (
     0.5  # a process that only looks and ends sooner wastes nothing: torch.cuda.device_count() does it
 )
 WASTED_TURN_BACKOFF: Final = Backoff(first_seconds=1.0, longest_seconds=60.0)
-BROKEN_OFF_SECONDS: Final = 1.0  # charged for a turn that the daemon did not serve, so that others are tried next
+BROKEN_OFF_SECONDS: Final = 1.0  # charged for a turn that the daemon did not serve, so that others come next
 MAX_ACCOUNTS: Final = 1024
 _NEGLIGIBLE_SECONDS: Final = 0.01
 
 
 @dataclass(slots=True)
 class Account:
-    """The recent cost of a pod's turns, seconds that fade; `failures` since its last client."""
+    """Recent cost of a pod's turns.
+
+    Attributes:
+        charged: seconds that it paid; they fade over time.
+        wasted: seconds of turns that led to no client; they fade too.
+        failures: number of such turns since its last client.
+    """
 
     charged: float = 0.0
     wasted: float = 0.0
@@ -38,19 +44,19 @@ class Account:
     not_before: float = 0.0
 
     def fade(self, now: float) -> None:
-        """Fade the cost up to now."""
+        """Reduce the cost by the time since the last call."""
         age = max(0.0, now - self.at)
         self.charged *= 0.5 ** (age / CHARGE_HALF_LIFE_SECONDS)
         self.wasted *= 0.5 ** (age / WASTE_HALF_LIFE_SECONDS)
         self.at = now
 
     def is_idle(self, now: float) -> bool:
-        """Return whether forgetting it changes nothing."""
+        """Return whether forgetting the account changes nothing."""
         return now >= self.not_before and max(self.charged, self.wasted) < _NEGLIGIBLE_SECONDS
 
 
 class TurnAccounts:
-    """The accounts of one GPU's pods; `None` stands for processes of no pod."""
+    """The accounts of one GPU's pods; the key `None` is for processes in no pod."""
 
     def __init__(self) -> None:
         self._accounts: dict[str | None, Account] = {}
@@ -59,7 +65,7 @@ class TurnAccounts:
         return len(self._accounts)
 
     def rank(self, pod_uid: str | None, waited_seconds: float, now: float) -> float:
-        """Return its rank, the lower the sooner its turn: what it paid, less what it waited."""
+        """Return the pod's rank, lowest first: what it paid, less its waiting time."""
         account = self._accounts.get(pod_uid)
         if account is None:
             return -AGING * waited_seconds
@@ -67,12 +73,12 @@ class TurnAccounts:
         return account.charged - AGING * waited_seconds
 
     def is_backing_off(self, pod_uid: str | None, now: float) -> bool:
-        """Return whether its last turns led nowhere and it has to wait a while."""
+        """Return whether its last turns led to no client, so that it must wait a while."""
         account = self._accounts.get(pod_uid)
         return account is not None and now < account.not_before
 
     def allowance_seconds(self, pod_uid: str | None, now: float) -> float:
-        """Return how long its turn may last while others wait."""
+        """Return how long the pod's turn may last while others wait."""
         account = self._accounts.get(pod_uid)
         if account is None:
             return WASTE_SECONDS
@@ -80,7 +86,7 @@ class TurnAccounts:
         return max(LEAST_TURN_SECONDS, WASTE_SECONDS - account.wasted)
 
     def note_client(self, pod_uid: str | None, seconds: float, now: float) -> None:
-        """Record a turn that led to a client; nothing else counts in the pod's favour."""
+        """Record a turn that led to a client; only this counts in the pod's favour."""
         account = self._account(pod_uid, now)
         account.charged += seconds
         account.failures, account.not_before = 0, 0.0
@@ -94,17 +100,17 @@ class TurnAccounts:
             self._back_off(account, now)
 
     def note_refusal(self, pod_uid: str | None, seconds: float, now: float) -> None:
-        """Record that the daemon refuses this pod's settings: it waits, ever longer, while others have turns."""
+        """Record that the daemon refused this pod's settings; it waits, longer each time, behind others."""
         account = self._account(pod_uid, now)
         account.charged += seconds + BROKEN_OFF_SECONDS
         self._back_off(account, now)
 
     def note_broken_off(self, pod_uid: str | None, seconds: float, now: float) -> None:
-        """Record that the daemon did not serve a turn, whatever the cause: others are tried first."""
+        """Record that the daemon did not serve a turn, for whatever reason: others are tried first."""
         self._account(pod_uid, now).charged += seconds + BROKEN_OFF_SECONDS
 
     def forget_idle(self, pods: Iterable[str | None], now: float) -> None:
-        """Bound the memory: drop accounts that mean nothing any more, then those that mean least."""
+        """Bound the number of accounts: drop those without effect, then those with the least."""
         present = frozenset(pods)
         for pod_uid, account in list(self._accounts.items()):
             account.fade(now)
