@@ -1,11 +1,11 @@
-"""HTTP front of core for the stock kube-scheduler: filter, prioritize, bind and preempt (docs/design.md 2.2).
+"""HTTP front end of core for the stock kube-scheduler: filter, prioritize, bind and preempt (docs/design.md 2.2).
 
 `python -m gpushare.extender` runs it; tests and benchmarks use `Extender` directly.
 """
 
 import os
 
-# Before numpy is imported: idle OpenBLAS threads wait in a busy loop, and nothing here multiplies matrices.
+# Set before numpy is imported: idle OpenBLAS threads spin, and nothing here multiplies matrices.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from gpushare.extender.options import ExtenderOptions, parse_options

@@ -11,7 +11,7 @@ from gpushare.runtime.logs import set_up_logging
 
 
 async def _until_stopped(options: ExtenderOptions) -> None:
-    """Run until SIGTERM or SIGINT; stopping changes nothing for running pods."""
+    """Run until SIGTERM or SIGINT; stopping does not affect running pods."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGINT):

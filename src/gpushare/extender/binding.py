@@ -1,4 +1,4 @@
-"""bind: check again, reserve, wait at the fence, write decision and binding in one transaction."""
+"""The bind verb: check again, reserve, wait at the fence, write decision and binding in one transaction."""
 
 import logging
 import time
@@ -18,14 +18,15 @@ from gpushare.kube import PODS, Api, ApiError, Conflict, NotFound, Retryable
 _log = logging.getLogger(__name__)
 FENCE_REASON: Final = "BindFence"
 UNANSWERED_SECONDS: Final = 120.0
-"""For so long a request to bind that was not answered may still be carried out; the API server's own time-out for
-a request is 60 s, and etcd may finish what it has begun."""
+"""How long an unanswered bind request may still take effect: the API server's own time-out for a request is 60 s,
+and etcd may finish what it has begun."""
 
 
 class Binder:
-    """Binds pods. `now` returns the time written to `decided-at`, `clock` monotonic seconds.
+    """Binds pods.
 
-    `refusal` says why nothing is to be bound now, or nothing.
+    `now` returns the time that is written to `decided-at`, `clock` monotonic seconds, and `refusal` why no pod may
+    be bound now (empty if pods may).
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Binder:
             ledger.binding.discard(args.pod_uid)
 
     async def look_again(self, now: float) -> None:
-        """Ask after pods whose binding was not answered long ago; to be called about every second.
+        """Find out what became of bind requests that were never answered; call this about every second.
 
         Args:
             now: by this object's clock.
@@ -79,7 +80,7 @@ class Binder:
             except ApiError as error:
                 _log.warning("pod %s/%s cannot be read: %s", asked.namespace, asked.name, error)
                 if isinstance(error, Retryable):
-                    return  # the others would have to wait as long, and the caller has more to do
+                    return  # others would take as long, and the caller has other work
                 continue
             if uid in ledger.binding:
                 continue
@@ -141,9 +142,9 @@ class Binder:
         return chosen
 
     async def _outcome(self, pod: PodView, args: BindArgs, error: Retryable | Conflict, *, is_first: bool) -> str:
-        """Return the answer after a request that failed: the pod may be bound by it, by an earlier one, or later.
+        """Return the answer after a failed request; the pod may be bound by it, by an earlier one, or later.
 
-        The reservation is kept unless the API server has said that it did not carry the pod's only request out.
+        The reservation is kept, unless the API server said that it did not execute the pod's only request.
         """
         ledger = self._ledger
         reason = "Unreachable" if isinstance(error, Retryable) else error.reason or type(error).__name__
@@ -164,14 +165,14 @@ class Binder:
         return self._refused(reason, str(error))
 
     def _is_bound(self, pod: PodView, args: BindArgs) -> str:
-        """Return the answer for a pod that the API server has bound already; count it where it is."""
+        """Return the answer for a pod that the API server has already bound, and count it where it is."""
         self._ledger.bound(pod)
         if pod.node == args.node and pod.decision is not None:
             return ""
         return self._refused("PodChanged", f"pod {args.key} is bound to {pod.node} already")
 
     async def _pod(self, args: BindArgs) -> PodView | str:
-        """Return the pod from the watch; from the API server where the watch may be behind our own requests."""
+        """Return the pod from the watch, or from the API server if the watch may be behind our own requests."""
         pod = self._ledger.pods.get(args.pod_uid)
         if pod is not None and not self._ledger.may_be_bound(args.pod_uid):
             return pod

@@ -1,8 +1,8 @@
-"""Which node a GPU belongs to, where GpuNodes contradict each other.
+"""Which node a GPU belongs to if GpuNodes contradict each other.
 
-A GpuNode is written by its node's agent, and an agent may be stolen. What it says of its own node harms that node
-alone; with the UUID of another node's GPU in it, that GPU would be on two nodes, usable on neither. So a GPU
-belongs to the node that listed it first, until that node is gone or lists it no more.
+A GpuNode is written by its node's agent, and an agent may be compromised. Wrong data about its own node harms only
+that node. But if it lists the UUID of another node's GPU, that GPU would be on two nodes and usable on neither. So
+a GPU belongs to the node that listed it first, until that node is gone or no longer lists it.
 """
 
 import bisect
@@ -30,22 +30,22 @@ class ContestedGpu:
 class GpuClaims:
     """Claims by GPU, the owner's first.
 
-    Until `settle` is called, at the end of the first list, the order is that of the GpuNodes' creation: which of
-    them listed a GPU first is not known any more.
+    Until `settle` is called at the end of the first list, claims are ordered by the creation of the GpuNodes,
+    because it is not known which of them listed a GPU first.
     """
 
     def __init__(self) -> None:
         self._views: dict[str, GpuNodeView] = {}
         self._claims: dict[str, list[str]] = {}
         self._settled = False
-        self._contested: tuple[ContestedGpu, ...] | None = ()  # None: to be looked up among all claims
+        self._contested: tuple[ContestedGpu, ...] | None = ()  # None: to be collected from all claims
 
     def settle(self) -> None:
-        """From now on a claim stands behind those that are there."""
+        """Put each further claim behind the existing ones from now on."""
         self._settled = True
 
     def put(self, view: GpuNodeView) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Record what a node lists; return the other nodes that lost a GPU by it, and those that got one."""
+        """Record a node's GPUs; return the other nodes that lost a GPU by it, and those that got one."""
         before = self._views.get(view.name)
         self._views[view.name] = view
         if before is not None and before.gpus == view.gpus:
@@ -74,7 +74,7 @@ class GpuClaims:
         return self._withdraw(node, {gpu.uuid for gpu in view.gpus}) if view is not None else ()
 
     def own(self, node: str) -> GpuNodeView:
-        """Return what a node lists, less what belongs to others."""
+        """Return a node's view without GPUs that belong to other nodes."""
         view = self._views[node]
         foreign = {gpu.uuid for gpu in view.gpus if self._claims[gpu.uuid][0] != node}
         if not foreign:

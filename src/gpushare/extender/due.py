@@ -1,4 +1,4 @@
-"""Whose turn it is, of pods that wait: brought up to date where a pod or the time changed something."""
+"""Waiting pods for which a GPU is due to be kept, updated when a pod or the time has changed something."""
 
 import heapq
 import math
@@ -9,14 +9,14 @@ from typing import Final, NamedTuple
 from gpushare.core.placement import due_changes_at, is_due
 
 _EARLY_SECONDS: Final = 1.0
-"""So long before its turn begins or ends a pod is looked at each time, as sums of times are rounded."""
+"""This long before its window begins or ends a pod is checked at every call, because sums of times are rounded."""
 _AT_ONCE: Final = -math.inf
 _FEW: Final = 100
-"""So many newcomers are put into a sorted list one by one; more are sorted with it."""
+"""Up to this many newcomers are inserted into the sorted list one by one; with more, the whole list is sorted."""
 
 
 class Waiter(NamedTuple):
-    """A pod that waits; the smallest comes first: the highest priority, then the longest wait.
+    """A waiting pod; the smallest comes first: highest priority, then longest wait.
 
     Attributes:
         since: Unix time.
@@ -28,17 +28,17 @@ class Waiter(NamedTuple):
 
 
 class DuePods:
-    """The waiting pods whose turn it is (`is_due`), in order, without a look at all of them each time."""
+    """The waiting pods for which `is_due` holds, in order, without checking all of them each time."""
 
     def __init__(self, after_seconds: float) -> None:
         self._after_seconds = after_seconds
         self._waiters: dict[str, Waiter] = {}
         self._due: list[Waiter] = []  # sorted
-        self._changes: list[tuple[float, Waiter]] = []  # a heap: when to look at whom; some are outdated
+        self._changes: list[tuple[float, Waiter]] = []  # a heap of times to check a pod; some are outdated
         self._now = -math.inf
 
     def put(self, waiter: Waiter) -> None:
-        """Record a pod that waits, or that its priority or the time since when it waits is another now."""
+        """Record a waiting pod, or its new priority or start of waiting."""
         if self._after_seconds <= 0 or self._waiters.get(waiter.uid) == waiter:
             return
         self.drop(waiter.uid)
@@ -52,10 +52,10 @@ class DuePods:
             self._set_due(waiter, is_now=False)
 
     def at(self, now: float) -> Iterator[str]:
-        """Yield the uids of the pods whose turn it is, the first first.
+        """Yield the uids of the pods that are due, in order.
 
         Args:
-            now: Unix time; costs most where it is before the last call's.
+            now: Unix time; a time before the last call's is slow.
         """
         if now < self._now or len(self._changes) > 2 * len(self._waiters) + _FEW:
             self._due = []
@@ -66,7 +66,7 @@ class DuePods:
         return (each.uid for each in self._due)
 
     def _catch_up(self, now: float) -> None:
-        """Look at the pods for which the time has changed something since."""
+        """Check the pods for which the time has changed something since the last call."""
         looked_at, newly_due = [], []
         while self._changes and self._changes[0][0] <= now:
             _, waiter = heapq.heappop(self._changes)

@@ -1,6 +1,6 @@
-"""Events for pods that kube-scheduler refused by its own count, before it asked us: how much is free where.
+"""Events for pods that kube-scheduler refused by its own count without asking us: how much is free on which node.
 
-And for nodes whose GpuNode lists the GPU of another node: whose it is.
+Also for nodes whose GpuNode lists the GPU of another node.
 
 kube-scheduler counts a node's shares itself, because it would find no victims for preemption otherwise
 (docs/adr/0062-kube-scheduler-counts-shares-too.md), and then reports only "Insufficient gpushare.io/share".
@@ -18,13 +18,13 @@ from gpushare.kube import Api, EventType, record_event
 
 AGAIN_SECONDS: Final = 60.0  # between two events for one pod that keeps waiting
 CONTESTED_SECONDS: Final = 3600.0  # events are kept for an hour by default
-MAX_EXPLAINED: Final = 2  # per round of a second: each checks every node, 20 to 30 ms at 5,000 nodes
-MAX_KINDS: Final = 3  # kinds of reason in one sentence
+MAX_EXPLAINED: Final = 2  # per round of a second; each checks every node, 20 to 30 ms at 5,000 nodes
+MAX_KINDS: Final = 3  # most kinds of reason in one sentence
 CONTROLLER: Final = "gpushare.io/extender"
 
 
 def explanation(ledger: ShareLedger, pod: PodView) -> str | None:
-    """Return why the pod fits nowhere, with figures; None when it fits by now."""
+    """Return a sentence with figures on why the pod fits nowhere; None if it fits by now."""
     found = ledger.candidates(pod, list(ledger.state.node_names))
     if isinstance(found, Rejection):
         return found.detail
@@ -36,7 +36,7 @@ def explanation(ledger: ShareLedger, pod: PodView) -> str | None:
 
 
 class Explainer:
-    """Writes the events; both replicas may do so, since equal events about one pod are one object."""
+    """Writes the events; both replicas may do so, because equal events about one pod are one object."""
 
     def __init__(self, api: Api, ledger: ShareLedger, clock: Callable[[], float]) -> None:
         self._api = api
@@ -46,7 +46,7 @@ class Explainer:
         self._told_of: dict[ContestedGpu, float] = {}
 
     async def round(self) -> None:
-        """Explain waiting pods and tell of contested GPUs that nobody was told of lately."""
+        """Write events for waiting pods, and for contested GPUs that had no event lately."""
         await self._tell_of_contested()
         now = self._clock()
         waiting = [pod for pod in self._ledger.pods.values() if pod.short_of_shares and pod.node is None]
@@ -77,7 +77,7 @@ class Explainer:
             )
 
     async def _tell_of_contested(self) -> None:
-        """Write an event about the node that lists another's GPU; one a round, as an agent may list many."""
+        """Write an event for a node that lists another's GPU; at most one a round, as an agent may list many."""
         now = self._clock()
         contested = self._ledger.claims.contested()
         self._told_of = {each: at for each, at in self._told_of.items() if each in contested}

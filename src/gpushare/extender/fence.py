@@ -1,8 +1,8 @@
-"""The bind fence: kubelet's Allocate names no pod, so equal pods bind to a node one by one (docs/design.md 2.2).
+"""The bind fence: equal pods are bound to a node one by one, as Allocate names no pod (docs/design.md 2.2).
 
-Two pods of the same size bound to one node but decided for different GPUs could swap GPUs, since kubelet tells the
-device plugin only how many units it wants. So the second is bound only after the first has been allocated. Pods
-for the same GPU, of other sizes, or on other nodes do not wait.
+Two pods of the same size that are bound to one node but decided for different GPUs could swap GPUs, because
+kubelet tells the device plugin only how many units it wants. So the second is bound only after the first has been
+allocated. Pods for the same GPU, of other sizes, or on other nodes do not wait.
 """
 
 import asyncio
@@ -11,9 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-FENCE_TIMEOUT_SECONDS: Final = (
-    10.0  # kubelet allocates within a few hundred ms (docs/design.md 2.2); after this long it is in trouble
-)
+FENCE_TIMEOUT_SECONDS: Final = 10.0  # kubelet usually allocates within a few hundred ms (docs/design.md 2.2)
 
 
 ANNOUNCED_SECONDS: Final = 1.0  # kube-scheduler binds some ms after filter, or not at all
@@ -21,7 +19,7 @@ ANNOUNCED_SECONDS: Final = 1.0  # kube-scheduler binds some ms after filter, or 
 
 @dataclass(frozen=True, slots=True)
 class _Announced:
-    """A pod for which filter answered a single node; kube-scheduler's bind has not come yet."""
+    """A pod for which filter returned a single node; kube-scheduler's bind has not come yet."""
 
     node: str
     size: int
@@ -30,7 +28,7 @@ class _Announced:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """A pod that is bound, or being bound, and not known to be allocated."""
+    """A pod that is bound or being bound, and not known to be allocated."""
 
     node: str
     size: int
@@ -38,7 +36,7 @@ class _Expected:
 
 
 class Fence:
-    """The pods by node that are bound and not yet allocated."""
+    """The pods that are bound and not yet allocated, by node."""
 
     def __init__(self, timeout_seconds: float = FENCE_TIMEOUT_SECONDS) -> None:
         self.timeout_seconds = timeout_seconds
@@ -78,17 +76,17 @@ class Fence:
         self._by_node.setdefault(node, set()).add(pod_uid)
 
     def allocated(self, pod_uid: str) -> None:
-        """Record that kubelet has allocated the devices of a pod that `gone` will be called for; this is final."""
+        """Record that kubelet has allocated a pod's devices; this is final until `gone` is called for it."""
         self._allocated.add(pod_uid)
         self._remove(pod_uid)
 
     @property
     def settled(self) -> AbstractSet[str]:
-        """The pods known to be allocated; each until it is gone."""
+        """Return the pods known to be allocated, each until it is gone."""
         return self._allocated
 
     def gone(self, pod_uid: str) -> None:
-        """Forget a pod that ended, or was not bound after all."""
+        """Forget a pod that has ended, or was not bound after all."""
         self._announced.pop(pod_uid, None)
         self._allocated.discard(pod_uid)
         self._remove(pod_uid)
@@ -113,7 +111,7 @@ class Fence:
         return found
 
     async def enter(self, pod_uid: str, node: str, size: int, gpu_uuids: Sequence[str]) -> None:
-        """Wait until nothing blocks, then expect the pod's own allocation.
+        """Wait until no pod blocks this one, then expect its own allocation.
 
         Raises:
             TimeoutError: pods before it were not allocated in time.

@@ -1,4 +1,4 @@
-"""The extender's one state: which pod holds what on which GPU, kept by watches and by its own bindings."""
+"""The extender's only state: which pod holds what on which GPU, updated by watches and by its own bindings."""
 
 import asyncio
 import logging
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A request to bind a pod that was sent at a moment, monotonic seconds, and whose outcome is not known."""
+    """A bind request without an answer: sent at `at`, monotonic seconds, with an unknown outcome."""
 
     namespace: str
     name: str
@@ -66,11 +66,11 @@ class Unanswered:
 class ShareLedger:
     """The state behind filter, prioritize, bind and preempt. Synchronous: each call sees a consistent state.
 
-    Rules of reservations: `bind` reserves before it asks the API; a bound pod counts where its annotations say,
-    whoever bound it; a pod that ended or is gone releases at once. What still shows a pod unbound, an event or
-    kube-scheduler's question, never releases anything, since it may be older than our own binding. A request to
-    bind that was not answered keeps its reservation until its outcome is known, and is only repeated as it was
-    (ADR 0169).
+    Rules of reservations: `bind` reserves before it asks the API. A bound pod counts where its annotations say,
+    whoever bound it. A pod that has ended or is gone releases its room at once. An event or a request of
+    kube-scheduler that shows a pod as unbound never releases anything, because it may be older than our own
+    binding. A bind request without an answer keeps its reservation until its outcome is known, and is only
+    repeated unchanged (ADR 0169).
     """
 
     def __init__(
@@ -86,11 +86,13 @@ class ShareLedger:
         probation: ProbationSettings = NO_PROBATION,
         reserve_after_seconds: float = DEFAULT_RESERVE_AFTER_SECONDS,
     ) -> None:
-        """Create it empty; something freed or healthy calls `on_room`, a first profile calls `model`.
+        """Create an empty ledger.
 
         Args:
-            now: Unix time, by which retractions and probations end and pods wait.
-            reserve_after_seconds: a GPU is kept for a pod that has waited longer; 0: never.
+            on_room: called when something became free or healthy.
+            model: returns the interference model; called when the first profile appears.
+            now: returns Unix time, by which retractions and probations end and pods wait.
+            reserve_after_seconds: a GPU is kept for a pod that has waited longer than this; 0 for never.
         """
         self.state = ClusterState(gpu_memory_reserve_mib=gpu_memory_reserve_mib)
         self.pods: dict[str, PodView] = {}
@@ -133,7 +135,7 @@ class ShareLedger:
         if before is not None and before != pod.uid:
             self._forget(before)
         if change is Change.DELETED or pod.finished:
-            if pod.unserved and pod.node is not None and before == pod.uid:  # news, and not a list's old pod
+            if pod.unserved and pod.node is not None and before == pod.uid:  # news, not an old pod from a list
                 self._presence.rejected(pod.node)
                 self._presence_changed(pod.node)
             self._forget(pod.uid)
@@ -159,27 +161,27 @@ class ShareLedger:
 
     def bound(self, pod: PodView) -> None:
         """Count a pod with a reservation that the API server has bound, before the watch shows it."""
-        if self.state.reservation(pod.uid) is None:  # it has ended meanwhile
+        if self.state.reservation(pod.uid) is None:  # the pod has ended meanwhile
             return
         self.pod_changed(Change.MODIFIED, pod.key, pod)
         if pod.uid in self.pods:
             self._ahead.add(pod.uid)
 
     def may_be_bound(self, pod_uid: str) -> bool:
-        """Return whether the pod is bound, or a request of ours may bind it yet."""
+        """Return whether the pod is bound, or may still be bound by a request of ours."""
         pod = self.pods.get(pod_uid)
         is_bound = pod is not None and pod.node is not None
         return is_bound or pod_uid in self._ahead or pod_uid in self.unanswered
 
     def other_pod_changed(self, change: Change, key: str, pod: OtherPod) -> None:
-        """Record a pod of somebody else's that was bound to a node, changed or left it."""
+        """Record a pod of another system that was bound to a node, changed, or left it."""
         before = self._other_pods.get(key)
         if before is not None and before.uid != pod.uid:  # replaced while the watch was down
             self.other_pod_changed(Change.DELETED, key, before)
         if pod.serves is not None:
             if change is Change.DELETED:
                 self._presence.drop(pod.node, pod.uid)
-                if pod.node not in self._gpunodes:  # the node went before its agent's pod
+                if pod.node not in self._gpunodes:  # the node was removed before its agent's pod
                     self._presence.forget(pod.node)
             else:
                 self._presence.put(pod.node, pod.uid, serving=pod.serves)
@@ -231,14 +233,14 @@ class ShareLedger:
             self.on_room()
         if before is None or before.allocated != view.allocated:
             for uid in view.allocated:
-                if uid in self.pods or self.state.reservation(uid) is not None:  # not one that has just gone
+                if uid in self.pods or self.state.reservation(uid) is not None:  # not a pod that has just gone
                     self.fence.allocated(uid)
         self._undecided.place_all(key, view.allocated)
 
     def listen(self, now: float) -> None:
-        """Let time pass for the agents: a node whose agent fell silent gets no new pods until it writes again.
+        """Check for silent agents: their nodes get no new pods until they write again.
 
-        A GpuNode that never says when its agent looked is not judged.
+        A GpuNode without a time of observation is not judged.
 
         Args:
             now: monotonic seconds; no agent's clock is compared with it.
@@ -264,7 +266,7 @@ class ShareLedger:
             self._presence_changed(key)
 
     def _presence_changed(self, key: str) -> None:
-        """Take a node's GPUs out, or back in, as its agent comes and goes."""
+        """Take a node's GPUs out, or put them back, as its agent goes or comes."""
         away = self._presence.is_away(key)
         if away == (key in self.away):
             return
@@ -278,7 +280,7 @@ class ShareLedger:
             self.on_room()
 
     def end_probations(self) -> None:
-        """Tell of room where a GPU is no longer one pod's alone: its window ended, or the profile is there."""
+        """Report room if a GPU is no longer reserved for one pod: its window ended, or it has a profile."""
         context = self.context
         before = self._closed
         now_closed = closed_places(context.state, context.judge, context.now)
@@ -322,7 +324,7 @@ class ShareLedger:
 
     @property
     def context(self) -> DecisionContext:
-        """What decisions look at, as things are now."""
+        """Return the present inputs of decisions."""
         return self._context.at(self._now())
 
     def request_of(self, pod: PodView) -> PlacementRequest | Rejection:
@@ -351,21 +353,21 @@ class ShareLedger:
         )
 
     def keep(self) -> None:
-        """Keep GPUs for pods that have waited long, as things are now; to be called about every second."""
+        """Update the GPUs that are kept for pods that have waited long; call this about every second."""
         before = self._context.kept
         self._context = self._queued.keeping(self.context, self.request_of, self._nodes)
         if {(each.pod.name, each.gpu_uuids) for each in before} - {
             (each.pod.name, each.gpu_uuids) for each in self._context.kept
         }:
-            self.on_room()  # for those who stood back
+            self.on_room()  # for the pods that stood back
 
     @property
     def kept(self) -> Sequence[KeptGpus]:
-        """The GPUs that are kept now."""
+        """Return the GPUs that are kept now."""
         return self._context.kept
 
     def candidates(self, pod: PodView, node_names: Sequence[str] | NodeList) -> Candidates | Rejection:
-        """Return where a pod fits; for one that may be bound already, whether it still does where it may be."""
+        """Return where a pod fits; if it may be bound already, only whether it fits there."""
         request = self.request_of(pod)
         if isinstance(request, Rejection):
             return request
@@ -381,11 +383,11 @@ class ShareLedger:
             self.state.reserve(pod.uid, reservation.placement, reservation.request)
 
     def leaves_a_choice(self, pod: PodView) -> bool:
-        """Return whether kube-scheduler has a choice to make for the pod: by its preferences, or a node's."""
+        """Return whether kube-scheduler has a choice for the pod, by its preferences or a node's."""
         return pod.has_preferences or bool(self._second_choices)
 
     def fenced(self, pod: PodView, now: float) -> set[str]:
-        """Return the nodes on which the pod's binding would wait now; better avoided if others fit (ADR 0042)."""
+        """Return the nodes where the pod's binding would have to wait now, to avoid if others fit (ADR 0042)."""
         size = fence_size(pod)
         announced, busy = self.fence.announced(pod.uid, size, now), self.fence.busy(size)
         if not busy:
@@ -408,7 +410,7 @@ class ShareLedger:
         return reservation.request.known if reservation is not None else None
 
     def _has_room(self, request: PlacementRequest, gpu_uuids: Sequence[str], node: str) -> bool:
-        """Return whether exactly those GPUs probably have room, by a few lookups: prioritize asks often."""
+        """Return whether exactly those GPUs probably have room; a few lookups only, as prioritize asks often."""
         state = self.state
         row = state.row(node)
         if row is None:
@@ -429,11 +431,11 @@ class ShareLedger:
         return len(survey(request, self.context).rows) > 0
 
     def choose(self, pod: PodView, request: PlacementRequest, node: str) -> Placement | Rejection:
-        """Choose the GPUs of a node for a pod that is bound now; GPUs without a wait at the fence come first."""
+        """Choose the GPUs of a node for a pod that is being bound, preferring GPUs without a wait at the fence."""
         return decide(request, self.context, node=node, preferred_gpus=self.fence.busy(fence_size(pod)).get(node))
 
     def decision(self, pod_uid: str, decided_at: str) -> Decision:
-        """Return the decision for a pod that holds a reservation."""
+        """Return the decision for a pod that has a reservation."""
         reservation = self.state.reservation(pod_uid)
         assert reservation is not None, "decided only for pods that hold a reservation"
         placement = reservation.placement
@@ -444,13 +446,13 @@ class ShareLedger:
         return Decision(placement.gpu_uuids, cap, placement.memory_mib, decided_at, seconds)
 
     def evictable(self) -> dict[str, Evictable]:
-        """Return our pods as preemption weighs them, by uid."""
+        """Return our pods as preemption sees them, by uid."""
         return {uid: Evictable(pod.priority, pod.cpu_milli, pod.memory_mib) for uid, pod in self.pods.items()}
 
     # -- learning -------------------------------------------------------------------------------------------------
 
     async def learn(self) -> bool:
-        """Let the policy learn what it does not know yet, in another thread; return whether there was anything."""
+        """Let the policy learn what it lacks, in another thread; return whether there was anything to learn."""
         policy = self.context.policy
         if not isinstance(policy, LearningPolicy) or (lesson := policy.lesson(self.state)) is None:
             return False
@@ -465,7 +467,7 @@ class ShareLedger:
         self.state.reserve(request.pod_uid, chosen, request)
 
     def overfull(self, pod_uid: str) -> str:
-        """Return which of a pod's GPUs has become too full since it was chosen, as a sentence; empty: none."""
+        """Return a sentence on which of a pod's GPUs became too full since it was chosen; empty if none did."""
         reservation = self.state.reservation(pod_uid)
         if reservation is None or reservation.slots is None:
             return ""
@@ -489,7 +491,7 @@ class ShareLedger:
         self._queued.drop(pod_uid)
         self.release(pod_uid)
         other = self.others.get(pod.node, pod_uid) if pod is not None else None
-        if other is not None and other.limit_percent:  # still running, but without our label
+        if other is not None and other.limit_percent:  # it still runs, but without our label
             self._undecided.hold(pod_uid, other.node, other.limit_percent)
             self._place_undecided(pod_uid, other.node)
 
@@ -533,5 +535,5 @@ class ShareLedger:
 
 
 def fence_size(pod: PodView) -> int:
-    """Return how many units kubelet allocates for a pod, which is all that it knows of the pod's size."""
+    """Return how many units kubelet allocates for a pod, which is all that kubelet knows of its size."""
     return pod.limit_percent

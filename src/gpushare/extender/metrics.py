@@ -1,4 +1,4 @@
-"""The extender's metrics; names are documented with the exporter's."""
+"""The extender's metrics; their names are documented with the exporter's."""
 
 from collections.abc import Iterable
 from typing import Any, Final
@@ -68,7 +68,7 @@ class ExtenderMetrics:
             registry=self.registry,
         )
         self.ready = Gauge("gpushare_extender_ready", "1 once all watches are synced.", registry=self.registry)
-        for reason in Reason:  # from 0, or the first one would be no increase
+        for reason in Reason:  # start at 0, otherwise the first one would not show as an increase
             self.rejections.labels(reason.value)
 
     def watch(self, reflectors: Iterable[Reflector[Any]]) -> None:
@@ -81,7 +81,7 @@ class _Watches(Collector):
         self._reflectors = reflectors
 
     def collect(self) -> Iterable[Metric]:
-        """Yield restarts and objects that could not be understood, by resource."""
+        """Yield restarts and unreadable objects, by resource."""
         restarts = CounterMetricFamily(
             "gpushare_extender_watch_restarts", "Watches that broke and were started anew.", labels=["resource"]
         )

@@ -25,13 +25,13 @@ POLICIES: Final[Mapping[str, Callable[[], PlacementPolicy]]] = {
 
 @dataclass(frozen=True, slots=True)
 class ExtenderOptions:
-    """How one extender runs.
+    """Options of one extender.
 
     Attributes:
+        metrics_host: address of /metrics and the probes, separate from the verbs.
+        probe_port: port of the probes alone; 0 for none, as they are also on the metrics port.
         kubeconfig: None for in-cluster credentials.
-        best_nodes: how many nodes filter answers for a pod that fits somewhere and prefers some; 0: all that fit.
-        metrics_host: where /metrics and the probes listen, apart from the verbs.
-        probe_port: of the probes alone; 0: none, they are on the metrics' port too.
+        best_nodes: most nodes that filter returns for a pod that fits somewhere; 0 for all that fit.
     """
 
     host: str

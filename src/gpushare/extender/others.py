@@ -1,4 +1,4 @@
-"""Pods that gpushare did not place: the CPU and memory that they take on a node."""
+"""Pods that gpushare did not place: the CPU and memory that they use on a node."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from gpushare.core.placement import ClusterState
 from gpushare.extender.presence import serves
 
 ON_A_NODE: Final = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector: pods that take something of a node, so that the API server sends no others."""
+"""Field selector for pods that use resources of a node, so that the API server sends no others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class OtherPod:
 
     Attributes:
         limit_percent: its limit `gpushare.io/share`, nearly always 0.
-        serves: for a pod of gpushare's agent, whether it runs; None for any other pod.
+        serves: for a pod of gpushare's agent, whether it is running; None for any other pod.
     """
 
     uid: str
@@ -32,13 +32,14 @@ class OtherPod:
 
 
 def reduce_other_pod(obj: Mapping[str, Any], namespace: str = "") -> OtherPod | None:
-    """Reduce one pod; return None for ours, for unbound ones and for those that have ended.
+    """Return the needed fields of a pod; None for our pods, unbound pods and pods that have ended.
 
     Args:
-        namespace: where gpushare's own parts are.
+        namespace: gpushare's own namespace.
 
     Raises:
-        KeyError: it has no uid. ValueError: a request is not a quantity.
+        KeyError: the pod has no uid.
+        ValueError: a request is not a quantity.
     """
     spec = obj.get("spec") or {}
     node = spec.get("nodeName")
@@ -71,7 +72,7 @@ class OtherPods:
         self._tell(pod.node)
 
     def get(self, node: str | None, uid: str) -> OtherPod | None:
-        """Return one pod of a node."""
+        """Return one pod of a node, or None."""
         return self._by_node.get(node or "", {}).get(uid)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Which nodes' agents run: kubelet rejects for good a pod that comes while no plugin serves (ADR 0160)."""
+"""Which nodes' agents run: kubelet rejects a pod for good if no plugin serves when it arrives (ADR 0160)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from typing import Any, Final
 
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 AGENT: Final = "agent"
-HOLD_SECONDS: Final = 10.0  # kubelet then says on its node that it has no shares
+HOLD_SECONDS: Final = 10.0  # after this time kubelet reports on its node that it has no shares
 
 
 def serves(obj: Mapping[str, Any], namespace: str) -> bool | None:
-    """Return whether a pod of the agent runs and has registered with kubelet; None for any other pod.
+    """Return whether an agent's pod is running and has registered with kubelet; None for any other pod.
 
     Args:
-        namespace: gpushare's own; a pod of somebody else's that has the agent's label is not believed.
+        namespace: gpushare's own namespace; the agent's label on a pod elsewhere is ignored.
     """
     metadata = obj["metadata"]
     is_agent = (metadata.get("labels") or {}).get(COMPONENT_LABEL) == AGENT
@@ -29,9 +29,9 @@ def serves(obj: Mapping[str, Any], namespace: str) -> bool | None:
 
 @dataclass(slots=True)
 class AgentPresence:
-    """Remembers the agents' pods of each node, and where kubelet has just rejected a pod.
+    """The agents' pods of each node, and nodes where kubelet has just rejected a pod.
 
-    A node on which no agent was ever seen is not judged.
+    A node on which no agent was ever seen is assumed to have one.
     """
 
     _agents: dict[str, dict[str, bool]] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class AgentPresence:
     _rejected_at: dict[str, float] = field(default_factory=dict)
 
     def is_away(self, node: str) -> bool:
-        """Return whether kubelet would reject a pod that is bound to the node now, as far as is known."""
+        """Return whether kubelet would probably reject a pod that is bound to the node now."""
         agents = self._agents.get(node)
         gone = agents is not None and not any(agents.values())
         return gone or node in self._rejected or node in self._rejected_at
@@ -49,20 +49,20 @@ class AgentPresence:
         self._agents.setdefault(node, {})[uid] = serving
 
     def drop(self, node: str, uid: str) -> None:
-        """Record that an agent's pod is gone; the node stays without one until another comes."""
+        """Record that an agent's pod is gone; the node has no agent until another one comes."""
         self._agents.get(node, {}).pop(uid, None)
 
     def forget(self, node: str) -> None:
-        """Forget a node that is none of ours any more, unless an agent's pod is there."""
+        """Forget a node that is no longer ours, unless it has an agent's pod."""
         if not self._agents.get(node):
             self._agents.pop(node, None)
 
     def rejected(self, node: str) -> None:
-        """Record that kubelet rejected a pod for want of the device plugin."""
+        """Record that kubelet rejected a pod because no device plugin was serving."""
         self._rejected.add(node)
 
     def listen(self, now: float) -> frozenset[str]:
-        """Let time pass; return the nodes of which a rejection no longer tells anything."""
+        """Return the nodes whose rejection has expired by now, and forget it."""
         self._rejected_at |= dict.fromkeys(self._rejected, now)
         self._rejected.clear()
         over = frozenset(node for node, at in self._rejected_at.items() if now - at > HOLD_SECONDS)

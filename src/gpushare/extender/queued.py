@@ -1,4 +1,4 @@
-"""Pods that wait for room: since when, and on which nodes they may run; for whom a GPU is kept."""
+"""Pods that wait for room: since when, on which nodes they may run, and for which of them a GPU is kept."""
 
 import logging
 import math
@@ -21,15 +21,16 @@ from gpushare.runtime.moments import unix_seconds
 
 _log = logging.getLogger(__name__)
 MOST_MATCHED: Final = 20_000
-"""Nodes held against pods' rules in one call, some 30 ms; nothing is kept for a pod whose rules have to wait."""
+"""Most nodes that are matched with pods' rules in one call, about 30 ms; other pods get no kept GPU until then."""
 
 
 @dataclass(slots=True)
 class QueuedPods:
     """The pods that are not bound, as the watch shows them.
 
-    What is kept follows from the pods themselves, so another replica goes on with it. Only when a pod's scheduling
-    gates went is remembered here: after a restart it is taken to have waited since it was created.
+    The kept GPUs follow from the pods themselves, so another replica continues with the same. Only the time when a
+    pod's scheduling gates were removed is remembered here; after a restart the pod counts as waiting since its
+    creation.
     """
 
     after_seconds: float
@@ -67,7 +68,7 @@ class QueuedPods:
         self._due.drop(pod_uid)
 
     def node_changed(self, name: str, node: NodeView | None) -> None:
-        """Record that labels or taints of a node are others now, or that it is gone (None)."""
+        """Record that a node's labels or taints have changed, or that it is gone (None)."""
         for rules, allowed in self._allowed.items():
             if node is not None and rules.allow(name, node.labels, node.taints):
                 allowed.add(name)
@@ -75,7 +76,7 @@ class QueuedPods:
                 allowed.discard(name)
 
     def since(self, pod: PodView) -> float:
-        """Return since when a pod could be placed, Unix time; inf where its creation is not told."""
+        """Return since when a pod could be placed, Unix time; inf if its creation time is missing."""
         opened_at = self._opened_at.get(pod.uid)
         if opened_at is not None:
             return opened_at
@@ -87,7 +88,7 @@ class QueuedPods:
         request_of: Callable[[PodView], PlacementRequest | Rejection],
         nodes: Mapping[str, NodeView],
     ) -> DecisionContext:
-        """Return the context with GPUs kept for those that have waited long."""
+        """Return the context with GPUs kept for the pods that have waited long."""
         waits = (uid for uid in self._due.at(context.now) if context.state.reservation(uid) is None)
         pods = [self._unbound[uid] for uid in islice(waits, MOST_EXAMINED)]
         self._match({pod.rules: None for pod in pods if pod.rules is not None}, nodes)
@@ -103,7 +104,7 @@ class QueuedPods:
         return found
 
     def _match(self, asked: Iterable[NodeRules], nodes: Mapping[str, NodeView]) -> None:
-        """Work out which nodes these rules allow, as many as may be now, and forget all others."""
+        """Compute which nodes these rules allow, as many as one call may, and forget all other rules."""
         found: dict[NodeRules, set[str]] = {}
         left = MOST_MATCHED
         for rules in asked:
@@ -117,7 +118,7 @@ class QueuedPods:
         self._allowed = found
 
     def _nodes_of(self, pod: PodView, nodes: Mapping[str, NodeView]) -> Collection[str] | None:
-        """Return the nodes that a pod allows; None: every one."""
+        """Return the nodes that a pod's rules allow; None for all."""
         allowed = self._allowed[pod.rules] if pod.rules is not None else nodes
         return None if len(allowed) == len(nodes) else allowed
 

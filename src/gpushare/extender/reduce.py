@@ -1,4 +1,4 @@
-"""Nodes and GpuNodes reduced to the few fields that placement needs; pure functions for the watches."""
+"""Nodes and GpuNodes reduced to the fields that placement needs; pure functions for the watches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +14,14 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class GpuNodeView:
-    """One GpuNode: its GPUs in order, the unhealthy ones, the pods allocated on it (uid, GPUs), its creation.
+    """One GpuNode.
 
     Attributes:
-        observed_at: when its agent looked, by the agent's clock; compared with itself only.
-        freezes: whether tenants can be stopped for a moment there, as far as its agent says.
+        gpus: its GPUs in order.
+        unhealthy: UUIDs of unhealthy GPUs.
+        allocated: GPUs of the pods allocated on it, by pod uid.
+        observed_at: when its agent looked, by the agent's clock; only compared with itself.
+        freezes: whether its tenants can be stopped for a moment, as far as its agent says.
     """
 
     name: str
@@ -32,7 +35,7 @@ class GpuNodeView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node's capacity beside GPUs, and what pods choose it by.
+    """A node's capacity besides GPUs, and the properties that pods select nodes by.
 
     Attributes:
         is_second_choice: a taint asks pods to prefer other nodes.
@@ -48,7 +51,7 @@ class NodeView:
 
 
 def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
-    """Reduce one GpuNode; GPUs without a uuid are left out."""
+    """Return the needed fields of a GpuNode; GPUs without a uuid are left out."""
     gpus: list[GpuSpec] = []
     unhealthy: list[str] = []
     allocated: dict[str, tuple[str, ...]] = {}
@@ -70,12 +73,12 @@ def reduce_gpunode(obj: Mapping[str, Any]) -> GpuNodeView:
 
 
 def _can_freeze(conditions: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a GpuNode's conditions leave open that its tenants can be stopped for a moment."""
+    """Return whether tenants can be stopped for a moment, as far as a GpuNode's conditions say."""
     return not any(one.get("type") == names.THROTTLE_READY and one.get("status") == "False" for one in conditions)
 
 
 def reduce_node(obj: Mapping[str, Any]) -> NodeView | None:
-    """Reduce one node; return None for a node without shares of GPUs."""
+    """Return the needed fields of a node; None for a node without GPU shares."""
     allocatable = (obj.get("status") or {}).get("allocatable") or {}
     if not allocatable.get(names.SHARE_RESOURCE):
         return None

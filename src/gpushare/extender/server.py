@@ -1,4 +1,4 @@
-"""One extender as a whole: it reads watches and serves the verbs."""
+"""One complete extender: it runs the watches and serves the verbs."""
 
 import asyncio
 import contextlib
@@ -31,11 +31,11 @@ from gpushare.runtime.http import HttpAnswer, MetricsAndProbes, Route, metrics_r
 _log = logging.getLogger(__name__)
 WAKE_PERIOD_SECONDS: Final = 1.0
 BEAT_SECONDS: Final = 1.0
-HUNG_SECONDS: Final = 60.0  # far above any step: learning runs in another thread, a page of a list takes 50 ms
+HUNG_SECONDS: Final = 60.0  # far above any step; learning runs in another thread, a page of a list takes 50 ms
 STOOD_STILL_SECONDS: Final = 10.0
-"""Longer than this, and kube-scheduler's lease of 15 s may have gone to another replica, which binds too."""
-QUIET_SECONDS: Final = 0.5  # without a question of kube-scheduler's: full collections wait for it
-_GC_THRESHOLDS: Final = (100_000, 50, 1000)  # the defaults double the time to read a large cluster
+"""If this process stood still for longer, another replica may hold kube-scheduler's lease of 15 s and bind too."""
+QUIET_SECONDS: Final = 0.5  # full garbage collections wait until kube-scheduler has asked nothing for this long
+_GC_THRESHOLDS: Final = (100_000, 50, 1000)  # with the defaults, reading a large cluster takes twice as long
 
 
 class Extender:
@@ -54,7 +54,7 @@ class Extender:
             reserve_after_seconds=options.settings.reserve_after_seconds,
         )
         ledger = self.ledger
-        # In this order: nodes before the pods on them, so that each pod is counted once.
+        # Nodes come before the pods on them, so that each pod is counted once.
         self.reflectors: tuple[Reflector[Any], ...] = (
             Reflector(api, NODES, reduce_node, on_change=ledger.node_changed),
             Reflector(api, GPUNODES, reduce_gpunode, on_change=ledger.gpunode_changed),
@@ -92,24 +92,24 @@ class Extender:
         self._tasks: tuple[asyncio.Task[None], ...] = ()
 
     def not_ready(self) -> str:
-        """Return what is missing before a decision can be right, as a sentence; empty when nothing is."""
+        """Return a sentence on what is missing before decisions can be right; empty if nothing is."""
         missing = [one.name for one in self.reflectors if not one.synced.is_set()]
         return f"the extender is starting: {', '.join(missing)} not read yet" if missing else ""
 
     def refusal(self) -> str:
-        """Return why no question is answered now, as a sentence; empty when nothing is in the way."""
+        """Return a sentence on why no question is answered now; empty if questions are answered."""
         self._look_back()
         return self.not_ready()
 
     def _look_back(self) -> None:
-        """Read the pods anew if this process stood still for long: others may have bound some meanwhile."""
+        """Read the pods again if this process stood still for long, as others may have bound some meanwhile."""
         still_seconds, self._beat_at = self._clock() - self._beat_at, self._clock()
         if still_seconds > STOOD_STILL_SECONDS and self._listed.is_set():
             _log.warning("this process stood still for %.0f s: the pods are read anew", still_seconds)
             self._pods.relist()
 
     def trouble(self) -> str:
-        """Return why this process should be restarted, as a sentence; empty while it is well."""
+        """Return a sentence on why this process should be restarted; empty while it is well."""
         silent_seconds = self._clock() - self._beat_at
         if silent_seconds > HUNG_SECONDS:
             return f"the event loop has been stuck for {silent_seconds:.0f} s"
@@ -121,7 +121,7 @@ class Extender:
         return next(filter(None, (reflector.trouble for reflector in self.reflectors)), "")
 
     def routes(self) -> dict[str, Route]:
-        """Return the routes for kubelet and Prometheus; they are served outside of the event loop."""
+        """Return the HTTP routes for kubelet and Prometheus, which are served outside the event loop."""
 
         def metrics() -> HttpAnswer:
             self.metrics.ready.set(0 if self.not_ready() else 1)
@@ -133,7 +133,7 @@ class Extender:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[None]:
-        """Watch until left; the watches are started one after the other in the background."""
+        """Run the watches until the context is left; they start one after the other in the background."""
         async with AsyncExitStack() as stack:
             self._tasks = (
                 asyncio.create_task(self._start(stack), name="the first lists"),
@@ -159,7 +159,7 @@ class Extender:
         _log.info("synced: %d GPU nodes, %d tenants", len(self.reflectors[1].items), len(self.ledger.pods))
 
     async def _beat(self) -> None:
-        """Show that the event loop runs."""
+        """Record that the event loop is running."""
         while True:
             self._look_back()
             await asyncio.sleep(BEAT_SECONDS)
@@ -185,7 +185,7 @@ class Extender:
                 await self.ledger.learn()
 
     async def wake(self) -> None:
-        """Touch waiting pods that fit by now and that kube-scheduler has not asked about again."""
+        """Touch waiting pods that fit now and that kube-scheduler has not asked about again."""
         pods = self.ledger.pods
         self.waiting.prune(lambda uid: uid in pods and pods[uid].node is None, self._clock())
         for pod in self.waiting.due(self._clock(), self.ledger.fits_somewhere):

@@ -1,9 +1,8 @@
-"""Answers to kube-scheduler, composed of pieces that are rendered once for each node.
+"""Answers to kube-scheduler, assembled from pieces that are rendered once for each node.
 
-At thousands of nodes, rendering every name again for every answer costs more than the decision.
-
-JSON allows spaces between its parts, so all nodes' pieces of HostPriorityList have the same width: each is a row
-of a matrix, and an answer is a selection of rows with two columns of digits set.
+At thousands of nodes, rendering every name again for every answer would cost more than the decision. JSON allows
+spaces between its parts, so all pieces of HostPriorityList have the same width: each is a row of a matrix, and an
+answer is a selection of rows with two columns of digits set.
 """
 
 from collections.abc import Sequence
@@ -30,7 +29,7 @@ class NodeTexts:
         self._hosts: NDArray[np.uint8] = np.zeros((0, 0), np.uint8)
 
     def names(self, rows: IntArray) -> bytes:
-        """Return the names of rows as the inside of a JSON list, without spaces, as Go writes it too."""
+        """Return the names of rows as the inside of a JSON list, without spaces, as Go writes it."""
         self._refresh()
         return b",".join(self._quoted.take(rows).tolist())
 

@@ -1,4 +1,4 @@
-"""The four verbs and the probes over HTTP: read, ask the ledger, answer."""
+"""The four verbs and the probes over HTTP: parse, ask the ledger, answer."""
 
 import logging
 import math
@@ -27,7 +27,7 @@ MAX_SCORE: Final = 10  # MaxExtenderPriority
 UNRESOLVABLE: Final = frozenset(
     {Reason.INVALID_ANNOTATION, Reason.NO_GPUS, Reason.AGENT_SILENT, Reason.GPU_MODEL, Reason.GPU_UNHEALTHY}
 )
-"""Refusals that no pod's leaving can mend; kube-scheduler then does not look for victims there."""
+"""Refusals that no eviction can resolve; kube-scheduler then does not look for victims on that node."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -35,8 +35,8 @@ class Verbs:
     """HTTP handlers of one extender.
 
     Args:
-        best_nodes: how many nodes filter answers at most for a pod that fits (ADR 0043); 0: all that fit.
-        not_ready: says what is missing, or nothing.
+        best_nodes: most nodes that filter returns for a pod that fits (ADR 0043); 0 for all that fit.
+        not_ready: returns what is missing; empty if nothing is.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Verbs:
         return wire.filter_result(args, found.nodes, failed, unresolvable)
 
     def _names_result(self, args: wire.FilterArgs, found: Candidates) -> bytes:
-        """Return a filter result of names from ready pieces; remember it, as prioritize asks for the same."""
+        """Return a filter result of names from prepared pieces; remember it, as prioritize sends the same."""
         if args.names_json is not None and len(found.rows) == len(args.node_names):
             return wire.filter_names_result(args.names_json[1:-1], b"", b"")
         fitting = self._texts.names(found.rows)
@@ -193,7 +193,7 @@ class Verbs:
 
 
 def _commonest(found: Candidates) -> Reason:
-    """Return why most nodes do not fit."""
+    """Return the most common reason why nodes do not fit."""
     _, rejections, groups = found.grouped_rejections()
     reasons = Counter({UNKNOWN_NODE.reason: len(found.unknown)} if found.unknown else {})
     for rejection, nodes in zip(rejections, np.bincount(groups, minlength=len(rejections)).tolist(), strict=True):

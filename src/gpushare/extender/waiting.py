@@ -1,9 +1,9 @@
-"""Pods that fitted nowhere, and when to have kube-scheduler retry them.
+"""Pods that fitted nowhere, and when to make kube-scheduler retry them.
 
 kube-scheduler itself retries a pod that an extender refused on any cluster event (a pod leaves, a node's
 allocatable changes). It misses two cases. Its event may arrive before our watch reports the same change, so that
-we refuse again. And it does not watch some changes (a GpuNode's memory, a GpuShare). In both, a touch of the pod's
-annotation `gpushare.io/room-since` is an event for it.
+we refuse again. And it does not watch some changes (a GpuNode's memory, a GpuShare). In both cases, writing the
+pod's annotation `gpushare.io/room-since` causes an event for it.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from gpushare.core.api import PodView
 GRACE_SECONDS: Final = (
     1.5  # kube-scheduler's own retry after a change: podInitialBackoffSeconds 1, plus its request
 )
-AGAIN_SECONDS: Final = 5.0  # between two touches of one pod; above kube-scheduler's usual back-off
-PATIENCE_SECONDS: Final = 10.0  # at most, where room appears repeatedly and restarts the grace each time
+AGAIN_SECONDS: Final = 5.0  # least time between two touches of one pod; above kube-scheduler's usual back-off
+PATIENCE_SECONDS: Final = 10.0  # longest wait if room appears repeatedly, which restarts the grace each time
 STALE_SECONDS: Final = 10.0  # far beyond any lag of a healthy watch
-MAX_EXAMINED: Final = 200  # per round: some 20 ms
-MAX_TOUCHES: Final = 50  # per round, so that a large queue does not become a storm of writes
+MAX_EXAMINED: Final = 200  # per round, about 20 ms
+MAX_TOUCHES: Final = 50  # per round, so that a large queue does not cause a storm of writes
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class WaitingPods:
         return len(self._waiting)
 
     def refused(self, pod: PodView, now: float) -> None:
-        """Record that kube-scheduler asked about the pod and it fitted nowhere."""
+        """Record that kube-scheduler asked about the pod and that it fitted nowhere."""
         known = self._waiting.get(pod.uid)
         self._waiting[pod.uid] = _Waiting(pod, now, known.touched_at if known else float("-inf"))
 
@@ -56,7 +56,7 @@ class WaitingPods:
         self._room_at = now
 
     def prune(self, is_waiting: Callable[[str], bool], now: float) -> None:
-        """Forget pods that are bound or gone; keep fresh refusals a while: they may be ahead of our watch."""
+        """Forget pods that are bound or gone; keep recent refusals a while, as they may be ahead of our watch."""
         over = [
             uid
             for uid, one in self._waiting.items()
@@ -68,7 +68,7 @@ class WaitingPods:
     def due(self, now: float, fits: Callable[[PodView], bool]) -> list[PodView]:
         """Return the pods to touch now: they fit, and kube-scheduler had time to ask again since room appeared.
 
-        The most important are looked at first, then the longest waiting.
+        Pods are checked by priority, then by waiting time.
         """
         if self._room_at is None:
             return []

@@ -1,4 +1,4 @@
-"""The wire types of k8s.io/kube-scheduler/extender/v1: Go field names, since its structs carry no JSON tags."""
+"""The wire types of k8s.io/kube-scheduler/extender/v1, with Go field names, as its structs have no JSON tags."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -12,11 +12,11 @@ from gpushare.core.api import PodView
 from gpushare.core.placement import NodeList
 
 _NAMES: Final = b'"NodeNames":['  # the last field of ExtenderArgs; in a JSON string its quotes would be escaped
-MAX_KEPT_LISTS: Final = 8  # lists of names, up to some hundred kB each
+MAX_KEPT_LISTS: Final = 8  # cached lists of names, up to some hundred kB each
 
 
 class BadRequest(Exception):  # noqa: N818 - it is one, in HTTP's words
-    """The body is not what kube-scheduler sends; the message says how."""
+    """The body is not what kube-scheduler sends; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +24,14 @@ class FilterArgs:
     """ExtenderArgs of filter and prioritize.
 
     Attributes:
-        nodes: NodeList items when kube-scheduler sends whole nodes (nodeCacheCapable false); None otherwise.
+        nodes: NodeList items if kube-scheduler sends whole nodes (nodeCacheCapable false); else None.
     """
 
     pod: PodView
     node_list: NodeList
     nodes: Sequence[Mapping[str, Any]] | None
     names_json: bytes | None = None
-    """The names as they came, when they came as a plain list of them."""
+    """The unparsed JSON list of names, if the request had one."""
 
     @property
     def node_names(self) -> Sequence[str]:
@@ -50,7 +50,7 @@ class BindArgs:
 
     @property
     def key(self) -> str:
-        """Return namespace and name."""
+        """Return "namespace/name"."""
         return f"{self.pod_namespace}/{self.pod_name}"
 
 
@@ -71,10 +71,10 @@ class PreemptArgs:
 
 
 class FilterReader:
-    """Reads ExtenderArgs; a list of names is parsed once, however often it is sent.
+    """Reader of ExtenderArgs that parses a list of names once, however often it is sent.
 
-    kube-scheduler sends prioritize the names that filter answered, and often sends filter the same names for many
-    pods: comparing a hundred kB takes microseconds, parsing them again takes milliseconds.
+    kube-scheduler sends prioritize the names that filter returned, and often sends filter the same names for many
+    pods. Comparing a hundred kB takes microseconds, parsing them again takes milliseconds.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class FilterReader:
             raw = body[start:-1]
             try:
                 known = raw, NodeList(orjson.loads(raw))
-            except orjson.JSONDecodeError:  # fields after the names, or not JSON: parse the whole body
+            except orjson.JSONDecodeError:  # fields after the names, or no JSON: parse the whole body
                 return read_filter_args(body)
             self.remember(*known)
         raw, names = known
@@ -102,7 +102,7 @@ class FilterReader:
             raise BadRequest(f"not ExtenderArgs: {error!r}") from error
 
     def remember(self, raw: bytes, names: NodeList) -> None:
-        """Use `names` from now on for a request that contains `raw`, a JSON list."""
+        """Use `names` from now on for requests that contain `raw`, a JSON list."""
         self._lists[self._next] = (raw, names)
         self._next += 1
         if len(self._lists) > MAX_KEPT_LISTS:
@@ -200,7 +200,7 @@ def filter_names_result(fitting: bytes, failed: bytes, unresolvable: bytes) -> b
 
 
 def filter_error(message: str) -> bytes:
-    """Return an ExtenderFilterResult that holds only an error; kube-scheduler retries the pod."""
+    """Return an ExtenderFilterResult that contains only an error; kube-scheduler retries the pod."""
     return orjson.dumps(
         {
             "Nodes": None,
@@ -219,7 +219,7 @@ def bind_result(error: str) -> bytes:
 
 @lru_cache(maxsize=10_000)
 def plain(sentence: str) -> str:
-    """Return the sentence without "%": kube-scheduler uses our answer as the format string of its events."""
+    """Return the sentence without "%", because kube-scheduler uses our answer as a format string of its events."""
     return sentence.replace("%", " percent")
 
 

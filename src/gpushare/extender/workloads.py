@@ -1,4 +1,4 @@
-"""What is known of each pod's workload: its GpuShare's profile and tolerance, found quickly for 20,000 pods."""
+"""Knowledge about each pod's workload: its GpuShare's profile and tolerance, looked up quickly for 20,000 pods."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from gpushare.runtime.moments import unix_seconds
 
 
 class KnownWorkloads:
-    """What GpuShares say of pods' workloads, remembered by pod.
+    """Knowledge about pods' workloads from GpuShares, cached by pod.
 
     Args:
-        on_change: called when what is known of some pods may have changed.
+        on_change: called when the knowledge about some pods may have changed.
 
     Attributes:
         shares: every GpuShare.
@@ -26,7 +26,7 @@ class KnownWorkloads:
         self._of_pod: dict[str, KnownWorkload | None] = {}
 
     def put(self, share: GpuShare) -> None:
-        """A GpuShare came or changed."""
+        """Record a GpuShare that came or changed."""
         at = (share.namespace, share.name)
         before, known = self.shares.put(share), known_of(share, unix_seconds)
         speaks_for_the_same = before is not None and (before.owners, before.spec.selector) == (
@@ -44,7 +44,7 @@ class KnownWorkloads:
             self._on_change()
 
     def drop(self, namespace: str, name: str) -> None:
-        """A GpuShare is gone."""
+        """Forget a GpuShare that is gone."""
         self.shares.drop(namespace, name)
         was = self._known.get((namespace, name))
         self._replace((namespace, name), None)
@@ -52,7 +52,7 @@ class KnownWorkloads:
             self._on_change()
 
     def of(self, pod: PodView) -> KnownWorkload | None:
-        """What is known of a pod's workload; None while nothing is known of any that could change a decision."""
+        """Return the knowledge about a pod's workload; None if nothing is known that could change a decision."""
         if not self._mattering:
             return None
         if pod.uid not in self._of_pod:
@@ -61,15 +61,15 @@ class KnownWorkloads:
 
     @property
     def anything(self) -> bool:
-        """Whether something is known of any workload that could change a decision."""
+        """Return whether anything is known of any workload that could change a decision."""
         return self._mattering > 0
 
     def forget(self, pod_uid: str) -> None:
-        """A pod is gone."""
+        """Forget a pod that is gone."""
         self._of_pod.pop(pod_uid, None)
 
     def share_of(self, pod: PodView) -> GpuShare | None:
-        """The GpuShare that speaks for a pod."""
+        """Return the GpuShare that applies to a pod, or None."""
         return self.shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
 
     def _replace(self, at: tuple[str, str], known: KnownWorkload | None) -> None:
@@ -85,5 +85,5 @@ class KnownWorkloads:
 
 
 def _decides(known: KnownWorkload) -> bool:
-    """Whether decisions about its neighbours look at it."""
+    """Return whether decisions about its neighbours depend on it."""
     return known.matters or known.max_slowdown is not None
