@@ -1,1 +1,1 @@
-"""The sides of the `Devices` Protocol: NVML with GPM, dcgm-exporter, and the switch to simulated ones."""
+"""Implementations of the `Devices` Protocol: NVML with GPM, dcgm-exporter, and access to simulated GPUs."""

@@ -1,9 +1,9 @@
-"""The SM clock over a window: the mean of readings in between.
+"""The mean SM clock over a window, from several readings.
 
-NVML tells the clock of a moment; its buffer of samples has none of the clock on an H200, and GPM of driver 580
-does not count cycles. A tenant that is stopped for a part of each second lets the clock go up and down with it:
-readings at the ends of a window of a second were wrong by 6% on average and 24% at worst, those each 0.08 s by
-0.8% (docs/facts.md 34).
+NVML returns the present clock only; its buffer of samples has none of the clock on an H200, and GPM of driver 580
+does not count cycles. A tenant that is stopped for a part of each second makes the clock go up and down: readings
+at the ends of a window of a second were wrong by 6% on average and 24% at worst, readings every 0.08 s by 0.8%
+(docs/facts.md 34).
 """
 
 import threading
@@ -12,16 +12,17 @@ from typing import Any, Final
 
 import pynvml
 
-MOVING_SECONDS: Final = 0.08  # between two readings of a clock that moved lately; one reading takes 0.05 ms
-CALM_READINGS: Final = 3  # of a moving clock for each of one that stands still: 4.2 a second
+MOVING_SECONDS: Final = 0.08  # between two readings of a clock that changed lately; one reading takes 0.05 ms
+CALM_READINGS: Final = 3  # readings of changing clocks for each reading of constant ones: 4.2 a second
 _LATELY_SECONDS: Final = 5.0
-# A GPU's clock trembles by steps of 15 MHz; a tenant that is stopped and let go moves it by 100 MHz and more.
+# A GPU's clock fluctuates by steps of 15 MHz; a tenant that is stopped and continued changes it by 100 MHz and
+# more.
 _MOVE_RATIO: Final = 0.02
 _EDGE_MHZ: Final = 10_000  # no GPU runs faster; such a reading is wrong
 
 
 class SmClock:
-    """Mean SM clock of one GPU between one call and the next; absent where the driver does not tell it.
+    """Mean SM clock of one GPU between two calls; None if the driver does not report it.
 
     Args:
         clock: monotonic seconds.
@@ -31,14 +32,14 @@ class SmClock:
         self._handle = handle
         self._clock = clock
         self._lock = threading.Lock()
-        self._last: tuple[float, float] | None = None  # when it was read, MHz
-        self._sum = self._seconds = 0.0  # of MHz times seconds, since the call before
+        self._last: tuple[float, float] | None = None  # (time of reading, MHz)
+        self._sum = self._seconds = 0.0  # sum of MHz x seconds since the previous call
         self._moved_at = clock()
         self.read()
 
     @property
     def is_moving(self) -> bool:
-        """Return whether it had moved lately when it was read last."""
+        """Return whether the clock had changed lately at the last reading."""
         with self._lock:
             return self._last is not None and self._last[0] - self._moved_at < _LATELY_SECONDS
 
@@ -58,7 +59,7 @@ class SmClock:
             self._last = (now, mhz)
 
     def mean_mhz(self) -> float | None:
-        """Return the mean since the call before, MHz; None where the driver does not tell."""
+        """Return the mean since the previous call, MHz; None if the driver does not report the clock."""
         self.read()
         with self._lock:
             total, seconds = self._sum, self._seconds
@@ -76,7 +77,7 @@ class SmClock:
 
 
 class ClockRounds:
-    """Reads the clocks that move often, and the others once in a while, all at the same moment.
+    """Reads changing clocks often and the others rarely, all at the same time.
 
     Args:
         clocks: by GPU, a live view.
@@ -84,10 +85,10 @@ class ClockRounds:
 
     def __init__(self, clocks: Mapping[str, SmClock]) -> None:
         self._clocks = clocks
-        self._left = 0  # readings of the moving ones, until all are read
+        self._left = 0  # readings of the changing ones until all are read
 
     def step(self) -> float:
-        """Read the clocks that are due; return the seconds until the next ones are."""
+        """Read the clocks that are due; return the seconds until the next reading."""
         clocks = tuple(self._clocks.values())
         is_full = self._left == 0
         self._left = CALM_READINGS - 1 if is_full else self._left - 1
@@ -101,7 +102,7 @@ class ClockRounds:
 
 
 class ClockPolling:
-    """Reads clocks in a thread of its own until `close`.
+    """Reads clocks in its own thread until `close`.
 
     Args:
         clocks: by GPU, a live view.

@@ -1,8 +1,8 @@
 """dcgm-exporter's figures, for GPUs before Hopper, which have no GPM (Volta to Ada).
 
-Read as the exporter's source writes them (NVIDIA/dcgm-exporter, 3.1.8 to 4.5.3): one line a GPU and field, ratios
-with six digits, no line where the driver has no value. Label values are not escaped there, and a value that it
-cannot convert is a sentence, so every line is read on its own.
+Parsed as the exporter's source writes them (NVIDIA/dcgm-exporter, 3.1.8 to 4.5.3): one line per GPU and field,
+ratios with six digits, no line if the driver has no value. Label values are not escaped, and a value that it
+cannot convert is a sentence, so every line is parsed separately.
 """
 
 import http.client
@@ -34,17 +34,17 @@ FIELDS: Final[Mapping[str, str]] = {
     "DCGM_FI_PROF_PIPE_TENSOR_DFMA_ACTIVE": "dfma_tensor_util",
     "DCGM_FI_PROF_PIPE_INT_ACTIVE": "integer_util",
 }
-_INSTANCE_LABEL: Final = "GPU_I_ID"  # a line of one MIG instance, not of the GPU
+_INSTANCE_LABEL: Final = "GPU_I_ID"  # marks a line of one MIG instance, not of the GPU
 _METRIC: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _NUMBER: Final = r"[-+0-9.eE]+|[-+]?(?:[iI]nf|NaN)"
 _SAMPLE: Final = re.compile(rf"([a-zA-Z_:][a-zA-Z0-9_:]*)\{{(.*)\}}\s+({_NUMBER})(?:\s+-?\d+)?\s*$")
 _LABEL: Final = re.compile(r"(?:^|,)([a-zA-Z_][a-zA-Z0-9_]*)=\"(.*?)\"(?=,[a-zA-Z_][a-zA-Z0-9_]*=\"|,?$)")
-# GPUs with an fp64 tensor pipe; a word of the name, for an RTX A1000 is no A100.
+# GPUs with an fp64 tensor pipe, as a word of their name (an RTX A1000 is not an A100).
 _WITH_DFMA: Final = frozenset({"a100", "a100x", "a800", "a30", "a30x", "h100", "h200", "h20", "h800", "gh200"})
-_EDGE: Final = 1.5  # a window's edges push a ratio slightly above 1; beyond this it is wrong
+_EDGE: Final = 1.5  # a window's edges may push a ratio slightly above 1; beyond this it is wrong
 IDLE_RATIO: Final = 0.005
 REPEATS_SECONDS: Final = 35.0
-"""For so long a reading with the same busy figures is the same one: the exporter reads every 30 s by default."""
+"""Equal figures of a busy GPU within this time are the same reading: the exporter reads every 30 s by default."""
 
 
 def parse_exposition(text: str) -> dict[str, Counters]:
@@ -65,10 +65,10 @@ def parse_exposition(text: str) -> dict[str, Counters]:
 
 
 def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
-    """Yield our name, labels and value of each line of a field that we know.
+    """Yield our name, the labels and the value of each line of a known field.
 
     Raises:
-        ValueError: a line that no exposition holds, such as of a web page.
+        ValueError: a line that is not in the exposition format, such as of a web page.
     """
     for line in text.splitlines():
         if not line.strip() or line.startswith("#"):
@@ -80,7 +80,7 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
         if name is None:
             continue
         sample = _SAMPLE.match(line)
-        if sample is None:  # the exporter says that it failed to convert a value
+        if sample is None:  # the exporter reports that it failed to convert a value
             continue
         try:
             value = float(sample[3])
@@ -90,10 +90,10 @@ def _samples(text: str) -> Iterator[tuple[str, Mapping[str, str], float]]:
 
 
 def _honest(values: dict[str, float], model: str) -> Counters:
-    """Drop the precisions that would read too low because their tensor pipe is not exported on its own.
+    """Drop the precisions that would read too low because their tensor pipe is not exported separately.
 
-    Volta's only tensor pipe is HMMA. Elsewhere, while only the sum over tensor pipes is exported, its split
-    is unknown: fp16, int8 and, on GPUs with DFMA, fp64 are then unknown, unless the sum is zero.
+    Volta's only tensor pipe is HMMA. On other GPUs, if only the sum over tensor pipes is exported, its parts are
+    unknown; then fp16, int8 and, on GPUs with DFMA, fp64 are unknown too, unless the sum is zero.
     """
     tensor = values.get("any_tensor_util", 0.0)
     if "hmma_tensor_util" in values or tensor <= IDLE_RATIO:
@@ -110,7 +110,7 @@ class DcgmScrape:
     """Scrapes one dcgm-exporter; one scrape serves all GPUs of a round.
 
     Args:
-        url: its metrics, such as http://127.0.0.1:9400/metrics.
+        url: URL of its metrics, such as http://127.0.0.1:9400/metrics.
     """
 
     def __init__(self, url: str) -> None:
@@ -119,7 +119,7 @@ class DcgmScrape:
         self._url = url
 
     def read(self, uuids: Iterable[str]) -> dict[str, Counters]:
-        """Counters of these GPUs, as far as they are exported.
+        """Return the counters of these GPUs, as far as they are exported.
 
         Raises:
             DevicesError: no answer, or not a metrics page.
@@ -136,9 +136,9 @@ class DcgmScrape:
 
 @dataclass(slots=True)
 class DcgmReadings:
-    """Tells the exporter's new readings of one GPU from the ones that it repeats until its next.
+    """Distinguishes the exporter's new readings of one GPU from those that it repeats until the next one.
 
-    A window that was counted twice would be learnt from twice, and the later time may have other tenants.
+    A window that was counted twice would be learnt from twice, and the GPU may have other tenants by then.
     """
 
     clock: Callable[[], float]
@@ -146,10 +146,10 @@ class DcgmReadings:
     last_at: float = -math.inf
 
     def window(self, counters: Counters) -> float | None:
-        """Return the seconds that a new reading stands for; None of the first, and of one that is shown again.
+        """Return the seconds that a new reading covers; None for the first one and for repeated ones.
 
-        An idle GPU shows the same zeros again and again, and a program may be as even: these count. However long
-        the exporter was away, its next reading stands for `REPEATS_SECONDS` at most: it holds nothing of before.
+        Equal readings of an idle GPU, and equal ones after `REPEATS_SECONDS`, count as new. However long the
+        exporter was away, its next reading covers at most `REPEATS_SECONDS`.
         """
         now = self.clock()
         since = now - self.last_at

@@ -12,11 +12,11 @@ _LIBRARY = "libnvidia-ml.so.1"
 
 
 def explain(error: pynvml.NVMLError) -> str:
-    """Return NVML's text for an error; for a driver that is absent or too old, what that means."""
+    """Return NVML's text for an error, and what it means if the driver is absent or too old."""
     if isinstance(error, pynvml.NVMLError_LibraryNotFound):
         return f"the driver's library {_LIBRARY} is not here"
     if isinstance(error, pynvml.NVMLError_FunctionNotFound):
-        # pynvml keeps the loader's error, which names the function, as the context of its own.
+        # pynvml keeps the loader's error, which names the function, as the context of its own error.
         missing = re.search(r"undefined symbol: (\w+)", str(error.__context__))
         return f"this driver is too old: its NVML has no {missing[1] if missing else 'such function'}"
     return str(error)

@@ -1,4 +1,4 @@
-"""GPM: counters of one GPU between two samples, by NVML on Hopper and later (docs/facts.md 21)."""
+"""GPM: counters of one GPU between two samples, from NVML on Hopper and later (docs/facts.md 21)."""
 
 import contextlib
 import math
@@ -16,7 +16,7 @@ _EDGE: Final = (
     150.0  # percent; the edges of a window can push a reading slightly above 100; beyond this it is wrong
 )
 
-# GPM's metric by our counter.
+# GPM's metric for each of our counters.
 METRICS: Final[dict[str, int]] = {
     "graphics_util": pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
     "sm_util": pynvml.NVML_GPM_METRIC_SM_UTIL,
@@ -57,7 +57,7 @@ class GpmWindow:
             self._next = pynvml.nvmlGpmSampleAlloc()
 
     def mark(self) -> None:
-        """End a window and begin the next one."""
+        """End the present window and begin the next one."""
         with driver_errors(self._trouble):
             pynvml.nvmlGpmSampleGet(self._handle, self._next)
         self._last, self._next = self._next, self._last
@@ -89,7 +89,7 @@ class GpmWindow:
 
 
 class GpmSampler:
-    """Counters of a GPU between one call and the next.
+    """Counters of a GPU between two calls.
 
     Args:
         clock: monotonic seconds.
@@ -101,10 +101,10 @@ class GpmSampler:
         self._marked_at: float | None = None
 
     def sample(self) -> tuple[Counters, float] | None:
-        """Counters since the call before and the window's seconds; None at first or when asked too soon.
+        """Return the counters since the previous call and the window's seconds; None at first or too soon.
 
         Raises:
-            DevicesError: the driver does not answer; the next call begins anew.
+            DevicesError: the driver does not answer; the next call starts anew.
         """
         now = self._clock()
         if self._marked_at is not None and now - self._marked_at < MIN_WINDOW_SECONDS:

@@ -1,4 +1,4 @@
-"""The real side: NVML for list, memory, health and processes; GPM or dcgm-exporter for the pipes."""
+"""The real implementation: NVML for list, memory, health and processes; GPM or dcgm-exporter for the pipes."""
 
 import contextlib
 import logging
@@ -98,7 +98,7 @@ class NvmlDevices:
                     memory_mib=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total) // _MIB,
                     sm_count=int(cores) // _CORES_PER_SM.get(capability, _CORES_PER_SM_LATER),
                 )
-            except pynvml.NVMLError as error:  # the others are listed all the same
+            except pynvml.NVMLError as error:  # the other GPUs are listed nevertheless
                 _log.error("GPU %d cannot be read and is left out: %s", index, explain(error))
                 continue
             infos.append(info)
@@ -106,7 +106,7 @@ class NvmlDevices:
         self._infos = tuple(infos)
 
     def list(self) -> tuple[GpuInfo, ...]:
-        """The GPUs that could be read when the driver was opened.
+        """Return the GPUs that could be read when the driver was opened.
 
         While one of them is lost, the driver is opened again every minute: a reset invalidates old handles.
 
@@ -130,7 +130,7 @@ class NvmlDevices:
         self._xid = XidWatch(self._handles, self._clock, known)
 
     def driver_version(self) -> str | None:
-        """The driver's version."""
+        """Return the driver's version; None if it does not answer."""
         try:
             return str(pynvml.nvmlSystemGetDriverVersion())
         except pynvml.NVMLError:
@@ -152,7 +152,7 @@ class NvmlDevices:
         return self._xid.health(uuid, handle)
 
     def sample(self, uuid: str) -> GpuSample | None:
-        """Counters since the call before; None at first, or when called within 100 ms.
+        """Return the counters since the previous call; None at first, or if called within 100 ms.
 
         Raises:
             DevicesError: the driver does not answer, or its counters stand still.
@@ -160,13 +160,13 @@ class NvmlDevices:
         handle = self._handle(uuid)
         read = self._counters(uuid, handle)
         if read is None:
-            self._clock_of(uuid, handle)  # it begins with the counters' first window
+            self._clock_of(uuid, handle)  # the clock's window starts with the counters' first one
             return None
         counters, window_seconds = read
         with driver_errors(f"GPU {uuid} cannot be sampled"):
             used_mib = int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) // _MIB
         utilization, mean_mhz = _utilization(handle), self._clock_of(uuid, handle).mean_mhz()
-        if self._gpm[uuid] is not None:  # dcgm-exporter repeats itself between its own readings
+        if self._gpm[uuid] is not None:  # dcgm-exporter repeats figures between its own readings
             self._stills[uuid] = self._stills.get(uuid, Standstill()).after(counters, utilization)
             if problem := self._stills[uuid].problem:
                 raise DevicesError(problem, retryable=True)
@@ -220,10 +220,10 @@ class NvmlDevices:
         return None
 
     def gpm_window(self, uuid: str) -> GpmWindow:
-        """Return a window of counters that the caller begins, ends and closes.
+        """Return a window of counters that the caller starts, ends and closes.
 
         Raises:
-            DevicesError: there is no such GPU here, or it has no GPM.
+            DevicesError: there is no such GPU, or it has no GPM.
         """
         handle = self._handle(uuid)
         with driver_errors(f"counters of GPU {uuid} cannot be read"):
@@ -232,7 +232,7 @@ class NvmlDevices:
         return GpmWindow(uuid, handle)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """Processes with a context; one that is no MPS client runs outside MPS (facts.md 19)."""
+        """Return the processes with a context; one that is not an MPS client runs outside MPS (facts.md 19)."""
         handle = self._handle(uuid)
         with driver_errors(f"processes of GPU {uuid} cannot be read"):
             # By their versions: the plain names hide from callers that a driver lacks them.
@@ -248,7 +248,10 @@ class NvmlDevices:
         )
 
     def compute_mode(self, uuid: str) -> ComputeMode:
-        """The GPU's compute mode; the one for threads, which no driver since CUDA 8 sets, is an error."""
+        """Return the GPU's compute mode.
+
+        The mode for threads, which no driver since CUDA 8 sets, is an error.
+        """
         handle = self._handle(uuid)
         with driver_errors(f"the compute mode of GPU {uuid} cannot be read"):
             number = pynvml.nvmlDeviceGetComputeMode(handle)
@@ -258,7 +261,7 @@ class NvmlDevices:
         return found
 
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
-        """Set it; the driver asks for CAP_SYS_ADMIN. It lasts until the driver is unloaded."""
+        """Set the compute mode; needs CAP_SYS_ADMIN. It lasts until the driver is unloaded."""
         handle = self._handle(uuid)
         with driver_errors(f"GPU {uuid} cannot be set to compute mode {mode.value}"):
             pynvml.nvmlDeviceSetComputeMode(handle, _COMPUTE_MODES[mode])
@@ -305,9 +308,9 @@ def _graphics_processes(handle: Any) -> Sequence[Any]:
 def _is_named_server(pid: int) -> bool:
     try:
         return _SERVER_NAME in pynvml.nvmlSystemGetProcessName(pid)
-    except pynvml.NVMLError:  # it ended meanwhile
+    except pynvml.NVMLError:  # the process ended meanwhile
         return False
-    except UnicodeDecodeError:  # a tenant chooses its program's name
+    except UnicodeDecodeError:  # tenants choose their programs' names
         return False
 
 

@@ -1,4 +1,4 @@
-"""Whether a program of ours may take a GPU of this machine for itself and share it, or why not."""
+"""Whether a program of ours may take a GPU of this machine and share it, or why not."""
 
 import re
 from collections.abc import Sequence
@@ -8,36 +8,36 @@ from typing import Final, Protocol
 from gpushare.core.gpu import ComputeMode, GpuHealth, GpuInfo, GpuProcess, Health
 
 MINIMUM_DRIVER: Final = 525
-"""The first series of CUDA 12; its NVML has the counters (GPM) that are read of Hopper. Tried was 580 alone."""
-_MPS_PROGRAMS: Final = "nvidia-cuda-mps"  # all that the kernel keeps of the daemon's and the server's names
+"""The first series of CUDA 12, whose NVML has the counters (GPM) that are read on Hopper. Only 580 was tested."""
+_MPS_PROGRAMS: Final = "nvidia-cuda-mps"  # the kernel truncates the daemon's and the server's names to this
 
 
 class SharedDevices(Protocol):
-    """What is asked of `NvmlDevices`."""
+    """The part of `NvmlDevices` that is used here."""
 
     def driver_version(self) -> str | None:
-        """The driver's version."""
+        """Return the driver's version."""
         ...
 
     def list(self) -> Sequence[GpuInfo]:
-        """The GPUs that the driver lists."""
+        """Return the GPUs that the driver lists."""
         ...
 
     def health(self, uuid: str) -> GpuHealth:
-        """A GPU's health."""
+        """Return a GPU's health."""
         ...
 
     def compute_mode(self, uuid: str) -> ComputeMode:
-        """A GPU's compute mode."""
+        """Return a GPU's compute mode."""
         ...
 
     def processes(self, uuid: str) -> Sequence[GpuProcess]:
-        """A GPU's processes."""
+        """Return a GPU's processes."""
         ...
 
 
 def is_too_old(driver: str | None) -> bool:
-    """Return whether a driver's version is below the least that gpushare asks for; an unknown one is not."""
+    """Return whether a driver's version is below the minimum for gpushare; an unknown version is not."""
     series = re.match(r"\d+", driver or "")
     return series is not None and int(series[0]) < MINIMUM_DRIVER
 
@@ -48,7 +48,7 @@ def mps_pids(proc: Path = Path("/proc")) -> tuple[int, ...]:
     for comm in proc.glob("[0-9]*/comm"):
         try:
             name = comm.read_text()
-        except (OSError, UnicodeDecodeError):  # it ended meanwhile, or is named by somebody who has fun
+        except (OSError, UnicodeDecodeError):  # it ended meanwhile, or has a strange name
             continue
         if name.startswith(_MPS_PROGRAMS):
             found.append(int(comm.parent.name))
@@ -56,7 +56,7 @@ def mps_pids(proc: Path = Path("/proc")) -> tuple[int, ...]:
 
 
 def why_not_shareable(devices: SharedDevices, index: int = 0, proc: Path = Path("/proc")) -> str | None:
-    """Return in a sentence why this machine's GPU cannot be taken; None: it can. Nothing is changed.
+    """Return a sentence on why this machine's GPU cannot be taken; None if it can. Nothing is changed.
 
     Raises:
         DevicesError: the driver does not answer.

@@ -1,4 +1,4 @@
-"""The agent's switch to simulated GPUs: the only module here that imports the twin, and only when asked."""
+"""The agent's access to simulated GPUs: the only module here that imports the twin, and only if asked to."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +9,7 @@ from gpushare.core.gpu import Devices
 def simulated_opener(
     text: str, node_name: str, directory: Path, clock: Callable[[], float]
 ) -> Callable[[], Devices]:
-    """Return what opens the GPUs that `--simulated` asks for, such as "H200:2".
+    """Return a function that opens the GPUs that `--simulated` asks for, such as "H200:2".
 
     Args:
         directory: the node's gpushare directory, where the twins write.

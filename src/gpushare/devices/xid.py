@@ -1,4 +1,4 @@
-"""XID errors: the driver's reports that a GPU has failed, and when it has recovered."""
+"""XID errors: the driver's reports that a GPU has failed, and whether it has recovered."""
 
 import contextlib
 import logging
@@ -14,17 +14,18 @@ _log = logging.getLogger(__name__)
 
 # XIDs that an application causes and that do not harm the GPU (NVIDIA, XID errors; the device plugin's list).
 APPLICATION_XIDS: Final = frozenset({13, 31, 43, 45, 68, 109})
-QUIET_SECONDS: Final = 60.0  # without a further XID, before a driver that says "no action needed" is believed
+QUIET_SECONDS: Final = 60.0  # how long no further XID may come before the driver's "no action needed" is trusted
 
 
 class XidWatch:
-    """Collects XID events of the GPUs without ever waiting for one.
+    """Collects XID events of the GPUs, without waiting for any.
 
-    A GPU with a critical XID is unhealthy until the driver says that no recovery action is needed any more.
-    Drivers that cannot say so (before r555) keep it unhealthy until the agent, and with it NVML, restarts.
+    A GPU with a critical XID is unhealthy until the driver reports that no recovery action is needed any more.
+    With drivers that cannot report this (before r555) it stays unhealthy until the agent, and with it NVML,
+    restarts.
 
     Attributes:
-        last: the last critical XID by GPU and when it came, on the clock.
+        last: by GPU, the last critical XID and when it came, on the clock.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class XidWatch:
                 _log.warning("XID errors of GPU %s cannot be watched: %s", uuid, explain(error))
 
     def health(self, uuid: str, handle: Any) -> GpuHealth:
-        """Return a GPU's health by its XIDs."""
+        """Return a GPU's health, judged by its XIDs."""
         self._collect()
         last = self.last.get(uuid)
         if last is None:
@@ -72,7 +73,7 @@ class XidWatch:
         while self._events is not None:
             try:
                 event = pynvml.nvmlEventSetWait(self._events, 0)
-            except pynvml.NVMLError:  # a timeout: nothing happened; or the GPU is lost, which memory info tells
+            except pynvml.NVMLError:  # a timeout (nothing happened), or a lost GPU, which the memory query reports
                 return
             xid = int(event.eventData)
             if xid in APPLICATION_XIDS:
@@ -82,7 +83,7 @@ class XidWatch:
                 self.last[uuid] = (xid, self._clock())
 
     def _named(self, event: Any) -> tuple[str, ...]:
-        """Return the GPU of an event; all GPUs when it is unknown, since the event is about one of them."""
+        """Return the GPU of an event, or all GPUs if it is unknown, as the event concerns one of them."""
         try:
             return (str(pynvml.nvmlDeviceGetUUID(event.device)),)
         except pynvml.NVMLError:

@@ -1,4 +1,4 @@
-"""Metric families of the node; docs/metrics.md is the table of all of them."""
+"""Metric families of the node; docs/metrics.md has a table of all of them."""
 
 from gpushare.exporter.node import DeviceFigures, NodeCollector, NodeFigures, TenantFigures
 

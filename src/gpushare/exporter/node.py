@@ -1,4 +1,4 @@
-"""The node's metric families: device and pod figures; one that was not measured is absent (docs/metrics.md)."""
+"""The node's metric families: device and pod figures; unmeasured figures are absent (docs/metrics.md)."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +15,23 @@ MPS_STATES: Final = ("Starting", "Active", "Fault", "Down")
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """One GPU's figures; None and missing keys mean that it was not measured.
+    """One GPU's figures; None and missing keys mean that a figure was not measured.
 
     Attributes:
         pipes: use by pipe (fp16, fp32, fp64, int8, integer, dram), 0 to 1.
-        mps_state: one of MPS_STATES; held: connections that wait at the gate, by reason.
-        refused, mismatches: since the gate started, and now, by reason or kind.
-        outside, outside_found, outside_ended: processes outside MPS, now, and since the agent started.
-        promises_broken, throttles, retractions_asked: what the loop saw and did since the agent started.
-        readings, reading_failures, reading_seconds: profiles read in place, and the time that it cost neighbours.
+        mps_state: one of MPS_STATES.
+        held: connections waiting at the gate, by reason.
+        refused: connections refused since the gate started, by reason.
+        mismatches: present mismatches, by kind.
+        outside: present processes outside MPS.
+        outside_found: processes found outside MPS since the agent started.
+        outside_ended: those of them that the agent ended.
+        promises_broken: promises found broken since the agent started.
+        throttles: throttles since the agent started.
+        retractions_asked: retractions asked for since the agent started.
+        readings: profiles read in place.
+        reading_failures: those of them that yielded nothing.
+        reading_seconds: time for which neighbours were stopped for readings.
     """
 
     uuid: str
@@ -60,7 +68,7 @@ class DeviceFigures:
 
 @dataclass(frozen=True, slots=True)
 class TenantFigures:
-    """One pod's figures on one GPU; None and missing keys mean that it is not known."""
+    """One pod's figures on one GPU; None and missing keys mean that a figure is unknown."""
 
     gpu_uuid: str
     namespace: str
@@ -90,9 +98,10 @@ class NodeFigures:
     """All figures of one node at one moment.
 
     Attributes:
-        is_driver_ready: the driver answered the last round.
-        slo_failures: readings of latency targets that gave nothing, by reason, since the agent started.
-        errors: by part, since the agent started; allocation_mismatches: times that kubelet chose another GPU.
+        errors: errors since the agent started, by part.
+        allocation_mismatches: how often kubelet chose another GPU than decided.
+        is_driver_ready: whether the driver answered in the last round.
+        slo_failures: failed readings of latency targets since the agent started, by reason.
     """
 
     node: str

@@ -1,12 +1,12 @@
-"""Start the agent, hold its place at kubelet, and start it again when it ends.
+"""Start the agent, keep its registration at kubelet, and start it again when it ends.
 
     python -m gpushare.front [COMMAND...]
 
-COMMAND is the agent's, by default `python -m gpushare_deviceplugin`; it finds our folder in
+COMMAND starts the agent, by default `python -m gpushare_deviceplugin`; it finds our folder in
 $GPUSHARE_PLUGINS_DIRECTORY. Kubelet's directory is $GPUSHARE_KUBELET_DIRECTORY.
 
-The front lives as long as there is something to hold: an agent that ends before its first list, or that comes to
-nothing until the list has been given up, ends the front with its own status, and so the container.
+The front runs as long as it has a list to keep. If an agent ends before its first list, or no new agent succeeds
+before the list is given up, the front exits with the agent's status, which ends the container.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ _log = logging.getLogger("gpushare.front")
 AGENT: Final = (sys.executable, "-m", "gpushare_deviceplugin")
 DIRECTORY_VARIABLE: Final = "GPUSHARE_PLUGINS_DIRECTORY"
 BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
-GOOD_RUN_SECONDS: Final = 5.0  # an agent that ran this long has not failed at its start
-LOOK_SECONDS: Final = 30.0  # at our children, though the kernel tells when one ends
-_STACK_BYTES: Final = 256 * 1024  # of a thread; no page of it is a huge one
+GOOD_RUN_SECONDS: Final = 5.0  # an agent that ran this long did not fail at its start
+LOOK_SECONDS: Final = 30.0  # interval of checks of our children, although the kernel reports their end
+_STACK_BYTES: Final = 256 * 1024  # stack of a thread; small, so that no page of it is huge
 _ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT})
 _SIGNALS: Final = _ENDING | {signal.SIGCHLD}
 
 
 class AgentProcess:
-    """The agent as our child. Only the main thread starts and reaps it; any thread may signal it."""
+    """The agent as our child process. Only the main thread starts and reaps it; any thread may signal it."""
 
     def __init__(self, command: tuple[str, ...], environment: dict[str, str]) -> None:
         self._command, self._environment = command, environment
@@ -46,12 +46,12 @@ class AgentProcess:
 
     @property
     def is_running(self) -> bool:
-        """Return whether it was started and has not been reaped."""
+        """Return whether the agent was started and has not been reaped."""
         return self._pid is not None
 
     def start(self) -> None:
-        """Start it, with the signals as they were before us."""
-        ignored = [signal.SIGPIPE, signal.SIGXFSZ]  # by Python, for itself
+        """Start the agent, with the signal settings that we were started with."""
+        ignored = [signal.SIGPIPE, signal.SIGXFSZ]  # ignored by Python itself
         with self._lock:
             self._pid = os.posix_spawnp(
                 self._command[0], self._command, self._environment, setsigmask=[], setsigdef=ignored
@@ -59,13 +59,13 @@ class AgentProcess:
         self.started_at = time.monotonic()
 
     def send(self, number: int) -> None:
-        """Send it a signal, if it is there."""
+        """Send the agent a signal, if it is running."""
         with self._lock:
             if self._pid is not None:
                 os.kill(self._pid, number)
 
     def reap(self) -> int | None:
-        """Reap every child that has ended; return the status of the agent's end, negative for a signal."""
+        """Reap every child that has ended; return the agent's exit status (negative for a signal), or None."""
         found = None
         while True:
             with self._lock:
@@ -80,10 +80,10 @@ class AgentProcess:
 
 
 def own_directory(environment: dict[str, str]) -> Path:
-    """Return our folder, made if it is missing and nobody else's.
+    """Return our folder, created if missing and owned only by us.
 
     Raises:
-        OSError: it cannot be ours.
+        OSError: the folder belongs to somebody else.
     """
     folder = Path(environment.get("TMPDIR") or "/tmp") / "gpushare-front"  # noqa: S108 - its owner is looked at below
     with contextlib.suppress(FileExistsError):
@@ -96,11 +96,11 @@ def own_directory(environment: dict[str, str]) -> Path:
 
 
 def run(command: tuple[str, ...], environment: dict[str, str]) -> int:
-    """Hold the place until SIGTERM, or until there is nothing to hold; return the exit status."""
+    """Keep the registration until SIGTERM, or until there is no list to keep; return the exit status."""
     own = own_directory(environment)
     plugins = Path(environment.get("GPUSHARE_KUBELET_DIRECTORY") or "/var/lib/kubelet") / "device-plugins"
     threading.stack_size(_STACK_BYTES)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # before there is a thread: the main one takes them all
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # before any thread starts: only the main one gets signals
     agent = AgentProcess(command, {**environment, DIRECTORY_VARIABLE: str(own)})
     place = FrontPlace(plugins, own, lambda: agent.send(signal.SIGKILL))
     place.open()
@@ -143,7 +143,7 @@ def _exit_status(status: int) -> int:
 
 
 def main() -> int:
-    """Run by the command line and the environment."""
+    """Run the front by the command line and the environment."""
     set_up_logging(log_level_of())
     return run(tuple(sys.argv[1:]) or AGENT, dict(os.environ))
 

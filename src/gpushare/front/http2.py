@@ -1,8 +1,8 @@
-"""HTTP/2 over a unix socket, by the package h2: what gRPC's unary calls and answers in a stream need.
+"""HTTP/2 over a unix socket, by the package h2: what gRPC's unary calls and streamed answers need.
 
-A thread of its own reads a connection. Everything that waits, waits for one condition that the connections of
-a process share, so a waiter learns of whatever it may have to act on. Condition and lock of a connection are
-never held together: a peer that does not read must stop its own connection only.
+Each connection is read by its own thread. All waiting uses one condition that the connections of a process share,
+so a waiter is woken by any event that it may need. The condition and a connection's lock are never held together,
+so that a peer that does not read blocks only its own connection.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ Headers = list[tuple[bytes, bytes]]
 MAX_STREAMS: Final = 256  # kubelet has one call open, and its watch
 MAX_MESSAGE_BYTES: Final = 4 * 2**20  # gRPC's own limit; a list of 16 GPUs has 0.1 MiB
 MAX_HEADERS_BYTES: Final = 64 * 2**10
-SEND_SECONDS: Final = 20.0  # for a peer that does not read; then the connection is given up
+SEND_SECONDS: Final = 20.0  # a peer that reads nothing for this long loses its connection
 _READ_BYTES: Final = 64 * 2**10
 
 
 class ConnectionLostError(Exception):
-    """The peer is gone, or ended the stream before its answer was whole; nothing is known of what it did."""
+    """The peer is gone, or ended the stream before its answer was complete; what it did is unknown."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +49,8 @@ class Stream:
     """One call. Its fields change under the connection's condition.
 
     Attributes:
-        blocks: the header blocks that came: headers, then trailers.
-        data: what came and was not taken yet.
+        blocks: received header blocks: headers, then trailers.
+        data: received data that was not taken yet.
         is_ended: the peer sends nothing more.
         is_reset: the peer wants nothing more.
     """
@@ -62,7 +62,7 @@ class Stream:
     is_reset: bool = False
 
     def take(self, event: Event) -> None:
-        """Take what came of it."""
+        """Update the stream from an event."""
         if isinstance(event, ResponseReceived | TrailersReceived):
             self.blocks.append(event.headers)
         elif isinstance(event, DataReceived):
@@ -78,8 +78,8 @@ class Http2Connection:
     """One end of a connection.
 
     Args:
-        changed: notified at whatever comes.
-        on_stream: called in the reading thread for each stream that the peer opens; None at a client's end.
+        changed: condition that is notified at every event.
+        on_stream: called in the reading thread for each stream that the peer opens; None for a client.
     """
 
     def __init__(
@@ -105,15 +105,15 @@ class Http2Connection:
                 SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADERS_BYTES,
             },
         )
-        # Only sending has a limit of time: SO_RCVTIMEO stays unset, since a watch is silent for hours.
+        # Only sending has a time limit; SO_RCVTIMEO stays unset, because a watch may be silent for hours.
         seconds = struct.pack("ll", int(SEND_SECONDS), 0)
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
 
     def start(self) -> None:
-        """Begin the connection and read it until it ends.
+        """Start the connection and its reading thread.
 
         Raises:
-            ConnectionLostError: it has ended already.
+            ConnectionLostError: it has already ended.
         """
         with self._sending:
             self._h2.initiate_connection()
@@ -121,15 +121,15 @@ class Http2Connection:
         threading.Thread(target=self._read, name="connection", daemon=True).start()
 
     def close(self) -> None:
-        """End it; all that waits for it is told."""
+        """End the connection and wake everything that waits for it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def open(self, headers: Headers) -> Stream:
-        """Begin a call as the client.
+        """Start a call as the client.
 
         Raises:
-            ConnectionLostError: the peer takes none any more.
+            ConnectionLostError: the peer accepts no more calls.
         """
         with self._sending:
             if self.is_lost or self._is_going_away:
@@ -139,7 +139,7 @@ class Http2Connection:
                 self._h2.send_headers(stream.number, headers)
             except H2Error as error:
                 raise ConnectionLostError(f"no further call on this connection: {error}") from None
-            self._streams[stream.number] = stream  # before its answer can come
+            self._streams[stream.number] = stream  # registered before its answer can come
             self._flush()
         return stream
 
@@ -147,7 +147,7 @@ class Http2Connection:
         """Send headers or, with `end`, trailers.
 
         Raises:
-            ConnectionLostError: the peer takes no more of this call.
+            ConnectionLostError: the peer accepts no more data of this call.
         """
         with self._sending:
             try:
@@ -157,10 +157,10 @@ class Http2Connection:
             self._flush()
 
     def send_data(self, stream: Stream, data: bytes, *, end: bool = False) -> None:
-        """Send data as fast as the peer takes it.
+        """Send data as fast as the peer accepts it.
 
         Raises:
-            ConnectionLostError: it takes no more, or none for a long time.
+            ConnectionLostError: the peer accepts no more data, or none for a long time.
         """
         at = 0
         while True:
@@ -189,7 +189,7 @@ class Http2Connection:
             self._flush()
 
     def forget(self, stream: Stream) -> None:
-        """Drop a call that is over; what still comes of it is ignored."""
+        """Drop a call that is over; later data of it is ignored."""
         with self.changed:
             self._streams.pop(stream.number, None)
 
@@ -206,10 +206,10 @@ class Http2Connection:
             raise ConnectionLostError("the other side takes no more")
 
     def _flush(self) -> None:
-        """Write what h2 has to say, under the lock: frames go out in the order in which h2 made them."""
+        """Write h2's output, under the lock, so that frames are sent in the order in which h2 made them."""
         try:
             self._socket.sendall(self._h2.data_to_send())
-        except OSError as error:  # a frame may be half written: nothing can follow it
+        except OSError as error:  # a frame may be half written, so nothing can follow it
             self.close()
             raise ConnectionLostError(f"the connection has ended: {error}") from None
 
@@ -225,7 +225,7 @@ class Http2Connection:
                             if isinstance(event, DataReceived) and event.flow_controlled_length:
                                 self._h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
                     finally:
-                        self._flush()  # the end of a connection that breaks the protocol, too
+                        self._flush()  # this also sends the end of a connection that broke the protocol
                 for event in events:
                     self._take(event)
         except (OSError, ConnectionLostError, H2Error):

@@ -1,8 +1,8 @@
-"""The agent's place at kubelet: its socket, its registration and its last list, kept through the agent's absence.
+"""The agent's place at kubelet: its socket, its registration and its last list, kept while the agent is away.
 
-To kubelet the front is the device plugin, to the agent it is kubelet: the agent serves the plugin and registers it
-as it would with kubelet, in a folder of the front's own. Every call is handed on as it came. What kubelet asks
-while the agent is away waits for the next one; kubelet itself sets no limit of time.
+To kubelet the front is the device plugin; to the agent it is kubelet: the agent serves the plugin and registers it
+as with kubelet, in the front's own folder. Every call is passed on unchanged. Calls from kubelet while the agent
+is away wait for the next agent; kubelet itself sets no time limit.
 """
 
 import logging
@@ -19,7 +19,7 @@ from gpushare.runtime.backoff import Backoff
 
 _log = logging.getLogger(__name__)
 
-PLUGIN_SOCKET: Final = "gpushare.sock"  # the agent's registration names it
+PLUGIN_SOCKET: Final = "gpushare.sock"  # name in the agent's registration
 KUBELET_SOCKET: Final = "kubelet.sock"
 REGISTER_PATH: Final = "/v1beta1.Registration/Register"
 _PLUGIN: Final = "/v1beta1.DevicePlugin/"
@@ -28,22 +28,22 @@ RELAYED: Final = tuple(
     _PLUGIN + method
     for method in ("GetDevicePluginOptions", "GetPreferredAllocation", "Allocate", "PreStartContainer")
 )
-ATTEMPTS: Final = 2  # a call that ends two agents is not given to a third
+ATTEMPTS: Final = 2  # a call that ended two agents is not passed to a third
 LOOK_SECONDS: Final = 1.0
-QUICK_SECONDS: Final = 0.02  # while kubelet is away: what is bound before we have registered is rejected for good
+QUICK_SECONDS: Final = 0.02  # while kubelet is away: pods bound before we have registered are rejected for good
 REGISTER_BACKOFF: Final = Backoff(first_seconds=0.1, longest_seconds=5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long things are waited for, in seconds.
+    """Time limits, in seconds.
 
     Attributes:
-        hold: an agent that is away: as long is its last list upheld, and a call waits.
-        answer: one that lives; then it hangs and is killed.
-        register: kubelet's answer to our registration.
-        agent_register: until the agent's registration is answered, at most; it waits for 10 s.
-        no_watch: kubelet that has taken us and does not watch; then we register again.
+        hold: how long an agent may be away; for so long its last list is kept and calls wait.
+        answer: how long a running agent may take to answer before it is killed.
+        register: how long kubelet may take to answer our registration.
+        agent_register: when the agent's registration is answered at the latest; the agent waits for 10 s.
+        no_watch: how long kubelet may not watch after a registration; then we register again.
     """
 
     hold: float = 60.0
@@ -54,10 +54,11 @@ class Patience:
 
 
 class FrontPlace:
-    """What kubelet and the agent see of each other.
+    """The connection between kubelet and the agent.
 
     Args:
-        plugins: kubelet's folder of plugins' sockets; own: the one where the agent finds us in kubelet's place.
+        plugins: kubelet's folder of plugin sockets.
+        own: folder in which the agent finds us instead of kubelet.
         kill_agent: ends an agent that hangs.
     """
 
@@ -80,7 +81,7 @@ class FrontPlace:
         self._gone_at = time.monotonic()
         self._list: bytes | None = None
         self._registration = b""
-        self._registered: tuple[int, int] | None = None  # with which kubelet
+        self._registered: tuple[int, int] | None = None  # identity of the kubelet that we are registered with
         self._unwatched_since = time.monotonic()
         self._watches = 0
         self._failures = 0
@@ -99,12 +100,12 @@ class FrontPlace:
 
     @property
     def is_held(self) -> bool:
-        """Return whether there is a list that is worth waiting for the next agent."""
+        """Return whether there is a list worth keeping for the next agent."""
         with self._changed:
             return self._list is not None
 
     def run(self) -> None:
-        """Uphold the registration until `stop`."""
+        """Maintain the registration until `stop`."""
         while not self._is_stopping:
             try:
                 seconds = self.look()
@@ -115,7 +116,7 @@ class FrontPlace:
                 self._changed.wait(min(seconds, LOOK_SECONDS))
 
     def stop(self) -> None:
-        """Let nothing wait any more, end kubelet's watch and remove the sockets."""
+        """End all waiting and kubelet's watch, and remove the sockets."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
@@ -176,7 +177,7 @@ class FrontPlace:
                 self._changed.notify_all()
 
     def look(self) -> float:
-        """Look at kubelet's socket and ours once, register where it is due, and return when to look again."""
+        """Check kubelet's socket and ours once, register if due, and return when to check again."""
         now = time.monotonic()
         kubelet = identity(self._kubelet)
         with self._changed:
@@ -188,7 +189,7 @@ class FrontPlace:
         if kubelet != self._seen:
             self._not_before = now
             if kubelet is not None and not has_agent:
-                self._agent_door.open()  # a new file there tells an agent that waits that kubelet is new
+                self._agent_door.open()  # a new file there tells a waiting agent that kubelet has restarted
             self._seen = kubelet
         if not has_list:
             return LOOK_SECONDS
@@ -230,7 +231,7 @@ class FrontPlace:
     # to the agent -----------------------------------------------------------------------------------------------
 
     def _take_registration(self, request: bytes, _: Callable[[], bool]) -> Iterator[bytes]:
-        """Take an agent that serves; answer once kubelet has us."""
+        """Accept a serving agent's registration; answer once kubelet has accepted ours."""
         try:
             agent = connect(self._own / PLUGIN_SOCKET, self._changed)
         except ConnectionLostError as error:
@@ -248,7 +249,7 @@ class FrontPlace:
         yield b""
 
     def _follow(self, agent: Http2Connection, registration: bytes) -> None:
-        """Take an agent's lists until they end; with the first one it is the agent that serves."""
+        """Receive an agent's lists until they end; from its first list on this agent is the one in use."""
         try:
             lists = subscribe(agent, WATCH_PATH, b"")
             for first in lists:

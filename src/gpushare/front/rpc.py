@@ -1,4 +1,4 @@
-"""gRPC over HTTP/2: messages stay bytes, nothing here knows what they say."""
+"""gRPC over HTTP/2; messages stay bytes, and their content is not parsed here."""
 
 import contextlib
 import logging
@@ -16,13 +16,13 @@ from h2.errors import ErrorCodes
 from gpushare.front.http2 import ConnectionLostError, Http2Connection, Stream
 
 _log = logging.getLogger(__name__)
-REQUEST_SECONDS: Final = 10.0  # for a request to arrive whole
+REQUEST_SECONDS: Final = 10.0  # time for a request to arrive completely
 MAX_REASON_BYTES: Final = 4096
-_PREFIX: Final = struct.Struct(">BL")  # is it compressed, length
+_PREFIX: Final = struct.Struct(">BL")  # (compressed flag, length)
 
 
 class StatusCode(IntEnum):
-    """gRPC's codes that we give ourselves."""
+    """The gRPC codes that we send ourselves."""
 
     OK = 0
     UNKNOWN = 2
@@ -32,7 +32,7 @@ class StatusCode(IntEnum):
 
 
 class CallError(Exception):
-    """A call's answer that is not OK: a gRPC code and a sentence."""
+    """An answer of a call that is not OK: a gRPC code and a sentence."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -40,14 +40,15 @@ class CallError(Exception):
 
 
 MethodHandler = Callable[[bytes, Callable[[], bool]], Iterator[bytes]]
-"""Answers one call, in a thread of its own: takes the request, and what tells whether it is still waited for."""
+"""Answers one call, in its own thread. Its arguments are the request, and a function that returns whether the
+caller still waits."""
 
 
 def connect(path: Path, changed: threading.Condition) -> Http2Connection:
-    """Return a client's connection to a unix socket.
+    """Return a client connection to a unix socket.
 
     Raises:
-        ConnectionLostError: nobody answers there.
+        ConnectionLostError: nothing listens there.
     """
     peer = socket.socket(socket.AF_UNIX)
     try:
@@ -61,12 +62,12 @@ def connect(path: Path, changed: threading.Condition) -> Http2Connection:
 
 
 def call(connection: Http2Connection, path: str, request: bytes, seconds: float) -> bytes:
-    """Return a unary call's answer.
+    """Return the answer of a unary call.
 
     Raises:
-        CallError: the other side's own answer is an error.
-        ConnectionLostError: it went away before it had answered.
-        TimeoutError: it did not answer in time.
+        CallError: the peer answered with an error.
+        ConnectionLostError: the peer went away before it answered.
+        TimeoutError: the peer did not answer in time.
     """
     answers = list(subscribe(connection, path, request, seconds))
     return answers[0] if answers else b""
@@ -75,7 +76,10 @@ def call(connection: Http2Connection, path: str, request: bytes, seconds: float)
 def subscribe(
     connection: Http2Connection, path: str, request: bytes, seconds: float | None = None
 ) -> Iterator[bytes]:
-    """Yield a call's answers; raises as `call`, the last only if there is a limit of seconds for each answer."""
+    """Yield the answers of a call.
+
+    Raises as `call`; TimeoutError only if there is a limit of seconds for each answer.
+    """
     stream = connection.open(
         [
             (b":method", b"POST"),
@@ -100,7 +104,7 @@ def subscribe(
 
 
 def answer(connection: Http2Connection, stream: Stream, handlers: Mapping[str, MethodHandler]) -> None:
-    """Answer a call that the peer has begun."""
+    """Answer a call that the peer has started."""
     path = next((value for name, value in stream.blocks[0] if name == b":path"), b"").decode(errors="replace")
     head = [(b":status", b"200"), (b"content-type", b"application/grpc")]
     code, reason = int(StatusCode.OK), ""
@@ -134,10 +138,10 @@ def answer(connection: Http2Connection, stream: Stream, handlers: Mapping[str, M
 
 
 class Door:
-    """A listening unix socket whose callers are answered, until it is closed.
+    """A listening unix socket that answers callers until it is closed.
 
     Attributes:
-        calls: how many are being answered.
+        calls: number of calls being answered.
     """
 
     def __init__(self, path: Path, handlers: Mapping[str, MethodHandler], changed: threading.Condition) -> None:
@@ -150,14 +154,14 @@ class Door:
 
     @property
     def is_there(self) -> bool:
-        """Return whether who opens the path comes here."""
+        """Return whether the path still leads to this socket."""
         return self._identity is not None and identity(self._path) == self._identity
 
     def open(self) -> None:
-        """Listen at the path, anew where somebody removed it; once it was closed, do nothing.
+        """Listen at the path, again if it was removed; do nothing once closed.
 
         Raises:
-            OSError: that cannot be.
+            OSError: the socket cannot be created.
         """
         with self._lock:
             self._leave()
@@ -175,7 +179,7 @@ class Door:
             threading.Thread(target=self._accept, args=(listener,), name="door", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more callers, for good; those who are there stay."""
+        """Accept no more callers, for good; present callers stay."""
         with self._lock:
             self._is_closed = True
             self._leave()
@@ -186,7 +190,7 @@ class Door:
         if self.is_there:
             self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # which ends accept() too
+            self._listener.shutdown(socket.SHUT_RDWR)  # this ends accept() too
         self._listener.close()
         self._listener, self._identity = None, None
 
@@ -197,7 +201,7 @@ class Door:
             except OSError:
                 if listener.fileno() < 0 or listener is not self._listener:
                     return
-                time.sleep(0.1)  # out of descriptors: the callers wait
+                time.sleep(0.1)  # out of descriptors, so callers wait
                 continue
             try:
                 Http2Connection(peer, self._changed, self._on_stream).start()
@@ -219,7 +223,7 @@ class Door:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file from a later one of the same name; None while there is none."""
+    """Return a value that distinguishes a file from a later one of the same name; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -228,7 +232,7 @@ def identity(path: Path) -> tuple[int, int] | None:
 
 
 def _next_message(connection: Http2Connection, stream: Stream, seconds: float | None) -> bytes | None:
-    """Return the next whole message; None when the other side has sent its last."""
+    """Return the next complete message; None after the peer's last one."""
     with connection.changed:
 
         def size() -> int | None:
@@ -266,7 +270,7 @@ def _check_status(stream: Stream) -> None:
 
 
 def _escape(text: str) -> bytes:
-    """Return a sentence as gRPC carries it: visible ASCII, the rest as %XX."""
+    """Return a sentence as gRPC encodes it: visible ASCII, the rest as %XX."""
     raw = text.encode(errors="replace")[:MAX_REASON_BYTES]
     return b"".join(bytes([byte]) if 0x20 <= byte < 0x7F and byte != 0x25 else b"%%%02X" % byte for byte in raw)
 

@@ -25,17 +25,15 @@ T = TypeVar("T")
 
 PAGE_LIMIT: Final = 500  # client-go's pager; 500 pods are about 3 MB of JSON, parsed in some 15 ms
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
-SILENT_WATCH_SECONDS: Final = (
-    90.0  # the API server sends a bookmark about every 60 s; longer silence is a dead link
-)
+SILENT_WATCH_SECONDS: Final = 90.0  # longer silence is a dead link; bookmarks come about every 60 s
 
 _POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# What the library raises about a file that is YAML of another shape, or none.
+# Errors that the library raises for a file that is not YAML, or YAML of another shape.
 _BAD_KUBECONFIG: Final = (yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError)
 
 
 class PatchType(StrEnum):
-    """How the server reads a patch's body."""
+    """Interpretation of a patch's body by the server."""
 
     MERGE = "application/merge-patch+json"
     JSON = "application/json-patch+json"
@@ -84,7 +82,7 @@ class Api:
         return await self._call("GET", resource.path(namespace=namespace, name=name))
 
     async def versions_of(self, group: str) -> tuple[str, ...]:
-        """Return the versions that the server serves of an API group; empty where it does not know the group."""
+        """Return the versions of an API group that the server serves; empty if it does not know the group."""
         try:
             found = await self._call("GET", f"/apis/{quote(group, safe='')}")
         except NotFound:
@@ -100,7 +98,7 @@ class Api:
         field_selector: str | None = None,
         limit: int = PAGE_LIMIT,
     ) -> AsyncIterator[Page]:
-        """Yield a list page by page, so that only one page of raw JSON is in memory; `limit` 0: one page."""
+        """Yield a list page by page, so that only one page of raw JSON is in memory; `limit` 0 means one page."""
         query = _query(labelSelector=label_selector, fieldSelector=field_selector, limit=limit or None)
         path = resource.path(namespace=namespace)
         token: str | None = None
@@ -139,7 +137,7 @@ class Api:
             except Gone:
                 if not limit:
                     raise
-                limit = 0  # too many changes between pages: read it in one piece, as client-go does
+                limit = 0  # too many changes between pages: read it in one request, as client-go does
             else:
                 return Listing(items, version)
 
@@ -200,7 +198,7 @@ class Api:
         namespace: str | None = None,
         subresource: str | None = None,
     ) -> Json:
-        """Replace a whole object; fails with Conflict when somebody changed its resourceVersion first."""
+        """Replace a whole object; fails with Conflict if its resourceVersion has changed."""
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
         return await self._call("PUT", path, _query(fieldManager=self._field_manager), body)
 
@@ -221,7 +219,8 @@ class Api:
             force: with APPLY, take over fields that another manager owns.
 
         Raises:
-            Conflict: the resourceVersion is another. Invalid: the uid is another.
+            Conflict: the resourceVersion differs.
+            Invalid: the uid differs.
         """
         path = resource.path(namespace=namespace, name=name, subresource=subresource)
         query = _query(fieldManager=self._field_manager, force="true" if force else None)
@@ -278,7 +277,8 @@ class Api:
         """Bind a pod to a node; the API server writes `annotations` on the pod in the same transaction.
 
         Raises:
-            Conflict: another pod of that name, or it is bound already. NotFound: it is gone.
+            Conflict: another pod has that name, or the pod is already bound.
+            NotFound: the pod is gone.
         """
         metadata: Json = {"name": name, "namespace": namespace, "uid": uid}
         if annotations:
@@ -314,7 +314,7 @@ class Api:
         body: Body | None = None,
         content_type: str = "application/json",
     ) -> aiohttp.ClientResponse:
-        """Send a request and yield its response once the head has arrived and is a success."""
+        """Send a request and return its response after its headers have arrived and show success."""
         url = self._configuration.host + path + ("?" + urlencode(query) if query else "")
         headers = {"Accept": "application/json", "Content-Type": content_type}
         auth: Any = await self._configuration.auth_settings()
@@ -332,7 +332,7 @@ class Api:
 
 
 def _check_exists(kubeconfig: str | None) -> None:
-    """Raise ApiError for a missing file: the library prints a line of its own and raises about its content."""
+    """Raise ApiError for a missing file, because the library's own error for it is misleading."""
     looked_for = kubeconfig or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     paths = looked_for.split(os.pathsep)
     if not any(Path(one).exists() for one in paths):
@@ -340,7 +340,7 @@ def _check_exists(kubeconfig: str | None) -> None:
 
 
 async def read_configuration(kubeconfig: str | Path | None = None, *, context: str | None = None) -> Any:
-    """Return the Kubernetes package's Configuration, with credentials; looked for as `connect` says.
+    """Return the Kubernetes package's Configuration, with credentials, found as described for `connect`.
 
     Raises:
         ApiError: there is no usable configuration; the message says what was looked for.
@@ -373,7 +373,7 @@ async def connect(
         ApiError: there is no usable configuration; the message says what was looked for.
     """
     configuration = await read_configuration(kubeconfig, context=context)
-    # aiohttp's search for a proxy and a netrc file takes two thread hops a request: only where there is a proxy.
+    # aiohttp's search for a proxy and a netrc file costs two thread hops per request, so only do it with a proxy.
     configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
     configuration.retries = None  # callers decide about retries; a Reflector has its own back-off
     api = Api(configuration, field_manager=field_manager)
@@ -385,12 +385,12 @@ async def connect(
 
 
 def _named_kubeconfig() -> str | None:
-    """Return $KUBECONFIG as it is now: the library reads it once, when it is imported."""
+    """Return the present $KUBECONFIG; the library reads it only once, when it is imported."""
     return os.environ.get("KUBECONFIG") or None
 
 
 def current_namespace(kubeconfig: str | Path | None = None, *, context: str | None = None) -> str:
-    """Return the namespace that kubectl uses where none is given: the context's, or the pod's own."""
+    """Return kubectl's default namespace: the context's, or the pod's own."""
     if kubeconfig is None and context is None and "KUBERNETES_SERVICE_HOST" in os.environ:
         try:
             return _POD_NAMESPACE.read_text().strip() or "default"
@@ -443,7 +443,7 @@ def _status_object(raw: bytes) -> Json:
 
 
 async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield lines of any length (aiohttp's own reader refuses long ones); an object may be 1.5 MB."""
+    """Yield lines of any length, up to 1.5 MB for an object (aiohttp's own reader refuses long lines)."""
     rest: list[bytes] = []
     async for chunk in response.content.iter_any():
         *whole, tail = chunk.split(b"\n")

@@ -1,17 +1,17 @@
-"""Objects that could not be understood: all are counted, a few are logged."""
+"""Objects that could not be parsed: all are counted, a few are logged."""
 
 import logging
 from typing import Final
 
 _log = logging.getLogger(__name__)
-MAX_LOGGED_BAD_OBJECTS: Final = 20  # each once; a whole cluster of them must not flood the log
+MAX_LOGGED_BAD_OBJECTS: Final = 20  # each once, so that a whole cluster of them does not flood the log
 
 
 class BadObjects:
-    """Count of one kind's objects that could not be understood.
+    """Count of one kind's objects that could not be parsed.
 
     Attributes:
-        count: how many times such an object was met, repetitions included.
+        count: number of failures, repetitions included.
     """
 
     def __init__(self, kind: str) -> None:

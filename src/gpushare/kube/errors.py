@@ -1,16 +1,17 @@
-"""Errors of the Kubernetes API, mapped once at the edge; the type says whether a retry helps."""
+"""Errors of the Kubernetes API, mapped once where they arise; the type says whether a retry helps."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-DEFAULT_RETRY_AFTER_SECONDS: Final = 1.0  # what client-go assumes when a 429 or 5xx names no time
+DEFAULT_RETRY_AFTER_SECONDS: Final = 1.0  # client-go's default if a 429 or 5xx names no time
 
 
 class ApiError(Exception):
     """The API refused a request.
 
     Attributes:
-        status: the HTTP status, 0 when no answer came; reason: the Status object's reason, such as "NotFound".
+        status: the HTTP status, 0 if no answer came.
+        reason: the Status object's reason, such as "NotFound".
     """
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
@@ -28,19 +29,19 @@ class Conflict(ApiError):  # noqa: N818 - reads as the API's own word
 
 
 class AlreadyExists(Conflict):
-    """409 on create: an object of that name is there."""
+    """409 on create: an object of that name already exists."""
 
 
 class Forbidden(ApiError):  # noqa: N818 - reads as the API's own word
-    """401 or 403: not allowed (RBAC, admission, or a lapsed credential)."""
+    """401 or 403: not allowed (RBAC, admission, or an expired credential)."""
 
 
 class Invalid(ApiError):  # noqa: N818 - reads as the API's own word
-    """400 or 422: the request itself is wrong; trying again cannot help."""
+    """400 or 422: the request itself is wrong; a retry cannot help."""
 
 
 class Gone(ApiError):  # noqa: N818 - reads as the API's own word
-    """410: the resourceVersion or continue token is too old; list anew."""
+    """410: the resourceVersion or continue token is too old; list again."""
 
 
 class Retryable(ApiError):  # noqa: N818 - names what to do

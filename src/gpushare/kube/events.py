@@ -35,14 +35,15 @@ async def record_event(
     now: datetime | None = None,
     once: bool = False,
 ) -> None:
-    """Write one event about an object; a failure is logged, never raised, since events are a courtesy.
+    """Write one event about an object; a failure is only logged, as events are not essential.
 
     Args:
         regarding: the object itself (raw JSON) or an ObjectReference: kind, name, namespace, uid, apiVersion.
-        reason: CamelCase word, such as "ClientsAtLimit"; action: what was done or tried, such as "Binding".
-        note: one sentence for a person, cut at 1000 characters.
-        controller: name of the reporting part, such as "gpushare.io/agent".
-        once: one event for this note about this object, whoever writes it first.
+        reason: CamelCase word, such as "ClientsAtLimit".
+        note: one sentence for a person, truncated to 1000 characters.
+        action: what was done or tried, such as "Binding".
+        controller: name of the reporting component, such as "gpushare.io/agent".
+        once: write only one event with this note about this object, even if several processes do.
     """
     reference = object_reference(regarding)
     namespace = reference.get("namespace") or "default"

@@ -1,8 +1,8 @@
-"""An API server in memory, for tests and benchmarks: the client's side of it is `Api` itself.
+"""An API server in memory, for tests and benchmarks, which use the real client class `Api` with it.
 
-`FakeApi(store)` is an `Api` whose requests end in the store; `app(store)` serves the same store over HTTP to other
-processes. tests/kube/test_contract.py holds both to what a real API server does. It knows no schema, no admission
-and no controller; every object is as its writer left it.
+`FakeApi(store)` is an `Api` whose requests go to the store; `app(store)` serves the same store over HTTP to other
+processes. tests/kube/test_contract.py compares both with a real API server. It has no schema, admission or
+controllers; every object stays as it was written.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Selector = Callable[[Json], bool]
 
 
 class Refusal(Exception):  # noqa: N818 - the API's answer, not a defect
-    """An API server's answer in place of an object."""
+    """An error response of the API server."""
 
     def __init__(self, status: HTTPStatus, reason: str, message: str = "") -> None:
         super().__init__(message or reason)
@@ -40,7 +40,7 @@ class Refusal(Exception):  # noqa: N818 - the API's answer, not a defect
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """One write: the object before and after it; None where there is none."""
+    """One write: the object before and after it; None if there was none."""
 
     version: int
     kind: str
@@ -48,7 +48,7 @@ class _Change:
     after: Json | None
 
     def seen_by(self, selector: Selector, namespace: str | None) -> Json | None:
-        """Return the event for one watcher: an object that no longer matches its selector is deleted to it."""
+        """Return the event for one watcher; an object that no longer matches its selector counts as deleted."""
         either = self.after or self.before or {}
         if namespace is not None and either["metadata"].get("namespace") != namespace:
             return None
@@ -90,7 +90,7 @@ class ObjectStore:
     """Objects by resource and key, their history and their watchers.
 
     Attributes:
-        version: of the last write.
+        version: resource version of the last write.
         requests: (method, path) of every request, in order.
         served: versions of API groups, for discovery.
     """
@@ -100,7 +100,7 @@ class ObjectStore:
         self.version = 1
         self.requests: list[tuple[str, str]] = []
         self._objects: dict[str, dict[str, Json]] = {}
-        # copies as of the last write, unaffected by later changes to the objects
+        # copies of the last write, unaffected by later changes to the objects
         self._as_written: dict[tuple[str, str], Json] = {}
         self._history: deque[_Change] = deque(maxlen=HISTORY)
         self._forgotten = 0
@@ -110,11 +110,11 @@ class ObjectStore:
     # -- the test's side
 
     def objects(self, resource: Resource) -> dict[str, Json]:
-        """Return every object of a resource by key, live; use `put` and `remove` to write, they notify watches."""
+        """Return every object of a resource by key, live; write with `put` and `remove`, which notify watches."""
         return self._objects.setdefault(_kind(resource), {})
 
     def put(self, resource: Resource, obj: Json) -> Json:
-        """Write an object as it is, including its status, over any former one."""
+        """Write an object as it is, including its status, replacing any former one."""
         return self._write(_kind(resource), obj)
 
     def remove(self, resource: Resource, key: str) -> None:
@@ -122,7 +122,7 @@ class ObjectStore:
         self._delete(_kind(resource), key)
 
     def break_watches(self) -> None:
-        """End every watch, as a server does at a restart."""
+        """End every watch, as a restart of the server does."""
         for *_, queue in self._watches:
             queue.put_nowait(None)
 
@@ -141,10 +141,10 @@ class ObjectStore:
     def respond(
         self, method: str, path: str, query: Mapping[str, Any], body: Any = None, content_type: str = ""
     ) -> Json:
-        """Answer a request.
+        """Return the response to a request.
 
         Raises:
-            Refusal: as the API server refuses.
+            Refusal: as the API server would refuse it.
         """
         self.requests.append((method, path))
         if path.count("/") == 2 and path.startswith("/apis/"):
@@ -247,7 +247,7 @@ class ObjectStore:
         return copy.deepcopy(self._write(at.kind, obj))
 
     def _update(self, at: _Path, old: Json, new: Json) -> Json:
-        """Write the changes that a main resource, or its status, allows."""
+        """Return the object after a write to the main resource or its status, which change only their own part."""
         if at.subresource == "status":
             new = {**old, "status": new.get("status") or {}}
         else:
@@ -310,7 +310,7 @@ class FakeApi(Api):
         self._field_manager = "fake"
 
     async def close(self) -> None:
-        """Close nothing: no connection is open."""
+        """Do nothing, as no connection is open."""
 
     async def _call(
         self,
@@ -386,7 +386,7 @@ def _key(obj: Json) -> str:
 
 
 def _check_same(old: Json, wanted: Mapping[str, Any]) -> None:
-    """Check a deletion's preconditions: uid and resourceVersion must be the object's."""
+    """Check a deletion's preconditions: uid and resourceVersion must match the object."""
     for name in ("uid", "resourceVersion"):
         if wanted.get(name) not in {None, old["metadata"].get(name)}:
             raise Refusal(HTTPStatus.CONFLICT, "Conflict", f"the {name} in the precondition is another")

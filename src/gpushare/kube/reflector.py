@@ -25,7 +25,7 @@ BACKOFF: Final = Backoff(
 
 
 class Change(StrEnum):
-    """What happened to an object."""
+    """Kind of change to an object."""
 
     ADDED = "Added"
     MODIFIED = "Modified"
@@ -36,17 +36,17 @@ OnChange = Callable[[Change, str, T], None]
 
 
 class Reflector(Generic[T]):
-    """A local copy of one resource type, kept by list and watch; use as `async with Reflector(...)`.
+    """A local copy of one resource type, updated by list and watch; use as `async with Reflector(...)`.
 
-    `reduce` turns an object into the few fields needed (a pure function); None means "not of interest". An object
-    it fails on is logged once, counted in `bad_objects`, and kept as it was last understood. `on_change` is called
+    `reduce` returns the needed fields of an object (a pure function); None means "not of interest". An object on
+    which it fails is logged once, counted in `bad_objects`, and keeps its last parsed state. `on_change` is called
     with the change, the key ("namespace/name", or "name") and the reduced object (the last known one on DELETED),
     in order, in the event loop. It must not raise; if it does, that is logged and counted like a bad object.
 
     Attributes:
-        name: what logs and metrics call it; the resource's plural unless given.
-        synced: set once the first whole list was delivered.
-        restarts: how often the watch ended other than by the server's ordinary time-out.
+        name: name in logs and metrics; by default the resource's plural.
+        synced: set once the first complete list was delivered.
+        restarts: how often the watch ended for another reason than the server's ordinary time-out.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class Reflector(Generic[T]):
 
     @property
     def bad_objects(self) -> int:
-        """Return how many objects could not be understood."""
+        """Return how many objects could not be parsed."""
         return self._bad.count
 
     @property
     def trouble(self) -> str:
-        """Return why it no longer watches, as a sentence; empty while it does, or has not begun."""
+        """Return a sentence on why it no longer watches; empty while it does, or before it starts."""
         if self._task is None or not self._task.done() or self._task.cancelled():
             return ""
         return f"the watch of {self.name} ended: {self._task.exception()!r}"
 
     @property
     def items(self) -> Mapping[str, T]:
-        """Return the present objects by key; a live view."""
+        """Return the present objects by key, as a live view."""
         return MappingProxyType(self._items)
 
     async def __aenter__(self) -> Self:
@@ -110,7 +110,7 @@ class Reflector(Generic[T]):
             await asyncio.gather(self._task, return_exceptions=True)
 
     def relist(self) -> None:
-        """Forget the watch's place and list anew; not `synced` until that is done. What is known is kept."""
+        """Forget the watch's position and list again; not `synced` until that is done. Known objects are kept."""
         if self._task is None or self._task.done():
             return
         self.synced.clear()
@@ -123,7 +123,7 @@ class Reflector(Generic[T]):
         while True:
             try:
                 await self._watch(self._version or await self._list())
-                delay = self._backoff(0)  # the server's ordinary time-out; still never a tight loop
+                delay = self._backoff(0)  # the server's ordinary time-out; a delay still avoids a tight loop
             except Gone:
                 self._version = None
                 self.restarts += 1
@@ -182,7 +182,7 @@ class Reflector(Generic[T]):
             self._failures = 0
 
     def _understand(self, obj: Json) -> tuple[str, T | None]:
-        """Return key and reduced object; an object that cannot be understood keeps its last known state."""
+        """Return key and reduced object; an object that cannot be parsed keeps its last known state."""
         metadata = obj.get("metadata") or {}
         name, namespace = metadata.get("name", ""), metadata.get("namespace")
         key = f"{namespace}/{name}" if namespace else name

@@ -25,7 +25,7 @@ class Resource:
     def path(
         self, *, namespace: str | None = None, name: str | None = None, subresource: str | None = None
     ) -> str:
-        """Return the URL path; without a namespace, a namespaced type's path spans all of them (lists only)."""
+        """Return the URL path; without a namespace, a namespaced type's path covers all of them (lists only)."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         parts = [root]
         if self.namespaced and namespace is not None:

@@ -1,9 +1,9 @@
 """The Kubernetes package's configuration and REST transport, without its generated clients and models.
 
 Importing them runs the parent packages' `__init__`, which load a synchronous and an asynchronous client of every
-API with pydantic, requests and OAuth: 330 modules and 19 MB resident that nothing of ours calls. So the parent
-packages are put into sys.modules without running their code, unless somebody (Kopf) has imported them already. If
-a release of the package fails that way, it is imported as usual.
+API with pydantic, requests and OAuth: 330 modules and 19 MB resident that our code never calls. So the parent
+packages are put into sys.modules without running their code, unless another library (Kopf) has imported them
+already. If that fails with a release of the package, it is imported as usual.
 """
 
 import importlib
@@ -16,7 +16,7 @@ _PACKAGES: Final = ("kubernetes", "kubernetes.aio", "kubernetes.aio.client")
 
 
 def _import_transport() -> tuple[Any, Any, Any]:
-    """Return the module of configuration, and the classes of a configuration and of a REST client."""
+    """Return the configuration module, and the classes of a configuration and of a REST client."""
     import kubernetes.aio.config  # noqa: PLC0415 - what is in sys.modules by now decides how much is loaded
     from kubernetes.aio.client import Configuration  # noqa: PLC0415
     from kubernetes.aio.client.rest import RESTClientObject  # noqa: PLC0415
@@ -25,7 +25,7 @@ def _import_transport() -> tuple[Any, Any, Any]:
 
 
 def _enter_bare(name: str) -> None:
-    """Put a package into sys.modules by its folder, without running its own code."""
+    """Put a package into sys.modules with its path, without running its code."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise ImportError(name)
@@ -38,10 +38,10 @@ def _enter_bare(name: str) -> None:
 
 
 def load_transport(packages: tuple[str, ...] = _PACKAGES) -> tuple[Any, Any, Any]:
-    """Return what `_import_transport` does, without the clients and models where that is possible.
+    """Return the result of `_import_transport`, without loading clients and models if possible.
 
     Args:
-        packages: whose `__init__` is not run, parents first.
+        packages: packages whose `__init__` is not run, parents first.
     """
     if packages[0] in sys.modules:
         return _import_transport()
@@ -49,7 +49,7 @@ def load_transport(packages: tuple[str, ...] = _PACKAGES) -> tuple[Any, Any, Any
         for name in packages:
             _enter_bare(name)
         client: Any = sys.modules[packages[-1]]
-        client.ApiClient = object  # named by a function that nobody calls
+        client.ApiClient = object  # named by a function that is never called
         client.Configuration = importlib.import_module(f"{packages[-1]}.configuration").Configuration
         return _import_transport()
     except (ImportError, AttributeError):

@@ -1,1 +1,1 @@
-"""What every process needs for its edges: options, back-off, a small heap, the server of metrics and probes."""
+"""Common parts of every process: options, logs, back-off, a small heap, the server of metrics and probes."""

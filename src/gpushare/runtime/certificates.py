@@ -1,4 +1,4 @@
-"""A server's certificate: read from files, reloaded when they change without a restart, and when it expires."""
+"""A server's certificate: read from files, reloaded without a restart when they change, and its expiry time."""
 
 import asyncio
 import logging
@@ -24,17 +24,17 @@ class Certificate:
     """`tls.crt` and `tls.key` of a directory in an SSLContext; new connections use the newest valid pair.
 
     Args:
-        is_needed: raise when there is no usable pair; else handshakes fail until there is one.
+        is_needed: raise if there is no usable pair; otherwise handshakes fail until there is one.
 
     Raises:
-        ssl.SSLError, OSError: by the constructor, when there is no usable pair.
+        ssl.SSLError, OSError: by the constructor, if there is no usable pair.
 
     Attributes:
         context: for the server; always the same object.
         is_loaded: there has been a usable pair.
-        reloads: how often a new pair was loaded; failures: how often loading failed, each state of the files
-            counted once.
-        expires_at: end of the certificate in use, seconds since 1970; None where it cannot be told.
+        reloads: how often a new pair was loaded.
+        failures: how often loading failed; each state of the files counts once.
+        expires_at: end of the certificate in use, seconds since 1970; None if unknown.
     """
 
     def __init__(self, directory: Path, *, is_needed: bool = True) -> None:
@@ -67,7 +67,7 @@ class Certificate:
             self._load(self.context)
             self.is_loaded = True
             self.expires_at = _expiry_in(self._pair[0])
-        except OSError as error:  # ssl.SSLError is one too; half-written files are tried again when they change
+        except OSError as error:  # includes ssl.SSLError; half-written files are tried again when they change
             self._failed(error)
             return False
         self._last_error = ""
@@ -76,7 +76,7 @@ class Certificate:
         return True
 
     def _load(self, context: ssl.SSLContext) -> None:
-        for path in self._pair:  # the context's own error for a file that is absent or unreadable does not name it
+        for path in self._pair:  # the context's error for a missing or unreadable file does not name it
             path.open("rb").close()
         context.load_cert_chain(*self._pair)
 
@@ -96,18 +96,18 @@ class Certificate:
             await asyncio.to_thread(self.reload_if_changed)
 
     def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Return a value that changes when a file comes, goes or is rewritten, or a Secret's link swapped."""
+        """Return a value that changes when a file appears, vanishes or is rewritten, or a link is swapped."""
         return tuple(_file_stamp(path) for path in self._pair)
 
 
 class CertificateCollector(Collector):
-    """When this process's certificates end, as a metric by what they are for."""
+    """Metric with the expiry times of this process's certificates, by use."""
 
     def __init__(self, certificates: Mapping[str, Certificate]) -> None:
         self._certificates = certificates
 
     def collect(self) -> Iterable[Metric]:
-        """Return the family; a certificate whose end is not known is left out."""
+        """Return the family; a certificate with an unknown end is left out."""
         return [
             expiry_family(
                 {use: one.expires_at for use, one in self._certificates.items() if one.expires_at is not None}
@@ -116,7 +116,7 @@ class CertificateCollector(Collector):
 
 
 def expiry_family(ends: Mapping[str, float]) -> Metric:
-    """Return the family of certificates' ends, seconds since 1970 by use."""
+    """Return the family of certificates' ends, seconds since 1970, by use."""
     family = GaugeMetricFamily(
         "gpushare_certificate_expiry_timestamp_seconds",
         "When the certificate that is in use expires, in seconds since 1970, by what it is for.",
@@ -128,9 +128,9 @@ def expiry_family(ends: Mapping[str, float]) -> Metric:
 
 
 def metrics_certificate(environment: Mapping[str, str]) -> Certificate | None:
-    """Return the certificate for metrics and probes that the environment names a directory of; None: plain HTTP.
+    """Return the certificate for metrics and probes from the environment's directory; None for plain HTTP.
 
-    A pair that is broken does not keep the process from its work: nobody scrapes until there is a good one.
+    A broken pair does not stop the process from working; scrapes fail until there is a good one.
     """
     directory = environment.get(DIRECTORY_VARIABLE)
     return Certificate(Path(directory), is_needed=False) if directory else None

@@ -1,7 +1,7 @@
-"""Keep a process that runs for months as small as it began: collect cyclic garbage, give freed memory back.
+"""Keeps the memory of a long-running process small: collects cyclic garbage, and returns freed memory.
 
-Cycles are what reference counting leaves behind: where the collector runs seldom (the extender), they would pile
-up. And what malloc holds of freed memory counts as ours until it is given back.
+Reference counting does not free cycles; if the collector runs rarely (as in the extender), they accumulate. And
+freed memory that malloc keeps counts as ours until it is returned.
 """
 
 import asyncio
@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-FIRST_LOOK_SECONDS: Final = 20.0  # first lists, first connections
+FIRST_LOOK_SECONDS: Final = 20.0  # until first lists and first connections are done
 LOOK_SECONDS: Final = 60.0
 COLLECTING_RATIO: Final = 1e-4
-"""Part of the time that collections may take: one that took 40 ms comes again after 400 s."""
-PATIENCE_SECONDS: Final = 600.0  # then it collects, however busy the process is
+"""Part of the time that collections may take: after one that took 40 ms the next comes after 400 s."""
+PATIENCE_SECONDS: Final = 600.0  # after this it collects, however busy the process is
 
 
 def glibc() -> ctypes.CDLL | None:
@@ -25,18 +25,21 @@ def glibc() -> ctypes.CDLL | None:
 
 
 def trim() -> None:
-    """Give freed memory back to the system; 0.1 to 2 ms."""
+    """Return freed memory to the system; takes 0.1 to 2 ms."""
     libc = glibc()
     if libc is not None:
         libc.malloc_trim(0)
 
 
 class HeapKeeper:
-    """Decides when to collect; `look` once a minute.
+    """Schedule of garbage collections; call `look` once a minute.
 
     Args:
-        is_quiet: whether a pause would disturb nobody now (how long: docs/measurements/extender.md).
-        collect, trim, clock: the real ones; `clock` in seconds of this thread's processor time.
+        is_quiet: returns whether a pause would disturb nobody now (for its length see
+            docs/measurements/extender.md).
+        collect: runs the garbage collector.
+        trim: returns freed memory to the system.
+        clock: this thread's CPU time in seconds.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class HeapKeeper:
         self._due_at = 0.0
 
     def look(self, now: float) -> None:
-        """Collect if it is time and the process is quiet; give freed memory back in any case.
+        """Collect if it is time and the process is quiet; return freed memory in any case.
 
         Args:
             now: monotonic seconds.
@@ -65,7 +68,7 @@ class HeapKeeper:
 
 
 async def keep_small(is_quiet: Callable[[], bool] = lambda: True) -> None:
-    """Freeze what was loaded so far, so that the collector skips it, and keep the heap small until cancelled."""
+    """Exclude what was loaded so far from garbage collection, and keep the heap small until cancelled."""
     gc.collect()
     gc.freeze()
     keeper = HeapKeeper(is_quiet)

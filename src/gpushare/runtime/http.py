@@ -1,7 +1,7 @@
-"""The one server of metrics and probes, in a thread of its own: no client can keep a probe from its answer.
+"""The server of metrics and probes, in its own thread, so that no client can delay a probe's answer.
 
-Each connection carries one request. A request has to arrive within seconds, and its answer has to be read within
-seconds. Connections are bounded: when there are too many, the one that has been silent for longest is closed. So
+Each connection carries one request. A request must arrive within seconds, and its answer must be read within
+seconds. Connections are bounded: if there are too many, the one that has been silent for longest is closed. So
 kubelet is answered even while others hold silent connections open, and while the event loop under probe is stuck.
 """
 
@@ -34,10 +34,10 @@ class HttpLimits:
     """Limits for clients of a server.
 
     Attributes:
-        connections: open at once.
-        head_bytes: of a request; a body is not read.
-        request_seconds: from the connection's start until its request must have arrived.
-        answer_seconds: until its answer must have been read.
+        connections: most open connections.
+        head_bytes: largest head of a request; a body is not read.
+        request_seconds: time from the connection's start within which its request must arrive.
+        answer_seconds: time within which its answer must be read.
     """
 
     connections: int = 64
@@ -56,13 +56,13 @@ class HttpAnswer:
 
 
 class BearerToken:
-    """The token that a scrape has to bring; read anew each time, as a mounted Secret may change."""
+    """The token that a scrape must send; read from the file each time, as a mounted Secret may change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def admits(self, authorization: str) -> bool:
-        """Return whether an Authorization header brings it; nobody does while there is none."""
+        """Return whether an Authorization header contains the token; always False without a token."""
         try:
             token = self._path.read_text().strip()
         except OSError as error:
@@ -77,7 +77,7 @@ class BearerToken:
 
 
 def metrics_token(environment: Mapping[str, str]) -> BearerToken | None:
-    """Return the token that the environment names a file of; None leaves metrics open."""
+    """Return the token in the file that the environment names; None leaves metrics open."""
     path = environment.get(CREDENTIAL_VARIABLE)
     return BearerToken(Path(path)) if path else None
 
@@ -87,7 +87,7 @@ Route = Callable[[], HttpAnswer]
 
 
 def registry_of(*collectors: Collector) -> CollectorRegistry:
-    """Return a registry whose collectors are called at each scrape only."""
+    """Return a registry whose collectors are only called at scrapes."""
     registry = CollectorRegistry(auto_describe=False)
     for collector in collectors:
         registry.register(collector)
@@ -95,12 +95,12 @@ def registry_of(*collectors: Collector) -> CollectorRegistry:
 
 
 def metrics_route(registry: CollectorRegistry) -> Route:
-    """Return a route that renders a registry as Prometheus reads it."""
+    """Return a route that renders a registry in Prometheus' format."""
     return lambda: HttpAnswer(generate_latest(registry), CONTENT_TYPE_LATEST)
 
 
 def probe_route(trouble: Callable[[], str]) -> Route:
-    """Return a route for a probe; `trouble` returns why the probe fails, as a sentence, or "" when it succeeds."""
+    """Return the route of a probe; `trouble` returns a sentence on why it fails, or "" if it succeeds."""
 
     def answer() -> HttpAnswer:
         why = trouble()
@@ -111,12 +111,13 @@ def probe_route(trouble: Callable[[], str]) -> Route:
 
 
 class MetricsServer:
-    """Serves routes by path; bound at once, serves from `start` to `close`.
+    """Serves routes by path; it binds its port at once and serves from `start` to `close`.
 
     Args:
-        port: 0 lets the system choose; the attribute `port` has its choice.
-        token: what a request of /metrics has to bring; None asks for nothing. Probes never need it.
-        certificate: for TLS, on probes too; kept fresh, and its end is served with the metrics. None: plain HTTP.
+        port: 0 lets the system choose; the attribute `port` has the chosen one.
+        token: token that requests of /metrics need; None for no token. Probes never need it.
+        certificate: for TLS, also on probes; it is reloaded, and its end is served with the metrics. None: plain
+            HTTP.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class MetricsServer:
         self.port: int = self._socket.getsockname()[1]
         self._waiting: dict[
             asyncio.StreamWriter, asyncio.Task[None]
-        ] = {}  # waiting for a request, the oldest first
+        ] = {}  # connections waiting for a request, the oldest first
         self._answering: dict[asyncio.StreamWriter, asyncio.Task[None]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
@@ -167,7 +168,7 @@ class MetricsServer:
         await self._stop.wait()
         if fresh is not None:
             fresh.cancel()
-        # An accepted connection takes some steps to reach us; a server closed before then would leak it.
+        # An accepted connection takes some steps to reach us; a server that is closed before would leak it.
         asyncio.get_running_loop().remove_reader(self._socket)
         for _ in range(4):
             await asyncio.sleep(0)
@@ -186,11 +187,12 @@ class MetricsServer:
         try:
             async with asyncio.timeout(self._limits.request_seconds):
                 if self._certificate is not None:
-                    # Here and not in start_server, so that connections without a handshake are bounded too.
+                    # TLS starts here, not in start_server, so that connections without a handshake are bounded
+                    # too.
                     await writer.start_tls(self._certificate.context)
                 head = await reader.readuntil(b"\r\n\r\n")
             if writer not in self._waiting:
-                return  # closed to make room for another
+                return  # it was closed to make room for another
             self._answering[writer] = self._waiting.pop(writer)
             writer.write(self._answer(head))
             async with asyncio.timeout(self._limits.answer_seconds):
@@ -198,14 +200,14 @@ class MetricsServer:
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
-            pass  # silent, slow, too long or closed
+            pass  # the client was silent, slow or closed, or its request too long
         finally:
             self._waiting.pop(writer, None)
             self._answering.pop(writer, None)
             writer.transport.abort()
 
     def _make_room(self) -> None:
-        """Close the connection that has been silent for longest if this one exceeds the limit."""
+        """Close the connection that has been silent for longest if there are too many."""
         if len(self._waiting) + len(self._answering) < self._limits.connections:
             return
         among = self._waiting or self._answering
@@ -238,14 +240,15 @@ class MetricsServer:
 
 
 class MetricsAndProbes:
-    """A part's metrics, and its probes on a port of their own: whoever floods the one keeps kubelet not waiting.
+    """A component's metrics, and its probes on a separate port, so that a flood of one does not delay kubelet.
 
-    Each port has its own thread and its own connections. The port of metrics has the probes too, for people.
+    Each port has its own thread and its own connections. The metrics port serves the probes too, for people.
 
     Args:
-        routes: by path, metrics and probes; the port of probes serves all but `METRICS_PATH`.
-        port, probe_port: 0 for none.
-        environment: names the scrape's token and the directory of the certificate, of both ports.
+        routes: metrics and probes by path; the probe port serves all but `METRICS_PATH`.
+        port: port of metrics; 0 for none.
+        probe_port: port of probes; 0 for none.
+        environment: names the token file, and the directory of the certificate for both ports.
     """
 
     def __init__(
@@ -278,13 +281,16 @@ class MetricsAndProbes:
 
 
 def _end(writer: asyncio.StreamWriter, task: asyncio.Task[None]) -> None:
-    """Close a connection at once. The task first: a handshake that is cut off would hand it no transport."""
+    """Close a connection at once.
+
+    The task is cancelled first, because an interrupted handshake would give it no transport.
+    """
     task.cancel()
     writer.transport.abort()
 
 
 def _with_end_of(certificate: Certificate, route: Route) -> Route:
-    """Return the route of metrics with one family more: when the server's own certificate expires."""
+    """Return the metrics route with the expiry time of the server's own certificate added."""
     registry = registry_of(CertificateCollector({"metrics": certificate}))
 
     def answer() -> HttpAnswer:
@@ -295,7 +301,7 @@ def _with_end_of(certificate: Certificate, route: Route) -> Route:
 
 
 def _header(head: bytes, name: bytes) -> str:
-    """Return a header's value; empty without one, and of several the first."""
+    """Return a header's value; empty if missing, the first if repeated."""
     for line in head.split(b"\r\n")[1:]:
         key, _, value = line.partition(b":")
         if key.strip().lower() == name:
@@ -304,7 +310,7 @@ def _header(head: bytes, name: bytes) -> str:
 
 
 def _listen(address: str, port: int, backlog: int) -> socket.socket:
-    """Return a listening socket; without an address on all addresses, IPv6 too where there is any."""
+    """Return a listening socket; without an address on all addresses, including IPv6 if available."""
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         return socket.create_server((address, port), family=family, backlog=backlog)

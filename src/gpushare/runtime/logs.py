@@ -1,4 +1,4 @@
-"""The one set-up of a gpushare process's log: lines on stderr with their time, level and part."""
+"""Log set-up of every gpushare process: lines on stderr with time, level and component."""
 
 import logging
 import os
@@ -12,15 +12,15 @@ _FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
 
 
 def log_level_of(environment: Mapping[str, str] = os.environ) -> str:
-    """Return the level that the environment asks for, else INFO."""
+    """Return the level that the environment sets, else INFO."""
     return environment.get(LOG_LEVEL) or "INFO"
 
 
 def set_up_logging(level: str) -> None:
-    """Begin to log, from this level on.
+    """Start logging from this level on.
 
     Raises:
-        SystemExit: there is no such level; a sentence for stderr.
+        SystemExit: there is no such level; it carries a sentence for stderr.
     """
     if level.upper() not in LEVELS:
         sys.exit(f'{LOG_LEVEL}, --log-level: "{level}" is not one of {", ".join(LEVELS)}')

@@ -1,7 +1,8 @@
-"""Interference models of a cluster's own GPUs, beside the one that is shipped: artefacts in one folder.
+"""Interference models of a cluster's own GPUs, besides the shipped one: artefacts in one folder.
 
-The chart puts there what `gpushare calibrate` wrote (its value `models`). The agent tells which GPUs a model was
-fitted on; it loads none, which takes numpy, and refuses what the others refuse.
+The chart puts the output of `gpushare calibrate` there (its value `models`). The agent reads only which GPUs a
+model was fitted on. It does not load models, which needs numpy, but refuses the same files as the other
+components.
 """
 
 import logging
@@ -16,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 def artefacts(folder: str) -> Iterator[tuple[Path, str]]:
-    """Yield each artefact's path and text; what cannot be read is logged and left out.
+    """Yield each artefact's path and text; unreadable ones are logged and left out.
 
     Args:
-        folder: empty, or one that is not there, holds none.
+        folder: an empty name or a missing folder yields nothing.
     """
     for path in sorted(Path(folder).glob("*.json")) if folder else ():
         try:
@@ -31,7 +32,7 @@ def artefacts(folder: str) -> Iterator[tuple[Path, str]]:
 def fitted_on(folder: str) -> tuple[str, ...]:
     """Return the GPU models that the folder's artefacts were fitted on, as the driver names them.
 
-    Those that extender and operator refuse are logged and left out.
+    Artefacts that extender and operator refuse are logged and left out.
     """
     found = []
     for path, text in artefacts(folder):

@@ -1,10 +1,10 @@
-"""Moments as the Kubernetes API writes them."""
+"""Times as the Kubernetes API writes them."""
 
 from datetime import UTC, datetime
 
 
 def unix_seconds(moment: str | None) -> float:
-    """Return a moment of the API (RFC 3339) as Unix time; long ago where it is missing or no moment."""
+    """Return a time of the API (RFC 3339) as Unix time; a time long ago if it is missing or invalid."""
     try:
         found = datetime.fromisoformat(moment or "")
     except ValueError:

@@ -1,8 +1,9 @@
-"""What a gpushare process is told: command-line options, and environment variables `GPUSHARE_...`.
+"""Options of a gpushare process: command-line options, and environment variables `GPUSHARE_...`.
 
 The extender and the agent have an option for each variable (`options_of`). The operator and admission, whose
-command lines are Kopf's and nearly empty, read variables alone (`Variables`). The MPS host and its children have
-options alone, which the host passes on. An empty variable is one that was not given: a chart renders it so.
+command lines are Kopf's and nearly empty, read only variables (`Variables`). The MPS host and its children have
+only options, which the host passes on. An empty variable counts as not given, because a chart renders unset values
+so.
 """
 
 import argparse
@@ -14,31 +15,31 @@ _PREFIX: Final = "GPUSHARE_"
 
 
 class VariableError(ValueError):
-    """A variable's value cannot be used; one sentence that names both."""
+    """A variable's value cannot be used; the message is one sentence that names both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """A process's variables, by their names without `GPUSHARE_`, written as options are: `max-selectors`.
+    """A process's variables, by their names without `GPUSHARE_`, written like options: `max-selectors`.
 
-    Every method raises VariableError where a value is not what it should be.
+    Every method raises VariableError for an invalid value.
     """
 
     environment: Mapping[str, str]
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a value as it is."""
+        """Return a value unchanged."""
         return self.environment.get(variable_of(name)) or default
 
     def one_of(self, name: str, choices: Iterable[str], default: str) -> str:
-        """Return one of some words."""
+        """Return a value that must be one of some words."""
         value, allowed = self.text(name, default), tuple(choices)
         if value not in allowed:
             raise VariableError(f'{variable_of(name)}: "{value}" is not one of {", ".join(allowed)}')
         return value
 
     def flag(self, name: str) -> bool:
-        """Return whether it is true; default: false."""
+        """Return a boolean value; the default is False."""
         return self.one_of(name, ("true", "false"), "false") == "true"
 
     def count(self, name: str, default: int, *, least: int = 0) -> int:
@@ -49,17 +50,17 @@ class Variables:
         return int(value)
 
     def words(self, name: str) -> tuple[str, ...]:
-        """Return what stands between commas and spaces."""
+        """Return the words of a value, separated by commas and spaces."""
         return tuple(self.text(name).replace(",", " ").split())
 
 
 def variable_of(name: str) -> str:
-    """Return the variable of an option's name."""
+    """Return the name of the variable for an option."""
     return _PREFIX + name.upper().replace("-", "_")
 
 
 class AddOption(Protocol):
-    """Add the option `--name` to a parser; `extra` goes to `argparse` as it is."""
+    """Function that adds the option `--name` to a parser; `extra` is passed to `argparse`."""
 
     def __call__(self, name: str, default: object, help_text: str, **extra: object) -> None:
         """Add one option."""
@@ -67,10 +68,10 @@ class AddOption(Protocol):
 
 
 def options_of(parser: argparse.ArgumentParser, environment: Mapping[str, str] | None) -> AddOption:
-    """Return an `add_option` whose default is `$GPUSHARE_<NAME>` where `environment` has it; None: no variables.
+    """Return an `add_option` whose default is `$GPUSHARE_<NAME>` if `environment` has it; None: no variables.
 
-    argparse does not hold a default to the choices, so a variable's value is held to them here. An empty variable
-    is none where only some words or numbers are allowed: a chart renders a value so that it was not given.
+    argparse does not check defaults against the choices, so the values of variables are checked here. If only some
+    words or numbers are allowed, an empty variable counts as not given, because a chart renders unset values so.
     """
 
     def add(name: str, default: object, help_text: str, **extra: object) -> None:

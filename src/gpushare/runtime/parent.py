@@ -8,5 +8,5 @@ _PR_SET_PDEATHSIG: Final = 1  # <linux/prctl.h>
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends."""
+    """Make the kernel kill this process when the thread that started it ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
