@@ -1,4 +1,4 @@
-"""Which cluster to ask, what it answered, and the sentence for an answer that is none."""
+"""Choose the cluster, send requests, and turn failures into one-sentence errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -35,7 +35,7 @@ from gpushare.kube import (
 T = TypeVar("T")
 SETTINGS_LABEL: Final = f"{names.GROUP}/settings=true"
 VIEWER: Final = "gpushare-view"
-"""The chart's ClusterRole for people who look; the cluster's own role `view` contains it."""
+"""The chart's ClusterRole for read access; it is aggregated into the cluster's own role `view`."""
 
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", help="only this namespace; default: all that you may read")
@@ -47,7 +47,7 @@ ContextOption = Annotated[str | None, typer.Option(help="context of the kubeconf
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which cluster and namespace a command is about; None for the kubeconfig's own, and for every namespace."""
+    """The cluster and namespace of a command; None for the kubeconfig's own cluster, and for every namespace."""
 
     namespace: str | None = None
     kubeconfig: str | None = None
@@ -64,11 +64,11 @@ class Where:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the cluster says of pods that share GPUs.
+    """The cluster's objects about pods that share GPUs.
 
     Attributes:
         pods: raw objects.
-        nodes: empty where they may not be read.
+        nodes: empty if they may not be read.
         notes: sentences on what could not be read.
     """
 
@@ -82,7 +82,7 @@ def ask(where: Where, reader: Callable[[Api], Awaitable[T]], *, instead: str = "
     """Read something from the cluster.
 
     Args:
-        instead: what could be given in the cluster's place, such as "--snapshot".
+        instead: option that can be used instead of a cluster, such as "--snapshot".
 
     Raises:
         CommandError: it cannot be read; the sentence says what to do.
@@ -99,7 +99,7 @@ def ask(where: Where, reader: Callable[[Api], Awaitable[T]], *, instead: str = "
 
 
 def cluster_error(error: ApiError, *, instead: str = "") -> CommandError:
-    """Return the sentence, of its kind, for an error of the Kubernetes API."""
+    """Return the command error, of the right kind, for an error of the Kubernetes API."""
     other = f", or give {instead}" if instead else ""
     match error:
         case Forbidden(status=401):
@@ -118,10 +118,11 @@ def cluster_error(error: ApiError, *, instead: str = "") -> CommandError:
 
 
 async def see(api: Api, where: Where) -> Seen:
-    """Read the pods, GpuNodes and GpuShares that one may read.
+    """Read the pods, GpuNodes and GpuShares that the user may read.
 
     Raises:
-        CommandError: the cluster has no gpushare, or another one. Forbidden: no namespace's pods may be read.
+        CommandError: the cluster has no gpushare, or another version.
+        Forbidden: no namespace's pods may be read.
     """
     notes: list[str] = []
     namespace = where.namespace
@@ -130,7 +131,7 @@ async def see(api: Api, where: Where) -> Seen:
     except NotFound:
         raise await no_gpushare(api) from None
     except Forbidden as error:
-        if not await api.versions_of(names.GROUP):  # rights are looked at before the type is
+        if not await api.versions_of(names.GROUP):  # the server checks rights before it checks the type
             raise await no_gpushare(api) from None
         if namespace is None:
             namespace = where.current_namespace()
@@ -155,7 +156,7 @@ async def see(api: Api, where: Where) -> Seen:
 
 
 async def no_gpushare(api: Api) -> CommandError:
-    """Return why the cluster does not know our resource types: there is no gpushare, or another version of it."""
+    """Return why the cluster does not know our resource types: no gpushare, or another version of it."""
     versions = await api.versions_of(names.GROUP)
     if versions:
         return OtherVersionError(
@@ -169,7 +170,7 @@ async def no_gpushare(api: Api) -> CommandError:
 
 
 async def version_notes(api: Api) -> tuple[str, ...]:
-    """Return a sentence where the release is older or newer than this program; empty where that cannot be read."""
+    """Return a sentence if the release is older or newer than this program; empty if that cannot be read."""
     try:
         found = await api.list(CONFIGMAPS, _version_of, label_selector=SETTINGS_LABEL)
     except ApiError:
@@ -186,7 +187,7 @@ async def version_notes(api: Api) -> tuple[str, ...]:
 async def _allowed(
     api: Api, resource: Any, reduce: Callable[[Json], T], notes: list[str], namespace: str | None, error: ApiError
 ) -> list[T]:
-    """The objects of one namespace, or none with a note."""
+    """Return the objects of one namespace, or none and a note."""
     try:
         return (await api.list(resource, reduce, namespace=namespace)).items
     except Forbidden:

@@ -119,6 +119,6 @@ def _measure(output: Path, order: CalibrationOrder, budget: float) -> None:
 
 
 def _name_of(model: Path) -> str:
-    """Return a name for the chart: lower-case letters and digits of the file's own."""
+    """Return a name for the chart: the lower-case letters and digits of the file's name."""
     kept = "".join(each for each in model.stem.lower() if each.isascii() and each.isalnum())
     return kept or "own"

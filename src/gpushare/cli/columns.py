@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: where it is narrow, the columns that matter least are left out."""
+"""Tables that fit the terminal: on a narrow one, the least important columns are left out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rich.text import Text
 
 Row = TypeVar("Row")
 _GAP: Final = 2
-_LEAST: Final = 8  # a column that is cut keeps so many characters
+_LEAST: Final = 8  # a truncated column keeps this many characters
 UNKNOWN: Final = "-"
 
 
@@ -18,9 +18,9 @@ class Column(Generic[Row]):
     """One column of a table.
 
     Attributes:
-        shown: the cell of a row; None is shown as a dash.
+        shown: returns the cell of a row; None is shown as a dash.
         rank: columns of the highest rank are left out first on a narrow terminal; 0 is never left out.
-        is_right: numbers, aligned at their last digit.
+        is_right: align at the right, for numbers.
         wide_only: shown only with -o wide.
     """
 
@@ -34,7 +34,7 @@ class Column(Generic[Row]):
 def lay_out(
     columns: Sequence[Column[Row]], rows: Sequence[Row], width: int | None, *, wide: bool = False
 ) -> list[str]:
-    """Return the title line and one line a row, at most `width` characters each; None: as wide as need be."""
+    """Return the title line and one line per row, of at most `width` characters each; None for any width."""
     kept = [column for column in columns if wide or not column.wide_only]
     cells = {column.title: [column.shown(row) or UNKNOWN for row in rows] for column in kept}
     needs = {title: max(map(len, (title, *shown))) for title, shown in cells.items()}
@@ -42,7 +42,7 @@ def lay_out(
         while _sum(kept, needs) > width and any(column.rank for column in kept):
             kept.remove(max(reversed(kept), key=lambda column: column.rank))
         over = _sum(kept, needs) - width
-        for column in kept:  # what may not be left out is cut, the first column first
+        for column in kept:  # truncate columns that may not be left out, the first one first
             cut = min(max(over, 0), max(needs[column.title] - _LEAST, 0))
             needs[column.title] -= cut
             over -= cut
@@ -62,10 +62,10 @@ def show(
     wide: bool = False,
     style: Callable[[Row], str] | None = None,
 ) -> None:
-    """Print a table, as wide as the terminal, whole where there is none.
+    """Print a table, as wide as the terminal, or complete without a terminal.
 
     Args:
-        style: rich's style of a row; not seen where there is no colour.
+        style: returns rich's style of a row; no effect without colour.
     """
     lines = lay_out(columns, rows, console.width if console.is_terminal else None, wide=wide)
     for at, line in enumerate(lines):
@@ -80,27 +80,27 @@ def _sum(columns: Sequence[Column[Any]], needs: dict[str, int]) -> int:
 def _fitted(text: str, width: int, is_right: bool) -> str:
     if len(text) > width:
         head = (width - 1) // 2
-        text = f"{text[:head]}~{text[len(text) - (width - 1 - head) :]}"  # names of pods differ at both ends
+        text = f"{text[:head]}~{text[len(text) - (width - 1 - head) :]}"  # pod names differ at both ends
     return text.rjust(width) if is_right else text.ljust(width)
 
 
 def percent(value: float | None) -> str | None:
-    """A ratio as whole percents."""
+    """Return a ratio as whole percents."""
     return None if value is None else f"{value:.0%}"
 
 
 def whole_percent(value: int | None) -> str | None:
-    """A number of percents."""
+    """Return a number of percents with its sign."""
     return None if value is None else f"{value}%"
 
 
 def ratio(value: float | None) -> str | None:
-    """A ratio with two digits."""
+    """Return a ratio with two digits."""
     return None if value is None else f"{value:.2f}"
 
 
 def gibibytes(mib: int | None) -> str | None:
-    """An amount of memory in MiB, as people say it."""
+    """Return an amount of memory in MiB in a readable unit."""
     if mib is None:
         return None
     return f"{mib}Mi" if mib < 1024 else f"{mib / 1024:.3g}Gi" if mib < 100 * 1024 else f"{mib / 1024:.0f}Gi"

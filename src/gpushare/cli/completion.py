@@ -16,8 +16,8 @@ from gpushare.kube import NAMESPACES, PODS, Api, Json, Listing
 
 app = typer.Typer(help=__doc__)
 
-_PATIENCE_SECONDS: Final = 3.0  # somebody has pressed the tabulator key and waits
-_NO_FILES: Final = ":4"  # what kubectl reads after the words: offer these and no names of files
+_PATIENCE_SECONDS: Final = 3.0  # the user has pressed the tab key and waits
+_NO_FILES: Final = ":4"  # read by kubectl after the words: offer these and no file names
 
 
 class Shell(StrEnum):
@@ -76,13 +76,13 @@ def fish() -> None:
 
 @app.command("words", hidden=True, context_settings={"ignore_unknown_options": True})
 def words(typed: Annotated[list[str] | None, typer.Argument()] = None) -> None:
-    """Print what could stand in the last place, one a line; the last word may be empty."""
+    """Print the possible completions of the last word, one per line; the last word may be empty."""
     for word in offered(typed or [""]):
         typer.echo(word)
 
 
 def kubectl() -> None:
-    """Answer kubectl, which runs `kubectl_complete-gpushare` with the words so far."""
+    """Answer kubectl, which runs `kubectl_complete-gpushare` with the words typed so far."""
     for word in offered(sys.argv[1:] or [""]):
         typer.echo(word)
     typer.echo(_NO_FILES)
@@ -91,10 +91,10 @@ def kubectl() -> None:
 def offered(
     typed: Sequence[str], *, from_cluster: Mapping[str, Callable[[Where], Iterable[str]]] | None = None
 ) -> list[str]:
-    """Return what could stand in the place of the last word; nothing where that is a file or anybody's guess.
+    """Return possible completions of the last word; none if it is a file name or free text.
 
     Args:
-        from_cluster: where names of pods and namespaces come from; default: the cluster itself.
+        from_cluster: sources of pod and namespace names; default: the cluster itself.
     """
     *before, last = typed
     node, taken = _command(before)
@@ -114,7 +114,7 @@ def offered(
 
 
 def _command(before: Sequence[str]) -> tuple[Any, list[str]]:
-    """The command that the words lead to, and the words after its name; None for one that is not known."""
+    """Return the command that the words lead to, and the words after its name; None if it is unknown."""
     from gpushare.cli.root import build  # noqa: PLC0415 - root lists this module
 
     used = next((word for word in before if not word.startswith("-")), None)
@@ -131,7 +131,7 @@ def _command(before: Sequence[str]) -> tuple[Any, list[str]]:
 
 
 def _awaited(node: Any, taken: Sequence[str]) -> Any | None:
-    """The option whose value the last word is; None where it is none's."""
+    """Return the option that expects the next word as its value, or None."""
     if not taken:
         return None
     found = (each for each in node.params if taken[-1] in each.opts and not getattr(each, "is_flag", False))
@@ -139,7 +139,7 @@ def _awaited(node: Any, taken: Sequence[str]) -> Any | None:
 
 
 def _plain(node: Any, taken: Sequence[str]) -> list[str]:
-    """The words that are no options and no values of options."""
+    """Return the words that are neither options nor values of options."""
     return [word for at, word in enumerate(taken) if _awaited(node, taken[:at]) is None]
 
 
@@ -157,7 +157,7 @@ def _values(
 
 
 def _where(before: Sequence[str]) -> Where:
-    """The cluster and namespace that the words so far name."""
+    """Return the cluster and namespace that the words so far name."""
     named = {"-n": "", "--namespace": "", "--kubeconfig": "", "--context": ""}
     for name, value in pairwise(before):
         if name in named:
@@ -177,7 +177,7 @@ def _namespaces(where: Where) -> list[str]:
 
 
 def _asked(where: Where, listing: Callable[[Api], Awaitable[Listing[str]]]) -> list[str]:
-    """Names from the cluster; none where it does not give them while a person waits at the prompt."""
+    """Return names from the cluster; none if it does not answer within the time a person waits at the prompt."""
     try:
         return ask(where, lambda api: asyncio.wait_for(listing(api), _PATIENCE_SECONDS)).items
     except (CommandError, TimeoutError):

@@ -1,21 +1,21 @@
-"""The console for tables."""
+"""The consoles for tables, notes and progress bars."""
 
 import shutil
 from typing import Final
 
 from rich.console import Console
 
-_WIDE: Final = 200  # columns; for files and pipes, which have no width, so that tables are not cut
+_WIDE: Final = 200  # columns; for files and pipes, which have no width, so that tables are not truncated
 
 
-# What is printed holds names of pods, programs and files: brackets and colons in them are theirs, never markup.
+# The output contains names of pods, programs and files; brackets and colons in them are never markup.
 
 
 class _Output(Console):
-    """A console that raises when its reader has closed the pipe (head), as exit status 1 means "no" with us."""
+    """A console that raises if its reader has closed the pipe (head), because exit status 1 means "no" here."""
 
     def on_broken_pipe(self) -> None:
-        """Leave it to the root command.
+        """Leave the error to the root command.
 
         Raises:
             BrokenPipeError: always.
@@ -24,21 +24,21 @@ class _Output(Console):
 
 
 def out() -> Console:
-    """Standard output, as wide as the terminal; wide enough for every table where there is none."""
+    """Return standard output, as wide as the terminal, or wide enough for every table without one."""
     console = _Output(markup=False, emoji=False)
     if not console.is_terminal:
         return _Output(width=max(console.width, _WIDE), markup=False, emoji=False)
-    if console.is_dumb_terminal:  # of which rich believes that it has 80 columns
+    if console.is_dumb_terminal:  # rich assumes 80 columns for it
         size = shutil.get_terminal_size()
         return _Output(width=size.columns, height=size.lines, markup=False, emoji=False)
     return console
 
 
 def notes() -> Console:
-    """Standard error, for notes and warnings, so that standard output holds the answer alone."""
+    """Return standard error, for notes and warnings, so that standard output contains only the answer."""
     return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def bars() -> Console:
-    """Standard error, for bars of progress and what is said between them."""
+    """Return standard error, for progress bars and messages between them."""
     return Console(stderr=True, markup=False, emoji=False)

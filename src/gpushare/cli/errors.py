@@ -5,7 +5,7 @@ from typing import ClassVar
 
 
 class ExitStatus(IntEnum):
-    """What the exit status says (docs/cli.md)."""
+    """Exit statuses (docs/cli.md)."""
 
     DONE = 0
     NO = 1
@@ -34,7 +34,7 @@ class UsageError(CommandError):
 
 
 class AbsentError(CommandError):
-    """What was asked for is not there."""
+    """The requested object does not exist."""
 
     status = ExitStatus.NOT_FOUND
 
@@ -52,6 +52,6 @@ class UnreachableError(CommandError):
 
 
 class OtherVersionError(CommandError):
-    """The cluster's gpushare is not one that this program understands."""
+    """The cluster runs a version of gpushare that this program does not understand."""
 
     status = ExitStatus.OTHER_VERSION

@@ -95,7 +95,7 @@ def explanation_of(objects: Objects, pod: Json, events: Sequence[Json]) -> tuple
 
 
 def _context(cluster: LiveCluster, request: PlacementRequest) -> DecisionContext:
-    """The cluster without the pod itself."""
+    """Return the context of a decision on the cluster without the pod itself."""
     others = tuple(each for each in cluster.pods if each[0].pod_uid != request.pod_uid)
     state = state_of(replace(cluster, pods=others))
     history = Counter(state.reserved_shapes) + Counter([request.shape])
@@ -114,7 +114,7 @@ def _seen(nodes: Sequence[GpuNode]) -> dict[str, TenantStatus]:
 
 
 def _share_names(objects: Objects, pod: Json) -> set[str]:
-    """Names of the GpuShares whose pod this is; the operator writes its events about them."""
+    """Return the names of the GpuShares that list this pod; the operator writes its events about them."""
     uid = pod["metadata"].get("uid")
     return {
         str(share["metadata"]["name"])
@@ -125,7 +125,7 @@ def _share_names(objects: Objects, pod: Json) -> set[str]:
 
 
 def _is_ours(event: Json) -> bool:
-    """Whether an event is about placing and sharing, not about images and containers."""
+    """Return whether an event is about placing and sharing, not about images and containers."""
     speaker = str(event.get("reportingController") or (event.get("deprecatedSource") or {}).get("component") or "")
     return speaker.startswith(_SPEAKERS)
 

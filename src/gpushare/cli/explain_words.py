@@ -1,4 +1,4 @@
-"""The words of `gpushare explain`."""
+"""The text of `gpushare explain`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,10 +26,10 @@ SHOWN_EVENTS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """What the API says of one pod besides what decisions depend on.
+    """Facts about one pod that decisions do not depend on.
 
     Attributes:
-        waits_for: why it is not bound yet, in kube-scheduler's or its gates' words; empty once it is.
+        waits_for: why it is not bound yet, as kube-scheduler or its gates say; empty once it is.
     """
 
     view: PodView
@@ -38,7 +38,7 @@ class PodFacts:
 
 
 def headline(found: Explanation, facts: PodFacts) -> str:
-    """Say what the pod asks and where it is."""
+    """Say what the pod requests and where it is."""
     request, pod = found.request, f"Pod {found.request.pod_uid}"
     asks = f"{pod} asks for {_asked(request)}, class {request.job_class}"
     placed = found.placed
@@ -50,7 +50,7 @@ def headline(found: Explanation, facts: PodFacts) -> str:
 
 
 def why_there(found: Explanation, facts: PodFacts) -> list[str]:
-    """Say how its place compares with what would be decided now."""
+    """Say how its place compares with the present decision."""
     fits = f"Of {_nodes(found.nodes)} {found.fits_on} {'fits' if found.fits_on == 1 else 'fit'}"
     how = f'(room, and every promise kept as far as it is known; policy "{found.policy}")'
     again = f"on {_gpu_list(found.now, facts)}" if isinstance(found.now, Placement) else str(found.now)
@@ -72,7 +72,7 @@ def why_there(found: Explanation, facts: PodFacts) -> list[str]:
 
 
 def _kept(kept: KeptGpus, facts: PodFacts) -> str:
-    """Say what is kept for a pod that has waited long."""
+    """Say which GPUs are kept for a pod that has waited long."""
     gpus = ", ".join(facts.gpu_names.get(uuid, uuid) for uuid in kept.gpu_uuids)
     leaving = ", ".join(sorted(kept.leaving))
     until = (
@@ -82,7 +82,7 @@ def _kept(kept: KeptGpus, facts: PodFacts) -> str:
 
 
 def verdicts(gpu: ExplainedGpu) -> list[str]:
-    """Say of one GPU's tenants what the table cannot."""
+    """Say what the table cannot show about one GPU's tenants."""
     lines = []
     unknown = [each.pod for each in gpu.tenants if not each.is_known]
     if unknown:
@@ -116,7 +116,7 @@ def elsewhere(found: Explanation) -> list[str]:
 
 
 def as_record(found: Explanation, facts: PodFacts) -> dict[str, Any]:
-    """One object for programs."""
+    """Return one object for programs."""
     record = asdict(replace(found, request=replace(found.request, known=None, unprofiled=None), kept=None))
     record["kept"] = None
     if found.kept is not None:

@@ -18,7 +18,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """Read a whole text file, line ends unchanged, without the byte order mark that some editors put first.
+    """Read a whole text file, line ends unchanged, without a byte order mark.
 
     Raises:
         UsageError: it cannot be opened or is not UTF-8.
@@ -32,10 +32,10 @@ def read_text(path: Path) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse at once a file that could not be written after minutes of work; writes nothing.
+    """Check early that a file can be written, before minutes of work; write nothing.
 
     Raises:
-        UsageError: its folder is absent or not writable, or it is a folder itself.
+        UsageError: its folder is missing or not writable, or it is a folder itself.
     """
     if path.is_dir():
         raise UsageError(f"{path}: cannot be written: {os.strerror(errno.EISDIR)}")
@@ -48,10 +48,10 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, by a temporary one beside it; a device, pipe or link is written to, not replaced.
+    """Write a file atomically, through a temporary one beside it; devices, pipes and links are written in place.
 
     Raises:
-        UsageError: the folder is absent or not writable, or the disk is full.
+        UsageError: the folder is missing or not writable, or the disk is full.
     """
     temporary = ""
     try:
@@ -70,7 +70,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _is_written_through(path: Path) -> bool:
-    """Tell whether a path, such as /dev/stdout or /dev/null, stands for something else than a file of its own."""
+    """Return whether a path, such as /dev/stdout or /dev/null, is not a regular file of its own."""
     return path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir())
 
 

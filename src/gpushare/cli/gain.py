@@ -32,7 +32,7 @@ GPU_COLUMNS: Final[tuple[Column[GpuGain], ...]] = (
 
 
 def sentences(gain: Gain) -> list[str]:
-    """Say what sharing gains, in the words of a person."""
+    """Say in sentences what sharing gains."""
     if not gain.used_gpus:
         return [f"No pod shares a GPU now; {_gpus(gain.gpus)} {_are(gain.gpus)} free."]
     on = f"{gain.used_gpus} of {_gpus(gain.gpus)}"
@@ -54,7 +54,7 @@ def sentences(gain: Gain) -> list[str]:
 
 
 def as_record(gain: Gain) -> dict[str, Any]:
-    """One object for programs."""
+    """Return one object for programs."""
     return {**asdict(gain), "per_gpu": gain.per_gpu, "gained_gpus": gain.gained_gpus}
 
 

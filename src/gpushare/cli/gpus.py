@@ -27,13 +27,14 @@ app = typer.Typer(help=__doc__)
 
 @dataclass(frozen=True, slots=True)
 class GpuRow:
-    """One GPU; None where nothing is known.
+    """One GPU; None for unknown figures.
 
     Attributes:
         gpu: node and index.
-        trouble: why it takes no tenants, or what is wrong with its MPS; empty while all is well.
-        sm_ratio, dram_ratio: of the device's pipes, over the last window.
-        progress_ratio: summed over its tenants; None while one is not known.
+        trouble: why it takes no tenants, or what is wrong with its MPS; empty if nothing is.
+        sm_ratio: SM use over the last window.
+        dram_ratio: use of memory bandwidth over the last window.
+        progress_ratio: sum over its tenants; None while one is unknown.
     """
 
     gpu: str
@@ -74,7 +75,7 @@ COLUMNS: Final[tuple[Column[GpuRow], ...]] = (
 
 
 def gpu_rows(nodes: Iterable[GpuNode]) -> list[GpuRow]:
-    """One row a GPU, by node and index."""
+    """Return one row per GPU, sorted by node and index."""
     found = [(node.name, gpu) for node in nodes for gpu in node.status.gpus]
     return [_row(name, gpu) for name, gpu in sorted(found, key=lambda each: (each[0], each[1].index))]
 
@@ -104,7 +105,7 @@ def _row(node: str, gpu: GpuStatus) -> GpuRow:
 
 
 async def read_nodes(api: Api) -> tuple[list[GpuNode], tuple[str, ...]]:
-    """Read the GpuNodes, and what is to be said beside them.
+    """Read the GpuNodes, and notes about them.
 
     Raises:
         CommandError: there is no gpushare, or the GpuNodes may not be read.

@@ -37,7 +37,7 @@ DatasetOption = Annotated[Path, typer.Option("--dataset", help="A colocation dat
 
 
 def load_model(path: Path | None) -> InterferenceModel:
-    """A model artefact, or the shipped one.
+    """Return a model from an artefact, or the shipped one.
 
     Raises:
         UsageError: the file cannot be read, is damaged, or of a newer version.

@@ -1,4 +1,4 @@
-"""A live cluster as the packing engine sees it: nodes, what is left on them, and where pods run or wait."""
+"""A live cluster as input of the packing engine: nodes, their free resources, and where pods run or wait."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -43,10 +43,10 @@ _MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """What a cluster's API says of everything that decisions depend on.
+    """A cluster's objects that decisions depend on.
 
     Attributes:
-        settings: data of the release's ConfigMap; None where there is none.
+        settings: data of the release's ConfigMap; None if there is none.
         nodes, gpunodes, gpushares, pods: raw objects.
     """
 
@@ -59,10 +59,10 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class UndecidedPod:
-    """A pod that runs with a share but without a decision: counted by its limit, as the extender does.
+    """A pod that runs with a share but without a decision; it is counted by its limit, as in the extender.
 
     Attributes:
-        gpu_uuids: where its node's agent lists it.
+        gpu_uuids: the GPUs on which its node's agent lists it.
     """
 
     key: str
@@ -73,18 +73,18 @@ class UndecidedPod:
 
 @dataclass(frozen=True, slots=True)
 class LiveCluster:
-    """What a plan starts from.
+    """The state of a cluster from which a plan starts.
 
     Attributes:
-        nodes: with the CPU and memory that pods without our annotation, or without a decision, leave; below 0
-            where they request more than there is.
-        pods: those with our annotation; None for where when they wait. `pod_uid` is "namespace/name".
+        nodes: with the CPU and memory left by pods without our annotation or without a decision; below 0 if they
+            request more than the node has.
+        pods: pods with our annotation; the placement is None for waiting ones. `pod_uid` is "namespace/name".
         unhealthy: uuids of GPUs that take no tenants.
         notes: sentences on what was left out and why.
-        settings: what the release decides by.
+        settings: the release's settings of decisions.
         shares: every GpuShare.
-        unfreezable: nodes on which nobody can be stopped for a moment.
-        waiting: the pods for which kube-scheduler found no node, for whom a GPU may be kept.
+        unfreezable: nodes on which no pod can be stopped for a moment.
+        waiting: pods for which kube-scheduler found no node, so that a GPU may be kept for them.
         undecided: pods with a share that gpushare did not place.
     """
 
@@ -99,7 +99,7 @@ class LiveCluster:
     undecided: tuple[UndecidedPod, ...] = ()
 
     def request_of(self, pod: Mapping[str, Any]) -> PlacementRequest | Rejection:
-        """What a pod asks here: merged with the GpuShare that speaks for it and the release's defaults."""
+        """Return what a pod requests here, merged with its GpuShare and the release's defaults."""
         view = PodView.from_object({**pod, "metadata": {"uid": "", **pod["metadata"]}})
         memories = {gpu.memory_mib for node in self.nodes for gpu in node.gpus if gpu.memory_mib}
         return request_of(view, self.shares, self.settings.defaults, memories)
@@ -142,7 +142,7 @@ def _reduced_node(obj: Json) -> Json:
 
 
 def cluster_of(objects: Objects) -> LiveCluster:
-    """Join what the API says.
+    """Return the cluster that the API's objects describe.
 
     Raises:
         UsageError: the release's settings cannot be used.
@@ -228,7 +228,7 @@ def cluster_of(objects: Objects) -> LiveCluster:
 
 
 def _listed(gpunodes: Sequence[GpuNode]) -> dict[str, tuple[str, ...]]:
-    """The GPUs on which agents list each pod, by its uid."""
+    """Return by pod uid the GPUs on which agents list the pod."""
     found: dict[str, tuple[str, ...]] = {}
     for gpunode in gpunodes:
         for gpu in sorted(gpunode.status.gpus, key=lambda gpu: gpu.index):
@@ -238,7 +238,7 @@ def _listed(gpunodes: Sequence[GpuNode]) -> dict[str, tuple[str, ...]]:
 
 
 def _allowed(rules: NodeRules, nodes: Sequence[Json]) -> frozenset[str]:
-    """Names of the nodes that a pod allows itself."""
+    """Return the names of the nodes that a pod's own rules allow."""
     return frozenset(
         node["metadata"]["name"]
         for node in nodes
@@ -251,7 +251,7 @@ def _allowed(rules: NodeRules, nodes: Sequence[Json]) -> frozenset[str]:
 def request_of(
     pod: PodView, shares: ShareIndex, defaults: Defaults, gpu_memories_mib: Collection[int] = ()
 ) -> PlacementRequest | Rejection:
-    """What a pod asks, merged with the GpuShare that speaks for it and the defaults."""
+    """Return what a pod requests, merged with its GpuShare and the defaults."""
     share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
     limit = pod.limit_percent or None
     needs = resolve(pod.annotations, share, defaults, limit_percent=limit, gpu_memories_mib=gpu_memories_mib)
@@ -278,6 +278,6 @@ def request_of(
 
 
 def _placement(pod: PodView, node: str, decision: Decision, request: PlacementRequest) -> Placement:
-    """Where a pod runs by its decision."""
+    """Return where a pod runs, from its decision."""
     term = term_of(pod, request.unprofiled, unix_seconds(decision.decided_at), unix_seconds(pod.started_at))
     return Placement(node, decision.gpu_uuids, decision.memory_limit_mib, decision.thread_percentage, term)

@@ -15,10 +15,10 @@ from gpushare.core.placement import PlacementRequest
 def read_manifests(
     path: Path, request_of: Callable[[Mapping[str, Any]], PlacementRequest | Rejection]
 ) -> list[PlacementRequest]:
-    """Requests of the annotated pods in a YAML or JSON file; those without our annotation are not ours to place.
+    """Return the requests of the pods with our annotation in a YAML or JSON file.
 
     Args:
-        request_of: what a pod object asks on the cluster that it is planned for.
+        request_of: returns what a pod object requests on the cluster of the plan.
 
     Raises:
         UsageError: the file is not YAML, an annotation or quantity is wrong, or no pod asks for a share.
@@ -55,10 +55,10 @@ def read_manifests(
 
 
 def _check_amounts(spec: Mapping[str, Any]) -> None:
-    """Refuse what the API server would: it never holds a negative request, so nobody else looks for one.
+    """Refuse negative requests, which the API server refuses, so that no other code checks for them.
 
     Raises:
-        ValueError: an amount is negative, or no quantity.
+        ValueError: an amount is negative, or not a quantity.
     """
     for kind in ("initContainers", "containers"):
         for container in spec.get(kind) or ():
@@ -69,7 +69,7 @@ def _check_amounts(spec: Mapping[str, Any]) -> None:
 
 
 def _pods(path: Path, document: Any) -> Iterator[Mapping[str, Any]]:
-    """The pods that one document stands for."""
+    """Yield the pods that a document describes."""
     if not isinstance(document, Mapping):
         raise UsageError(f"{path}: a document is not a Kubernetes object")
     if str(document.get("kind", "")).endswith("List") and isinstance(document.get("items"), list):

@@ -56,11 +56,11 @@ def attribute(
 ) -> None:
     """Infer every tenant's progress from the device's counters and score it against the measured rates.
 
-    Solo runs give the signatures and cap curves, and the interference model an expectation from these; of the
-    other runs only the counters are used, and the measured rates are the truth to score against.
+    Solo runs give the signatures and cap curves, from which the interference model makes its prediction. Of the
+    other runs only the counters are used; the measured rates are the truth to score against.
 
-    The second table scores tenants that would be called unknown too, at what would be told of them if their error
-    were not too large, and says how many of those that make less than half are inferred above it.
+    The second table also scores tenants that would be reported as unknown, by the progress that would be reported
+    if their error were not too large, and says how many of those that make less than half are inferred above it.
     """
     data = read_dataset(dataset)
     predict = no_prediction if without_model else expectation(_model(model, data))

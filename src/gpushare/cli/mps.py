@@ -122,7 +122,7 @@ def clients(directory: Directory = DEFAULT_DIRECTORY, gpu: Gpu = None, as_json: 
 
 
 def _doubt(gpu: GpuDirectory, status: GateStatus | None) -> str:
-    """Say why the clients of a GPU are not those of now."""
+    """Say why the listed clients of a GPU are not the present ones."""
     if status is None:
         return f"{gpu.uuid}: there is no gate's status, so its clients are not known"
     age = time.time() - status.written_at

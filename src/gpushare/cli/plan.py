@@ -44,12 +44,12 @@ SHOWN_REASONS = 3  # sentences of refused nodes in the table; JSON has all
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What the plan says of one pod.
+    """The plan for one pod.
 
     Attributes:
         decided: where it would go, or why nowhere.
-        fits_on: nodes on which it fits, the chosen one included.
-        refused: sentence -> how many nodes say it, with one of them.
+        fits_on: number of nodes on which it fits, the chosen one included.
+        refused: for each refusal (reason, sentence, number of nodes, one of them).
     """
 
     request: PlacementRequest
@@ -58,7 +58,7 @@ class Line:
     refused: tuple[tuple[str, str, int, str], ...]
 
     def as_json(self) -> dict[str, Any]:
-        """One object a pod."""
+        """Return one object for a pod."""
         found: dict[str, Any] = {"pod": self.request.pod_uid}
         if isinstance(self.decided, Rejection):
             found |= {"node": None, "reason": str(self.decided.reason), "detail": self.decided.detail}
@@ -127,7 +127,7 @@ def plan(
 
 
 def plan_one(request: PlacementRequest, context: DecisionContext) -> Line:
-    """Place one pod and keep its place for those after it; one of the same name that runs already stays."""
+    """Place one pod and reserve its place for the pods after it; a running pod of the same name stays."""
     found = survey(request, context)
     decided = decide(request, context)
     if isinstance(decided, Placement):
@@ -137,7 +137,7 @@ def plan_one(request: PlacementRequest, context: DecisionContext) -> Line:
 
 
 def state_of(cluster: LiveCluster) -> ClusterState:
-    """The engine's state of a cluster, with the pods that run there."""
+    """Return the engine's state of a cluster, with the pods that run there."""
     state = ClusterState(cluster.nodes, gpu_memory_reserve_mib=cluster.settings.gpu_memory_reserve_mib)
     for uuid in cluster.unhealthy:
         state.set_health(uuid, healthy=False)
@@ -168,7 +168,7 @@ def _cluster(
 
 
 def _refused(found: Candidates) -> tuple[tuple[str, str, int, str], ...]:
-    """Refusals grouped by sentence, most frequent first."""
+    """Return refusals grouped by sentence, the most frequent first."""
     return tuple(
         (str(each.rejection.reason), each.rejection.detail, each.nodes, each.example)
         for each in elsewhere_of(found)

@@ -1,4 +1,4 @@
-"""Pods that share GPUs, one row each: what they asked, where they are, what was promised, how they fare."""
+"""Pods that share GPUs, one row each: request, place, promise, and present progress."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,16 +26,16 @@ from gpushare.kube import Json
 
 @dataclass(frozen=True, slots=True)
 class TopRow:
-    """One pod as the table shows it; None where nothing is known yet, never a guess.
+    """One pod as the table shows it; None for unknown figures, never a guess.
 
     Attributes:
         state: the pod's phase, or why it waits.
-        gpu: node and index of its GPU, several joined by a comma.
-        share_percent: of each of its GPUs, guaranteed.
+        gpu: node and index of its GPU; several are separated by commas.
+        share_percent: guaranteed percent of each of its GPUs.
         thread_percentage: its cap.
-        promise_ratio: the progress that it may count on, relative to running alone.
+        promise_ratio: promised progress, relative to running alone.
         progress_ratio: relative to running alone, the worst of its GPUs.
-        throttle_ratio: part of the time that it is kept stopped for a neighbour's promise.
+        throttle_ratio: part of the time that it is stopped to keep a neighbour's promise.
     """
 
     namespace: str
@@ -55,7 +55,7 @@ class TopRow:
 
     @property
     def slack_ratio(self) -> float | None:
-        """Return the progress above the promise; below 0 it is broken; None while one of both is not known."""
+        """Return the progress above the promise; below 0 it is broken; None while either is unknown."""
         if self.progress_ratio is None or self.promise_ratio is None:
             return None
         return self.progress_ratio - self.promise_ratio
@@ -80,9 +80,9 @@ COLUMNS: Final[tuple[Column[TopRow], ...]] = (
 
 
 def rows(pods: Iterable[Json], nodes: Iterable[GpuNode], shares: Iterable[GpuShare] = ()) -> list[TopRow]:
-    """Join pods with what the agents and their GpuShares say about them; sorted by GPU, waiting pods last.
+    """Return the rows of pods from the agents' and GpuShares' reports, sorted by GPU, waiting pods last.
 
-    Where the GpuNodes may not be read, the GpuShares have most of it.
+    If the GpuNodes may not be read, most figures come from the GpuShares.
     """
     listed = tuple(shares)
     index = ShareIndex(listed)
@@ -117,7 +117,7 @@ def _row(
         figures = [placement]
     progress = [each.progress_ratio for each in figures if each.progress_ratio is not None]
     slowdown = [each.slowdown_ratio for each in figures if each.slowdown_ratio is not None]
-    # its GpuShare says what it may count on; its agent, while the GpuShare does not yet
+    # the promise comes from its GpuShare, or from its agent while the GpuShare has none
     promised = [placement] if placement is not None and placement.promise_ratio is not None else figures
     promise = [each.promise_ratio for each in promised if each.promise_ratio is not None]
     throttle = [each.throttle_ratio for each in figures if each.throttle_ratio]
@@ -133,7 +133,7 @@ def _row(
         share_percent=seen[0][1].share_percent if seen else (pod.limit_percent // max(len(uuids), 1) or None),
         thread_percentage=decision.thread_percentage if decision else None,
         memory_limit_mib=decision.memory_limit_mib if decision else min(limits, default=None),
-        memory_used_mib=sum(used) if seen and len(used) == len(seen) else None,  # a part is no sum
+        memory_used_mib=sum(used) if seen and len(used) == len(seen) else None,  # a partial sum would be wrong
         promise_ratio=min(promise, default=None),
         progress_ratio=min(progress, default=None),
         slowdown_ratio=max(slowdown, default=None),
@@ -142,12 +142,12 @@ def _row(
 
 
 def _unnamed(node: str | None, uuid: str) -> str:
-    """A GPU that no GpuNode of ours names."""
+    """Return a name for a GPU that no GpuNode lists."""
     return f"{node}/{uuid}" if node else uuid
 
 
 def _class_of(pod: PodView, shares: ShareIndex) -> str | None:
-    """What the pod's GpuShare says; its status knows the chart's default too."""
+    """Return the class from the pod's GpuShare, whose status includes the chart's default."""
     share = shares.of(pod.namespace, pod.labels, (*pod.owner_uids, pod.uid))
     return (share.spec.job_class or share.status.job_class) if share is not None else None
 
@@ -170,7 +170,7 @@ def _times(value: float | None) -> str | None:
 
 
 class SortKey(StrEnum):
-    """What a list of pods is sorted by."""
+    """Sort keys of a list of pods."""
 
     GPU = "gpu"
     NAME = "name"
@@ -195,13 +195,13 @@ _KEYS: Final[Mapping[SortKey, Callable[[TopRow], Any]]] = {
 
 
 def ordered(found: Iterable[TopRow], key: SortKey, *, is_reversed: bool = False) -> list[TopRow]:
-    """Sort rows: those to look at first come first, what is not known comes last; equal ones by name."""
+    """Sort rows: those that need attention first, unknown values last, equal ones by name."""
     by_name = sorted(found, key=lambda row: (row.namespace, row.pod))
     return sorted(by_name, key=_KEYS[key], reverse=is_reversed)
 
 
 def style_of(row: TopRow) -> str:
-    """Return the colour of a row: red below its promise, yellow while it waits or is kept stopped."""
+    """Return the colour of a row: red below its promise, yellow while it waits or is throttled."""
     if row.slack_ratio is not None and row.slack_ratio < 0:
         return "red"
     return "yellow" if row.gpu is None or row.throttle_ratio else ""

@@ -35,7 +35,7 @@ class Use:
     """Means over a period.
 
     Attributes:
-        nvml_utilization_ratio: what nvidia-smi calls utilisation; None where the driver has none.
+        nvml_utilization_ratio: utilisation as nvidia-smi shows it; None if the driver has none.
     """
 
     seconds: float
@@ -48,8 +48,8 @@ class ProgramProfile:
     """A command's use of one GPU.
 
     Attributes:
-        active: from the first to the last reading in which the GPU was used; zero seconds when it never was.
-        whole: from the command's start to its end, the start of an interpreter and its imports included.
+        active: from the first to the last reading in which the GPU was used; zero seconds if it never was.
+        whole: from the command's start to its end, including the start of an interpreter and its imports.
         memory_peak_mib: of the whole device.
         is_alone: whether no other process was seen on the GPU when the command started.
     """
@@ -63,7 +63,7 @@ class ProgramProfile:
 
 
 def is_active(sample: GpuSample) -> bool:
-    """Return whether the GPU was used in a window, by its counters, else by NVML's figure, which lags."""
+    """Return whether the GPU was used in a window, by its counters or else by NVML's utilisation, which lags."""
     busy = (sample.counters.graphics_util, sample.counters.sm_util)
     known = [value for value in busy if value is not None] or [sample.gpu_utilization_ratio or 0.0]
     return max(known) >= ACTIVE_RATIO
@@ -72,7 +72,7 @@ def is_active(sample: GpuSample) -> bool:
 def active_windows(samples: Sequence[GpuSample]) -> Sequence[GpuSample]:
     """Return the windows from the first to the last one with activity, pauses included.
 
-    The first and the last are only partly active, and are left out where two or more remain.
+    The first and the last are only partly active, and are left out if two or more remain.
     """
     busy = [i for i, sample in enumerate(samples) if is_active(sample)]
     if not busy:
@@ -82,7 +82,7 @@ def active_windows(samples: Sequence[GpuSample]) -> Sequence[GpuSample]:
 
 
 def time_weighted(samples: Sequence[GpuSample]) -> Use:
-    """Average counters and NVML utilisation, each window weighted with its length."""
+    """Average counters and NVML utilisation, each window weighted by its length."""
     total = sum(sample.window_seconds for sample in samples)
     if not total:
         return Use(0.0, Counters(), None)
@@ -111,7 +111,7 @@ def profile_command(
     """
     samples: list[GpuSample] = []
     is_alone = all(each.is_named_server or each.is_graphics for each in devices.processes(gpu.uuid))
-    devices.sample(gpu.uuid)  # the first window begins where the command does
+    devices.sample(gpu.uuid)  # the first window begins with the command
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu.uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
         process = subprocess.Popen(list(command), env=environment)
@@ -147,7 +147,7 @@ def choose_gpu(gpus: Sequence[GpuInfo], wanted: str) -> GpuInfo:
     """Find a GPU by index or UUID.
 
     Raises:
-        UsageError: none of that name; the sentence lists them.
+        UsageError: there is no such GPU; the sentence lists the GPUs.
     """
     for gpu in gpus:
         if wanted in (str(gpu.index), gpu.uuid):
@@ -186,7 +186,7 @@ def run(
 
 
 def profile_json(profile: ProgramProfile, command: Sequence[str]) -> dict[str, Any]:
-    """The profile as JSON values; what was not measured is null or absent.
+    """Return the profile as JSON values; figures that were not measured are null or absent.
 
     The figures at the top are means over `active_seconds`, those in `whole_run` over all `seconds`.
     """
@@ -255,7 +255,7 @@ def nvprof(
 ) -> None:
     """Compute the utilisation of each function unit from nvprof's CSV output of older GPUs.
 
-    The level (0 to 10) of each kernel is weighted with its time, over the time of all GPU activities, copies
+    The level (0 to 10) of each kernel is weighted by its time, relative to the time of all GPU activities, copies
     included.
     """
     seconds = _parse(summary, parse_summary)

@@ -22,34 +22,34 @@ from gpushare.cli.errors import AbsentError
 from gpushare.cli.records import Format, FormatOption, emit
 from gpushare.core.api import GpuShare, PhaseReading, to_json
 
-_SHOWN: Final = 0.01  # of a pipe: less is not worth a figure
+_SHOWN: Final = 0.01  # use of a pipe below which no figure is shown
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """What is known of one GpuShare's workload."""
+    """The knowledge about one GpuShare's workload."""
 
     share: GpuShare
 
     @property
     def name(self) -> str:
-        """Return namespace and name."""
+        """Return "namespace/name"."""
         return f"{self.share.namespace}/{self.share.name}"
 
     def pipe(self, name: str) -> float | None:
-        """Return the use of a pipe, alone."""
+        """Return the use of a pipe when alone."""
         profile = self.share.status.profile
         return profile.as_counters().pipes().get(name) if profile is not None else None
 
     @property
     def sm(self) -> float | None:
-        """Return the part of the time that the SMs are busy, alone."""
+        """Return the part of the time that the SMs are busy when alone."""
         profile = self.share.status.profile
         return profile.as_counters().sm_util if profile is not None else None
 
     @property
     def gpu_model(self) -> str | None:
-        """Return the model of GPU that it was taken on."""
+        """Return the GPU model that the profile was taken on."""
         return self.share.status.profile.gpu_model if self.share.status.profile is not None else None
 
     @property
@@ -58,7 +58,7 @@ class ProfileRow:
         return self.share.status.profile.taken_at if self.share.status.profile is not None else None
 
     def as_record(self) -> dict[str, Any]:
-        """One object for programs, in the words of the GpuShare."""
+        """Return one object for programs, with the field names of the GpuShare."""
         status = to_json(self.share.status)
         kept = ("phase", "class", "profile", "recommendedFraction", "promise", "learned")
         return {
@@ -93,7 +93,7 @@ COLUMNS: Final[tuple[Column[ProfileRow], ...]] = (
 
 
 def _learned(share: GpuShare) -> str | None:
-    """What was seen beside others, beyond what the model predicts."""
+    """Return what was observed beside others, relative to the model's predictions."""
     return (
         "; ".join(
             f"{each.gpu_model}: suffers {-each.sensitivity:+.0%}, hurts {-each.pressure:+.0%} more than predicted"
@@ -104,7 +104,7 @@ def _learned(share: GpuShare) -> str | None:
 
 
 def phase_lines(row: ProfileRow) -> list[str]:
-    """Say what other work a workload does, one line for each kind of it."""
+    """Return one line for each kind of other work that a workload does."""
     profile = row.share.status.profile
     lines = []
     for phase in profile.phases if profile is not None else ():
@@ -119,7 +119,7 @@ def phase_lines(row: ProfileRow) -> list[str]:
 
 
 def profile_rows(seen: Seen, name: str | None) -> list[ProfileRow]:
-    """The GpuShares, or the one of this name or of the pod of this name.
+    """Return all GpuShares, or those with this name or with a pod of this name.
 
     Raises:
         AbsentError: there is none.

@@ -1,4 +1,4 @@
-"""What -o chooses: a table, a wider one, JSON or YAML."""
+"""Output formats of -o: a table, a wider one, JSON or YAML."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ import yaml
 
 
 class Format(StrEnum):
-    """The forms of an answer."""
+    """Output formats."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -19,7 +19,7 @@ class Format(StrEnum):
 
     @property
     def is_data(self) -> bool:
-        """Return whether programs read it."""
+        """Return whether the output is for programs."""
         return self in {Format.JSON, Format.YAML}
 
 
@@ -36,5 +36,5 @@ def emit(records: Sequence[Mapping[str, Any]] | Mapping[str, Any], form: Format)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON would have it: no tuples, no enums."""
+    """Return a value as JSON has it, without tuples and enums."""
     return json.loads(json.dumps(value, default=str))

@@ -14,8 +14,8 @@ from typer.exceptions import TyperException
 from gpushare import __version__
 from gpushare.cli.errors import CommandError, ExitStatus, UsageError
 
-# Name -> (module with a `typer.Typer` named app, one line of help). Only the group that is used is imported:
-# a help text does not wait for numpy or the Kubernetes client. A group that is one command has a callback
+# Name -> (module with a `typer.Typer` named app, one line of help). Only the group that is used is imported, so
+# that a help text does not wait for numpy or the Kubernetes client. A group that is one command has a callback
 # and nothing else.
 GROUPS: Final[dict[str, tuple[str, str]]] = {
     "top": ("gpushare.cli.top", "Who shares which GPU, at what cap, what was promised, and how each one fares."),
@@ -35,18 +35,18 @@ GROUPS: Final[dict[str, tuple[str, str]]] = {
     "pairs": ("gpushare.cli.pairs", "Partner choice on a table of measured pairs of jobs."),
 }
 
-# What the extra `fit` installs, by import name: fitting, evaluation and plots need it, nothing on a cluster does.
+# Modules of the extra `fit`: fitting, evaluation and plots need them, nothing on a cluster does.
 FIT_MODULES: Final = frozenset({"matplotlib", "networkx", "scipy", "sklearn"})
 
 
 DEBUG: Final = "GPUSHARE_DEBUG"
-"""Set to anything, a defect is shown with its traceback."""
+"""If set, defects are shown with their traceback."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_INTERRUPTED: Final = 130  # as a shell says of a program that ctrl-c ended
+_INTERRUPTED: Final = 130  # the shell's status of a program that ctrl-c ended
 
 
 def build(used: str | None) -> typer.Typer:
-    """Build the application with the group `used` loaded and the others by name and help text only."""
+    """Build the application with the group `used` loaded, and the others with name and help text only."""
     app = typer.Typer(
         no_args_is_help=True,
         add_completion=False,
@@ -75,10 +75,10 @@ def build(used: str | None) -> typer.Typer:
 
 
 def main() -> None:
-    """Run the command line; an error the user can mend is one sentence, and an exit status by its kind."""
+    """Run the command line; an error that the user can fix becomes one sentence and an exit status by its kind."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower() not in ("utf-8", "utf8"):
-            stream.reconfigure(errors="replace")  # a locale without our signs gets a question mark for each
+            stream.reconfigure(errors="replace")  # characters that the locale lacks become question marks
     used = next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
     output, file = sys.stdout, _file_of(sys.stdout)
     try:
@@ -98,7 +98,7 @@ def main() -> None:
         _stop(f'this command needs {error.name}: install "gpushare[fit]"', ExitStatus.USAGE)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, closed the pipe
         _drop_output()
         sys.exit(ExitStatus.DONE)
     except Exception as error:
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def complete() -> None:
-    """Answer kubectl, which asks `kubectl_complete-gpushare` what could come next; an error is silence."""
+    """Answer kubectl, which runs `kubectl_complete-gpushare` for completions; on an error print nothing."""
     from gpushare.cli.completion import kubectl  # noqa: PLC0415 - only when asked
 
     try:
@@ -153,12 +153,12 @@ def _usage_error(message: str, command: Any) -> UsageError:
 
 
 def program() -> str:
-    """Return how the user called this program: kubectl runs plugins by their file's name."""
+    """Return the name by which the user called this program (kubectl runs plugins by their file name)."""
     return "kubectl gpushare" if Path(sys.argv[0]).name.startswith("kubectl") else "gpushare"
 
 
 def _file_of(stream: TextIO) -> tuple[int, int] | None:
-    """Return which file a stream writes to; None for one without."""
+    """Return the identity of the file that a stream writes to; None if it has none."""
     try:
         found = os.fstat(stream.fileno())
     except (OSError, ValueError):
@@ -167,7 +167,7 @@ def _file_of(stream: TextIO) -> tuple[int, int] | None:
 
 
 def _drop_output() -> None:
-    """Let what is left in the buffer of standard output go, or the interpreter fails on it at the end."""
+    """Discard what is left in the buffer of standard output, which would make the interpreter fail at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

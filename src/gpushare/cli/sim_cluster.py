@@ -43,7 +43,7 @@ PodsFile = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """One run, as printed."""
+    """The result of one run, as printed."""
 
     policy: str
     seed: int
@@ -124,7 +124,7 @@ def read_cluster(path: Path) -> list[NodeSpec]:
 
 
 def _read_where(nodes: Path | None, snapshot: Path | None) -> tuple[list[NodeSpec], Settings]:
-    """The nodes to fill, and the settings of their release: the chart's defaults where they come from a table."""
+    """Return the nodes to fill, and their release's settings (the chart's defaults for nodes from a table)."""
     if nodes is not None and snapshot is None:
         return read_cluster(nodes), Settings()
     if snapshot is None or nodes is not None:
@@ -143,7 +143,7 @@ def read_trace(path: Path, defaults: Defaults) -> list[PlacementRequest]:
     """Read the pods of a CSV file.
 
     Args:
-        defaults: of the release, for what the file does not hold.
+        defaults: the release's defaults for values that the file lacks.
 
     Raises:
         UsageError: it cannot be read or used; the sentence names file, line and column.
@@ -199,7 +199,7 @@ def _run_all(
 
 
 def _summary(done: list[ClusterRun]) -> dict[str, Any]:
-    """Average the runs and list them."""
+    """Return the means over the runs, and the list of runs."""
     reasons = sorted({reason for run in done for reason in run.rejected})
     return {
         "policy": done[0].policy,

@@ -33,7 +33,7 @@ GPU_MEMORY_MIB: Final = {"H200": 143771, "H100": 81559, "A100": 40960, "L40": 46
 DEFAULT_GPU_MEMORY_MIB: Final = 81559
 
 TABLE_GPUS: Final = 16
-_MOST_MEAN: Final = 1e7  # seconds, four months; what is drawn by it stays below the most that a trace may hold
+_MOST_MEAN: Final = 1e7  # seconds, four months; keeps drawn values below a trace's limit
 TABLE_LOADS: Final = (0.8, 1.2, 2.0)
 
 _TRACE = typer.Option(
@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
 
 
 class TruthSource(StrEnum):
-    """Where the true rates come from."""
+    """Source of the true rates."""
 
     TRACE = "colocation"
     TABLE = "table"

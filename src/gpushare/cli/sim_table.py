@@ -1,4 +1,4 @@
-"""`gpushare sim jobs --truth table`: jobs of ten measured programs under every policy, judged by measurements."""
+"""`gpushare sim jobs --truth table`: jobs of ten measured programs under every policy, scored by measurements."""
 
 import json
 import math
@@ -50,8 +50,8 @@ def table_jobs(
     """Run every policy on every load and seed, and print their means with 95% intervals over the seeds.
 
     Args:
-        jobs: how many to draw for each load, or the jobs of a trace, which has a load of its own.
-        reserve_after_seconds: of the release by which ours decides.
+        jobs: number of jobs to draw for each load, or the jobs of a trace, which has its own load.
+        reserve_after_seconds: release setting of that name, used by our policy.
     """
     for name in policies:
         if name not in TABLE_POLICIES:
@@ -59,7 +59,7 @@ def table_jobs(
                 f'policy "{name}" is not known; with --truth table there are {", ".join(TABLE_POLICIES)}'
             )
     names = list(policies) or list(TABLE_POLICIES)
-    _world(table, reserve_after_seconds)  # a table that cannot be used is told here and not in a process
+    _world(table, reserve_after_seconds)  # reports an unusable table here, not in a worker process
     tasks = [
         (table, names, jobs, gpus, load, first_seed + seed, reserve_after_seconds)
         for load in loads
@@ -76,7 +76,7 @@ def table_jobs(
                         for each in [pool.submit(_run, task) for task in tasks]:
                             runs.append(each.result())
                             bar.advance(running)
-                    except KeyboardInterrupt:  # the pool would wait for what runs, which may take minutes
+                    except KeyboardInterrupt:  # the pool would wait for running work, which may take minutes
                         for child in active_children():
                             child.terminate()
                         raise
@@ -106,12 +106,12 @@ def table_jobs(
 
 
 def processes_by_default() -> int:
-    """Return how many processes to run: one for each CPU."""
+    """Return how many processes to run: one per CPU."""
     return os.cpu_count() or 1
 
 
 def _end_at_once() -> None:
-    """Let ctrl-c, which a terminal gives to all processes, end this one without a word."""
+    """Let ctrl-c, which a terminal sends to all processes, end this one silently."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -83,10 +83,10 @@ def save(objects: Objects, folder: Path) -> None:
 
 @contextmanager
 def believing(folder: Path) -> Iterator[None]:
-    """Turn what goes wrong with a snapshot's objects, which a person may have changed, into a sentence.
+    """Turn errors about a snapshot's objects, which a person may have edited, into one sentence.
 
     Raises:
-        UsageError: an object is not what `gpushare snapshot` writes.
+        UsageError: an object does not have the form that `gpushare snapshot` writes.
     """
     try:
         yield
@@ -98,10 +98,10 @@ def believing(folder: Path) -> Iterator[None]:
 
 
 def read_snapshot(folder: Path) -> Objects:
-    """Read what `save` wrote.
+    """Read the files written by `save`.
 
     Raises:
-        UsageError: the file is not there, or is not what `gpushare snapshot` writes.
+        UsageError: a file is missing, or was not written by `gpushare snapshot`.
     """
     path = folder / OBJECTS_FILE
     if (folder / NODES_FILE).is_file() and not path.exists():

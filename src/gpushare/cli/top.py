@@ -28,7 +28,7 @@ app = typer.Typer(help=__doc__)
 
 
 def answer(seen: Seen, form: Format, sort: SortKey) -> None:
-    """Print what was seen once."""
+    """Print the table once."""
     for note in seen.notes:
         notes().print(note)
     found = ordered(rows(seen.pods, seen.nodes, seen.shares), sort)
@@ -58,7 +58,7 @@ def top(
     where = Where(None if every else namespace, kubeconfig, context)
     form = Format.JSON if as_json else output
     console = out()
-    is_live = console.is_terminal and not console.is_dumb_terminal  # a dumb one cannot be written over
+    is_live = console.is_terminal and not console.is_dumb_terminal  # a dumb terminal cannot be overwritten
     if is_live and not once and not form.is_data:
         asyncio.run(_live(where, View(sort), wide=form is Format.WIDE))
         return

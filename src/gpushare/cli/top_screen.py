@@ -1,4 +1,4 @@
-"""The live table of `gpushare top`: what is on the screen, what each key does, and the loop that shows it."""
+"""The live table of `gpushare top`: the screen's content, the keys, and the loop that shows it."""
 
 import asyncio
 import contextlib
@@ -40,18 +40,18 @@ _CHROME: Final = 3  # lines besides the pods: the summary, the titles, the last 
 
 
 class Quit(Enum):
-    """The user wants to leave."""
+    """The user wants to quit."""
 
     QUIT = "quit"
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the user chose to see.
+    """The user's choice of view.
 
     Attributes:
         top: index of the first row shown.
-        is_held: the table stays as it is.
+        is_held: whether the table is kept as it is.
     """
 
     sort: SortKey = SortKey.GPU
@@ -69,7 +69,7 @@ class ScreenLine:
 
 
 def pressed(view: View, key: str) -> View | Quit:
-    """Return the view after a key; keys that mean nothing change nothing."""
+    """Return the view after a key; unknown keys change nothing."""
     if key in {"q", "Q", "\x03", "\x04", "\x1b"}:
         return Quit.QUIT
     if key in _SORTS:
@@ -92,7 +92,7 @@ def screen(
     """Return the lines of the whole screen: at most `height` of at most `width` characters.
 
     Args:
-        trouble: why the table is not of now; shown instead of the keys.
+        trouble: why the table is outdated; shown instead of the keys.
     """
     found = ordered(rows(seen.pods, seen.nodes, seen.shares), view.sort, is_reversed=view.is_reversed)
     lines = lay_out(COLUMNS, found, width, wide=wide)
@@ -147,7 +147,7 @@ async def watch(
     wide: bool = False,
     every_seconds: float = REFRESH_SECONDS,
 ) -> None:
-    """Show the screen and read keys until the user leaves; a cluster in trouble is told, and asked again."""
+    """Show the screen and read keys until the user quits; if the cluster fails, say so and ask again."""
     console, keys = out(), asyncio.Queue[str]()
     with _keys_of_terminal(keys), console.screen(hide_cursor=True):
         seen, trouble, as_of = first, "", time.monotonic()
@@ -171,7 +171,7 @@ async def watch(
 
 
 def draw(console: Console, lines: Sequence[ScreenLine]) -> None:
-    """Put lines on the screen, from its first line on, over whatever is there."""
+    """Write lines to the screen from its first line on, overwriting it."""
     console.control(Control.home())
     for at, line in enumerate(lines):
         text = Text(line.text.ljust(console.width)[: console.width], line.style)
@@ -180,7 +180,7 @@ def draw(console: Console, lines: Sequence[ScreenLine]) -> None:
 
 @contextlib.contextmanager
 def _keys_of_terminal(keys: "asyncio.Queue[str]") -> Iterator[None]:
-    """Put keys of the terminal into the queue as they are pressed; without a terminal there are none."""
+    """Put keys into the queue as they are pressed; without a terminal there are none."""
     if not sys.stdin.isatty():
         yield
         return
@@ -190,7 +190,7 @@ def _keys_of_terminal(keys: "asyncio.Queue[str]") -> Iterator[None]:
     def read() -> None:
         text = os.read(descriptor, 64).decode(errors="replace")
         arrows = text.startswith("\x1b[")
-        for key in [text[:3]] if arrows else text or "\x04":  # an end of input is as ctrl-d
+        for key in [text[:3]] if arrows else text or "\x04":  # end of input counts as ctrl-d
             keys.put_nowait(key)
 
     tty.setcbreak(descriptor)

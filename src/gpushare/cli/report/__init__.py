@@ -1,1 +1,1 @@
-"""Reports as one HTML page that needs nothing beside itself (docs/adr/0130-reports-are-one-page.md)."""
+"""Reports as one self-contained HTML page (docs/adr/0130-reports-are-one-page.md)."""

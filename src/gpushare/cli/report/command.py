@@ -84,7 +84,7 @@ def parse_span(words: str) -> float:
     """Return the seconds of a span such as 24h.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a span.
     """
     found = re.fullmatch(r"([0-9]{1,6})([mhdw])", words)
     if found is None or not int(found[1]):

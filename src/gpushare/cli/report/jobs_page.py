@@ -1,4 +1,4 @@
-"""Policies compared on one trace of jobs, as every report: ours, the best and the usual ones stand out."""
+"""Policies compared on one trace of jobs, in the form of every report; the main ones are highlighted."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -12,8 +12,8 @@ from gpushare.sim.job_report import Report
 from gpushare.sim.jobs import JobResult, Outcome
 
 _OURS: Final = "gpushare"
-_USUAL: Final[Mapping[str, Ink]] = {"fifo": Ink.THREE, "time-slicing": Ink.FOUR}  # what clusters do without us
-_BOUND: Final = "oracle"  # knows what no policy can know, so it is nobody's best
+_USUAL: Final[Mapping[str, Ink]] = {"fifo": Ink.THREE, "time-slicing": Ink.FOUR}  # usual without gpushare
+_BOUND: Final = "oracle"  # it knows the future, so it is never shown as the best
 _TIME_PARTS: Final = 400
 _HEADROOM: Final = 1.05
 _QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -35,7 +35,7 @@ _COLUMNS: Final[tuple[tuple[str, Callable[[Report], float | None], str], ...]] =
 def render_jobs(
     outcomes: Sequence[Outcome], reports: Sequence[Report], *, trace: str, colocation: str, gpus: int, seed: int
 ) -> str:
-    """Render the page; `outcomes` and `reports` are of the same policies, in the same order, at least one."""
+    """Render the page; `outcomes` and `reports` belong to the same policies, in the same order, at least one."""
     best = _best(reports)
     inks = {each.policy: _ink(each.policy, best) for each in reports}
     shown = _OURS if any(each.policy == _OURS for each in reports) else best
@@ -70,7 +70,7 @@ def render_jobs(
 
 
 def _best(reports: Sequence[Report]) -> str:
-    """Return the policy with the shortest mean completion that is neither ours nor all-knowing."""
+    """Return the policy with the shortest mean completion, other than ours and the oracle."""
     others = [each for each in reports if each.policy not in (_OURS, _BOUND)] or list(reports)
     return min(others, key=lambda each: (each.mean_completion_seconds, each.policy)).policy
 

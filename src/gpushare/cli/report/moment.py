@@ -1,4 +1,4 @@
-"""One moment of a cluster, from the files that `gpushare snapshot` wrote."""
+"""One moment of a cluster, from the files written by `gpushare snapshot`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,8 @@ def usage_of(objects: Objects, folder: Path, at: float) -> UsageHistory:
     """Return a snapshot as a history of one moment.
 
     Args:
-        folder: where it came from; at: when it was taken, seconds since the epoch.
+        folder: where the snapshot came from.
+        at: when it was taken, in seconds since the epoch.
 
     Raises:
         AbsentError: no GpuNode lists a GPU.
@@ -59,7 +60,7 @@ def _expected(
     pods: Mapping[str, PodView],
     workloads: Mapping[str, WorkloadName],
 ) -> dict[WorkloadName, tuple[float, float]]:
-    """Return what profiles expect alone at the share that pods ask for, and at the recommended one."""
+    """Return the progress alone that profiles predict at the share that pods request, and at the recommended."""
     found = {}
     for share in shares:
         name = (share.namespace, share.name)

@@ -1,7 +1,7 @@
-"""The page of every report: sections, tables that sort, figures in words; light, dark, on a phone and in print.
+"""The page of every report: sections, sortable tables, figures in words; for light, dark, phones and print.
 
-Everything is in the one file: no script, style or picture comes from anywhere else, and the page's own policy
-forbids the browser to fetch one.
+Everything is in the one file: no script, style or picture is loaded from elsewhere, and the page's own security
+policy forbids the browser to load one.
 """
 
 import html
@@ -17,14 +17,14 @@ _FEW_COLUMNS: Final = 7  # so many fit on A4 (tests/cli/test_report_in_browser.p
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """One cell of a table: what is shown, and the number that it sorts by; None sorts last."""
+    """One cell of a table: the text shown, and the value to sort by; None sorts last."""
 
     text: str
     value: float | str | None
 
     @property
     def key(self) -> str:
-        """Return what the page's script sorts by."""
+        """Return the key that the page's script sorts by."""
         return "" if self.value is None else str(self.value)
 
 
@@ -34,7 +34,7 @@ def text(words: str) -> TableCell:
 
 
 def number(value: float | None, form: str = "{:.2f}") -> TableCell:
-    """Return a cell of a number; a dash where it is not known."""
+    """Return a cell of a number; a dash if unknown."""
     return TableCell("–", None) if value is None or math.isnan(value) else TableCell(form.format(value), value)
 
 
@@ -48,7 +48,7 @@ class Answer:
 
 
 def answers(found: Iterable[Answer]) -> str:
-    """Render the questions and answers that begin a report."""
+    """Render the questions and answers at the top of a report."""
     return (
         '<dl class="answers">'
         + "".join(
@@ -60,7 +60,7 @@ def answers(found: Iterable[Answer]) -> str:
 
 
 def section(heading: str, lead: str, *parts: str) -> str:
-    """Render a section: its heading, one sentence that says what is seen, and its content."""
+    """Render a section: its heading, one sentence on what it shows, and its content."""
     return f"<section><h2>{_(heading)}</h2><p>{_(lead)}</p>{''.join(parts)}</section>"
 
 
@@ -76,10 +76,10 @@ def table(
     *,
     marked: frozenset[int] = frozenset(),
 ) -> str:
-    """Render a table that sorts by the column whose head is pressed; columns of numbers stand to the right.
+    """Render a table that is sorted by clicking a column's head; numbers are aligned at the right.
 
     Args:
-        marked: rows that are set off.
+        marked: indices of highlighted rows.
     """
     numeric = [all(not isinstance(row[at].value, str) for row in rows) and at > 0 for at in range(len(heads))]
     head = "".join(

@@ -1,4 +1,4 @@
-"""Plots as SVG within HTML: drawings stretch with the page, labels stay readable, colours follow its theme."""
+"""Plots as SVG in HTML: drawings stretch with the page, labels stay readable, colours follow its theme."""
 
 import html
 import math
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 _WIDTH: Final = 1000
 _HEIGHT: Final = 300
-_MOST_POINTS: Final = 500  # of one line; a screen has not many more columns
+_MOST_POINTS: Final = 500  # most points of a line; screens have few more columns
 
 
 class Ink(StrEnum):
-    """Colours of lines, by the page's style."""
+    """Colours of lines, defined by the page's style."""
 
     ONE = "one"
     TWO = "two"
@@ -31,7 +31,7 @@ _WIDTHS: Final = {Ink.OTHER: 1.2}
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """One line; NaN interrupts it. Those in `Ink.OTHER` are thin and share an entry of the legend."""
+    """One line, interrupted by NaN. Lines in `Ink.OTHER` are thin and share an entry of the legend."""
 
     name: str
     x: NDArray[np.float64]
@@ -42,7 +42,7 @@ class PlotLine:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One row of a plot of distributions: five quantiles in rising order, least first."""
+    """One row of a plot of distributions: five quantiles in ascending order."""
 
     name: str
     quantiles: tuple[float, float, float, float, float]
@@ -51,7 +51,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """Where values lie; ticks are value and label."""
+    """Range of an axis; ticks are (value, label)."""
 
     low: float
     high: float
@@ -59,13 +59,13 @@ class PlotAxis:
     is_log: bool = False
 
     def part(self, value: float) -> float:
-        """Return where a value lies, 0 at the low end and 1 at the high one."""
+        """Return the position of a value, 0 at the low end and 1 at the high end."""
         low, high, at = (math.log(v) if self.is_log else v for v in (self.low, self.high, value))
         return (at - low) / (high - low) if high > low else 0.5
 
 
 def linear(low: float, high: float, form: str = "{:g}") -> PlotAxis:
-    """Return an axis with about five round ticks that holds both ends."""
+    """Return an axis with about five round ticks that includes both ends."""
     if not high > low:
         high = low + 1
     raw = (high - low) / 5
@@ -102,7 +102,7 @@ def line_plot(
 
 
 def spread_plot(title: str, spreads: Sequence[Spread], x: PlotAxis, *, x_label: str) -> str:
-    """Render a figure with one row for each distribution: a thin line from p5 to p95, a bar from p25 to p75."""
+    """Render a figure with one row per distribution: a thin line from p5 to p95, a bar from p25 to p75."""
     row = _HEIGHT / max(len(spreads), 1)
     shapes = []
     for index, spread in enumerate(spreads):
@@ -146,7 +146,7 @@ def _path(line: PlotLine, x: PlotAxis, y: PlotAxis) -> str:
 
 
 def thinned(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return at most _MOST_POINTS points, evenly chosen, the first and the last among them."""
+    """Return at most _MOST_POINTS points, evenly chosen, including the first and the last."""
     if len(x) <= _MOST_POINTS:
         return x, y
     chosen = np.unique(np.linspace(0, len(x) - 1, _MOST_POINTS).round().astype(int))

@@ -1,4 +1,4 @@
-"""A span of time from Prometheus' HTTP API; the figures are those that the chart's PodMonitor collects."""
+"""Usage over a span of time from Prometheus' HTTP API, which has the figures of the chart's PodMonitor."""
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,11 +15,11 @@ from gpushare.cli.errors import AbsentError, UsageError
 from gpushare.cli.report.no_answer import forbidden, no_answer, no_api, no_prometheus
 from gpushare.cli.report.usage import Figures, Tenancy, UsageHistory, WorkloadName
 
-_ANSWER_SECONDS: Final = 120.0  # Prometheus' own limit of a query
+_ANSWER_SECONDS: Final = 120.0  # Prometheus' own time limit of a query
 _CONNECT_SECONDS: Final = 10.0
-_PATIENCE_SECONDS: Final = 10.0  # after these the user is told what is waited for
+_PATIENCE_SECONDS: Final = 10.0  # after this the user is told what the command waits for
 _TENANT: Final = ("gpu_uuid", "namespace", "pod", "pod_uid")
-# One query each over the span; `max` joins what several replicas of Prometheus or of a pod would say twice.
+# One query for each over the span; `max` merges duplicates from several replicas of Prometheus or of a pod.
 _FAMILIES: Final[Mapping[str, str]] = {
     "share_ratio": "gpushare_pod_share_ratio",
     "progress_ratio": "gpushare_pod_progress_ratio",
@@ -35,11 +35,13 @@ _Values = Mapping[tuple[str, ...], tuple[_Labels, float]]
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSpan:
-    """Which Prometheus to ask for which time.
+    """The Prometheus to query, and the time span.
 
     Attributes:
-        token: of a bearer, where Prometheus stands behind an authenticating proxy.
-        begin, end: seconds since the epoch; points: samples between them.
+        begin: seconds since the epoch.
+        end: seconds since the epoch.
+        points: number of samples in the span.
+        token: bearer token, for Prometheus behind an authenticating proxy.
     """
 
     url: str
@@ -109,7 +111,7 @@ class _Asked:
         self._session = session
         self._span = span
         count = int((span.end - span.begin) // span.step_seconds)
-        # Each sample stands for the step before it, so that they add up to the span.
+        # Each sample covers the step before it, so that together they cover the span.
         self.times: Figures = span.begin + span.step_seconds * np.arange(1, count + 1, dtype=np.float64)
 
     async def over_time(self, expression: str) -> list[_Series]:
@@ -125,7 +127,7 @@ class _Asked:
             return [_Series(dict(one["metric"]), self._placed(one["values"])) for one in found]
 
     async def now(self, expression: str) -> dict[tuple[str, ...], tuple[_Labels, float]]:
-        """The value of each series at the span's end."""
+        """Return the value of each series at the span's end."""
         found = await self._ask("query", query=expression, time=f"{self._span.end:.3f}")
         with self._reading():
             return {tuple(one["metric"].values()): (one["metric"], float(one["value"][1])) for one in found}
@@ -140,7 +142,7 @@ class _Asked:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Say that it is no Prometheus which answers, where its series are none."""
+        """Turn unreadable series into an error that says that the server is not Prometheus."""
         try:
             yield
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -181,7 +183,7 @@ def _waits(url: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The answers to all questions."""
+    """The answers to all queries."""
 
     gpus: list[_Series]
     healthy: list[_Series]

@@ -1,4 +1,4 @@
-"""A simulation of jobs as a history, so that it gets the same page as a cluster."""
+"""A simulation of jobs as a history, for the same page as a cluster's."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """One job on one GPU while nothing changed."""
+    """One job on one GPU during a stretch of constant rates."""
 
     gpu: int
     job: int
@@ -26,7 +26,7 @@ class _Stay:
 
 
 class JobRecorder:
-    """Keeps what `simulate` tells of each stretch of constant rates."""
+    """Records what `simulate` reports about each stretch of constant rates."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = jobs
@@ -50,7 +50,7 @@ class JobRecorder:
         """Return the whole simulation.
 
         Raises:
-            UsageError: the policy places no job on a GPU but splits time itself, so nothing can be said of GPUs.
+            UsageError: the policy splits time itself and places no job on a GPU, so there are no figures of GPUs.
         """
         if not any(self._stays):
             raise UsageError(
@@ -60,7 +60,7 @@ class JobRecorder:
         begin = self._begins[0]
         step = (self._until - begin) / _POINTS
         times = begin + step * np.arange(1, _POINTS + 1, dtype=np.float64)
-        # a sample stands for the step before it: what was there at the middle of that step
+        # a sample covers the step before it, represented by the middle of that step
         spans = np.searchsorted(np.array(self._begins), times - step / 2, side="right") - 1
         figures: dict[tuple[int, int], dict[str, Figures]] = {}
         for at, span in enumerate(spans):

@@ -1,4 +1,4 @@
-"""What happened on a cluster's GPUs over a span of time, and the figures that a report draws from it."""
+"""Usage of a cluster's GPUs over a span of time, and the figures that a report derives from it."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 Figures = NDArray[np.float64]
 WorkloadName = tuple[str, str]  # namespace, name
 MOST_GAINING: Final = 10
-# Shares are whole percents: a recommendation nearer than this says nothing.
+# Shares are whole percents, so a recommendation closer than this means no change.
 _SAME_SHARE: Final = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    """One pod on one GPU; each array has a figure for each moment, NaN where it was not there or is not known.
+    """One pod on one GPU; each array has one value per moment, NaN if the pod was absent or the value is unknown.
 
     Attributes:
         broken_ratio: 1 while its node's loop finds the promise broken, 0 while it is kept.
@@ -43,25 +43,26 @@ class Tenancy:
 
     @property
     def present(self) -> NDArray[np.bool_]:
-        """Return at which moments it was on the GPU."""
+        """Return for each moment whether the pod was on the GPU."""
         return ~np.isnan(self.share_ratio)
 
 
 @dataclass(frozen=True, slots=True)
 class UsageHistory:
-    """Everything that a report draws from.
+    """Input data of a report.
 
     Attributes:
-        source: where it comes from, in words.
+        source: its origin, in words.
         times: seconds since the epoch, evenly spaced; one moment for a snapshot.
-        step_seconds: between them; 0 for a snapshot.
-        gpus, healthy: GPUs known, and those that took tenants.
-        requested_gpus: that a workload's pods ask for, waiting ones included; absent where nobody told.
+        step_seconds: time between two moments; 0 for a snapshot.
+        gpus: number of known GPUs.
+        healthy: number of GPUs that took tenants.
+        requested_gpus: GPUs that a workload's pods request, waiting ones included; absent if unknown.
         recommended: share of a GPU that a workload's profile recommends for each pod.
-        expected: progress that its profile expects alone at the share held, and at the recommended one.
-        retractions: pods moved away in this time; None where nobody counts.
+        expected: progress alone that its profile predicts at the present share, and at the recommended one.
+        retractions: number of pods moved away in this time; None if unknown.
         notes: sentences on what is missing and why.
-        is_simulated: times are seconds from a beginning of their own.
+        is_simulated: times are seconds since the simulation's start.
     """
 
     source: str
@@ -84,13 +85,13 @@ class UsageHistory:
 
     @property
     def unit(self) -> str:
-        """Return what sums over moments are called."""
+        """Return the unit of sums over moments."""
         return "GPU-hours" if self.step_seconds else "GPUs"
 
 
 @dataclass(frozen=True, slots=True)
 class UsageCourse:
-    """The cluster at each moment; None where nobody told."""
+    """The cluster's figures at each moment; None if unknown."""
 
     gpus: Figures
     in_use: Figures
@@ -102,16 +103,17 @@ class UsageCourse:
 
     @property
     def spared(self) -> Figures:
-        """Return how many more GPUs the same progress would have needed, at one pod for each GPU."""
+        """Return how many more GPUs the same progress would have needed with one pod per GPU."""
         return np.clip(self.progress - self.in_use, 0, None)
 
 
 @dataclass(frozen=True, slots=True)
 class ShowbackRow:
-    """What one namespace, or one workload, asked for, held and got done, in GPU-hours.
+    """Requested, held and progressed GPU-hours of one namespace or one workload.
 
     Attributes:
-        kept_ratio: part of the time with a known promise and progress in which it was kept; None: unknown.
+        kept_ratio: part of the time with known promise and progress in which the promise was kept; None if
+            unknown.
     """
 
     namespace: str
@@ -125,10 +127,12 @@ class ShowbackRow:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourRow:
-    """What one workload lost beside another.
+    """Progress that one workload lost to another.
 
     Attributes:
-        alone_ratio: its progress with no neighbour, 1 where that was never seen; beside_ratio: beside this one.
+        together: GPU-hours for which both ran on one GPU.
+        alone_ratio: progress without neighbours; 1 if that was never measured.
+        beside_ratio: progress beside this neighbour.
         lost: GPU-hours of progress lost to it.
     """
 
@@ -142,12 +146,12 @@ class NeighbourRow:
 
 @dataclass(frozen=True, slots=True)
 class FractionRow:
-    """A workload whose profile recommends another share than its pods hold.
+    """A workload whose profile recommends another share than its pods have.
 
     Attributes:
-        freed: GPU-hours of shares that the recommended one would free; below 0 it takes more.
-        faster: GPU-hours of progress that it would make more; below 0 less; None where no profile tells.
-        gain: both together, in the one currency of a GPU's worth of work.
+        freed: GPU-hours of shares that the recommended share would free; below 0 it takes more.
+        faster: GPU-hours of progress that it would gain; below 0 it loses; None if the profile does not tell.
+        gain: the sum of both, in GPU-hours of work.
     """
 
     workload: WorkloadName
@@ -178,7 +182,7 @@ def course(history: UsageHistory) -> UsageCourse:
 
 
 def _is_broken(one: Tenancy) -> NDArray[np.bool_]:
-    """As the node's loop found it; where it did not tell, progress below the promise by more than its error."""
+    """Return when the promise was broken, by the node's loop or else by progress more than its error below it."""
     with np.errstate(invalid="ignore"):
         below = one.progress_ratio + np.nan_to_num(one.progress_error_ratio) < one.promise_ratio
     return np.where(np.isnan(one.broken_ratio), below, one.broken_ratio > 0)
@@ -193,12 +197,12 @@ def _kept(tenancies: list[Tenancy]) -> float | None:
 
 
 def kept_ratio(history: UsageHistory) -> float | None:
-    """Return the part of all pods' time in which their promise was kept; None where no promise is known."""
+    """Return the part of all pods' time in which their promise was kept; None if no promise is known."""
     return _kept(list(history.tenancies))
 
 
 def showback(history: UsageHistory, *, by_workload: bool = False) -> tuple[ShowbackRow, ...]:
-    """Return a row for each namespace, or for each workload, those that held most first."""
+    """Return a row for each namespace, or for each workload, largest share-hours first."""
     groups: dict[WorkloadName, list[Tenancy]] = defaultdict(list)
     asked: dict[WorkloadName, float] = defaultdict(float)
 
@@ -228,10 +232,10 @@ def showback(history: UsageHistory, *, by_workload: bool = False) -> tuple[Showb
 
 
 def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
-    """Return who lost progress beside whom, the largest loss first.
+    """Return which workload lost progress to which, the largest loss first.
 
-    What a pod makes less than alone is put to its neighbours of that moment in the proportion of how busy each
-    one's busiest pipe was; in equal parts where that is not known.
+    A pod's loss relative to running alone is attributed to its neighbours of that moment in proportion to the use
+    of each one's busiest pipe, or in equal parts if that is unknown.
     """
     on_gpu: dict[str, list[Tenancy]] = defaultdict(list)
     for one in history.tenancies:
@@ -274,7 +278,7 @@ def neighbours(history: UsageHistory) -> tuple[NeighbourRow, ...]:
 
 
 def _alone(on_gpu: Mapping[str, list[Tenancy]]) -> dict[WorkloadName, float]:
-    """Return the mean progress of each workload at moments without a neighbour, where there were any."""
+    """Return the mean progress of each workload at moments without a neighbour, if there were any."""
     seen: dict[WorkloadName, list[float]] = defaultdict(list)
     for tenancies in on_gpu.values():
         count = np.sum([one.present for one in tenancies], axis=0)
@@ -286,10 +290,10 @@ def _alone(on_gpu: Mapping[str, list[Tenancy]]) -> dict[WorkloadName, float]:
 
 
 def other_fractions(history: UsageHistory) -> tuple[FractionRow, ...]:
-    """Return the workloads with which most would be gained by the share that their profile recommends.
+    """Return the workloads that would gain most by the share that their profile recommends.
 
-    Room that is freed and progress that is made more count the same: a GPU's worth of work. One that would only
-    take room, and of which no profile tells what it makes of it, is left out.
+    Freed shares and additional progress count equally, as GPU-hours of work. A workload that would only take more,
+    and whose profile does not tell its progress, is left out.
     """
     rows = []
     for row in showback(history, by_workload=True):

@@ -1,4 +1,4 @@
-"""A span of time on a cluster's GPUs as a page (docs/guide/monitoring.md says how to read it)."""
+"""The page about a span of time on a cluster's GPUs (docs/guide/monitoring.md explains how to read it)."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,8 +21,8 @@ from gpushare.cli.report.usage import (
     showback,
 )
 
-_MOST_ROWS: Final = 25  # of a table; the rest is in one line, and all of it in --json
-_HEADROOM: Final = 1.05  # so that the highest line is not on the frame
+_MOST_ROWS: Final = 25  # of a table; the rest is summed up in one line, and --json has all
+_HEADROOM: Final = 1.05  # so that the highest line does not touch the frame
 _DAY_SECONDS: Final = 86400.0
 
 
