@@ -1,1 +1,1 @@
-"""Cluster and job simulators on the same core as the live parts."""
+"""Simulators of clusters and jobs, on the same core as the live components."""

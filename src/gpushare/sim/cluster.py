@@ -1,4 +1,4 @@
-"""Filling a cluster with arrivals until their demand is a multiple of its GPUs: how well a policy packs.
+"""Cluster filling: how well a policy packs arrivals until their demand is a multiple of the cluster's GPUs.
 
 The protocol of "Beware of Fragmentation" (USENIX ATC'23; simulator.go, TunePodsByNodeTotalResource): the pods
 of a trace in shuffled order, then pods of it drawn with replacement, until their GPU demand would pass the
@@ -32,7 +32,7 @@ from gpushare.sim.kube_scheduler import KubeSchedulerRule
 
 
 class CpuPods(StrEnum):
-    """Who places pods without a GPU: the policy, as the published protocol has it, or kube-scheduler, as live.
+    """Placement of pods without a GPU: by the policy, as in the published protocol, or by kube-scheduler, as live.
 
     kube-scheduler scores by LeastAllocated, or by BalancedAllocation too.
     """
@@ -44,12 +44,13 @@ class CpuPods(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FillResult:
-    """What became of the arrivals.
+    """Result of a run.
 
     Attributes:
         allocated_gpu_percent: GPU in use of all GPU in the cluster.
         fragmented_gpu_percent: free GPU of no use to the trace's typical pods, of all GPU (FGD's measure).
-        placed, rejected: pods, the latter by reason.
+        placed: number of placed pods.
+        rejected: number of rejected pods, by reason.
     """
 
     allocated_gpu_percent: float
@@ -61,7 +62,7 @@ class FillResult:
 def arrivals(
     pods: Sequence[PlacementRequest], cluster_gpu_milli: int, demand_ratio: float, rng: np.random.Generator
 ) -> list[int]:
-    """Indices into `pods` in order of arrival, with a GPU demand of at most `demand_ratio` of the cluster.
+    """Return indices into `pods` in order of arrival, with a GPU demand of at most `demand_ratio` of the cluster.
 
     Raises:
         ValueError: no pod asks for a GPU.
@@ -98,12 +99,12 @@ def fill(
     """Run the protocol once.
 
     Args:
-        settings: of the release by which is decided. No time passes and nobody waits: what is on probation stays
-            so, and no GPU is kept for anybody.
-        model: asked about pods whose workload is known.
+        settings: the release's settings of decisions. No time passes and no pod waits, so probations do not end
+            and no GPU is kept.
+        model: returns the interference model, for pods whose workload is known.
         cpu_pods: who places the pods that ask for no GPU.
-        on_arrival: called with the pods that arrived so far and all of them, after each.
-        on_decision: called with the index into `pods` and what was decided.
+        on_arrival: called after each arrival with the numbers of arrived and of all pods.
+        on_decision: called with the index into `pods` and the decision.
     """
     state = ClusterState(
         (nodes[index] for index in rng.permutation(len(nodes)).tolist()),

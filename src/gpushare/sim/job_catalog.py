@@ -1,4 +1,4 @@
-"""Every job-level policy by name, made for one truth.
+"""Every job-level policy by name, made for a given truth.
 
 `gpushare` is the live decision; the policies of other systems keep the search that their papers describe.
 """

@@ -23,7 +23,7 @@ MIG_SLICES: Final = ((3 / 7, 4 / 8), (2 / 7, 2 / 8), (2 / 7, 2 / 8))
 
 @dataclass(slots=True)
 class _Greedy:
-    """First come, first served: each job goes to the GPU that `choose` picks among those with room."""
+    """First come, first served: each job goes to the GPU that `choose` picks among those with free places."""
 
     name: str
     mechanism: Mechanism
@@ -96,7 +96,7 @@ class Salus(_Greedy):
 
 @dataclass(slots=True)
 class Gandiva:
-    """Gandiva (OSDI'18) packing: onto the least utilised GPU, undone when worse than taking turns."""
+    """Gandiva (OSDI'18) packing: onto the least utilised GPU, undone if worse than taking turns."""
 
     name: str = "gandiva"
     mechanism: Mechanism = Mechanism.MPS
@@ -104,7 +104,7 @@ class Gandiva:
     _bad: set[tuple[str, ...]] = field(default_factory=set)
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Undo packings that a window of measurement showed to be worse, then pack greedily."""
+        """Undo packings that a measured window showed to be worse, then pack greedily."""
         for gpu, tenants in enumerate(cluster.gpus):
             if len(tenants) < 2:
                 continue
@@ -171,7 +171,7 @@ class Mig:
             self._slot[job] = slot
 
     def rates(self, cluster: JobCluster) -> dict[int, float]:
-        """Return progress alone in the slice: slices are separate hardware, so neighbours do not matter."""
+        """Return the progress alone in the slice; slices are separate hardware, so neighbours have no effect."""
         return {
             tenant.job: self.truth.alone(cluster.jobs[tenant.job].workload, tenant.thread_percentage)
             for tenants in cluster.gpus
@@ -184,7 +184,7 @@ ScorePair = Callable[[str, str], float]
 
 @dataclass(slots=True)
 class Pairing:
-    """Two jobs a GPU: a job joins the lone tenant for which `score` is highest, if it is above `least`."""
+    """Two jobs per GPU: a job joins the lone tenant with the highest `score`, if it is above `least`."""
 
     name: str
     score: ScorePair
@@ -192,7 +192,7 @@ class Pairing:
     mechanism: Mechanism = Mechanism.MPS
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Fill free GPUs first; then find, in order, the best partner for each waiting job."""
+        """Fill free GPUs first; then find the best partner for each waiting job, in order."""
         for job in list(cluster.queue):
             free = cluster.free_gpus()
             if free:

@@ -14,7 +14,7 @@ SHARING_PAYS: Final = 1.0  # summed progress above which sharing beats taking tu
 
 
 def kace(truth: Truth) -> Pairing:
-    """KACE: linear regression from the two summed solo profiles to summed progress, fitted to measured pairs."""
+    """Return KACE: linear regression from two summed solo profiles to summed progress, fitted to real pairs."""
     rows, target = _training(truth)
     centre = rows.mean(axis=0)
     inner = rows - centre
@@ -27,7 +27,7 @@ def kace(truth: Truth) -> Pairing:
 
 
 def kace_oracle(truth: Truth) -> Pairing:
-    """KACE's upper bound: the true summed progress of every pair."""
+    """Return KACE's upper bound: the true summed progress of every pair."""
 
     def score(one: str, other: str) -> float:
         return sum(truth.progress(equal_kinds((one, other)), Mechanism.MPS))
@@ -36,23 +36,23 @@ def kace_oracle(truth: Truth) -> Pairing:
 
 
 def kace_random(seed: int) -> Pairing:
-    """KACE's lower bound: any partner."""
+    """Return KACE's lower bound: a random partner."""
     rng = np.random.default_rng(seed)
     return Pairing("random", lambda _one, _other: float(rng.random()))
 
 
 def kace_by_memory(truth: Truth) -> Pairing:
-    """KACE's baseline: least summed memory."""
+    """Return KACE's baseline by the least summed memory."""
     return Pairing("by-memory", lambda one, other: -float(truth.memory_mib(one) + truth.memory_mib(other)))
 
 
 def kace_by_sm(truth: Truth) -> Pairing:
-    """KACE's baseline: least summed SM use."""
+    """Return KACE's baseline by the least summed SM use."""
     return Pairing("by-sm", lambda one, other: -(truth.busy_ratio(one) + truth.busy_ratio(other)))
 
 
 def kace_best_rule(truth: Truth) -> Pairing:
-    """KACE's best simple rule: the one solo feature whose sum (or its negative) ranks the measured pairs best."""
+    """Return KACE's best simple rule: the solo feature whose sum (or its negative) ranks real pairs best."""
     rows, target = _training(truth)
     ranks = _ranks(target)
     correlation = [
@@ -68,7 +68,7 @@ def kace_best_rule(truth: Truth) -> Pairing:
 
 
 def xu_random_forest(truth: Truth, seed: int) -> Pairing:
-    """Xu et al. (2019): a random forest on both solo profiles, here with its 100 trees, fitted to measured pairs.
+    """Return the policy of Xu et al. (2019): a random forest of 100 trees on both solo profiles.
 
     Raises:
         SimulationError: scikit-learn, of the extra `fit`, is not installed.

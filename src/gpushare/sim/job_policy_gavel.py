@@ -1,4 +1,4 @@
-"""Gavel's space sharing of pairs as its paper states it (Narayanan et al., OSDI'20, sections 3.1 and 4.1).
+"""Gavel's space sharing of pairs as stated in its paper (Narayanan et al., OSDI'20, sections 3.1 and 4.1).
 
 X[c] is the share of time that a combination c (one job, or two side by side) spends on a GPU. Max-min fairness
 maximises the least normalised effective throughput, then (water filling's second step, as the paper's
@@ -20,14 +20,14 @@ _FLOOR_KEPT = 0.999  # of the least throughput, in the second step: margin for t
 
 @dataclass(slots=True)
 class GavelPairs:
-    """A fluid policy: rates are the optimum's effective throughputs, solved anew when the set of jobs changes."""
+    """A fluid policy: rates are the optimum's effective throughputs, solved again when the set of jobs changes."""
 
     name: str = "gavel"
     mechanism: Mechanism = Mechanism.MPS
     _last: tuple[tuple[int, ...], dict[int, float]] = field(default=((), {}))
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Do nothing: time is shared, nothing is placed."""
+        """Do nothing: this policy shares time and places no job."""
 
     def rates(self, cluster: JobCluster) -> Mapping[int, float]:
         """Return the effective throughput of every active job, relative to alone."""
@@ -44,7 +44,7 @@ class GavelPairs:
             from scipy.sparse import csr_matrix, hstack, vstack  # noqa: PLC0415
         except ImportError:
             raise SimulationError('policy gavel needs scipy: install "gpushare[fit]"') from None
-        # Jobs of one kind are alike in the optimum, so the program is over workloads, not jobs.
+        # Jobs of one kind have equal rates in the optimum, so the linear program is over workloads, not jobs.
         kinds = sorted({cluster.jobs[job].workload for job in active})
         counts = np.array(
             [sum(cluster.jobs[job].workload == kind for job in active) for kind in kinds], dtype=float

@@ -1,8 +1,8 @@
 """The live system's own decision in the job-level simulator: what `helm install` would do with the same jobs.
 
-Jobs become the requests that their pods would make, with the share that `auto` stands for once a workload has a
-profile, and `gpushare.core.placement.decide` says where they run and under which cap, by a release's settings.
-There is no search, cap rule or tolerance test here.
+Jobs become the requests that their pods would make, with the share that `auto` means once a workload has a
+profile. `gpushare.core.placement.decide` says where they run and under which cap, by a release's settings. There
+is no search, cap rule or tolerance test in this module.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -38,9 +38,9 @@ class GpuSharePolicy:
 
     Attributes:
         model: the interference model that the release ships.
-        gpu_model: of all GPUs, as NVML names it.
-        profiles: what was learnt of each workload alone, by name.
-        rejections: why each job that waits did not start when it was last looked at, by its number in the trace.
+        gpu_model: model of all GPUs, as NVML names it.
+        profiles: profile of each workload, by name.
+        rejections: by number in the trace, why each waiting job did not start when it was last tried.
     """
 
     model: InterferenceModel
@@ -53,7 +53,7 @@ class GpuSharePolicy:
     _context: DecisionContext | None = None
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Forget the jobs that ended, then decide about those that wait, in order of submission."""
+        """Forget the jobs that have ended, then decide about the waiting ones, in order of submission."""
         self._context = self._context or self.new_context(cluster)
         context = self._context.at(cluster.now_seconds)
         state = context.state
@@ -70,17 +70,17 @@ class GpuSharePolicy:
             if isinstance(decided, Rejection):
                 self.rejections[job] = refused[kind] = decided
                 continue
-            refused.clear()  # a tenant more may make a set that somebody else fits
+            refused.clear()  # with one more tenant, other jobs may fit the set
             state.reserve(request.pod_uid, decided, request)
             assert decided.thread_percentage is not None, "a job asks for a GPU"
             cluster.start(job, int(decided.gpu_uuids[0]), decided.thread_percentage)
-        for closed in state.closed_gpus.at(cluster.now_seconds):  # then it takes others again
+        for closed in state.closed_gpus.at(cluster.now_seconds):  # from then on it takes other jobs again
             cluster.wake_at(closed.term.until)
 
     def keeping(
         self, context: DecisionContext, cluster: JobCluster, request_of: Callable[[Job, int], PlacementRequest]
     ) -> DecisionContext:
-        """The context while the cluster's jobs wait: GPUs are kept for those that have waited long."""
+        """Return the context with GPUs kept for the jobs that have waited long."""
         after = self.settings.reserve_after_seconds
         waiting = []
         for job in cluster.queue if after else ():
@@ -92,15 +92,15 @@ class GpuSharePolicy:
 
     @staticmethod
     def _joins(cluster: JobCluster, job: Job, names_there: Collection[str]) -> bool:
-        """Whether the truth offers a job beside others."""
+        """Return whether the truth offers a job beside others."""
         workloads = [cluster.jobs[cluster.number_of(name)].workload for name in names_there]
         return cluster.truth.offers([*workloads, job.workload])
 
     def request_of(self, job: Job, memory_mib: int) -> PlacementRequest:
-        """What the pod of a job asks.
+        """Return the request of a job's pod.
 
         Raises:
-            SimulationError: the job's fraction is not one.
+            SimulationError: the job's fraction is invalid.
         """
         profile = self.profiles.get(job.workload)
         known = (
@@ -132,7 +132,7 @@ class GpuSharePolicy:
         )
 
     def new_context(self, cluster: JobCluster) -> DecisionContext:
-        """An empty cluster of nodes with one GPU each, by a release's settings."""
+        """Return the context of an empty cluster of nodes with one GPU each, with the release's settings."""
         gpus = tuple(
             GpuSpec(str(gpu), self.gpu_model, cluster.truth.gpu_memory_mib) for gpu in range(len(cluster.gpus))
         )
@@ -147,7 +147,7 @@ class GpuSharePolicy:
 
     @staticmethod
     def node_of(gpu: int) -> str:
-        """The name of a GPU's node."""
+        """Return the name of a GPU's node."""
         return f"{_NODE}-{gpu}"
 
     @staticmethod

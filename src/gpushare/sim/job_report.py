@@ -15,13 +15,14 @@ class Report:
         makespan_seconds: from the first submission to the last end.
         mean_completion_seconds, p95_completion_seconds: submission to end.
         throughput_ratio: work done per GPU-second in use; running alone on whole GPUs is 1.
-        worst_slowdown: of any job, time on a GPU over time alone; mean_slowdown likewise.
-        late_share: share of all jobs' seconds on GPUs that were slower than tolerated.
+        mean_slowdown: mean over jobs of time on a GPU divided by time alone.
+        worst_slowdown: the largest of them.
+        late_share: part of all jobs' seconds on GPUs that were slower than tolerated.
         utilization_ratio: share of GPU-seconds until the makespan with at least one tenant.
-        jain_index: fairness of the jobs' progress (Jain, Chiu, Hawe 1984), 1 when all are slowed alike.
-        retractions: jobs taken back.
-        modelled_ratio: share of the GPU-seconds with two or more jobs whose rates were not measured but taken from
-            the interference model; None where no GPU was shared.
+        jain_index: fairness of the jobs' progress (Jain, Chiu, Hawe 1984); 1 if all are slowed down equally.
+        retractions: number of jobs taken back.
+        modelled_ratio: part of the GPU-seconds with two or more jobs whose rates came from the interference model,
+            not from measurements; None if no GPU was shared.
     """
 
     policy: str

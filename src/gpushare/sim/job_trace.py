@@ -12,8 +12,8 @@ from gpushare.sim.jobs import Job
 
 REQUIRED_COLUMNS: Final = ("job", "workload", "submit_seconds", "solo_seconds")
 OPTIONAL_COLUMNS: Final = ("max_slowdown", "fraction", "class", "start_seconds")
-DEFAULT_MAX_SLOWDOWN: Final = 2.0  # two jobs that take turns have this slowdown
-# 30 years: times beyond cannot be told apart to the millisecond in which they are written.
+DEFAULT_MAX_SLOWDOWN: Final = 2.0  # slowdown of two jobs that take turns
+# 30 years: beyond that, times cannot be distinguished to the millisecond as which they are written.
 MOST_SECONDS: Final = 1e9
 _MOST_SLOWDOWN: Final = 1000.0  # as a GpuShare allows
 

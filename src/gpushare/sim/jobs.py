@@ -17,7 +17,7 @@ from gpushare.core.api import JobClass
 from gpushare.research.dataset import Mechanism
 from gpushare.sim.truth import TenantKind, Truth
 
-# Start of a container and a CUDA context (docs/facts.md 13), pull of an image, data loader warm again.
+# Time to start a container and a CUDA context (docs/facts.md 13), pull an image and warm up the data loader.
 RESTART_SECONDS: Final = 30.0
 _EPSILON: Final = 1e-9
 
@@ -31,11 +31,13 @@ class Job:
     """One job of a trace.
 
     Attributes:
-        solo_seconds: how long it takes alone; max_slowdown: what it tolerates.
-        fraction, job_class: what its pod asks for; only policies that count shares read them.
-        promise: the least progress that its pod may count on; None: 1 / max_slowdown.
-        start_seconds: on a GPU, before it makes any progress: context, model, first compilation.
-        is_auto: whether its fraction is what `auto` stands for.
+        solo_seconds: how long it takes alone.
+        max_slowdown: tolerated slowdown.
+        fraction: its pod's fraction; only read by policies that count shares.
+        job_class: its pod's class; likewise.
+        promise: promised progress; None for 1 / max_slowdown.
+        start_seconds: time on a GPU before it makes progress: context, model, first compilation.
+        is_auto: whether its fraction was chosen by `auto`.
     """
 
     name: str
@@ -57,9 +59,13 @@ class Job:
 
 @dataclass(slots=True)
 class JobTenant:
-    """A job on a GPU: its cap in percent, since when, and when it is ready to progress (restarts take time).
+    """A job on a GPU.
 
-    `duty_ratio`: the part of the time in which it is not frozen, 0 to 1.
+    Attributes:
+        thread_percentage: its cap.
+        since_seconds: when it started there.
+        ready_seconds: when it starts to progress (restarts take time).
+        duty_ratio: part of the time in which it is not frozen, 0 to 1.
     """
 
     job: int
@@ -71,7 +77,7 @@ class JobTenant:
 
 @dataclass(frozen=True, slots=True)
 class JobRetraction:
-    """One job taken back: when, and who was on the GPU with it, itself included, under which caps."""
+    """One job taken back: when, and (job, cap) of all tenants of its GPU, itself included."""
 
     seconds: float
     job: int
@@ -98,7 +104,7 @@ class JobResult:
 
     @property
     def slowdown(self) -> float:
-        """Return time on a GPU over time alone, at least 1 up to rounding."""
+        """Return time on a GPU divided by time alone; at least 1, up to rounding."""
         return self.run_seconds / self.solo_seconds
 
 
@@ -107,8 +113,11 @@ class Span:
     """A stretch of constant rates.
 
     Attributes:
-        gpus_in_use, summed_progress, waiting: GPUs with a job, progress of all jobs, jobs that wait.
-        gpus_shared: GPUs with two or more jobs; gpus_modelled: those of them whose rates were not measured.
+        gpus_in_use: number of GPUs with a job.
+        summed_progress: progress of all jobs.
+        waiting: number of waiting jobs.
+        gpus_shared: number of GPUs with two or more jobs.
+        gpus_modelled: number of shared GPUs whose rates were not measured.
     """
 
     begin_seconds: float
@@ -125,7 +134,7 @@ class Outcome:
     """One simulation: every job's result in trace order, and the cluster over time.
 
     Attributes:
-        latency_seconds: (progress, promise) of latency jobs -> seconds that they spent so on GPUs.
+        latency_seconds: by (progress, promise) of latency jobs, the seconds that they spent so on GPUs.
     """
 
     policy: str
@@ -151,18 +160,20 @@ class FluidPolicy(JobPolicy, Protocol):
     """A policy that splits time itself: it sets every active job's rate instead of placing it."""
 
     def rates(self, cluster: "JobCluster") -> Mapping[int, float]:
-        """Job -> progress for all submitted unfinished jobs; absent means 0."""
+        """Return the progress of all submitted unfinished jobs; missing ones make none."""
         ...
 
 
 @dataclass(slots=True)
 class JobCluster:
-    """The state that a policy sees and acts on.
+    """The state that a policy reads and changes.
 
     Attributes:
+        gpus: tenants of each GPU, oldest first.
+        queue: waiting jobs, by submission.
         now_seconds: simulated time.
-        queue: submitted jobs that wait, by submission; gpus: tenants of each GPU, oldest first.
-        remaining_seconds: work left by job; wake_seconds: when the policy asked to be called again.
+        remaining_seconds: work left, by job.
+        wake_seconds: when the policy asked to be called again.
     """
 
     jobs: Sequence[Job]
@@ -180,7 +191,7 @@ class JobCluster:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def start(self, job: int, gpu: int, thread_percentage: int = 100) -> None:
-        """Start a waiting job on a GPU; one that was retracted needs RESTART_SECONDS at least to be ready."""
+        """Start a waiting job on a GPU; a retracted one needs at least RESTART_SECONDS until it is ready."""
         self.queue.remove(job)
         start = self.jobs[job].start_seconds
         ready = self.now_seconds + (max(start, RESTART_SECONDS) if self.retractions.get(job) else start)
@@ -199,19 +210,19 @@ class JobCluster:
         self.queue.insert(0, job)
 
     def throttle(self, gpu: int, duties: Mapping[int, float]) -> None:
-        """Freeze tenants for a part of the time from now on; those whose job is not named run free."""
+        """Freeze tenants for a part of the time from now on; jobs that are not named run free."""
         for tenant in self.gpus[gpu]:
             tenant.duty_ratio = duties.get(tenant.job, 1.0)
         self._seen.pop(gpu, None)
 
     def cap(self, gpu: int, thread_percentages: Mapping[int, int]) -> None:
-        """Give running jobs other caps at once, which no real system can; those not named keep theirs."""
+        """Give running jobs other caps at once, which no real system can; jobs that are not named keep theirs."""
         for tenant in self.gpus[gpu]:
             tenant.thread_percentage = thread_percentages.get(tenant.job, tenant.thread_percentage)
         self._seen.pop(gpu, None)
 
     def end(self, job: int) -> None:
-        """Take a job that has ended off its GPU and out of the queue."""
+        """Remove a job that has ended from its GPU or the queue."""
         del self.remaining_seconds[job]
         if job in self.queue:
             self.queue.remove(job)
@@ -221,7 +232,7 @@ class JobCluster:
                 self._seen.pop(gpu, None)
 
     def number_of(self, name: str) -> int:
-        """Return the place of a job in the trace."""
+        """Return a job's number in the trace."""
         if not self._numbers:
             self._numbers.update((job.name, index) for index, job in enumerate(self.jobs))
         return self._numbers[name]
@@ -249,11 +260,11 @@ class JobCluster:
         return self.truth.offers([*names, self.jobs[job].workload]) and self.memory_fits(gpu, job)
 
     def progress(self, gpu: int) -> tuple[float, ...]:
-        """Return the tenants' true progress, oldest first; one that is not ready has 0 and affects nobody."""
+        """Return the tenants' true progress, oldest first; one that is not ready has 0 and affects no other."""
         return self.look(gpu).progress
 
     def look(self, gpu: int) -> "_GpuRates":
-        """Return the GPU's rates as they are now."""
+        """Return the GPU's present rates."""
         known = self._seen.get(gpu)
         if known is None or known.until_seconds <= self.now_seconds + _EPSILON:
             self._seen[gpu] = known = self._look(gpu)
@@ -289,7 +300,7 @@ class JobCluster:
 
 @dataclass(frozen=True, slots=True)
 class _GpuRates:
-    """The tenants' progress, oldest first, which stays so until somebody comes, leaves, is throttled or ready."""
+    """The tenants' progress, oldest first, valid until a tenant comes, leaves, is throttled or becomes ready."""
 
     progress: tuple[float, ...]
     until_seconds: float
@@ -302,14 +313,14 @@ def mixture(
     kinds: tuple[TenantKind, ...],
     duties: Sequence[float],
 ) -> tuple[float, ...]:
-    """Return the progress of tenants of which some are frozen for a part of the time, each in a cycle of its own.
+    """Return the progress of tenants of which some are frozen for a part of the time, each in its own cycle.
 
-    Exact for cycles that do not know of each other, as the freezer's: the sets that run, each for the part of the
-    time in which just these are not frozen.
+    Exact for independent cycles, as the freezer's: each subset counts for the part of the time in which exactly
+    its members are not frozen.
 
     Args:
-        rates_of: progress of a set that runs.
-        duties: the part of the time in which each runs, 0 to 1.
+        rates_of: returns the progress of a running set.
+        duties: part of the time in which each tenant runs, 0 to 1.
     """
     throttled = [index for index, duty in enumerate(duties) if duty < 1.0]
     if not throttled:
@@ -327,7 +338,7 @@ def mixture(
 
 
 OnSpan = Callable[[JobCluster, Mapping[int, float], float], None]
-"""(the cluster now, progress by job, until when both stay so)."""
+"""Called with the cluster, the progress by job, and until when both stay unchanged."""
 
 
 def simulate(
@@ -342,7 +353,8 @@ def simulate(
     """Run a trace to its end.
 
     Args:
-        on_end: called when a job ends; on_span: for each stretch of constant rates, before it is lived through.
+        on_end: called when a job ends.
+        on_span: called for each stretch of constant rates, before time moves on.
 
     Raises:
         SimulationError: a job's workload is unknown to the truth, needs more memory than a GPU has, or the policy
@@ -392,7 +404,7 @@ def simulate(
 
 
 class _Account:
-    """What every job had, and the cluster over time."""
+    """Accounts of every job, and of the cluster over time."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = jobs
@@ -404,7 +416,7 @@ class _Account:
         self._spans: list[Span] = []
 
     def add(self, cluster: JobCluster, rates: Mapping[int, float], summed: float, until: float) -> None:
-        """Count a stretch of constant rates from now on."""
+        """Add a stretch of constant rates that starts now."""
         begin = cluster.now_seconds
         elapsed = until - begin
         for index, rate in rates.items():

@@ -1,9 +1,9 @@
-"""Where kube-scheduler puts a pod without a GPU: the pods that the extender is never asked about.
+"""kube-scheduler's choice of node for pods without a GPU, which the extender is never asked about.
 
 Its scoring by resources (pkg/scheduler/framework/plugins/noderesources of Kubernetes 1.35), for pods that differ
-in CPU and memory alone: LeastAllocated, and with `balanced` BalancedAllocation beside it, as in the default
-profile, each 0 to 100 and of weight 1; equals by lot. Every node is scored: of thousands kube-scheduler samples a
-part, which adds noise but no direction.
+only in CPU and memory: LeastAllocated, and with `balanced` also BalancedAllocation, as in the default profile,
+each 0 to 100 with weight 1; ties are broken at random. Every node is scored; on thousands of nodes kube-scheduler
+samples a part, which adds noise but no bias.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ class KubeSchedulerRule:
             self._capacity[:, row] = (spec.cpu_milli or UNLIMITED, spec.memory_mib or UNLIMITED)
 
     def place(self, shape: Shape) -> Placement | Rejection:
-        """The node of a pod without GPUs, or why there is none."""
+        """Return the node of a pod without GPUs, or why there is none."""
         state = self._state
         free = np.stack([state.cpu_free_milli, state.node_memory_free_mib]).astype(np.float64)
         left = free - np.array([[shape.cpu_milli], [shape.node_memory_mib]])

@@ -35,7 +35,7 @@ MAX_GPUS_PER_NODE: Final = 64
 
 
 class TraceError(ValueError):
-    """A trace that cannot be used; one sentence that names file, line and column."""
+    """A trace cannot be used; the message is one sentence that names file, line and column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +94,10 @@ def parse_nodes(text: str, source: str) -> list[NodeSpec]:
 
 
 def parse_pods(text: str, source: str, defaults: Defaults | None = None) -> list[PlacementRequest]:
-    """Parse the requests of a trace in its order, wherever they run.
+    """Parse the requests of a trace in its order, ignoring where they run.
 
     Args:
-        defaults: the class and the tolerated slowdown, which the format does not hold; default: the chart's.
+        defaults: class and tolerated slowdown, which the format lacks; default: the chart's.
 
     Raises:
         TraceError: the table is malformed, a number is out of range, a pod is named twice, or none asks for a GPU.
@@ -173,7 +173,7 @@ def _pods(text: str, source: str) -> Iterator[tuple[Row, PlacementRequest]]:
 
 
 def format_nodes(nodes: Iterable[NodeSpec]) -> str:
-    """Write nodes as a table; all GPUs of a node must be alike.
+    """Write nodes as a table; all GPUs of a node must be equal.
 
     Raises:
         ValueError: a node mixes GPU models or memory sizes, or does not say its CPU or memory.
@@ -189,13 +189,13 @@ def format_nodes(nodes: Iterable[NodeSpec]) -> str:
         cpu_milli, memory_mib = (
             max(node.cpu_milli, 0),
             max(node.memory_mib, 0),
-        )  # below 0 where too much is requested
+        )  # below 0 if too much is requested
         table.writerow([node.name, cpu_milli, memory_mib, len(node.gpus), model, memory or ""])
     return out.getvalue()
 
 
 def format_pods(pods: Iterable[tuple[PlacementRequest, Placement | None]], nodes: Iterable[NodeSpec]) -> str:
-    """Write requests as a table, with where each runs."""
+    """Write requests as a table, with the place where each runs."""
     index = {gpu.uuid: slot for node in nodes for slot, gpu in enumerate(node.gpus)}
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Every policy that is judged by the table, and one run of all of them on the same jobs."""
+"""Every policy that is scored by the table, and one run of all of them on the same jobs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -20,10 +20,10 @@ from gpushare.sim.table_truth import TableTruth
 
 @dataclass(slots=True)
 class TableWorld:
-    """What runs on one table have in common; what a search found is kept for the next run.
+    """Common parts of runs on one table; search results are kept for the next run.
 
     Attributes:
-        release: the settings by which ours decides.
+        release: the release's settings, used by our policy.
     """
 
     truth: TableTruth
@@ -35,7 +35,7 @@ class TableWorld:
         self.search = TableSearch(self.truth)
 
     def ours(self, seed: int, name: str, *, watches: bool = True, learns: bool = True) -> LiveOnTable:
-        """Return the live decision and loop, with what agents could know."""
+        """Return the live decision and loop, with the knowledge that agents could have."""
         known = known_profiles(self.truth, seed)
         return LiveOnTable(
             self.model,
@@ -49,7 +49,7 @@ class TableWorld:
         )
 
     def without_model(self, seed: int, name: str) -> LiveOnTable:
-        """Return the live decision without a word of the model; the loop watches as ever."""
+        """Return the live decision without the model; the loop works as usual."""
         known = known_profiles(self.truth, seed)
         return LiveOnTable(self.model, self.truth.gpu_model, {}, seed, name, seen=known, release=self.release)
 
@@ -64,11 +64,11 @@ OPTIMISM: Final = 1.2
 
 
 class OptimisticModel(InterferenceModel):
-    """A model that promises a fifth more progress than it believes in, at most what a tenant makes alone."""
+    """A model that predicts a fifth more progress than it should, at most what a tenant makes alone."""
 
     @classmethod
     def of(cls, model: InterferenceModel) -> Self:
-        """Return the same model with too much hope."""
+        """Return an optimistic copy of a model."""
         return cls(**{each.name: getattr(model, each.name) for each in fields(model)})
 
     def predict_sets(self, table: TenantTable, index: npt.NDArray[np.int64]) -> Prediction:
@@ -105,7 +105,7 @@ def run_on_table(
     """Run the same jobs under each policy.
 
     Args:
-        jobs: how many to draw for the load, or the jobs.
+        jobs: the number of jobs to draw for the load, or the jobs.
 
     Raises:
         SimulationError: a policy leaves jobs waiting for ever.

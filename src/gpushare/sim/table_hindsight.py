@@ -1,8 +1,8 @@
-"""Hindsight: what a policy could do that knows the table, by exhaustive search per decision.
+"""Hindsight: a policy that knows the table, by exhaustive search at each decision.
 
-For a set of jobs it looks at every combination of caps (of those that were measured of some set) and of duties
-(all free, or one throughput tenant throttled in steps of a tenth), keeps those under which every promise holds,
-and takes the one with the most summed progress. Each waiting job in turn goes where that gains most.
+For a set of jobs it tries every combination of caps (those measured for some set) and of duties (all free, or one
+throughput tenant throttled in steps of a tenth), keeps those under which every promise holds, and takes the one
+with the most summed progress. Each waiting job in turn goes where that gains most.
 """
 
 import itertools
@@ -25,7 +25,7 @@ _KEPT: Final = 1.0 - 1e-6
 
 
 class Asker(NamedTuple):
-    """What the search has to know of a job; equal ones are interchangeable."""
+    """What the search must know about a job; equal ones are interchangeable."""
 
     workload: str
     promise: float
@@ -33,13 +33,13 @@ class Asker(NamedTuple):
 
     @classmethod
     def of(cls, job: Job) -> Self:
-        """Return what the search has to know of a job."""
+        """Return what the search must know about a job."""
         return cls(job.workload, job.least_progress, job.job_class is JobClass.THROUGHPUT)
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best caps and duties for a set, in the order asked, and the summed progress; all promises hold."""
+    """The best caps and duties for a set, in the given order, and the summed progress; all promises hold."""
 
     caps: tuple[int, ...]
     duties: tuple[float, ...]
@@ -62,7 +62,7 @@ class _Options:
 
 
 class TableSearch:
-    """Exhaustive search over caps and duties, remembered by set."""
+    """Exhaustive search over caps and duties, cached by set."""
 
     def __init__(self, truth: TableTruth) -> None:
         self._truth = truth
@@ -71,10 +71,10 @@ class TableSearch:
         self._kept: dict[tuple[tuple[Asker, int], ...], bool] = {}
 
     def best(self, askers: Sequence[Asker], caps: Sequence[int | None]) -> Best | None:
-        """Return the best way to run this set; None where it is not offered or a promise would not hold.
+        """Return the best way to run this set; None if it is not offered or a promise would not hold.
 
         Args:
-            caps: of tenants that run already; None for one whose cap is free.
+            caps: caps of running tenants; None for a tenant whose cap is free.
         """
         if not askers:
             return Best((), (), 0.0)
@@ -131,7 +131,7 @@ class TableSearch:
         return np.asarray(allowed)
 
     def _choices(self, names: tuple[str, ...], caps: Sequence[Sequence[int]]) -> _Options:
-        """All caps and duties of a set, in the order of `names`."""
+        """Return all caps and duties of a set, in the order of `names`."""
         count = len(names)
         given = np.array(list(itertools.product(*caps)), float)
         free = self._truth.progress_under(names, given)
@@ -157,11 +157,11 @@ class TableSearch:
 
 @dataclass(slots=True)
 class Hindsight:
-    """Each waiting job in turn goes where the summed progress, as the table knows it, gains most.
+    """Each waiting job in turn goes where the summed progress, by the table, gains most.
 
     Attributes:
-        changes_caps: whether the caps of running processes may be chosen anew at every decision, which no real
-            system can; else a job keeps the cap that it was started under.
+        changes_caps: whether caps of running processes may change at every decision, which no real system can;
+            otherwise a job keeps the cap that it was started under.
         by_share: whether shares on a GPU sum to at most 100.
     """
 
@@ -173,7 +173,7 @@ class Hindsight:
     _sets: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Run what is left on each GPU as well as it goes, then place who waits."""
+        """Run the remaining jobs on each GPU as well as possible, then place the waiting ones."""
         for gpu, tenants in enumerate(cluster.gpus):
             if self._sets.get(gpu, ()) != tuple(tenant.job for tenant in tenants):
                 self._settle(cluster, gpu)
@@ -192,7 +192,7 @@ class Hindsight:
                 self._settle(cluster, best[1], newcomer=job)
 
     def _state(self, cluster: JobCluster, gpu: int) -> object:
-        """What a gain depends on; equal GPUs are looked at once."""
+        """Return everything a gain depends on, so that equal GPUs are evaluated once."""
         tenants = cluster.gpus[gpu]
         return tuple(
             (Asker.of(cluster.jobs[t.job]), t.thread_percentage, cluster.jobs[t.job].fraction) for t in tenants
@@ -211,7 +211,7 @@ class Hindsight:
         return after.summed_progress - sum(cluster.progress(gpu)) if after is not None else -np.inf
 
     def _settle(self, cluster: JobCluster, gpu: int, newcomer: int | None = None) -> None:
-        """Give the tenants of a GPU the best duties, and those that may change the best caps."""
+        """Give the tenants of a GPU the best duties, and the best caps to those that may change."""
         tenants = cluster.gpus[gpu]
         self._sets[gpu] = tuple(tenant.job for tenant in tenants)
         askers = [Asker.of(cluster.jobs[tenant.job]) for tenant in tenants]
@@ -221,7 +221,7 @@ class Hindsight:
         best = self.search.best(askers, caps)
         if (
             best is None
-        ):  # without a tenant that left, a window shows less than with it; nothing keeps every promise
+        ):  # without a tenant that left, a window shows less than with it, so no choice keeps every promise
             cluster.throttle(gpu, {})
             return
         cluster.cap(gpu, {t.job: cap for t, cap in zip(tenants, best.caps, strict=True)})

@@ -1,8 +1,8 @@
-"""Ours on the table: the live decision and the live loop, with what an agent could know.
+"""Our policy on the table: the live decision and the live loop, with the knowledge that an agent could have.
 
-Where a job goes and under which cap is `gpushare.core.placement.decide`; who is throttled or retracted is
-`gpushare.core.control.watch`. Here are only the eyes: signatures with the counters' noise, windows with the error
-of inference, and what an operator does with a retraction.
+`gpushare.core.placement.decide` chooses GPU and cap of a job; `gpushare.core.control.watch` decides who is
+throttled or retracted. This module only adds the observations: signatures with the counters' noise, windows with
+the error of inference, and the operator's handling of a retraction.
 """
 
 import math
@@ -47,42 +47,42 @@ from gpushare.sim.jobs import JobCluster
 from gpushare.sim.table_policies import WHOLE, share_percent, waiting
 from gpushare.sim.table_truth import TableTruth
 
-# Error of inferred progress of one tenant, one standard deviation: 0.05 in all (docs/measurements/attribution.md).
+# Error of one tenant's inferred progress, one standard deviation: 0.05 in all (docs/measurements/attribution.md).
 # Most of it stays while the same tenants run (a signature that does not fit), the rest changes.
 STANDING_ERROR: Final = 0.04
 PASSING_ERROR: Final = 0.03
-# Of a signature: its counters' relative error and floor (core.progress.counter_errors: work, floor), and of the
-# cap curve's points, which are seen under the caps that were in force some time.
+# Errors of a signature: its counters' relative error and floor (core.progress.counter_errors: work, floor), and
+# the error of the cap curve's points, which are measured under caps that were in force at some time.
 COUNTER_ERROR: Final = 0.04
 COUNTER_FLOOR: Final = 0.003
 CURVE_ERROR: Final = 0.03
 CURVE_CAPS: Final = (10, 25, 33, 50, 75)
-_LEAST_ERROR: Final = 0.005  # stated by eyes that do not err
+_LEAST_ERROR: Final = 0.005  # error that is reported if observations are exact
 _INTERVAL_DEVIATIONS: Final = 3.29  # width of a 90% interval in standard deviations
 
 WINDOW_SECONDS: Final = 2.0
 CALM_WINDOW_SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 300.0
-"""How often a quiet GPU is looked at: what passes of the error is drawn anew then, nothing changes between."""
+"""Interval of windows on a quiet GPU; at each the passing part of the error is drawn again."""
 _HURRY_SECONDS: Final = 20.0
-"""For so long after a change the windows are short."""
+"""How long windows stay short after a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceError:
-    """Error of inferred progress, standard deviations: what stays while the same tenants run, and the rest."""
+    """Error of inferred progress, standard deviations: the part that stays while the tenants do, and the rest."""
 
     standing: float = STANDING_ERROR
     passing: float = PASSING_ERROR
 
     @property
     def stated(self) -> float:
-        """Return the error that the agent knows of."""
+        """Return the error that the agent assumes."""
         return max(_LEAST_ERROR, math.hypot(self.standing, self.passing))
 
 
 def known_profiles(truth: TableTruth, seed: int, curve_caps: tuple[int, ...] = CURVE_CAPS) -> dict[str, Profile]:
-    """Return what agents read of every workload: counters, rate and some points of the cap curve, with noise."""
+    """Return the agents' readings of every workload: counters, rate and some cap curve points, with noise."""
     rng = np.random.default_rng([seed, 11])
     return {
         name: Profile(
@@ -108,13 +108,16 @@ def _noisy(counters: Counters, rng: np.random.Generator) -> Counters:
 
 @dataclass(slots=True)
 class _Sight:
-    """What one GPU's agent remembers.
+    """State of one GPU's agent.
 
     Attributes:
-        jobs: who was there when it last looked; since_seconds: since when.
+        jobs: the tenants at its last look.
+        since_seconds: since when these have been there.
         next_seconds: end of the next window.
-        standing: error of inference that stays, by job; passing: the rest, and until when it stays.
-        learns_at: when the next window is learnt from, if nobody is throttled in it.
+        standing: the lasting error of inference, by job.
+        passing: the changing error, by job.
+        passing_until: until when `passing` stays.
+        learns_at: when the next window is learnt from, if no tenant is throttled in it.
     """
 
     jobs: tuple[int, ...] = ()
@@ -130,14 +133,14 @@ class _Sight:
 
 @dataclass(slots=True)
 class _Evictor:
-    """The operator's part: `plan_retractions` step by step, with the jobs of one program as one GpuShare."""
+    """The operator's part: `plan_retractions` step by step, with all jobs of a program as one GpuShare."""
 
     settings: RetractionSettings = field(default_factory=RetractionSettings)
     records: dict[str, tuple[RetractionRecord, ...]] = field(default_factory=dict)
     last_left: dict[str, float] = field(default_factory=dict)
 
     def evict(self, cluster: JobCluster, asks: Mapping[int, str]) -> int | None:
-        """Follow the agents' asks (job -> why) as far as may be; return the GPU that a job was evicted from."""
+        """Follow the agents' asks (job -> why) as far as allowed; return the GPU that a job was evicted from."""
         now = cluster.now_seconds
         gpu_of = {tenant.job: gpu for gpu, tenants in enumerate(cluster.gpus) for tenant in tenants}
         intended = {r.gpu for history in self.records.values() for r in history if r.is_intent}
@@ -160,7 +163,7 @@ class _Evictor:
         return gpu_of[job]
 
     def apart(self, share: str, pods: int, now: float) -> tuple[tuple[KeptApart, ...], bool]:
-        """Whom a GpuShare is kept apart from, and whether its next pod gets a GPU of its own."""
+        """Return whom a GpuShare is kept apart from, and whether its next pod gets a GPU of its own."""
         records = [record for record in self.records.get(share, ()) if record.until is not None]
         apart = tuple(
             KeptApart(frozenset(record.neighbours), record.until)
@@ -176,7 +179,7 @@ class _Evictor:
 
 
 def share_name(workload: str) -> str:
-    """Return the GpuShare of a program's jobs."""
+    """Return the GpuShare name of a program's jobs."""
     return f"default/{workload}"
 
 
@@ -185,11 +188,11 @@ class LiveOnTable:
     """The live decision, and the live loop unless `watches` is False.
 
     Attributes:
-        profiles: what is known of each workload; empty: nothing, so that shares bound it and the model is mute.
-        seen: what the agent knows a promise by, where nothing is known to the decision.
+        profiles: known profile of each workload; if empty, shares are the caps and the model is not used.
+        seen: profiles by which the agent computes promises if `profiles` is empty.
         release: the settings of the installation.
-        learns: whether windows teach what the model does not know (`learnt`), as the operator's learner does.
-        error: of the progress that is inferred.
+        learns: whether effects are learnt from windows (`learnt`), as by the operator's learner.
+        error: error of inferred progress.
     """
 
     model: InterferenceModel
@@ -222,7 +225,7 @@ class LiveOnTable:
         self._rng = np.random.default_rng([self.seed, 12])
 
     def schedule(self, cluster: JobCluster) -> None:
-        """Forget who ended, look at the windows that are due, and decide about the jobs that wait."""
+        """Forget the jobs that ended, process the windows that are due, and decide about waiting jobs."""
         if self._context is None:
             self._context = self._new_context(cluster)
             self._sights = [_Sight() for _ in cluster.gpus]
@@ -232,7 +235,7 @@ class LiveOnTable:
         for uid in [uid for uid in self._context.state.reservations if uid not in running]:
             self._context.state.release(uid)
         looked_at = self._situation(cluster)
-        if looked_at != self._looked_at:  # else whoever waits is refused as he was
+        if looked_at != self._looked_at:  # otherwise waiting jobs would be refused again
             self._looked_at = looked_at
             self._place(cluster, self._keeping(cluster, self._context.at(cluster.now_seconds)))
         if self.watches:
@@ -246,7 +249,7 @@ class LiveOnTable:
         return self._requests.new_context(cluster)
 
     def _situation(self, cluster: JobCluster) -> object:
-        """What decisions depend on: a window that changes none of it costs no decision."""
+        """Return everything decisions depend on, so that a window that changes none of it costs no decision."""
         now, after = cluster.now_seconds, self.release.reserve_after_seconds
         records = [(share, each) for share, history in self._evictor.records.items() for each in history]
         return (
@@ -259,7 +262,7 @@ class LiveOnTable:
         )
 
     def _keeping(self, cluster: JobCluster, context: DecisionContext) -> DecisionContext:
-        """GPUs are kept for jobs that have waited long."""
+        """Return the context with GPUs kept for jobs that have waited long."""
         return self._requests.keeping(
             context, cluster, lambda job, _memory: self._request(cluster, cluster.number_of(job.name))
         )
@@ -282,7 +285,7 @@ class LiveOnTable:
                 continue
             found = survey(request, context, [node for _, node in nodes])
             fitting = set(found.nodes)
-            barred = {row for _, row in context.barred(request)}  # for now, whoever is there
+            barred = {row for _, row in context.barred(request)}  # barred at present, whatever the tenants
             refusing.update(
                 tenants_keys[int(gpu)]
                 for gpu, node in nodes
@@ -302,7 +305,7 @@ class LiveOnTable:
             shares[gpu] += share_percent(cluster.jobs[job])
 
     def _cap(self, _cluster: JobCluster, _job: int, _gpu: int, decided: int) -> int:
-        """The cap under which a job starts: what was decided; studies may know better."""
+        """Return the cap under which a job starts: the decided one; studies may override this."""
         return decided
 
     def _request(self, cluster: JobCluster, job: int) -> PlacementRequest:
@@ -316,11 +319,11 @@ class LiveOnTable:
             known = replace(known, key=f"{asked.workload}@{profile.effects}", profile=profile)
         apart, wants_own = self._evictor.apart(share, pods, cluster.now_seconds)
         known = replace(known, name=share, apart=apart, wants_own=wants_own)
-        return replace(request, known=known, unprofiled=None)  # without profiles none is taken
+        return replace(request, known=known, unprofiled=None)  # without profiles no workload is profiled
 
     @staticmethod
     def _tenants_key(cluster: JobCluster, gpu: int) -> object:
-        """What a refusal depends on: tenants that are equal in these are refused alike."""
+        """Return everything a refusal depends on; equal tenants are refused equally."""
         tenants = [(cluster.jobs[tenant.job], tenant.thread_percentage) for tenant in cluster.gpus[gpu]]
         return frozenset((job.workload, job.fraction, job.is_auto, job.job_class, cap) for job, cap in tenants)
 
@@ -333,7 +336,7 @@ class LiveOnTable:
                 self._look(cluster, gpu, sight)
         if self._asks:
             asks = dict(self._asks.values())
-            for _ in range(2):  # an intent is written, and then followed
+            for _ in range(2):  # first the intent is written, then it is followed
                 left = self._evictor.evict(cluster, asks)
                 if left is not None:
                     del self._asks[left]
@@ -342,7 +345,7 @@ class LiveOnTable:
                     break
 
     def _notice(self, cluster: JobCluster, gpu: int, sight: _Sight) -> None:
-        """Notice who came and who left since the last look."""
+        """Update the state with the tenants that came and left since the last look."""
         jobs = tuple(tenant.job for tenant in cluster.gpus[gpu])
         if jobs == sight.jobs:
             return
@@ -400,7 +403,7 @@ class LiveOnTable:
         )
 
     def _learn(self, cluster: JobCluster, gpu: int, sight: _Sight, watched: tuple[WatchedTenant, ...]) -> None:
-        """Learn from a window in which everybody ran free."""
+        """Learn from a window in which no tenant was throttled."""
         tenants = cluster.gpus[gpu]
         names = [cluster.jobs[tenant.job].workload for tenant in tenants]
         if (
@@ -434,7 +437,7 @@ class LiveOnTable:
                     self._lessons += 1
 
     def _known_of(self, workload: str) -> Profile:
-        """What is known of a workload now, what was learnt included."""
+        """Return the present profile of a workload, learned effects included."""
         if workload not in self._current:
             learned = [self._learned[workload]] if workload in self._learned else []
             effects = effects_of(learned, self.gpu_model)
@@ -442,7 +445,7 @@ class LiveOnTable:
         return self._current[workload]
 
     def _is_suspicious(self, watched: tuple[WatchedTenant, ...]) -> bool:
-        """Whether another window like this one would show a broken promise."""
+        """Return whether another window like this one would show a broken promise."""
         return any(
             each.progress is not None
             and each.progress + self.settings.confidence * self.error.stated < each.promise
@@ -454,7 +457,7 @@ class LiveOnTable:
         return 1.0 if known is None else min(1.0, cap_progress(known, thread_percentage / 100))
 
     def _promise(self, cluster: JobCluster, job: int) -> float:
-        """The promise as the agent tells it: by what is known of the workload."""
+        """Return the promise that the agent computes, from what is known of the workload."""
         if job not in self._promises:
             asked = cluster.jobs[job]
             known = self.profiles.get(asked.workload) or self.seen.get(asked.workload)

@@ -1,7 +1,7 @@
-"""The policies that ours is compared with on the table: one job a GPU, replicas that share evenly, shares as caps.
+"""The policies that ours is compared with on the table: one job per GPU, equal replicas, shares as caps.
 
-Waiting jobs are looked at in the order in which they came, and one that fits nowhere does not hold up the next, as
-in kube-scheduler.
+Waiting jobs are tried in the order of arrival, and a job that fits nowhere does not delay the next, as in
+kube-scheduler.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ WHOLE: Final = 100
 
 
 def share_percent(job: Job) -> int:
-    """Return the share that a job asks for, 1 to 100."""
+    """Return the share that a job requests, 1 to 100."""
     return round(100 * float(job.fraction))
 
 
@@ -35,7 +35,7 @@ def waiting(cluster: JobCluster) -> Iterator[int]:
 
 @dataclass(slots=True)
 class Replicas:
-    """Every GPU has so many equal places, as NVIDIA's device plugin makes them; shares are not looked at."""
+    """Every GPU has a number of equal places, as NVIDIA's device plugin makes them; shares are ignored."""
 
     name: str
     mechanism: Mechanism
@@ -56,9 +56,9 @@ class Replicas:
 
 @dataclass(slots=True)
 class HardCaps:
-    """A job's share is its cap, whoever is beside it, and shares sum to at most 100: HAMi, and ours until now.
+    """A job's share is its cap, whatever its neighbours, and shares sum to at most 100: HAMi, and ours until now.
 
-    A latency job runs uncapped, as ours does; its share is counted like any other.
+    A latency job runs uncapped, as with ours; its share is counted like any other.
     """
 
     name: str = "hard-caps"
@@ -92,10 +92,10 @@ def time_slicing() -> Replicas:
 
 
 def mps_pairs() -> Replicas:
-    """Return two uncapped jobs a GPU under MPS."""
+    """Return two uncapped jobs per GPU under MPS."""
     return Replicas("mps-pairs", Mechanism.MPS, 2)
 
 
 def mps_equal() -> Replicas:
-    """Return four jobs a GPU under MPS at 25% each."""
+    """Return four jobs per GPU under MPS at 25% each."""
     return Replicas("mps-equal", Mechanism.MPS, 4, 25)

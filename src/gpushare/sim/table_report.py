@@ -18,16 +18,16 @@ _STUDENT: Final = (
 )  # fmt: skip
 
 Keeps = Callable[[Sequence[tuple[int, int]]], bool]
-"""(job, thread percentage) of each tenant -> whether every promise of them could be kept by throttling."""
+"""Returns whether the promises of tenants, (job, thread percentage) each, could all be kept by throttling."""
 
 
 SHARES: Final = {"all": (0, 101), "below 25%": (0, 25), "25 to 44%": (25, 45), "45% and more": (45, 101)}
-"""Groups of jobs by what they ask for: percent, from and below."""
+"""Groups of jobs by requested share in percent: (from, below)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long jobs waited, seconds in all that they were submitted and on no GPU."""
+    """Waiting times of jobs: total seconds in which they were submitted and on no GPU."""
 
     mean: float
     p90: float
@@ -36,7 +36,7 @@ class Waits:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Waits":
-        """Summarise some waits."""
+        """Summarise waiting times."""
         p90, p99 = np.percentile(seconds, [90, 99]).tolist()
         return cls(float(np.mean(seconds)), p90, p99, max(seconds))
 
@@ -46,14 +46,17 @@ class TableFigures:
     """Figures of one policy on one trace.
 
     Attributes:
-        waited_gpu_seconds, waited_work: seconds of GPUs in which a job waits, and summed progress over them.
+        waited_gpu_seconds: GPU-seconds while at least one job waits.
+        waited_work: summed progress over these.
         waiting_ratio: part of the time until the last arrival in which a job waits.
         mean_completion_seconds: submission to end.
         late_ratio: part of all jobs' seconds on GPUs below their promise.
-        latency_p99: slowdown of latency jobs beyond what their share makes alone (1.1 is what is promised), 99th
-            percentile over time; latency_p99_whole: against alone on the whole GPU. None without such jobs.
-        retractions, needless: jobs taken back, and those of them that the next ten minutes proved needless.
-        interpolated_ratio: part of the shared time whose very caps were not measured; None where none is shared.
+        latency_p99: slowdown of latency jobs relative to their share alone (1.1 is promised), 99th percentile over
+            time; None without such jobs.
+        latency_p99_whole: likewise, relative to alone on the whole GPU.
+        retractions: number of jobs taken back.
+        needless: number of retractions that the next ten minutes proved needless.
+        interpolated_ratio: part of the shared time whose exact caps were not measured; None without shared time.
         makespan_seconds: from the first submission to the last end.
         waits: by group of share (SHARES), for groups that have jobs.
     """
@@ -73,7 +76,7 @@ class TableFigures:
 
     @property
     def throughput(self) -> float:
-        """Return the summed progress of a GPU while a job waits; nan where none ever waits."""
+        """Return the summed progress per GPU while a job waits; nan if none ever waits."""
         return self.waited_work / self.waited_gpu_seconds if self.waited_gpu_seconds else math.nan
 
 
@@ -81,7 +84,7 @@ def table_figures(outcome: Outcome, jobs: Sequence[Job], keeps: Keeps) -> TableF
     """Summarise an outcome.
 
     Args:
-        keeps: whether a set could have kept every promise, by throttling if need be.
+        keeps: returns whether a set could have kept every promise, by throttling if needed.
     """
     waited = [span for span in outcome.spans if span.waiting]
     seconds = sum(span.end_seconds - span.begin_seconds for span in waited)
@@ -90,7 +93,7 @@ def table_figures(outcome: Outcome, jobs: Sequence[Job], keeps: Keeps) -> TableF
     between = sum((span.end_seconds - span.begin_seconds) * span.gpus_modelled for span in outcome.spans)
     run = sum(job.run_seconds for job in outcome.jobs)
     ends = {index: job.end_seconds for index, job in enumerate(outcome.jobs)}
-    # A promise is alone under the share over the tolerated slowdown: their product is what the share makes.
+    # A promise is the share's progress alone divided by the tolerated slowdown; their product is that progress.
     latency = [job for job in jobs if job.job_class is JobClass.LATENCY]
     tolerated = {job.least_progress: job.max_slowdown for job in latency}
     beyond = [
@@ -121,7 +124,7 @@ def table_figures(outcome: Outcome, jobs: Sequence[Job], keeps: Keeps) -> TableF
 
 
 def waits_by_share(outcome: Outcome, jobs: Sequence[Job]) -> dict[str, Waits]:
-    """Return how long the jobs of each group of share waited; `auto`, where it still stands, is a whole GPU."""
+    """Return the waiting times of each group of share; an unresolved `auto` counts as a whole GPU."""
     found: dict[str, list[float]] = {}
     for job, result in zip(jobs, outcome.jobs, strict=True):
         share = 100 if job.fraction == "auto" else round(100 * float(job.fraction))
@@ -134,7 +137,7 @@ def waits_by_share(outcome: Outcome, jobs: Sequence[Job]) -> dict[str, Waits]:
 def is_needless(retraction: JobRetraction, ends: Mapping[int, float], keeps: Keeps) -> bool:
     """Return whether the promises could have been kept with the retracted job still there.
 
-    By throttling at once, or after tenants whose jobs ended within the next ten minutes anyway.
+    Either by throttling at once, or after tenants left whose jobs ended within the next ten minutes anyway.
     """
     soon = retraction.seconds + NEEDLESS_SECONDS
     left = [(job, cap) for job, cap in retraction.tenants if ends[job] > soon or job == retraction.job]
@@ -142,10 +145,10 @@ def is_needless(retraction: JobRetraction, ends: Mapping[int, float], keeps: Kee
 
 
 def mean_with_interval(values: Sequence[float], t: float | None = None) -> tuple[float, float]:
-    """Return the mean over seeds and half of its 95% interval; nan for what cannot be computed.
+    """Return the mean over seeds and its 95% half-width; nan for what cannot be computed.
 
     Args:
-        t: Student's, where the caller knows it better than the table.
+        t: Student's t, if the caller has a better value than the table.
     """
     count = len(values)
     if count < 2:
@@ -155,12 +158,12 @@ def mean_with_interval(values: Sequence[float], t: float | None = None) -> tuple
 
 
 def pooled_throughput(seeds: Sequence[TableFigures]) -> tuple[float, float]:
-    """Return the throughput while a job waits over all seeds, and half of its 95% interval (jackknife)."""
+    """Return the throughput while a job waits over all seeds, and its 95% half-width (jackknife)."""
     return _jackknife([(each,) for each in seeds], lambda rows: _throughput([each for (each,) in rows]))
 
 
 def throughput_ratio(ours: Sequence[TableFigures], others: Sequence[TableFigures]) -> tuple[float, float]:
-    """Return one policy's pooled throughput over another's on the same seeds, and half of its 95% interval."""
+    """Return one policy's pooled throughput over another's on the same seeds, and its 95% half-width."""
     return _jackknife(
         list(zip(ours, others, strict=True)),
         lambda rows: (
@@ -178,7 +181,7 @@ _Row = TypeVar("_Row")
 
 
 def _jackknife(rows: Sequence[_Row], figure: Callable[[Sequence[_Row]], float]) -> tuple[float, float]:
-    """A figure of all rows, and half of its 95% interval from what it is without each of them."""
+    """Return the figure and its 95% jackknife half-width."""
     count = len(rows)
     whole = figure(rows)
     if count < 2:
@@ -189,12 +192,12 @@ def _jackknife(rows: Sequence[_Row], figure: Callable[[Sequence[_Row]], float]) 
 
 
 def student(count: int) -> float:
-    """Return Student's t for the 95% interval of a mean of so many values."""
+    """Return Student's t for the 95% interval of a mean of this many values."""
     return _STUDENT[count - 2] if count - 2 < len(_STUDENT) else 1.96
 
 
 def _percentile(weighted: Sequence[tuple[float, float]], at: float) -> float | None:
-    """The least value below or at which a part of the weight lies."""
+    """Return the smallest value at or below which a part of the weight lies."""
     if not weighted:
         return None
     rising = sorted(weighted)

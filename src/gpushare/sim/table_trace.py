@@ -1,4 +1,4 @@
-"""Jobs of the table's programs: what they ask for, what they are promised, and how much work they offer."""
+"""Jobs of the table's programs: their requests and promises, and how much work they offer."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,8 @@ from gpushare.core.interference import auto_share, promised_progress
 from gpushare.sim.jobs import Job, SimulationError
 from gpushare.sim.table_truth import TableTruth
 
-# The programs that answer requests; of all jobs a fifth is of class latency, and every one of these is of them.
+# The programs that answer requests. A fifth of all jobs is of class latency; all of these run one of these
+# programs.
 SERVING: Final = ("chat-app-bf16-b8", "convnext-infer-bf16-b48", "retrieval-app-fp16-bursts")
 FRACTIONS: Final = ("0.1", "0.2", "0.3", "0.4", "0.5", "auto")
 LATENCY_RATIO: Final = 0.2
@@ -21,10 +22,10 @@ _LEAST_SOLO_SECONDS: Final = 60.0
 
 
 def as_table_jobs(jobs: Sequence[Job], truth: TableTruth) -> list[Job]:
-    """Return jobs of a trace with what the table says of them: the share that `auto` stands for, and the promise.
+    """Return jobs of a trace with the share that `auto` means and the promise, both by the table.
 
     Raises:
-        SimulationError: a job is of no program of the table.
+        SimulationError: a job's program is not in the table.
     """
     found = []
     for job in jobs:
@@ -46,13 +47,13 @@ def draw_table_jobs(
     latency_workloads: Sequence[str] = SERVING,
     defaults: Defaults | None = None,
 ) -> list[Job]:
-    """Draw jobs of all programs alike, with Poisson arrivals and log-normal lengths (sigma 1).
+    """Draw jobs of all programs equally often, with Poisson arrivals and log-normal lengths (sigma 1).
 
     Their work, alone on whole GPUs, is `load` times what the GPUs could do one job at a time until the last
-    arrival. `auto` is resolved by the true cap curve: a job asks for, and is promised, the same under each policy.
+    arrival. `auto` is resolved by the true cap curve, so a job has the same request and promise under each policy.
 
     Args:
-        latency_workloads: of whose jobs so many are of class latency that these are a fifth of all.
+        latency_workloads: programs whose jobs may be of class latency, so that a fifth of all jobs is.
         defaults: tolerated slowdown by class.
     """
     defaults = defaults or Defaults()
@@ -83,7 +84,7 @@ def draw_table_jobs(
 
 
 def _promised(job: Job, truth: TableTruth) -> Job:
-    """Return the job with the share that `auto` stands for, by the true cap curve, and with its promise."""
+    """Return the job with the share that `auto` means, by the true cap curve, and with its promise."""
     profile, fraction, is_auto = truth.true_profiles[job.workload], job.fraction, job.fraction == AUTO
     if is_auto:
         fraction = f"{auto_share(profile, max_slowdown=job.max_slowdown, job_class=job.job_class) / 100:g}"

@@ -1,10 +1,10 @@
-"""The truth that the loop is judged by: a complete table of measured sets, and no model's word in it.
+"""The truth that the loop is judged by: a complete table of measured sets, without any model.
 
-The table (docs/measurements/table.md) holds ten programs alone under five caps, and every pair, triple and four of
-different ones under some. A set is offered only if it was measured: at most four tenants, no program twice.
-`gpushare.data.measured` says what is known of other caps, and of a program alone.
+The table (docs/measurements/table.md) has ten programs alone under five caps, and every pair, triple and four of
+different ones under some caps. A set is offered only if it was measured: at most four tenants, no program twice.
+`gpushare.data.measured` says how other caps, and a program alone, are derived.
 
-Time slicing was not measured with these programs: each gets what it needs until the GPU's time is out.
+Time slicing was not measured with these programs: each gets what it needs until the GPU's time is used up.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ from gpushare.research.solo_profiles import profile_of
 from gpushare.sim.jobs import SimulationError
 from gpushare.sim.truth import TenantKind, taking_turns
 
-_LEAST: Final = 1e-3  # a tenant that stood still for its whole window gets on a little, or its job would never end
+_LEAST: Final = 1e-3  # given to a tenant that stood still for its window, so that its job ends
 
 
 class TableTruth:
@@ -46,23 +46,23 @@ class TableTruth:
 
     @property
     def workloads(self) -> Sequence[str]:
-        """The programs, by name."""
+        """Return the names of the programs."""
         return self._sets.workloads
 
     def offers(self, workloads: Sequence[str]) -> bool:
-        """Whether these tenants may share a GPU: the table holds them together, under whatever caps."""
+        """Return whether these tenants may share a GPU: the table has them together, under any caps."""
         return len(workloads) < 2 or self._sets.offers(workloads)
 
     def rate_alone(self, workload: str) -> float:
-        """Iterations/s alone on the whole GPU."""
+        """Return the iterations/s alone on the whole GPU."""
         return self._sets.rate_alone(workload)
 
     def alone(self, workload: str, thread_percentage: float) -> float:
-        """Progress alone under a cap, 1 on the whole GPU."""
+        """Return the progress alone under a cap; 1 on the whole GPU."""
         return self._sets.alone(workload, thread_percentage)
 
     def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
-        """Progress of each tenant relative to alone on the whole GPU, in order.
+        """Return the progress of each tenant relative to alone on the whole GPU, in order.
 
         Raises:
             SimulationError: the table does not hold these programs together.
@@ -78,40 +78,40 @@ class TableTruth:
         return tuple(found[0].tolist())
 
     def progress_under(self, workloads: Sequence[str], caps: Sequence[Sequence[float]] | Floats) -> Floats:
-        """Progress of one set under MPS and many caps: choices x tenants, as `caps`."""
+        """Return the progress of one set under MPS and many caps: choices x tenants, like `caps`."""
         found = self._sets.under(workloads, caps)
         return found if len(workloads) == 1 else np.maximum(_LEAST, found)
 
     def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
-        """Whether a window of the table holds just this set under just these caps."""
+        """Return whether a window of the table has exactly this set under exactly these caps."""
         caps = self._sets.caps_of([kind.workload for kind in kinds]) if len(kinds) > 1 else ()
         return mechanism is Mechanism.MPS and tuple(kind.thread_percentage for kind in kinds) in caps
 
     def caps_of(self, workloads: Sequence[str]) -> Sequence[Caps]:
-        """The caps that were measured of a set, each in the order of the workloads."""
+        """Return the caps under which a set was measured, each in the order of the workloads."""
         return self._sets.caps_of(workloads)
 
     def memory_mib(self, workload: str) -> int:
-        """Peak over its windows alone."""
+        """Return the peak over its windows alone."""
         return self._sets.memory_mib(workload)
 
     def profile(self, workload: str) -> Floats:
-        """[12] counters of the colocation dataset's order, 0 where not measured."""
+        """Return [12] counters in the colocation dataset's order, 0 where not measured."""
         measured = self.profiles[workload].counters
         return np.array([getattr(measured, name) or 0.0 for name in COUNTERS])
 
     def busy_ratio(self, workload: str) -> float:
-        """Graphics (NVML) utilisation where measured, else SM activity."""
+        """Return the graphics (NVML) utilisation if measured, else the SM activity."""
         measured = self.profiles[workload].counters
         return measured.graphics_util if measured.graphics_util is not None else (measured.sm_util or 0.0)
 
     def measured_pairs(self) -> Sequence[tuple[str, str, float]]:
-        """Pairs that ran with both caps at 100%."""
+        """Return the pairs that ran with both caps at 100%."""
         return self._sets.pairs()
 
     @cached_property
     def true_profiles(self) -> Mapping[str, Profile]:
-        """What each workload makes alone under caps, for promises: no counter of them is read."""
+        """Return each workload's progress alone under caps, to compute promises; its counters are not used."""
         return {
             name: Profile(
                 self.profiles[name].counters, cap_curve={cap: self.alone(name, cap) for cap in range(1, 101)}

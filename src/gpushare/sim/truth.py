@@ -1,8 +1,8 @@
 """True rates of jobs that share a GPU in the job-level simulator: measured where possible, else modelled.
 
-Two sources: a colocation dataset (any number of tenants, with caps; a set never measured is drawn from the
-interference model's forecast, its residual as noise) and a table of measured pairs (two tenants, no caps, as
-gavel's).
+Two sources: a colocation dataset (any number of tenants, with caps; for a set that was never measured, progress is
+drawn from the interference model's forecast, with its residual as noise), and a table of measured pairs (two
+tenants, no caps, as gavel's).
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from gpushare.research.solo_profiles import profile_of
 from gpushare.twin.drawn import LEAST_PROGRESS, draw
 
 Forecaster = Callable[[Sequence[tuple[Profile, int]]], tuple[Forecast, ...]]
-"""(profile, thread percentage) of each tenant -> forecast of each: `InterferenceModel.predict`."""
+"""Returns each tenant's forecast from its (profile, thread percentage), as `InterferenceModel.predict`."""
 
 
 class TenantKind(NamedTuple):
-    """A tenant as the truth sees it: its workload and thread percentage."""
+    """A tenant as the truth sees it: workload and thread percentage."""
 
     workload: str
     thread_percentage: int = 100
@@ -40,11 +40,11 @@ class Truth(Protocol):
 
     @property
     def workloads(self) -> Sequence[str]:
-        """Return every workload that it knows."""
+        """Return every known workload."""
         ...
 
     def offers(self, workloads: Sequence[str]) -> bool:
-        """Return whether these tenants may share a GPU at all; memory is asked for apart."""
+        """Return whether these tenants may share a GPU at all; memory is checked separately."""
         ...
 
     def alone(self, workload: str, thread_percentage: int) -> float:
@@ -60,11 +60,11 @@ class Truth(Protocol):
         ...
 
     def memory_mib(self, workload: str) -> int:
-        """Return the peak device memory; 0 where it was not measured."""
+        """Return the peak device memory; 0 if not measured."""
         ...
 
     def profile(self, workload: str) -> Floats:
-        """Return the solo profile that predictors see: [features], the same for every workload."""
+        """Return the solo profile that predictors see: [features], the same features for every workload."""
         ...
 
     def busy_ratio(self, workload: str) -> float:
@@ -79,7 +79,7 @@ class Truth(Protocol):
 class DatasetTruth:
     """A colocation dataset; the progress of a set that it lacks is drawn once, from the forecast's interval.
 
-    A workload whose profile is not usable (too short, counters missing) is not among `workloads`.
+    A workload without a usable profile (too short, counters missing) is not in `workloads`.
     """
 
     has_caps = True
@@ -110,15 +110,15 @@ class DatasetTruth:
 
     @cached_property
     def workloads(self) -> Sequence[str]:
-        """Every workload with a usable solo profile."""
+        """Return every workload with a usable solo profile."""
         return sorted(self.profiles)
 
     def offers(self, workloads: Sequence[str]) -> bool:
-        """Whether MPS takes so many."""
+        """Return whether MPS takes this many tenants."""
         return len(workloads) <= self.max_tenants
 
     def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
-        """Mean of the runs that measured just this set, else the cap curve (one tenant) or the model (several)."""
+        """Return the mean of the runs with exactly this set, else the cap curve (one tenant) or the model."""
         ordered = tuple(sorted(kinds))
         runs = self._runs(ordered, mechanism)
         if runs:
@@ -135,37 +135,37 @@ class DatasetTruth:
         return tuple(result)
 
     def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
-        """Whether a run of the dataset holds just this set."""
+        """Return whether a run of the dataset has exactly this set."""
         return bool(self._runs(tuple(sorted(kinds)), mechanism))
 
     def _runs(self, ordered: tuple[TenantKind, ...], mechanism: Mechanism) -> list[tuple[float, ...]]:
-        """Progress in every run that measured just this sorted set."""
+        """Return the progress in every run with exactly this sorted set."""
         return self._measured.get(mechanism, {}).get(ordered, [])
 
     def alone(self, workload: str, thread_percentage: int) -> float:
-        """Progress alone under a cap: the measured curve, straight between its points and down to 0 at 0%."""
+        """Return the progress alone under a cap: the measured curve, linear between points and to 0 at 0%."""
         curve = {0: 0.0, 100: 1.0, **self._dataset.cap_curve(workload)}
         points = sorted(curve)
         at = float(np.interp(thread_percentage, points, [curve[point] for point in points]))
         return max(LEAST_PROGRESS, at)
 
     def memory_mib(self, workload: str) -> int:
-        """Peak over its solo runs."""
+        """Return the peak over its solo runs."""
         runs = self._dataset.solo[workload][100]
         return max((run.memory_mib[0] or 0 for run in runs), default=0)
 
     def profile(self, workload: str) -> Floats:
-        """[12] counters of the colocation dataset's order, 0 where not measured."""
+        """Return [12] counters in the colocation dataset's order, 0 where not measured."""
         measured = self.profiles[workload].counters
         return np.array([getattr(measured, name) or 0.0 for name in COUNTERS])
 
     def busy_ratio(self, workload: str) -> float:
-        """Graphics (NVML) utilisation where measured, else SM activity."""
+        """Return the graphics (NVML) utilisation if measured, else the SM activity."""
         measured = self.profiles[workload].counters
         return measured.graphics_util if measured.graphics_util is not None else (measured.sm_util or 0.0)
 
     def measured_pairs(self) -> Sequence[tuple[str, str, float]]:
-        """Pairs that ran with both caps at 100%."""
+        """Return the pairs that ran with both caps at 100%."""
         return [
             (kinds[0].workload, kinds[1].workload, float(np.mean([sum(run) for run in runs])))
             for kinds, runs in sorted(self._measured.get(Mechanism.MPS, {}).items())
@@ -178,10 +178,10 @@ class DatasetTruth:
 
 
 def taking_turns(busy: Sequence[float]) -> tuple[float, ...]:
-    """Progress under time slicing: idle gaps of one serve another, so each gets what it needs until time is out.
+    """Return the progress under time slicing: each tenant gets what it needs until the time is used up.
 
     Args:
-        busy: the part of its time alone in which each uses the GPU, 0 to 1.
+        busy: part of its time alone in which each tenant uses the GPU, 0 to 1. Idle gaps of one serve another.
     """
     needs = [max(0.01, each) for each in busy]
     left, progress = 1.0, [0.0] * len(needs)
@@ -206,24 +206,24 @@ class PairsTruth:
         for row, (a, b) in enumerate(zip(table.first.tolist(), table.second.tolist(), strict=True)):
             one, other = (float(rate) for rate in table.progress[row])
             self._pairs[a, b], self._pairs[b, a] = (one, other), (other, one)
-        # What did not fit tells how much memory each needs; any numbers that reproduce the table do.
+        # The pairs that did not fit bound each one's memory; any numbers that reproduce the table suffice.
         self.gpu_memory_mib = 0
 
     @property
     def workloads(self) -> Sequence[str]:
-        """Every workload of the table."""
+        """Return every workload of the table."""
         return self._table.workloads
 
     def offers(self, workloads: Sequence[str]) -> bool:
-        """Whether it is no more than a pair."""
+        """Return whether there are at most two."""
         return len(workloads) <= self.max_tenants
 
     def alone(self, workload: str, thread_percentage: int) -> float:  # noqa: ARG002 - no caps were measured
-        """1: the table knows no caps."""
+        """Return 1, as the table has no caps."""
         return 1.0
 
     def progress(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> tuple[float, ...]:
-        """The measured pair; taking turns, or a pair never measured or that did not fit, is half each."""
+        """Return the measured progress of a pair; half each if taking turns, not measured, or not fitting."""
         if len(kinds) == 1:
             return (1.0,)
         if mechanism is Mechanism.TIME_SLICING or len(kinds) > 2:
@@ -232,36 +232,36 @@ class PairsTruth:
         return rates if min(rates) > 0 else (0.5, 0.5)
 
     def is_measured(self, kinds: tuple[TenantKind, ...], mechanism: Mechanism) -> bool:
-        """Whether it is a pair of the table that fit."""
+        """Return whether it is a pair of the table that fit."""
         return len(kinds) == 2 and mechanism is not Mechanism.TIME_SLICING and min(self._pair(kinds)) > 0
 
     def _pair(self, kinds: tuple[TenantKind, ...]) -> tuple[float, float]:
         return self._pairs.get((self._index[kinds[0].workload], self._index[kinds[1].workload]), (0.0, 0.0))
 
     def memory_mib(self, workload: str) -> int:  # noqa: ARG002 - the table has no memory; see `progress`
-        """0: the table does not say."""
+        """Return 0, as the table does not say."""
         return 0
 
     def profile(self, workload: str) -> Floats:
-        """[2] log2 of the solo rate and of the batch size."""
+        """Return [2] log2 of the solo rate and of the batch size."""
         index = self._index[workload]
         return np.array([self._table.log2_solo[index], self._table.log2_batch[index]])
 
     def busy_ratio(self, workload: str) -> float:
-        """1 less what it leaves to partners on average: the table has no utilisation."""
+        """Return 1 less what it leaves to partners on average, as the table has no utilisation."""
         index = self._index[workload]
         sums = [sum(rates) for (a, _), rates in self._pairs.items() if a == index and min(rates) > 0]
         return float(np.clip(2 - np.mean(sums), 0.05, 1.0)) if sums else 1.0
 
     def measured_pairs(self) -> Sequence[tuple[str, str, float]]:
-        """Every pair that fit."""
+        """Return every pair that fit."""
         names, sums = self._table.workloads, self._table.normalized_sum
         rows = np.flatnonzero(self._table.fits).tolist()
         return [(names[self._table.first[r]], names[self._table.second[r]], float(sums[r])) for r in rows]
 
 
 def _measured_sets(dataset: Dataset) -> dict[tuple[TenantKind, ...], list[tuple[float, ...]]]:
-    """Sorted set -> progress of each run that measured it, aligned with the sorted set."""
+    """Return by sorted set the progress of each run that measured it, aligned with the set."""
     sets: dict[tuple[TenantKind, ...], list[tuple[float, ...]]] = defaultdict(list)
     for run, progress in dataset.shared_runs():
         kinds = [TenantKind(tenant.workload, tenant.thread_percentage) for tenant in run.tenants]
