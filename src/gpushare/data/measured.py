@@ -92,26 +92,26 @@ class MeasuredSets:
 
     @property
     def workloads(self) -> Sequence[str]:
-        """The programs, by name."""
+        """Return the names of the programs."""
         return sorted(self._alone)
 
     def offers(self, workloads: Sequence[str]) -> bool:
-        """Whether these programs were measured together, under whatever caps; one alone always was, if known."""
+        """Return whether these programs were measured together, under any caps; one alone always was, if known."""
         if len(workloads) == 1:
             return workloads[0] in self._alone
         return tuple(sorted(workloads)) in self._sets
 
     def rate_alone(self, workload: str) -> float:
-        """Iterations/s alone on the whole GPU."""
+        """Return iterations/s alone on the whole GPU."""
         return self._rates[workload]
 
     def memory_mib(self, workload: str) -> int:
-        """Peak over its windows alone on the whole GPU."""
+        """Return the peak over its windows alone on the whole GPU."""
         found = (each.memory_mib[0] if each.memory_mib else None for each in self._solo[workload][_WHOLE])
         return max((mib or 0 for mib in found), default=0)
 
     def alone(self, workload: str, thread_percentage: float) -> float:
-        """Progress alone under a cap, 1 on the whole GPU."""
+        """Return the progress alone under a cap; 1 on the whole GPU."""
         curve = self._alone[workload]
         low, second = sorted(curve)[:2]
         if thread_percentage >= low:
@@ -121,7 +121,7 @@ class MeasuredSets:
         return float(curve[low] * (thread_percentage / low) ** ((last + 1.0) / 2.0))
 
     def under(self, workloads: Sequence[str], caps: Sequence[Sequence[float]] | Floats) -> Floats:
-        """Progress of one set under many caps: choices x tenants, as `caps`.
+        """Return the progress of one set under many caps: choices x tenants, like `caps`.
 
         Raises:
             KeyError: these programs were not measured together.
@@ -135,7 +135,7 @@ class MeasuredSets:
         return found
 
     def caps_of(self, workloads: Sequence[str]) -> Sequence[Caps]:
-        """The caps that were measured of a set, each in the order of the workloads; none: it was not measured."""
+        """Return the caps under which a set was measured, in the order of the workloads; empty if it was not."""
         if len(workloads) == 1:
             return [(cap,) for cap in sorted(self._alone.get(workloads[0], ()))]
         order = sorted(range(len(workloads)), key=lambda index: workloads[index])
@@ -148,7 +148,7 @@ class MeasuredSets:
         return found
 
     def pairs(self) -> Sequence[tuple[str, str, float]]:
-        """Pairs that ran with both caps at 100%, and their summed progress."""
+        """Return the pairs that ran with both caps at 100%, and their summed progress."""
         return [
             (names[0], names[1], float(caps[_WHOLE, _WHOLE].sum()))
             for names, caps in sorted(self._sets.items())
@@ -199,7 +199,7 @@ class MeasuredSets:
         return found
 
     def _under(self, names: tuple[str, ...], caps: Floats) -> Floats:
-        """Progress of a sorted set under any caps: choices x tenants."""
+        """Return the progress of a sorted set under any caps: choices x tenants."""
         known = self._sets[names]
         measured = np.array(list(known), float)
         rates = np.array(list(known.values()))
@@ -208,7 +208,7 @@ class MeasuredSets:
         return np.asarray(np.minimum(1.0, _mean(clipped, measured, kept) * self._alone_under(names, clipped)))
 
     def _alone_under(self, names: Sequence[str], caps: Floats) -> Floats:
-        """Progress alone of each under its cap: choices x tenants."""
+        """Return each one's progress alone under its cap: choices x tenants."""
         found = np.empty_like(caps)
         for at, name in enumerate(names):
             distinct, inverse = np.unique(caps[:, at], return_inverse=True)
@@ -216,12 +216,12 @@ class MeasuredSets:
         return found
 
     def _progress(self, window: MeasuredWindow) -> list[float]:
-        """Progress of each tenant of a window, sorted by name."""
+        """Return the progress of each tenant of a window, sorted by name."""
         tenants = sorted(zip(window.workloads, window.rates, strict=True))
         return [min(1.0, rate / self._rates[name]) for name, rate in tenants]
 
     def _of_sets(self, every: Iterable[MeasuredWindow]) -> dict[tuple[str, ...], dict[Caps, list[MeasuredWindow]]]:
-        """Sorted programs -> sorted caps -> the windows that measured them."""
+        """Return sorted programs -> sorted caps -> the windows that measured them."""
         found: dict[tuple[str, ...], dict[Caps, list[MeasuredWindow]]] = {}
         for each in every:
             names = each.workloads
@@ -271,7 +271,7 @@ def _mean(asked: Floats, measured: Floats, values: Floats) -> Floats:
 
 
 def _rising(caps: Mapping[int, Sequence[MeasuredWindow]]) -> tuple[float, dict[int, float]]:
-    """Rate alone on the whole GPU, and progress by cap: the mean window, pooled where it falls as caps rise."""
+    """Return the rate alone on the whole GPU, and progress by cap: means, pooled where they fall as caps rise."""
     points = sorted(caps)
     pools: list[tuple[float, int, int]] = []  # mean, windows, caps
     for cap in points:

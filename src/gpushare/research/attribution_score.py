@@ -1,4 +1,4 @@
-"""How well attribution does on measured runs: solo runs give signatures, measured rates only score."""
+"""Score attribution on measured runs: solo runs give signatures, measured rates serve only to score."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,9 +30,10 @@ class AttributionScore:
         mae, median, p90: of |inferred - measured| progress, ratios; no score at all for 0 tenants.
         n: tenants scored; unknown: tenants that attribution reported as unknown, not scored; runs: runs.
         within_two_errors: share of the scored within two of their stated standard deviations.
-        everyone_mae: of everyone, the unknown at what would be told of them if no error were too large.
+        everyone_mae: over all tenants; for unknown ones, the value that would be reported if no error were too
+            large.
         low: tenants whose measured progress is below `LOW_PROGRESS`.
-        read_above: share of these that is inferred above it, the unknown likewise; NaN without any.
+        read_above: share of these that is inferred above it, unknown ones included; NaN without any.
     """
 
     mae: float
@@ -48,7 +49,7 @@ class AttributionScore:
 
 
 LoadOf = Callable[[Dataset, RunTenant], TenantLoad | None]
-"""What is known of a tenant beforehand, from the dataset's solo runs."""
+"""What is known about a tenant before the run, from the dataset's solo runs."""
 
 
 def evidence_of(
@@ -106,7 +107,7 @@ LIVE_PROFILES: Final[Mapping[str, LoadOf]] = {
     "one signature under its cap": read_in_place,
     "with all threads and under its cap": seen_under_both,
 }
-"""Profiles as a node agent has them, by what they are."""
+"""Kinds of profile that a node agent can have, by description."""
 
 
 @dataclass(frozen=True, slots=True)

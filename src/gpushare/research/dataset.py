@@ -31,14 +31,14 @@ class DatasetError(Exception):
 
 
 class Mechanism(StrEnum):
-    """How the tenants of a run shared the GPU."""
+    """Mechanism by which the tenants of a run shared the GPU."""
 
     MPS = "mps"
     TIME_SLICING = "time-slicing"
 
 
 class Skipped(StrEnum):
-    """Why a run, or a part of one, was left out; each value completes "N runs skipped: <value>"."""
+    """Reason for which a run, or a part of one, was left out; it completes "N runs skipped: <value>"."""
 
     BAD_FIELD = "a field is missing or of the wrong type"
     LENGTHS = "tenants, iterations_per_s and memory_mib differ in length"
@@ -85,12 +85,12 @@ class Run:
 
     @property
     def is_solo(self) -> bool:
-        """Whether one tenant ran alone."""
+        """Return whether one tenant ran alone."""
         return len(self.tenants) == 1
 
     @property
     def has_probe(self) -> bool:
-        """Whether a probe took part: a run that belongs to a profile, not to a set of workloads."""
+        """Return whether a probe took part, so that the run belongs to a profile, not to a set of workloads."""
         return any(tenant.probe for tenant in self.tenants)
 
 
@@ -111,7 +111,7 @@ class Dataset:
 
     @cached_property
     def solo(self) -> dict[str, dict[int, tuple[Run, ...]]]:
-        """Solo runs of workloads: workload -> thread percentage -> its runs."""
+        """Return the solo runs of workloads: workload -> thread percentage -> its runs."""
         grouped: dict[str, dict[int, list[Run]]] = {}
         for run in self.runs:
             if run.is_solo and not run.has_probe:
@@ -121,7 +121,7 @@ class Dataset:
 
     @cached_property
     def _rates(self) -> dict[tuple[str, str, int], float]:
-        """Mean iterations/s alone by session, program and thread percentage, probes included."""
+        """Return mean iterations/s alone by session, program and thread percentage, probes included."""
         grouped: dict[tuple[str, str, int], list[float]] = {}
         for run in self.runs:
             if run.is_solo:
@@ -136,8 +136,7 @@ class Dataset:
         return sum(run.iterations_per_s[0] for run in runs) / len(runs) if runs else None
 
     def cap_curve(self, workload: str) -> dict[int, float]:
-        """Measured progress alone by thread percentage, relative to 100% in the same session; empty without a solo
-        run at 100%. The mean where several sessions measured it."""
+        """Return measured progress alone by thread percentage, relative to 100% in the same session."""
         curve: dict[int, float] = {}
         for cap, runs in sorted(self.solo.get(workload, {}).items()):
             measured = [
@@ -170,9 +169,10 @@ class Dataset:
 
     @cached_property
     def probed(self) -> dict[str, dict[str, tuple[float, float]]]:
-        """Workload -> probe -> progress of the workload beside it and of the probe, both uncapped.
+        """Return workload -> probe -> (progress of the workload beside it, progress of the probe), both uncapped.
 
-        Means over the pairs of one workload and one probe."""
+        Means over the pairs of one workload and one probe.
+        """
         grouped: dict[str, dict[str, list[tuple[float, float]]]] = {}
         for run in self.runs:
             if len(run.tenants) != 2 or any(tenant.thread_percentage < 100 for tenant in run.tenants):

@@ -59,7 +59,7 @@ class NvprofUtilization:
 
 
 def parse_level(text: str) -> float:
-    """A level such as "Low (2)", "Max (10)", "Idle (0)" or "7" as a number from 0 to 10.
+    """Return a level such as "Low (2)", "Max (10)", "Idle (0)" or "7" as a number from 0 to 10.
 
     Raises:
         ValueError: not a level.
@@ -71,7 +71,7 @@ def parse_level(text: str) -> float:
 
 
 def parse_summary(lines: Iterable[str]) -> dict[str, float]:
-    """Seconds by GPU activity, from a summary (whose API calls are ignored) or a trace.
+    """Return seconds by GPU activity, from a summary (whose API calls are ignored) or a trace.
 
     Raises:
         NvprofError: no table, no units row, or an invalid cell.
@@ -96,7 +96,7 @@ def parse_summary(lines: Iterable[str]) -> dict[str, float]:
 
 
 def parse_metrics(lines: Iterable[str]) -> dict[str, dict[str, float]]:
-    """Mean level by kernel and pipe, from `--metrics`; several devices or streams weighted by their invocations.
+    """Return mean levels by kernel and pipe from `--metrics`; devices and streams are weighted by invocations.
 
     Raises:
         NvprofError: no table, or an invalid cell.
@@ -126,7 +126,7 @@ def parse_metrics(lines: Iterable[str]) -> dict[str, dict[str, float]]:
 
 
 def utilization(summary: Mapping[str, float], metrics: Mapping[str, Mapping[str, float]]) -> NvprofUtilization:
-    """Time-weighted mean level of each pipe over all GPU activities, with the coverage of the kernels."""
+    """Return the time-weighted mean level of each pipe over all GPU activities, with the kernels' coverage."""
     gpu_seconds = sum(summary.values())
     kernels = {name: seconds for name, seconds in summary.items() if not is_copy(name)}
     kernel_seconds = sum(kernels.values())
@@ -144,12 +144,12 @@ def utilization(summary: Mapping[str, float], metrics: Mapping[str, Mapping[str,
 
 
 def is_copy(activity: str) -> bool:
-    """Whether an activity is a copy or fill of memory, which has no function units: "[CUDA memcpy HtoD]"."""
+    """Return whether an activity is a copy or fill of memory, without function units, as "[CUDA memcpy HtoD]"."""
     return activity.startswith("[CUDA mem")
 
 
 def _without_api_calls(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, with the older format's table of API calls blanked: its header is the activities' own."""
+    """Yield the lines, but blank the older format's table of API calls: its header is that of activities."""
     is_api = False
     for line in lines:
         if _API_SECTION.match(line):
@@ -162,7 +162,7 @@ def _without_api_calls(lines: Iterable[str]) -> Iterator[str]:
 def _tables(
     lines: Iterable[str], columns: set[str]
 ) -> Iterator[tuple[list[str], dict[str, str], list[tuple[int, list[str]]]]]:
-    """Tables whose header has these columns: header, units by column, and rows with their line numbers."""
+    """Yield tables whose header has these columns: header, units by column, and rows with line numbers."""
     header: list[str] | None = None
     units: dict[str, str] = {}
     rows: list[tuple[int, list[str]]] = []
@@ -184,7 +184,7 @@ def _tables(
 
 
 def _rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
-    """CSV rows with their line numbers; nvprof's own "==PID==" lines and the program's output are ignored."""
+    """Yield CSV rows with line numbers, ignoring nvprof's own "==PID==" lines and the program's output."""
     for number, line in enumerate(lines, start=1):
         text = line.strip()
         if not text or text.startswith("=="):

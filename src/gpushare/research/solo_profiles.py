@@ -6,7 +6,7 @@ from gpushare.core.gpu import MIN_SIGNATURE_SECONDS
 from gpushare.core.interference import Profile, ProfileError
 from gpushare.research.dataset import Dataset
 
-# Two solo windows of one program that differ by more than this were disturbed; the workload gets no profile.
+# Solo windows of one program that differ by more than this were disturbed; the workload then gets no profile.
 MAX_REPEAT_SPREAD: Final = 0.5
 
 

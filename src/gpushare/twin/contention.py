@@ -37,7 +37,7 @@ class ProgressModel(Protocol):
 
 
 class Plant(ProgressModel, Protocol):
-    """What a simulated GPU does: progress of its tenants, and what its counters read."""
+    """Behaviour of a simulated GPU: its tenants' progress, and the readings of its counters."""
 
     def counters(self, loads: Sequence[TwinLoad], progress: Sequence[float]) -> Counters:
         """Return the device's ratios while each load makes that progress."""

@@ -18,12 +18,12 @@ from gpushare.mps.layout import Fresh, GpuDirectory
 from gpushare.twin.gpus import SM_CLOCKS
 from gpushare.twin.mps.state import TwinState, state_reader
 
-MIN_WINDOW_SECONDS: Final = 0.1  # as GPM has it (docs/facts.md 21)
+MIN_WINDOW_SECONDS: Final = 0.1  # GPM's own minimum (docs/facts.md 21)
 STALE_SECONDS: Final = 5.0  # a twin writes every second or faster; an old file is no measurement
 
 
 class SimulatedDevices:
-    """GPUs without silicon.
+    """Devices of a node without real GPUs.
 
     Args:
         gpus: from `gpushare.twin.gpus.parse_simulated`.
@@ -44,7 +44,7 @@ class SimulatedDevices:
         self._counted: dict[str, tuple[int, Mapping[str, float]]] = {}
 
     def list(self) -> tuple[GpuInfo, ...]:
-        """The simulated GPUs."""
+        """Return the simulated GPUs."""
         return self._gpus
 
     def driver_version(self) -> str | None:
@@ -58,7 +58,7 @@ class SimulatedDevices:
         return GpuHealth(Health.HEALTHY)
 
     def sample(self, uuid: str) -> GpuSample | None:
-        """The twin's counters, averaged since the last call; None at the first one, as with a real counter."""
+        """Return the twin's counters, averaged since the last call; None at first, as with real counters."""
         state = self._state(uuid)
         now = self._clock()
         before = self._sampled_at.get(uuid)
@@ -80,14 +80,14 @@ class SimulatedDevices:
         return GpuSample(counters, now - before, state.memory_used_mib, busy, clock)
 
     def processes(self, uuid: str) -> tuple[GpuProcess, ...]:
-        """The twin's clients, and those that run outside MPS."""
+        """Return the twin's clients, and the processes that run outside MPS."""
         state = self._state(uuid)
         if state is None:
             return ()
         return tuple(GpuProcess(c.pid, c.memory_used_mib, c.is_mps_client) for c in state.clients)
 
     def compute_mode(self, uuid: str) -> ComputeMode:
-        """The mode that was set last, by whatever process: it is the GPU's, not ours."""
+        """Return the mode that any process set last, as it belongs to the GPU."""
         try:
             return ComputeMode(self._mode_file(uuid).read_text())
         except FileNotFoundError:

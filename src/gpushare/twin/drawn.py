@@ -1,6 +1,6 @@
-"""Draw a truth from the interference model: its forecast with its residual as noise, always the same for a set.
+"""Draw a tenant set's progress from the interference model: forecast plus noise, the same for the same set.
 
-For the twin and the job simulator: they know no more than the model, and its error has to show.
+For the twin and the job simulator: they know only the model, and its error has to show.
 """
 
 import zlib
@@ -24,7 +24,7 @@ def draw(forecasts: Sequence[Forecast], alone: Sequence[float], key: str, *, see
 
     Args:
         forecasts: the model's forecasts for the set, in a fixed order.
-        alone: progress of each alone under its cap; nobody runs faster beside others.
+        alone: progress of each alone under its cap; no tenant runs faster beside others.
         key: names the set, in that order; the same key and seed draw the same noise.
     """
     return tuple(
@@ -56,10 +56,11 @@ class DrawnProgress:
         self._kept: LRUCache[str, tuple[float, ...]] = LRUCache(_MOST_KEPT)
 
     def __call__(self, loads: Sequence[TwinLoad]) -> tuple[float, ...]:
-        """Progress of each load, in the order given."""
+        """Return the progress of each load, in the given order."""
         if not loads:
             return ()
-        loads = [replace(load, workload="") for load in loads]  # nor any name: a rename would draw another truth
+        # Without the name: renaming a workload must not change its draw.
+        loads = [replace(load, workload="") for load in loads]
         named = [repr(astuple(load)[:3]) for load in loads]
         order = sorted(range(len(loads)), key=named.__getitem__)
         key = "\n".join(named[at] for at in order)

@@ -1,4 +1,4 @@
-"""Simulated GPUs: which ones a node without silicon shows (docs/design.md 3, the twin)."""
+"""Simulated GPUs of a node without real ones (docs/design.md 3, the twin)."""
 
 import re
 import uuid
@@ -6,7 +6,7 @@ from typing import Final
 
 from gpushare.core.gpu import GpuInfo
 
-# Fixed, so that the MPS host and the agent of one node name the same GPUs without talking to each other.
+# Fixed, so that the MPS host and the agent of one node give the same UUIDs without talking to each other.
 _NAMESPACE: Final = uuid.UUID("7d3a2f0e-9d0b-5b0a-8f63-6770757368aa")
 _ITEM: Final = re.compile(r"^([A-Za-z0-9-]+)(?::(\d+))?$")
 
@@ -36,7 +36,7 @@ MAX_GPUS_PER_NODE: Final = 64  # no node carries more; a typing error should not
 
 
 def gpu_uuid(node_name: str, index: int) -> str:
-    """UUID of a node's simulated GPU: the same on every call, different between nodes and indexes."""
+    """Return the UUID of a node's simulated GPU: always the same, different for each node and index."""
     return f"GPU-{uuid.uuid5(_NAMESPACE, f'{node_name}/{index}')}"
 
 

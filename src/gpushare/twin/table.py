@@ -1,6 +1,6 @@
-"""The table's ten programs as tenants of the twin: what they make beside one another was measured on an H200.
+"""The table's ten programs as tenants of the twin: their joint progress was measured on an H200.
 
-No model has a word in it, so what the loop infers and predicts of them can be wrong (docs/measurements/table.md).
+No model takes part, so the loop's inference and predictions can be wrong (docs/measurements/table.md).
 """
 
 import json
@@ -15,7 +15,7 @@ from gpushare.data.measured import MeasuredSets, windows_of
 from gpushare.twin.contention import WORKLOADS, ProgressModel, SimulatedWorkload, TwinLoad, counters_of
 
 GPU_MODEL: Final = "NVIDIA H200"
-_LEAST: Final = 1e-3  # a tenant that stood still for its whole window gets on a little
+_LEAST: Final = 1e-3  # a tenant that made no progress in its whole window still gets some
 
 
 @cache
@@ -42,7 +42,7 @@ def workload_named(name: str) -> SimulatedWorkload:
 
 
 class TableProgress:
-    """A `ProgressModel`: as measured where the table holds the set, as another model has it elsewhere.
+    """A `ProgressModel`: measured progress where the table holds the set, another model's elsewhere.
 
     The table holds at most four different programs, on an H200. One that is frozen is in no set: the others run as
     in the set without it, which makes a throttle the exact mixture of both.
@@ -57,7 +57,7 @@ class TableProgress:
         self._is_h200 = gpu_model == GPU_MODEL
 
     def __call__(self, loads: Sequence[TwinLoad]) -> tuple[float, ...]:
-        """Progress of each load, in the order given."""
+        """Return the progress of each load, in the given order."""
         if not self._holds(loads):
             return self._otherwise(loads)
         found = table().under([load.workload for load in loads], [[load.thread_percentage for load in loads]])

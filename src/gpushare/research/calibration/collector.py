@@ -39,7 +39,7 @@ class Timing:
 
 
 class WorkerPool(Protocol):
-    """The living workers of one phase: processes of this machine (`Pool`), or made up (`simulated`)."""
+    """Live workers of one phase: processes of this machine (`Pool`), or simulated ones (`SimulatedPool`)."""
 
     def alive(self) -> set[Cell]:
         """Return the cells whose worker is alive."""
@@ -86,7 +86,7 @@ class _Worker:
 
 
 class Pool:
-    """The living workers of one phase."""
+    """Live workers of one phase."""
 
     def __init__(
         self,

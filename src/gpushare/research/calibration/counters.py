@@ -1,4 +1,4 @@
-"""What the driver says while a run is measured: the device's counters over its window, and memory by process."""
+"""Read the driver while a run is measured: the device's counters over its window, and memory by process."""
 
 import contextlib
 import time
@@ -30,7 +30,7 @@ def take_gpu(index: int = 0, proc: Path = Path("/proc")) -> None:
 
 
 class RunCounters(Protocol):
-    """What is read over each run: of the driver (`DriverCounters`), or nothing (`NoCounters`)."""
+    """Reader of counters over each run: from the driver (`DriverCounters`), or none (`NoCounters`)."""
 
     def about(self) -> dict[str, str]:
         """Return the header's facts: GPU model and driver."""
@@ -69,7 +69,7 @@ class DriverCounters:
             raise RuntimeError(str(error)) from None
 
     def about(self) -> dict[str, str]:
-        """The header's facts: GPU model and driver."""
+        """Return facts for the header: GPU model and driver."""
         return {"gpu_model": self._gpu.model, "driver": self._devices.driver_version() or "unknown"}
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class DriverCounters:
             return {}
 
     def memory_by_pid(self) -> dict[int, int]:
-        """MiB in use by process, MPS clients included; whose memory the driver does not tell is absent."""
+        """Return MiB in use by process, MPS clients included; processes with unknown memory are absent."""
         return _memory_by_pid(self._devices, self._gpu.uuid)
 
 
@@ -130,11 +130,11 @@ class DcgmCounters:
             )
 
     def about(self) -> dict[str, str]:
-        """The header's facts: GPU model and driver."""
+        """Return facts for the header: GPU model and driver."""
         return {"gpu_model": self._gpu.model, "driver": self._devices.driver_version() or "unknown"}
 
     def start(self) -> None:
-        """The exporter reads all the time."""
+        """Do nothing, as the exporter reads all the time."""
 
     def stop(self) -> dict[str, float]:
         """Read the last figures; none where the exporter gives none now."""
@@ -145,24 +145,24 @@ class DcgmCounters:
         return {} if counters is None else {name: round(ratio, 4) for name, ratio in counters.as_dict().items()}
 
     def memory_by_pid(self) -> dict[int, int]:
-        """MiB in use by process, as the driver has it."""
+        """Return MiB in use by process, as the driver reports it."""
         return _memory_by_pid(self._devices, self._gpu.uuid)
 
 
 class NoCounters:
-    """Stands in for a GPU in a dry run: no counters."""
+    """Substitute for a GPU in a dry run, without counters."""
 
     def about(self) -> dict[str, str]:
-        """A header that says what it is."""
+        """Return a header that says that this is a dry run."""
         return {"gpu_model": "none (dry run)", "driver": "none"}
 
     def start(self) -> None:
-        """Nothing to read."""
+        """Do nothing, as there is nothing to read."""
 
     def stop(self) -> dict[str, float]:
-        """No counters."""
+        """Return no counters."""
         return {}
 
     def memory_by_pid(self) -> dict[int, int]:
-        """No processes."""
+        """Return no processes."""
         return {}

@@ -1,4 +1,4 @@
-"""Go on with a dataset that was cut off: what it holds already, and whether it is of the same GPU."""
+"""Resume an interrupted dataset: read what it holds, and check that it is of the same GPU."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,21 +10,21 @@ from gpushare.research.calibration.plan import Cell
 from gpushare.research.dataset import Dataset, DatasetError, parse
 
 SIMULATED: Final = "simulated"
-"""What a dataset of made-up figures names as its driver."""
+"""Driver that the header of a simulated dataset names."""
 
 
 class ResumeError(RuntimeError):
-    """The output is there and cannot be gone on with; one sentence."""
+    """The output exists and cannot be resumed; one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierRuns:
-    """What an output holds.
+    """Content of an output.
 
     Attributes:
         dataset: None where nothing was written yet.
         runs: how often each set was measured, its cells in order.
-        whole_bytes: where what was written as a whole ends; behind it lies at most a line that was cut off.
+        whole_bytes: length of the complete lines; at most one incomplete line follows.
     """
 
     dataset: Dataset | None = None

@@ -20,7 +20,7 @@ _INTERVALS: Final = 2.2
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOrder:
-    """What to measure, and how.
+    """Order for a collection: what to measure, and how.
 
     Attributes:
         phase_count, runs_per_phase, seed: of the plan; of its phases those from `skip_phases` to before
@@ -47,12 +47,12 @@ class CalibrationOrder:
 
     @property
     def mechanism(self) -> Mechanism:
-        """How the programs of a run share the GPU."""
+        """Return how the programs of a run share the GPU."""
         return Mechanism.TIME_SLICING if self.time_slicing else Mechanism.MPS
 
     @property
     def timing(self) -> Timing:
-        """How long a run takes."""
+        """Return how long a run takes."""
         usual = Timing()
         if not self.dcgm_url:
             return usual
@@ -62,7 +62,7 @@ class CalibrationOrder:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """What will be measured.
+    """Plan of a collection.
 
     Attributes:
         phases: the workers and runs of each.
@@ -92,7 +92,7 @@ def plan_of(order: CalibrationOrder, output: Path) -> CalibrationPlan:
     """Plan an order, less what the output holds.
 
     Raises:
-        RuntimeError: no PyTorch, an unknown workload, or an output that cannot be gone on with; one sentence.
+        RuntimeError: no PyTorch, an unknown workload, or an output that cannot be resumed; one sentence.
     """
     names, probes = _names(order)
     if unknown := [name for name in order.workloads if name not in names]:

@@ -1,7 +1,7 @@
-"""A made GPU for the collection: what the shipped model says of the H200's programs, under any name.
+"""Simulated GPU for a collection: the shipped model's predictions for the H200's programs, under any name.
 
-It tries the way of a dataset from the plan to the fit, on any machine and in no time. What comes out is the
-model's word with noise, so nothing is learnt of silicon from it, and the header's driver says so.
+It exercises the whole path of a dataset from the plan to the fit, on any machine and in no time. The results
+are predictions with noise, so they say nothing about a real GPU; the header names the driver "simulated".
 """
 
 import zlib
@@ -23,7 +23,7 @@ from gpushare.research.dataset import Dataset, Mechanism, parse
 from gpushare.research.solo_profiles import profile_of
 
 _NOISE: Final = 0.02
-"""Of a rate, one standard deviation: what two windows of one program differ by on an H200."""
+"""Standard deviation of a rate, as a ratio: the difference between two windows of one program on an H200."""
 
 
 @cache
@@ -33,7 +33,7 @@ def known_programs() -> Dataset:
 
 
 class SimulatedCounters:
-    """The header of a made GPU; its counters come with its runs."""
+    """Header of a simulated GPU; its counters come with its runs."""
 
     def __init__(self, gpu_model: str) -> None:
         self._model = gpu_model
@@ -43,7 +43,7 @@ class SimulatedCounters:
         return {"gpu_model": self._model, "driver": SIMULATED}
 
     def start(self) -> None:
-        """Nothing to read."""
+        """Do nothing, as there is nothing to read."""
 
     def stop(self) -> dict[str, float]:
         """Return no counters."""
@@ -84,7 +84,7 @@ class SimulatedPool:
         return set(self._alive)
 
     def read_memory(self, memory_by_pid: dict[int, int]) -> None:
-        """Memory is what it was on the H200."""
+        """Do nothing, as memory is what it was on the H200."""
 
     def fire(
         self,
@@ -114,7 +114,7 @@ class SimulatedPool:
         )
 
     def close(self) -> None:
-        """Nobody runs."""
+        """Do nothing, as no process runs."""
 
     def _progress(self, profiles: Sequence[Profile], caps: Sequence[int]) -> list[float]:
         if self._mechanism is Mechanism.TIME_SLICING:

@@ -1,4 +1,4 @@
-"""`python -m gpushare.research.calibration.table OUTPUT`: measure the complete table; resumes OUTPUT."""
+"""`python -m gpushare.research.calibration.table OUTPUT`: measure the complete table, resuming OUTPUT."""
 
 import argparse
 import sys
@@ -17,7 +17,7 @@ TIMING = Timing(warm_seconds=0.10, window_seconds=0.36, shared_seconds=0.36)
 
 def measure(output: Path, *, budget_seconds: float, part: str) -> int:
     """Run the plan's phases one after the other until the budget is spent; return how many runs were written."""
-    # Not above: PyTorch is there on GPU machines only.
+    # Imported here: only GPU machines have PyTorch.
     from gpushare.research.calibration.table_suite import TABLE  # noqa: PLC0415
 
     began = time.monotonic()

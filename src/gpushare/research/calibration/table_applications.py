@@ -186,7 +186,7 @@ def volumes(stage: Stage) -> Step:
 
 
 def policy(stage: Stage) -> Step:
-    """Reinforcement learning on simulated environments: rollouts, two epochs of clipped updates, an evaluation."""
+    """Return reinforcement learning in a simulation: rollouts, two epochs of clipped updates, an evaluation."""
     count, wide, seen = stage.size(8192, 4), stage.size(512, 8), stage.size(48, 4)
     actor = nn.Sequential(nn.Linear(seen, wide), nn.ELU(), nn.Linear(wide, wide), nn.ELU(), nn.Linear(wide, 12))
     critic = nn.Sequential(nn.Linear(seen, wide), nn.ELU(), nn.Linear(wide, wide), nn.ELU(), nn.Linear(wide, 1))
@@ -246,7 +246,7 @@ def policy(stage: Stage) -> Step:
 
 
 def retrieval(stage: Stage) -> Step:
-    """A search service: bursts of five requests, encoded and compared with an index, then 8 ms of quiet."""
+    """Return a search service: bursts of five requests, encoded and compared with an index, then 8 ms of quiet."""
     kind = torch.float32 if stage.device == "cpu" else torch.float16
     wide = stage.size(512, 32)
     model = networks.Transformer(stage.size(2048, 64), wide, wide // 64 or 1, stage.size(4, 1), causal=False)

@@ -53,7 +53,7 @@ def _convnext(stage: Stage) -> Step:
 
 
 def _lattice_boltzmann(stage: Stage) -> Step:
-    """D2Q9 with the single-relaxation-time collision: stream, moments, equilibrium, relax."""
+    """Return D2Q9 with the single-relaxation-time collision: stream, moments, equilibrium, relax."""
     n = stage.size(1536, 16)
     moves = [(0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (-1, -1), (1, -1)]
     weights = [4 / 9, *[1 / 9] * 4, *[1 / 36] * 4]
@@ -78,7 +78,7 @@ def _lattice_boltzmann(stage: Stage) -> Step:
 
 
 def _conjugate_gradient(stage: Stage) -> Step:
-    """Poisson's equation in three dimensions; the host reads both dot products of an iteration, as solvers do."""
+    """Return Poisson's equation in 3D; the host reads both dot products of an iteration, as solvers do."""
     n = stage.size(224, 8)
     right = torch.randn(n, n, n, device=stage.device, dtype=torch.float64)
 
@@ -110,7 +110,7 @@ def _conjugate_gradient(stage: Stage) -> Step:
 
 
 def _refinement(stage: Stage) -> Step:
-    """A linear system: factors in fp32, then iterative refinement of the answer in fp64."""
+    """Return a linear system: factors in fp32, then iterative refinement of the answer in fp64."""
     n = stage.size(4096, 16)
     exact = torch.randn(n, n, device=stage.device, dtype=torch.float64)
     exact += n * torch.eye(n, device=stage.device, dtype=torch.float64)

@@ -9,7 +9,7 @@ Step = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where a workload is built.
+    """Place where a workload is built.
 
     Attributes:
         device: "cuda", or "cpu" for a dry run of the whole collection on a machine without a GPU.
@@ -20,7 +20,7 @@ class Stage:
     tiny: bool = False
 
     def size(self, full: int, tiny: int = 8) -> int:
-        """The size to use: `full` when measuring, `tiny` in a dry run."""
+        """Return the size to use: `full` when measuring, `tiny` in a dry run."""
         return tiny if self.tiny else full
 
 

@@ -30,7 +30,7 @@ TOLERATED_SLOWDOWN: Final = 2.0  # for judging the choice of caps: every tenant 
 
 
 class EvaluationProtocol(StrEnum):
-    """Which runs the model may be fitted to before it is judged."""
+    """Runs that the model may be fitted to before it is judged."""
 
     UNSEEN_WORKLOAD = "unseen-workload"
     UNSEEN_SETS = "unseen-sets"
@@ -64,8 +64,8 @@ class Choices:
         matching, matching_random, matching_kace: summed progress of the workloads' best partition into measured
             pairs by prediction, at random and by KACE, each over the oracle's; NaN where pairs are too few.
         caps: summed progress under the caps chosen by the prediction over the best measured; caps_sets: sets
-            judged; caps_broken: how often the choice breaks a tolerance that the best measured keeps. Chosen is
-            as `gpushare.core.interference.advice.best_caps` chooses, cautiously.
+            judged; caps_broken: how often the choice breaks a tolerance that the best measured one keeps. Caps are
+            chosen cautiously, as by `gpushare.core.interference.advice.best_caps`.
     """
 
     matching: float

@@ -46,11 +46,11 @@ MEMBERS: Final = 3
 FOLDS: Final = 5  # every fifth workload is left out of the fit
 # Predictions of sets (position, tenants x 3) whose profiles lack something.
 Poorer = dict[Lacking, list[tuple[int, Array]]]
-# Copies on GPUs of any generation reach more than this part of the data sheet's bandwidth: where no program of a
-# dataset does, none filled the bus, and the dataset does not show its capacity.
+# On every GPU generation, copies reach more than this share of the data sheet's bandwidth. A dataset in which no
+# program does never filled the bus, so it does not show the bus's capacity.
 _LEAST_CAPACITY: Final = 0.8
 _LEAST_SCALE: Final = 0.02
-_FILL_RIDGE: Final = 0.1  # least error on workloads left out, of 0.0001 to 0.3
+_FILL_RIDGE: Final = 0.1  # of 0.0001 to 0.3, the one with the smallest error on workloads left out
 _FEWEST: Final = 25  # fewest errors in a stratum; with fewer, the errors of all sizes are taken
 
 

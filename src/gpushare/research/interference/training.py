@@ -17,7 +17,7 @@ STEPS: Final = 600
 _RATE: Final = 0.012
 _DECAY: Final = 1e-3
 _NOISE: Final = 0.15  # noise on standardised inputs: a new program is never exactly like one of these
-_LOST: Final = 0.15  # part of the programs whose probes are hidden at each step: not every profile has them
+_LOST: Final = 0.15  # share of programs whose probes are hidden at each step: not every profile has them
 _ROUNDING: Final = 0.02  # of the absolute error, progress
 
 

@@ -34,7 +34,7 @@ _JITTER: Final = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class SharedEffect:
-    """What the measured pairs tell beyond the smooth part.
+    """Deviation of pairs from the smooth part.
 
     Attributes:
         effect: [workloads, workloads] expected addition to a pair's target; symmetric.
@@ -45,7 +45,7 @@ class SharedEffect:
     trust: Floats
 
     def of(self, table: PairTable, pairs: Indices) -> Floats:
-        """[pairs] expected addition to each one's target."""
+        """Return [pairs] the expected addition to each one's target."""
         result: Floats = self.effect[table.first[pairs], table.second[pairs]]
         return result
 
@@ -53,7 +53,7 @@ class SharedEffect:
 def shared_effect(
     table: PairTable, candidates: Sequence[Floats], train: Indices, target: Floats, rng: np.random.Generator
 ) -> SharedEffect:
-    """Low-rank effect and trust of the training pairs.
+    """Return the low-rank effect and trust of the training pairs.
 
     Args:
         table: the pairs; only workloads, families and rates alone are read.
@@ -134,7 +134,7 @@ class _Chain:
         return noise, np.asarray(np.linalg.inv(self._gram + np.diag(noise)), dtype=np.float64)
 
     def _draw_smooth(self, noise: Floats, inverse: Floats) -> Floats:
-        """From the process given factors and noise: a draw of the prior, corrected (Matheron's rule)."""
+        """Draw the process given factors and noise: a draw of the prior, corrected (Matheron's rule)."""
         prior = self._gram_root @ self._rng.normal(size=len(noise))
         observed = prior + np.sqrt(noise) * self._rng.normal(size=len(noise))
         result: Floats = prior + self._gram @ (inverse @ (self._target - self._effect_of_pairs() - observed))
@@ -156,7 +156,7 @@ class _Chain:
         self._factor_variance = (scale + 0.5 * (self._factors**2).sum(axis=0)) / drawn
 
     def _accepts(self, workload: int, proposed: Floats, residual: float, noise: float) -> bool:
-        """Metropolis' rule for the pair of a workload with itself, whose effect is not linear in the factors."""
+        """Apply Metropolis' rule to a workload paired with itself: its effect is not linear in its factors."""
         now, then = (float(factors**2 @ _SIGNS) for factors in (self._factors[workload], proposed))
         gain = ((residual - now) ** 2 - (residual - then) ** 2) / (2 * noise)
         return bool(np.log(self._rng.uniform()) < gain)

@@ -20,7 +20,7 @@ Fold = tuple[Indices, Indices]
 
 
 class PairProtocol(StrEnum):
-    """What the predictor has not seen of the pair it predicts."""
+    """Data that the predictor must not have seen of the pair that it predicts."""
 
     PAIRS = "leave-pairs-out"
     WORKLOADS = "both-workloads-unseen"
@@ -94,7 +94,7 @@ def mean_and_spread(runs: Sequence[Sequence[PairScore]]) -> list[tuple[PairScore
 
 
 def split(table: PairTable, protocol: PairProtocol, rng: np.random.Generator) -> list[Fold]:
-    """(training pairs, pairs to predict) such that every pair is predicted once, unseen as the protocol says."""
+    """Return (training pairs, pairs to predict); each pair is predicted once, unseen as the protocol says."""
     if protocol is PairProtocol.PAIRS:
         order = rng.permutation(len(table.first))
         everything = np.arange(len(table.first))
@@ -166,7 +166,7 @@ def _matching(
 
 
 def _best_matching(table: PairTable, pairs: Indices, weight: Floats) -> list[int]:
-    """Indices of the pairs of a maximum-weight matching among those of maximum cardinality (Edmonds' blossom)."""
+    """Return the indices of a maximum-weight matching of maximum cardinality (Edmonds' blossom)."""
     import networkx as nx  # noqa: PLC0415 - of the extra `fit`; `gpushare sim` reads this module without it
 
     graph = nx.Graph()

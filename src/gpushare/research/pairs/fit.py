@@ -19,7 +19,7 @@ _NEWTON_STEPS: Final = 50
 
 
 def fit_probability(table: PairTable, train: Indices, test: Indices) -> Floats:
-    """[test pairs] probability that both run side by side (Laplace approximation)."""
+    """Return [test pairs] the probability that both run side by side (Laplace approximation)."""
     labels = table.fits[train].astype(float)
     if not len(train):
         return np.ones(len(test))

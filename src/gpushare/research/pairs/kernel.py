@@ -55,7 +55,7 @@ class WeighedKernel:
 
 
 def workload_kernels(table: PairTable) -> list[Floats]:
-    """Every candidate kernel between workloads, each [workloads, workloads]."""
+    """Return every candidate kernel between workloads, each [workloads, workloads]."""
     return [
         _workload_kernel(table, length, identity, rate)
         for length, identity, rate in product(_LENGTHS_LOG2_BATCH, _IDENTITY_VARIANCES, _RATE_VARIANCES)
@@ -63,7 +63,7 @@ def workload_kernels(table: PairTable) -> list[Floats]:
 
 
 def pair_kernel(table: PairTable, workload: Floats, left: Indices, right: Indices) -> Floats:
-    """[left, right] covariance of two pairs' sums: the product over their workloads, matched either way round."""
+    """Return [left, right] covariances of two pairs' sums: products over workloads, matched either way round."""
     a, b, c, d = table.first[left], table.second[left], table.first[right], table.second[right]
     kernel: Floats = (
         workload[np.ix_(a, c)] * workload[np.ix_(b, d)] + workload[np.ix_(a, d)] * workload[np.ix_(b, c)]
@@ -72,7 +72,7 @@ def pair_kernel(table: PairTable, workload: Floats, left: Indices, right: Indice
 
 
 def weigh_kernels(table: PairTable, candidates: Sequence[Floats], observed: MeasuredPairs) -> list[WeighedKernel]:
-    """The kernels and noises of highest marginal likelihood; weights sum to 1, best first.
+    """Return the kernels and noises of highest marginal likelihood; weights sum to 1, best first.
 
     Args:
         table: the pairs; only workloads, families and rates alone are read.
@@ -108,7 +108,7 @@ def weigh_kernels(table: PairTable, candidates: Sequence[Floats], observed: Meas
 
 
 def predict_smooth(table: PairTable, chosen: WeighedKernel, observed: MeasuredPairs, test: Indices) -> Floats:
-    """[test pairs] posterior mean of the process under one candidate."""
+    """Return [test pairs] the posterior mean of the process under one candidate."""
     gram = pair_kernel(table, chosen.workload, observed.pairs, observed.pairs)
     dual = np.linalg.solve(gram + np.diag(chosen.noise / observed.trust), observed.target - observed.mean)
     result: Floats = observed.mean + pair_kernel(table, chosen.workload, test, observed.pairs) @ dual
@@ -116,7 +116,7 @@ def predict_smooth(table: PairTable, chosen: WeighedKernel, observed: MeasuredPa
 
 
 def predict_by_tenant(table: PairTable, chosen: WeighedKernel, train: Indices, test: Indices) -> Floats:
-    """[test pairs, 2] from two observations a pair, one a tenant: who is slowed, and by whom."""
+    """Return [test pairs, 2] predictions from two observations per pair: which tenant is slowed, and by which."""
     workload = chosen.workload
     who = np.concatenate([table.first[train], table.second[train]])
     beside = np.concatenate([table.second[train], table.first[train]])
@@ -132,7 +132,7 @@ def predict_by_tenant(table: PairTable, chosen: WeighedKernel, train: Indices, t
 
 
 def _workload_kernel(table: PairTable, length: float, identity: float, rate: float) -> Floats:
-    """[workloads, workloads] 1 + same family and near batch size + near solo rate + same workload."""
+    """Return [workloads, workloads] 1 + same family and near batch size + near solo rate + same workload."""
     batch = table.log2_batch[:, None] - table.log2_batch[None, :]
     solo = table.log2_solo[:, None] - table.log2_solo[None, :]
     kernel: Floats = (

@@ -42,7 +42,7 @@ Predictor = Callable[[PairTable, Indices, Indices, np.random.Generator], PairPre
 
 
 def gaussian_process(table: PairTable, train: Indices, test: Indices, rng: np.random.Generator) -> PairPrediction:
-    """Ours: the log of the sum as a smooth part plus a shared effect, each pair counted by its trust.
+    """Predict by our model: the log of the sum as a smooth part plus a shared effect, weighted by trust.
 
     The noise is symmetric: a sum is above the gate with probability over a half exactly where the prediction is.
     """
@@ -61,7 +61,7 @@ def gaussian_process(table: PairTable, train: Indices, test: Indices, rng: np.ra
 
 
 def progress_by_tenant(table: PairTable, train: Indices, test: Indices) -> Floats:
-    """[test pairs, 2] predicted progress of each tenant if the pair fits, by the smooth part alone."""
+    """Return [test pairs, 2] predicted progress of each tenant if the pair fits, by the smooth part alone."""
     fitting = train[table.fits[train]]
     observed = MeasuredPairs(fitting, table.normalized_sum[fitting], np.ones(len(fitting)))
     predicted = np.zeros((len(test), 2))
@@ -71,7 +71,7 @@ def progress_by_tenant(table: PairTable, train: Indices, test: Indices) -> Float
 
 
 def additive(table: PairTable, train: Indices, test: Indices, _rng: np.random.Generator) -> PairPrediction:
-    """Baseline: a constant and one effect a workload (ridge); cannot rank perfect matchings at all."""
+    """Predict by a baseline: a constant and one effect per workload (ridge); it cannot rank perfect matchings."""
     fitting = train[table.fits[train]]
     rows = np.zeros((len(table.first), len(table.workloads)))
     np.add.at(rows, (np.arange(len(rows)), table.first), 1.0)
@@ -80,7 +80,7 @@ def additive(table: PairTable, train: Indices, test: Indices, _rng: np.random.Ge
 
 
 def linear_on_solo(table: PairTable, train: Indices, test: Indices, _rng: np.random.Generator) -> PairPrediction:
-    """Baseline in the manner of KACE: linear regression on summed solo profiles (here: rate, batch size)."""
+    """Predict by a baseline like KACE: linear regression on summed solo profiles (here: rate, batch size)."""
     fitting = train[table.fits[train]]
     solo = np.stack([table.log2_solo, table.log2_batch], axis=1)
     rows = solo[table.first] + solo[table.second]
@@ -89,13 +89,13 @@ def linear_on_solo(table: PairTable, train: Indices, test: Indices, _rng: np.ran
 
 
 def best_constant(table: PairTable, train: Indices, test: Indices, _rng: np.random.Generator) -> PairPrediction:
-    """Baseline: the median of the training pairs for everyone."""
+    """Predict by a baseline: the median of the training pairs for every pair."""
     value = float(np.median(table.normalized_sum[train])) if len(train) else 1.0
     return PairPrediction(np.full(len(test), value), np.ones(len(test)))
 
 
 def random_draw(table: PairTable, train: Indices, test: Indices, rng: np.random.Generator) -> PairPrediction:
-    """Baseline: another pair's result, drawn at random."""
+    """Predict by a baseline: another pair's result, drawn at random."""
     drawn = rng.choice(table.normalized_sum[train], size=len(test)) if len(train) else np.ones(len(test))
     return PairPrediction(drawn, np.ones(len(test)))
 

@@ -56,18 +56,18 @@ class PairTable:
 
     @property
     def normalized_sum(self) -> Floats:
-        """[pairs] summed progress, 1 is what taking turns would reach; 0 where the pair did not fit."""
+        """Return [pairs] summed progress; taking turns would reach 1, and 0 means that the pair did not fit."""
         total: Floats = self.progress.sum(axis=1)
         return total
 
     @property
     def fits(self) -> NDArray[np.bool_]:
-        """[pairs] whether both ran."""
+        """Return [pairs] whether both ran."""
         return np.asarray((self.progress > 0).all(axis=1), dtype=np.bool_)
 
     @property
     def same_family(self) -> Floats:
-        """[workloads, workloads] 1 where both are of one family, else 0."""
+        """Return [workloads, workloads] 1 where both are of one family, else 0."""
         return np.array([[a == b for b in self.families] for a in self.families], dtype=float)
 
 

@@ -1,4 +1,4 @@
-"""Compare what `gpushare.io/fraction: auto` means by profiles as an agent has them with measured cap curves.
+"""Compare `gpushare.io/fraction: auto` by an agent's profiles with `auto` by measured cap curves.
 
 `python -m gpushare.research.studies.auto_of_profiles DATASET [--max-slowdown M] [--class latency]`
 

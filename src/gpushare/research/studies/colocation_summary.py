@@ -1,4 +1,4 @@
-"""What a colocation dataset measured: summed progress and the worst tenant by number of tenants and caps.
+"""Summarise a colocation dataset: summed progress and the worst tenant by number of tenants and caps.
 
     python -m gpushare.research.studies.colocation_summary DATASET
 

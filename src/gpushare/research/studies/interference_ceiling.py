@@ -1,4 +1,4 @@
-"""What the best chooser of caps could score: the truth itself, had it been measured a second time.
+"""Estimate the best possible score of a choice of caps: that of a second measurement.
 
     python -m gpushare.research.studies.interference_ceiling DATASET [--probed]
 

@@ -1,10 +1,10 @@
-"""Which number of a profile tells who wins between uncapped programs.
+"""Find which figures of a profile predict which of two uncapped programs runs faster.
 
     python -m gpushare.research.studies.interference_strengths DATASET
 
 Fits one strength to each program from the pairs that contend (caps above 100 in sum, progress below 1.35 in sum):
 the logarithm of the two progresses' ratio is the difference of strengths, half of it credited to unequal caps.
-Prints the correlation of strengths with numbers of the solo profile, and what was drawn of the DRAM at most.
+Prints the correlation of strengths with figures of the solo profile, and the highest DRAM bandwidth used.
 """
 
 import sys

@@ -1,10 +1,11 @@
-"""How far the interference model errs on sets with workloads it was not fitted to, under several assignments of
-workloads to folds and with less and less known of each.
+"""Measure the interference model's error on sets with workloads that it was not fitted to.
+
+It is measured under several assignments of workloads to folds, and with more and more of each profile missing.
 
 `python -m gpushare.research.studies.interference_unseen DATASET [SEED ...]`
 
 Without seeds the folds are every fifth workload by name; each seed shuffles the workloads first. Prints one row an
-assignment and thing lacking: mean absolute error and share inside the 90% interval by number of tenants.
+assignment and missing part: mean absolute error and share inside the 90% interval by number of tenants.
 """
 
 import sys

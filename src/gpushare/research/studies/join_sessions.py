@@ -1,8 +1,8 @@
-"""Several collections as one dataset: `python -m gpushare.research.studies.join_sessions OUT NAME=FILE...`.
+"""Join several collections into one dataset: `python -m gpushare.research.studies.join_sessions OUT NAME=FILE...`.
 
 Each run is marked with its session. Solo windows at 100% below 0.9 of the same program's fastest solo window at
-any cap in that session are left out, which a program alone can only be when the host slowed it; a program without
-any other solo window at 100% leaves the session. Prints what was left out.
+any cap in that session are left out: only a slow host explains them. A program without any other solo window at
+100% is dropped from the session. Prints what was left out.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Plots of the interference model on workloads it has not seen: predicted against measured, coverage, caps.
+"""Plot the interference model on workloads it has not seen: predicted against measured, coverage, caps.
 
 python -m gpushare.research.studies.plot_interference \
     src/gpushare/data/h200-colocation.jsonl docs/measurements/interference.png

@@ -1,4 +1,4 @@
-"""How much a signature taken under a cap is worth, on programs that nothing was fitted to.
+"""Measure how useful a signature taken under a cap is, on programs that nothing was fitted to.
 
 `python -m gpushare.research.studies.signatures_under_caps FITTED TABLE`
 

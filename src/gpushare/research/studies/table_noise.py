@@ -1,11 +1,11 @@
-"""How much of a table's errors is the scatter of its own windows, if repeated windows alone tell what it is.
+"""Measure how much of a table's errors is scatter of its windows, as repeated solo windows show it.
 
 `python -m gpushare.research.studies.table_noise TABLE [--seed N]`
 
-Prints, by number of tenants: how far a measured progress lies from its own mean, which nobody can predict; how far
-attribution is off, with the shipped model as its expectation, on the measured counters, on counters that are what
-the law of attribution says but for the scatter of windows alone, and on counters that are exactly so. Then the
-same by program in pairs.
+Prints, by number of tenants: how far a measured progress lies from its own mean, which nothing can predict; and
+the error of attribution, with the shipped model as its expectation, on three kinds of counters: as measured, as
+the law of attribution says plus the scatter of solo windows, and exactly as the law says. Then the same by program
+in pairs.
 """
 
 import argparse
@@ -29,12 +29,12 @@ SIZES = (2, 3, 4)
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """One tenant of a set: what its error may owe to scatter; progress.
+    """One tenant of a set: the part of its error that scatter explains, in progress.
 
     Attributes:
         truth: expected distance of the measured progress from its mean.
-        inferred, scattered, exact: error of attribution on the counters as measured, as the law says but for the
-            scatter of windows alone, as the law says; NaN where it calls the tenant unknown.
+        inferred, scattered, exact: error of attribution on the counters as measured, as the law says plus the
+            scatter of solo windows, and as the law says; NaN where it calls the tenant unknown.
     """
 
     program: str

@@ -1,8 +1,8 @@
-"""What the complete table holds: `python -m gpushare.research.studies.table_summary DATASET`.
+"""Summarise the complete table: `python -m gpushare.research.studies.table_summary DATASET`.
 
 Prints the sets by number of tenants and caps with summed progress and the worst tenant, twice: relative to the
 mean window alone at 100%, and to the fastest window alone at any cap. Then the pairs by their kinds,
-and how far windows of a program alone lie apart.
+and the spread of each program's solo windows.
 """
 
 import statistics

@@ -29,7 +29,7 @@ class NoMpsError(Exception):
 
 
 class CudaError(Exception):
-    """An error that CUDA would return, with CUDA's text."""
+    """Error that CUDA would return, with CUDA's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def connect(path: Path, timeout_seconds: float | None = None) -> socket.socket:
 
 
 def request_server(path: Path, timeout_seconds: float | None = None) -> socket.socket:
-    """One compute connection: credentials, type, and the server's socket comes back.
+    """Make one compute connection: send credentials and type, and return the server's socket.
 
     Raises:
         NoMpsError: the other side closed.
@@ -97,9 +97,9 @@ def request_server(path: Path, timeout_seconds: float | None = None) -> socket.s
 
 
 def introduce(server: socket.socket) -> tuple[int, ...]:
-    """Take the pipes that the server sends and say the first word; the caller closes them after its answer.
+    """Receive the server's pipes and send the first message; the caller closes them after the answer.
 
-    They are there when the socket comes. A twin of an earlier release sends none, and hears no such word.
+    They arrive with the socket. A twin of an earlier release sends none and expects no first message.
 
     Raises:
         CudaError: the server is gone.
@@ -152,7 +152,7 @@ class TwinContext:
         )
 
     def fileno(self) -> int:
-        """The server's socket, to select on."""
+        """Return the server's socket, for select."""
         return self._server.fileno()
 
     def allocate(self, mib: int) -> None:
@@ -170,7 +170,7 @@ class TwinContext:
         self._request({"op": "free", "mib": mib})
 
     def fault(self) -> None:
-        """Access an illegal address."""
+        """Cause an access to an illegal address."""
         with contextlib.suppress(OSError):
             self._server.send(json.dumps({"op": "fault"}).encode())
 
@@ -218,7 +218,7 @@ class TwinContext:
 
 
 def _ask(server: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
-    """Say the first word and what is wanted; return the answer."""
+    """Send the first message and the request; return the answer."""
     pipes = introduce(server)
     try:
         server.send(json.dumps(message).encode())
@@ -245,7 +245,7 @@ def _percentage(text: str | None) -> float | None:
 
 
 def _limit_mib(text: str | None) -> int | None:
-    """Of "0=4G" or "0=8192M", the limit of device 0 in MiB; None when absent or unreadable."""
+    """Return the limit of device 0 in "0=4G" or "0=8192M", MiB; None if missing or unreadable."""
     for item in (text or "").split(","):
         device, _, amount = item.partition("=")
         unit = {"M": 1, "G": 1024}.get(amount[-1:])

@@ -1,10 +1,11 @@
-"""Stands in for the program nvidia-cuda-mps-control, with its arguments, environment, commands and output.
+"""Substitute for the program nvidia-cuda-mps-control, with its arguments, environment, commands and output.
 
     control.py -d [-multiuser-server]    start the twin's daemon in the background
     echo COMMAND | control.py            run commands, one a line
 
-Run by file name with nothing but the standard library's quickest modules, because the gate calls it several times
-in each turn: a start is some 15 ms. Commands beyond the real program's: `twin_fault` injects a server fault.
+It is run by file name and imports only the fastest modules of the standard library, because the gate calls it
+several times in each turn: a start takes about 15 ms. One command is not the real program's: `twin_fault` injects
+a server fault.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""The twin's control daemon: a real process with the sockets, files, commands and failings of the real one.
+"""The twin's control daemon: a real process with the sockets, files, commands and failures of the real one.
 
 Its control path serves one connection at a time and waits up to 10 s for a silent one (docs/facts.md 14). The MPS
 server is a child process that holds nothing: when it dies, or the daemon does, every client loses its connection
@@ -37,7 +37,7 @@ CONTROL_TYPE: Final = bytes.fromhex("04000000")
 END_OF_ANSWER: Final = b"\0"
 SILENCE_SECONDS: Final = 10.0  # docs/facts.md 14
 MAX_PACKET: Final = 65536
-# Commands that change nothing: all that a connection to the unprivileged socket may do (docs/facts.md 2).
+# Commands that change nothing: the only ones allowed on the unprivileged socket (docs/facts.md 2).
 READ_ONLY: Final = frozenset({"get_default_active_thread_percentage", "device_query"})
 DENIED: Final = "Insufficient privileges\n"
 
@@ -125,7 +125,7 @@ class Daemon:
             self._server.stop()
 
     def _start_server(self, uid: int) -> int:
-        # It reads its standard input, which is us: when we die in whatever way, it ends.
+        # Its standard input is a pipe from us: when we die, however that happens, it ends.
         self._child = subprocess.Popen(
             ["nvidia-cuda-mps-server", "-I", "-S", "-c", "import sys; sys.stdin.read()"],
             executable=sys.executable,
@@ -185,10 +185,10 @@ class Daemon:
                 case _:
                     return f'Unknown command "{name}"\n'
         except ValueError:
-            return ""  # the real daemon keeps what was in force, and says nothing
+            return ""  # the real daemon keeps the old value and prints nothing
 
     def _until_the_server_hears(self) -> None:
-        """Wait, as the real daemon does, while the server waits for a client's first word."""
+        """Wait, as the real daemon does, while the server waits for a client's first message."""
         while self._running and self._server_pid() is not None and self._server.is_waiting:
             time.sleep(0.005)
 

@@ -1,4 +1,4 @@
-"""Device memory of each process on a simulated GPU, as NVML tells it of a real one."""
+"""Device memory of each process on a simulated GPU, as NVML reports it for a real one."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from gpushare.twin.mps.state import state_reader
 
 
 class TwinMemory:
-    """From the twin's state file."""
+    """Memory by process, read from the twin's state file."""
 
     def __init__(self, gpu: GpuDirectory) -> None:
         self._reader = state_reader(gpu)

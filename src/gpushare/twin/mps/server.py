@@ -1,9 +1,10 @@
 """The twin's MPS server: clients with the ceilings they connected under, their memory, and their progress.
 
-Each client is sent four pipes and a zero byte and says its credentials; until then the server serves nobody, and
-where a client leaves before, or closes a pipe, it never does again, as the real one (docs/facts.md 37). Then
-clients speak JSON packets on the socket they were given: `attach`, `alloc`, `free`, `fault`; they get `attached`,
-`allocated`, `refused`, a `tick` a second with their progress, and `ended` when the server ends them.
+The server sends each client four pipes and a zero byte, and the client sends its credentials. Until then the
+server serves no client; if the client leaves before, or closes a pipe, the server never serves again, as the real
+one (docs/facts.md 37). Then clients exchange JSON packets on the socket they were given: `attach`, `alloc`,
+`free`, `fault`; they get `attached`, `allocated`, `refused`, a `tick` a second with their progress, and `ended`
+when the server ends them.
 """
 
 import contextlib
@@ -29,12 +30,12 @@ from gpushare.twin.contention import Plant, TwinLoad
 from gpushare.twin.mps.state import OUTSIDE_COMM, TwinClient, TwinState
 
 TICK_SECONDS: Final = 1.0
-LOOK_SECONDS: Final = 0.05  # between two looks at whom the throttle has frozen
-# What a CUDA context takes of a client's limit: 4,096 MiB read as 3,971 free (recipe gpu-cluster.md).
+LOOK_SECONDS: Final = 0.05  # between two looks at which clients the throttle has frozen
+# Memory that a CUDA context takes from a client's limit: 4,096 MiB read as 3,971 free (recipe gpu-cluster.md).
 CONTEXT_MIB: Final = 125
 FAULT_LINGER_SECONDS: Final = 10.0  # a client that does not go away after a fault is ended by then
 OUT_OF_MEMORY: Final = "CUDA_ERROR_OUT_OF_MEMORY: out of memory"
-# Use of the tensor pipes from which on terminate_client is modelled as a fault (docs/facts.md 35).
+# Tensor-pipe use from which terminate_client is modelled as a fault (docs/facts.md 35).
 PRODUCTS: Final = 0.85
 BUSY: Final = "CUDA-capable device(s) is/are busy or unavailable"  # docs/facts.md 9
 ILLEGAL_ACCESS: Final = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered"
@@ -46,7 +47,7 @@ KEPT_PROCESSES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What was in force when a client connected: daemon default, then the server's ceilings (docs/facts.md 11)."""
+    """Limits in force when a client connected: daemon default, then the server's ceilings (docs/facts.md 11)."""
 
     default_percentage: float
     ceiling_percentage: float
@@ -58,7 +59,7 @@ class _Client:
     socket: socket.socket
     grant: Grant
     pid: int = 0
-    sender: int = 0  # who said the first word
+    sender: int = 0  # process that sent the first message
     context: int = 0  # number within its process; 0 is its first connection
     workload: str = ""
     solo: Counters = field(default_factory=Counters)
@@ -81,14 +82,17 @@ def nobody_stops(pid: int) -> bool:  # noqa: ARG001 - stands in for StoppedTenan
 
 
 def visible_sms(sm_count: int, percentage: float) -> int:
-    """SMs that a client sees: pairs, rounded down, at least 8 (facts.md 7, 11; 132: 20% is 26, 10% 12, 5% 8)."""
+    """Return the SMs that a client sees under a cap: pairs, rounded down, at least 8.
+
+    Measured with 132 SMs: 20% is 26, 10% is 12, 5% is 8 (facts.md 7, 11).
+    """
     return max(8, int(sm_count * percentage / 100) // 2 * 2)
 
 
 class TwinServer:
     """Clients of one simulated GPU; thread-safe, its own thread runs `run`.
 
-    A client whose pod is frozen makes no progress, and the others run as the model has it without that client.
+    A client whose pod is frozen makes no progress, and the others run as the model predicts without it.
     What was queued on the GPU before (docs/facts.md 25) is not simulated: it evens out over a cycle.
 
     Args:
@@ -120,18 +124,18 @@ class TwinServer:
         self.default_memory_mib = gpu.memory_mib
         self.default_priority = 0
         self._closed = self._waits_in_vain = False
-        self._numbers: dict[int, int] = {}  # the next of each process that has spoken
+        self._numbers: dict[int, int] = {}  # next context number of each process that has attached
         self._outside: tuple[int, ...] = ()
 
     def start(self, pid: int) -> None:
-        """A server process is there: it takes clients, with no ceilings of its own yet."""
+        """Start the server: it accepts clients, without ceilings at first."""
         with self._lock:
             self.pid, self.state = pid, "ACTIVE"
             self.thread_ceiling = self.memory_ceiling_mib = None
             self._waits_in_vain = False
 
     def stop(self) -> None:
-        """The server process is gone, and every client with it."""
+        """Stop the server, which ends every client."""
         with self._lock:
             self.pid, self.state, self._waits_in_vain = None, "", False
             for client in list(self._clients):
@@ -146,16 +150,16 @@ class TwinServer:
         self.stop()
 
     def ceilings(self) -> tuple[float, int]:
-        """Thread percentage and memory in MiB that bind the next client."""
+        """Return the thread percentage and the memory in MiB that apply to the next client."""
         return self.thread_ceiling or 100.0, self.memory_ceiling_mib or self.default_memory_mib
 
     def client_pids(self) -> tuple[int, ...]:
-        """Pids of the attached clients."""
+        """Return the pids of the attached clients."""
         with self._lock:
             return tuple(dict.fromkeys(client.pid for client in self._clients if client.pid))
 
     def ps(self) -> str:
-        """The table that `ps` prints."""
+        """Return the table that `ps` prints."""
         lines = ["PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        "]
         with self._lock:
             of_process = {client.pid: client for client in reversed(self._clients) if client.pid}
@@ -167,19 +171,19 @@ class TwinServer:
         return "\n".join(lines) + "\n"
 
     def device_query(self) -> str:
-        """The table that `device_query` prints."""
+        """Return the table that `device_query` prints."""
         header = "Device Ordinal  PCI IDs        UUID                                      Name         Attributes"
         table = f"{header}\n0               0000:00.06.00  {self.gpu.uuid}  {self.gpu.model}  N/A\n"
         return f"Default\n{table}" + (f"\nServer {self.pid}\n{table}" if self.pid else "")
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it waits for a client's first word, in vain perhaps, and serves nobody meanwhile."""
+        """Return whether it waits for a client's first message, perhaps for ever, and serves nobody meanwhile."""
         with self._lock:
             return self._waits_in_vain or any(not client.has_spoken for client in self._clients)
 
     def admit(self, connection: socket.socket, grant: Grant) -> None:
-        """A process got its socket; it becomes a client when it attaches."""
+        """Take the socket of a process, which becomes a client when it attaches."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         connection.setblocking(False)
         with self._lock:
@@ -207,7 +211,7 @@ class TwinServer:
             return bool(found)
 
     def fault(self) -> None:
-        """An illegal access: every client of the server ends at once (docs/facts.md 4)."""
+        """End every client of the server, as an illegal access does (docs/facts.md 4)."""
         with self._lock:
             if self.pid is None:
                 return
@@ -225,7 +229,7 @@ class TwinServer:
                 self._faulted.append((now, client.socket))
 
     def _log_fault(self) -> None:
-        """The real server's words: it names a client, whoever it was, then lists all that the error reached."""
+        """Log as the real server does: it names some client, then lists all that the error reached."""
         pids = self.client_pids()
         if pids:
             self._log(f"Client {{PID: {pids[0]}, Context: 1}} encountered a fatal GPU error.")
@@ -275,7 +279,7 @@ class TwinServer:
             self._update()
 
     def _hear(self, client: _Client) -> None:
-        """Take a client's first word: any will do for credentials, which the kernel adds."""
+        """Take a client's first message: any will do, since the kernel adds the credentials."""
         try:
             word, ancillary, _, _ = client.socket.recvmsg(MAX_PACKET, socket.CMSG_SPACE(12))
         except BlockingIOError:
@@ -356,7 +360,7 @@ class TwinServer:
             self._update()
 
     def _log_exit(self, client: _Client) -> None:
-        if not client.context:  # the process itself, or nobody: a process's last connection tells of it
+        if not client.context:  # a process's last connection speaks for it
             return
         left = sum(each.sender == client.sender and bool(each.context) for each in self._clients)
         self._log(
@@ -367,7 +371,7 @@ class TwinServer:
             self._log(f"Client process {client.sender} disconnected")
 
     def _settle_fault(self) -> None:
-        """Back to ACTIVE once the faulted clients' ends are closed (docs/facts.md 4)."""
+        """Return to ACTIVE once the faulted clients' connections are closed (docs/facts.md 4)."""
         if self.state != "FAULT":
             return
         remaining = []
@@ -427,7 +431,7 @@ class TwinServer:
                 _tell(client.socket, {"event": "tick", "progress": progress, "iterations_per_s": rate})
 
     def _processes_outside(self) -> tuple[int, ...]:
-        """Processes that use this GPU without MPS: a driver knows; here they carry a name and the GPU's UUID."""
+        """Return the processes that use this GPU without MPS, found by their name and the GPU's UUID."""
         found = []
         for entry in PROC.iterdir():
             with contextlib.suppress(OSError):
@@ -478,7 +482,7 @@ class TwinServer:
 
 
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> int:
-    """The pid that the kernel says sent a packet."""
+    """Return the pid of a packet's sender, as reported by the kernel."""
     return next((struct.unpack("3i", d)[0] for _, t, d in ancillary if t == socket.SCM_CREDENTIALS), 0)
 
 
@@ -500,7 +504,7 @@ def _send_pipes(connection: socket.socket) -> tuple[int, ...]:
 
 
 def _is_broken(pipes: tuple[int, ...]) -> bool:
-    """Whether nobody holds the other end of one of these pipes."""
+    """Return whether the other end of one of these pipes is closed."""
     poll = select.poll()
     for each in pipes:
         poll.register(each, 0)

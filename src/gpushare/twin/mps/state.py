@@ -1,4 +1,4 @@
-"""What the twin of one GPU shows to the simulated Devices: counters, processes and memory, in one file."""
+"""State file by which the twin of one GPU reports counters, processes and memory to the simulated Devices."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from typing import Any, Final
 from gpushare.core.gpu import Counters
 from gpushare.mps.layout import GpuDirectory, LastGood
 
-# A process that uses the twin's GPU without MPS carries this name, as the driver would know it (see the tenant).
+# A process that uses the twin's GPU without MPS takes this name, by which the twin finds it (see the tenant).
 OUTSIDE_COMM: Final = "gpu-no-mps"
 
 
 @dataclass(frozen=True, slots=True)
 class TwinClient:
-    """A process on the simulated GPU; `is_mps_client` False for one that runs outside MPS.
+    """A process on the simulated GPU; `is_mps_client` is False for one outside MPS.
 
     Attributes:
         progress: relative to alone uncapped, ratio; iterations_per_s: the rate that follows.
@@ -68,7 +68,7 @@ class TwinState:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The file's object."""
+        """Return the file's JSON object."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -90,10 +90,10 @@ class TwinState:
 
 
 def state_path(gpu: GpuDirectory) -> Path:
-    """Where a GPU's twin writes its state."""
+    """Return the file to which a GPU's twin writes its state."""
     return gpu.twin_state
 
 
 def state_reader(gpu: GpuDirectory) -> LastGood[TwinState | None]:
-    """Reader of a GPU's twin; None until its daemon wrote once."""
+    """Return the reader of a GPU's twin; its value is None until the daemon has written once."""
     return LastGood[TwinState | None](state_path(gpu), TwinState.from_json, None)

@@ -1,4 +1,4 @@
-"""Which of the twin's clients stand still: those whose pod's cgroup the MPS host's throttle has frozen."""
+"""Find the twin's clients that are stopped: those whose pod's cgroup the MPS host's throttle has frozen."""
 
 import contextlib
 import math
@@ -15,7 +15,7 @@ SEARCH_SECONDS: Final = 5.0  # between two searches for a missing cgroup: one wa
 
 
 class StoppedTenants:
-    """Finds each process's pod once, and reads its freezer at every question.
+    """Freezer state of the tenants: it finds each process's pod once, and reads its freezer at every call.
 
     Args:
         pod_of: the uid of a process's pod; None where it is in none.

@@ -1,4 +1,4 @@
-"""A tenant for machines without a GPU: does what a CUDA program does up to the silicon, and logs its rate.
+"""Tenant for machines without a GPU: it does what a CUDA program does short of computing, and logs its rate.
 
     python -m gpushare.twin.mps.tenant --workload resnet50-train [--memory-mib N] [--processes 2]
                                        [--silent | --control-command | --fault-after SECONDS]
@@ -32,12 +32,12 @@ from gpushare.twin.mps.state import OUTSIDE_COMM
 from gpushare.twin.table import workload_named
 
 _PR_SET_NAME: Final = 15
-# A client that no tick reaches: the daemon is busy or stopped; say so rather than print an old rate.
+# Without a tick for this long the daemon is busy or stopped; say so rather than print an old rate.
 _TICK_TIMEOUT_SECONDS: Final = 5.0
 
 
 def say(text: str) -> None:
-    """One line of the log, at once."""
+    """Print one line of the log without buffering."""
     sys.stdout.write(f"pid={os.getpid()} {text}\n")
     sys.stdout.flush()
 
@@ -87,7 +87,7 @@ def run(workload: SimulatedWorkload, memory_mib: int, fault_after_seconds: float
 
 def run_without_mps(workload: SimulatedWorkload, why: str) -> int:
     """Go on silently uncapped, as CUDA does without a daemon (docs/facts.md 6), but let the log say so."""
-    # The driver knows who uses a GPU; the twin knows by this name (gpushare.twin.mps.state).
+    # A driver knows which processes use a GPU; the twin knows them by this name (gpushare.twin.mps.state).
     ctypes.CDLL(None).prctl(_PR_SET_NAME, OUTSIDE_COMM.encode(), 0, 0, 0)
     while True:
         say(

@@ -53,7 +53,7 @@ extern "C" __global__ void spin(float* out, int rounds) {
 
 
 def _kernel(name: str, blocks: int, threads: int, arguments: Callable[[], tuple[Any, ...]]) -> Step:
-    """A launcher on PyTorch's current stream."""
+    """Return a launcher on PyTorch's current stream."""
     import cupy  # noqa: PLC0415 -- only the CUDA machine has it
 
     kernel = cupy.RawKernel(_SOURCE, name)
@@ -68,32 +68,35 @@ def _kernel(name: str, blocks: int, threads: int, arguments: Callable[[], tuple[
 
 
 def nbody(stage: Stage) -> Step:
-    """All pairs of 65,536 bodies: fp32 arithmetic out of shared memory."""
+    """Return all pairs of 65,536 bodies: fp32 arithmetic out of shared memory."""
     n = stage.size(65536, 256)
     bodies = torch.rand(n, 4, device=stage.device)
     return _kernel("nbody", n // 256, 256, lambda: (bodies, torch.empty_like(bodies), _int32(n)))
 
 
 def pi_fp64(stage: Stage) -> Step:
-    """A Monte Carlo integral on the plain fp64 pipe."""
+    """Return a Monte Carlo integral on the plain fp64 pipe."""
     out = torch.zeros(132 * 8 * 256, device=stage.device, dtype=torch.float64)
     return _kernel("pi_fp64", 132 * 8, 256, lambda: (out, _int32(10_000)))
 
 
 def hashes(stage: Stage) -> Step:
-    """A million mixes of 32-bit integers at full occupancy."""
+    """Return a million mixes of 32-bit integers at full occupancy."""
     data = torch.arange(2**20, device=stage.device, dtype=torch.int32)
     return _kernel("hashes", 2**20 // 256, 256, lambda: (data, _int32(1000)))
 
 
 def chase(stage: Stage) -> Step:
-    """Forty small blocks on a long chain of dependent operations: leaves most of the GPU idle, feels no cap."""
+    """Return 40 small blocks with a long chain of dependent operations.
+
+    They leave most of the GPU idle, and a cap does not slow them.
+    """
     data = torch.rand(40 * 128, device=stage.device)
     return _kernel("chase", 40, 128, lambda: (data, _int32(20_000)))
 
 
 def spin(blocks: int, threads: int, rounds: int, launches: int) -> Callable[[Stage], Step]:
-    """Chains of fp32 multiply-adds on registers alone: kernels of any width and length."""
+    """Return chains of fp32 multiply-adds on registers alone: kernels of any width and length."""
 
     def build(stage: Stage) -> Step:
         out = torch.zeros(blocks * threads, device=stage.device)

@@ -75,7 +75,7 @@ class _Decoder(nn.Module):
         self.register_buffer("cache", torch.randn(depth, 2, batch, heads, cached, width // heads, device=device))
 
     def forward(self, x: Any) -> Any:
-        """Hidden state (batch, 1, width) to the next one."""
+        """Map a hidden state (batch, 1, width) to the next one."""
         batch, _, width = x.shape
         for (qkv, out, up, down), (keys, values) in zip(self.layers, self.cache, strict=True):
             q = qkv(x)[..., :width].view(batch, 1, self.heads, -1).transpose(1, 2)

@@ -32,12 +32,12 @@ class Residual(nn.Module):
         self.skip = nn.Identity() if stride == 1 and channels == out else _norm_conv(channels, out, 1, stride)
 
     def forward(self, x: Any) -> Any:
-        """Body plus skip."""
+        """Add the skip connection to the body."""
         return functional.relu(self.body(x) + self.skip(x))
 
 
 def resnet(depths: tuple[int, ...], *, bottleneck: bool, cifar: bool = False, classes: int = 1000) -> Any:
-    """ResNet (He et al. 2016): 18 is (2, 2, 2, 2) basic, 50 is (3, 4, 6, 3) bottleneck."""
+    """Return a ResNet (He et al. 2016): 18 is (2, 2, 2, 2) basic, 50 is (3, 4, 6, 3) bottleneck."""
     stem = [_norm_conv(3, 64, 3)] if cifar else [_norm_conv(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
     layers: list[Any] = [*stem, nn.ReLU()]
     channels = 64
@@ -50,22 +50,22 @@ def resnet(depths: tuple[int, ...], *, bottleneck: bool, cifar: bool = False, cl
 
 
 def resnet18() -> Any:
-    """For ImageNet's classes."""
+    """Return ResNet-18 for ImageNet's classes."""
     return resnet((2, 2, 2, 2), bottleneck=False)
 
 
 def resnet18_cifar() -> Any:
-    """For CIFAR's small pictures."""
+    """Return ResNet-18 for CIFAR's small pictures."""
     return resnet((2, 2, 2, 2), bottleneck=False, cifar=True, classes=10)
 
 
 def resnet50() -> Any:
-    """For ImageNet's classes."""
+    """Return ResNet-50 for ImageNet's classes."""
     return resnet((3, 4, 6, 3), bottleneck=True)
 
 
 def mobilenet(classes: int = 1000) -> Any:
-    """Depthwise separable convolutions in the shape of MobileNet v1 (Howard et al. 2017)."""
+    """Return depthwise separable convolutions in the shape of MobileNet v1 (Howard et al. 2017)."""
     layers: list[Any] = [_norm_conv(3, 32, 3, 2), nn.ReLU()]
     channels = 32
     for out, stride in ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2)):
@@ -80,7 +80,7 @@ def mobilenet(classes: int = 1000) -> Any:
 
 
 def vgg(classes: int = 1000) -> Any:
-    """Plain 3x3 convolutions in the shape of VGG-16 (Simonyan and Zisserman 2015) with one linear layer."""
+    """Return plain 3x3 convolutions in the shape of VGG-16 (Simonyan and Zisserman 2015) with one linear layer."""
     layers: list[Any] = []
     channels = 3
     for out, depth in ((64, 2), (128, 2), (256, 3), (512, 3)):
@@ -92,7 +92,7 @@ def vgg(classes: int = 1000) -> Any:
 
 
 def generator(width: int) -> Any:
-    """Noise (batch, 128, 1, 1) to pictures of 64 x 64, in the shape of DCGAN's generator (Radford et al. 2016)."""
+    """Return a generator of noise (batch, 128, 1, 1) to pictures of 64 x 64, as DCGAN's (Radford et al. 2016)."""
     layers: list[Any] = [nn.ConvTranspose2d(128, 8 * width, 4), nn.BatchNorm2d(8 * width), nn.ReLU()]
     for factor in (4, 2, 1):
         layers += [
@@ -127,7 +127,7 @@ class Transformer(nn.Module):
         self.causal = causal
 
     def forward(self, tokens: Any) -> Any:
-        """Tokens (batch, length) to logits (batch, length, vocabulary); float input skips the embedding."""
+        """Map tokens (batch, length) to logits (batch, length, vocabulary); float input skips the embedding."""
         x = tokens if tokens.is_floating_point() else self.embed(tokens)
         batch, length, width = x.shape
         for layer in self.layers:
@@ -151,7 +151,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Any) -> Any:
-        """Tokens (batch, length) to logits (batch, vocabulary)."""
+        """Map tokens (batch, length) to logits (batch, vocabulary)."""
         return self.head(self.core(self.embed(tokens))[0][:, -1])
 
 
@@ -167,7 +167,7 @@ class Recommender(nn.Module):
         )
 
     def forward(self, dense: Any, indices: Any) -> Any:
-        """Dense features (batch, 13) and indices (tables, batch, bag) to a click logit (batch, 1)."""
+        """Map dense features (batch, 13) and indices (tables, batch, bag) to a click logit (batch, 1)."""
         looked_up = [table(index) for table, index in zip(self.tables, indices, strict=True)]
         return self.top(torch.cat([self.bottom(dense), *looked_up], 1))
 
@@ -199,7 +199,7 @@ class UNet(nn.Module):
         self.out = nn.Conv2d(width, 4, 1)
 
     def forward(self, x: Any) -> Any:
-        """Noisy latents (batch, 4, height, width) to predicted noise of the same shape."""
+        """Map noisy latents (batch, 4, height, width) to predicted noise of the same shape."""
         a = self.down1(x)
         b = self.down2(a)
         c = self.middle(b)

@@ -15,7 +15,7 @@ from gpushare.research.calibration.workload import Stage, Step, Workload
 def _loop(
     stage: Stage, model: Any, loss: Callable[[Any], Any], *, precision: str = "fp32", optimiser: Any = None
 ) -> Step:
-    """One optimiser step a call; bf16 and fp16 by autocast, tf32 by the matrix units' mode."""
+    """Return one optimiser step per call; bf16 and fp16 by autocast, tf32 by the matrix units' mode."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     model.to(stage.device).train()
     update = (optimiser or torch.optim.AdamW)(model.parameters(), lr=1e-4)
