@@ -5,5 +5,5 @@ The admission server of `gpushare_operator.admission` is a program of its own: i
 
 import sys
 
-if __name__ in sys.argv:  # `kopf run -m gpushare_operator`: a chart that is older than its image
+if __name__ in sys.argv:  # `kopf run -m gpushare_operator`, by a chart older than its image
     from gpushare_operator import handlers  # noqa: F401

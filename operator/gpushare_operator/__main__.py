@@ -10,7 +10,7 @@ import gpushare.kube  # noqa: F401 - first: it takes the transport alone, as lon
 
 
 def _load_kopf() -> None:
-    """Import Kopf while `kubernetes.client` seems not to be installed, which Kopf allows for."""
+    """Import Kopf while `kubernetes.client` looks uninstalled, a case that Kopf supports."""
     client = "kubernetes.client"
     if client in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""Notice a GpuShare definition of an older release: the API server drops what it does not know, without a word."""
+"""Notice a GpuShare CRD of an older release: the API server silently drops the fields that it does not know."""
 
 import logging
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ _log = logging.getLogger(__name__)
 
 
 class DroppedFields:
-    """The fields of GpuShares' status that the API server did not keep; each is told of once."""
+    """Status fields that the API server dropped; each is reported once."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()
@@ -26,7 +26,7 @@ class DroppedFields:
 
 
 def _missing(path: str, sent: Any, answered: Any) -> Iterator[str]:
-    """Return the paths of what was sent and is not in the answer; elements of lists share one path."""
+    """Yield the paths of fields that were sent but are not in the answer; elements of lists share one path."""
     if isinstance(sent, dict):
         kept = answered if isinstance(answered, dict) else {}
         for name, value in sent.items():

@@ -1,9 +1,9 @@
-"""Kopf's handlers: what Kopf watches, and where its events go.
+"""Kopf's handlers: the watches, and where their events go.
 
 Kopf watches GpuShares and managed pods, and runs start, login, stop and liveness. All handlers are `on.event`: the
-operator only observes objects that others own, so it must not delay a deletion (finalizers) nor write on an object
-(Kopf's annotations). They are coroutines, because Kopf runs plain functions in threads, and the ClusterView
-belongs to the event loop. Why no indexes, timers and `on.delete`: ADR 0102.
+operator only observes objects that others own, so it must neither delay a deletion (finalizers) nor write to an
+object (Kopf's annotations). They are coroutines, because Kopf runs plain functions in threads, and the ClusterView
+belongs to the event loop. ADR 0102 says why there are no indexes, timers and `on.delete`.
 """
 
 import logging
@@ -22,7 +22,7 @@ from gpushare_operator.session import log_in
 async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
     """Configure Kopf: quiet, without peering, and with the labels of managed pods as a server-side filter."""
     settings.posting.enabled = False  # the operator writes its own events; Kopf would write one for every log line
-    settings.peering.standalone = True  # one replica, strategy Recreate; two at a time would do no harm either
+    settings.peering.standalone = True  # one replica, strategy Recreate; two at a time would be harmless too
     settings.watching.initial_streaming = False  # start with a list, which `session` notices
     settings.watching.label_selectors["", "v1", "pods"] = names.MANAGED_SELECTOR
     for chatty in ("kopf.objects", "kopf.activities.probe", "aiohttp.access"):  # a line for each event and probe
@@ -38,7 +38,7 @@ async def start(memo: kopf.Memo, **_: Any) -> None:
         raise kopf.PermanentError(f"an environment variable makes no sense: {error}") from error
     try:
         await operator.start()
-    except (ApiError, OSError) as error:  # no API server, or the metrics port is still taken
+    except (ApiError, OSError) as error:  # no API server, or the metrics port is still in use
         raise kopf.TemporaryError(f"cannot start yet: {error}", delay=5) from error
     memo.operator = operator
 

@@ -1,4 +1,4 @@
-"""Brings the API's pods and GpuShares into the ClusterView; the newest state of each object wins."""
+"""Put the API's pods and GpuShares into the ClusterView; the newest state of each object wins."""
 
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -16,8 +16,8 @@ class Intake:
     """Accepts events, lists and the answers to our own writes, in any order.
 
     Kopf handles each object (by uid) in a task of its own, lists overlap with watches, and answers to writes come
-    independently of both, so the last state to arrive need not be the newest. The resourceVersion tells. It is
-    remembered for deleted objects too, so that a late event does not bring one back.
+    independently of both, so the last state to arrive need not be the newest. The resourceVersion decides. It
+    is remembered for deleted objects too, so that a late event does not bring one back.
 
     Attributes:
         bad_objects: objects that could not be understood, by kind.
@@ -63,7 +63,7 @@ class Intake:
         return {uid for uid, pod in self._world.pods.items() if namespace in {None, pod.namespace}}
 
     def forget_shares(self, uids: set[str], version: int) -> int:
-        """Forget those of these GpuShares that are still known, as deleted at `version`; return their number."""
+        """Forget these GpuShares as deleted at `version`; return how many were still known."""
         gone = [key for key, share in self._world.shares.items() if share.uid in uids]
         for key in gone:
             self._is_news(key, version)
@@ -71,7 +71,7 @@ class Intake:
         return len(gone)
 
     def forget_pods(self, uids: set[str], version: int) -> int:
-        """Forget those of these pods that are still known, as deleted at `version`; return how many those were."""
+        """Forget these pods as deleted at `version`; return how many were still known."""
         gone = uids & self._world.pods.keys()
         for uid in gone:
             self._is_news(uid, version)
@@ -79,7 +79,7 @@ class Intake:
         return len(gone)
 
     def _is_news(self, key: Hashable, version: int) -> bool:
-        """Return whether nothing newer is known of `key`; remember the version if so."""
+        """Return whether no newer version of `key` is known; if so, remember this one."""
         if version < self._versions.get(key, 0):
             return False
         self._versions[key] = version

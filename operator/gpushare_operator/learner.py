@@ -1,7 +1,7 @@
-"""Learns from the agents' windows what workloads do beside each other; core computes, the ClusterView keeps it.
+"""Learn from the agents' windows how workloads affect each other; core computes, the ClusterView keeps the result.
 
-A window is what an agent reports of a GPU whose tenants and caps have not changed since its last report. A GPU
-teaches at most once a minute: windows of one set in a row say nearly the same.
+A window is an agent's report on a GPU whose tenants and caps have not changed since the last report. At most one
+window a minute is used for each GPU: consecutive windows of one set say nearly the same.
 """
 
 import asyncio
@@ -25,9 +25,9 @@ _log = logging.getLogger(__name__)
 
 STEP_SECONDS: Final = 5.0
 PAUSE_SECONDS: Final = 60.0
-# An agent's figures are of windows before its report; a set that has been the same for so long was so in them.
+# An agent's figures are of windows before its report; a set unchanged for this long was the same in those windows.
 SETTLED_SECONDS: Final = 20.0
-_FORGOTTEN_SECONDS: Final = 3600.0  # a GPU that was not shared for so long
+_FORGOTTEN_SECONDS: Final = 3600.0  # since a GPU was last shared
 _AT_ONCE: Final = 50  # sets in a step: 1 ms each
 _ERRORS_IN_INTERVAL: Final = 2 * 1.645
 
@@ -36,7 +36,7 @@ CappedProfiles = Sequence[tuple[Profile, int]]
 
 @dataclass(slots=True)
 class _Gpu:
-    """What is known of one GPU: its set, since when, and when it last taught something."""
+    """State of one GPU: its set, since when it has it, and when a window of it was last used."""
 
     reported: ReportedSet
     since: float
@@ -45,7 +45,7 @@ class _Gpu:
 
 
 class Learner:
-    """Takes reports at once, and learns from them in steps.
+    """Learner of effects: it accepts reports at once, and learns from them in steps.
 
     Args:
         clock: monotonic seconds.
@@ -67,7 +67,7 @@ class Learner:
             await asyncio.sleep(STEP_SECONDS)
 
     def node_changed(self, node: str, sets: Iterable[ReportedSet]) -> None:
-        """Record the undisturbed sets that a node's agent reports now; only pods of that node count."""
+        """Record the undisturbed sets of a node agent's report; only pods of that node count."""
         now = self._clock()
         for reported in sets:
             pods = (self._world.pods.get(tenant.pod_uid) for tenant in reported.tenants)

@@ -11,14 +11,14 @@ from gpushare.core.api import Phase, TroubleKind
 
 
 class WorkKind(StrEnum):
-    """What is reconciled."""
+    """Kind of object to reconcile."""
 
     POD = "pod"
     SHARE = "share"
 
 
 class WorkResult(StrEnum):
-    """How one reconciliation ended."""
+    """Result of one reconciliation."""
 
     DONE = "done"
     SKIPPED = "skipped"
@@ -27,7 +27,7 @@ class WorkResult(StrEnum):
 
 
 class EvictionRefusal(StrEnum):
-    """Why the API server did not evict a pod."""
+    """Reason for which the API server did not evict a pod."""
 
     BUDGET = "DisruptionBudget"
     FAILED = "EvictionFailed"
@@ -100,7 +100,7 @@ class OperatorMetrics:
         self.shares = Gauge(
             "gpushare_operator_gpushares", "GpuShares known, by phase.", ["phase"], registry=self.registry
         )
-        # From 0, or the first of each would be no increase.
+        # Create each series at 0, so that its first count is an increase to Prometheus.
         for kind, result in product(WorkKind, WorkResult):
             self.reconciliations.labels(kind.value, result.value)
         for reason in EvictionRefusal:

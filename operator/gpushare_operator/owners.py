@@ -1,4 +1,4 @@
-"""Finds a pod's owners through the API, up through ReplicaSets and Jobs; answers are cached."""
+"""Find a pod's owners through the API, up through ReplicaSets and Jobs; answers are cached."""
 
 import logging
 from collections.abc import Mapping
@@ -19,11 +19,11 @@ _KINDS: Final = {
 
 
 class OwnerGoneError(Exception):
-    """The pod's owner no longer exists; the pod is about to be collected with it."""
+    """The pod's owner no longer exists, so the pod is about to be garbage-collected."""
 
 
 class Owners:
-    """Looks up the controllers above ReplicaSets and Jobs."""
+    """Lookup of the controllers of ReplicaSets and Jobs."""
 
     def __init__(self, api: Api, most_remembered: int = _MOST_REMEMBERED) -> None:
         self._api = api
@@ -31,10 +31,11 @@ class Owners:
         self._forbidden: set[str] = set()
 
     async def chain(self, namespace: str, pod: Mapping[str, Any]) -> tuple[OwnerReference, ...]:
-        """Return the pod's owners, its controller first, the one that a user created last; a bare pod owns itself.
+        """Return the pod's owners, from its controller to the object that a user created; a bare pod owns itself.
 
         Raises:
-            OwnerGoneError: an owner does not exist any more. ApiError: it could not be asked for now.
+            OwnerGoneError: an owner no longer exists.
+            ApiError: the API server cannot be asked now.
         """
         owner = admission.controller_of(pod)
         if owner is None:

@@ -1,4 +1,4 @@
-"""Which pods of a GpuShare are on probation, and which cannot be profiled where they are."""
+"""Find a GpuShare's pods that are on probation, and those that cannot be profiled where they are."""
 
 from gpushare.core.admission import Needs, ShareKey, resolve
 from gpushare.core.api import JobClass
@@ -11,7 +11,7 @@ from gpushare_operator.world import ClusterView
 def profiling_of(
     world: ClusterView, key: ShareKey, settings: OperatorSettings, now: float
 ) -> tuple[ProfilingView, float | None]:
-    """Return how it stands with the profile of a GpuShare's workload, and the first end of a probation.
+    """Return the state of a GpuShare's profiling, and when its first probation ends (None: no probation).
 
     Args:
         now: Unix time, as is the end.
@@ -22,7 +22,7 @@ def profiling_of(
     ends: list[float] = []
     for pod in world.pods_of(key):
         unprofiled = unprofiled_of(pod, share)
-        if unprofiled is None:  # the workload has its profile, or wants none
+        if unprofiled is None:  # the workload has its profile, or is not to be profiled
             break
         if pod.finished or pod.decision is None:
             continue

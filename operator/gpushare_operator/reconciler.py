@@ -1,4 +1,4 @@
-"""The reconciler: gives each pod a GpuShare, keeps each GpuShare's status. Core decides; this reads and writes."""
+"""Reconciler: give each pod a GpuShare, keep each GpuShare's status. Core decides; this reads and writes."""
 
 import asyncio
 import logging
@@ -37,11 +37,11 @@ from gpushare_operator.world import ClusterView, Key, PodKey
 
 _log = logging.getLogger(__name__)
 CONTROLLER: Final = "gpushare.io/operator"
-# An agent writes its GpuNode as often; changed figures alone do not justify more writes.
+# An agent writes its GpuNode at this interval; changed figures alone do not justify more writes.
 FIGURES_SECONDS: Final = 10.0
 # Limit for such writes over all GpuShares, so that a large cluster's API server hardly notices them.
 FIGURE_WRITES_PER_SECOND: Final = 20.0
-# Pods arrive by the dozen; one write covers twelve changes.
+# Pods arrive by the dozen; after this wait one write covers all changes.
 _SETTLE_SECONDS: Final = 0.1
 _BACKOFF_LOOK_SECONDS: Final = 60.0
 _AT_ONCE: Final = 16
@@ -58,12 +58,12 @@ class _Written:
 
 
 class ShareReconciler:
-    """Does the ClusterView's work; `run` is its loop.
+    """Worker on the keys that the ClusterView has queued; `run` is its loop.
 
     Attributes:
         world: the known objects.
-        intake: brings pods and GpuShares into it.
-        beat: when there was last room for more work, by `clock`; the liveness probe reads it.
+        intake: puts pods and GpuShares into it.
+        beat: last time, by `clock`, at which there was room for more work; the liveness probe reads it.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ShareReconciler:
             self.beat = now
         keys = self._queue.take(now, room)
         for key in keys:
-            if key in self._in_work:  # touched meanwhile: do it once more after this time
+            if key in self._in_work:  # touched meanwhile: do it once more when this is done
                 self._queue.add(key, now + _SETTLE_SECONDS)
                 continue
             self._in_work[key] = asyncio.create_task(self._work(key))
@@ -196,7 +196,7 @@ class ShareReconciler:
         self.intake.share(made)
 
     async def _add_owners(self, share: GpuShare, chain: tuple[OwnerReference, ...]) -> None:
-        """Add a pod's new owners, such as a roll-out's ReplicaSet, so that all components find the GpuShare."""
+        """Add a pod's new owners, such as a rollout's ReplicaSet, so that all components find the GpuShare."""
         missing = admission.missing_owners(share, chain)
         references = admission.references((*missing, *reversed(share.owners)))
         body = {"metadata": {"uid": share.uid, "ownerReferences": references}}
@@ -241,11 +241,11 @@ class ShareReconciler:
             standing=replace(standing, neighbours_ended=ended),
             profiling=profiling,
         )
-        if ends is not None:  # no event tells
+        if ends is not None:  # no event announces it
             self._queue.add(key, self._clock() + max(_SETTLE_SECONDS, ends - moment.timestamp()))
-        if status.phase is Phase.RETRACTED:  # it ends with the back-off, which no event tells
+        if status.phase is Phase.RETRACTED:  # it ends with the back-off, which no event announces
             self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
-        if status.neighbours_ended:  # they are forgotten after a day, which no event tells
+        if status.neighbours_ended:  # they expire after a day, which no event announces
             self._queue.add(key, self._clock() + _BACKOFF_LOOK_SECONDS)
         if status == share.status:
             return

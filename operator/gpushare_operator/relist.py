@@ -1,9 +1,9 @@
-"""Notice what was deleted while Kopf had no watch open.
+"""Notice deletions that happened while Kopf had no watch open.
 
 When a watch cannot be continued (410 Gone: the API server restarted, or its history was compacted), Kopf lists
 again and watches from there. It reports the objects in the list, but not the ones missing from it (ADR 0102). So
-each time that Kopf lists, we list too, after it, and forget known objects that are missing. Kopf's watch reports
-whatever is deleted after its list.
+each time after Kopf lists, we list too, and forget known objects that are missing. Kopf's watch reports all
+deletions after its list.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class WatchedResource:
     Attributes:
         take: records an object of a list.
         known: returns the uids known in a namespace (None: in all).
-        forget: forgets the still known ones of these uids, as deleted at that resourceVersion; returns how many.
+        forget: forgets these uids as deleted at that resourceVersion; returns how many were still known.
     """
 
     resource: Resource
@@ -38,7 +38,7 @@ class WatchedResource:
 
 
 class Relist:
-    """Lists one resource type of one namespace (None: of all) whenever Kopf has.
+    """Lists of one resource type of one namespace (None: of all), each taken after Kopf's own.
 
     Attributes:
         path: of the list in the API.
@@ -80,7 +80,7 @@ class Relist:
         """List, record every object, and forget known objects that are missing from the list.
 
         Raises:
-            ApiError: the list did not come through; nothing was forgotten.
+            ApiError: the list failed; nothing was forgotten.
         """
         watched, present, version = self.watched, set(), 0
         before = watched.known(self._namespace)

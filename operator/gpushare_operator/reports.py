@@ -1,4 +1,4 @@
-"""What agents write in their GpuNodes, as the operator uses it, and whether each agent is still alive."""
+"""Agents' reports in GpuNodes, reduced to what the operator uses, and whether each agent is alive."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -9,7 +9,7 @@ from gpushare.core.control import Fares, ReplacementAsk, RetractionAsk, fares_of
 from gpushare.kube import Json
 from gpushare.runtime.moments import unix_seconds
 
-_SHARED: Final = 2  # tenants from which a GPU is shared
+_SHARED: Final = 2  # tenants that make a GPU shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ReportedSet:
 
     @property
     def members(self) -> tuple[tuple[str, int], ...]:
-        """Return who is there under which cap."""
+        """Return each tenant's uid and cap."""
         return tuple((tenant.pod_uid, tenant.thread_percentage) for tenant in self.tenants)
 
 
@@ -41,12 +41,12 @@ class NodeReport:
     """One GpuNode.
 
     Attributes:
-        sets: of each GPU that is shared and undisturbed.
-        fares: of each pod, by uid.
+        sets: tenants of each GPU that is shared and undisturbed.
+        fares: progress of each pod, by uid.
         asks: pod, GPU and reason of each pod that the agent wants moved away.
-        troubles: pod, GPU and what is wrong, of each pod in trouble.
-        faults: each GPU's last fault, where it is known which pod began it.
-        observed_at: when the agent looked, by its own clock; compared with itself only.
+        troubles: pod, GPU and trouble of each pod that has any.
+        faults: each GPU's last fault, if it is known which pod caused it.
+        observed_at: time of the observation by the agent's clock; comparable only with times of the same agent.
     """
 
     fares: dict[str, Fares]
@@ -100,8 +100,8 @@ class _Heard:
     """A node's last report.
 
     Attributes:
-        at: when the agent was last seen to write, by our clock.
-        is_alive: it has written since we first saw its GpuNode.
+        at: time of the agent's last write, by our clock.
+        is_alive: whether it has written since we first saw its GpuNode.
     """
 
     report: NodeReport
@@ -110,7 +110,7 @@ class _Heard:
 
 
 class Reports:
-    """The last report of each node; clocks of nodes are never compared with ours."""
+    """Last report of each node; nodes' clocks are never compared with ours."""
 
     def __init__(self) -> None:
         self._heard: dict[str, _Heard] = {}
@@ -118,7 +118,7 @@ class Reports:
         self._troubled: set[str] = set()
 
     def put(self, node: str, report: NodeReport | None, now: float) -> None:
-        """Record a GpuNode that came or changed; None: it is gone."""
+        """Record a new or changed GpuNode; None: it is gone."""
         if report is None:
             self._heard.pop(node, None)
             self._asking.discard(node)
@@ -127,7 +127,7 @@ class Reports:
         before = self._heard.get(node)
         if before is None:
             self._heard[node] = _Heard(report, now, is_alive=False)
-        elif before.report.observed_at == report.observed_at:  # the same report once more, or another writer's
+        elif before.report.observed_at == report.observed_at:  # the same report, or another writer's change
             self._heard[node] = _Heard(report, before.at, before.is_alive)
         else:
             self._heard[node] = _Heard(report, now, is_alive=True)
@@ -135,7 +135,7 @@ class Reports:
         (self._troubled.add if report.troubles else self._troubled.discard)(node)
 
     def asks(self, now: float) -> tuple[tuple[str, RetractionAsk], ...]:
-        """Return every wish that a pod be moved away, with the node that it comes from."""
+        """Return every agent's request to move a pod away, with its node."""
         return tuple(
             (node, RetractionAsk(uid, gpu, reason, max(0.0, now - heard.at), heard.is_alive))
             for node in sorted(self._asking)
@@ -144,7 +144,7 @@ class Reports:
         )
 
     def troubles(self, now: float) -> tuple[tuple[str, ReplacementAsk], ...]:
-        """Return every pod in trouble, with the node that says so."""
+        """Return every pod in trouble, with the node that reports it."""
         return tuple(
             (node, ReplacementAsk(uid, gpu, one.kind, one.message, max(0.0, now - heard.at), heard.is_alive))
             for node in sorted(self._troubled)
@@ -153,5 +153,5 @@ class Reports:
         )
 
     def silent(self, now: float, seconds: float) -> frozenset[str]:
-        """Return the nodes whose agent has not written for so long, by our clock."""
+        """Return the nodes whose agent has not written for this many seconds, by our clock."""
         return frozenset(node for node, heard in self._heard.items() if now - heard.at > seconds)

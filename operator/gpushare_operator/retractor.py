@@ -1,4 +1,4 @@
-"""Carries retraction out: core plans each step, this writes it in the GpuShare, evicts the pod, and tells.
+"""Carry out retractions: core plans each step; this writes it to the GpuShare, evicts the pod, and writes events.
 
 The intent is in the GpuShare before the pod is evicted, so a retraction is neither lost nor done twice when the
 operator is killed in between (docs/adr/0124).
@@ -35,10 +35,10 @@ from gpushare_operator.world import ClusterView
 _log = logging.getLogger(__name__)
 
 STEP_SECONDS: Final = 1.0
-# An eviction that a budget refuses is tried again after these waits, for as long as the agent asks for it.
+# Waits before retrying an eviction that a disruption budget refused, for as long as the agent requests it.
 REFUSED: Final = Backoff(first_seconds=5.0, longest_seconds=60.0)
-TOLD_AFTER_SECONDS: Final = 60.0  # from when a refused eviction is said in the GpuShare
-# An accepted eviction marks the pod as leaving at once; if it still seems to stay then, it is tried again.
+TOLD_AFTER_SECONDS: Final = 60.0  # after which the GpuShare reports a refused eviction
+# An accepted eviction marks the pod as leaving at once; if it still seems to stay after this time, retry.
 _ACCEPTED_SECONDS: Final = 60.0
 _TOO_MANY_REQUESTS: Final = 429
 
@@ -50,7 +50,7 @@ class Refusals:
         self._of_pod: dict[str, tuple[int, float, str, str]] = {}  # how many, when to try again, reason, answer
 
     def add(self, uid: str, now: float, error: ApiError) -> str:
-        """Record one; return its reason in one word."""
+        """Record a refusal; return its reason in one word."""
         count = self._of_pod.get(uid, (0, 0.0, "", ""))[0] + 1
         least = error.retry_after_seconds if isinstance(error, Retryable) else 0.0
         is_budget = error.status == _TOO_MANY_REQUESTS
@@ -63,7 +63,7 @@ class Refusals:
         return uid in self._of_pod and now < self._of_pod[uid][1]
 
     def answer(self, uid: str) -> tuple[str, str] | None:
-        """Return the last one's reason and the API server's answer."""
+        """Return the last refusal's reason and the API server's answer."""
         known = self._of_pod.get(uid)
         return None if known is None else known[2:]
 
@@ -74,10 +74,10 @@ class Refusals:
 
 
 class Retractor:
-    """Steps that bring the cluster to what `control.plan_retractions` wants.
+    """Executor of the plans of `control.plan_retractions`, step by step.
 
     Args:
-        clock: seconds of the wall clock, which outlives a restart.
+        clock: seconds of the wall clock, which continues across restarts.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Retractor:
             await self._replace(replacement.evict, asks[replacement.evict], now)
 
     def _replacement_asks(self, now: float) -> dict[str, ReplacementAsk]:
-        """Return the pods whose trouble is to be ended by making another in their place, by uid."""
+        """Return the pods in trouble that are to be replaced, by uid."""
         wanted = self._settings.hygiene
         return {
             ask.pod_uid: ask
@@ -177,7 +177,7 @@ class Retractor:
     def _refused_replacements(
         self, asks: Mapping[str, ReplacementAsk], plan: ReplacementPlan
     ) -> dict[ShareKey, tuple[str, str]]:
-        """Return what is said in the GpuShares of pods that are to be replaced and stay."""
+        """Return (reason, sentence) for the GpuShares of pods that should be replaced but are not."""
         refused: dict[ShareKey, tuple[str, str]] = {}
         for uid, ask in asks.items():
             key, answer = self._world.share_of_pod(uid), self._refusals.answer(uid)
@@ -191,7 +191,7 @@ class Retractor:
         return refused
 
     async def _replace(self, uid: str, ask: ReplacementAsk, now: float) -> None:
-        """Evict a pod in trouble, so that its controller makes another."""
+        """Evict a pod in trouble, so that its controller creates another."""
         pod = self._world.pods.get(uid)
         if pod is None or not await self._evicted(pod, now):
             return
@@ -204,7 +204,7 @@ class Retractor:
         await self._tell(reference, "Replaced", f"evicted so that another is made in its place: {ask.reason}")
 
     def _situation(self, now: float) -> RetractionSituation:
-        """Return what is known; nearly no work while nobody asks and nothing is intended."""
+        """Return the known facts; this costs almost nothing while there is no request and no intent."""
         asks = tuple(ask for node, ask in self.reports.asks(now) if self._is_its_own(node, ask.pod_uid, ask.gpu))
         self._reasons = {ask.pod_uid: ask.reason for ask in asks} | {
             uid: why for uid, why in self._reasons.items() if uid in self._accepted
@@ -233,7 +233,7 @@ class Retractor:
         )
 
     def _is_its_own(self, node: str, pod_uid: str, gpu: str) -> bool:
-        """Return whether the pod is on that node and GPU: a node has no say about others' pods."""
+        """Return whether the pod is on that node and GPU: a node may not decide about other nodes' pods."""
         pod = self._world.pods.get(pod_uid)
         if pod is None or pod.node != node:
             return False
@@ -252,7 +252,7 @@ class Retractor:
         key = self._world.share_of_pod(pod.uid)
         share = self._world.shares.get(key) if key is not None else None
         needs = resolve(pod.annotations, share, self._settings.defaults, limit_percent=pod.limit_percent)
-        # What cannot be read is not evicted, as a latency pod is not.
+        # A pod that cannot be read is not evicted, nor is a latency pod.
         job_class = needs.job_class if isinstance(needs, Needs) else JobClass.LATENCY
         return Resident(
             pod.uid,
@@ -289,7 +289,7 @@ class Retractor:
         try:
             await self._api.evict(pod.name, namespace=pod.namespace, uid=pod.uid)
         except NotFound:
-            return False  # the watch is about to say so
+            return False  # the watch is about to report it
         except ApiError as error:
             reason = self._refusals.add(pod.uid, now, error)
             self._metrics.retractions_refused.labels(reason).inc()
@@ -318,7 +318,7 @@ class Retractor:
     def _refused_retractions(
         self, plan: RetractionPlan, situation: RetractionSituation, now: float
     ) -> dict[ShareKey, tuple[str, str]]:
-        """Return what is said in the GpuShares of pods that should leave and cannot; one pod for each."""
+        """Return (reason, sentence) for the GpuShares of pods that should leave and cannot; one pod for each."""
         refused: dict[ShareKey, tuple[str, str]] = {}
         for uid, why in plan.never.items():
             if (key := self._world.share_of_pod(uid)) is not None:
@@ -352,7 +352,7 @@ class Retractor:
 
 
 def _shown(record: RetractionRecord, namespace: str) -> str:
-    """Return the neighbours by name where they are of the reader's namespace, else their number."""
+    """Return the neighbours' names if they are in the reader's namespace, else their number."""
     own = [name for name in record.neighbours if name.startswith(f"{namespace}/")]
     others = len(record.neighbours) - len(own)
     return ", ".join([*own, *([f"{others} of other namespaces"] if others else [])])
@@ -368,7 +368,7 @@ def _key(share: str) -> ShareKey:
 
 
 def _text(seconds: float) -> str:
-    moment = datetime.fromtimestamp(max(0.0, seconds), UTC)  # what another writer left out reads as long ago
+    moment = datetime.fromtimestamp(max(0.0, seconds), UTC)  # a missing time counts as long ago
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 

@@ -1,4 +1,4 @@
-"""The operator as one object: its connection, watches, loop and metrics, started and stopped together."""
+"""The operator: its connection, watches, loop and metrics, started and stopped together."""
 
 import asyncio
 import logging
@@ -28,7 +28,7 @@ from gpushare_operator.retractor import Retractor
 from gpushare_operator.workloads import WorkloadCollector
 
 _log = logging.getLogger(__name__)
-# Far above one round with an API server that never answers (30 s a call).
+# Far more than one round with an API server that never answers (30 s a call).
 _STUCK_SECONDS: Final = 300.0
 _METRICS_PORT: Final = 9090
 
@@ -59,7 +59,7 @@ class Environment:
 
 
 def _retraction(given: Variables) -> RetractionSettings:
-    """Read whether pods are evicted for a neighbour's promise, and how many a minute."""
+    """Read whether pods are evicted to keep a neighbour's promise, and how many a minute."""
     standard = RetractionSettings()
     return RetractionSettings(
         evicts=given.one_of("retraction", ("evict", "none"), "evict") == "evict",
@@ -68,7 +68,7 @@ def _retraction(given: Variables) -> RetractionSettings:
 
 
 def _hygiene(given: Variables) -> HygieneSettings:
-    """Read what becomes of pods in trouble."""
+    """Read what to do with pods in trouble."""
 
     report = HygieneAction.REPORT
     stalled = given.one_of("hygiene-stalled", HygieneAction, report)
@@ -78,7 +78,7 @@ def _hygiene(given: Variables) -> HygieneSettings:
 
 
 class Operator:
-    """The tasks that run beside Kopf's own.
+    """Tasks that run beside Kopf's own.
 
     Attributes:
         intake: where Kopf's events go.
@@ -98,14 +98,14 @@ class Operator:
 
     @property
     def intake(self) -> Intake:
-        """Return the receiver of Kopf's events; it exists once the operator was started."""
+        """Return the receiver of Kopf's events; it exists only once the operator was started."""
         assert self._reconciler is not None
         return self._reconciler.intake
 
     async def start(self) -> None:
         """Connect and start the tasks; the reconciler waits until every GpuShare, pod and node is known.
 
-        GpuNodes have a reflector of their own, not Kopf: every agent writes its one every 10 s (ADR 0102).
+        GpuNodes have a reflector of their own, not Kopf: every agent writes its own every 10 s (ADR 0102).
 
         Raises:
             ApiError: there is no usable configuration; nothing was started.
@@ -139,12 +139,12 @@ class Operator:
         await self._stack.aclose()
 
     def kopf_listed(self, path: str) -> None:
-        """Check which of the objects that Kopf has just listed at `path` are gone."""
+        """Find the known objects that are gone, now that Kopf has listed `path`."""
         for relist in self._relists:
             relist.kopf_listed(path)
 
     async def _work(self) -> None:
-        """Start working once every object is known: before that, each GpuShare would seem to have no pods."""
+        """Start working once every object is known: before that, GpuShares would seem to have no pods."""
         assert self._reconciler is not None
         assert self._retractor is not None
         assert self._learner is not None

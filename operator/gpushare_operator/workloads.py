@@ -1,4 +1,4 @@
-"""Each workload as metrics: its pods by name, what they ask for, and the share that its profile recommends."""
+"""Metrics of each workload: its pods by name, their requests, and the share that its profile recommends."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ _WORKLOAD: Final = ("namespace", "gpushare")
 
 
 class WorkloadCollector(Collector):
-    """Reads the operator's view of the cluster at each scrape, in the metrics server's thread."""
+    """Collector that reads the operator's view of the cluster at each scrape, in the metrics server's thread."""
 
     def __init__(self, world: ClusterView) -> None:
         self._world = world
 
     def collect(self) -> Iterator[Metric]:
-        """Return all families."""
-        listed = list(self._world.shares.values())  # in one step: the event loop's thread goes on writing
+        """Yield all metric families."""
+        listed = list(self._world.shares.values())  # one atomic step, since the event loop's thread keeps writing
         shares = {ShareKey(share.namespace, share.name): share for share in listed}
         live = [pod for pod in list(self._world.pods.values()) if not pod.finished]
         info = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""A queue of keys: each key once, not before its time; without clock or I/O of its own."""
+"""Queue of keys, each at most once and not before its due time; without clock or I/O of its own."""
 
 import heapq
 from collections.abc import Hashable
@@ -12,7 +12,7 @@ BACKOFF: Final = Backoff(first_seconds=0.5, longest_seconds=60.0)
 
 
 class WorkQueue(Generic[K]):
-    """Keys with their due times; adding a key that already waits keeps the earlier time."""
+    """Keys with due times; adding a key that already waits keeps the earlier time."""
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}

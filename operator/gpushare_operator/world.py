@@ -15,9 +15,9 @@ from gpushare.core.api import GpuShare, GpuShareStatus, LearnedEffect, Neighbour
 from gpushare.core.control import Fares, Standing, usual_work, with_ended
 
 _MOST_MODELS: Final = 16  # as in the schema
-_MOST_COMPARED: Final = 1000  # pods that a GpuShare is asked about for whether another one has them
-_MOST_DEPARTED: Final = 1000  # a fault is told of within seconds of its pod's end
-_MOST_TOUCHED: Final = 8  # GpuShares that say so of one pod
+_MOST_COMPARED: Final = 1000  # pods of a GpuShare that are checked for belonging to another one
+_MOST_DEPARTED: Final = 1000  # a fault is reported within seconds of its pod's end
+_MOST_TOUCHED: Final = 8  # GpuShares that report this about one pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ Key = ShareKey | PodKey
 
 
 class ClusterView:
-    """The known objects; `touched` is called for each key that a change affects."""
+    """Known objects; `touched` is called for each key that a change affects."""
 
     def __init__(self, touched: Callable[[Key], None]) -> None:
         self._touched = touched
@@ -50,7 +50,7 @@ class ClusterView:
         self._refusals: dict[ShareKey, tuple[str, str]] = {}
         self._learnt: dict[ShareKey, tuple[LearnedEffect, ...]] = {}  # not written yet
         self._ended: dict[ShareKey, tuple[NeighboursEnded, ...]] = {}  # not written yet
-        self._departed: dict[str, tuple[ShareKey, PodView]] = {}  # the last pods that went, by uid
+        self._departed: dict[str, tuple[ShareKey, PodView]] = {}  # the last deleted pods, by uid
 
     @property
     def shares(self) -> Mapping[ShareKey, GpuShare]:
@@ -72,7 +72,7 @@ class ClusterView:
         for uid in self._pods_of_share.get(key, ()):
             own = self._pods[uid].node
             for node, fares in self._node_of_pod.get(uid, {}).items():
-                if own in {None, node}:  # what other nodes say of it does not count
+                if own in {None, node}:  # reports of other nodes about it do not count
                     found[uid] = Fares(is_silent=True) if node in self._silent else fares
         return found
 
@@ -85,7 +85,7 @@ class ClusterView:
         return self._shares.of_owners(namespace, uids)
 
     def standing_of(self, key: ShareKey) -> Standing:
-        """Return what was decided about a GpuShare, written yet or not."""
+        """Return the decisions about a GpuShare, written yet or not."""
         share = self.shares.get(key)
         status = share.status if share is not None else GpuShareStatus()
         return Standing(
@@ -97,7 +97,7 @@ class ClusterView:
         )
 
     def _overlap_of(self, key: ShareKey) -> tuple[tuple[str, int], ...]:
-        """Return the GpuShares that have pods which this one selects too, with how many."""
+        """Return the other GpuShares that have pods which this one selects too, with the number of pods."""
         share = self.shares.get(key)
         selector = share.spec.selector if share is not None else None
         if share is None or selector is None or self._shares.selecting(key.namespace) < 2:
@@ -130,9 +130,9 @@ class ClusterView:
             self._touched(key)
 
     def blame(self, node: str, ended: NeighboursEnded) -> None:
-        """Record that a pod of this node ended its neighbours lately; not what a node says of other nodes' pods.
+        """Record that a pod of this node ended its neighbours lately; reports about other nodes' pods are ignored.
 
-        The pod may be gone by now: one that is deleted by force leaves the API before it is killed.
+        The pod may be gone by now: a force-deleted one leaves the API before it is killed.
         """
         uid = ended.pod_uid
         key, pod = self._share_of_pod.get(uid), self._pods.get(uid)
@@ -149,14 +149,14 @@ class ClusterView:
             self._touched(key)
 
     def refuse(self, refusals: Mapping[ShareKey, tuple[str, str]]) -> None:
-        """Record why pods that should leave their GPUs stay, one (reason, sentence) for a GpuShare."""
+        """Record why pods that should leave their GPUs stay: one (reason, sentence) for each GpuShare."""
         before, self._refusals = self._refusals, dict(refusals)
         for key in before.keys() | refusals.keys():
             if before.get(key) != refusals.get(key) and key in self.shares:
                 self._touched(key)
 
     def put_pod(self, pod: PodView) -> None:
-        """Record a new or changed pod; one without our annotation is not ours, whatever its labels are."""
+        """Record a new or changed pod; one without our annotation is ignored, whatever its labels."""
         if pod.fraction is None:
             self.drop_pod(pod.uid)
             return
@@ -212,7 +212,7 @@ class ClusterView:
         self._touched(key)
 
     def drop_share(self, namespace: str, name: str) -> None:
-        """Forget a GpuShare that is gone; its pods look for another, and the listener can forget it too."""
+        """Forget a deleted GpuShare; its pods are assigned to another, and the listener can forget it too."""
         key = ShareKey(namespace, name)
         self._wanted.pop(key, None)
         self._learnt.pop(key, None)
@@ -242,7 +242,7 @@ class ClusterView:
                 self._touched(share)
 
     def silence(self, nodes: frozenset[str]) -> None:
-        """Record which nodes' agents are silent: what they last reported of their pods no longer counts."""
+        """Record which nodes' agents are silent: their last reports no longer count."""
         changed, self._silent = nodes ^ self._silent, nodes
         for node in changed:
             for uid in self._fares.get(node, {}):
@@ -255,7 +255,7 @@ class ClusterView:
             self._assign(self._pods[uid], self._find(self._pods[uid]))
 
     def _touch_seconds(self, pod: PodView) -> None:
-        """Touch the GpuShares besides the first whose selector matches a pod: they say that it is another's."""
+        """Touch all GpuShares but the first that select a pod: their status says that it is another's."""
         if self._shares.selecting(pod.namespace) > 1:
             for name in islice(self._shares.selecting_names(pod.namespace, pod.labels), 1, 1 + _MOST_TOUCHED):
                 self._touched(ShareKey(pod.namespace, name))
@@ -278,7 +278,7 @@ class ClusterView:
         return ShareKey(share.namespace, share.name) if share is not None else None
 
     def _offer(self, pod: PodView, share: GpuShare) -> None:
-        """Assign a pod to a GpuShare that matches it, if this one has precedence over its present one."""
+        """Assign a pod to a GpuShare that matches it, if it takes precedence over the pod's present one."""
         selector, present = share.spec.selector, self._share_of_pod.get(pod.uid)
         if selector is not None and not selector.matches(pod.labels):
             return

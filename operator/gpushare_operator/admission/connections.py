@@ -1,7 +1,7 @@
-"""The admission server's connections: bounded, and those that never had a review answered are the first to go.
+"""Bound the admission server's connections; those that never had a review answered are closed first.
 
-The API server keeps a few connections open and asks on them. Anyone in the cluster can open thousands and say
-nothing, before the handshake or after it; each costs a descriptor and its buffers (docs/adr/0187).
+The API server keeps a few connections open and sends its reviews on them. Anyone in the cluster can open thousands
+and send nothing, before the handshake or after it; each costs a descriptor and its buffers (docs/adr/0187).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _NO_DESCRIPTOR_SECONDS: Final = 0.1  # between two tries to accept while the pro
 
 
 class _Connection(asyncio.Protocol):
-    """One connection, from its acceptance on; what is said on it goes to the protocol that serves it."""
+    """One connection from its acceptance; its data goes to the protocol that serves it."""
 
     def __init__(self, accepted: socket.socket, source: str, connections: "Connections") -> None:
         self.socket, self.source = accepted, source
@@ -35,7 +35,7 @@ class _Connection(asyncio.Protocol):
         self._serving = asyncio.Protocol()
 
     def serve_by(self, serving: asyncio.Protocol) -> "_Connection":
-        """Hand what is said on it to a protocol."""
+        """Pass its data to a protocol from now on."""
         self._serving = serving
         return self
 
@@ -75,21 +75,21 @@ class _Connection(asyncio.Protocol):
 
 
 class Connections:
-    """Accepts connections, does their handshakes in turn, and keeps count of them.
+    """Open connections: they are accepted, do their handshakes in turn, and are counted.
 
-    A handshake costs 1.5 ms of a processor. So four are begun in a round of the event loop, of each source address
-    in turn, once its other side has said something. Those begun and not finished are bounded, as each of them
-    costs that when its other side likes.
+    A handshake costs 1.5 ms of CPU time, so each round of the event loop begins at most four, taking source
+    addresses in turn, and only once the client has sent something. Unfinished handshakes are bounded too, since
+    the client decides when each of them costs that time.
 
     Args:
-        most: open at once; for one more, one is closed: of those that never had a review answered one of the
-            source with the most such, else of those that had one before, else of those whose review is here in
-            whole and under way; in each case the one that is so for longest. A request that only began is none.
-        handshakes: under way at once; for one more, one that takes longer than is usual is closed.
-        usual_seconds: of a handshake.
+        most: connections open at once. For one more, one is closed: first one that never had a review answered, of
+            the source with the most of these; else one that had; else one whose complete review is in progress. In
+            each case it is the one in that state for longest. An incomplete request does not count as a review.
+        handshakes: in progress at once; for one more, one that takes longer than usual is closed.
+        usual_seconds: normal duration of a handshake.
 
     Attributes:
-        closed: how many were closed for others.
+        closed: number of connections closed to make room.
     """
 
     def __init__(self, most: int, handshakes: int, usual_seconds: float) -> None:
@@ -135,7 +135,7 @@ class Connections:
                     loop.add_reader(accepted, self._speaks, connection)
                     number += 1
                     if number % _AT_ONCE == 0:
-                        await asyncio.sleep(0)  # a flood leaves the loop to others
+                        await asyncio.sleep(0)  # during a flood, let other tasks run
         finally:
             listening.close()
             for connection in (*self._silent, *self._idle, *self._busy):
@@ -143,15 +143,15 @@ class Connections:
                     self._close(connection)
 
     def _speaks(self, connection: _Connection) -> None:
-        """Let its handshake have a turn, now that the other side has begun it or has gone."""
+        """Queue its handshake, now that the other side has begun it or has left."""
         asyncio.get_running_loop().remove_reader(connection.socket)
         if connection.patience is not None:
-            connection.patience.cancel()  # how long it waits for its turn is not its doing
+            connection.patience.cancel()  # the client is not to blame for waiting for its turn
         self._speaking.add(connection.source, connection)
         self._spoke.set()
 
     async def _shake_hands(self, open_one: Callable[[_Connection], Coroutine[None, None, None]]) -> None:
-        """Begin few handshakes in a round of the loop, and none while too many are under way."""
+        """Begin a few handshakes in each round of the loop, and none while too many are under way."""
         loop, number = asyncio.get_running_loop(), 0
         while True:
             await self._spoke.wait()
@@ -208,7 +208,7 @@ class Connections:
             self._shaken.set()
 
     def close_one(self) -> None:
-        """Close the connection that is missed least."""
+        """Close the connection whose loss matters least (see `most`)."""
         if self._silent:
             connection = self._silent.oldest_of_most()
         elif among := self._idle or self._busy:
@@ -237,14 +237,14 @@ class Connections:
             self._of_transport.pop(connection.transport, None)
 
     def asks(self, transport: asyncio.BaseTransport | None) -> None:
-        """Record that a review was read whole."""
+        """Record that a review was read completely."""
         connection = self._of_transport.get(transport) if transport is not None else None
         if connection is not None:
             self._take(connection)
             self._busy[connection] = None
 
     def is_answered(self, transport: asyncio.BaseTransport | None, *, reviewed: bool) -> None:
-        """Record that what was read is done with; `reviewed`: it was a review, and was answered as one."""
+        """Record that a request was answered; `reviewed`: it was a review, and was answered as one."""
         connection = self._of_transport.get(transport) if transport is not None else None
         if connection is not None:
             connection.had_a_review |= reviewed

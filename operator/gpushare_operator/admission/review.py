@@ -15,11 +15,11 @@ Json = dict[str, Any]
 Know = Callable[[Mapping[str, Any], str], admission.Knowledge]
 
 _WITH_TEMPLATES: Final = (("batch", "Job"), ("jobset.x-k8s.io", "JobSet"))
-_REFUSED: Final = 422  # as for any field that the API server itself finds invalid
+_REFUSED: Final = 422  # the API server's own status for an invalid field
 
 
 class Webhook(StrEnum):
-    """The two endpoints."""
+    """Endpoint of the webhooks."""
 
     MUTATE = "mutate"
     VALIDATE = "validate"
@@ -136,7 +136,7 @@ def _mutate_templates(request: Json, obj: Json, policy: admission.AdmissionPolic
     owners = (obj.get("metadata") or {}).get("ownerReferences") or ()
 
     def know_of(template: Mapping[str, Any]) -> admission.Knowledge:
-        """As for a pod of the template: its labels, and the owners of what holds it, such as a CronJob."""
+        """Return the facts for a pod of the template: its labels, and the owners of the workload (a CronJob)."""
         metadata = {"labels": (template.get("metadata") or {}).get("labels"), "ownerReferences": owners}
         return know({"metadata": metadata}, request.get("namespace") or "")
 
@@ -156,7 +156,7 @@ def _validate(request: Json, policy: admission.AdmissionPolicy, know: Know) -> J
         return {"allowed": True}
     namespace = request.get("namespace") or ""
     if _is_pod(request):
-        if request.get("operation") != "CREATE":  # the chart's in-tree policy keeps the request as it was
+        if request.get("operation") != "CREATE":  # on updates, the chart's own policy keeps them unchanged
             return {"allowed": True}
         refusal = admission.check_pod(obj, know(obj, namespace), policy)
         if refusal is None and admission.is_ours(obj):

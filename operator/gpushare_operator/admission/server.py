@@ -1,4 +1,4 @@
-"""The HTTPS front: /mutate, /validate, /healthz, /metrics."""
+"""HTTPS server with /mutate, /validate, /healthz and /metrics."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ from gpushare_operator.admission.watched import Watched
 _log = logging.getLogger(__name__)
 # A review carries the object twice on updates, and etcd takes objects of 1.5 MiB at most.
 _LARGEST_BODY_BYTES: Final = 4 * 2**20
-# Large bodies that are read at once: at most 64 MiB of the container's 256. A small one fits into the connection's
+# Large bodies read at once, together at most 64 MiB of the container's 256. A small one fits into the connection's
 # buffer, so it needs no slot and does not wait.
 _MOST_READING: Final = 16
 _SMALL_BODY_BYTES: Final = 64 * 2**10
@@ -42,9 +42,9 @@ _IDLE_SECONDS: Final = 30.0
 _HANDSHAKE_SECONDS: Final = 5.0
 _USUAL_HANDSHAKE_SECONDS: Final = 1.0  # API servers answer within milliseconds, starved ones later
 _BACKLOG: Final = 512
-# With a body of 64 KiB each, which is read without a slot, 32 MiB. The API servers of a cluster have some dozens.
+# With a body of 64 KiB each, read without a slot, they take 32 MiB. A cluster's API servers need some dozens.
 _MOST_CONNECTIONS: Final = 512
-# Their other sides can have all of them done in one round of the event loop: 50 ms.
+# Clients can make all of these finish in one round of the event loop: 50 ms.
 _MOST_HANDSHAKES: Final = 32
 
 
@@ -53,11 +53,11 @@ class ServerLimits:
     """Bounds on slow, numerous or large requests.
 
     Attributes:
-        connections: open at once; for one more, one is closed (Connections).
-        handshakes: begun and not finished at once; beyond that, one that takes longer than is usual is closed.
-        reading: large bodies that are read at once; others wait up to `wait_seconds` for a slot.
-        waiting: reviews that were read and wait for their turn, for up to `wait_seconds`.
-        read_seconds: for one body; idle_seconds: for a connection without a whole request.
+        connections: open at once; for one more, one is closed (`Connections`).
+        handshakes: unfinished at once; for one more, one that takes longer than usual is closed.
+        reading: large bodies read at once; others wait up to `wait_seconds` for a slot.
+        waiting: complete reviews that wait for their turn, for up to `wait_seconds`.
+        read_seconds: time limit for one body; idle_seconds: for a connection without a complete request.
     """
 
     connections: int = _MOST_CONNECTIONS
@@ -84,7 +84,7 @@ class AdmissionServerSettings:
 
 
 class ReviewResult(StrEnum):
-    """How one review ended."""
+    """Result of one review."""
 
     ALLOWED = "allowed"
     REFUSED = "refused"
@@ -132,14 +132,14 @@ class AdmissionMetrics:
             "Connections closed to make room for others, since the start.",
             registry=self.registry,
         )
-        # From 0, or the first of each would be no increase.
+        # Create each series at 0, so that its first count is an increase to Prometheus.
         for webhook, result in product(Webhook, ReviewResult):
             self.count(webhook, result, 0)
         for reason in Reason:
             self.rejections.labels(reason.value)
 
     def count(self, webhook: Webhook, result: ReviewResult, reviews: int = 1) -> None:
-        """Count reviews that ended alike."""
+        """Count reviews with one result."""
         self.reviews.labels(webhook.value, result.value).inc(reviews)
 
     def show(self, connections: Connections) -> None:
@@ -158,7 +158,7 @@ def make_app(
     token: BearerToken | None = None,
     connections: Connections | None = None,
 ) -> web.Application:
-    """Return the application without its sockets; `connections` is told whose reviews are under way."""
+    """Return the application without its sockets; `connections` is told which have a review in progress."""
     limits = limits or ServerLimits()
     reading = asyncio.Semaphore(limits.reading)
     turns = SmallestFirst(limits.waiting)

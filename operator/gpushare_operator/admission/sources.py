@@ -1,4 +1,4 @@
-"""Things in the order of their coming, by the address that they come from."""
+"""A queue of items that is fair to the source addresses that they come from."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -7,9 +7,9 @@ T = TypeVar("T")
 
 
 class BySource(Generic[T]):
-    """A set of things that knows whose turn it is, and who has the most.
+    """Set of items by source; `take` serves sources in turn.
 
-    Each source has its turn after the others, so that one that brings very many delays only itself.
+    So a source with very many items delays only itself.
     """
 
     def __init__(self) -> None:
@@ -23,12 +23,12 @@ class BySource(Generic[T]):
         return (one for own in self._of.values() for one in own)
 
     def add(self, source: str, one: T) -> None:
-        """Add one that is not in it, as the latest."""
+        """Add an item that is not in it, as the newest of its source."""
         self._of.setdefault(source, {})[one] = None
         self._count += 1
 
     def discard(self, source: str, one: T) -> None:
-        """Take one out, if it is in."""
+        """Remove an item, if present."""
         own = self._of.get(source, {})
         if one in own:
             del own[one]
@@ -37,11 +37,11 @@ class BySource(Generic[T]):
                 del self._of[source]
 
     def oldest_of_most(self) -> T:
-        """Return the oldest of the source that has the most; of several such, of the one that came first."""
+        """Return the oldest item of the source with the most; of several such sources, of the first to come."""
         return next(iter(self._of[max(self._of, key=lambda source: len(self._of[source]))]))
 
     def take(self) -> T:
-        """Take out the oldest of the source whose turn it is."""
+        """Remove and return the oldest item of the source whose turn it is."""
         source = next(iter(self._of))
         one = next(iter(self._of[source]))
         self.discard(source, one)

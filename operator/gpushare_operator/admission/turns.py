@@ -1,4 +1,4 @@
-"""Whose review is next: the smallest, since what a review costs grows with its size."""
+"""Choose the next review: the smallest, since a review's cost grows with its size."""
 
 import asyncio
 import heapq
@@ -8,14 +8,14 @@ MOST_WAITING: Final = 512  # of 64 KiB at most each, and a few larger ones
 
 
 class TooManyError(Exception):
-    """So many reviews wait, or for so long, that this one is given up."""
+    """The review is given up: too many others wait, or it waited too long."""
 
 
 class SmallestFirst:
-    """Lets one review at a time go on, between two rounds of the event loop, the smallest first.
+    """Queue that lets one review proceed between two rounds of the event loop, the smallest first.
 
-    So a flood of large reviews, which cost milliseconds each, delays ordinary ones by one at a time. The loop
-    reads and answers in between. When too many wait the largest is given up.
+    So a flood of large reviews, which cost milliseconds each, delays an ordinary one by one of them at most. The
+    loop reads and answers in between. When too many wait, the largest is given up.
     """
 
     def __init__(self, most: int = MOST_WAITING) -> None:
@@ -25,7 +25,7 @@ class SmallestFirst:
         self._is_scheduled = False
 
     async def turn(self, size: int) -> None:
-        """Return when a review of this size may go on, which has to be without waiting.
+        """Wait until a review of this size may proceed; the caller must then finish it without awaiting.
 
         Raises:
             TooManyError: smaller ones fill the queue.

@@ -1,4 +1,4 @@
-"""The admission server's view of the cluster: the GPUs' memory, and the GpuShares. It serves without either."""
+"""The admission server's view of the cluster: GPUs' memory and GpuShares; the server works without them too."""
 
 import asyncio
 import logging
@@ -35,7 +35,7 @@ class Watched:
         metadata = pod.get("metadata") or {}
         owners = [owner.uid for owner in admission.owners_of(pod)]
         found = self._shares.of(namespace, metadata.get("labels") or {}, owners)
-        made = admission.guess_top_owner(pod)  # the first pod of a new ReplicaSet: no GpuShare lists its uid yet
+        made = admission.guess_top_owner(pod)  # the first pod of a new ReplicaSet, whose uid no GpuShare lists yet
         return found or (self._shares.get(namespace, admission.share_name(made)) if made else None)
 
     def on_node(self, change: Change, name: str, memories_mib: frozenset[int]) -> None:
